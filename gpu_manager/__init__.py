@@ -1,0 +1,1 @@
+"""Share NVIDIA cards between Kubernetes pods."""

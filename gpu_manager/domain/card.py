@@ -1,0 +1,46 @@
+"""One physical card as the rest of the domain sees it, and its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+
+CardUuid = NewType("CardUuid", str)  # "GPU-5fd4f087-…": the only name of a card that outlives a reboot
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card as discovered. ``memory`` and ``reserved`` are bytes; ``index`` is NVML's."""
+
+    index: int
+    uuid: CardUuid
+    model: str
+    memory: int
+    reserved: int = 0
+    numa: int | None = None
+    minor: int | None = None
+    pci_bus_id: str = ""
+    mig: bool = False
+
+    def capacity(self, unit: int) -> Amount:
+        """What can be booked: whole units only; nothing of a card in MIG mode."""
+        if self.mig:
+            return ZERO
+        return Amount(CORES_PER_CARD, max(0, self.memory - self.reserved) // unit * unit)
+
+
+@dataclass(frozen=True, slots=True)
+class CardState:
+    """A card, and whether it may take more work. ``reason`` says why not, empty when it may."""
+
+    card: Card
+    healthy: bool = True
+    cordoned: bool = False
+    reason: str = ""
+
+    @property
+    def open(self) -> bool:
+        """True if new shares may be placed here."""
+        return self.healthy and not self.cordoned and not self.card.mig

@@ -1,0 +1,190 @@
+"""Who holds which share of which card, and what is free. Only :class:`Ledger` changes, by two verbs.
+
+A pod is booked per card at the *peak* over its phases (Kubernetes runs ordinary init containers one by
+one, before the app containers, and sidecars from their turn on), the way the scheduler sums requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gpu_manager.domain.card import Card, CardUuid
+from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An amount of one card, given."""
+
+    card: CardUuid
+    amount: Amount
+
+    @property
+    def whole(self) -> bool:
+        """True for an exclusive card."""
+        return self.amount.cores >= CORES_PER_CARD
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one container of one pod holds. ``order`` is its place in the kubelet's container order.
+
+    ``granted`` is False while the pod is only planned here (bound, or one of its containers admitted).
+    """
+
+    pod: PodUid
+    container: str
+    kind: ContainerKind
+    order: int
+    shares: tuple[Share, ...]
+    namespace: str = ""
+    pod_name: str = ""
+    granted: bool = True
+
+    @property
+    def key(self) -> tuple[PodUid, str]:
+        """What the books are keyed by: a name may come back with another pod, a UID never does."""
+        return self.pod, self.container
+
+    @property
+    def cards(self) -> tuple[CardUuid, ...]:
+        """Its cards, in the order given."""
+        return tuple(s.card for s in self.shares)
+
+
+def peak(allocations: Iterable[Allocation], card: CardUuid) -> Amount:
+    """What one pod's allocations need of a card at their worst moment."""
+    init_peak, sidecars, apps = ZERO, ZERO, ZERO
+    for allocation in sorted(allocations, key=lambda a: a.order):
+        amount = sum((s.amount for s in allocation.shares if s.card == card), ZERO)
+        if allocation.kind is ContainerKind.INIT:
+            init_peak = init_peak.peak(sidecars + amount)
+        elif allocation.kind is ContainerKind.SIDECAR:
+            sidecars = sidecars + amount
+        else:
+            apps = apps + amount
+    return init_peak.peak(sidecars + apps)
+
+
+class Ledger:
+    """All allocations of one node.
+
+    Invariant, for every card: the sum over pods of their :func:`peak` never exceeds the card's capacity,
+    unless a fact of the world broke it (a card shrank, or the books were rebuilt from grants that the
+    kubelet had made): then nothing more goes there.
+    """
+
+    __slots__ = ("_booked", "_cards", "_pods", "unit")
+
+    def __init__(self, cards: Iterable[Card], unit: int, facts: Iterable[Allocation] = ()) -> None:
+        """Open the books. ``facts`` are grants that exist already; they are recorded, not judged."""
+        self.unit = unit
+        self._cards: dict[CardUuid, Amount] = {c.uuid: c.capacity(unit) for c in cards}
+        self._pods: dict[PodUid, dict[str, Allocation]] = {}
+        self._booked: dict[CardUuid, Amount] = {}
+        for allocation in facts:
+            self._put(allocation)
+
+    def copy(self) -> Ledger:
+        """An independent copy, for asking what if."""
+        twin = Ledger((), self.unit)
+        twin._cards, twin._booked = dict(self._cards), dict(self._booked)
+        twin._pods = {uid: dict(held) for uid, held in self._pods.items()}
+        return twin
+
+    def refit(self, cards: Iterable[Card]) -> None:
+        """The node's cards as discovered now. Allocations on a vanished card stay accounted."""
+        self._cards = {c.uuid: c.capacity(self.unit) for c in cards}
+
+    def commit(self, allocations: Iterable[Allocation]) -> None:
+        """Book allocations, all or none. One already held under the same key is replaced.
+
+        Raises:
+            DoesNotFit: a card would be over-committed; nothing has changed.
+        """
+        batch = tuple(allocations)
+        before = {a.key: self.get(*a.key) for a in batch}
+        was = {card: self.free(card) for a in batch for card in a.cards}
+        for allocation in batch:
+            self._put(allocation)
+        for card, room in was.items():
+            now = self.free(card)
+            if (now.cores < 0 and now.cores < room.cores) or (now.memory < 0 and now.memory < room.memory):
+                for key, old in before.items():
+                    self._drop(*key)
+                    if old is not None:
+                        self._put(old)
+                raise DoesNotFit(f"card {card} has {room} free: the booking would leave {now}")
+
+    def release(self, pod: PodUid, container: str | None = None) -> tuple[Allocation, ...]:
+        """Give back what a container, or every container of a pod, holds; returns what that was."""
+        held = self._pods.get(pod, {})
+        gone = tuple(held.values()) if container is None else tuple(a for a in held.values() if a.container == container)
+        for allocation in gone:
+            self._drop(*allocation.key)
+        return gone
+
+    def get(self, pod: PodUid, container: str) -> Allocation | None:
+        """The allocation under that key, or None."""
+        return self._pods.get(pod, {}).get(container)
+
+    def of_pod(self, pod: PodUid) -> Mapping[str, Allocation]:
+        """Container name → allocation."""
+        return self._pods.get(pod, {})
+
+    def __iter__(self) -> Iterator[Allocation]:
+        for held in self._pods.values():
+            yield from held.values()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._pods.values()))
+
+    @property
+    def pods(self) -> tuple[PodUid, ...]:
+        """Every pod that holds or is planned to hold something."""
+        return tuple(self._pods)
+
+    def capacity(self, card: CardUuid) -> Amount:
+        """What the card can hold; nothing if it is not there."""
+        return self._cards.get(card, ZERO)
+
+    def booked(self, card: CardUuid) -> Amount:
+        """What pods hold of the card."""
+        return self._booked.get(card, ZERO)
+
+    def free(self, card: CardUuid) -> Amount:
+        """Capacity less bookings; negative only where a fact of the world broke the books."""
+        return self.capacity(card) - self.booked(card)
+
+    def holders(self, card: CardUuid) -> tuple[Allocation, ...]:
+        """Who holds a share of the card, in the order of booking."""
+        return tuple(a for a in self if card in a.cards)
+
+    def idle(self, card: CardUuid) -> bool:
+        """True if nobody holds any of the card."""
+        return self.booked(card) == ZERO
+
+    def _put(self, allocation: Allocation) -> None:
+        self._rebook(allocation.pod, allocation.container, allocation)
+
+    def _drop(self, pod: PodUid, container: str) -> None:
+        self._rebook(pod, container, None)
+
+    def _rebook(self, pod: PodUid, container: str, allocation: Allocation | None) -> None:
+        held = self._pods.setdefault(pod, {})
+        old = held.get(container)
+        cards = {*(old.cards if old else ()), *(allocation.cards if allocation else ())}
+        without = {card: self.booked(card) - peak(held.values(), card) for card in cards}
+        if allocation is None:
+            held.pop(container, None)
+        else:
+            held[container] = allocation
+        for card in cards:
+            self._booked[card] = without[card] + peak(held.values(), card)
+            if self._booked[card] == ZERO:
+                del self._booked[card]
+        if not held:
+            del self._pods[pod]

@@ -1,0 +1,222 @@
+"""What services need of the world, in the project's words. Each port has at most five methods.
+
+Adapters implement them, tests fake them by hand, ``agent`` introduces one to the other.
+All methods are thread-safe and raise only errors of :mod:`gpu_manager.domain.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.injection import Injection
+from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """One card's own figures; ``None`` where the card cannot tell. Bytes, percent."""
+
+    uuid: CardUuid
+    memory_used: int | None = None
+    utilisation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What one host process does on one card. ``utilisation`` is the SM percent of the last sample window."""
+
+    uuid: CardUuid
+    pid: int
+    memory: int | None = None
+    utilisation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChange:
+    """A card changed: ``reason`` is the sentence operators read (``XID 79: fallen off the bus``)."""
+
+    uuid: CardUuid
+    healthy: bool
+    reason: str
+
+
+class Cards(Protocol):
+    """The node's cards. One card's failure is that card's state, never an exception for all."""
+
+    def list(self) -> Sequence[CardState]:
+        """Every card, by index. Raises NodeUnready if the driver cannot be asked at all."""
+
+    def topology(self) -> Topology:
+        """How they are joined, in the order of :meth:`list`."""
+
+    def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
+        """Figures now; what cannot be read is left out."""
+
+    def watch(self, changed: Callable[[HealthChange], None]) -> None:
+        """Call ``changed`` from a thread of its own within 1 s of a health change, until :meth:`close`."""
+
+    def close(self) -> None:
+        """Stop watching and let go of the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A pod as the API knows it, and whether it is only remembered (deleted in the last 120 s)."""
+
+    pod: Pod
+    tombstone: bool = False
+
+
+class Pods(Protocol):
+    """The pods of this node as the API server (or the kubelet's own /pods) shows them."""
+
+    def local(self) -> Mapping[str, Sequence[Found]]:
+        """``namespace/name`` → pods of that name, newest first, tombstones included. Never blocks."""
+
+    def fetch(self, namespace: str, name: str) -> Pod | None:
+        """Ask the source itself, now; None if it is gone. Raises NodeUnready when it cannot be asked."""
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+        """Write annotations to exactly this pod (by UID), in the background, retried."""
+
+    def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
+        """An Event on the pod, in the background, rate-limited."""
+
+    def evict(self, pod: Pod, reason: str) -> None:
+        """Ask for its removal (Eviction API), in the background."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A container as PodResources lists it: which ids of which resource it holds."""
+
+    namespace: str
+    pod: str
+    container: str
+    ids: Mapping[str, frozenset[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the kubelet's checkpoint, ours only. ``annotation`` is the allocation JSON in its response."""
+
+    pod: PodUid
+    container: str
+    resource: str
+    ids: frozenset[str]
+    annotation: str | None = None
+
+
+class Kubelet(Protocol):
+    """What the kubelet says it has given to whom."""
+
+    def listing(self) -> Mapping[tuple[str, str], Sequence[Listed]]:
+        """PodResources List: active pods → their app containers and sidecars (also those without ids).
+
+        Retries the limiter for 3 s. Raises NodeUnready when the kubelet does not answer.
+        """
+
+    def checkpoint(self) -> Sequence[Entry] | None:
+        """The checkpoint file, filtered by our resource names; None if it is absent or cannot be read."""
+
+
+class Store(Protocol):
+    """The books on disk."""
+
+    def load(self) -> bytes | None:
+        """The last complete state, verified; None if there is none. Raises NodeUnready if it is torn."""
+
+    def save(self, state: bytes) -> None:
+        """Replace the state atomically and durably. Raises NodeUnready (disk full, read-only)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What the library in the container enforces on one card. Cores in percent, memory in bytes."""
+
+    card: CardUuid
+    memory: int
+    cores: int
+    ceiling: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUse:
+    """What a container's usage page says, clamped to what is possible; ``None`` if the page cannot be read."""
+
+    card: CardUuid
+    memory: int
+    busy_seconds: float
+    throttled_seconds: float
+    refusals: int
+    processes: int
+
+
+class Tenants(Protocol):
+    """The control pages. ``name`` is the allocation's random directory name."""
+
+    def open(self, name: str, limits: Sequence[Limit]) -> None:
+        """Make the directory and both pages if absent, and write the limits. Idempotent."""
+
+    def reset(self, name: str) -> None:
+        """Begin a new life of the container: usage back to zero, slots of dead processes freed."""
+
+    def usage(self, name: str) -> Sequence[TenantUse]:
+        """Read the usage page with bounds. Raises NodeUnready if it was tampered with or is gone."""
+
+    def names(self) -> Sequence[str]:
+        """Every directory that exists."""
+
+    def remove(self, name: str) -> None:
+        """Delete the directory; absent is fine."""
+
+
+class Injector(Protocol):
+    """Turns shares into what a container receives."""
+
+    def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
+        """Everything the container needs to use its cards; host paths exist when this returns."""
+
+    def prune(self, alive: Sequence[Allocation]) -> None:
+        """Remove what no allocation names any more (CDI specs, old libraries)."""
+
+
+class Processes(Protocol):
+    """Which container a host process belongs to."""
+
+    def container_of(self, pid: int) -> tuple[PodUid, str] | None:
+        """(pod UID, container id) from the process's cgroup; None if it is in no pod or gone."""
+
+    def alive(self, pod: PodUid) -> bool | None:
+        """True while a process of the pod lives; None when that cannot be seen (no hostPID)."""
+
+
+class Clock(Protocol):
+    """Time, so that tests own it."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds that only go forward."""
+
+
+class InventoryOf(Protocol):
+    """Where the node's inventory and labels are published."""
+
+    def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
+        """Patch the node, in the background, retried."""
+
+    def cordoned(self) -> frozenset[CardUuid]:
+        """Cards the operator has closed."""
+
+
+__all__ = [
+    "Card", "CardState", "CardUse", "Cards", "Clock", "Entry", "Found", "HealthChange", "Injector", "InventoryOf",
+    "Kubelet", "Limit", "Listed", "Pods", "ProcessUse", "Processes", "Store", "TenantUse", "Tenants",
+]

@@ -1,0 +1,1 @@
+"""libvcuda: the control pages shared with the library in the container."""
