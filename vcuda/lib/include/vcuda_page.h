@@ -1,0 +1,176 @@
+/* The control pages: what the host tells the library, and what the library tells the host.
+ *
+ * Two files, made by the host before the container starts, mapped by the library at
+ * /etc/vcuda/limits (read-only) and /etc/vcuda/usage (writable by the tenant).
+ * vcuda/page.py is the same layout in Python; tests/native/test_page_layout.py holds them equal.
+ *
+ * Rules
+ *  - little-endian, fixed width, no pointers, sizes never change; a reserved byte is zero;
+ *  - another abi_major is a page we cannot read (the failure policy decides); a higher abi_minor has
+ *    more fields, which we ignore; in a lower one the fields it lacks are zero, and zero means "as before";
+ *  - `limits` holds two copies. The writer fills the older (or invalid) one and never touches the newest;
+ *    the reader takes the valid copy with the higher generation and never waits. Valid = magic, abi_major,
+ *    sizes within bounds, and CRC-32C (Castagnoli) of the first `size` bytes with `crc` taken as zero;
+ *  - `usage` is tenant-writable: the host reads it with pread, clamps every value and believes none;
+ *  - all words of `usage` are accessed with __atomic; it holds no mutex, futex or semaphore;
+ *  - usage.card[i] and slot.charged[i] belong to limits.card[i];
+ *  - slot i is alive while its process holds an open-file-description write lock on byte i of `usage`.
+ */
+#ifndef VCUDA_PAGE_H
+#define VCUDA_PAGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the pages are little-endian, as is every machine with a supported driver"
+#endif
+
+#define VCUDA_ABI_MAJOR 1
+#define VCUDA_ABI_MINOR 0
+#define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
+#define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
+#define VCUDA_MAX_CARDS 16
+#define VCUDA_MAX_SLOTS 1024
+#define VCUDA_COPY_SIZE 4096 /* one copy a page; two with 16 cards each do not fit in one */
+#define VCUDA_LIMITS_SIZE (2 * VCUDA_COPY_SIZE)
+#define VCUDA_USAGE_SIZE (320 * 1024)
+
+/* vcuda_limits_copy.flags */
+#define VCUDA_FLAG_FAIL_OPEN 0x1u     /* a broken usage page: run unlimited instead of refusing cuInit */
+#define VCUDA_FLAG_ELASTIC 0x2u       /* up to core_ceiling_q8 while the card is otherwise idle */
+#define VCUDA_FLAG_OVERSUBSCRIBE 0x4u /* linear allocations may fall back to managed memory */
+#define VCUDA_FLAG_OBSERVE 0x8u       /* measure launches, hold none back (profiling, granted by the host) */
+
+/* vcuda_card_limits.mode: a limit is in force only if its bit is set; a zero limit with the bit is zero. */
+#define VCUDA_MODE_MEMORY_LIMITED 0x1u
+#define VCUDA_MODE_CORES_LIMITED 0x2u
+#define VCUDA_MODE_LEASE 0x4u /* take turns: the host saw the active tenants' limits nearly fill the card */
+
+/* vcuda_limits_copy.log_level: lines on stderr; the default is silence. */
+#define VCUDA_LOG_SILENT 0u
+#define VCUDA_LOG_ERROR 1u
+#define VCUDA_LOG_INFO 2u
+#define VCUDA_LOG_DEBUG 3u
+
+struct vcuda_card_limits {
+    uint8_t uuid[16];              /* as cuDeviceGetUuid_v2 returns it; a MIG instance has its own */
+    uint64_t memory_limit;         /* bytes */
+    uint64_t context_reserve;      /* bytes charged for a process's first context on this card */
+    int64_t host_adjust;           /* bytes NVML sees beyond the ledger (negative: below); added to charged */
+    uint64_t host_seen_used;       /* bytes NVML saw for this container at the heartbeat */
+    uint32_t core_limit_q8;        /* percent x 256 of GPU time in each window */
+    uint32_t core_ceiling_q8;      /* percent x 256; equal to the limit when hard */
+    uint64_t burst_ns;             /* credit never exceeds this */
+    uint64_t debt_ns;              /* credit never falls below minus this */
+    uint64_t window_ns;            /* the limit holds over each window of this length */
+    uint32_t gain_q8;              /* charge = elapsed x gain / 256; 0 means 256 */
+    uint32_t co_active_q8;         /* containers active on the card x 256; 0 means 256 */
+    uint32_t mode;                 /* VCUDA_MODE_* */
+    uint32_t reserved0;
+    uint64_t reserved[4];
+};
+
+struct vcuda_limits_copy {
+    uint64_t magic;
+    uint16_t abi_major, abi_minor;
+    uint32_t crc;
+    uint64_t generation;  /* the newest valid copy has the higher one; first is 1 */
+    uint32_t size;        /* bytes under the CRC: header_size + card_count * card_size */
+    uint16_t header_size; /* where card[0] starts: a later minor may have a longer header ... */
+    uint16_t card_size;   /* ... and longer cards */
+    uint32_t card_count;  /* <= VCUDA_MAX_CARDS */
+    uint32_t flags;       /* VCUDA_FLAG_* */
+    uint32_t log_level;   /* VCUDA_LOG_* */
+    uint32_t reserved0;
+    uint64_t heartbeat_ns; /* host CLOCK_MONOTONIC when this copy was written; 0: no host watches */
+    uint64_t reserved1;
+    uint8_t identity[16]; /* which allocation this is: a hash, no name */
+    uint64_t reserved[6];
+    struct vcuda_card_limits card[VCUDA_MAX_CARDS];
+    uint8_t rest[VCUDA_COPY_SIZE - 128 - VCUDA_MAX_CARDS * sizeof(struct vcuda_card_limits)];
+};
+
+struct vcuda_limits {
+    struct vcuda_limits_copy copy[2];
+};
+
+/* Every group of words that different processes write at the same time has a 128-byte line of its own
+ * (two 64-byte lines: the adjacent-line prefetcher pairs them). */
+#define VCUDA_LINE 128
+
+/* `charged` packs an epoch (high 16 bits) over bytes (low 48). Each repair raises the epoch, so that a
+ * reservation that straddles a repair fails its CAS instead of being counted twice or lost. */
+#define VCUDA_CHARGED_BITS 48
+#define VCUDA_CHARGED_MASK ((UINT64_C(1) << VCUDA_CHARGED_BITS) - 1)
+
+struct vcuda_card_usage {
+    _Alignas(VCUDA_LINE) uint64_t charged; /* epoch:16 | bytes:48; derived: the sum over live slots is the truth */
+    uint64_t peak;                         /* highest bytes seen */
+    uint64_t refusals;                     /* allocations refused by the limit */
+    uint64_t refused_bytes;                /* size of the last one */
+
+    _Alignas(VCUDA_LINE) int64_t credit_ns; /* GPU time this container may still use */
+    uint64_t refill_ns;                     /* CLOCK_MONOTONIC up to which credit has been given */
+
+    _Alignas(VCUDA_LINE) uint64_t busy_ns; /* GPU time used, ever */
+    uint64_t throttle_ns;                  /* time launches were held back, ever */
+    uint64_t launches;
+    uint64_t debt_cut_ns; /* use forgiven by the bound on debt */
+    uint64_t starved;     /* launches let through by the deadlock guard */
+
+    _Alignas(VCUDA_LINE) uint64_t last_busy_ns; /* CLOCK_MONOTONIC when work was last in flight */
+    uint64_t longest_ns;                        /* longest settled piece of work */
+    uint64_t window_busy_ns;                    /* GPU time delivered since window_start_ns */
+    uint64_t window_start_ns;
+};
+
+#define VCUDA_SLOT_FREE 0u
+#define VCUDA_SLOT_LIVE 1u
+
+struct vcuda_slot {
+    uint32_t state;         /* VCUDA_SLOT_*; LIVE without a held lock is a dead process */
+    uint32_t pid;           /* in the process's own PID namespace */
+    uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
+    uint64_t start_time;    /* field 22 of /proc/self/stat, clock ticks */
+    uint64_t nonce;
+    uint64_t heartbeat_ns; /* CLOCK_MONOTONIC, last sign of life of the library */
+    uint64_t reserved[3];
+    uint32_t inflight[VCUDA_MAX_CARDS]; /* streams with unsettled work, by card */
+    uint64_t charged[VCUDA_MAX_CARDS];  /* bytes, by card */
+};
+
+struct vcuda_usage {
+    uint64_t magic;
+    uint16_t abi_major, abi_minor;
+    uint32_t size; /* VCUDA_USAGE_SIZE */
+    uint8_t build_id[16]; /* of the library that wrote last */
+    uint32_t slot_high;   /* no slot at or above this index was ever used */
+    uint32_t reserved0;
+
+    _Alignas(VCUDA_LINE) uint64_t generation_seen; /* of limits */
+    uint64_t limits_invalid;                       /* reads that found no valid copy */
+
+    _Alignas(VCUDA_LINE) uint64_t unknown_symbols; /* resolver look-ups of names the tables lack */
+    uint64_t routed_by_name;                       /* hooks placed by name: the pointer was no exported one */
+    uint64_t slots_exhausted;                      /* processes refused because no slot was free */
+    uint64_t slots_reaped;
+    uint64_t repairs; /* recomputations of charged */
+    char unknown_name[64];                         /* one of the unknown names, NUL-terminated when written */
+
+    _Alignas(4096) struct vcuda_card_usage card[VCUDA_MAX_CARDS];
+    struct vcuda_slot slot[VCUDA_MAX_SLOTS];
+    uint8_t rest[VCUDA_USAGE_SIZE - 4096 - VCUDA_MAX_CARDS * sizeof(struct vcuda_card_usage) -
+                 VCUDA_MAX_SLOTS * sizeof(struct vcuda_slot)];
+};
+
+_Static_assert(sizeof(struct vcuda_card_limits) == 128, "card limits are 128 bytes");
+_Static_assert(offsetof(struct vcuda_limits_copy, card) == 128, "the header is 128 bytes");
+_Static_assert(sizeof(struct vcuda_limits_copy) == VCUDA_COPY_SIZE, "a copy is a page");
+_Static_assert(sizeof(struct vcuda_limits) == VCUDA_LIMITS_SIZE, "limits is two pages");
+_Static_assert(sizeof(struct vcuda_card_usage) == 4 * VCUDA_LINE, "a card's usage is four lines");
+_Static_assert(sizeof(struct vcuda_slot) == 256, "a slot is 256 bytes");
+_Static_assert(offsetof(struct vcuda_usage, card) == 4096, "cards follow the first page");
+_Static_assert(sizeof(struct vcuda_usage) == VCUDA_USAGE_SIZE, "usage is 320 KiB");
+
+#endif

@@ -1,0 +1,453 @@
+"""The control pages in Python: the same bytes as ``vcuda/lib/include/vcuda_page.h``, which says the rules.
+
+Pure: bytes in, values out. Who opens, locks and writes files is ``gpu_manager.adapters.tenants``; nothing
+here maps memory, because a mapping of a file that a tenant can truncate kills its reader.
+
+``limits`` is written in two copies. :func:`rewrite_limits` says where the next copy goes and what it is:
+always over the older or invalid one, so that a writer that dies at any byte leaves the newest copy whole.
+:func:`read_limits` takes the newest valid copy.
+``usage`` belongs to the tenant: :func:`read_usage` checks bounds, clamps every number and believes none.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+ABI_MAJOR: Final = 1
+ABI_MINOR: Final = 0
+MAX_CARDS: Final = 16
+MAX_SLOTS: Final = 1024
+COPY_SIZE: Final = 4096
+LIMITS_SIZE: Final = 2 * COPY_SIZE
+USAGE_SIZE: Final = 320 * 1024
+USAGE_HEAD_SIZE: Final = 4096 + MAX_CARDS * 512
+"""Bytes before the first slot: header and card lines."""
+SLOT_SIZE: Final = 256
+
+LIMITS_MAGIC: Final = b"VCUDALIM"
+USAGE_MAGIC: Final = b"VCUDAUSG"
+MAX_BYTES: Final = (1 << 48) - 1
+"""Most memory a card line can hold: the high 16 bits of ``charged`` are the repair epoch."""
+MAX_NS: Final = (1 << 63) - 1
+
+_HEADER: Final = struct.Struct("<8sHHIQIHHIIIIQQ16s48s")
+_CARD: Final = struct.Struct("<16sQQqQIIQQQIIII32s")
+_CRC_OFFSET: Final = 12
+_USAGE_HEADER: Final = struct.Struct("<8sHHI16sII")
+_COUNTERS: Final = struct.Struct("<QQ112xQQQQQ64s")
+_COUNTERS_OFFSET: Final = 128
+_CARD_USAGE: Final = struct.Struct("<QQQQ96xqQ112xQQQQQ88xQQQQ96x")
+_SLOT: Final = struct.Struct("<IIQQQQ24x16I16Q")
+
+_FAIL_OPEN, _ELASTIC, _OVERSUBSCRIBE, _OBSERVE = 1, 2, 4, 8
+_MEMORY_LIMITED, _CORES_LIMITED, _LEASE = 1, 2, 4
+_SLOT_LIVE = 1
+_U64: Final = (1 << 64) - 1
+_I64_MIN: Final = -(1 << 63)
+
+
+class PageError(Exception):
+    """The bytes are no page that this version can read, or the values fit in none. The text says why."""
+
+
+class LogLevel(IntEnum):
+    """What the library may say on stderr; silence unless the host asks."""
+
+    SILENT = 0
+    ERROR = 1
+    INFO = 2
+    DEBUG = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CardLimits:
+    """What one container may do on one card. ``None`` is "no limit", zero is zero.
+
+    ``memory_limit``, ``context_reserve``, ``host_adjust``, ``host_seen_used`` in bytes; ``core_limit`` and
+    ``core_ceiling`` in percent (steps of 1/256); ``gain`` and ``co_active`` are factors (steps of 1/256).
+    ``core_ceiling`` of ``None`` is the limit itself. A burst of 20 ms, a debt of 200 ms and
+    a window of 1 s are the defaults that held the limit best in the model (docs/isolation).
+    """
+
+    uuid: bytes
+    memory_limit: int | None
+    core_limit: float | None
+    core_ceiling: float | None = None
+    context_reserve: int = 0
+    host_adjust: int = 0
+    host_seen_used: int = 0
+    burst_ns: int = 20_000_000
+    debt_ns: int = 200_000_000
+    window_ns: int = 1_000_000_000
+    gain: float = 1.0
+    co_active: float = 1.0
+    lease: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """One copy of ``limits``. The writers set ``generation``; ``heartbeat_ns`` is CLOCK_MONOTONIC."""
+
+    cards: tuple[CardLimits, ...]
+    generation: int = 0
+    fail_open: bool = False
+    elastic: bool = False
+    oversubscribe: bool = False
+    observe: bool = False
+    log_level: LogLevel = LogLevel.SILENT
+    heartbeat_ns: int = 0
+    identity: bytes = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Put ``data`` at ``offset`` of the limits file."""
+
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CardUsage:
+    """What the tenant's processes did on one card together, by their own account."""
+
+    charged: int
+    peak: int
+    refusals: int
+    refused_bytes: int
+    credit_ns: int
+    refill_ns: int
+    busy_ns: int
+    throttle_ns: int
+    launches: int
+    debt_cut_ns: int
+    starved: int
+    last_busy_ns: int
+    longest_ns: int
+    window_busy_ns: int
+    window_start_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A process that registered. ``pid`` is valid in its namespace only; alive = byte lock held."""
+
+    index: int
+    pid: int
+    pid_namespace: int
+    start_time: int
+    nonce: int
+    heartbeat_ns: int
+    inflight: tuple[int, ...]
+    charged: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The usage page, clamped. ``unknown_name`` is untrusted text reduced to ``[A-Za-z0-9_]``."""
+
+    build_id: bytes
+    slot_high: int
+    generation_seen: int
+    limits_invalid: int
+    unknown_symbols: int
+    routed_by_name: int
+    slots_exhausted: int
+    slots_reaped: int
+    repairs: int
+    unknown_name: str
+    cards: tuple[CardUsage, ...]
+    slots: tuple[Slot, ...] = field(repr=False)
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return tuple(table)
+
+
+_CRC_TABLE: Final = _crc_table()
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli, reflected 0x82F63B78), as RFC 3720 defines it: of ``123456789`` it is E3069283."""
+    table = _CRC_TABLE
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = table[(value ^ byte) & 0xFF] ^ value >> 8
+    return value ^ 0xFFFFFFFF
+
+
+def uuid_bytes(text: str) -> bytes:
+    """``GPU-<uuid>`` or ``MIG-<uuid>`` → the 16 bytes that cuDeviceGetUuid_v2 returns. Raises PageError."""
+    digits = text.removeprefix("GPU-").removeprefix("MIG-").replace("-", "")
+    try:
+        raw = bytes.fromhex(digits)
+    except ValueError:
+        raw = b""
+    if len(raw) != 16:
+        raise PageError(f"{text!r} is no card UUID")
+    return raw
+
+
+def uuid_text(raw: bytes) -> str:
+    """The 16 bytes → ``GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx``."""
+    digits = raw.hex()
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _q8(value: float, what: str, low: int = 0) -> int:
+    scaled = round(value * 256)
+    if not low <= scaled <= 0xFFFFFFFF:
+        raise PageError(f"{what} {value} does not fit in the limits page")
+    return scaled
+
+
+def _encode_card(card: CardLimits) -> bytes:
+    if len(card.uuid) != 16:
+        raise PageError(f"a card UUID has 16 bytes, not {len(card.uuid)}")
+    mode = (
+        (_MEMORY_LIMITED if card.memory_limit is not None else 0)
+        | (_CORES_LIMITED if card.core_limit is not None else 0)
+        | (_LEASE if card.lease else 0)
+    )
+    limit = card.core_limit or 0.0
+    ceiling = limit if card.core_ceiling is None else card.core_ceiling
+    try:
+        return _CARD.pack(
+            card.uuid,
+            card.memory_limit or 0,
+            card.context_reserve,
+            card.host_adjust,
+            card.host_seen_used,
+            _q8(limit, "core limit"),
+            _q8(ceiling, "core ceiling"),
+            card.burst_ns,
+            card.debt_ns,
+            card.window_ns,
+            _q8(card.gain, "gain", 1),
+            _q8(card.co_active, "co-activity", 1),
+            mode,
+            0,
+            bytes(32),
+        )
+    except struct.error as error:
+        raise PageError(
+            f"a limit of card {uuid_text(card.uuid)} does not fit in the limits page: {error}"
+        ) from error
+
+
+def _encode_copy(limits: Limits, generation: int) -> bytes:
+    if len(limits.cards) > MAX_CARDS:
+        raise PageError(f"{len(limits.cards)} cards do not fit in a limits page of {MAX_CARDS}")
+    if len(limits.identity) != 16:
+        raise PageError(f"an identity has 16 bytes, not {len(limits.identity)}")
+    flags = (
+        (_FAIL_OPEN if limits.fail_open else 0)
+        | (_ELASTIC if limits.elastic else 0)
+        | (_OVERSUBSCRIBE if limits.oversubscribe else 0)
+        | (_OBSERVE if limits.observe else 0)
+    )
+    count = len(limits.cards)
+    try:
+        header = _HEADER.pack(
+            LIMITS_MAGIC, ABI_MAJOR, ABI_MINOR, 0, generation, _HEADER.size + count * _CARD.size,
+            _HEADER.size, _CARD.size, count, flags, limits.log_level, 0, limits.heartbeat_ns, 0,
+            limits.identity, bytes(48),
+        )  # fmt: skip
+    except struct.error as error:
+        raise PageError(f"a value does not fit in the limits page: {error}") from error
+    copy = bytearray(header + b"".join(_encode_card(card) for card in limits.cards))
+    struct.pack_into("<I", copy, _CRC_OFFSET, crc32c(bytes(copy)))
+    return bytes(copy)
+
+
+def _decode_card(copy: bytes, offset: int) -> CardLimits:
+    (uuid, memory, reserve, adjust, seen, core, ceiling, burst, debt, window, gain, active, mode, _, _) = (
+        _CARD.unpack_from(copy, offset)
+    )
+    limited = bool(mode & _CORES_LIMITED)
+    return CardLimits(
+        uuid=uuid,
+        memory_limit=memory if mode & _MEMORY_LIMITED else None,
+        core_limit=core / 256 if limited else None,
+        core_ceiling=ceiling / 256 if limited else None,
+        context_reserve=reserve,
+        host_adjust=adjust,
+        host_seen_used=seen,
+        burst_ns=burst,
+        debt_ns=debt,
+        window_ns=window,
+        gain=(gain or 256) / 256,
+        co_active=(active or 256) / 256,
+        lease=bool(mode & _LEASE),
+    )
+
+
+def _decode_copy(copy: bytes) -> Limits | str:
+    """The copy's value, or why it is none."""
+    (magic, major, _, crc, generation, size, header_size, card_size, count, flags, level, _, heartbeat, _,
+     identity, _) = _HEADER.unpack_from(copy)  # fmt: skip
+    if magic != LIMITS_MAGIC:
+        return "it has no magic"
+    if major != ABI_MAJOR:
+        return f"its ABI is {major}, ours {ABI_MAJOR}"
+    in_bounds = header_size >= _HEADER.size and card_size >= _CARD.size and count <= MAX_CARDS
+    if not in_bounds or size != header_size + count * card_size or size > COPY_SIZE:
+        return "its sizes are out of bounds"
+    if crc32c(copy[:_CRC_OFFSET] + bytes(4) + copy[_CRC_OFFSET + 4 : size]) != crc:
+        return "its checksum does not match"
+    return Limits(
+        cards=tuple(_decode_card(copy, header_size + i * card_size) for i in range(count)),
+        generation=generation,
+        fail_open=bool(flags & _FAIL_OPEN),
+        elastic=bool(flags & _ELASTIC),
+        oversubscribe=bool(flags & _OVERSUBSCRIBE),
+        observe=bool(flags & _OBSERVE),
+        log_level=LogLevel(min(level, LogLevel.DEBUG)),
+        heartbeat_ns=heartbeat,
+        identity=identity,
+    )
+
+
+def _copies(image: bytes) -> tuple[Limits | str, Limits | str]:
+    if len(image) != LIMITS_SIZE:
+        raise PageError(f"a limits page has {LIMITS_SIZE} bytes, not {len(image)}")
+    return _decode_copy(image[:COPY_SIZE]), _decode_copy(image[COPY_SIZE:])
+
+
+def build_limits(limits: Limits) -> bytes:
+    """A new limits file, both copies whole: generations 1 and 2. Raises PageError if a value does not fit."""
+    return b"".join(_encode_copy(limits, generation).ljust(COPY_SIZE, b"\0") for generation in (1, 2))
+
+
+def read_limits(image: bytes) -> Limits:
+    """The newest valid copy. Raises PageError if neither is valid."""
+    first, second = _copies(image)
+    if isinstance(first, str):
+        if isinstance(second, str):
+            raise PageError(f"neither copy of the limits page is valid: {first}; {second}")
+        return second
+    if isinstance(second, str) or first.generation > second.generation:
+        return first
+    return second
+
+
+def rewrite_limits(image: bytes, limits: Limits) -> Write:
+    """What to write, and where, so that ``limits`` becomes the newest copy; ``limits.generation`` is ignored.
+
+    The data is one piece: a write of it that stops at any byte leaves the other, newest copy whole.
+    With no valid copy at all the first one is written as generation 1.
+    Raises PageError if a value does not fit.
+    """
+    first, second = _copies(image)
+    ages = [copy.generation if isinstance(copy, Limits) else -1 for copy in (first, second)]
+    target = 0 if ages[0] <= ages[1] else 1
+    generation = max(*ages, 0) + 1
+    if generation > _U64:
+        raise PageError("the limits page has used up its generations; make a new one")
+    return Write(target * COPY_SIZE, _encode_copy(limits, generation))
+
+
+def build_usage() -> bytes:
+    """A new usage file: no process, nothing used."""
+    header = _USAGE_HEADER.pack(USAGE_MAGIC, ABI_MAJOR, ABI_MINOR, USAGE_SIZE, bytes(16), 0, 0)
+    return header.ljust(USAGE_SIZE, b"\0")
+
+
+def usage_extent(head: bytes) -> int:
+    """How many bytes of the usage file hold anything, from its first 4 KiB: the host reads 12 KiB, not 320.
+
+    Never more than the file's size, whatever the tenant wrote. Raises PageError if this is no usage page.
+    """
+    return USAGE_HEAD_SIZE + _usage_header(head)[1] * SLOT_SIZE
+
+
+def _usage_header(image: bytes) -> tuple[bytes, int]:
+    """(build id, slot_high clamped)."""
+    if len(image) < _USAGE_HEADER.size:
+        raise PageError(f"a usage page has {USAGE_SIZE} bytes, not {len(image)}")
+    magic, major, _, size, build_id, slot_high, _ = _USAGE_HEADER.unpack_from(image)
+    if magic != USAGE_MAGIC:
+        raise PageError("the usage page has no magic")
+    if major != ABI_MAJOR:
+        raise PageError(f"the usage page's ABI is {major}, ours {ABI_MAJOR}")
+    if size != USAGE_SIZE:
+        raise PageError(f"the usage page says that it has {size} bytes, not {USAGE_SIZE}")
+    return build_id, min(slot_high, MAX_SLOTS)
+
+
+def _read_card(image: bytes, index: int) -> CardUsage:
+    (charged, peak, refusals, refused, credit, refill, busy, throttle, launches, cut, starved, last, longest,
+     window, start) = _CARD_USAGE.unpack_from(image, 4096 + index * _CARD_USAGE.size)  # fmt: skip
+    return CardUsage(
+        charged=charged & MAX_BYTES,
+        peak=min(peak, MAX_BYTES),
+        refusals=min(refusals, MAX_NS),
+        refused_bytes=min(refused, MAX_BYTES),
+        credit_ns=max(credit, _I64_MIN + 1),
+        refill_ns=min(refill, MAX_NS),
+        busy_ns=min(busy, MAX_NS),
+        throttle_ns=min(throttle, MAX_NS),
+        launches=min(launches, MAX_NS),
+        debt_cut_ns=min(cut, MAX_NS),
+        starved=min(starved, MAX_NS),
+        last_busy_ns=min(last, MAX_NS),
+        longest_ns=min(longest, MAX_NS),
+        window_busy_ns=min(window, MAX_NS),
+        window_start_ns=min(start, MAX_NS),
+    )
+
+
+def _read_slots(image: bytes, count: int, cards: int) -> tuple[Slot, ...]:
+    slots = []
+    for index in range(count):
+        offset = USAGE_HEAD_SIZE + index * SLOT_SIZE
+        if image[offset] != _SLOT_LIVE:
+            continue  # the common case, without unpacking 256 bytes
+        state, pid, namespace, start, nonce, beat, *words = _SLOT.unpack_from(image, offset)
+        if state != _SLOT_LIVE:
+            continue
+        inflight = tuple(words[:cards])
+        charged = tuple(min(word, MAX_BYTES) for word in words[MAX_CARDS : MAX_CARDS + cards])
+        slots.append(Slot(index, pid, namespace, start, nonce, min(beat, MAX_NS), inflight, charged))
+    return tuple(slots)
+
+
+def read_usage(image: bytes, cards: int) -> Usage:
+    """What the page says of the first ``cards`` cards, clamped to what the types can hold.
+
+    ``image`` is the file from its start to at least :func:`usage_extent` (the whole file is fine).
+    Slots are those that say LIVE; whether their process is, only its byte lock tells.
+    Raises PageError if this is no usage page of our ABI, or is shorter than it says.
+    """
+    if not 0 <= cards <= MAX_CARDS:
+        raise PageError(f"a usage page has {MAX_CARDS} cards at most, not {cards}")
+    build_id, slot_high = _usage_header(image)
+    if len(image) < USAGE_HEAD_SIZE + slot_high * SLOT_SIZE:
+        raise PageError(f"the usage page ends after {len(image)} bytes, within its slots")
+    seen, invalid, unknown, by_name, exhausted, reaped, repairs, name = _COUNTERS.unpack_from(
+        image, _COUNTERS_OFFSET
+    )
+    text = name.split(b"\0", 1)[0].decode("ascii", "replace")
+    return Usage(
+        build_id=build_id,
+        slot_high=slot_high,
+        generation_seen=seen,
+        limits_invalid=min(invalid, MAX_NS),
+        unknown_symbols=min(unknown, MAX_NS),
+        routed_by_name=min(by_name, MAX_NS),
+        slots_exhausted=min(exhausted, MAX_NS),
+        slots_reaped=min(reaped, MAX_NS),
+        repairs=min(repairs, MAX_NS),
+        unknown_name="".join(c for c in text if c.isascii() and (c.isalnum() or c == "_")),
+        cards=tuple(_read_card(image, i) for i in range(cards)),
+        slots=_read_slots(image, slot_high, cards),
+    )
