@@ -1,0 +1,9 @@
+"""The kubelet as the agent meets it: what it has given to whom, how a plugin registers, when it restarted.
+
+The only package that speaks to the kubelet's sockets and reads its checkpoint file.
+"""
+
+from gpu_manager.adapters.kubelet.client import KubeletClient
+from gpu_manager.adapters.kubelet.registration import SocketChange, SocketWatch, register
+
+__all__ = ["KubeletClient", "SocketChange", "SocketWatch", "register"]

@@ -1,0 +1,84 @@
+"""Reads ``kubelet_internal_checkpoint``: which container the kubelet has given which ids, by pod UID.
+
+The file is the kubelet's own affair, unversioned, and holds every plugin's resources. Three layouts
+are in use: ids by NUMA node under ``Data`` (since 1.20), a flat list under ``Data``, and the flat list
+without ``Data`` (up to 1.10). What is not ours is never looked into.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Collection
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from gpu_manager.domain.contract import ALLOCATION
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
+from gpu_manager.ports import Entry
+
+FILE_NAME: Final = "kubelet_internal_checkpoint"
+MAX_BYTES: Final = 32 << 20  # 8 cards with 5,312 ids and 800 pods take about 4 MiB
+
+
+def parse_checkpoint(text: bytes, resources: Collection[str]) -> tuple[Entry, ...]:
+    """The entries of ``resources``, in the file's order; other resources are passed over unread.
+
+    Raises:
+        ValueError: the text is torn, or an entry of ours has no readable owner or ids. A part of it
+            would read as "this container holds nothing", so there is no partial answer.
+    """
+    try:
+        top = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(top, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004  # one kind of failure for the caller: not readable
+    data = top.get("Data", top)
+    if not isinstance(data, dict) or "PodDeviceEntries" not in data:
+        raise ValueError("no PodDeviceEntries")
+    rows = data["PodDeviceEntries"] or ()
+    if not isinstance(rows, list | tuple):
+        raise ValueError("PodDeviceEntries is no list")  # noqa: TRY004  # as above
+    return tuple(
+        _entry(row) for row in rows if isinstance(row, dict) and row.get("ResourceName") in resources
+    )
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    pod, container = row.get("PodUID"), row.get("ContainerName")
+    if not isinstance(pod, str) or not isinstance(container, str) or not pod or not container:
+        raise ValueError("an entry names no container")
+    return Entry(
+        pod=PodUid(pod),
+        container=container,
+        resource=row["ResourceName"],
+        ids=_ids(row.get("DeviceIDs")),
+        annotation=_annotation(row.get("AllocResp")),
+    )
+
+
+def _ids(value: object) -> frozenset[str]:
+    groups = list(value.values()) if isinstance(value, dict) else [value]
+    ids: set[str] = set()
+    for group in groups:
+        if group is None:
+            continue
+        if not isinstance(group, list) or not all(isinstance(one, str) for one in group):
+            raise ValueError("an entry's DeviceIDs are no ids")
+        ids.update(group)
+    return frozenset(ids)
+
+
+def _annotation(value: object) -> str | None:
+    """Our allocation JSON in the response that the kubelet keeps; None where there is none to read."""
+    if not isinstance(value, str):
+        return None
+    try:
+        response = ContainerAllocateResponse.FromString(base64.b64decode(value, validate=True))
+    except (DecodeError, binascii.Error, ValueError):
+        return None
+    return response.annotations.get(ALLOCATION)

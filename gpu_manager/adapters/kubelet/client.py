@@ -1,0 +1,173 @@
+"""What the kubelet says it has given to whom: PodResources over its socket, and its checkpoint file."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import grpc
+import structlog
+
+from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES, parse_checkpoint
+from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
+from gpu_manager.ports import Entry, Listed
+
+DEADLINE_SECONDS: Final = 3.0  # an answer without a fresh List can be wrong for the pod's whole life
+RETRY_SECONDS: Final = (0.005, 0.015)  # the kubelet's limiter gives one token every 10 ms
+RECEIVE_BYTES: Final = 16 << 20  # as Kubernetes' own callers of this API
+
+_log = structlog.get_logger(__name__)
+
+
+def unix_target(path: Path) -> str:
+    """The gRPC name of a unix socket."""
+    return f"unix://{path.absolute()}"
+
+
+class KubeletClient:
+    """Implements :class:`gpu_manager.ports.Kubelet`.
+
+    ``device_plugins`` and ``pod_resources`` are the kubelet's directories; only ids of ``resources``
+    are reported. Call :meth:`listing` in GetPreferredAllocation, never in Allocate: the kubelet frees
+    ended pods before it lists, and then offers ids again that are being granted at that moment.
+    """
+
+    def __init__(
+        self,
+        device_plugins: Path,
+        pod_resources: Path,
+        *,
+        resources: Collection[str] = (CORE, MEMORY),
+        deadline: float = DEADLINE_SECONDS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._checkpoint = device_plugins / FILE_NAME
+        self._socket = pod_resources / "kubelet.sock"
+        self._resources = frozenset(resources)
+        self._deadline = deadline
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+        self._read: tuple[tuple[int, int, int], tuple[Entry, ...] | None] | None = None
+
+    def listing(self) -> Mapping[tuple[str, str], Sequence[Listed]]:
+        """PodResources List: (namespace, pod) → its app containers and sidecars, those without ids too.
+
+        Waits out the kubelet's limiter (one bucket for all callers on the node) for at most 3 s.
+
+        Raises:
+            NodeUnready: the kubelet is away, refused for 3 s, or did not answer.
+        """
+        ends = time.monotonic() + self._deadline
+        while True:
+            left = ends - time.monotonic()
+            try:
+                answer = api_pb2_grpc.PodResourcesListerStub(self._connection()).List(
+                    api_pb2.ListPodResourcesRequest(), timeout=max(left, 0.001)
+                )
+                return _parse(answer, self._resources)
+            except grpc.RpcError as error:
+                self._judge(error, left)
+            except ValueError as error:  # the channel was closed by another thread's failure, or by close()
+                raise NodeUnready(f"the connection to the kubelet at {self._socket} was closed") from error
+            self._sleep(random.uniform(*RETRY_SECONDS))  # noqa: S311  # spreads callers, keeps no secret
+
+    def checkpoint(self) -> Sequence[Entry] | None:
+        """The checkpoint's entries of our resources; None if the file is absent or cannot be read.
+
+        The same file (inode, size, change time) is parsed once.
+        """
+        try:
+            with self._checkpoint.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+                with self._lock:
+                    if self._read is not None and self._read[0] == state:
+                        return self._read[1]
+                text = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            return None  # a fresh node: the kubelet writes it with the first plugin
+        except OSError as error:
+            _log.warning("checkpoint unreadable", path=str(self._checkpoint), reason=error.strerror)
+            return None
+        entries = self._parse(text)
+        with self._lock:
+            self._read = (state, entries)
+        return entries
+
+    def close(self) -> None:
+        """Let go of the connection; the next :meth:`listing` makes a new one."""
+        with self._lock:
+            channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def _parse(self, text: bytes) -> tuple[Entry, ...] | None:
+        reason = f"larger than {MAX_BYTES >> 20} MiB"
+        if len(text) <= MAX_BYTES:
+            try:
+                return parse_checkpoint(text, self._resources)
+            except ValueError as error:
+                reason = str(error)
+        _log.warning("checkpoint unreadable", path=str(self._checkpoint), reason=reason)
+        return None
+
+    def _connection(self) -> grpc.Channel:
+        with self._lock:
+            if self._channel is None:
+                self._channel = grpc.insecure_channel(
+                    unix_target(self._socket),
+                    options=(
+                        ("grpc.default_authority", "localhost"),
+                        ("grpc.max_receive_message_length", RECEIVE_BYTES),
+                        # Otherwise a channel made after a failure inherits that failure's back-off.
+                        ("grpc.use_local_subchannel_pool", 1),
+                    ),
+                )
+            return self._channel
+
+    def _judge(self, error: grpc.RpcError, left: float) -> None:
+        """Return if another try may help, else raise NodeUnready."""
+        code, details = error.code(), error.details() or "no details"
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "rate limit" in details:
+            if left > RETRY_SECONDS[1]:
+                return
+            raise NodeUnready(
+                f"the kubelet's PodResources limiter refused for {self._deadline:g} s: another client of "
+                f"{self._socket} uses it up; find and slow that client"
+            ) from error
+        self.close()  # a connection that failed once would answer from its back-off, not from the kubelet
+        if code is grpc.StatusCode.UNAVAILABLE:
+            raise NodeUnready(f"the kubelet does not answer at {self._socket}: {details}") from error
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise NodeUnready(
+                f"the kubelet did not list its pods within {self._deadline:g} s at {self._socket}"
+            ) from error
+        raise NodeUnready(
+            f"the kubelet refused to list its pods at {self._socket}: {details} ({code.name})"
+        ) from error
+
+
+def _parse(
+    answer: api_pb2.ListPodResourcesResponse, resources: frozenset[str]
+) -> dict[tuple[str, str], tuple[Listed, ...]]:
+    listing: dict[tuple[str, str], tuple[Listed, ...]] = {}
+    for pod in answer.pod_resources:
+        containers = []
+        for container in pod.containers:
+            ids: dict[str, set[str]] = {}
+            for part in container.devices:  # one part for each set of NUMA nodes
+                if part.resource_name in resources:
+                    ids.setdefault(part.resource_name, set()).update(part.device_ids)
+            held = {resource: frozenset(some) for resource, some in ids.items()}
+            containers.append(Listed(pod.namespace, pod.name, container.name, held))
+        # A force-deleted pod and its successor of the same name may both be active for a moment.
+        listing[pod.namespace, pod.name] = (*listing.get((pod.namespace, pod.name), ()), *containers)
+    return listing

@@ -1,0 +1,125 @@
+"""Registers a plugin with the kubelet, and tells when that has to be done again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from gpu_manager.adapters.kubelet.client import unix_target
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+
+API_VERSION: Final = "v1beta1"
+KUBELET_SOCKET: Final = "kubelet.sock"
+# The kubelet may take 10 s to dial back, and then asks for our options before it answers.
+REGISTER_SECONDS: Final = 15.0
+POLL_SECONDS: Final = 0.25  # above 1 s, pods that a restarted kubelet re-admits find no plugin and fail
+
+
+def register(
+    directory: Path,
+    resource: str,
+    endpoint: str,
+    options: api_pb2.DevicePluginOptions,
+    *,
+    timeout: float = REGISTER_SECONDS,
+) -> None:
+    """Tell the kubelet of ``directory`` that ``resource`` is served on the socket ``directory/endpoint``.
+
+    The plugin must already serve there, on threads of its own: the kubelet calls back before it answers.
+    ``options`` should be what GetDevicePluginOptions answers; ``timeout`` is in seconds.
+
+    Raises:
+        NodeUnready: the kubelet is away, did not answer in time, or refused (its words are in the text).
+    """
+    socket = directory / KUBELET_SOCKET
+    request = api_pb2.RegisterRequest(
+        version=API_VERSION, endpoint=endpoint, resource_name=resource, options=options
+    )
+    channel = grpc.insecure_channel(
+        unix_target(socket),
+        options=(("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)),
+    )
+    try:
+        api_pb2_grpc.RegistrationStub(channel).Register(request, timeout=timeout)
+    except grpc.RpcError as error:
+        code, details = error.code(), error.details() or "no details"
+        if code is grpc.StatusCode.UNAVAILABLE:
+            text = f"the kubelet does not answer at {socket}: {details}"
+        elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            text = (
+                f"the kubelet did not answer the registration of {resource} at {socket} within {timeout:g} s"
+            )
+        else:
+            text = f"the kubelet refused to register {resource}: {details} ({code.name})"
+        raise NodeUnready(text) from error
+    finally:
+        channel.close()
+
+
+class SocketChange(Enum):
+    """Why a plugin has to serve and register anew."""
+
+    KUBELET = "the kubelet made its socket anew"
+    OWN = "our own socket is gone"
+
+
+class SocketWatch:
+    """Calls ``changed`` from a thread of its own whenever a plugin has to serve and register anew.
+
+    Make it when the own sockets exist and before registering, so that a kubelet that restarts in between
+    is seen. A kubelet that only goes away is no change: there is nobody to register with. ``own`` are
+    file names in ``directory``; ``interval`` is in seconds. After a change the watch goes on from there.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        own: Sequence[str],
+        changed: Callable[[SocketChange], None],
+        *,
+        interval: float = POLL_SECONDS,
+    ) -> None:
+        self._kubelet = directory / KUBELET_SOCKET
+        self._own = [directory / name for name in own]
+        self._changed = changed
+        self._interval = interval
+        self._seen = _state(self._kubelet)
+        self._ours = [_state(path) for path in self._own]
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kubelet-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look, every ``interval``."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it; callable from ``changed`` too."""
+        self._end.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(self._interval):
+            now = _state(self._kubelet)
+            if now is not None and now != self._seen:
+                self._seen = now
+                self._changed(SocketChange.KUBELET)
+            ours = [_state(path) for path in self._own]
+            if any(now != before for now, before in zip(ours, self._ours, strict=True) if before is not None):
+                self._changed(SocketChange.OWN)
+            self._ours = ours
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """What tells a socket file from its successor (an inode number alone is soon re-used); None if absent."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return (stat.st_ino, stat.st_ctime_ns, stat.st_mtime_ns)
