@@ -88,7 +88,7 @@ def matches_model(wanted: str, model: str) -> bool:
     """True if ``wanted`` is the model, or a run of whole tokens of it.
 
     ``V100``, ``V100-SXM2`` and ``Tesla V100-SXM2-32GB`` match ``Tesla-V100-SXM2-32GB``; ``V10`` does not.
-    Case and the separators (space, ``-``, ``_``, ``/``) make no difference: NVML writes spaces, labels cannot.
+    Case and separators (space, ``-``, ``_``, ``/``) make no difference: NVML writes spaces, labels cannot.
     """
     tokens, whole = _tokens(wanted), _tokens(model)
     starts = range(len(whole) - len(tokens) + 1)

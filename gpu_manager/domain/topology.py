@@ -1,4 +1,9 @@
-"""How the cards of a node are joined: links, one square matrix of them, and the sum that scores a set."""
+"""How the cards of a node are joined: links, the square matrix of them, a set's score, and the text form.
+
+The text form is what ``nvidia-smi topo -m`` prints. :func:`parse_topology` reads it as it is found in the
+wild: on a terminal (with colours), copied from one, saved to a file, with network cards and affinities or
+without. Only the GPUs' rows and columns, and the affinities of each GPU, are kept.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import combinations
+
+from gpu_manager.domain.errors import RequestInvalid
 
 
 class LinkKind(Enum):
@@ -67,8 +74,8 @@ class Link:
     def weight(self) -> int:
         """What the pair adds to a set's score.
 
-        NVn weighs n × 100 and nothing else: the cell hides which PCIe path lies beside the NVLinks, and the
-        published inventory carries cells, so that agent and extender weigh alike.
+        NVn weighs n times 100 and nothing else: the cell hides which PCIe path lies beside the NVLinks, and
+        the published inventory carries cells, so that agent and extender weigh alike.
         """
         return _WEIGHTS[self.kind] * (self.lanes or 1)
 
@@ -119,3 +126,181 @@ class Topology:
     def sum(self, indices: Iterable[int]) -> int:
         """The score of a set of cards: the sum of the weights of its pairs."""
         return sum(self.weights[i][j] for i, j in combinations(indices, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """What the matrix says of one GPU's place, as written; ``None`` where the cell is empty or not there."""
+
+    cpus: str | None = None
+    numa: str | None = None
+    gpu_numa: str | None = None
+
+    @property
+    def node(self) -> int | None:
+        """The one NUMA node of its CPUs; None if unknown or several."""
+        return int(self.numa) if self.numa and re.fullmatch("[0-9]{1,5}", self.numa) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTopology:
+    """A matrix as read: the links of the GPUs, and one :class:`Affinity` a GPU."""
+
+    topology: Topology
+    affinities: tuple[Affinity, ...]
+
+
+MAX_CARDS = 64  # more than any node holds; bounds what a hostile text can make us do
+
+_AFFINITY_COLUMNS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
+# Colours: the escape byte itself, what editors and logs make of it, or nothing at all before "[4m".
+_COLOUR = re.compile(r"(?:\x1b|\ufffd|\^\[)(?:\[[0-9;?]*[A-Za-z]|\(B)|\[[0-9;]*m")
+_GPU = re.compile(r"GPU(0|[1-9][0-9]{0,3})")
+_COLUMN = re.compile("|".join(name.replace(" ", r"[ \t]+") for name in _AFFINITY_COLUMNS) + r"|\S+")
+_WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The columns: names of the link columns in order, and (name, offset) of the affinity columns."""
+
+    links: tuple[str, ...]
+    affinities: tuple[tuple[str, int], ...]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(name for name in self.links if _GPU.fullmatch(name))
+
+
+def parse_topology(text: str) -> ParsedTopology:
+    """Read the first matrix in ``text``; anything before and after it is ignored.
+
+    Raises:
+        RequestInvalid: there is no matrix, or it is broken; the text names row, column and value.
+    """
+    plain = _COLOUR.sub("", text.replace("\ufeff", "").replace("\xa0", " "))
+    lines = [line for line in plain.splitlines() if line.strip()]
+    start, header = _find_header(lines)
+    rows: dict[str, str] = {}
+    for line in lines[start + 1 :]:
+        name = _first_word(line)
+        if name not in header.links or len(rows) == len(header.gpus):
+            break
+        if name in rows:
+            raise RequestInvalid(f"the matrix has two rows {name}: give one whole matrix")
+        if _GPU.fullmatch(name):
+            rows[name] = line
+    cells = {name: _read_row(name, line, header) for name, line in rows.items()}
+    for name in header.gpus:
+        if name not in cells:
+            raise RequestInvalid(f"the matrix has a column {name} but no row {name}: give the whole matrix")
+    order = [f"GPU{i}" for i in range(len(header.gpus))]
+    links = tuple(tuple(cells[row][0][column] for column in order) for row in order)
+    _check(links)
+    return ParsedTopology(Topology(links), tuple(cells[row][1] for row in order))
+
+
+def format_topology(parsed: ParsedTopology) -> str:
+    """Write a matrix as ``nvidia-smi topo -m`` does, tabs and all; :func:`parse_topology` reads it back."""
+    names = [f"GPU{i}" for i in range(parsed.topology.size)]
+    lines = ["\t".join(("", *names, *_AFFINITY_COLUMNS))]
+    for name, row, place in zip(names, parsed.topology.links, parsed.affinities, strict=True):
+        links = (" X " if link == SELF else str(link) for link in row)
+        lines.append("\t".join((name, *links, place.cpus or "", place.numa or "", place.gpu_numa or "")))
+    return "\n".join(lines) + "\n"
+
+
+def _first_word(line: str) -> str:
+    match = _WORD.search(line)
+    return match[0] if match else ""
+
+
+def _find_header(lines: list[str]) -> tuple[int, _Header]:
+    for number, line in enumerate(lines[:-1]):
+        # A row begins with a GPU too, but its second word is a link.
+        if _GPU.fullmatch(_first_word(line)) and _GPU.fullmatch(_first_word(lines[number + 1])):
+            header = _read_header(line.expandtabs())
+            if not (len(header.links) > 1 and _is_link(header.links[1])):
+                return number, header
+    raise RequestInvalid("no GPU matrix found: give the whole output of `nvidia-smi topo -m`")
+
+
+def _read_header(line: str) -> _Header:
+    links: list[str] = []
+    affinities: list[tuple[str, int]] = []
+    for match in _COLUMN.finditer(line):
+        name = " ".join(match[0].split())
+        if name in _AFFINITY_COLUMNS or affinities:
+            if name not in dict(affinities):
+                affinities.append((name, match.start()))
+        else:
+            links.append(name)
+    gpus = [name for name in links if _GPU.fullmatch(name)]
+    if len(gpus) > MAX_CARDS:
+        raise RequestInvalid(f"the matrix has {len(gpus)} GPUs: at most {MAX_CARDS} are supported")
+    for i in range(len(gpus)):
+        if gpus.count(f"GPU{i}") != 1:
+            raise RequestInvalid(
+                f"the matrix has {len(gpus)} GPU columns but not one GPU{i}: {' '.join(gpus)}"
+            )
+    return _Header(tuple(links), tuple(affinities))
+
+
+def _is_link(cell: str) -> bool:
+    try:
+        Link.parse(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_row(name: str, line: str, header: _Header) -> tuple[dict[str, Link], Affinity]:
+    words = list(_WORD.finditer(line))[1:]
+    links: dict[str, Link] = {}
+    for column, word in zip(header.links, words, strict=False):
+        if not _GPU.fullmatch(column):
+            continue
+        try:
+            links[column] = Link.parse(word[0])
+        except ValueError:
+            raise RequestInvalid(
+                f"row {name}, column {column}: {word[0][:32]!r} is no link;"
+                " expected X, NV1.., PIX, PXB, PHB, NODE, SYS or SOC"
+            ) from None
+    for column in header.gpus:
+        if column not in links:
+            raise RequestInvalid(f"row {name}, column {column}: nothing there, the row is too short")
+    end = words[len(header.links) - 1].end() if len(words) >= len(header.links) else len(line)
+    return links, _read_affinity(line, end, header)
+
+
+def _read_affinity(line: str, end: int, header: _Header) -> Affinity:
+    """The cells after the last link. They may be empty, and nvidia-smi pads some with a tab of their own."""
+    names = [name for name, _ in header.affinities]
+    cells = [cell.strip() for cell in line[end:].split("\t")[1:]]
+    words = [
+        (word[0], word.start()) for word in _WORD.finditer(line.expandtabs(), len(line[:end].expandtabs()))
+    ]
+    if len(cells) == len(names):
+        found = dict(zip(names, cells, strict=True))
+    elif len(words) >= len(names):
+        found = dict(zip(names, (word for word, _ in words), strict=False))
+    else:  # some are empty: a word belongs to the column that begins nearest
+        found = {}
+        for word, at in words:
+            left = [column for column in header.affinities if column[0] not in found]
+            found[min(left, key=lambda column: abs(column[1] - at))[0]] = word
+    return Affinity(*(found.get(name) or None for name in _AFFINITY_COLUMNS))
+
+
+def _check(links: tuple[tuple[Link, ...], ...]) -> None:
+    for i, row in enumerate(links):
+        for j, link in enumerate(row):
+            if (link == SELF) is not (i == j):
+                expected = "X" if i == j else "a link"
+                raise RequestInvalid(f"row GPU{i}, column GPU{j}: {link} where {expected} should be")
+            if link != links[j][i]:
+                raise RequestInvalid(
+                    f"row GPU{i}, column GPU{j}: {link}, but row GPU{j}, column GPU{i}: {links[j][i]};"
+                    " the two must be equal"
+                )
