@@ -103,7 +103,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the kubelet's checkpoint, ours only. ``annotation`` is the allocation JSON in its response."""
+    """One entry of the kubelet's checkpoint, ours only; ``annotation`` is our JSON in its response."""
 
     pod: PodUid
     container: str
@@ -147,7 +147,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class TenantUse:
-    """What a container's usage page says, clamped to what is possible; ``None`` if the page cannot be read."""
+    """What a container's usage page says of one card, clamped to what is possible."""
 
     card: CardUuid
     memory: int
@@ -217,6 +217,23 @@ class InventoryOf(Protocol):
 
 
 __all__ = [
-    "Card", "CardState", "CardUse", "Cards", "Clock", "Entry", "Found", "HealthChange", "Injector", "InventoryOf",
-    "Kubelet", "Limit", "Listed", "Pods", "ProcessUse", "Processes", "Store", "TenantUse", "Tenants",
+    "Card",
+    "CardState",
+    "CardUse",
+    "Cards",
+    "Clock",
+    "Entry",
+    "Found",
+    "HealthChange",
+    "Injector",
+    "InventoryOf",
+    "Kubelet",
+    "Limit",
+    "Listed",
+    "Pods",
+    "ProcessUse",
+    "Processes",
+    "Store",
+    "TenantUse",
+    "Tenants",
 ]

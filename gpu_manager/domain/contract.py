@@ -65,11 +65,15 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Cards for each container of a pod, as an annotation carries them."""
+    """Cards for each container of a pod, as an annotation carries them.
+
+    ``directory`` names the container's control pages; only the copy in the kubelet's checkpoint has it.
+    """
 
     node: str
     pod: str
     containers: Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
+    directory: str = ""
 
 
 def encode_assignment(assignment: Assignment) -> str:
@@ -83,6 +87,7 @@ def encode_assignment(assignment: Assignment) -> str:
                 name: [{"uuid": uuid, "cores": a.cores, "memory": a.memory} for uuid, a in shares]
                 for name, shares in assignment.containers.items()
             },
+            **({"dir": assignment.directory} if assignment.directory else {}),
         },
         separators=(",", ":"),
     )
@@ -103,6 +108,7 @@ def decode_assignment(text: str | None) -> Assignment | None:
                 )
                 for name, shares in data["containers"].items()
             },
+            directory=_text(data.get("dir", "")),
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -122,7 +122,11 @@ class Ledger:
     def release(self, pod: PodUid, container: str | None = None) -> tuple[Allocation, ...]:
         """Give back what a container, or every container of a pod, holds; returns what that was."""
         held = self._pods.get(pod, {})
-        gone = tuple(held.values()) if container is None else tuple(a for a in held.values() if a.container == container)
+        gone = (
+            tuple(held.values())
+            if container is None
+            else tuple(a for a in held.values() if a.container == container)
+        )
         for allocation in gone:
             self._drop(*allocation.key)
         return gone

@@ -1,0 +1,132 @@
+"""Device ids that carry their card: ``<8 hex of its UUID>-c<00..99>`` for cores, ``-m<0000>`` for memory.
+
+The kubelet counts ids; which ids it hands over tells which card it means. They are unique across both
+resources (pod status looks devices up by id alone), at most 63 characters, and depend on nothing but the
+card's UUID and size, so they are the same after every restart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpu_manager.domain.card import Card, CardUuid
+from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.errors import NodeUnready
+
+# The kubelet's gRPC client refuses a ListAndWatch message above 4 MiB (grpc-go's default), and the
+# resource then counts 0.
+MAX_MESSAGE_BYTES = 4 << 20
+_OVERHEAD_BYTES = 19  # of one Device message with one NUMA node, beside the id
+
+_NUMBERED = re.compile(r"(?P<stem>.*-[cm])(?P<number>\d{2,})")
+
+
+def prefixes(cards: Iterable[CardUuid]) -> dict[CardUuid, str]:
+    """The shortest of 8 hex, 12 hex or the whole UUID that no other card of the node shares."""
+    uuids = tuple(dict.fromkeys(cards))
+    taken: dict[CardUuid, str] = {}
+    for uuid in uuids:
+        digits = "".join(c for c in uuid.rpartition("GPU-")[2].lower() if c in "0123456789abcdef")
+        others = [
+            "".join(c for c in u.rpartition("GPU-")[2].lower() if c in "0123456789abcdef")
+            for u in uuids
+            if u != uuid
+        ]
+        taken[uuid] = next(
+            (
+                digits[:n]
+                for n in (8, 12)
+                if len(digits) >= n and not any(o[:n] == digits[:n] for o in others)
+            ),
+            uuid,
+        )
+    return taken
+
+
+@dataclass(frozen=True)
+class DeviceIds:
+    """The ids of a node's cards. ``unit`` is the bytes one memory id stands for."""
+
+    cards: tuple[Card, ...]
+    unit: int
+
+    @cached_property
+    def of_card(self) -> Mapping[str, Mapping[CardUuid, tuple[str, ...]]]:
+        """Resource → card → its ids in order."""
+        names = prefixes(c.uuid for c in self.cards)
+        cores: dict[CardUuid, tuple[str, ...]] = {}
+        memory: dict[CardUuid, tuple[str, ...]] = {}
+        for card in self.cards:
+            room, stem = card.capacity(self.unit), names[card.uuid]
+            cores[card.uuid] = tuple(f"{stem}-c{n:02d}" for n in range(room.cores))
+            memory[card.uuid] = tuple(f"{stem}-m{n:04d}" for n in range(room.memory // self.unit))
+        return {CORE: cores, MEMORY: memory}
+
+    @cached_property
+    def card_of(self) -> Mapping[str, Mapping[str, CardUuid]]:
+        """Resource → id → card."""
+        return {
+            resource: {device: uuid for uuid, ids in cards.items() for device in ids}
+            for resource, cards in self.of_card.items()
+        }
+
+    def cards_of(self, resource: str, ids: Iterable[str]) -> frozenset[CardUuid]:
+        """The cards that these ids name; ids of no card of ours are left out."""
+        known = self.card_of[resource]
+        return frozenset(known[device] for device in ids if device in known)
+
+    def check_size(self) -> None:
+        """Refuse a unit so small that the kubelet could not receive the list.
+
+        Raises:
+            NodeUnready: naming the message's size and a unit that fits.
+        """
+        for resource, cards in self.of_card.items():
+            size = sum(len(device) + _OVERHEAD_BYTES for ids in cards.values() for device in ids)
+            if size > MAX_MESSAGE_BYTES:
+                factor = -(-size // MAX_MESSAGE_BYTES)
+                raise NodeUnready(
+                    f"{resource}: the list of {sum(map(len, cards.values()))} devices is {size} bytes, "
+                    f"more than the {MAX_MESSAGE_BYTES} that the kubelet accepts: use a memory unit of at least "
+                    f"{self.unit * factor} bytes (now {self.unit})"
+                )
+
+
+def compact(ids: Iterable[str]) -> list[str]:
+    """Write an id set shortly for the store: runs of numbers become ``stem0..9``."""
+    runs: dict[tuple[str, int], list[int]] = {}
+    plain: list[str] = []
+    for device in ids:
+        match = _NUMBERED.fullmatch(device)
+        if match is None:
+            plain.append(device)
+        else:
+            runs.setdefault((match["stem"], len(match["number"])), []).append(int(match["number"]))
+    written = sorted(plain)
+    for (stem, width), numbers in sorted(runs.items()):
+        numbers.sort()
+        start = 0
+        for at in range(1, len(numbers) + 1):
+            if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
+                first, last = numbers[start], numbers[at - 1]
+                written.append(f"{stem}{first:0{width}d}" + (f"..{last:0{width}d}" if last > first else ""))
+                start = at
+    return written
+
+
+def expand(written: Sequence[str]) -> frozenset[str]:
+    """The inverse of :func:`compact`; a malformed run stands for itself."""
+    ids: set[str] = set()
+    for text in written:
+        head, dots, tail = text.rpartition("..")
+        match = _NUMBERED.fullmatch(head) if dots else None
+        if match is None or not tail.isdecimal() or len(tail) > 5 or len(tail) != len(match["number"]):
+            ids.add(text)
+        else:
+            ids.update(
+                f"{match['stem']}{n:0{len(tail)}d}" for n in range(int(match["number"]), int(tail) + 1)
+            )
+    return frozenset(ids)

@@ -1,0 +1,304 @@
+"""What the kubelet talks to: one server per resource, and the lifecycle that keeps both registered.
+
+``run_once`` serves, registers and watches; whatever ends it ends all of it, and ``run`` is the only retry.
+A kubelet restart is the ordinary end of a run. The kubelet finds a plugin's connection by resource name
+alone: the own old server is closed before registering again, or its end would disconnect the new one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, NoReturn
+
+import grpc
+import structlog
+
+from gpu_manager.adapters.kubelet import SocketChange, SocketWatch, register
+from gpu_manager.adapters.kubelet.registration import KUBELET_SOCKET
+from gpu_manager.domain.contract import CORE, CORE_SOCKET, MEMORY, MEMORY_SOCKET
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.domain.injection import Injection
+from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+from gpu_manager.services.allocator import Allocator
+from gpu_manager.services.planner import Node
+from gpu_manager.services.proof import Proof
+from gpu_manager.services.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+SOCKETS: Final = {CORE: CORE_SOCKET, MEMORY: MEMORY_SOCKET}
+_WORKERS: Final = 16  # each open ListAndWatch stream occupies one for its life
+_BACK_OFF: Final = (1.0, 30.0)
+RESTARTED: Final = "kubelet restarted"
+_CODES: Final = {
+    RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    DoesNotFit: grpc.StatusCode.FAILED_PRECONDITION,
+    NodeUnready: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+def options_of(resource: str) -> api_pb2.DevicePluginOptions:
+    """The kubelet believes GetDevicePluginOptions; Register repeats it."""
+    return api_pb2.DevicePluginOptions(
+        pre_start_required=resource == CORE, get_preferred_allocation_available=True
+    )
+
+
+def devices_of(resource: str, node: Node) -> list[api_pb2.Device]:
+    """The complete list for the kubelet: every card's ids, its health, its NUMA node where known."""
+    devices = []
+    for state in node.cards:
+        health = "Healthy" if state.healthy else "Unhealthy"
+        topology = (
+            api_pb2.TopologyInfo(nodes=[api_pb2.NUMANode(ID=state.card.numa)])
+            if state.card.numa is not None
+            else None
+        )
+        devices += [
+            api_pb2.Device(ID=device, health=health, topology=topology)
+            for device in node.ids.of_card[resource][state.card.uuid]
+        ]
+    return devices
+
+
+class ResourceServer(api_pb2_grpc.DevicePluginServicer):
+    """One resource. Each call is translated, done by the services, and timed."""
+
+    def __init__(self, resource: str, allocator: Allocator, proof: Proof, tally: Tally) -> None:
+        self.resource = resource
+        self.cut = threading.Event()  # a stream ended that we did not end: only a new registration helps
+        self._allocator = allocator
+        self._proof = proof
+        self._tally = tally
+        self._news = threading.Condition()
+        self._stopped = False
+
+    def announce(self) -> None:
+        """Cards may have changed: look, and send the list if it differs."""
+        with self._news:
+            self._news.notify_all()
+
+    def stop(self) -> None:
+        """End the streams."""
+        with self._news:
+            self._stopped = True
+            self._news.notify_all()
+
+    def GetDevicePluginOptions(  # noqa: N802  # the API's name
+        self, request: api_pb2.Empty, context: grpc.ServicerContext
+    ) -> api_pb2.DevicePluginOptions:
+        return options_of(self.resource)
+
+    def ListAndWatch(  # noqa: N802
+        self, request: api_pb2.Empty, context: grpc.ServicerContext
+    ) -> Iterator[api_pb2.ListAndWatchResponse]:
+        """The list now and whenever it differs: the kubelet rewrites its checkpoint at each message."""
+        context.add_callback(self._stream_ended)
+        sent: list[api_pb2.Device] | None = None
+        while context.is_active() and not self._stopped:
+            with self._news:
+                devices = devices_of(self.resource, self._allocator.node)
+                if devices == sent:
+                    self._news.wait(timeout=1.0)
+                    continue
+            log.info(
+                "devices sent",
+                resource=self.resource,
+                devices=len(devices),
+                healthy=sum(d.health == "Healthy" for d in devices),
+            )
+            yield api_pb2.ListAndWatchResponse(devices=devices)
+            sent = devices
+
+    def GetPreferredAllocation(  # noqa: N802
+        self, request: api_pb2.PreferredAllocationRequest, context: grpc.ServicerContext
+    ) -> api_pb2.PreferredAllocationResponse:
+        """Decides. Never fails: an error would reject the pod, an empty answer only loses the preference."""
+        started = time.monotonic()
+        answers = []
+        for one in request.container_requests:
+            ids: Sequence[str] = ()
+            try:
+                ids = self._allocator.prefer(
+                    self.resource, one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size
+                )
+            except Exception:
+                self._tally.count("preferred_failures", self.resource)
+                log.exception("no preference given", resource=self.resource)
+            answers.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=ids))
+        self._tally.observe("preferred", time.monotonic() - started, self.resource)
+        return api_pb2.PreferredAllocationResponse(container_responses=answers)
+
+    def Allocate(  # noqa: N802
+        self, request: api_pb2.AllocateRequest, context: grpc.ServicerContext
+    ) -> api_pb2.AllocateResponse:
+        started = time.monotonic()
+        try:
+            if not request.container_requests:
+                raise RequestInvalid(f"{self.resource}: Allocate names no container")
+            responses = [
+                _response(self._allocator.allocate(self.resource, one.devices_ids))
+                for one in request.container_requests
+            ]
+        except VcudaError as error:
+            _abort(context, error)
+        finally:
+            self._tally.observe("allocate", time.monotonic() - started, self.resource)
+        return api_pb2.AllocateResponse(container_responses=responses)
+
+    def PreStartContainer(  # noqa: N802
+        self, request: api_pb2.PreStartContainerRequest, context: grpc.ServicerContext
+    ) -> api_pb2.PreStartContainerResponse:
+        if self.resource == CORE:
+            try:
+                self._proof.prove(request.devices_ids)
+            except VcudaError as error:
+                log.warning("start not proven", reason=str(error))
+                _abort(context, error)
+        return api_pb2.PreStartContainerResponse()
+
+    def _stream_ended(self) -> None:
+        if not self._stopped:
+            self.cut.set()
+        self.announce()
+
+
+def _response(injection: Injection) -> api_pb2.ContainerAllocateResponse:
+    return api_pb2.ContainerAllocateResponse(
+        envs=injection.env,
+        mounts=[
+            api_pb2.Mount(container_path=m.container_path, host_path=m.host_path, read_only=m.read_only)
+            for m in injection.mounts
+        ],
+        devices=[
+            api_pb2.DeviceSpec(container_path=d.path, host_path=d.host_path, permissions=d.permissions)
+            for d in injection.devices
+        ],
+        annotations=injection.annotations,
+        cdi_devices=[api_pb2.CDIDevice(name=name) for name in injection.cdi],
+    )
+
+
+def _abort(context: grpc.ServicerContext, error: VcudaError) -> NoReturn:
+    """The kubelet puts this text into the pod's status: it is written for people."""
+    context.abort(_CODES.get(type(error), grpc.StatusCode.INTERNAL), str(error)[:4096])
+    raise AssertionError  # abort raises; the type checker does not know
+
+
+class DevicePlugin:
+    """Both resources, from start to stop."""
+
+    def __init__(
+        self, directory: Path, allocator: Allocator, proof: Proof, tally: Tally, stop: threading.Event
+    ) -> None:
+        self._directory = directory
+        self._allocator = allocator
+        self._proof = proof
+        self._tally = tally
+        self._stop = stop
+        self._servers: tuple[ResourceServer, ...] = ()
+        self.registered = threading.Event()
+
+    def announce(self) -> None:
+        """Cards may have changed."""
+        for server in self._servers:
+            server.announce()
+
+    def run(self) -> None:
+        """Run until stopped, again and again: the kubelet comes and goes."""
+        pause = _BACK_OFF[0]
+        while not self._stop.is_set():
+            started = time.monotonic()
+            try:
+                ended = self.run_once()
+                log.info("registering again", reason=ended)
+                quick = ended != "stream cut"
+            except NodeUnready as error:
+                log.error("not registered", reason=str(error))
+                self._tally.count("registration_failures")
+                quick = False
+            finally:
+                self.registered.clear()
+            if quick or time.monotonic() - started > _BACK_OFF[1]:
+                pause = _BACK_OFF[0]
+            if not quick:
+                self._stop.wait(pause)
+                pause = min(pause * 2, _BACK_OFF[1])
+
+    def run_once(self) -> str:
+        """Serve and register both, then watch. Returns why it ended.
+
+        Raises:
+            NodeUnready: sockets cannot be bound, the kubelet refused, or the device list is too large.
+        """
+        self._allocator.node.ids.check_size()
+        self._await_kubelet()
+        with ExitStack() as undo:
+            self._servers = tuple(self._serve(resource, undo) for resource in SOCKETS)
+            undo.callback(self._forget)
+            changed = threading.Event()
+            reasons: list[SocketChange] = []
+
+            def note(change: SocketChange) -> None:
+                reasons.append(change)
+                changed.set()
+
+            watch = SocketWatch(self._directory, tuple(SOCKETS.values()), note)
+            undo.callback(watch.stop)
+            watch.start()
+            self._allocator.registered()
+            for server in self._servers:
+                if not self._stop.is_set():
+                    register(
+                        self._directory,
+                        server.resource,
+                        SOCKETS[server.resource],
+                        options_of(server.resource),
+                    )
+                    self._tally.count("registrations", server.resource)
+            self.registered.set()
+            log.info("registered", resources=list(SOCKETS))
+            while not self._stop.is_set():
+                if changed.wait(0.1):
+                    return RESTARTED if SocketChange.KUBELET in reasons else "own socket gone"
+                if any(server.cut.is_set() for server in self._servers):
+                    # A restarting kubelet cuts the streams a moment before its new socket is seen.
+                    return RESTARTED if changed.wait(0.5) else "stream cut"
+            return "stopped"
+
+    def _await_kubelet(self) -> None:
+        socket = self._directory / KUBELET_SOCKET
+        if not socket.exists():
+            log.info("waiting for the kubelet", socket=str(socket))
+        while not socket.exists() and not self._stop.wait(0.1):
+            pass
+
+    def _serve(self, resource: str, undo: ExitStack) -> ResourceServer:
+        path = self._directory / SOCKETS[resource]
+        servicer = ResourceServer(resource, self._allocator, self._proof, self._tally)
+        server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix=SOCKETS[resource]))
+        api_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)
+        path.unlink(missing_ok=True)
+        try:
+            server.add_insecure_port(f"unix://{path.absolute()}")
+        except RuntimeError as error:
+            raise NodeUnready(
+                f"cannot listen on {path}: is the device-plugins directory mounted and writable? ({error})"
+            ) from error
+        server.start()
+
+        def end() -> None:
+            servicer.stop()
+            server.stop(grace=0.5).wait(5)
+            path.unlink(missing_ok=True)
+
+        undo.callback(end)
+        return servicer
+
+    def _forget(self) -> None:
+        self._servers = ()

@@ -1,0 +1,465 @@
+"""The allocator: GetPreferredAllocation decides, Allocate obeys. Owns the one Ledger and its one lock.
+
+The lock is held over memory and the store's fsync, never over NVML, gRPC or the API server. What was
+decided for an id set is remembered until the kubelet comes back with it; Allocate itself asks nobody.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn, TypeVar
+
+import structlog
+
+from gpu_manager.domain import explain, rules
+from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.contract import CORE, MEMORY, Assignment, encode_assignment
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.domain.identity import Candidate, Question, reuser
+from gpu_manager.domain.injection import Injection
+from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.domain.topology import Topology
+from gpu_manager.ports import Clock, Injector, Limit, Pods, Processes, Store, Tenants
+from gpu_manager.services.association import Answer, Association
+from gpu_manager.services.books import Books, Grant, Key, encode
+from gpu_manager.services.planner import Node, Planner
+from gpu_manager.services.tally import Tally
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+QUIET_SECONDS = 2.0  # after the last call of an admission, before the kubelet may be asked for a listing
+REFUSED_SECONDS = 30.0  # how long the extender is told of a shape that was refused here
+_REMEMBERED = 64  # decisions kept for Allocate; the kubelet has one in flight
+UNIDENTIFIED = "unidentified-"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What GetPreferredAllocation settled for one id set: whose it is, or why it will be refused."""
+
+    candidate: Candidate
+    refusal: VcudaError | None = None
+
+
+class Allocator:
+    """Thread-safe. ``books`` and ``node`` are read by others only through :meth:`read`."""
+
+    def __init__(
+        self,
+        node: Node,
+        books: Books,
+        *,
+        association: Association,
+        pods: Pods,
+        store: Store,
+        tenants: Tenants,
+        injector: Injector,
+        processes: Processes,
+        clock: Clock,
+        tally: Tally,
+    ) -> None:
+        self._planner = Planner(node, books, tally)
+        self._books = books
+        self._association = association
+        self._pods = pods
+        self._store = store
+        self._tenants = tenants
+        self._injector = injector
+        self._processes = processes
+        self._clock = clock
+        self._tally = tally
+        self._lock = threading.RLock()
+        self._decisions: dict[tuple[str, frozenset[str]], Decision] = {}
+        self._last: dict[str, Decision] = {}
+        self._partner: Key | None = None
+        self._never: frozenset[PodUid] = frozenset()
+        self._seen: dict[PodUid, tuple[str, str]] = {}  # pods seen active since the kubelet came up
+        self._in_flight = 0
+        self._admitted_at = float("-inf")
+        self._refused: list[tuple[float, Amount]] = []
+        self.registered_at = clock.monotonic()
+        self.changed: Callable[[], None] = lambda: None
+
+    @property
+    def node(self) -> Node:
+        """The node as it is now."""
+        return self._planner.node
+
+    # --- what the world tells us ------------------------------------------------------------------
+
+    def refit(self, cards: Sequence[CardState], topology: Topology) -> None:
+        """The cards as they are now."""
+        with self._lock:
+            self._planner.node = Node.of(self.node.name, self.node.unit, cards, topology)
+            self._books.ledger.refit(s.card for s in cards)
+
+    def registered(self) -> None:
+        """The kubelet is new: it lists its pods one by one again, so absence means nothing yet."""
+        with self._lock:
+            self.registered_at = self._clock.monotonic()
+            self._seen.clear()
+            self._decisions.clear()
+            self._last.clear()
+            self._partner = None
+
+    def pod_changed(self, pod: Pod) -> None:
+        """A pod bound here with an assignment is booked at once, so that nothing takes its place."""
+        if not pod.asks or pod.terminal or pod.deleting or self._planner.assignment(pod) is None:
+            return
+        with self._lock:
+            if not self._books.ledger.of_pod(pod.uid):
+                try:
+                    self._planner.plan(pod, free_choice=False)
+                except (RequestInvalid, DoesNotFit) as error:
+                    log.info("assignment cannot be followed yet", pod=pod.key, reason=str(error))
+
+    def read(self, reader: Callable[[Books, Node], T]) -> T:
+        """Look at the books under the lock; ``reader`` must be quick and keep nothing that changes."""
+        with self._lock:
+            return reader(self._books, self.node)
+
+    def change(self, writer: Callable[[Books, Node], T]) -> T:
+        """Change the books under the lock and save them. Raises NodeUnready if the disk refuses."""
+        with self._lock:
+            result = writer(self._books, self.node)
+            self._store.save(encode(self._books))
+        self.changed()
+        return result
+
+    def listing_when_idle(self) -> frozenset[tuple[str, str]] | None:
+        """Which pods are active, asked only while nothing is being admitted: a listing between the calls of
+        an admission makes the kubelet forget ids in flight.
+        """
+        with self._lock:
+            if self._in_flight or self._clock.monotonic() - self._admitted_at < QUIET_SECONDS:
+                return None
+        return self._association.active()
+
+    def seen(self, uid: PodUid) -> bool:
+        """True if the pod was listed as active since the kubelet came up."""
+        return uid in self._seen
+
+    def refused(self) -> tuple[Amount, ...]:
+        """Shapes refused in the last 30 s."""
+        now = self._clock.monotonic()
+        with self._lock:
+            self._refused = [(until, shape) for until, shape in self._refused if until > now]
+            return tuple(dict.fromkeys(shape for _, shape in self._refused))
+
+    # --- GetPreferredAllocation -------------------------------------------------------------------
+
+    def prefer(
+        self, resource: str, offered: Sequence[str], must: Sequence[str], size: int
+    ) -> tuple[str, ...]:
+        """The ids to hand out; fewer than ``size`` or none when there is nothing better to say. Never raises
+        for the world's faults: an error here would fail the pod.
+        """
+        question = Question(resource, size, frozenset(must))
+        with self._lock:
+            never, partner, holds = self._never, self._partner, dict(self._books.grants)
+            self._in_flight += 1
+        try:
+            answer = self._association.identify(
+                question, lambda pod, name, r: _held(holds, pod, name, r), never=never, partner=partner
+            )
+            self._let_go_of_inactive(answer)
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+        with self._lock:
+            free = self._drop_held(resource, offered, answer)
+            if answer.candidate is None:
+                self._tally.count("unidentified", resource)
+                log.warning("pod not identified", resource=resource, size=size, reason=answer.reason)
+                return self._planner.best_ids(resource, free, must, size)
+            self._never |= answer.passed_over
+            ids, decision = self._decide(resource, answer.candidate, free, must, size)
+            while len(self._decisions) >= _REMEMBERED:
+                del self._decisions[next(iter(self._decisions))]
+            self._decisions[resource, frozenset(ids)] = decision
+            self._last[resource] = decision
+            self._admitted_at = self._clock.monotonic()
+            return ids
+
+    def _decide(
+        self, resource: str, candidate: Candidate, free: Sequence[str], must: Sequence[str], size: int
+    ) -> tuple[tuple[str, ...], Decision]:
+        pod, container = candidate.pod, candidate.container
+        try:
+            allocation = self._planner.allocation_of(pod, container)
+            ids = self._planner.pick(resource, allocation.cards, free, must, size)
+            granted = any(a.granted for a in self._books.ledger.of_pod(pod.uid).values())
+            offered_cards = self.node.ids.cards_of(resource, free)
+            if not granted and not must and not offered_cards & set(allocation.cards):
+                # Only cards of another NUMA node are offered: the kubelet's topology policy decides.
+                moved = self._planner.plan_within(pod, container, offered_cards)
+                if moved is not None:
+                    ids = self._planner.pick(resource, moved.cards, free, must, size)
+            return ids, Decision(candidate)
+        except (RequestInvalid, DoesNotFit) as error:
+            log.info("will be refused", pod=pod.key, container=container.name, reason=str(error))
+            return self._planner.best_ids(resource, free, must, size), Decision(candidate, error)
+
+    def _let_go_of_inactive(self, answer: Answer) -> None:
+        """Pods that were active since the kubelet came up and are not any more hold nothing but memory
+        that their processes still use.
+        """
+        if answer.active is None:
+            return
+        active = answer.active
+        with self._lock:
+            for uid in self._books.ledger.pods:
+                name = next(
+                    ((a.namespace, a.pod_name) for a in self._books.ledger.of_pod(uid).values()), None
+                )
+                if name in active and name is not None:
+                    self._seen[uid] = name
+            ended = [uid for uid, name in self._seen.items() if name not in active]
+        for uid in ended:
+            if self._processes.alive(uid) is False:
+                with self._lock:
+                    gone = self._books.release(uid)
+                    self._seen.pop(uid, None)
+                for allocation in gone:
+                    log.info(
+                        "reclaimed",
+                        pod=_name(allocation),
+                        container=allocation.container,
+                        reason="no longer active",
+                    )
+
+    def _drop_held(self, resource: str, offered: Sequence[str], answer: Answer) -> list[str]:
+        """The offer without ids that another active pod holds; others that the books still show are free."""
+        name = (answer.candidate.pod.namespace, answer.candidate.pod.name) if answer.candidate else None
+        held = answer.held or {}
+        free, stale = [], []
+        for device in offered:
+            holder = held.get(device)
+            owner = self._books.owner(device)
+            if holder is not None and holder != name:
+                self._tally.count("double_offers", resource)
+                continue
+            if owner is not None and (answer.candidate is None or owner != answer.candidate.pod.uid):
+                if answer.active is None or self._active(owner, answer.active):
+                    self._tally.count("double_offers", resource)
+                    continue
+                stale.append(device)
+            free.append(device)
+        if stale:
+            self._books.detach(stale)
+        return free
+
+    def _active(self, uid: PodUid, active: frozenset[tuple[str, str]]) -> bool:
+        return any((a.namespace, a.pod_name) in active for a in self._books.ledger.of_pod(uid).values())
+
+    # --- Allocate ---------------------------------------------------------------------------------
+
+    def allocate(self, resource: str, devices: Sequence[str]) -> Injection:
+        """Grant ids; idempotent. Asks neither the kubelet nor the API server.
+
+        Raises:
+            RequestInvalid: unknown ids, or the pod is not legal as written.
+            DoesNotFit: no room, or another active pod holds one of the ids.
+            NodeUnready: the books or the pages cannot be written.
+        """
+        ids = frozenset(devices)
+        unknown = sorted(
+            ids - self.node.ids.card_of[resource].keys() - {d for d in ids if self._books.owner(d)}
+        )
+        if not ids or unknown:
+            raise RequestInvalid(
+                f"{resource}: unknown device id {unknown[0]!r}" if ids else f"{resource}: no device ids given"
+            )
+        with self._lock:
+            decision = self._decision(resource, ids)
+            if decision is None:
+                return self._grant_unidentified(resource, ids)
+            pod, container = decision.candidate.pod, decision.candidate.container
+            if decision.refusal is not None:
+                self._refuse(pod, container, decision.refusal)
+            try:
+                return self._grant(resource, ids, pod, container)
+            except (RequestInvalid, DoesNotFit) as error:
+                self._refuse(pod, container, error)
+
+    def _decision(self, resource: str, ids: frozenset[str]) -> Decision | None:
+        """Whose ids these are: as decided; else re-used by their owner; else the question last answered."""
+        last = self._last.pop(resource, None)
+        decision = self._decisions.pop((resource, ids), None)
+        if decision is not None:
+            return decision
+        owners = self._books.owners(ids)
+        if len(owners) == 1 and all(self._books.owner(device) in owners for device in ids):
+            pod = self._pod(next(iter(owners)))
+            container = reuser(pod, ids, resource, self._books.holds) if pod else None
+            if pod is not None and container is not None:
+                return Decision(Candidate(pod, container))
+        if last is not None and last.candidate.container.wants(resource) == len(ids):
+            return last
+        return None
+
+    def _grant(self, resource: str, ids: frozenset[str], pod: Pod, container: Container) -> Injection:
+        foreign = self._books.owners(ids) - {pod.uid}
+        if foreign:
+            holder = next((a for uid in foreign for a in self._books.ledger.of_pod(uid).values()), None)
+            raise DoesNotFit(
+                f"device ids of {resource} are still held by {_name(holder) if holder else 'another pod'}"
+            )
+        allocation = self._planner.allocation_of(pod, container)
+        named = self.node.ids.cards_of(resource, ids)
+        if named != set(allocation.cards) and not named < set(allocation.cards):
+            allocation = self._yield_to(resource, named, pod, container, allocation)
+        key = allocation.key
+        before = self._books.grants.get(key)
+        grant = before or Grant(allocation, secrets.token_hex(16), rules.ceiling_of(pod))
+        grant = replace(grant, allocation=allocation, ids={**grant.ids, resource: ids})
+        self._books.put(grant)
+        try:
+            injection = self._inject(grant, pod) if resource == CORE else Injection()
+            self._store.save(encode(self._books))
+        except VcudaError:
+            if before is not None:
+                self._books.put(before)
+            else:
+                self._books.release(*key)
+                self._planner.plan_again(pod)
+            raise
+        self._partner = key
+        self._tally.count("allocations", "granted")
+        log.info(
+            "placed",
+            pod=pod.key,
+            container=container.name,
+            resource=resource,
+            ids=len(ids),
+            cards=[self._index(c) for c in allocation.cards],
+            directory=grant.directory,
+        )
+        self.changed()
+        return injection
+
+    def _yield_to(
+        self,
+        resource: str,
+        named: frozenset[CardUuid],
+        pod: Pod,
+        container: Container,
+        allocation: Allocation,
+    ) -> Allocation:
+        """The ids are not of the decided cards: one card set that fits decides, anything else is a token."""
+        granted = any(a.granted for a in self._books.ledger.of_pod(pod.uid).values())
+        if not granted and len(named) == len(allocation.cards):
+            moved = self._planner.plan_within(pod, container, named)
+            if moved is not None:
+                self._tally.count("annotation_yielded")
+                return moved
+        self._tally.count("ids_off_card", resource)
+        log.info("ids are tokens", pod=pod.key, container=container.name, resource=resource)
+        return allocation
+
+    def _grant_unidentified(self, resource: str, ids: frozenset[str]) -> Injection:
+        """Nobody was asked for a preference: the ids decide, PreStartContainer settles whose it is."""
+        if self._books.owners(ids):
+            raise DoesNotFit(f"device ids of {resource} are still held by another pod")
+        counts: dict[CardUuid, int] = {}
+        for device in ids:
+            card = self.node.ids.card_of[resource][device]
+            counts[card] = counts.get(card, 0) + 1
+        if resource == CORE and len(ids) < CORES_PER_CARD:
+            counts = {max(counts, key=lambda c: (counts[c], c)): len(ids)}
+        shares = tuple(
+            Share(
+                card,
+                Amount(n, self._books.ledger.capacity(card).memory if n >= CORES_PER_CARD else 0)
+                if resource == CORE
+                else Amount(0, n * self.node.unit),
+            )
+            for card, n in sorted(counts.items())
+        )
+        name = secrets.token_hex(16)
+        allocation = Allocation(PodUid(UNIDENTIFIED + name), resource, ContainerKind.APP, 0, shares)
+        grant = Grant(allocation, name, ids={resource: ids})
+        self._books.put(grant)
+        injection = self._inject(grant, None) if resource == CORE else Injection()
+        self._store.save(encode(self._books))
+        self._tally.count("allocations", "unidentified")
+        log.warning("granted to an unidentified pod", resource=resource, ids=len(ids), directory=name)
+        return injection
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _inject(self, grant: Grant, pod: Pod | None) -> Injection:
+        limits = limits_of(grant)
+        if limits:
+            self._tenants.open(grant.directory, limits)
+        return self._injector.inject(
+            grant.directory, grant.allocation.shares, pod, annotation_of(grant, self.node.name)
+        )
+
+    def _refuse(self, pod: Pod, container: Container, error: VcudaError) -> NoReturn:
+        request = Amount(container.wants(CORE), container.wants(MEMORY) * self.node.unit)
+        self._refused.append((self._clock.monotonic() + REFUSED_SECONDS, request))
+        self._planner.drop_plan(pod.uid)
+        self._tally.count("allocations", "refused")
+        log.warning("refused", pod=pod.key, container=container.name, reason=str(error))
+        self._pods.event(pod, "VcudaRefused", f'container "{container.name}": {error}', warning=True)
+        self.changed()
+        raise type(error)(f'pod {pod.key}, container "{container.name}": {error}') from error
+
+    def _pod(self, uid: PodUid) -> Pod | None:
+        return next((f.pod for found in self._pods.local().values() for f in found if f.pod.uid == uid), None)
+
+    def _index(self, uuid: CardUuid) -> int | str:
+        state = self.node.card(uuid)
+        return state.card.index if state else uuid
+
+
+def limits_of(grant: Grant) -> tuple[Limit, ...]:
+    """What the container's library enforces; whole cards need none."""
+    return tuple(
+        Limit(s.card, s.amount.memory, s.amount.cores, max(grant.ceiling, s.amount.cores))
+        for s in grant.allocation.shares
+        if not s.whole
+    )
+
+
+def annotation_of(grant: Grant, node: str) -> str:
+    """The exact copy of one container's allocation that the kubelet keeps in its checkpoint for us."""
+    allocation = grant.allocation
+    shares = tuple((s.card, s.amount) for s in allocation.shares)
+    return encode_assignment(
+        Assignment(node, allocation.pod, {allocation.container: shares}, grant.directory)
+    )
+
+
+def success_text(grant: Grant, node: Node) -> str:
+    """One sentence for the Event: ``30 cores, 5 GiB of card 3``."""
+    return explain.granted(grant.allocation.shares, node.cards)
+
+
+def _held(grants: Mapping[Key, Grant], pod: PodUid, container: str, resource: str) -> frozenset[str]:
+    grant = grants.get((pod, container))
+    return grant.ids.get(resource, frozenset()) if grant else frozenset()
+
+
+def _name(allocation: Allocation) -> str:
+    return f"{allocation.namespace}/{allocation.pod_name}" if allocation.pod_name else str(allocation.pod)
+
+
+__all__ = [
+    "MEMORY",
+    "Allocator",
+    "Decision",
+    "Node",
+    "NodeUnready",
+    "annotation_of",
+    "limits_of",
+    "success_text",
+]

@@ -1,0 +1,188 @@
+"""The agent's books: the one Ledger, each container's ids and directory, and their life on disk.
+
+``Books`` is a plain value with rules; the allocator owns the one instance and the one lock around it.
+What the kubelet has been told is on disk before it is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpu_manager.domain.card import Card, CardUuid
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.ids import compact, expand
+from gpu_manager.domain.ledger import Allocation, Ledger, Share
+from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.resources import Amount
+
+Key = tuple[PodUid, str]
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the kubelet was told about one container.
+
+    ``directory`` is the random name of its control pages, ``ceiling`` its elastic core limit in percent
+    (0: hard), ``ids`` the device ids by resource, ``proven`` whether a PreStartContainer has confirmed it.
+    """
+
+    allocation: Allocation
+    directory: str
+    ceiling: int = 0
+    ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    proven: bool = False
+
+    @property
+    def key(self) -> Key:
+        """Pod UID and container name."""
+        return self.allocation.key
+
+
+class Books:
+    """Ledger and grants, always in step: every grant has its allocation in the ledger."""
+
+    def __init__(self, cards: Iterable[Card], unit: int, grants: Iterable[Grant] = ()) -> None:
+        facts = tuple(grants)
+        self.ledger = Ledger(cards, unit, (g.allocation for g in facts))
+        self.grants: dict[Key, Grant] = {g.key: g for g in facts}
+        self._owner: dict[str, PodUid] = {}
+        for grant in facts:
+            self._own(grant)
+
+    def holds(self, pod: PodUid, container: str, resource: str) -> frozenset[str]:
+        """The ids that container holds of the resource."""
+        grant = self.grants.get((pod, container))
+        return grant.ids.get(resource, frozenset()) if grant else frozenset()
+
+    def owner(self, device: str) -> PodUid | None:
+        """The pod that holds this id."""
+        return self._owner.get(device)
+
+    def owners(self, ids: Iterable[str]) -> frozenset[PodUid]:
+        """Every pod that holds one of these ids."""
+        return frozenset(uid for device in ids if (uid := self._owner.get(device)) is not None)
+
+    def plan(self, allocations: Iterable[Allocation]) -> None:
+        """Book a pod ahead of its admission. What is granted already stays as granted.
+
+        Raises:
+            DoesNotFit: nothing has changed.
+        """
+        self.ledger.commit(replace(a, granted=False) for a in allocations if a.key not in self.grants)
+
+    def put(self, grant: Grant) -> None:
+        """Record a grant (new, or with more ids, other amounts or cards).
+
+        Raises:
+            DoesNotFit: a card would be over-committed; nothing has changed.
+        """
+        self.ledger.commit((replace(grant.allocation, granted=True),))
+        self.grants[grant.key] = replace(grant, allocation=replace(grant.allocation, granted=True))
+        self._own(grant)
+
+    def detach(self, ids: Iterable[str]) -> None:
+        """The kubelet has taken these ids back; the amounts stay booked until their processes are gone."""
+        taken = frozenset(ids)
+        for key, grant in list(self.grants.items()):
+            if any(taken & held for held in grant.ids.values()):
+                self.grants[key] = replace(grant, ids={r: held - taken for r, held in grant.ids.items()})
+        for device in taken:
+            self._owner.pop(device, None)
+
+    def release(self, pod: PodUid, container: str | None = None) -> tuple[Allocation, ...]:
+        """Give back what a container or a whole pod holds or is planned to hold."""
+        gone = self.ledger.release(pod, container)
+        for allocation in gone:
+            grant = self.grants.pop(allocation.key, None)
+            for device in (d for held in (grant.ids.values() if grant else ()) for d in held):
+                if self._owner.get(device) == pod and not any(device in self._ids(g) for g in self._of(pod)):
+                    del self._owner[device]
+        return gone
+
+    def _of(self, pod: PodUid) -> tuple[Grant, ...]:
+        return tuple(g for key, g in self.grants.items() if key[0] == pod)
+
+    @staticmethod
+    def _ids(grant: Grant) -> frozenset[str]:
+        return frozenset().union(*grant.ids.values())
+
+    def _own(self, grant: Grant) -> None:
+        for device in self._ids(grant):
+            self._owner[device] = grant.allocation.pod
+
+
+def encode(books: Books) -> bytes:
+    """The books as the store keeps them: every allocation, planned ones too."""
+    rows = []
+    for allocation in books.ledger:
+        grant = books.grants.get(allocation.key)
+        rows.append(
+            {
+                "pod": allocation.pod,
+                "ns": allocation.namespace,
+                "name": allocation.pod_name,
+                "container": allocation.container,
+                "kind": allocation.kind.value,
+                "order": allocation.order,
+                "shares": [[s.card, s.amount.cores, s.amount.memory] for s in allocation.shares],
+                **(
+                    {
+                        "dir": grant.directory,
+                        "ceiling": grant.ceiling,
+                        "ids": {resource: compact(ids) for resource, ids in grant.ids.items()},
+                        "proven": grant.proven,
+                    }
+                    if grant
+                    else {}
+                ),
+            }
+        )
+    return json.dumps({"v": FORMAT, "allocations": rows}, separators=(",", ":")).encode()
+
+
+def decode(state: bytes) -> tuple[tuple[Grant, ...], tuple[Allocation, ...]]:
+    """Grants and planned allocations of a stored state.
+
+    Raises:
+        NodeUnready: the state is of a newer version or not ours.
+    """
+    try:
+        data = json.loads(state)
+        if data["v"] != FORMAT:
+            raise NodeUnready(
+                f"the ledger on disk has format {data['v']!r}, this program reads {FORMAT}: upgrade it"
+            )
+        grants, planned = [], []
+        for row in data["allocations"]:
+            allocation = _allocation(row)
+            if "dir" in row:
+                ids = {str(r): expand(written) for r, written in row["ids"].items()}
+                grants.append(
+                    Grant(allocation, str(row["dir"]), int(row["ceiling"]), ids, bool(row["proven"]))
+                )
+            else:
+                planned.append(allocation)
+        return tuple(grants), tuple(planned)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NodeUnready(
+            f"the ledger on disk is not readable ({error}): the books are rebuilt from the kubelet"
+        ) from error
+
+
+def _allocation(row: Mapping[str, Any]) -> Allocation:
+    return Allocation(
+        pod=PodUid(row["pod"]),
+        container=row["container"],
+        kind=ContainerKind(row["kind"]),
+        order=int(row["order"]),
+        shares=tuple(
+            Share(CardUuid(c), Amount(int(cores), int(memory))) for c, cores, memory in row["shares"]
+        ),
+        namespace=row["ns"],
+        pod_name=row["name"],
+        granted="dir" in row,
+    )

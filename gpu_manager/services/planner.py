@@ -1,0 +1,164 @@
+"""Plans over the ledger: where a pod goes, which ids say so. No port but a counter; called under the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from gpu_manager.domain import rules
+from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.contract import ALLOCATION, decode_assignment
+from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
+from gpu_manager.domain.ids import DeviceIds
+from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.placement import follow, place
+from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
+from gpu_manager.domain.request import PodRequest
+from gpu_manager.domain.topology import Topology
+from gpu_manager.services.books import Books
+from gpu_manager.services.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The node as it is now; replaced whole, so that readers need no lock."""
+
+    name: str
+    unit: int
+    cards: tuple[CardState, ...]
+    topology: Topology
+    ids: DeviceIds
+
+    @staticmethod
+    def of(name: str, unit: int, cards: Sequence[CardState], topology: Topology) -> Node:
+        """Build it, with the ids that its cards have."""
+        return Node(name, unit, tuple(cards), topology, DeviceIds(tuple(s.card for s in cards), unit))
+
+    def card(self, uuid: CardUuid) -> CardState | None:
+        """The card of that UUID, if it is still there."""
+        return next((s for s in self.cards if s.card.uuid == uuid), None)
+
+
+class Planner:
+    """The books and the node they are about. Not thread-safe: the allocator's lock is around it."""
+
+    def __init__(self, node: Node, books: Books, tally: Tally) -> None:
+        self.node = node
+        self.books = books
+        self._tally = tally
+
+    def allocation_of(self, pod: Pod, container: Container) -> Allocation:
+        """What this container has, or is to have; plans the whole pod if there is no plan yet."""
+        held = self.books.ledger.get(pod.uid, container.name)
+        if held is not None and (held.granted or all(self._open(card) for card in held.cards)):
+            return held
+        if held is not None:
+            self.drop_plan(pod.uid)
+        self.plan(pod, free_choice=True)
+        planned = self.books.ledger.get(pod.uid, container.name)
+        if planned is None:
+            raise Bug(f"{pod.key}: container {container.name} was left out of its pod's plan")
+        return planned
+
+    def plan(self, pod: Pod, *, free_choice: bool) -> None:
+        """Book every container of the pod that is not booked: as assigned, else by policy."""
+        request = self._open_part(pod)
+        cards, ledger = self.node.cards, self.books.ledger
+        assignment = self.assignment(pod)
+        fixed = self._init_cards(pod)
+        if fixed:
+            assignment = {c.name: fixed for c in request.containers}
+        if assignment is not None:
+            try:
+                self._book(pod, follow(request, assignment, cards, ledger))
+                return
+            except DoesNotFit as error:
+                if not free_choice or fixed:
+                    raise
+                self._tally.count("annotation_yielded")
+                log.warning("assignment not followed", pod=pod.key, reason=str(error))
+        self._book(pod, place(request, cards, self.node.topology, ledger))
+
+    def plan_within(self, pod: Pod, container: Container, cards: Iterable[CardUuid]) -> Allocation | None:
+        """Plan the pod anew on these cards alone; None, and the old plan, if it does not fit there."""
+        allowed = frozenset(cards)
+        before = tuple(self.books.ledger.of_pod(pod.uid).values())
+        self.drop_plan(pod.uid)
+        try:
+            request = self._open_part(pod)
+            states = tuple(
+                s if s.card.uuid in allowed else replace(s, cordoned=True) for s in self.node.cards
+            )
+            self._book(pod, place(request, states, self.node.topology, self.books.ledger))
+            return self.books.ledger.get(pod.uid, container.name)
+        except (RequestInvalid, DoesNotFit):
+            self.books.plan(before)
+            return None
+
+    def plan_again(self, pod: Pod) -> None:
+        try:
+            self.plan(pod, free_choice=True)
+        except (RequestInvalid, DoesNotFit) as error:
+            log.info("plan not renewed", pod=pod.key, reason=str(error))
+
+    def _open_part(self, pod: Pod) -> PodRequest:
+        request = rules.pod_request(pod, self.node.unit)
+        booked = self.books.ledger.of_pod(pod.uid)
+        return replace(request, containers=tuple(c for c in request.containers if c.name not in booked))
+
+    def _book(self, pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> None:
+        order = {c.name: (n, c.kind) for n, c in enumerate(pod.containers)}
+        self.books.plan(
+            Allocation(
+                pod.uid, name, order[name][1], order[name][0], shares, pod.namespace, pod.name, granted=False
+            )
+            for name, shares in placement.items()
+        )
+
+    def drop_plan(self, uid: PodUid) -> None:
+        for allocation in tuple(self.books.ledger.of_pod(uid).values()):
+            if not allocation.granted:
+                self.books.release(*allocation.key)
+
+    def _init_cards(self, pod: Pod) -> tuple[CardUuid, ...]:
+        """Where the pod's ordinary init containers lie: their ids go on to the app containers."""
+        held = self.books.ledger.of_pod(pod.uid).values()
+        return next((a.cards for a in held if a.kind is ContainerKind.INIT and a.granted), ())
+
+    def assignment(self, pod: Pod) -> Mapping[str, tuple[CardUuid, ...]] | None:
+        """The extender's choice if it is about this pod and node; only *which card* is taken from it."""
+        assignment = decode_assignment(pod.annotations.get(ALLOCATION))
+        if assignment is None or assignment.node != self.node.name or assignment.pod != pod.uid:
+            return None
+        return {name: tuple(card for card, _ in shares) for name, shares in assignment.containers.items()}
+
+    def pick(
+        self, resource: str, cards: Sequence[CardUuid], free: Sequence[str], must: Sequence[str], size: int
+    ) -> tuple[str, ...]:
+        """``must``, then ids of the decided cards, then whatever is offered."""
+        rank = {card: n for n, card in enumerate(cards)}
+        known = self.node.ids.card_of[resource]
+        chosen = set(must)
+        rest = sorted(
+            (d for d in free if d not in chosen),
+            key=lambda d: (rank.get(known.get(d, CardUuid("")), len(rank)), d),
+        )
+        return (*must, *rest[: max(0, size - len(must))])
+
+    def best_ids(self, resource: str, free: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
+        """Ids of as few cards as possible: the fullest card that still offers enough, else the emptiest."""
+        known, offered = self.node.ids.card_of[resource], dict[CardUuid, int]()
+        for device in free:
+            if device in known:
+                offered[known[device]] = offered.get(known[device], 0) + 1
+        enough = sorted((n, card) for card, n in offered.items() if n >= size)
+        first = [enough[0][1]] if enough else sorted(offered, key=lambda card: (-offered[card], card))
+        return self.pick(resource, first, free, must, size)
+
+    def _open(self, uuid: CardUuid) -> bool:
+        state = self.node.card(uuid)
+        return state is not None and state.open

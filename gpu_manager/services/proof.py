@@ -1,0 +1,219 @@
+"""PreStartContainer: proof from the kubelet's checkpoint of whose ids these are, then the final limits.
+
+It may correct names and amounts. A wrong card cannot be repaired, since ids are fixed for the pod's
+life: then the start is refused, said, and the pod evicted where a controller makes a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+
+from gpu_manager.domain import rules
+from gpu_manager.domain.contract import CORE, MEMORY, decode_assignment
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
+from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.placement import follow
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.domain.stamp import differs, stamps
+from gpu_manager.ports import Clock, Entry, Kubelet, Pods, Tenants
+from gpu_manager.services.allocator import Allocator, limits_of, success_text
+from gpu_manager.services.books import Books, Grant
+from gpu_manager.services.planner import Node
+from gpu_manager.services.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+
+class Proof:
+    """Thread-safe; called from the workers of several pods at once."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        kubelet: Kubelet,
+        pods: Pods,
+        tenants: Tenants,
+        clock: Clock,
+        tally: Tally,
+        *,
+        evict: bool,
+    ) -> None:
+        self._allocator = allocator
+        self._kubelet = kubelet
+        self._pods = pods
+        self._tenants = tenants
+        self._clock = clock
+        self._tally = tally
+        self._evict = evict
+
+    def prove(self, devices: Sequence[str]) -> None:
+        """Confirm the holder of these core ids, write its limits, begin its usage anew.
+
+        Raises:
+            NodeUnready: the kubelet's books do not show these ids (yet): it tries again.
+            DoesNotFit: the container cannot run with the cards it was given.
+        """
+        ids = frozenset(devices)
+        entries = self._kubelet.checkpoint()
+        if entries is None:
+            grants = self._allocator.read(
+                lambda books, _: [g for g in books.grants.values() if g.ids.get(CORE) == ids]
+            )
+            if not grants:
+                raise NodeUnready(
+                    "the kubelet's checkpoint cannot be read and the books do not know these ids: "
+                    "the start is tried again"
+                )
+            self._tally.count("unproven")
+            self._start(grants)
+            return
+        hits = [e for e in entries if e.resource == CORE and e.ids == ids]
+        if not hits:
+            self._tally.count("proof_mismatches")
+            raise NodeUnready(
+                "these ids are in no entry of the kubelet's checkpoint: the start is tried again"
+            )
+        self._start([self._settle(entry, entries) for entry in hits])
+
+    def _settle(self, entry: Entry, entries: Sequence[Entry]) -> Grant:
+        """The grant of this entry; corrected if the books had it under another name."""
+        known = self._allocator.read(lambda books, _: books.grants.get((entry.pod, entry.container)))
+        if known is not None and known.ids.get(CORE) == entry.ids:
+            return known
+        memory = next(
+            (
+                e.ids
+                for e in entries
+                if (e.pod, e.container, e.resource) == (entry.pod, entry.container, MEMORY)
+            ),
+            frozenset[str](),
+        )
+        pod = self._pod(entry.pod)
+        try:
+            grant = self._allocator.change(lambda books, node: adopt(books, node, entry, memory, pod))
+        except (DoesNotFit, RequestInvalid) as error:
+            self._refuse(entry, pod, str(error))
+            raise DoesNotFit(
+                f"container {entry.container!r} cannot start with the card it was given: {error}"
+            ) from error
+        self._tally.count("association_corrected")
+        log.warning(
+            "association corrected", pod=entry.pod, container=entry.container, directory=grant.directory
+        )
+        return grant
+
+    def _start(self, grants: Sequence[Grant]) -> None:
+        fresh = [g for g in grants if not g.proven]
+        for grant in grants:
+            limits = limits_of(grant)
+            if limits:
+                self._tenants.open(grant.directory, limits)
+                self._tenants.reset(grant.directory)
+        if fresh:
+            self._allocator.change(lambda books, _: _mark(books, fresh))
+        for grant in fresh:
+            self._announce(grant)
+
+    def _announce(self, grant: Grant) -> None:
+        pod = self._pod(grant.allocation.pod)
+        if pod is None:
+            return
+        text = success_text(grant, self._allocator.node)
+        self._pods.event(pod, "VcudaAllocated", f'container "{grant.allocation.container}": {text}')
+        placement = self._allocator.read(
+            lambda books, _: {name: a.shares for name, a in books.ledger.of_pod(pod.uid).items()}
+        )
+        node = self._allocator.node
+        truth = stamps(pod, node.name, placement, node.cards, self._clock.now(), assigned=True)
+        if differs(pod, truth):
+            self._pods.annotate(pod, truth)
+
+    def _refuse(self, entry: Entry, pod: Pod | None, reason: str) -> None:
+        self._tally.count("proof_refusals")
+        log.error(
+            "start refused", pod=pod.key if pod else entry.pod, container=entry.container, reason=reason
+        )
+        if pod is not None:
+            self._pods.event(
+                pod, "VcudaStartRefused", f'container "{entry.container}": {reason}', warning=True
+            )
+            if self._evict and pod.controlled:
+                self._pods.evict(pod, reason)
+
+    def _pod(self, uid: PodUid) -> Pod | None:
+        return next((f.pod for found in self._pods.local().values() for f in found if f.pod.uid == uid), None)
+
+
+def adopt(books: Books, node: Node, entry: Entry, memory: frozenset[str], pod: Pod | None) -> Grant:
+    """Book what the checkpoint proves: this container, these ids, the cards of the response it was given.
+
+    Raises:
+        NodeUnready: the response in the checkpoint is not ours to read.
+        DoesNotFit: its cards have no room, or the pod may not use them.
+    """
+    told = decode_assignment(entry.annotation)
+    shares = next(iter(told.containers.values()), ()) if told else ()
+    if told is None or not shares or not told.directory:
+        raise NodeUnready(
+            f"the checkpoint's response for container {entry.container!r} carries no allocation of ours"
+        )
+    cards = [card for card, _ in shares]
+    whole = len(entry.ids) >= CORES_PER_CARD
+    amount = Amount(min(len(entry.ids), CORES_PER_CARD), len(memory) * node.unit)
+    kind, order = next(
+        ((c.kind, n) for n, c in enumerate(pod.containers if pod else ()) if c.name == entry.container),
+        (ContainerKind.APP, 0),
+    )
+    allocation = Allocation(
+        pod=entry.pod,
+        container=entry.container,
+        kind=kind,
+        order=order,
+        shares=tuple(
+            Share(c, replace(amount, memory=books.ledger.capacity(c).memory) if whole else amount)
+            for c in cards
+        ),
+        namespace=pod.namespace if pod else "",
+        pod_name=pod.name if pod else "",
+    )
+    undo = [
+        g
+        for g in books.grants.values()
+        if g.key != allocation.key
+        and (g.directory == told.directory or g.ids.get(MEMORY) == memory != frozenset())
+    ]
+    undo = [g for g in undo if not (g.allocation.pod == entry.pod and g.directory != told.directory)]
+    for wrong in undo:
+        books.release(*wrong.key)
+    try:
+        if pod is not None:
+            _allowed(pod, entry.container, cards, books, node)
+        grant = Grant(
+            allocation, told.directory, rules.ceiling_of(pod) if pod else 0, {CORE: entry.ids, MEMORY: memory}
+        )
+        books.put(grant)
+    except (DoesNotFit, RequestInvalid):
+        for wrong in undo:
+            books.put(wrong)
+        raise
+    return grant
+
+
+def _allowed(pod: Pod, container: str, cards: Sequence[str], books: Books, node: Node) -> None:
+    """The pod's own rules about cards (allow lists, count); its plan elsewhere is dropped."""
+    request = rules.pod_request(pod, node.unit)
+    own = replace(request, containers=tuple(c for c in request.containers if c.name == container))
+    ledger = books.ledger.copy()
+    ledger.release(pod.uid)
+    follow(own, {container: tuple(cards)}, node.cards, ledger)  # type: ignore[dict-item] # CardUuid is a str
+
+
+def _mark(books: Books, grants: Sequence[Grant]) -> None:
+    for grant in grants:
+        current = books.grants.get(grant.key)
+        if current is not None:
+            books.grants[grant.key] = replace(current, proven=True)

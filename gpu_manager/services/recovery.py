@@ -1,0 +1,244 @@
+"""Recover and reclaim: the books rebuilt after any loss, and what dead pods held given back.
+
+Order of belief (DESIGN 5.8): store, then our annotation in the checkpoint's response, then ids and pod
+spec, then the pod's annotation as a hint. Disagreements are logged, counted and resolved in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import CORE, MEMORY, decode_assignment
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready
+from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.ports import Clock, Entry, Found, Injector, Kubelet, Listed, Pods, Processes, Tenants
+from gpu_manager.services.allocator import UNIDENTIFIED, Allocator
+from gpu_manager.services.books import Books, Grant, Key, decode
+from gpu_manager.services.planner import Node
+from gpu_manager.services.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+SETTLE_SECONDS = 60.0  # after a registration the kubelet lists its pods one by one: absence means nothing
+ROUNDS = 2
+
+
+@dataclass
+class _Held:
+    """What the kubelet says one container holds."""
+
+    ids: dict[str, frozenset[str]] = field(default_factory=dict)
+    annotation: str | None = None
+
+
+def rebuild(
+    stored: bytes | None,
+    entries: Sequence[Entry] | None,
+    listing: Mapping[tuple[str, str], Sequence[Listed]] | None,
+    local: Mapping[str, Sequence[Found]],
+    node: Node,
+    tally: Tally,
+) -> Books:
+    """The books after a start. Every source may be missing; none is asked twice."""
+    grants: dict[Key, Grant] = {}
+    planned: tuple[Allocation, ...] = ()
+    if stored is not None:
+        try:
+            found, planned = decode(stored)
+            grants = {g.key: g for g in found}
+        except NodeUnready as error:
+            tally.count("recovery_disagreements", "store")
+            log.error("ledger not used", reason=str(error))
+    pods = {f.pod.uid: f.pod for named in local.values() for f in named}
+    held = _by_entry(entries) if entries is not None else _by_listing(listing or {}, local)
+    for key, truth in held.items():
+        grant = _grant(key, truth, grants.get(key), pods.get(key[0]), node, tally)
+        if grant is not None:
+            grants[key] = grant
+    books = Books((s.card for s in node.cards), node.unit, grants.values())
+    for allocation in planned:
+        try:
+            books.plan((allocation,))
+        except DoesNotFit:
+            log.info(
+                "plan dropped",
+                pod=f"{allocation.namespace}/{allocation.pod_name}",
+                container=allocation.container,
+            )
+    log.info("books rebuilt", grants=len(grants), stored=stored is not None, checkpoint=entries is not None)
+    return books
+
+
+def _by_entry(entries: Sequence[Entry]) -> dict[Key, _Held]:
+    held: dict[Key, _Held] = {}
+    for entry in entries:
+        one = held.setdefault((entry.pod, entry.container), _Held())
+        one.ids[entry.resource] = entry.ids
+        if entry.resource == CORE:
+            one.annotation = entry.annotation
+    return held
+
+
+def _by_listing(
+    listing: Mapping[tuple[str, str], Sequence[Listed]], local: Mapping[str, Sequence[Found]]
+) -> dict[Key, _Held]:
+    held: dict[Key, _Held] = {}
+    for (namespace, name), containers in listing.items():
+        live = [f.pod for f in local.get(f"{namespace}/{name}", ()) if not f.tombstone]
+        for listed in containers:
+            ids = {r: devices for r, devices in listed.ids.items() if r in (CORE, MEMORY) and devices}
+            if live and ids:
+                held[live[0].uid, listed.container] = _Held(ids)
+    return held
+
+
+def _grant(
+    key: Key, truth: _Held, stored: Grant | None, pod: Pod | None, node: Node, tally: Tally
+) -> Grant | None:
+    if stored is not None:
+        if any(stored.ids.get(r) != ids for r, ids in truth.ids.items()):
+            tally.count("recovery_disagreements", "ids")
+            log.warning("ids differ from the kubelet's, its own are used", pod=key[0], container=key[1])
+            return replace(stored, ids={**stored.ids, **truth.ids})
+        return stored
+    tally.count("recovery_disagreements", "missing")
+    told = decode_assignment(truth.annotation)
+    cores, memory = truth.ids.get(CORE, frozenset()), truth.ids.get(MEMORY, frozenset())
+    if told is not None and told.containers:
+        shares = tuple(Share(card, amount) for card, amount in next(iter(told.containers.values())))
+        directory = told.directory
+    else:
+        shares, directory = _from_ids(cores, memory, node), ""
+    if not shares:
+        log.warning(
+            "ids of no card of this node", pod=key[0], container=key[1], cores=len(cores), memory=len(memory)
+        )
+        return None
+    kind, order = next(
+        ((c.kind, n) for n, c in enumerate(pod.containers if pod else ()) if c.name == key[1]),
+        (ContainerKind.APP, 0),
+    )
+    allocation = Allocation(
+        key[0], key[1], kind, order, shares, pod.namespace if pod else "", pod.name if pod else ""
+    )
+    log.info("grant recovered from the kubelet", pod=key[0], container=key[1], directory=directory)
+    return Grant(allocation, directory, ids=truth.ids)
+
+
+def _from_ids(cores: frozenset[str], memory: frozenset[str], node: Node) -> tuple[Share, ...]:
+    """Cards and amounts as the ids say them; the ids carry their card."""
+    counts: dict[CardUuid, Amount] = {}
+    for device in cores:
+        if card := node.ids.card_of[CORE].get(device):
+            counts[card] = counts.get(card, Amount(0, 0)) + Amount(1, 0)
+    for device in memory:
+        if card := node.ids.card_of[MEMORY].get(device):
+            counts[card] = counts.get(card, Amount(0, 0)) + Amount(0, node.unit)
+    whole = {s.card.uuid: s.card.capacity(node.unit) for s in node.cards}
+    return tuple(
+        Share(card, whole[card] if amount.cores >= CORES_PER_CARD else amount)
+        for card, amount in sorted(counts.items())
+    )
+
+
+class Reclaimer:
+    """Gives back what dead pods held, in two rounds, and clears what nothing names any more."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        kubelet: Kubelet,
+        pods: Pods,
+        tenants: Tenants,
+        injector: Injector,
+        processes: Processes,
+        clock: Clock,
+        tally: Tally,
+    ) -> None:
+        self._allocator = allocator
+        self._kubelet = kubelet
+        self._pods = pods
+        self._tenants = tenants
+        self._injector = injector
+        self._processes = processes
+        self._clock = clock
+        self._tally = tally
+        self._absent: dict[Key, int] = {}
+        self._orphans: frozenset[str] = frozenset()
+
+    def round(self) -> tuple[Allocation, ...]:
+        """One look; returns what was released."""
+        allocations = self._allocator.read(lambda books, _: tuple(books.ledger))
+        unnamed = self._allocator.read(
+            lambda books, _: {
+                g.key: g.ids for g in books.grants.values() if g.allocation.pod.startswith(UNIDENTIFIED)
+            }
+        )
+        entries = self._kubelet.checkpoint()
+        listing = self._allocator.listing_when_idle()
+        gone = {a.key for a in allocations if self._gone(a, entries, listing, unnamed.get(a.key))}
+        self._absent = {key: self._absent.get(key, 0) + 1 for key in gone}
+        released: list[Allocation] = []
+        if self._clock.monotonic() - self._allocator.registered_at >= SETTLE_SECONDS:
+            for pod, container in [key for key, rounds in self._absent.items() if rounds >= ROUNDS]:
+                if self._processes.alive(pod) is not True:
+                    released += self._allocator.change(
+                        lambda books, _, p=pod, c=container: books.release(p, c)
+                    )
+        for allocation in released:
+            self._tally.count("reclaimed")
+            log.info(
+                "reclaimed",
+                pod=f"{allocation.namespace}/{allocation.pod_name}",
+                container=allocation.container,
+            )
+        self._sweep()
+        return tuple(released)
+
+    def _release(self, pod: PodUid, container: str) -> tuple[Allocation, ...]:
+        return self._allocator.change(lambda books, _: books.release(pod, container))
+
+    def _gone(
+        self,
+        allocation: Allocation,
+        entries: Sequence[Entry] | None,
+        listing: frozenset[tuple[str, str]] | None,
+        ids: Mapping[str, frozenset[str]] | None,
+    ) -> bool:
+        """Absent from the kubelet's books *and* from the API; one of the two alone proves nothing."""
+        if ids is not None:
+            return entries is not None and not any(e.ids == ids.get(e.resource) for e in entries)
+        if self._living(allocation.pod):
+            return False
+        if not allocation.granted:
+            return True
+        if entries is not None and not any((e.pod, e.container) == allocation.key for e in entries):
+            return True
+        return (
+            listing is not None
+            and self._allocator.seen(allocation.pod)
+            and ((allocation.namespace, allocation.pod_name) not in listing)
+        )
+
+    def _living(self, uid: PodUid) -> bool:
+        return any(
+            f.pod.uid == uid and not f.tombstone and not f.pod.terminal
+            for found in self._pods.local().values()
+            for f in found
+        )
+
+    def _sweep(self) -> None:
+        """Remove directories that no grant names, once they were seen so twice."""
+        named = self._allocator.read(lambda books, _: frozenset(g.directory for g in books.grants.values()))
+        orphans = frozenset(self._tenants.names()) - named
+        for name in orphans & self._orphans:
+            self._tenants.remove(name)
+            log.info("directory removed", directory=name)
+        self._orphans = orphans
+        self._injector.prune(self._allocator.read(lambda books, _: tuple(books.ledger)))
