@@ -204,10 +204,9 @@ def uuid_text(raw: bytes) -> str:
 
 
 def _q8(value: float, what: str, low: int = 0) -> int:
-    scaled = round(value * 256)
-    if not low <= scaled <= 0xFFFFFFFF:
+    if not low <= value * 256 <= 0xFFFFFFFF:  # false for NaN too
         raise PageError(f"{what} {value} does not fit in the limits page")
-    return scaled
+    return round(value * 256)
 
 
 def _encode_card(card: CardLimits) -> bytes:

@@ -6,8 +6,8 @@ The directory holds the unpacked wheels of that release: nvidia-cuda-runtime (cu
 cudaVDPAU.h, cudaTypedefs.h), nvidia-cuda-profiler-api (cudaProfiler.h) and nvidia-nvml-dev (nvml.h); for
 releases before 13 their names end in ``-cu12``. Needs gcc, for its preprocessor alone.
 
-Writes, beside itself: ``cuda-<release>.txt`` and ``nvml-<release>.txt``, one exported function a line, sorted,
-and ``variants-<release>.txt``: which exported function the resolver hands out for (name, version, stream mode).
+Writes, beside itself: ``cuda-<release>.txt`` and ``nvml-<release>.txt``, one exported function a line,
+and ``variants-<release>.txt``: which function the resolver hands out for (name, version, stream mode).
 Names and version numbers are facts; nothing else of the headers is kept.
 """
 # ruff: noqa: INP001, S603, T201 -- a program, run by hand: it prints, and starts gcc on headers it was given
@@ -26,10 +26,15 @@ HERE = Path(__file__).resolve().parent
 FOREIGN = ("GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h")
 # Three readings of the same header: what programs see, what they see with per-thread default streams, and
 # every old version of a name.
-MODES = ([], ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"], ["-D__CUDA_API_VERSION_INTERNAL"])
-NVML_MODES = ([], ["-DNVML_NO_UNVERSIONED_FUNC_DEFS"])
+MODES: tuple[list[str], ...] = (
+    [],
+    ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"],
+    ["-D__CUDA_API_VERSION_INTERNAL"],
+)
+NVML_MODES: tuple[list[str], ...] = ([], ["-DNVML_NO_UNVERSIONED_FUNC_DEFS"])
 # A driver also exports these; no header of the wheels declares them (cuda-gdb looks the first two up).
 UNDECLARED = ("cudbgGetAPI", "cudbgGetAPIVersion")
+WINDOWS = ("cuWGLGetDevice",)
 
 
 def preprocess(header: Path, includes: list[Path], options: list[str]) -> str:
@@ -105,8 +110,9 @@ def generation(symbol: str, mode: str) -> tuple[str, int]:
 def variants(root: Path, names: set[str]) -> list[str]:
     """Lines ``name version mode symbol``: the resolver's answer from that version on.
 
-    A name's exported forms, oldest first, belong to its typedefs' versions, oldest first: the header numbers
-    both in the order in which the meaning changed. Where their counts differ the newest are matched, and said.
+    A name's exported forms, oldest first, belong to its typedefs' versions, oldest first: the header
+    numbers both in the order in which the meaning changed. Where their counts differ the newest are matched,
+    and it is said.
     """
     lines = []
     for (name, mode), versions in sorted(typedefs(root).items()):
@@ -120,7 +126,7 @@ def variants(root: Path, names: set[str]) -> list[str]:
             ),
             key=lambda symbol: generation(symbol, mode)[1],
         )
-        if len(forms) != len(versions):
+        if len(forms) != len(versions) and name not in WINDOWS:
             print(f"{name}{mode}: versions {versions}, forms {forms}", file=sys.stderr)
         matched = min(len(forms), len(versions))
         pairs = zip(versions[len(versions) - matched :], forms[len(forms) - matched :], strict=True)

@@ -1,0 +1,147 @@
+"""C and Python agree on every offset, size and checksum of the control pages."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import struct
+
+import pytest
+
+from tests.native.conftest import LIB, run
+from vcuda import page
+
+HEADER = LIB / "include" / "vcuda_page.h"
+STRUCTS = ("card_limits", "limits_copy", "card_usage", "slot", "usage")
+
+
+def fields_of(name: str) -> list[str]:
+    """The members of a struct of the header, in order."""
+    body = re.search(rf"^struct vcuda_{name} {{(.*?)^}};", HEADER.read_text(), re.DOTALL | re.MULTILINE)
+    assert body
+    text = re.sub(r"/\*.*?\*/", "", body[1], flags=re.DOTALL)
+    text = re.sub(r"_Alignas\(\w+\)", "", text)
+    return [
+        re.sub(r"\[.*", "", part.split()[-1], flags=re.DOTALL)
+        for line in text.split(";")
+        for part in re.sub(r"\[[^]]*\]", "", line, flags=re.DOTALL).split(",")
+        if part.strip()
+    ]
+
+
+@pytest.fixture(scope="module")
+def facts(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """``struct.field`` → offset, ``struct`` → size and each ``#define`` → value, as the compiler sees them."""
+    lines = [f'printf("{s} %zu\\n", sizeof(struct vcuda_{s}));' for s in STRUCTS]
+    for s in STRUCTS:
+        lines += [f'printf("{s}.{f} %zu\\n", offsetof(struct vcuda_{s}, {f}));' for f in fields_of(s)]
+    names = re.findall(r"^#define (VCUDA_\w+) ", HEADER.read_text(), re.MULTILINE)
+    lines += [f'printf("{n} %llu\\n", (unsigned long long){n});' for n in names if n != "VCUDA_PAGE_H"]
+    source = tmp_path_factory.mktemp("layout") / "layout.c"
+    body = "\n".join(lines)
+    source.write_text(
+        f'#include <stdio.h>\n#include "vcuda_page.h"\nint main(void) {{\n{body}\nreturn 0; }}\n'
+    )
+    program = source.with_suffix("")
+    run(compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{LIB / 'include'}", source, "-o", program)
+    return {key: int(value) for key, value in (line.split() for line in run(program).splitlines())}
+
+
+def offsets(layout: str, start: int, names: str) -> dict[str, int]:
+    """Where a Python struct layout puts its values: name → offset."""
+    parts = re.findall(r"\d*[a-zA-Z]", layout.lstrip("<"))
+    at, found, rest = start, {}, names.split()
+    for part in parts:
+        size = struct.calcsize("<" + part)
+        if part.endswith("x"):
+            at += size
+        elif part.endswith("s") or not part[:-1]:
+            found[rest.pop(0)] = at
+            at += size
+        else:  # a run of equal words: separate members, or one array
+            count, each = int(part[:-1]), struct.calcsize("<" + part[-1])
+            array = len(rest) < count
+            for index in range(1 if array else count):
+                found[rest.pop(0)] = at + index * each
+            at += size
+    assert not rest
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "start", "names"),
+    [
+        (
+            "limits_copy", page._HEADER, 0,
+            ("magic abi_major abi_minor crc generation size header_size card_size card_count flags log_level "
+            "reserved0 heartbeat_ns reserved1 identity reserved"),
+        ),
+        (
+            "card_limits", page._CARD, 0,
+            ("uuid memory_limit context_reserve host_adjust host_seen_used core_limit_q8 core_ceiling_q8 burst_ns "
+            "debt_ns window_ns gain_q8 co_active_q8 mode reserved0 reserved"),
+        ),
+        ("usage", page._USAGE_HEADER, 0, "magic abi_major abi_minor size build_id slot_high reserved0"),
+        (
+            "usage", page._COUNTERS, page._COUNTERS_OFFSET,
+            ("generation_seen limits_invalid unknown_symbols routed_by_name slots_exhausted slots_reaped repairs "
+            "unknown_name"),
+        ),
+        (
+            "card_usage", page._CARD_USAGE, 0,
+            ("charged peak refusals refused_bytes credit_ns refill_ns busy_ns throttle_ns launches debt_cut_ns starved "
+            "last_busy_ns longest_ns window_busy_ns window_start_ns"),
+        ),
+        ("slot", page._SLOT, 0, "state pid pid_namespace start_time nonce heartbeat_ns inflight charged"),
+    ],
+)  # fmt: skip
+def test_every_value_python_reads_lies_where_c_puts_it(
+    facts: dict[str, int], name: str, layout: struct.Struct, start: int, names: str
+) -> None:
+    for field, offset in offsets(layout.format, start, names).items():
+        assert (field, offset) == (field, facts[f"{name}.{field}"])
+
+
+def test_every_member_of_the_header_is_known_to_python() -> None:
+    usage_names = {field.name for field in dataclasses.fields(page.CardUsage)}
+    assert set(fields_of("card_usage")) == usage_names
+    slot_names = {field.name for field in dataclasses.fields(page.Slot)} - {"index"}
+    assert set(fields_of("slot")) - {"state", "reserved"} == slot_names
+
+
+def test_sizes_agree(facts: dict[str, int]) -> None:
+    assert facts["card_limits"] == page._CARD.size
+    assert facts["limits_copy.card"] == page._HEADER.size
+    assert facts["limits_copy"] == facts["VCUDA_COPY_SIZE"] == page.COPY_SIZE
+    assert facts["VCUDA_LIMITS_SIZE"] == page.LIMITS_SIZE
+    assert facts["card_usage"] == page._CARD_USAGE.size
+    assert facts["slot"] == page._SLOT.size == page.SLOT_SIZE
+    assert facts["usage.slot"] == page.USAGE_HEAD_SIZE
+    assert facts["usage"] == facts["VCUDA_USAGE_SIZE"] == page.USAGE_SIZE
+
+
+def test_constants_agree(facts: dict[str, int]) -> None:
+    assert facts["VCUDA_ABI_MAJOR"] == page.ABI_MAJOR
+    assert facts["VCUDA_ABI_MINOR"] == page.ABI_MINOR
+    assert facts["VCUDA_LIMITS_MAGIC"].to_bytes(8, "little") == page.LIMITS_MAGIC
+    assert facts["VCUDA_USAGE_MAGIC"].to_bytes(8, "little") == page.USAGE_MAGIC
+    assert facts["VCUDA_MAX_CARDS"] == page.MAX_CARDS
+    assert facts["VCUDA_MAX_SLOTS"] == page.MAX_SLOTS
+    assert facts["VCUDA_CHARGED_MASK"] == page.MAX_BYTES
+    assert facts["VCUDA_SLOT_LIVE"] == page._SLOT_LIVE
+    flags = (page._FAIL_OPEN, page._ELASTIC, page._OVERSUBSCRIBE, page._OBSERVE)
+    assert flags == tuple(
+        facts[f"VCUDA_FLAG_{name}"] for name in ("FAIL_OPEN", "ELASTIC", "OVERSUBSCRIBE", "OBSERVE")
+    )
+    modes = (page._MEMORY_LIMITED, page._CORES_LIMITED, page._LEASE)
+    assert modes == tuple(
+        facts[f"VCUDA_MODE_{name}"] for name in ("MEMORY_LIMITED", "CORES_LIMITED", "LEASE")
+    )
+    levels = tuple(facts[f"VCUDA_LOG_{level.name}"] for level in page.LogLevel)
+    assert levels == tuple(page.LogLevel)
+
+
+def test_words_that_processes_contend_for_have_lines_of_their_own(facts: dict[str, int]) -> None:
+    lines = [facts[f"card_usage.{name}"] for name in ("charged", "credit_ns", "busy_ns", "last_busy_ns")]
+    assert lines == [0, 128, 256, 384]
+    assert facts["slot"] % 128 == facts["usage.slot"] % 128 == 0

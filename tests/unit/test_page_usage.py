@@ -1,0 +1,125 @@
+"""The usage page: the tenant may write anything into it; reading it gives bounded numbers or a PageError."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcuda import page
+
+HEAD = page.build_usage()[: page.USAGE_HEAD_SIZE]
+
+
+def with_words(image: bytes, offset: int, layout: str, *words: int | bytes) -> bytes:
+    changed = bytearray(image)
+    struct.pack_into("<" + layout, changed, offset, *words)
+    return bytes(changed)
+
+
+def bounded(usage: page.Usage, cards: int) -> None:
+    """Every number is one that arithmetic, metrics and logs survive."""
+    assert len(usage.cards) == cards
+    for card in usage.cards:
+        for name in card.__dataclass_fields__:
+            value = getattr(card, name)
+            assert -(2**63) < value < 2**63
+            assert value >= 0 or name == "credit_ns"
+        assert max(card.charged, card.peak, card.refused_bytes) <= page.MAX_BYTES
+    for slot in usage.slots:
+        assert 0 <= slot.index < usage.slot_high <= page.MAX_SLOTS
+        assert len(slot.charged) == len(slot.inflight) == cards
+        assert all(0 <= value <= page.MAX_BYTES for value in slot.charged)
+    assert usage.unknown_name == "" or usage.unknown_name.replace("_", "a").isalnum()
+    assert usage.unknown_name.isascii()
+
+
+def test_a_new_page_says_zero() -> None:
+    image = page.build_usage()
+    assert len(image) == page.USAGE_SIZE
+    usage = page.read_usage(image, 2)
+    bounded(usage, 2)
+    assert usage.slots == ()
+    assert [(card.charged, card.busy_ns) for card in usage.cards] == [(0, 0), (0, 0)]
+    assert page.usage_extent(image[:4096]) == page.USAGE_HEAD_SIZE
+
+
+@given(st.binary(max_size=600), st.integers(0, page.USAGE_HEAD_SIZE - 1), st.integers(0, page.MAX_CARDS))
+def test_a_scribbled_head_gives_bounded_numbers_or_a_page_error(patch: bytes, where: int, cards: int) -> None:
+    image = bytearray(page.build_usage())
+    image[where : where + len(patch)] = patch
+    image = image[: page.USAGE_SIZE]
+    try:
+        bounded(page.read_usage(bytes(image), cards), cards)
+        assert page.usage_extent(bytes(image)) <= page.USAGE_SIZE
+    except page.PageError:
+        pass
+
+
+@given(st.binary(min_size=page.SLOT_SIZE, max_size=page.SLOT_SIZE), st.integers(0, 2**32 - 1))
+def test_scribbled_slots_give_bounded_numbers(slot: bytes, slot_high: int) -> None:
+    head = with_words(HEAD, 32, "I", slot_high)
+    image = (head + slot * page.MAX_SLOTS).ljust(page.USAGE_SIZE, b"\xff")
+    bounded(page.read_usage(image, 16), 16)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_a_page_error(image: bytes) -> None:
+    with pytest.raises(page.PageError):
+        page.read_usage(image, 1)
+    with pytest.raises(page.PageError):
+        page.usage_extent(image)
+
+
+@pytest.mark.parametrize("length", [0, 31, 39, 40, 4096, page.USAGE_HEAD_SIZE - 1])
+def test_a_truncated_page_is_a_page_error(length: int) -> None:
+    with pytest.raises(page.PageError):
+        page.read_usage(HEAD[:length], 1)
+
+
+def test_a_page_cut_within_its_slots_is_a_page_error() -> None:
+    head = with_words(HEAD, 32, "I", 2)
+    assert page.usage_extent(head) == page.USAGE_HEAD_SIZE + 512
+    page.read_usage(head + bytes(512), 1)
+    with pytest.raises(page.PageError, match="within its slots"):
+        page.read_usage(head + bytes(511), 1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "layout", "value", "text"),
+    [
+        (0, "8s", b"whatever", "no magic"),
+        (8, "H", 2, "ABI is 2, ours 1"),
+        (12, "I", 0, "says that it has 0 bytes"),
+    ],
+)
+def test_another_format_is_refused_and_named(offset: int, layout: str, value: int | bytes, text: str) -> None:
+    with pytest.raises(page.PageError, match=text):
+        page.read_usage(with_words(HEAD, offset, layout, value), 1)
+
+
+def test_a_later_minor_is_read() -> None:
+    assert page.read_usage(with_words(HEAD, 10, "H", 7), 1).slots == ()
+
+
+def test_a_live_slot_is_read_and_a_free_one_is_not() -> None:
+    image = bytearray(page.build_usage())
+    struct.pack_into("<I", image, 32, 3)
+    at = page.USAGE_HEAD_SIZE + 2 * page.SLOT_SIZE
+    struct.pack_into("<IIQQQQ24x16I16Q", image, at, 1, 42, 77, 5, 9, 11, *range(16), *range(100, 116))
+    (slot,) = page.read_usage(bytes(image), 2).slots
+    assert slot == page.Slot(2, 42, 77, 5, 9, 11, (0, 1), (100, 101))
+    struct.pack_into("<I", image, at, 0x101)
+    assert page.read_usage(bytes(image), 2).slots == ()
+
+
+def test_the_epoch_is_no_memory() -> None:
+    image = with_words(page.build_usage(), 4096, "Q", 0xFFFF << 48 | 5)
+    assert page.read_usage(image, 1).cards[0].charged == 5
+
+
+def test_more_cards_than_a_page_has_are_refused() -> None:
+    with pytest.raises(page.PageError, match="16 cards at most"):
+        page.read_usage(HEAD, 17)
