@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.resources import LARGEST_COUNT, Amount
 from gpu_manager.domain.topology import Link, Topology
 
 # Resources (spec: device plugin API; the names are the predecessor's).
@@ -61,6 +61,7 @@ KUBELET_DIR: Final = "/var/lib/kubelet"
 HTTP_PORT: Final = 5678
 
 VERSION: Final = 1
+_LONGEST_JSON = 1 << 20  # characters; Kubernetes holds all annotations of an object under 256 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +97,16 @@ def encode_assignment(assignment: Assignment) -> str:
 def decode_assignment(text: str | None) -> Assignment | None:
     """Read :data:`ALLOCATION`; None when absent, of another version or malformed."""
     data = _json_object(text)
-    if data is None or data.get("v") != VERSION or not isinstance(data.get("containers"), dict):
+    if data is None:
         return None
     try:
         return Assignment(
             node=_text(data["node"]),
             pod=_text(data["pod"]),
             containers={
-                _text(name): tuple(
-                    (CardUuid(_text(s["uuid"])), Amount(_count(s["cores"]), _count(s["memory"]))) for s in shares
-                )
-                for name, shares in data["containers"].items()
+                _text(name): tuple((_uuid(s["uuid"]), _amount(s)) for s in map(_map, _list(shares)))
+                for name, shares in _map(data["containers"]).items()
             },
-            directory=_text(data.get("dir", "")),
         )
     except (KeyError, TypeError, ValueError):
         return None
@@ -138,7 +136,7 @@ def encode_inventory(inventory: Inventory) -> str:
                     "i": s.card.index,
                     "uuid": s.card.uuid,
                     "model": s.card.model,
-                    "memory": s.card.capacity(inventory.unit).memory if not s.card.mig else s.card.memory,
+                    "memory": s.card.memory if s.card.mig else s.card.capacity(inventory.unit).memory,
                     "numa": s.card.numa,
                     "healthy": s.healthy,
                     "cordoned": s.cordoned,
@@ -156,36 +154,43 @@ def encode_inventory(inventory: Inventory) -> str:
 def decode_inventory(text: str | None) -> Inventory | None:
     """Read :data:`INVENTORY`; None when absent, of another version or malformed."""
     data = _json_object(text)
-    if data is None or data.get("v") != VERSION:
+    if data is None:
         return None
     try:
-        cards = tuple(
-            CardState(
-                card=Card(
-                    index=_count(c["i"]),
-                    uuid=CardUuid(_text(c["uuid"])),
-                    model=_text(c["model"]),
-                    memory=_count(c["memory"]),
-                    numa=None if c.get("numa") is None else _count(c["numa"]),
-                    mig=bool(c.get("mig", False)),
-                ),
-                healthy=bool(c.get("healthy", True)),
-                cordoned=bool(c.get("cordoned", False)),
-            )
-            for c in data["cards"]
-        )
-        topology = Topology(tuple(tuple(Link.parse(_text(cell)) for cell in row) for row in data["links"]))
-        if len(topology.links) != len(cards) or len({c.card.uuid for c in cards}) != len(cards):
+        cards = tuple(_card_state(_map(c)) for c in _list(data["cards"]))
+        links = tuple(tuple(Link.parse(_text(cell)) for cell in _list(row)) for row in _list(data["links"]))
+        unit = _count(data["unit"])
+        if unit == 0 or len(links) != len(cards) or len({c.card.uuid for c in cards}) != len(cards):
             return None
-        refused = tuple(Amount(_count(a["cores"]), _count(a["memory"])) for a in data.get("refused", ()))
-        return Inventory(_count(data["unit"]) or 1, cards, topology, refused)
-    except (KeyError, TypeError, ValueError, AttributeError):
+        return Inventory(
+            unit=unit,
+            cards=cards,
+            topology=Topology(links),
+            refused=tuple(_amount(_map(a)) for a in _list(data.get("refused", []))),
+        )
+    except (KeyError, TypeError, ValueError):
         return None
+
+
+def _card_state(card: dict[str, Any]) -> CardState:
+    return CardState(
+        card=Card(
+            index=_count(card["i"]),
+            uuid=_uuid(card["uuid"]),
+            model=_text(card["model"]),
+            memory=_count(card["memory"]),
+            numa=None if card.get("numa") is None else _count(card["numa"]),
+            mig=_flag(card.get("mig", False)),
+        ),
+        healthy=_flag(card.get("healthy", True)),
+        cordoned=_flag(card.get("cordoned", False)),
+    )
 
 
 def decode_uuids(text: str | None) -> frozenset[CardUuid]:
     """A comma-separated list of card UUIDs (:data:`CORDON`, :data:`GPU_UUID`)."""
-    return frozenset(CardUuid(part.strip()) for part in (text or "").split(",") if part.strip())
+    parts = (part.strip() for part in (text or "").split(","))
+    return frozenset(CardUuid(part) for part in parts if part and part.isprintable())
 
 
 def encode_uuids(uuids: Sequence[CardUuid] | frozenset[CardUuid]) -> str:
@@ -194,22 +199,52 @@ def encode_uuids(uuids: Sequence[CardUuid] | frozenset[CardUuid]) -> str:
 
 
 def _json_object(text: str | None) -> dict[str, Any] | None:
-    if not text:
+    if not text or len(text) > _LONGEST_JSON:
         return None
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) else None
+    version = data.get("v") if isinstance(data, dict) else None
+    return data if type(version) is int and version == VERSION else None
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
+def _map(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
         raise TypeError(value)
     return value
 
 
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(value)
+    return value
+
+
+def _text(value: object) -> str:
+    """Text without control characters or half surrogates, so that it can go on anywhere."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise TypeError(value)
+    return value
+
+
+def _uuid(value: object) -> CardUuid:
+    if not value:
+        raise TypeError(value)
+    return CardUuid(_text(value))
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(value)
+    return value
+
+
+def _amount(value: dict[str, Any]) -> Amount:
+    return Amount(_count(value["cores"]), _count(value["memory"]))
+
+
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise ValueError(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST_COUNT:
+        raise ValueError
     return value

@@ -1,4 +1,4 @@
-"""The one tree of errors, named by who must act.
+"""The one tree of errors, named by who must act, and the way foreign text is shown in them.
 
 ::
 
@@ -11,6 +11,10 @@
 Adapters translate every foreign error into one of these; a traceback never reaches a person.
 Texts say what happened, to which pod, card or value, and what to do about it.
 """
+
+# ruff: noqa: N818  (an error is named by who must act; the word Error in each would say nothing)
+
+_SHOWN_CHARACTERS = 64
 
 
 class VcudaError(Exception):
@@ -31,3 +35,25 @@ class NodeUnready(VcudaError):
 
 class Bug(VcudaError):
     """An invariant of ours does not hold: please report it."""
+
+
+def printable(text: str) -> str:
+    """``text`` with all that could move a terminal's cursor or break a log line written as an escape."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def quoted(value: object) -> str:
+    """Untrusted input as one short piece of an error text: text in quotes, numbers bare, else its type."""
+    if isinstance(value, str):
+        cut = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "…"
+        return f'"{printable(cut)}"'
+    if value is None:
+        return "null"
+    if isinstance(value, bool | float):
+        return repr(value).lower()
+    if isinstance(value, int):
+        return str(value) if value.bit_length() <= 128 else "a number of more than 38 digits"
+    return f"a {_KINDS.get(type(value), type(value).__name__)}"
+
+
+_KINDS: dict[type, str] = {dict: "map", list: "list", tuple: "list", bytes: "piece of binary data"}

@@ -6,17 +6,19 @@ looked up in a dict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
-from typing import Any, NewType
+from typing import NewType
 
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import parse_quantity
 
 PodUid = NewType("PodUid", str)
+
+_SHOWN = 8  # complaints about one pod in one text
 
 
 class ContainerKind(Enum):
@@ -94,64 +96,141 @@ class Pod:
         return next((c for c in self.containers if c.name == name), None)
 
 
-def parse_pod(obj: Mapping[str, Any]) -> Pod:
+def parse_pod(obj: object) -> Pod:
     """Read a core/v1 Pod in its JSON form (wire names).
 
     Raises:
         RequestInvalid: a quantity of ours is none, or the object has not the shape of a pod.
     """
-    try:
-        meta, spec, status = obj.get("metadata") or {}, obj.get("spec") or {}, obj.get("status") or {}
-        statuses = {
-            str(s.get("name", "")): s
-            for group in ("containerStatuses", "initContainerStatuses")
-            for s in status.get(group) or ()
-        }
-        return Pod(
-            uid=PodUid(str(meta.get("uid") or "")),
-            namespace=str(meta.get("namespace") or "default"),
-            name=str(meta.get("name") or meta.get("generateName") or ""),
-            containers=tuple(_containers(spec, statuses)),
-            node=str(spec.get("nodeName") or ""),
-            phase=str(status.get("phase") or ""),
-            annotations={str(k): str(v) for k, v in (meta.get("annotations") or {}).items()},
-            labels={str(k): str(v) for k, v in (meta.get("labels") or {}).items()},
-            deleting=bool(meta.get("deletionTimestamp")),
-            started=bool(status.get("startTime")),
-            controlled=any(o.get("controller") for o in meta.get("ownerReferences") or ()),
-            priority=int(spec.get("priority") or 0),
-            scheduler=str(spec.get("schedulerName") or ""),
-            created=str(meta.get("creationTimestamp") or ""),
-        )
-    except (AttributeError, TypeError, ValueError) as error:
-        raise RequestInvalid(f"this object is not a pod: {error}") from error
+    pod = _mapping(obj, "the pod")
+    meta, spec = _mapping(pod.get("metadata"), "metadata"), _mapping(pod.get("spec"), "spec")
+    status = _mapping(pod.get("status"), "status")
+    owners = _mappings(meta.get("ownerReferences"), "metadata.ownerReferences")
+    return Pod(
+        uid=PodUid(_text(meta.get("uid"), "metadata.uid")),
+        namespace=_text(meta.get("namespace"), "metadata.namespace") or "default",
+        name=_text(meta.get("name"), "metadata.name")
+        or _text(meta.get("generateName"), "metadata.generateName"),
+        containers=_containers(spec, status),
+        node=_text(spec.get("nodeName"), "spec.nodeName"),
+        phase=_text(status.get("phase"), "status.phase"),
+        annotations=_texts(meta.get("annotations"), "annotation"),
+        labels=_texts(meta.get("labels"), "label"),
+        deleting=bool(meta.get("deletionTimestamp")),
+        started=bool(status.get("startTime")),
+        controlled=any(owner.get("controller") is True for owner in owners),
+        priority=_priority(spec.get("priority")),
+        scheduler=_text(spec.get("schedulerName"), "spec.schedulerName"),
+        created=_text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
+    )
 
 
-def _containers(spec: Mapping[str, Any], statuses: Mapping[str, Any]) -> Iterator[Container]:
-    for group, plain in (("initContainers", ContainerKind.INIT), ("containers", ContainerKind.APP)):
-        for entry in spec.get(group) or ():
-            sidecar = plain is ContainerKind.INIT and entry.get("restartPolicy") == "Always"
-            name = str(entry.get("name") or "")
-            resources = entry.get("resources") or {}
-            state = statuses.get(name) or {}
-            limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-            yield Container(
-                name=name,
-                kind=ContainerKind.SIDECAR if sidecar else plain,
-                core=_quantity(limits, CORE, name, "limits"),
-                memory_units=_quantity(limits, MEMORY, name, "limits"),
-                core_request=_quantity(requests, CORE, name, "requests"),
-                memory_units_request=_quantity(requests, MEMORY, name, "requests"),
-                privileged=bool((entry.get("securityContext") or {}).get("privileged")),
-                running=bool((state.get("state") or {}).get("running")),
-                runtime_id=str(state.get("containerID") or "").rpartition("://")[2],
+def _containers(spec: Mapping[str, object], status: Mapping[str, object]) -> tuple[Container, ...]:
+    statuses = {
+        _text(entry.get("name"), f"status.{group}"): entry
+        for group in ("containerStatuses", "initContainerStatuses")
+        for entry in _mappings(status.get(group), f"status.{group}")
+    }
+    unreadable: list[str] = []
+    containers = tuple(
+        _container(entry, plain, statuses, unreadable)
+        for group, plain in (("initContainers", ContainerKind.INIT), ("containers", ContainerKind.APP))
+        for entry in _mappings(spec.get(group), f"spec.{group}")
+    )
+    if unreadable:
+        more = f"; and {len(unreadable) - _SHOWN} more" if len(unreadable) > _SHOWN else ""
+        raise RequestInvalid("; ".join(unreadable[:_SHOWN]) + more)
+    return containers
+
+
+def _container(
+    entry: Mapping[str, object],
+    plain: ContainerKind,
+    statuses: Mapping[str, Mapping[str, object]],
+    unreadable: list[str],
+) -> Container:
+    name = _text(entry.get("name"), "a container's name")
+    where = f"container {quoted(name)}"
+    resources = _mapping(entry.get("resources"), f"{where}: resources")
+    security = _mapping(entry.get("securityContext"), f"{where}: securityContext")
+    limits, requests = (_mapping(resources.get(kind), f"{where}: {kind}") for kind in ("limits", "requests"))
+    state = _mapping(statuses.get(name), f"{where}: status")
+
+    def quantity(values: Mapping[str, object], key: str, kind: str) -> Fraction | None:
+        value = values.get(key)
+        try:
+            # The API server, too, takes blanks around a quantity (Quantity.UnmarshalJSON), and null for none.
+            return (
+                None
+                if value is None
+                else parse_quantity(value.strip(" \t\r\n") if isinstance(value, str) else value)
             )
+        except RequestInvalid as error:
+            unreadable.append(f"{where}: {key} in {kind}: {error}")
+            return None
+
+    sidecar = plain is ContainerKind.INIT and entry.get("restartPolicy") == "Always"
+    return Container(
+        name=name,
+        kind=ContainerKind.SIDECAR if sidecar else plain,
+        core=quantity(limits, CORE, "limits"),
+        memory_units=quantity(limits, MEMORY, "limits"),
+        core_request=quantity(requests, CORE, "requests"),
+        memory_units_request=quantity(requests, MEMORY, "requests"),
+        privileged=security.get("privileged") not in (None, False),
+        running=bool(_mapping(state.get("state"), f"{where}: state").get("running")),
+        runtime_id=_text(state.get("containerID"), f"{where}: containerID").rpartition("://")[2],
+    )
 
 
-def _quantity(values: Mapping[str, Any], key: str, container: str, where: str) -> Fraction | None:
-    if values.get(key) is None:
-        return None
+def _mapping(value: object, where: str) -> Mapping[str, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise RequestInvalid(f"{where} is {quoted(value)}, not a map of fields: this is not a pod")
+    return value
+
+
+def _mappings(value: object, where: str) -> tuple[Mapping[str, object], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise RequestInvalid(f"{where} is {quoted(value)}, not a list: this is not a pod")
+    return tuple(_mapping(entry, f"{where}[{i}]") for i, entry in enumerate(value))
+
+
+def _text(value: object, where: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not _is_text(value):
+        raise RequestInvalid(f"{where} is {quoted(value)}, not a text")
+    return value
+
+
+def _texts(value: object, what: str) -> Mapping[str, str]:
+    texts: dict[str, str] = {}
+    for key, entry in _mapping(value, f"metadata.{what}s").items():
+        if not isinstance(key, str) or not _is_text(key):
+            raise RequestInvalid(f"the {what} key {quoted(key)} is not a text")
+        if entry is not None and (not isinstance(entry, str) or not _is_text(entry)):
+            cure = f', write it in quotes: "{quoted(entry)}"' if isinstance(entry, int | float) else ""
+            raise RequestInvalid(f"{what} {printable(key)} is {quoted(entry)}, not a text{cure}")
+        texts[key] = entry or ""
+    return texts
+
+
+def _is_text(value: str) -> bool:
+    """True unless it holds half a surrogate pair, which no UTF-8 (log, gRPC, file) can carry."""
     try:
-        return parse_quantity(values[key])
-    except RequestInvalid as error:
-        raise RequestInvalid(f'container "{container}": {where} {key}: {error}') from error
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _priority(value: object) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 31) <= value < 1 << 31:
+        raise RequestInvalid(f"spec.priority is {quoted(value)}, not a 32-bit number")
+    return value

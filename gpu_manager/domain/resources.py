@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil, floor
 
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import RequestInvalid, quoted
 
 CORES_PER_CARD = 100
 MIB = 1 << 20
@@ -46,36 +47,80 @@ class Amount:
 ZERO = Amount(0, 0)
 
 # The suffixes of Kubernetes' resource.Quantity (apimachinery pkg/api/resource/suffix.go).
-_SUFFIXES: dict[str, Fraction] = {
-    "": Fraction(1),
-    **{s: Fraction(10) ** e for s, e in zip(("n", "u", "m", "k", "M", "G", "T", "P", "E"),
-                                            (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)},
-    **{s: Fraction(2) ** e for s, e in zip(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"),
-                                           (10, 20, 30, 40, 50, 60), strict=True)},
-}
+_DECIMAL = {s: Fraction(10) ** e for s, e in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)}
+_BINARY = {s + "i": 1 << e for s, e in zip("KMGTPE", (10, 20, 30, 40, 50, 60), strict=True)}
+# ASCII digits only: Kubernetes refuses the full-width digits of an input method, which \d would take.
 _QUANTITY = re.compile(
-    r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+))(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<exponent>[+-]?\d{1,3}))?"
+    r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))"
+    r"(?:(?P<suffix>[KMGTPE]i|[numkMGTPE])|[eE](?P<exponent>[+-]?[0-9]+))?"
 )
+_LONGEST_TEXT = 256
+_LARGEST_EXPONENT = 300
+_LARGEST_BITS = 1024
+_NANO = 10**9
+LARGEST_COUNT = (1 << 63) - 1  # Kubernetes counts in int64
 
 
-def parse_quantity(value: str | float) -> Fraction:
-    """Read a Kubernetes quantity exactly (``"30"``, ``"0.5"``, ``"500m"``, ``"3e1"``, ``"1Ki"``, ``30``).
+def parse_quantity(value: object) -> Fraction:
+    """Read a quantity as Kubernetes does (``"30"``, ``"500m"``, ``"3e1"``, ``"1E"``, ``"1Ki"``, ``30``).
+
+    Exact, but for what Kubernetes itself does: anything finer than a billionth is rounded away from zero,
+    and an amount with a binary suffix stops at 2^63 - 1.
 
     Raises:
-        RequestInvalid: the text is no quantity.
+        RequestInvalid: it is no quantity, or too large for Kubernetes to count.
     """
-    text = repr(value) if isinstance(value, float) else str(value)
-    match = _QUANTITY.fullmatch(text) if len(text) <= 64 and not isinstance(value, bool) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value.bit_length() <= _LARGEST_BITS:
+            return Fraction(value)
+        raise _too_large(value)
+    text = repr(value) if isinstance(value, float) else value
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST_TEXT else None
     if match is None:
-        raise RequestInvalid(f"{text[:64]!r} is not a Kubernetes quantity: write a number such as 30")
-    if match["exponent"] is not None:
-        return Fraction(match["number"]) * Fraction(10) ** int(match["exponent"])
-    return Fraction(match["number"]) * _SUFFIXES[match["suffix"] or ""]
+        raise RequestInvalid(f"{quoted(value)} is not a Kubernetes quantity: write a whole number such as 30")
+    number, suffix, exponent = Fraction(match["number"]), match["suffix"] or "", match["exponent"]
+    if exponent is not None:
+        if number and int(exponent) > _LARGEST_EXPONENT:
+            raise _too_large(value)
+        # Further down, every number that fits the text is a billionth, rounded.
+        number *= Fraction(10) ** max(int(exponent), -_LONGEST_TEXT - 10) if number else 1
+    elif suffix in _BINARY:
+        number = max(Fraction(-LARGEST_COUNT), min(number * _BINARY[suffix], Fraction(LARGEST_COUNT)))
+    else:
+        number *= _DECIMAL.get(suffix, 1)
+    return _rounded_to_nano(number)
+
+
+def _too_large(value: object) -> RequestInvalid:
+    return RequestInvalid(
+        f"{quoted(value)} is more than Kubernetes can count: write a whole number such as 30"
+    )
+
+
+def _rounded_to_nano(number: Fraction) -> Fraction:
+    scaled = number * _NANO
+    return (
+        number if scaled.denominator == 1 else Fraction(ceil(scaled) if number > 0 else floor(scaled), _NANO)
+    )
+
+
+def format_number(number: Fraction) -> str:
+    """A quantity as a plain decimal (``1.5``, ``-30``), from 19 digits on shortened (``1.23e25``)."""
+    whole, rest = divmod(floor(abs(number) * _NANO), _NANO)
+    digits = str(whole)
+    if len(digits) > 18:
+        digits = f"{digits[0]}.{digits[1:3]}e{len(digits) - 1}"
+    elif rest:
+        digits += f".{rest:09d}".rstrip("0")
+    return f"-{digits}" if number < 0 else digits
 
 
 def format_bytes(count: int) -> str:
-    """Bytes for people: the largest binary unit that loses nothing but a rounded second decimal."""
+    """Bytes for people (``5 GiB``, ``1.25 GiB``, ``-256 MiB``): the largest unit up to GiB, two decimals."""
+    sign, count = ("-" if count < 0 else ""), abs(count)
     for size, name in ((GIB, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
-        if abs(count) >= size:
-            return f"{count / size:.2f}".rstrip("0").rstrip(".") + f" {name}"
-    return f"{count} B"
+        hundredths = (count * 100 + size // 2) // size
+        if hundredths >= 100:
+            whole, rest = divmod(hundredths, 100)
+            return f"{sign}{whole}" + (f".{rest:02d}".rstrip("0") if rest else "") + f" {name}"
+    return f"{sign}{count} B"
