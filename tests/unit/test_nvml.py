@@ -1,0 +1,408 @@
+"""The real cards' adapter over a hand-made machine: inventory, links, figures, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from gpu_manager.adapters.nvml import NvmlCards
+from gpu_manager.adapters.nvml_errors import MEANINGS, Kind, meaning, sentence, to_domain
+from gpu_manager.adapters.nvml_faults import RECOVERY_ACTIONS, XIDS, FaultPolicy, Grade
+from gpu_manager.adapters.nvml_links import bus_key
+from gpu_manager.domain.errors import Bug, NodeUnready
+from gpu_manager.ports import CardUse, ProcessUse
+from tests.fakes.nvml import GIB, FakeNvml, Gpu
+
+NOW = 1_700_000_000.0
+STAMP = int(NOW * 1e6)
+LOST = pynvml.NVML_ERROR_GPU_IS_LOST
+
+
+class Ticks:
+    def __init__(self) -> None:
+        self.value = 100.0
+
+    def __call__(self) -> float:
+        return self.value
+
+
+def cards_of(
+    nvml: FakeNvml, tmp_path: Path = Path("/nonexistent"), ticks: Ticks | None = None, **options
+) -> NvmlCards:
+    return NvmlCards(nvml, sysfs=tmp_path, monotonic=ticks or Ticks(), wall=lambda: NOW, **options)
+
+
+def test_a_card_is_listed_with_everything_the_driver_tells(tmp_path):
+    numa = tmp_path / "bus/pci/devices/0000:10:00.0/numa_node"
+    numa.parent.mkdir(parents=True)
+    numa.write_text("1\n")
+    (state,) = cards_of(FakeNvml(Gpu(0)), tmp_path).list()
+    card = state.card
+    assert state.healthy
+    assert state.open
+    assert state.reason == ""
+    assert card.model == "NVIDIA-A100-SXM4-40GB"
+    assert (card.index, card.minor, card.numa, card.mig) == (0, 0, 1, False)
+    assert (card.memory, card.reserved, card.pci_bus_id) == (40 * GIB, GIB // 2, "0000:10:00.0")
+
+
+def test_an_old_driver_without_reserved_memory_still_lists():
+    (state,) = cards_of(FakeNvml(Gpu(0), v2=False)).list()
+    assert (state.card.memory, state.card.reserved, state.healthy) == (40 * GIB, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "affinity", "expected"),
+    [("-1", 0, None), ("-1", 0b100, 2), ("-1", 0b11, None), ("3", 0, 3), ("?", 1, 0)],
+)
+def test_the_numa_node_is_sysfs_then_memory_affinity_then_unknown(tmp_path, text, affinity, expected):
+    numa = tmp_path / "bus/pci/devices/0000:10:00.0/numa_node"
+    numa.parent.mkdir(parents=True)
+    numa.write_text(text)
+    (state,) = cards_of(FakeNvml(Gpu(0, affinity=affinity)), tmp_path).list()
+    assert state.card.numa == expected
+
+
+def test_a_mig_card_is_listed_and_left_alone():
+    nvml = FakeNvml(Gpu(0, mig=1, compute={5: GIB}), Gpu(1, mig=None))
+    cards = cards_of(nvml)
+    mig, plain = cards.list()
+    assert mig.card.mig
+    assert not mig.open
+    assert mig.healthy
+    assert not plain.card.mig
+    uses, processes = cards.usage()
+    assert uses[0] == CardUse(mig.card.uuid, 3 * GIB, None)
+    assert processes == []
+
+
+def test_one_lost_card_takes_no_other_down_and_keeps_its_name():
+    nvml = FakeNvml(Gpu(0), Gpu(1), Gpu(2))
+    cards = cards_of(nvml)
+    before = [s.card for s in cards.list()]
+    nvml.gpus[1].failing = LOST
+    states = cards.list()
+    assert [s.card for s in states] == before
+    assert [s.healthy for s in states] == [True, False, True]
+    assert "fallen off the bus" in states[1].reason
+    assert "reboot" in states[1].reason
+    uses, _ = cards.usage()
+    assert [u.uuid for u in uses] == [before[0].uuid, before[2].uuid]
+
+
+def test_a_card_that_never_answered_is_listed_with_nothing_to_give():
+    states = cards_of(FakeNvml(Gpu(0), Gpu(1, failing=LOST))).list()
+    assert not states[1].healthy
+    assert states[1].card.memory == 0
+    assert states[1].card.uuid.startswith("GPU-")
+    assert states[0].healthy
+
+
+@pytest.mark.parametrize("function", ["handle", "uuid", "memory", "fields", "rows"])
+def test_a_card_that_fails_one_vital_question_is_unhealthy_with_the_reason(function):
+    nvml = FakeNvml(Gpu(0, fail={function: pynvml.NVML_ERROR_UNKNOWN}), Gpu(1))
+    states = cards_of(nvml).list()
+    assert [s.healthy for s in states] == [False, True]
+    assert "NVML UNKNOWN" in states[0].reason
+
+
+def test_a_card_that_cannot_tell_its_memory_is_not_shared():
+    (state,) = cards_of(FakeNvml(Gpu(0, fail={"memory": pynvml.NVML_ERROR_NOT_SUPPORTED}))).list()
+    assert not state.healthy
+    assert "memory" in state.reason
+
+
+def test_what_a_card_does_not_support_is_absent_not_zero():
+    gpu = Gpu(0, gpu_percent=None, samples=None, compute={7: None})
+    uses, processes = cards_of(FakeNvml(gpu)).usage()
+    assert uses == [CardUse(uses[0].uuid, 3 * GIB, None)]
+    assert processes == [ProcessUse(uses[0].uuid, 7, None, None)]
+
+
+def test_a_process_in_two_lists_is_counted_once_and_mps_and_graphics_count():
+    gpu = Gpu(0, compute={7: 2 * GIB, 0: GIB}, graphics={7: 2 * GIB, 8: GIB})
+    _, processes = cards_of(FakeNvml(gpu)).usage()
+    assert [(p.pid, p.memory, p.utilisation) for p in processes] == [(7, 2 * GIB, 0.0), (8, GIB, 0.0)]
+
+
+def test_a_driver_with_older_process_lists_is_asked_in_its_own_way():
+    gpu = Gpu(0, compute={7: GIB}, fail={"processes_v3": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
+    _, processes = cards_of(FakeNvml(gpu)).usage()
+    assert [p.pid for p in processes] == [7]
+
+
+def test_repeated_samples_of_one_process_are_not_added_up():
+    at = STAMP
+    gpu = Gpu(0, compute={7: GIB})
+    gpu.samples = [
+        (7, at, 40),
+        (7, at, 30),
+        (7, at + 10, 60),
+        (9, at, 250),
+        (9, at - 5_000_000, 90),
+        (0, at, 5),
+    ]
+    cards = cards_of(FakeNvml(gpu))
+    _, processes = cards.usage()
+    assert [(p.pid, p.utilisation) for p in processes] == [(7, 50.0)]
+    _, processes = cards.usage()  # the driver returns the same samples again: they were seen
+    assert [(p.pid, p.utilisation) for p in processes] == [(7, 0.0)]
+    gpu.samples.append((7, at + 20, 10))
+    _, processes = cards.usage()
+    assert [(p.pid, p.utilisation) for p in processes] == [(7, 10.0)]
+
+
+def cells(cards: NvmlCards) -> list[str]:
+    return [" ".join(str(link) for link in row) for row in cards.topology().links]
+
+
+def test_cards_on_a_switch_are_joined_by_as_many_links_as_each_has():
+    switch = (pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, "00000000:C5:00.0")
+    gpus = [Gpu(i, links=[switch] * 12) for i in range(3)]
+    gpus[2].links = [switch] * 10 + [(pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, "")] * 2  # two links are down
+    assert cells(cards_of(FakeNvml(*gpus))) == ["X NV12 NV10", "NV12 X NV10", "NV10 NV10 X"]
+
+
+def test_a_switch_is_recognised_by_drivers_that_cannot_name_it():
+    gpus = [Gpu(i, links=[(None, "00000000:C5:00.0")] * 12) for i in range(2)]
+    assert cells(cards_of(FakeNvml(*gpus))) == ["X NV12", "NV12 X"]
+
+
+def test_direct_links_are_counted_a_pair_and_links_to_hidden_cards_are_not():
+    gpu = pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+    a, b, c = Gpu(0), Gpu(1), Gpu(2)
+    a.links = [(gpu, b.bus), (gpu, b.bus), (gpu, c.bus), (gpu, "00000000:77:00.0")]
+    b.links = [(gpu, a.bus.lower()), (gpu, a.bus)]
+    c.links = [(gpu, a.bus), (pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU, "00000000:78:00.0")]
+    nvml = FakeNvml(a, b, c, levels={(1, 2): 30})
+    assert cells(cards_of(nvml)) == ["X NV2 NV1", "NV2 X PHB", "NV1 PHB X"]
+
+
+def test_pcie_ancestry_becomes_the_words_of_nvidia_smi():
+    levels = {(0, 1): 0, (0, 2): 10, (0, 3): 20, (1, 2): 30, (1, 3): 40, (2, 3): 50}
+    nvml = FakeNvml(*(Gpu(i) for i in range(4)), levels=levels)
+    assert cells(cards_of(nvml)) == ["X PIX PIX PXB", "PIX X PHB NODE", "PIX PHB X SYS", "PXB NODE SYS X"]
+
+
+def test_a_lost_card_has_no_links_and_the_others_keep_theirs():
+    nvml = FakeNvml(*(Gpu(i) for i in range(3)), levels={(0, 2): 10, (0, 1): 10})
+    cards = cards_of(nvml)
+    cards.list()
+    nvml.gpus[1].failing = LOST
+    assert cells(cards) == ["X SYS PIX", "SYS X SYS", "PIX SYS X"]
+
+
+@pytest.mark.parametrize("spelling", ["00000000:3B:00.0", b"0000:3b:00.0", "0000:3B:00.0 "])
+def test_bus_ids_have_one_spelling(spelling):
+    assert bus_key(spelling) == "0000:3b:00.0"
+
+
+def test_a_bus_id_that_is_none_is_kept_as_it_is():
+    assert bus_key("weird") == "weird"
+    assert bus_key("10000:3B:00.0") == "10000:3b:00.0"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "word"),
+    [
+        (Gpu(0, remapped=(0, 1, 0, 1)), "replace"),
+        (Gpu(0, remapped=(0, 1, 1, 0)), "waits for a reset"),
+        (Gpu(0, remapped=None, retired_pending=1), "page waits for a reset"),
+        (Gpu(0, action=1), "asks for a reset"),
+        (Gpu(0, action=77), "recovery action 77"),
+        (Gpu(0, failing=pynvml.NVML_ERROR_RESET_REQUIRED), "needs a reset"),
+    ],
+)
+def test_a_card_in_a_bad_condition_is_closed_with_what_to_do(gpu, word):
+    (state,) = cards_of(FakeNvml(gpu)).list()
+    assert not state.healthy
+    assert word in state.reason
+
+
+def test_a_pending_remap_closes_nothing_if_the_operator_says_so():
+    policy = FaultPolicy(pending_remap_closes=False)
+    (state,) = cards_of(FakeNvml(Gpu(0, remapped=(0, 1, 1, 0))), policy=policy).list()
+    assert state.healthy
+
+
+def test_a_card_recovers_after_it_answers_and_a_quiet_time():
+    ticks, nvml = Ticks(), FakeNvml(Gpu(0))
+    cards = cards_of(nvml, ticks=ticks, policy=FaultPolicy(quiet_seconds=60))
+    nvml.gpus[0].action = 4
+    assert not cards.list()[0].healthy
+    nvml.gpus[0].action = 0
+    ticks.value += 59
+    assert not cards.list()[0].healthy
+    nvml.gpus[0].action = 4
+    ticks.value += 30
+    assert not cards.list()[0].healthy  # the quiet time begins anew
+    nvml.gpus[0].action = 0
+    ticks.value += 59
+    assert not cards.list()[0].healthy
+    ticks.value += 1
+    assert cards.list()[0].healthy
+
+
+def test_nvml_is_opened_anew_while_a_card_is_lost_but_not_at_every_look():
+    ticks, nvml = Ticks(), FakeNvml(Gpu(0), Gpu(1))
+    cards = cards_of(nvml, ticks=ticks, policy=FaultPolicy(quiet_seconds=60))
+    cards.list()
+    nvml.gpus[1].failing = LOST
+    cards.list()
+    cards.list()
+    assert nvml.opened == 1
+    ticks.value += 60
+    cards.list()
+    assert (nvml.opened, nvml.open) == (2, 1)
+
+
+def test_a_missing_library_is_said_with_its_cure_and_tried_again():
+    nvml = FakeNvml(Gpu(0))
+    nvml.broken = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    cards = cards_of(nvml)
+    for call in (cards.list, cards.topology, cards.usage):
+        with pytest.raises(
+            NodeUnready, match=r"^could not load the NVML library: .*install the NVIDIA driver"
+        ):
+            call()
+    nvml.broken = 0
+    assert cards.list()[0].healthy
+    assert nvml.open == 1
+
+
+def test_the_real_binding_on_a_machine_without_a_driver_says_the_same(tmp_path):
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        with pytest.raises(NodeUnready, match="NVML"):
+            NvmlCards().list()
+    else:
+        pynvml.nvmlShutdown()
+        assert NvmlCards().list()
+
+
+def test_a_library_path_that_does_not_load_is_named(tmp_path):
+    wrong = tmp_path / "libnvidia-ml.so.1"
+    wrong.write_text("no library")
+    with pytest.raises(NodeUnready, match=rf"could not load the NVML library: .*{wrong}"):
+        cards_of(FakeNvml(Gpu(0)), library=wrong).list()
+
+
+def test_a_driver_that_goes_away_raises_for_the_node_and_blames_no_card():
+    nvml = FakeNvml(Gpu(0))
+    cards = cards_of(nvml)
+    cards.list()
+    nvml.broken = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    with pytest.raises(NodeUnready, match=r"different versions.*reboot the node or reload"):
+        cards.list()
+    nvml.broken = 0
+    assert cards.list()[0].healthy
+    nvml.gpus[0].fail["uuid"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    with pytest.raises(NodeUnready, match="not loaded"):
+        cards.list()
+    nvml.gpus[0].fail.clear()
+    assert cards.list()[0].healthy
+    cards.close()
+    assert nvml.open == 0
+
+
+def error_codes() -> dict[str, int]:
+    return {n: getattr(pynvml, n) for n in dir(pynvml) if n.startswith("NVML_ERROR_")}
+
+
+@pytest.mark.parametrize("name", sorted(error_codes()))
+def test_every_nvml_error_has_a_meaning_and_a_cure(name):
+    code = error_codes()[name]
+    row = MEANINGS[code]
+    assert row.name == name.removeprefix("NVML_ERROR_")
+    assert row.what
+    assert row.cure
+    error = to_domain(code, "count the cards")
+    assert type(error) is (Bug if row.kind is Kind.OURS else NodeUnready)
+    assert row.cure in str(error)
+
+
+def test_the_error_table_holds_nothing_that_nvml_does_not_know():
+    assert set(MEANINGS) == set(error_codes().values())
+
+
+@pytest.mark.parametrize("code", sorted({*error_codes().values(), 4711} - {0}))
+@pytest.mark.parametrize(
+    "function",
+    [
+        "handle",
+        "uuid",
+        "name",
+        "memory",
+        "pci",
+        "mig",
+        "minor",
+        "rows",
+        "fields",
+        "pages",
+        "affinity",
+        "rates",
+        "processes_v3",
+        "samples",
+        "topology",
+        "nvlink",
+    ],
+)
+def test_no_nvml_error_leaks_whatever_call_fails(code, function):
+    nvml = FakeNvml(
+        Gpu(0),
+        Gpu(
+            1, fail={function: code}, links=[(1, "x")], remapped=None if function == "pages" else (0, 0, 0, 0)
+        ),
+    )
+    cards = cards_of(nvml)
+    for call in (cards.list, cards.usage, cards.topology):
+        try:
+            call()
+        except NodeUnready:
+            assert meaning(code).kind is Kind.NODE
+    nvml.gpus[1].fail.clear()
+    assert cards.list()[0].healthy
+
+
+def test_a_code_of_a_newer_driver_still_gets_a_sentence():
+    assert "4711" in sentence(4711)
+
+
+def test_recovery_actions_are_the_drivers():
+    known = {getattr(pynvml, n) for n in dir(pynvml) if n.startswith("NVML_GPU_RECOVERY_ACTION_")}
+    assert set(RECOVERY_ACTIONS) == known
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 68, 69, 94, 109])
+def test_errors_of_one_program_close_no_card_that_others_share(xid):
+    assert XIDS[xid][0] is Grade.APPLICATION
+    assert FaultPolicy().closes(xid, 0) == ""
+    assert FaultPolicy().closes(xid, None) == ""
+    assert "asks for a reset" in FaultPolicy().closes(xid, 1)
+
+
+@pytest.mark.parametrize("xid", [46, 48, 62, 64, 79, 95, 119, 120, 140])
+def test_errors_of_the_card_close_it_whatever_the_driver_says(xid):
+    for action in (None, 0, 1):
+        assert FaultPolicy().closes(xid, action).startswith(f"XID {xid}: ")
+
+
+@pytest.mark.parametrize(("action", "closes"), [(None, True), (0, False), (2, True)])
+def test_an_unknown_xid_is_as_bad_as_the_driver_says_and_bad_if_it_cannot_say(action, closes):
+    assert bool(FaultPolicy().closes(9999, action)) is closes
+    assert bool(FaultPolicy().closes(74, action)) is closes
+
+
+def test_the_operator_regrades_xids():
+    policy = FaultPolicy(application=frozenset({48}), critical=frozenset({31}))
+    assert policy.closes(48, None) == ""
+    assert policy.closes(31, 0).startswith("XID 31")
+
+
+def test_an_announcement_alone_closes_nothing():
+    assert FaultPolicy().closes(154, None) == ""
+    assert FaultPolicy().closes(154, 0) == ""
+    assert "reboot" in FaultPolicy().closes(154, 2)
