@@ -26,24 +26,16 @@ _NUMBERED = re.compile(r"(?P<stem>.*-[cm])(?P<number>\d{2,})")
 
 def prefixes(cards: Iterable[CardUuid]) -> dict[CardUuid, str]:
     """The shortest of 8 hex, 12 hex or the whole UUID that no other card of the node shares."""
-    uuids = tuple(dict.fromkeys(cards))
-    taken: dict[CardUuid, str] = {}
-    for uuid in uuids:
-        digits = "".join(c for c in uuid.rpartition("GPU-")[2].lower() if c in "0123456789abcdef")
-        others = [
-            "".join(c for c in u.rpartition("GPU-")[2].lower() if c in "0123456789abcdef")
-            for u in uuids
-            if u != uuid
-        ]
-        taken[uuid] = next(
-            (
-                digits[:n]
-                for n in (8, 12)
-                if len(digits) >= n and not any(o[:n] == digits[:n] for o in others)
-            ),
-            uuid,
-        )
-    return taken
+    digits = {uuid: re.sub(r"[^0-9a-f]", "", uuid.removeprefix("GPU-").lower()) for uuid in cards}
+
+    def alone(uuid: CardUuid, length: int) -> bool:
+        head = digits[uuid][:length]
+        return len(head) == length and [d[:length] for d in digits.values()].count(head) == 1
+
+    return {
+        uuid: next((digits[uuid][:length] for length in (8, 12) if alone(uuid, length)), uuid)
+        for uuid in digits
+    }
 
 
 @dataclass(frozen=True)
@@ -90,8 +82,8 @@ class DeviceIds:
                 factor = -(-size // MAX_MESSAGE_BYTES)
                 raise NodeUnready(
                     f"{resource}: the list of {sum(map(len, cards.values()))} devices is {size} bytes, "
-                    f"more than the {MAX_MESSAGE_BYTES} that the kubelet accepts: use a memory unit of at least "
-                    f"{self.unit * factor} bytes (now {self.unit})"
+                    f"more than the {MAX_MESSAGE_BYTES} that the kubelet accepts: use a memory unit of "
+                    f"{self.unit * factor} bytes or more (now {self.unit})"
                 )
 
 

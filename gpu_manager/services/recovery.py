@@ -188,9 +188,7 @@ class Reclaimer:
         if self._clock.monotonic() - self._allocator.registered_at >= SETTLE_SECONDS:
             for pod, container in [key for key, rounds in self._absent.items() if rounds >= ROUNDS]:
                 if self._processes.alive(pod) is not True:
-                    released += self._allocator.change(
-                        lambda books, _, p=pod, c=container: books.release(p, c)
-                    )
+                    released += self._release(pod, container)
         for allocation in released:
             self._tally.count("reclaimed")
             log.info(

@@ -1,0 +1,210 @@
+"""Who uses how much, sampled once a second: pages for fractions, NVML and cgroups for the rest.
+
+A scrape renders the last sample and asks nobody. What cannot be read is left out, and counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.ports import Cards, CardUse, Clock, Pods, Processes, ProcessUse, Tenants, TenantUse
+from gpu_manager.services.allocator import Allocator
+from gpu_manager.services.books import Grant, Key
+from gpu_manager.services.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+PERIOD_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShareUse:
+    """One container on one card. Bytes, ratios of one card, seconds; ``None`` is not known.
+
+    ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce) or
+    ``tampered`` (its page cannot be trusted; ``reason`` says why).
+    """
+
+    key: Key
+    share: Share
+    enforcement: str
+    memory: int | None = None
+    core: float | None = None
+    throttled: float | None = None
+    refusals: int | None = None
+    pids: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Everything seen at one moment (``at``: monotonic seconds)."""
+
+    at: float
+    grants: Mapping[Key, Grant] = field(default_factory=dict)
+    cards: Mapping[CardUuid, CardUse] = field(default_factory=dict)
+    shares: tuple[ShareUse, ...] = ()
+
+
+@dataclass(slots=True)
+class _Before:
+    """The last reading of one page, to turn busy time into a ratio."""
+
+    at: float
+    busy: float
+
+
+class Usage:
+    """Keeps the last :class:`Sample`; one thread samples, anyone reads."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        cards: Cards,
+        pods: Pods,
+        tenants: Tenants,
+        processes: Processes,
+        clock: Clock,
+        tally: Tally,
+    ) -> None:
+        self._allocator = allocator
+        self._cards = cards
+        self._pods = pods
+        self._tenants = tenants
+        self._processes = processes
+        self._clock = clock
+        self._tally = tally
+        self._before: dict[tuple[Key, CardUuid], _Before] = {}
+        self._tampered: frozenset[Key] = frozenset()
+        self.last = Sample(clock.monotonic())
+
+    def run(self, stop: threading.Event) -> None:
+        """Sample until stopped. The one loop here that may not die, whatever a reading does."""
+        while not stop.wait(PERIOD_SECONDS):
+            try:
+                self.sample()
+            except Exception:
+                self._tally.count("scrape_errors", "sampler")
+                log.exception("sample lost")
+
+    def sample(self) -> Sample:
+        """Read everything once."""
+        now = self._clock.monotonic()
+        grants = self._allocator.read(lambda books, _: dict(books.grants))
+        card_uses, processes = self._card_figures()
+        by_share = self._by_share(processes) if processes else {}
+        shares = [
+            use
+            for grant in grants.values()
+            for use in (self._fraction(grant, now, by_share) if _paged(grant) else _whole(grant, by_share))
+        ]
+        self._before = {k: v for k, v in self._before.items() if k[0] in grants}
+        self.last = Sample(now, grants, card_uses, tuple(shares))
+        return self.last
+
+    def _card_figures(self) -> tuple[dict[CardUuid, CardUse], list[ProcessUse]]:
+        try:
+            cards, processes = self._cards.usage()
+        except NodeUnready as error:
+            self._tally.count("scrape_errors", "cards")
+            log.debug("cards not read", reason=str(error))
+            return {}, []
+        return {use.uuid: use for use in cards}, list(processes)
+
+    def _fraction(
+        self, grant: Grant, now: float, by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]]
+    ) -> Iterable[ShareUse]:
+        try:
+            read = {use.card: use for use in self._tenants.usage(grant.directory)}
+        except NodeUnready as error:
+            self._tally.count("scrape_errors", "pages")
+            self._name_tampering(grant, str(error))
+            return [ShareUse(grant.key, s, "tampered", reason=str(error)) for s in grant.allocation.shares]
+        self._tampered -= {grant.key}
+        return [
+            self._share(grant, share, read.get(share.card), now, by_share.get((grant.key, share.card), []))
+            for share in grant.allocation.shares
+        ]
+
+    def _share(
+        self, grant: Grant, share: Share, use: TenantUse | None, now: float, processes: list[ProcessUse]
+    ) -> ShareUse:
+        pids = tuple(sorted(p.pid for p in processes))
+        if use is None:
+            return ShareUse(
+                grant.key, share, "active", memory=0, core=0.0, throttled=0.0, refusals=0, pids=pids
+            )
+        before = self._before.get((grant.key, share.card))
+        self._before[grant.key, share.card] = _Before(now, use.busy_seconds)
+        core = 0.0
+        if before is not None and now > before.at and use.busy_seconds >= before.busy:
+            core = min(1.0, (use.busy_seconds - before.busy) / (now - before.at))
+        return ShareUse(
+            grant.key, share, "active", use.memory, core, use.throttled_seconds, use.refusals, pids
+        )
+
+    def _by_share(self, processes: Iterable[ProcessUse]) -> dict[tuple[Key, CardUuid], list[ProcessUse]]:
+        """NVML's host processes by the container whose cgroup they are in."""
+        containers = {
+            (f.pod.uid, c.runtime_id): (f.pod, c.name)
+            for found in self._pods.local().values()
+            for f in found
+            for c in f.pod.containers
+            if c.runtime_id
+        }
+        by_share: dict[tuple[Key, CardUuid], list[ProcessUse]] = {}
+        for process in processes:
+            owner = self._processes.container_of(process.pid)
+            named: tuple[Pod, str] | None = containers.get(owner) if owner else None
+            if named is not None:
+                key: Key = (PodUid(named[0].uid), named[1])
+                by_share.setdefault((key, process.uuid), []).append(process)
+        return by_share
+
+    def _name_tampering(self, grant: Grant, reason: str) -> None:
+        if grant.key in self._tampered:
+            return
+        self._tampered |= {grant.key}
+        log.error(
+            "control page tampered with", pod=grant.allocation.pod_name, container=grant.allocation.container
+        )
+        pod = next(
+            (
+                f.pod
+                for found in self._pods.local().values()
+                for f in found
+                if f.pod.uid == grant.allocation.pod
+            ),
+            None,
+        )
+        if pod is not None:
+            text = f'container "{grant.allocation.container}": {reason}'
+            self._pods.event(pod, "VcudaTampered", text, warning=True)
+
+
+def _paged(grant: Grant) -> bool:
+    return bool(grant.directory) and not any(s.whole for s in grant.allocation.shares)
+
+
+def _whole(grant: Grant, by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]]) -> Iterable[ShareUse]:
+    """Whole cards have no page: NVML's processes are what is known, and nothing is said without them."""
+    for share in grant.allocation.shares:
+        processes = by_share.get((grant.key, share.card), [])
+        memory = [p.memory for p in processes if p.memory is not None]
+        busy = [p.utilisation for p in processes if p.utilisation is not None]
+        yield ShareUse(
+            grant.key,
+            share,
+            "exclusive" if share.whole else "unknown",
+            memory=sum(memory) if memory else None,
+            core=min(1.0, sum(busy) / 100) if busy else None,
+            pids=tuple(sorted(p.pid for p in processes)),
+        )
