@@ -1,0 +1,75 @@
+# The front door. Each target does all the set-up it needs; CI runs nothing that a person cannot.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+setup: $(STAMP) ## virtual environment with the locked dependencies, and this project built into it
+$(STAMP): pyproject.toml requirements-dev.lock $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/include/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/standin/*)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	touch $@
+
+check: $(STAMP) ## format, lint, types, floors, spelling
+	ruff format --check .
+	ruff check .
+	mypy
+	lint-imports
+	codespell
+	find vcuda/lib -name '*.[ch]' | xargs clang-format --dry-run --Werror
+
+format: $(STAMP) ## let the formatters decide
+	ruff format .
+	ruff check --fix .
+	find vcuda/lib -name '*.[ch]' | xargs clang-format -i
+
+test: $(STAMP) ## every test that needs neither card nor cluster
+	python -m pytest -n auto tests/unit tests/component
+
+native: $(STAMP) ## libvcuda and its stand-in drivers: built, sanitised, tested
+	python -m pytest -n auto tests/native
+
+demo: $(STAMP) ## a node with 8 simulated cards, and pods that share them
+	gpu-manager sandbox --demo
+
+proto: $(STAMP) ## generate gpu_manager/pb from proto/
+	proto/generate.sh
+
+proto-check: proto
+	git diff --exit-code --stat -- gpu_manager/pb || { echo "gpu_manager/pb is not what proto/ generates: run make proto and commit"; exit 1; }
+
+bench: $(STAMP) ## the bars; ONLY=<group> for one, FULL=1 for the figures that docs quote
+	python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)
+
+soak: $(STAMP) ## 100,000 shuffled admissions with faults
+	python -m bench --only association --full
+
+wheel: $(STAMP) ## build the wheel and try it in an empty environment
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet --require-hashes -r requirements.lock
+	build/wheel/venv/bin/python -m pip install --quiet --no-deps build/wheel/*.whl
+	cd build/wheel && venv/bin/gpu-manager version && venv/bin/gpu-manager check ../../docs/examples/nginx.yaml
+
+lock: ## resolve the dependencies anew
+	uv pip compile pyproject.toml --group dev --extra admission --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements-dev.lock
+	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements.lock
+
+ci: check proto-check test native wheel ## what a commit must pass
+
+clean: ## everything that was built
+	rm -rf $(VENV) build dist
+
+.PHONY: help setup check format test native demo proto proto-check bench soak wheel lock ci clean

@@ -1,0 +1,54 @@
+"""Run the groups and print the table. Exit code 1 if a measured bar does not hold."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.rows import Row
+
+# Group → module with rows(full: bool) -> Iterable[Row].
+GROUPS = ("association", "allocate", "agent")
+OUTPUT = Path(__file__).resolve().parent.parent / "build" / "bench.json"
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", choices=GROUPS, help="one group")
+    parser.add_argument("--full", action="store_true", help="the full size, for figures that docs quote")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for group in (arguments.only,) if arguments.only else GROUPS:
+        started = time.monotonic()
+        rows += importlib.import_module(f"bench.{group}").rows(full=arguments.full)
+        print(f"{group}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.write_text(json.dumps([row.as_json() for row in rows], indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    Console().print(table(rows))
+    return 1 if any(row.holds is False for row in rows) else 0
+
+
+def table(rows: list[Row]) -> Table:
+    """The rows for people."""
+    shown = Table(title=f"{platform.machine()}, Python {platform.python_version()}")
+    for heading in ("name", "figure", "unit", "bar", "holds", "baseline", "note"):
+        shown.add_column(heading)
+    for row in rows:
+        figure = "not measured" if row.figure is None else f"{row.figure:g}"
+        holds = {True: "yes", False: "NO", None: "-"}[row.holds]
+        baseline = "" if row.baseline is None else f"{row.baseline:g}"
+        shown.add_row(row.name, figure, row.unit, row.bar, holds, baseline, row.note)
+    return shown
+
+
+if __name__ == "__main__":
+    sys.exit(main())

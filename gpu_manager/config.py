@@ -1,0 +1,46 @@
+"""Everything the agent can be told, in one frozen value; the command line fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, PAGES_DIR, STATE_DIR
+from gpu_manager.domain.resources import DEFAULT_UNIT
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of ``gpu-manager run``. Paths are as the agent sees them.
+
+    ``cards`` is ``nvml``, or ``simulated:`` and a profile's name or a file; ``unit`` is bytes of a memory
+    unit; ``injection`` is ``auto`` or a strategy; ``evict`` lets the agent evict pods whose card is wrong.
+    """
+
+    node: str
+    api_url: str | None = None
+    kubeconfig: Path | None = None
+    kubelet_pods_url: str | None = None
+    device_plugins: Path = Path(KUBELET_DIR) / "device-plugins"
+    pod_resources: Path = Path(KUBELET_DIR) / "pod-resources"
+    state: Path = Path(STATE_DIR)
+    pages: Path = Path(PAGES_DIR)
+    old_checkpoint: Path = Path("/etc/gpu-manager/checkpoint")
+    http_address: str = "0.0.0.0"
+    http_port: int = HTTP_PORT
+    http_token: str | None = None
+    cards: str = "nvml"
+    control: Path | None = None
+    unit: int = DEFAULT_UNIT
+    injection: str = "auto"
+    host_root: Path = Path("/")
+    driver_root: Path = Path("/")
+    libraries: Path | None = None
+    stand_in: Path | None = None
+    extra_devices: tuple[str, ...] = ()
+    proc: Path = Path("/proc")
+    evict: bool = True
+    reclaim_seconds: float = 30.0
+    legacy_metrics: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
