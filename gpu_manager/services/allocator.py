@@ -318,7 +318,7 @@ class Allocator:
             allocation = self._yield_to(resource, named, pod, container, allocation)
         key = allocation.key
         before = self._books.grants.get(key)
-        grant = before or Grant(allocation, secrets.token_hex(16), rules.ceiling_of(pod))
+        grant = before or Grant(allocation, secrets.token_hex(16), rules.ceiling_of(pod) or 0)
         grant = replace(grant, allocation=allocation, ids={**grant.ids, resource: ids})
         self._books.put(grant)
         try:

@@ -193,7 +193,7 @@ def adopt(books: Books, node: Node, entry: Entry, memory: frozenset[str], pod: P
         if pod is not None:
             _allowed(pod, entry.container, cards, books, node)
         grant = Grant(
-            allocation, told.directory, rules.ceiling_of(pod) if pod else 0, {CORE: entry.ids, MEMORY: memory}
+            allocation, told.directory, (rules.ceiling_of(pod) if pod else None) or 0, {CORE: entry.ids, MEMORY: memory}
         )
         books.put(grant)
     except (DoesNotFit, RequestInvalid):

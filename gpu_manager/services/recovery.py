@@ -239,4 +239,4 @@ class Reclaimer:
             self._tenants.remove(name)
             log.info("directory removed", directory=name)
         self._orphans = orphans
-        self._injector.prune(self._allocator.read(lambda books, _: tuple(books.ledger)))
+        self._injector.prune(named)
