@@ -86,7 +86,7 @@ class Watch:
                 self._release()
                 self._examine_all()
                 pause = _WAIT_MS / 1000
-            except Exception:  # a run loop: one bad event must not end the watch in silence
+            except Exception:  # noqa: BLE001 - a run loop: one bad event must not end the watch in silence
                 _log.exception("nvml_watch_failed")
                 pause = _WAIT_MS / 1000
             self._deliver()

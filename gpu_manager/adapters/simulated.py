@@ -1,0 +1,247 @@
+"""Cards made of numbers: a node's cards from a profile, with load, faults and health that change as it runs.
+
+They change through methods, or through a control file (:mod:`gpu_manager.adapters.simulated_control`) that
+another program replaces atomically; what the file says of a card overrides the methods.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid as uuids
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from gpu_manager.adapters import profiles
+from gpu_manager.adapters.profiles import Kind, Profile
+from gpu_manager.adapters.simulated_control import Load, Order, parse_control
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
+from gpu_manager.ports import CardUse, HealthChange, ProcessUse
+
+_log = structlog.get_logger(__name__)
+_POLL_SECONDS = 0.2
+
+
+class SimulatedCards:
+    """:class:`gpu_manager.ports.Cards` of a profile. UUIDs depend on profile, index and node name alone."""
+
+    def __init__(self, profile: Profile, *, node: str = "node", control: Path | None = None) -> None:
+        """``control`` is watched from the start; it need not exist."""
+        self._profile, self._node, self._control = profile, node, control
+        self._cards = {c.uuid: c for c in (self._card(i, k) for i, k in enumerate(profile.cards))}
+        self._links = {
+            (a, b): profile.topology.links[self._cards[a].index][self._cards[b].index]
+            for a in self._cards
+            for b in self._cards
+        }
+        self._turn = threading.Condition()
+        self._ordered: dict[CardUuid, Order] = {}
+        self._filed: dict[CardUuid, Order] = {}
+        self._driver, self._driver_filed = "", ""
+        self._stamp: tuple[int, int, int] | None = None
+        self._told = dict.fromkeys(self._cards, (True, ""))
+        self._news: list[HealthChange] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._refresh()
+
+    @classmethod
+    def named(cls, name: str, *, node: str = "node", control: Path | None = None) -> SimulatedCards:
+        """A shipped profile by name, or one by the path of its file. Raises RequestInvalid."""
+        return cls(profiles.load(name), node=node, control=control)
+
+    @classmethod
+    def from_topology(
+        cls,
+        path: Path,
+        *,
+        node: str = "node",
+        control: Path | None = None,
+        model: str = profiles.DEFAULT_MODEL,
+    ) -> SimulatedCards:
+        """As many cards of ``model`` as a file of `nvidia-smi topo -m` shows. Raises RequestInvalid."""
+        return cls(profiles.read_matrix(path, model), node=node, control=control)
+
+    # The port.
+
+    def list(self) -> Sequence[CardState]:
+        """Every card that is there, by index. Raises NodeUnready while the driver is ordered away."""
+        with self._turn:
+            self._refresh()
+            self._ask_driver()
+            states = []
+            for card in self._present():
+                healthy, reason = self._order(card.uuid).health
+                states.append(CardState(card, healthy=healthy, reason=reason))
+            return tuple(states)
+
+    def topology(self) -> Topology:
+        """The profile's links among the cards that are there."""
+        with self._turn:
+            self._refresh()
+            self._ask_driver()
+            present = [c.uuid for c in self._present()]
+            return Topology(tuple(tuple(self._links[a, b] for b in present) for a in present))
+
+    def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
+        """The loads that are on; a failing card tells nothing."""
+        with self._turn:
+            self._refresh()
+            self._ask_driver()
+            cards: list[CardUse] = []
+            processes: list[ProcessUse] = []
+            for card in self._present():
+                order = self._order(card.uuid)
+                if order.error:
+                    continue
+                memory = sum(load.memory or 0 for load in order.load)
+                busy = min(100.0, sum(load.utilisation or 0.0 for load in order.load))
+                cards.append(CardUse(card.uuid, memory, busy))
+                processes += (ProcessUse(card.uuid, x.pid, x.memory, x.utilisation) for x in order.load)
+            return cards, processes
+
+    def watch(self, changed: Callable[[HealthChange], None]) -> None:
+        """Report health changes from a thread of its own, until :meth:`close`."""
+        with self._turn:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(
+                    target=self._tell, args=(changed,), name="simulated-health", daemon=True
+                )
+                self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._turn:
+            self._closed = True
+            self._turn.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    # Orders.
+
+    def set_health(self, uuid: CardUuid, healthy: bool, reason: str = "") -> None:  # noqa: FBT001 - the port's word
+        """Close or open a card."""
+        self._change(uuid, lambda order: replace(order, healthy=healthy, reason=reason, error=""))
+
+    def fail(self, uuid: CardUuid, error: str) -> None:
+        """The card stays listed, unhealthy, and answers nothing, until :meth:`set_health`."""
+        self._change(uuid, lambda order: replace(order, error=error or "the card does not answer"))
+
+    def set_load(
+        self, uuid: CardUuid, pid: int, memory: int | None = None, utilisation: float | None = None
+    ) -> None:
+        """What a process does on a card now; both None: it is gone."""
+        gone = memory is None and utilisation is None
+
+        def change(order: Order) -> Order:
+            others = tuple(load for load in order.load if load.pid != pid)
+            return replace(order, load=others if gone else (*others, Load(pid, memory, utilisation)))
+
+        self._change(uuid, change)
+
+    def remove(self, uuid: CardUuid) -> None:
+        """The card vanishes from the list."""
+        self._change(uuid, lambda order: replace(order, removed=True))
+
+    def add(self, uuid: CardUuid | None = None) -> CardUuid:
+        """Bring a removed card back; without a UUID, plug in one more card like the profile's last."""
+        if uuid is not None:
+            self._change(uuid, lambda order: replace(order, removed=False))
+            return uuid
+        with self._turn:
+            card = self._card(max(c.index for c in self._cards.values()) + 1, self._profile.cards[-1])
+            for other in self._cards:
+                self._links[card.uuid, other] = self._links[other, card.uuid] = Link(LinkKind.SYS)
+            self._links[card.uuid, card.uuid] = SELF
+            self._cards[card.uuid] = card
+            self._told[card.uuid] = (True, "")
+            self._news.append(HealthChange(card.uuid, healthy=True, reason="a new card"))
+            self._turn.notify_all()
+        return card.uuid
+
+    def set_driver(self, error: str = "") -> None:
+        """Take the driver away, with a reason, or bring it back."""
+        with self._turn:
+            self._driver = error
+
+    # Inside; all but _tell run under the lock.
+
+    def _card(self, index: int, kind: Kind) -> Card:
+        name = f"gpu-manager/simulated/{self._profile.name}/{index}/{self._node}"
+        return Card(
+            index=index,
+            uuid=CardUuid(f"GPU-{uuids.uuid5(uuids.NAMESPACE_URL, name)}"),
+            model=kind.model,
+            memory=kind.memory,
+            reserved=kind.reserved,
+            numa=kind.numa,
+            minor=index,
+            pci_bus_id=f"0000:{0x10 + index:02x}:00.0",
+            mig=kind.mig,
+        )
+
+    def _present(self) -> Sequence[Card]:
+        cards = sorted(self._cards.values(), key=lambda c: c.index)
+        return [c for c in cards if not self._order(c.uuid).removed]
+
+    def _order(self, uuid: CardUuid) -> Order:
+        return self._filed.get(uuid) or self._ordered.get(uuid) or Order()
+
+    def _ask_driver(self) -> None:
+        error = self._driver_filed or self._driver
+        if error:
+            raise NodeUnready(error)
+
+    def _change(self, uuid: CardUuid, change: Callable[[Order], Order]) -> None:
+        with self._turn:
+            if uuid not in self._cards:
+                raise RequestInvalid(f"there is no card {uuid}: the cards are {', '.join(self._cards)}")
+            self._ordered[uuid] = change(self._ordered.get(uuid, Order()))
+            self._note()
+
+    def _note(self) -> None:
+        """Queue what has changed since the last time."""
+        for uuid in self._cards:
+            health = self._order(uuid).health
+            if health != self._told[uuid]:
+                self._told[uuid] = health
+                self._news.append(HealthChange(uuid, healthy=health[0], reason=health[1]))
+        if self._news:
+            self._turn.notify_all()
+
+    def _refresh(self) -> None:
+        """Read the control file if it was replaced. A malformed one is logged and changes nothing."""
+        if self._control is None:
+            return
+        try:
+            seen = self._control.stat()
+            stamp = (seen.st_mtime_ns, seen.st_ino, seen.st_size)
+        except OSError:
+            stamp = None
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._driver_filed, self._filed = parse_control(self._control, self._cards)
+        except RequestInvalid as error:
+            _log.warning("control_file_refused", why=str(error))
+            return
+        self._note()
+
+    def _tell(self, changed: Callable[[HealthChange], None]) -> None:
+        while True:
+            with self._turn:
+                self._refresh()
+                if not self._news and not self._closed:
+                    self._turn.wait(_POLL_SECONDS if self._control is not None else None)
+                    self._refresh()
+                if self._closed:
+                    return
+                news, self._news = self._news, []
+            for change in news:
+                changed(change)
