@@ -7,9 +7,19 @@ managers, dynamic resource allocation.
 """
 
 from gpu_manager.sandbox.kubelet.checkpoint import Grant
+from gpu_manager.sandbox.kubelet.endpoint import PodsEndpoint
 from gpu_manager.sandbox.kubelet.podresources import Limiter
 from gpu_manager.sandbox.kubelet.standin import StandInKubelet
 from gpu_manager.sandbox.kubelet.topology import NumaPolicy
 from gpu_manager.sandbox.kubelet.values import AdmissionResult, Hooks, Step
 
-__all__ = ["AdmissionResult", "Grant", "Hooks", "Limiter", "NumaPolicy", "StandInKubelet", "Step"]
+__all__ = [
+    "AdmissionResult",
+    "Grant",
+    "Hooks",
+    "Limiter",
+    "NumaPolicy",
+    "PodsEndpoint",
+    "StandInKubelet",
+    "Step",
+]

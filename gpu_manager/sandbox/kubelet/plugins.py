@@ -19,7 +19,7 @@ import grpc
 
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
-from gpu_manager.sandbox.kubelet.devices import DeviceManager
+from gpu_manager.sandbox.kubelet.books import Books
 from gpu_manager.sandbox.kubelet.values import Device, is_extended
 
 VERSION: Final = "v1beta1"
@@ -32,10 +32,10 @@ _Answer = TypeVar("_Answer")
 class Client:
     """One connection to one plugin; also its :class:`~gpu_manager.sandbox.kubelet.values.Endpoint`."""
 
-    def __init__(self, resource: str, socket: Path, manager: DeviceManager) -> None:
+    def __init__(self, resource: str, socket: Path, books: Books) -> None:
         self.resource = resource
         self._socket = socket
-        self._manager = manager
+        self._books = books
         # The receive limit is gRPC's default of 4 MiB, as the kubelet's is.
         self._channel = grpc.insecure_channel(
             f"unix://{socket.absolute()}",
@@ -60,7 +60,7 @@ class Client:
             self.options = self._rpc(lambda: self._stub.GetDevicePluginOptions(api_pb2.Empty()))
         except NodeUnready as error:
             raise NodeUnready(f"failed to get device plugin options: {error}") from error
-        self._manager.connected(self.resource, self)
+        self._books.connected(self.resource, self)
 
     def follow(self) -> None:
         """Pass on ListAndWatch until the stream ends, for whatever reason."""
@@ -70,7 +70,7 @@ class Client:
                     Device(d.ID, d.health == "Healthy", tuple(node.ID for node in d.topology.nodes))
                     for d in message.devices
                 ]
-                self._manager.update(self.resource, devices)
+                self._books.update(self.resource, devices)
         except (grpc.RpcError, ValueError):
             return  # ended by the plugin, or the channel was closed here
 
@@ -141,13 +141,13 @@ class PluginServer:
     def __init__(
         self,
         directory: Path,
-        manager: DeviceManager,
+        books: Books,
         registrations: Counter[str],
         *,
         dial_seconds: float = DIAL_SECONDS,
     ) -> None:
         self._directory = directory
-        self._manager = manager
+        self._books = books
         self._dial_seconds = dial_seconds
         self._registrations = registrations
         self._ended = False
@@ -201,7 +201,7 @@ class PluginServer:
             )
         if not is_extended(name):
             _refuse(context, f'the ResourceName "{name}" is invalid')
-        client = Client(name, self._directory / request.endpoint, self._manager)
+        client = Client(name, self._directory / request.endpoint, self._books)
         with self._lock:
             self._clients[name] = client  # the former one stays open, but is no longer found
         try:
@@ -229,7 +229,7 @@ class PluginServer:
             current = self._clients.pop(client.resource, None)  # by name: perhaps its successor
         if current is not None:
             current.close()
-            self._manager.disconnected(client.resource)
+            self._books.disconnected(client.resource)
         client.close()
 
 

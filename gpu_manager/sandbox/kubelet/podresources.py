@@ -15,7 +15,7 @@ import grpc
 
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
-from gpu_manager.sandbox.kubelet.devices import DeviceManager
+from gpu_manager.sandbox.kubelet.books import Books
 from gpu_manager.sandbox.kubelet.values import Asked
 
 RATE: Final = 100.0
@@ -58,12 +58,12 @@ class PodResourcesServer:
     def __init__(
         self,
         directory: Path,
-        manager: DeviceManager,
+        books: Books,
         active: Callable[[], Sequence[ActivePod]],
         limiter: Limiter,
     ) -> None:
         self._directory = directory
-        self._manager = manager
+        self._books = books
         self._active = active
         self._limiter = limiter
         self._server: grpc.Server | None = None
@@ -89,7 +89,7 @@ class PodResourcesServer:
         """All active pods. Frees what ended pods held first, even in the middle of an Allocate."""
         self._count("List", context)
         pods = self._active()
-        self._manager.collect()
+        self._books.collect()
         return api_pb2.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in pods])
 
     def Get(  # noqa: N802  # the service's name
@@ -110,7 +110,7 @@ class PodResourcesServer:
         self._count("GetAllocatableResources", context)
         parts = [
             part
-            for resource, devices in self._manager.healthy().items()
+            for resource, devices in self._books.healthy_devices().items()
             for part in _parts(resource, ((d.id, d.nodes) for d in devices))
         ]
         return api_pb2.AllocatableResourcesResponse(devices=parts)
@@ -127,7 +127,7 @@ class PodResourcesServer:
                 name=container.name,
                 devices=[
                     part
-                    for resource, grant in self._manager.held(pod.uid, container.name).items()
+                    for resource, grant in self._books.held(pod.uid, container.name).items()
                     for part in _parts(resource, grant.ids.items())
                 ],
             )

@@ -14,8 +14,9 @@ from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from gpu_manager.ports import Clock
+from gpu_manager.sandbox.kubelet.books import Books
 from gpu_manager.sandbox.kubelet.checkpoint import Grant
-from gpu_manager.sandbox.kubelet.devices import DeviceManager
+from gpu_manager.sandbox.kubelet.granting import Granter
 from gpu_manager.sandbox.kubelet.plugins import DIAL_SECONDS, ForeignPlugin, PluginServer
 from gpu_manager.sandbox.kubelet.podresources import Limiter, PodResourcesServer
 from gpu_manager.sandbox.kubelet.pods import KnownPod, PodTable, timestamp
@@ -38,7 +39,8 @@ RECORDED_STEPS: Final = 200_000
 class _Process:
     """What lives and dies with one kubelet process."""
 
-    devices: DeviceManager
+    books: Books
+    granter: Granter
     plugins: PluginServer
     pod_resources: PodResourcesServer
 
@@ -47,7 +49,7 @@ class _Process:
         self.pod_resources.start()
 
     def stop(self) -> None:
-        self.devices.end()
+        self.books.end()
         self.plugins.stop()
         self.pod_resources.stop()
 
@@ -91,17 +93,21 @@ class StandInKubelet:
         self._node: dict[str, int] = {}  # allocatable as last published
         self._published_at: float | None = None
         self._process: _Process | None = None
+        self._started = False
 
     # The process.
 
     def start(self) -> None:
-        """Read the checkpoint, delete every socket in the plugins' directory, listen."""
+        """Read the checkpoint, delete every socket in the plugins' directory, listen.
+
+        The first time it admits at once; later it waits for :meth:`resume` to tell all the node's pods.
+        """
         self.device_plugins.mkdir(parents=True, exist_ok=True)
         self.pod_resources.mkdir(parents=True, exist_ok=True)
-        first = not self._pods.all()
         self._pods.forget_added()
         process = self._build()
-        process.devices.sources_ready = first
+        process.books.sources_ready = not self._started
+        self._started = True
         process.start()
         self._process = process
         for resource, count in self._foreign.items():
@@ -134,7 +140,7 @@ class StandInKubelet:
             if not pod.added and not pod.removed and pod.phase not in ("Succeeded", "Failed")
         ]
         results = self._handle(process, waiting)
-        process.devices.sources_ready = True
+        process.books.sources_ready = True
         return results
 
     # Pods.
@@ -151,7 +157,7 @@ class StandInKubelet:
     def add(self, pods: Sequence[Mapping[str, Any]]) -> list[AdmissionResult]:
         """Several pods in one ADD, admitted by age in whole seconds, within one in arbitrary order."""
         process = self._live()
-        if not process.devices.sources_ready:
+        if not process.books.sources_ready:
             raise NodeUnready("the kubelet has not seen its pods since its restart: resume() comes first")
         return self._handle(process, [self._pods.learn(pod) for pod in pods])
 
@@ -167,7 +173,7 @@ class StandInKubelet:
         asked = next((c for c in pod.asked if c.name == name), None)
         if asked is None or pod.phase in ("Succeeded", "Failed"):
             raise NodeUnready(f"pod {uid} has no container {name} to start (phase {pod.phase})")
-        process.devices.pre_start(uid, name, asked.limits, active=pod.active)
+        process.granter.pre_start(uid, name, asked.limits, active=pod.active)
         container = pod.containers[name]
         if container.id:
             container.restarts += 1
@@ -176,7 +182,7 @@ class StandInKubelet:
         if asked.kind is ContainerKind.APP:
             pod.phase = "Running"
         self._tell(pod)
-        return process.devices.merged(uid, name)
+        return process.granter.merged(uid, name)
 
     def stop_container(self, uid: str, name: str, exit_code: int = 0) -> None:
         """A container ended; it may be started again."""
@@ -226,22 +232,30 @@ class StandInKubelet:
 
     def capacity(self) -> dict[str, int]:
         """Devices by resource, healthy or not."""
-        return self._live().devices.counts()[0]
+        return self._live().books.counts()[0]
 
     def allocatable(self) -> dict[str, int]:
         """Healthy devices by resource."""
-        return self._live().devices.counts()[1]
+        return self._live().books.counts()[1]
+
+    def wait(self, allocatable: Mapping[str, int], seconds: float = 10.0) -> None:
+        """Wait until these resources have exactly so many healthy devices.
+
+        Raises:
+            NodeUnready: they have not, within ``seconds`` of real time.
+        """
+        self._live().books.wait(allocatable, seconds)
 
     def publish_node(self) -> dict[str, int]:
         """Publish the node's allocatable now; admission compares with what was published last."""
-        _, allocatable, dropped = self._live().devices.counts()
+        _, allocatable, dropped = self._live().books.counts()
         self._node |= allocatable | dict.fromkeys(dropped, 0)
         self._published_at = self._clock.monotonic()
         return dict(self._node)
 
     def grants(self) -> tuple[Grant, ...]:
         """The books: who holds what. Ended pods stand here until something collects them."""
-        return self._live().devices.holders()
+        return self._live().books.holders()
 
     def lists(self) -> Counter[str]:
         """Calls of PodResources by name, and those ``refused`` by the limiter."""
@@ -262,19 +276,12 @@ class StandInKubelet:
     # Inside.
 
     def _build(self) -> _Process:
-        devices = DeviceManager(
-            self.checkpoint_path,
-            self._clock,
-            self._rng,
-            self.hooks,
-            self.steps,
-            self._pods.holding,
-            self._pods.running,
-        )
+        books = Books(self.checkpoint_path, self._clock, self._pods.holding)
         return _Process(
-            devices,
-            PluginServer(self.device_plugins, devices, self.registrations, dial_seconds=self._dial_seconds),
-            PodResourcesServer(self.pod_resources, devices, self._pods.active, self._limiter),
+            books,
+            Granter(books, self._rng, self.hooks, self.steps, self._pods.running),
+            PluginServer(self.device_plugins, books, self.registrations, dial_seconds=self._dial_seconds),
+            PodResourcesServer(self.pod_resources, books, self._pods.active, self._limiter),
         )
 
     def _live(self) -> _Process:
@@ -284,9 +291,9 @@ class StandInKubelet:
         return process
 
     def _offer(self, resource: str, count: int) -> None:
-        devices = self._live().devices
-        devices.connected(resource, ForeignPlugin())
-        devices.update(resource, [Device(f"{resource}-{i}", healthy=True) for i in range(count)])
+        books = self._live().books
+        books.connected(resource, ForeignPlugin())
+        books.update(resource, [Device(f"{resource}-{i}", healthy=True) for i in range(count)])
 
     def _handle(self, process: _Process, pods: Sequence[KnownPod]) -> list[AdmissionResult]:
         with self._sync:
@@ -318,7 +325,7 @@ class StandInKubelet:
     def _decide(self, process: _Process, pod: KnownPod) -> AdmissionResult:
         if (short := self._short_of(process, pod)) is not None:
             return AdmissionResult(pod.uid, admitted=False, reason=short[0], message=short[1])
-        devices = process.devices
+        books, granter = process.books, process.granter
         reusable: dict[str, frozenset[str]] = {}
         for container in pod.asked:
             nodes, fits = self._affinity(process, pod, container, reusable)
@@ -326,22 +333,22 @@ class StandInKubelet:
                 text = "Resources cannot be allocated with Topology locality"
                 return AdmissionResult(pod.uid, admitted=False, reason="TopologyAffinityError", message=text)
             try:
-                devices.allocate(pod.uid, container.name, container.limits, reusable, nodes)
+                granter.allocate(pod.uid, container.name, container.limits, reusable, nodes)
             except VcudaError as error:
                 text = f"Allocate failed due to {error}, which is unexpected"
                 return AdmissionResult(
                     pod.uid, admitted=False, reason="UnexpectedAdmissionError", message=text
                 )
-            for resource, grant in devices.held(pod.uid, container.name).items():
+            for resource, grant in books.held(pod.uid, container.name).items():
                 before = reusable.get(resource, frozenset())
                 again = container.kind is ContainerKind.INIT
                 reusable[resource] = before | set(grant.ids) if again else before - set(grant.ids)
         return AdmissionResult(
             pod.uid,
             admitted=True,
-            containers={c.name: devices.merged(pod.uid, c.name) for c in pod.asked},
+            containers={c.name: granter.merged(pod.uid, c.name) for c in pod.asked},
             ids={
-                c.name: {r: frozenset(g.ids) for r, g in devices.held(pod.uid, c.name).items()}
+                c.name: {r: frozenset(g.ids) for r, g in books.held(pod.uid, c.name).items()}
                 for c in pod.asked
             },
         )
@@ -351,7 +358,7 @@ class StandInKubelet:
     ) -> tuple[frozenset[int] | None, bool]:
         if self._numa is NumaPolicy.NONE:
             return None, True
-        proposals, nodes = process.devices.proposals(pod.uid, container.name, container.limits, reusable)
+        proposals, nodes = process.granter.proposals(pod.uid, container.name, container.limits, reusable)
         return affinity(self._numa, nodes, proposals) if proposals else (None, True)
 
     def _short_of(self, process: _Process, pod: KnownPod) -> tuple[str, str] | None:
@@ -359,14 +366,14 @@ class StandInKubelet:
         now = self._clock.monotonic()
         if self._published_at is None or now - self._published_at >= STATUS_SECONDS:
             self.publish_node()
-        holds = any(grant.pod == pod.uid for grant in process.devices.holders())
+        holds = any(grant.pod == pod.uid for grant in process.books.holders())
         others = [p.containers for p in self._pods.active() if p.uid != pod.uid]
         for resource, count in effective_limits(pod.asked).items():
             if resource not in self._node:
                 continue
             capacity = self._node[resource]
             if holds:  # a pod that was admitted before finds at least what is given away
-                capacity = max(capacity, process.devices.allocated(resource))
+                capacity = max(capacity, process.books.given(resource))
             used = sum(effective_limits(asked).get(resource, 0) for asked in others)
             if used + count > capacity:
                 sums = f"requested: {count}, used: {used}, capacity: {capacity}"

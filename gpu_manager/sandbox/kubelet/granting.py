@@ -1,42 +1,26 @@
-"""The device manager: who holds which ids, which ids come next, and when ids come back.
-
-It is the kubelet's bookkeeping with its faults. Ids that are being granted stand in ``_allocated`` but
-not yet in ``_grants``; whoever lists meanwhile, when some pod has ended, makes it forget them.
-"""
+"""How containers get their ids: the kubelet's choice, with the plugin asked where the kubelet asks it."""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from random import Random
 from typing import Final, TypeVar
 
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import AllocateResponse, ContainerAllocateResponse
-from gpu_manager.ports import Clock
-from gpu_manager.sandbox.kubelet import checkpoint
-from gpu_manager.sandbox.kubelet.checkpoint import Grant, Saved
+from gpu_manager.sandbox.kubelet.books import Books
+from gpu_manager.sandbox.kubelet.checkpoint import Grant
 from gpu_manager.sandbox.kubelet.topology import Hint, Nodes, hints
-from gpu_manager.sandbox.kubelet.values import Device, Endpoint, Hooks, Step
+from gpu_manager.sandbox.kubelet.values import Endpoint, Hooks, Step
 
 _Answer = TypeVar("_Answer")
 
-GRACE_SECONDS: Final = 300.0  # how long a stopped plugin's capacity is still shown
 # Of 2,835 pairs on a real kubelet 78 % came in the order of their names: a shuffle, often sorted again.
 SORTED_AGAIN: Final = 0.56
-
-
-@dataclass(slots=True)
-class _Registered:
-    """A resource's plugin. ``endpoint`` is None for one known from the checkpoint alone."""
-
-    endpoint: Endpoint | None
-    stopped_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,134 +38,39 @@ class _Ask:
         return Step(name, self.pod, self.container, self.resource, frozenset(ids), frozenset(must), self.size)
 
 
-class DeviceManager:
-    """One kubelet process's books of devices. Thread-safe; no lock is held during a call to a plugin.
+class Granter:
+    """Grants ids to containers at admission, and has their start prepared.
 
-    ``active`` tells the UIDs of active pods, ``running`` whether the runtime reports a container running.
+    ``running`` tells whether the runtime reports a container running. No lock is held during a call to a
+    plugin, and all of the kubelet's chance comes from ``rng``.
     """
 
     def __init__(
         self,
-        path: Path,
-        clock: Clock,
+        books: Books,
         rng: Random,
         hooks: Hooks,
         record: deque[Step],
-        active: Callable[[], set[str]],
         running: Callable[[str, str], bool],
     ) -> None:
-        self._path, self._clock, self._rng, self._hooks, self._record = path, clock, rng, hooks, record
-        self._active, self._running = active, running
-        self.sources_ready = True
-        self._lock = threading.Lock()
-        self._file = threading.Lock()  # one writer of the checkpoint at a time
-        self._dead = False
-        saved = checkpoint.read(path)
-        self._grants: dict[tuple[str, str, str], Grant] = {
-            (g.pod, g.container, g.resource): g for g in saved.grants
-        }
-        self._allocated = self._granted()
-        names = saved.registered or {}
-        self._devices: dict[str, dict[str, Device]] = {name: {} for name in names}
-        self._healthy: dict[str, set[str]] = {name: set() for name in names}
-        self._endpoints = {name: _Registered(None, clock.monotonic()) for name in names}
-
-    # What plugins tell.
-
-    def connected(self, resource: str, endpoint: Endpoint) -> None:
-        """A plugin has registered; its devices follow."""
-        with self._lock:
-            self._endpoints[resource] = _Registered(endpoint)
-
-    def update(self, resource: str, devices: Sequence[Device]) -> None:
-        """A ListAndWatch message: the complete list, replacing the former one."""
-        with self._lock:
-            self._devices[resource] = {device.id: device for device in devices}
-            self._healthy[resource] = {device.id for device in devices if device.healthy}
-        self._write()
-
-    def disconnected(self, resource: str) -> None:
-        """The plugin's stream has ended: all its devices are unhealthy until it registers again."""
-        with self._lock:
-            if resource in self._endpoints:
-                if resource in self._healthy:
-                    self._healthy[resource] = set()
-                self._endpoints[resource].stopped_at = self._clock.monotonic()
-
-    def end(self) -> None:
-        """This kubelet process is gone: what its threads still do leaves no trace on disk."""
-        with self._file:
-            self._dead = True
-
-    # What the node shows.
-
-    def counts(self) -> tuple[dict[str, int], dict[str, int], set[str]]:
-        """Capacity, allocatable, and the resources dropped just now (5 min after their plugin stopped)."""
-        with self._lock:
-            now = self._clock.monotonic()
-            dropped = {
-                name
-                for name in self._healthy
-                if (known := self._endpoints.get(name)) is None
-                or (known.stopped_at is not None and now - known.stopped_at > GRACE_SECONDS)
-            }
-            for name in dropped:
-                self._endpoints.pop(name, None)
-                del self._healthy[name], self._devices[name]
-            capacity = {name: len(devices) for name, devices in self._devices.items()}
-            allocatable = {name: len(ids) for name, ids in self._healthy.items()}
-        if dropped:
-            self._write()
-        return capacity, allocatable, dropped
-
-    def held(self, pod: str, container: str) -> dict[str, Grant]:
-        """What a container holds, by resource."""
-        with self._lock:
-            return {r: g for (p, c, r), g in self._grants.items() if (p, c) == (pod, container)}
-
-    def holders(self) -> tuple[Grant, ...]:
-        """Every grant in the books, ended pods' too as long as nothing collected them."""
-        with self._lock:
-            return tuple(self._grants.values())
-
-    def healthy(self) -> dict[str, tuple[Device, ...]]:
-        """The healthy devices of every resource."""
-        with self._lock:
-            return {n: tuple(self._devices[n][i] for i in sorted(ids)) for n, ids in self._healthy.items()}
-
-    def allocated(self, resource: str) -> int:
-        """How many ids of a resource count as given away."""
-        with self._lock:
-            return len(self._allocated.get(resource, ()))
-
-    def collect(self) -> None:
-        """Free what pods hold that are no longer active; nothing before all pods are known after a start."""
-        if not self.sources_ready:
-            return
-        active = self._active()
-        with self._lock:
-            gone = {pod for pod, _, _ in self._grants} - active
-            if gone:
-                self._grants = {key: g for key, g in self._grants.items() if key[0] not in gone}
-                self._allocated = self._granted()
-
-    # Admission and start of containers.
+        self._books, self._rng, self._hooks, self._record = books, rng, hooks, record
+        self._running = running
 
     def proposals(
         self, pod: str, container: str, limits: Mapping[str, int], reusable: Mapping[str, frozenset[str]]
     ) -> tuple[list[list[Hint]], set[int]]:
         """NUMA hints of every resource of the container, and all the nodes that carry devices."""
-        self.collect()
+        self._books.collect()
         found: list[list[Hint]] = []
-        with self._lock:
-            everywhere = {n for ds in self._devices.values() for d in ds.values() for n in d.nodes}
+        with self._books.lock:
+            everywhere = {n for ds in self._books.devices.values() for d in ds.values() for n in d.nodes}
             for resource, size in limits.items():
-                places = {d.id: Nodes(d.nodes) for d in self._devices.get(resource, {}).values()}
-                if not self._known(resource) or not any(places.values()):
+                places = {d.id: Nodes(d.nodes) for d in self._books.devices.get(resource, {}).values()}
+                if not self._books.known(resource) or not any(places.values()):
                     continue  # a resource without topology has no opinion
                 again = reusable.get(resource, frozenset())
-                free = self._healthy.get(resource, set()) - self._allocated.get(resource, set())
-                if (grant := self._grants.get((pod, container, resource))) is not None:
+                free = self._books.healthy.get(resource, set()) - self._books.allocated.get(resource, set())
+                if (grant := self._books.grants.get((pod, container), {}).get(resource)) is not None:
                     free, again = set(grant.ids), frozenset()
                 found.append(hints(places, free, again, size) if len(free | again) >= size else [])
         return found, everywhere
@@ -208,14 +97,14 @@ class DeviceManager:
             if not self._is_known(resource):
                 continue
             if not collected:
-                self.collect()
+                self._books.collect()
                 collected = True
             picked = self._pick(ask)
             if picked:
                 self._grant(ask, picked)
                 granted = True
         if granted:
-            self._write()
+            self._books.write()
 
     def pre_start(self, pod: str, container: str, limits: Mapping[str, int], *, active: bool) -> None:
         """What precedes every start of a container: PreStartContainer where the plugin wants it.
@@ -227,9 +116,9 @@ class DeviceManager:
         for resource in self._order(limits):
             if not self._is_known(resource) or not limits[resource]:
                 continue
-            with self._lock:
-                known = self._endpoints.get(resource)
-                grant = self._grants.get((pod, container, resource))
+            with self._books.lock:
+                known = self._books.endpoints.get(resource)
+                grant = self._books.grants.get((pod, container), {}).get(resource)
                 endpoint = known.endpoint if known else None
             if known is None:
                 raise NodeUnready(f"endpoint not found in cache for a registered resource: {resource}")
@@ -247,7 +136,7 @@ class DeviceManager:
 
     def merged(self, pod: str, container: str) -> ContainerAllocateResponse:
         """What the container receives of all its resources."""
-        held = self.held(pod, container)
+        held = self._books.held(pod, container)
         return merge([held[resource].response for resource in self._mix(held)])
 
     # The choice of ids (spec 1.7).
@@ -255,12 +144,12 @@ class DeviceManager:
     def _pick(self, ask: _Ask) -> frozenset[str]:
         """The ids to ask for, taken off the free ones; empty if there is nothing to do."""
         picked: set[str] = set()
-        with self._lock:
+        with self._books.lock:
             if not self._judge(ask):
                 return frozenset()
             if self._take(ask, picked, ask.reusable):
                 return frozenset(picked)  # the init container's ids suffice: the plugin is not asked
-            available = self._healthy[ask.resource] - self._allocated.get(ask.resource, set())
+            available = self._books.healthy[ask.resource] - self._books.allocated.get(ask.resource, set())
             needed = ask.size - len(picked)
             if len(available) < needed:
                 raise DoesNotFit(
@@ -277,7 +166,7 @@ class DeviceManager:
                 allowed, rest = available, (unaligned, nowhere)
             must = frozenset(picked)
         preferred = self._preferred(ask, allowed | must, must)
-        with self._lock:
+        with self._books.lock:
             for group in (preferred & allowed, *rest):
                 if self._take(ask, picked, group):
                     return frozenset(picked)
@@ -288,20 +177,20 @@ class DeviceManager:
     def _judge(self, ask: _Ask) -> bool:
         """False if the container has what it needs already."""
         resource = ask.resource
-        grant = self._grants.get((ask.pod, ask.container, resource))
+        grant = self._books.grants.get((ask.pod, ask.container), {}).get(resource)
         have = len(grant.ids) if grant else 0
         if grant and have != ask.size:
             raise DoesNotFit(
                 f'pod "{ask.pod}" container "{ask.container}" changed request for resource "{resource}" '
                 f"from {have} to {ask.size}"
             )
-        if not self.sources_ready and self._running(ask.pod, ask.container):
+        if not self._books.sources_ready and self._running(ask.pod, ask.container):
             return False  # only the kubelet restarted: a running container has its devices
-        if resource not in self._healthy:
+        if resource not in self._books.healthy:
             raise DoesNotFit(f"cannot allocate unregistered device {resource}")
-        if not self._healthy[resource]:
+        if not self._books.healthy[resource]:
             raise DoesNotFit(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
-        if grant and not self._healthy[resource] >= set(grant.ids):
+        if grant and not self._books.healthy[resource] >= set(grant.ids):
             raise DoesNotFit(
                 "previously allocated devices are no longer healthy; "
                 f"cannot allocate unhealthy devices {resource}"
@@ -313,11 +202,11 @@ class DeviceManager:
         room = sorted(set(group) - picked)
         chosen = self._rng.sample(room, min(len(room), ask.size - len(picked)))
         picked.update(chosen)
-        self._allocated.setdefault(ask.resource, set()).update(chosen)
+        self._books.allocated.setdefault(ask.resource, set()).update(chosen)
         return len(picked) == ask.size
 
     def _by_affinity(self, ask: _Ask, available: set[str]) -> tuple[set[str], set[str], set[str]]:
-        devices = self._devices[ask.resource]
+        devices = self._books.devices[ask.resource]
         if ask.affinity is None or not any(d.nodes for d in devices.values()):
             return set(), set(), available
         nowhere = {one for one in available if not devices[one].nodes}
@@ -325,8 +214,8 @@ class DeviceManager:
         return aligned, available - aligned - nowhere, nowhere
 
     def _preferred(self, ask: _Ask, offered: Collection[str], must: Collection[str]) -> frozenset[str]:
-        with self._lock:
-            known = self._endpoints.get(ask.resource)
+        with self._books.lock:
+            known = self._books.endpoints.get(ask.resource)
         if known is None:
             raise NodeUnready(f"endpoint not found in cache for a registered resource: {ask.resource}")
         endpoint = known.endpoint
@@ -342,21 +231,21 @@ class DeviceManager:
         try:
             answer = self._ask_plugin(ask, picked)
         except NodeUnready:
-            with self._lock:
-                self._allocated = self._granted()
+            with self._books.lock:
+                self._books.recount()
             raise
         if not answer.container_responses:
             raise NodeUnready(f"no containers return in allocation response {answer}".rstrip())
-        with self._lock:
-            devices = self._devices.get(ask.resource, {})
+        with self._books.lock:
+            devices = self._books.devices.get(ask.resource, {})
             places = {one: devices[one].nodes if one in devices else () for one in picked}
-            self._grants[ask.pod, ask.container, ask.resource] = Grant(
-                ask.pod, ask.container, ask.resource, places, answer.container_responses[0]
-            )
+            held = self._books.grants.setdefault((ask.pod, ask.container), {})
+            response = answer.container_responses[0]
+            held[ask.resource] = Grant(ask.pod, ask.container, ask.resource, places, response)
 
     def _ask_plugin(self, ask: _Ask, picked: frozenset[str]) -> AllocateResponse:
-        with self._lock:
-            known = self._endpoints.get(ask.resource)
+        with self._books.lock:
+            known = self._books.endpoints.get(ask.resource)
         if known is None or known.endpoint is None:
             raise NodeUnready(f"unknown Device Plugin {ask.resource}")
         rpc = partial(known.endpoint.allocate, self._mix(picked))
@@ -364,8 +253,8 @@ class DeviceManager:
 
     def _call(self, step: Step, endpoint: Endpoint, rpc: Callable[[], _Answer]) -> _Answer:
         self._hooks.before(step)
-        with self._lock:
-            known = self._endpoints.get(step.resource)
+        with self._books.lock:
+            known = self._books.endpoints.get(step.resource)
         if known is not None and known.endpoint is endpoint and known.stopped_at is not None:
             raise NodeUnready(f"endpoint {step.resource} has been stopped")
         self._record.append(step)
@@ -379,7 +268,7 @@ class DeviceManager:
         names = sorted(limits)
         if self._hooks.order is not None:
             return list(self._hooks.order(names))
-        with self._lock:
+        with self._books.lock:
             mixed = self._rng.sample(names, len(names))
             again = self._rng.random() < SORTED_AGAIN
         if not again:
@@ -390,32 +279,13 @@ class DeviceManager:
     def _mix(self, names: Collection[str]) -> list[str]:
         """A Go map's order: none."""
         mixed = sorted(names)
-        with self._lock:
+        with self._books.lock:
             self._rng.shuffle(mixed)
         return mixed
 
-    def _granted(self) -> dict[str, set[str]]:
-        held: dict[str, set[str]] = {}
-        for grant in self._grants.values():
-            held.setdefault(grant.resource, set()).update(grant.ids)
-        return held
-
-    def _known(self, resource: str) -> bool:
-        return resource in self._healthy or resource in self._allocated
-
     def _is_known(self, resource: str) -> bool:
-        with self._lock:
-            return self._known(resource)
-
-    def _write(self) -> None:
-        with self._file:
-            if self._dead:
-                return
-            with self._lock:
-                saved = Saved(
-                    tuple(self._grants.values()), {n: list(ids) for n, ids in self._healthy.items()}
-                )
-            checkpoint.write(self._path, saved)
+        with self._books.lock:
+            return self._books.known(resource)
 
 
 def merge(responses: Sequence[ContainerAllocateResponse]) -> ContainerAllocateResponse:
