@@ -6,13 +6,13 @@ All methods are thread-safe and raise only errors of :mod:`gpu_manager.domain.er
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.injection import Injection
-from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.topology import Topology
 
@@ -182,8 +182,11 @@ class Injector(Protocol):
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
         """Everything the container needs to use its cards; host paths exist when this returns."""
 
-    def prune(self, alive: Sequence[Allocation]) -> None:
-        """Remove what no allocation names any more (CDI specs, old libraries)."""
+    def prune(self, alive: Collection[str]) -> None:
+        """Remove what was made for names that are not ``alive`` any more (CDI specs, old libraries).
+
+        By directory name, which an allocation keeps when its association is corrected.
+        """
 
 
 class Processes(Protocol):
