@@ -246,7 +246,7 @@ def _page() -> Iterator[str]:
 
 def _entry(rule: RuleText) -> Iterator[str]:
     yield f"### {rule.id}\n"
-    yield f"> {rule.text.replace('{', '*').replace('}', '*')}\n"
+    yield f"```text\n{rule.text.replace('{hint}', '').replace('{', '<').replace('}', '>')}\n```\n"
     if rule.words:
         yield f"In the predecessor's words, which still lead the refusal: `{rule.words}`.\n"
     yield f"{rule.why}\n"

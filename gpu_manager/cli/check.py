@@ -1,0 +1,212 @@
+"""``gpu-manager check``: are these manifests legal, and if not, what would be? Needs no node, no cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpu_manager.adapters.manifests import LONGEST_BYTES, Manifest, read_manifests
+from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.request import ContainerRequest
+from gpu_manager.domain.resources import GIB, format_number, parse_quantity
+from gpu_manager.domain.rulebook import Rule, Violation, violation
+from gpu_manager.domain.rules import check_pod, pod_request, warn_pod
+
+
+class State(Enum):
+    """What became of one object."""
+
+    LEGAL = "legal"
+    ILLEGAL = "illegal"
+    SKIPPED = "skipped"
+
+
+class Output(Enum):
+    """The forms of the answer."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The judgement of one object of one file."""
+
+    file: str
+    manifest: Manifest
+    state: State
+    requests: tuple[ContainerRequest, ...] = ()
+    violations: tuple[Violation, ...] = ()
+    warnings: tuple[Violation, ...] = ()
+
+
+def command(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Manifests, YAML or JSON; - reads standard input.")
+    ],
+    output: Annotated[Output, typer.Option("--output", "-o", help="Form of the answer.")] = Output.TABLE,
+    unit: Annotated[str, typer.Option(help="Bytes of one unit of tencent.com/vcuda-memory.")] = "256Mi",
+    minimum_cores: Annotated[
+        int, typer.Option(min=1, max=100, help="The smallest part of a card that the cluster gives.")
+    ] = 1,
+) -> int:
+    """Say whether manifests are legal, why not, and what would be.
+
+    Pods, lists, and the pod templates of Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs and
+    CronJobs are judged by the rules of the webhook and the agent. Exit code: 0 legal, 1 illegal, 2 bad input.
+    """
+    unit_bytes = _unit(unit)
+    verdicts = [v for name in files for v in _judge_file(name, unit_bytes, minimum_cores)]
+    if output is Output.TABLE:
+        typer.echo("\n".join(_table(verdicts, several_files=len(files) > 1)))
+    else:
+        typer.echo(_serialised(_document(verdicts, unit_bytes), output))
+    return 1 if any(v.state is State.ILLEGAL for v in verdicts) else 0
+
+
+def _unit(text: str) -> int:
+    size = parse_quantity(text)
+    if size.denominator != 1 or not 1 <= size <= GIB * 1024:
+        raise RequestInvalid(f"--unit is {format_number(size)}: use whole bytes, such as 256Mi")
+    return int(size)
+
+
+def _judge_file(name: str, unit: int, minimum_cores: int) -> Iterator[Verdict]:
+    shown = "standard input" if name == "-" else name
+    try:
+        manifests = read_manifests(_read(name))
+    except OSError as error:
+        raise RequestInvalid(f"{shown}: {error.strerror or error}") from error
+    except ValueError as error:  # a NUL in the name
+        raise RequestInvalid(f"{shown}: no such file") from error
+    except RequestInvalid as error:
+        raise RequestInvalid(f"{shown}: {error}") from error
+    for manifest in manifests:
+        yield _judge(shown, manifest, unit, minimum_cores)
+
+
+def _read(name: str) -> bytes:
+    if name == "-":
+        return sys.stdin.buffer.read(LONGEST_BYTES + 1)
+    with Path(name).open("rb") as file:
+        return file.read(LONGEST_BYTES + 1)
+
+
+def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int) -> Verdict:
+    if not manifest.runs_pods:
+        return Verdict(file, manifest, State.SKIPPED)
+    if manifest.pod is None:
+        return _unreadable(file, manifest, f"this {manifest.kind} has no pod template")
+    try:
+        pod = parse_pod(manifest.pod)
+    except RequestInvalid as error:
+        return _unreadable(file, manifest, str(error))
+    violations, warnings = check_pod(pod, unit, minimum_cores), warn_pod(pod, unit)
+    if violations:
+        return Verdict(file, manifest, State.ILLEGAL, violations=violations, warnings=warnings)
+    return Verdict(
+        file, manifest, State.LEGAL, pod_request(pod, unit, minimum_cores).containers, warnings=warnings
+    )
+
+
+def _unreadable(file: str, manifest: Manifest, reason: str) -> Verdict:
+    fault = violation(Rule.POD_UNREADABLE, "", "", "", reason=reason)
+    return Verdict(file, manifest, State.ILLEGAL, violations=(fault,))
+
+
+# For people: one line an object, one a container or fault below it, and the sum.
+
+
+def _table(verdicts: Sequence[Verdict], *, several_files: bool) -> Iterator[str]:
+    for verdict in verdicts:
+        where = f"{verdict.file}: " if several_files else ""
+        yield _word(verdict.state.value) + printable(f"{where}{_subject(verdict.manifest)}")
+        yield from (f"          {line}" for line in map(printable, _details(verdict)))
+    counts = {state: sum(v.state is state for v in verdicts) for state in State}
+    yield ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
+
+
+def _details(verdict: Verdict) -> Iterator[str]:
+    if verdict.state is State.SKIPPED:
+        yield f"a {verdict.manifest.kind} runs no pods that are judged here"
+    elif verdict.state is State.LEGAL and not verdict.requests:
+        yield "asks for no card"
+    width = max((len(r.name) for r in verdict.requests), default=0)
+    yield from (f"{r.name:{width}}  {r.request}" for r in verdict.requests)
+    yield from (f"{v.message}  [{v.rule.id}]" for v in verdict.violations)
+    yield from (f"warning: {v.message}  [{v.rule.id}]" for v in verdict.warnings)
+
+
+def _subject(manifest: Manifest) -> str:
+    return f"{manifest.kind} {manifest.namespace}/{manifest.name}"
+
+
+def _word(word: str) -> str:
+    colours = {"legal": typer.colors.GREEN, "illegal": typer.colors.RED, "warning": typer.colors.YELLOW}
+    plain = f"{word:8}  "
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return plain
+    return typer.style(plain, fg=colours.get(word), bold=True)
+
+
+# For programs: the same as one value.
+
+
+def _document(verdicts: Sequence[Verdict], unit: int) -> Mapping[str, object]:
+    return {
+        "legal": not any(v.state is State.ILLEGAL for v in verdicts),
+        "unit": unit,
+        "objects": [
+            {
+                "file": v.file,
+                "document": v.manifest.document,
+                "kind": v.manifest.kind,
+                "namespace": v.manifest.namespace,
+                "name": v.manifest.name,
+                "verdict": v.state.value,
+                "containers": [
+                    {
+                        "name": r.name,
+                        "kind": r.kind.value,
+                        "cores": r.request.cores,
+                        "cards": r.request.cards,
+                        "memory": None if r.request.cards else r.request.memory,
+                    }
+                    for r in v.requests
+                ],
+                "violations": [_fault(fault) for fault in v.violations],
+                "warnings": [_fault(fault) for fault in v.warnings],
+            }
+            for v in verdicts
+        ],
+    }
+
+
+def _fault(fault: Violation) -> Mapping[str, object]:
+    return {
+        "rule": fault.rule.id,
+        "container": fault.container or None,
+        "field": fault.field or None,
+        "value": fault.value or None,
+        "message": fault.message,
+        "nearest": list(fault.nearest),
+        "cure": fault.rule.value.cure,
+    }
+
+
+def _serialised(document: Mapping[str, object], output: Output) -> str:
+    if output is Output.JSON:
+        return json.dumps(document, indent=2)
+    import yaml  # noqa: PLC0415  # the answer in YAML is rare, and its writer heavy
+
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=False)).rstrip("\n")
