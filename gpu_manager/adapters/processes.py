@@ -1,0 +1,160 @@
+"""Which pod and container a host process belongs to, read from ``<proc>/<pid>/cgroup``.
+
+The path of a process's cgroup names both, whatever made it (``<uid>`` with ``_`` for ``-`` in slices)::
+
+    cgroupfs driver    …/kubepods[/burstable|/besteffort]/pod<uid>/[crio-]<container>
+    systemd driver     …/kubepods[-qos]-pod<uid>.slice/{docker,cri-containerd,crio}-<container>.scope
+    containerd without SystemdCgroup under a systemd kubelet
+                       …/kubepods[-qos]-pod<uid>.slice:cri-containerd:<container>
+
+in front of it there may be anything: a node that is itself a container (kind), or ``/../..`` where our own
+cgroup namespace is private. The *first* pod in the path counts: what comes after is made by the tenant.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_manager.domain.pod import PodUid
+
+_LARGEST = 64 << 10  # bytes of a cgroup file: some 13 lines of at most 4 KiB
+_MOST_PROCESSES = 1 << 16  # bounds a scan; beyond it nothing is concluded from absence
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, linux/include/linux/proc_ns.h
+# Where v1 hierarchies disagree, the one that lets a process open the cards is believed.
+_PREFERRED = ("devices", "memory", "pids", "name=systemd")
+
+_UID = r"(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"  # 32: static pods
+_POD = re.compile(
+    rf"(?:pod{_UID}|.*-pod{_UID.replace('<uid>', '<slice>')}\.slice(?::[\w.-]+:(?P<inline>\S+))?)"
+)
+_CONTAINER = re.compile(r"(?:(?!crio-conmon-)[a-z][a-z-]*-)?(?P<id>[0-9a-f]{64})(?:\.scope)?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    pod: PodUid
+    container: str  # empty for a process of the pod in none of its containers
+
+
+def parse_cgroup(text: str) -> tuple[PodUid, str] | None:
+    """The (pod UID, container id) that a cgroup file names; None if it names no container of a pod."""
+    owner = _owner(text)
+    return (owner.pod, owner.container) if owner is not None and owner.container else None
+
+
+class CgroupProcesses:
+    """:class:`gpu_manager.ports.Processes` on /proc. Needs the host's PID namespace (``hostPID: true``)."""
+
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        *,
+        keep_seconds: float = 1.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """One scan of ``proc`` serves every question for ``keep_seconds``."""
+        self._proc, self._keep, self._monotonic = proc, keep_seconds, monotonic
+        self._lock = threading.Lock()
+        self._scanned: tuple[float, frozenset[PodUid], bool] | None = None
+        self._visible: bool | None = None
+
+    def container_of(self, pid: int) -> tuple[PodUid, str] | None:
+        """(pod UID, container id) of a process; None if it is in no pod, or gone."""
+        try:
+            return parse_cgroup(self._cgroup(pid) or "") if pid > 0 else None
+        except PermissionError:
+            return None
+
+    def alive(self, pod: PodUid) -> bool | None:
+        """True while a process of the pod lives; None when that cannot be seen (no hostPID, too many)."""
+        if not self.host_pid():
+            return None
+        with self._lock:
+            now = self._monotonic()
+            if self._scanned is None or now - self._scanned[0] >= self._keep:
+                self._scanned = (now, *self._scan())
+            _, pods, complete = self._scanned
+        return True if pod in pods else False if complete else None
+
+    def host_pid(self) -> bool:
+        """True if the processes of the whole node are visible here. It cannot change while we run."""
+        if self._visible is None:
+            self._visible = self._sees_host()
+        return self._visible
+
+    def _sees_host(self) -> bool:
+        try:
+            if str((self._proc / "self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE:
+                return True
+        except OSError:
+            pass  # not a Linux /proc, or hidden from us: pid 1 decides
+        # In a namespace of a node that is itself a container (kind), pid 1 is that node's init. In a pod's
+        # own namespace it is a container: ours, or the pause container, which a private cgroup namespace
+        # shows as a sibling (/../cri-containerd-….scope).
+        try:
+            first, own = self._cgroup(1), self._cgroup("self")
+        except PermissionError:
+            return False
+        if first is None or first == own or _owner(first) is not None:
+            return False
+        return not any(
+            p.startswith("/../") and _CONTAINER.fullmatch(p.rpartition("/")[2]) for p in _paths(first)
+        )
+
+    def _scan(self) -> tuple[frozenset[PodUid], bool]:
+        """The pods that have a process, and whether every process was looked at."""
+        pods: set[PodUid] = set()
+        complete = True
+        try:
+            pids = [entry.name for entry in self._proc.iterdir() if entry.name.isdecimal()]
+        except OSError:
+            return frozenset(), False
+        for pid in pids[:_MOST_PROCESSES]:
+            try:
+                owner = _owner(self._cgroup(pid) or "")
+            except PermissionError:
+                complete = False
+                continue
+            if owner is not None:
+                pods.add(owner.pod)
+        return frozenset(pods), complete and len(pids) <= _MOST_PROCESSES
+
+    def _cgroup(self, pid: int | str) -> str | None:
+        """The file's text; None if the process ended. Raises PermissionError if it is hidden from us."""
+        try:
+            with (self._proc / str(pid) / "cgroup").open("rb") as file:
+                return file.read(_LARGEST).decode("utf-8", "replace")
+        except PermissionError:
+            raise
+        except OSError:  # ENOENT, or ESRCH where it ended between opening and reading
+            return None
+
+
+def _owner(text: str) -> _Owner | None:
+    for path in _paths(text):
+        segments = path.removesuffix(" (deleted)").split("/")
+        for at, segment in enumerate(segments):
+            match = _POD.fullmatch(segment)
+            if match is not None:
+                inside = match["inline"] or (segments[at + 1] if at + 1 < len(segments) else "")
+                container = _CONTAINER.fullmatch(inside)
+                uid = PodUid((match["uid"] or match["slice"]).replace("_", "-"))
+                return _Owner(uid, container["id"] if container is not None else "")
+    return None
+
+
+def _paths(text: str) -> Iterator[str]:
+    """The paths of a cgroup file (``number:controllers:path`` a line), the most telling first."""
+    lines = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    rank = {name: place for place, name in enumerate(_PREFERRED)}
+
+    def place(controllers: str) -> int:
+        return min((rank.get(c, len(rank)) for c in controllers.split(",")), default=len(rank))
+
+    for _, _, path in sorted(lines, key=lambda parts: place(parts[1])):
+        yield path
