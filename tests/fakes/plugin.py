@@ -36,9 +36,11 @@ class Plugin:
             pre_start_required=True, get_preferred_allocation_available=True
         )
         self.offered = list(offered)
-        self.prefer: Callable[[api_pb2.ContainerPreferredAllocationRequest], Sequence[str]] = lambda _request: ()
-        self.answer: Callable[[Sequence[str]], api_pb2.ContainerAllocateResponse] = (
-            lambda ids: api_pb2.ContainerAllocateResponse(envs={f"IDS_{resource[-6:]}": ",".join(sorted(ids))})
+        self.prefer: Callable[[api_pb2.ContainerPreferredAllocationRequest], Sequence[str]] = (
+            lambda _request: ()
+        )
+        self.answer: Callable[[Sequence[str]], api_pb2.ContainerAllocateResponse] = lambda ids: (
+            api_pb2.ContainerAllocateResponse(envs={f"IDS_{resource[-6:]}": ",".join(sorted(ids))})
         )
         self.start: Callable[[Sequence[str]], None] = lambda _ids: None
         self.describe: Callable[[], api_pb2.DevicePluginOptions] = lambda: self.options
@@ -48,7 +50,9 @@ class Plugin:
         self._server: grpc.Server | None = None
 
     def serve(self, directory: Path) -> Plugin:
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=10, thread_name_prefix=f"plugin {self.endpoint}"))
+        self._server = grpc.server(
+            ThreadPoolExecutor(max_workers=10, thread_name_prefix=f"plugin {self.endpoint}")
+        )
         api_pb2_grpc.add_DevicePluginServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix://{directory / self.endpoint}")
         self._server.start()
@@ -72,31 +76,31 @@ class Plugin:
     def asked(self, name: str) -> list[object]:
         return [request for call, request in self.calls if call == name]
 
-    def GetDevicePluginOptions(self, request, context):
+    def GetDevicePluginOptions(self, request, context):  # noqa: N802  # the service's name
         return self.describe()
 
-    def ListAndWatch(self, request, context) -> Iterator[api_pb2.ListAndWatchResponse]:
+    def ListAndWatch(self, request, context) -> Iterator[api_pb2.ListAndWatchResponse]:  # noqa: N802  # as above
         stream: queue.Queue[list[api_pb2.Device] | None] = queue.Queue()
+        context.add_callback(self.ended.set)
         context.add_callback(lambda: stream.put(None))
         self._streams.append(stream)
         now: list[api_pb2.Device] | None = self.offered
         while now is not None:
             yield api_pb2.ListAndWatchResponse(devices=now)
             now = stream.get()
-        self.ended.set()
 
-    def GetPreferredAllocation(self, request, context):
+    def GetPreferredAllocation(self, request, context):  # noqa: N802  # the service's name
         (one,) = request.container_requests
         self.calls.append(("P", one))
         answer = api_pb2.ContainerPreferredAllocationResponse(deviceIDs=self.prefer(one))
         return api_pb2.PreferredAllocationResponse(container_responses=[answer])
 
-    def Allocate(self, request, context):
+    def Allocate(self, request, context):  # noqa: N802  # the service's name
         (one,) = request.container_requests
         self.calls.append(("A", frozenset(one.devices_ids)))
         return api_pb2.AllocateResponse(container_responses=[self.answer(one.devices_ids)])
 
-    def PreStartContainer(self, request, context):
+    def PreStartContainer(self, request, context):  # noqa: N802  # the service's name
         self.calls.append(("S", frozenset(request.devices_ids)))
         self.start(request.devices_ids)
         return api_pb2.PreStartContainerResponse()

@@ -42,6 +42,7 @@ class Books:
         self._changed = threading.Condition(self.lock)
         self._file = threading.Lock()  # one writer of the checkpoint at a time
         self._dead = False
+        self._told: dict[str, int] = {}
         self.sources_ready = True
         saved = checkpoint.read(path)
         self.grants: dict[tuple[str, str], dict[str, Grant]] = {}
@@ -66,8 +67,8 @@ class Books:
         with self.lock:
             self.devices[resource] = {device.id: device for device in devices}
             self.healthy[resource] = {device.id for device in devices if device.healthy}
-            self._changed.notify_all()
         self.write()
+        self._tell(resource)
 
     def disconnected(self, resource: str) -> None:
         """The plugin's stream has ended: all its devices are unhealthy until it registers again."""
@@ -76,7 +77,7 @@ class Books:
                 if resource in self.healthy:
                     self.healthy[resource] = set()
                 self.endpoints[resource].stopped_at = self._clock.monotonic()
-            self._changed.notify_all()
+        self._tell(resource)
 
     def end(self) -> None:
         """This kubelet process is gone: what its threads still do leaves no trace on disk."""
@@ -86,16 +87,14 @@ class Books:
     # What they hold.
 
     def wait(self, allocatable: Mapping[str, int], seconds: float) -> None:
-        """Wait until these resources have exactly so many healthy devices.
+        """Wait until these resources have exactly so many healthy devices, written down.
 
         Raises:
             NodeUnready: they have not, within ``seconds`` of real time.
         """
         with self.lock:
-            if not self._changed.wait_for(
-                lambda: all(self._has(*pair) for pair in allocatable.items()), seconds
-            ):
-                now = {name: len(self.healthy.get(name, ())) for name in allocatable}
+            if not self._changed.wait_for(lambda: allocatable.items() <= self._told.items(), seconds):
+                now = {name: self._told.get(name) for name in allocatable}
                 raise NodeUnready(f"after {seconds:g} s the node has {now}, not {dict(allocatable)}")
 
     def counts(self) -> tuple[dict[str, int], dict[str, int], set[str]]:
@@ -160,8 +159,10 @@ class Books:
             for resource, grant in held.items():
                 self.allocated.setdefault(resource, set()).update(grant.ids)
 
-    def _has(self, resource: str, count: int) -> bool:
-        return len(self.healthy.get(resource, ())) == count
+    def _tell(self, resource: str) -> None:
+        with self.lock:
+            self._told[resource] = len(self.healthy.get(resource, ()))
+            self._changed.notify_all()
 
     # The file.
 

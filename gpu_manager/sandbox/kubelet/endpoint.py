@@ -46,7 +46,7 @@ class PodsEndpoint:
 
 def _handler(pods: Callable[[], Sequence[Mapping[str, Any]]], token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802  # the base class's name
+        def do_GET(self) -> None:  # the base class's name
             given = self.headers.get("Authorization", "")
             if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
                 self.send_error(HTTPStatus.UNAUTHORIZED)

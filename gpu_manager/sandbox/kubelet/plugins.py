@@ -6,12 +6,12 @@ its resource's name when its stream ends, so that an old plugin's end disconnect
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Final, Never, TypeVar
 
@@ -47,17 +47,14 @@ class Client:
 
     def connect(self, timeout: float = DIAL_SECONDS) -> None:
         """Dial and learn the options. Raises NodeUnready."""
-        ready = threading.Event()
-        seen = partial(_when_ready, ready)
-        self._channel.subscribe(seen, try_to_connect=True)
         ends = time.monotonic() + timeout
-        while not ready.wait(0.05) and not self._closed.is_set() and time.monotonic() < ends:
-            pass  # a plugin's socket may come a moment later; the kubelet itself may stop meanwhile
-        if not ready.is_set() or self._closed.is_set():
-            raise NodeUnready(f"failed to dial device plugin: {self._socket} does not answer")
-        self._channel.unsubscribe(seen)
+        while not _listens(self._socket):
+            if time.monotonic() > ends or self._closed.wait(0.02):
+                raise NodeUnready(f"failed to dial device plugin: {self._socket} does not answer")
         try:
-            self.options = self._rpc(lambda: self._stub.GetDevicePluginOptions(api_pb2.Empty()))
+            self.options = self._rpc(
+                lambda: self._stub.GetDevicePluginOptions(api_pb2.Empty(), wait_for_ready=True)
+            )
         except NodeUnready as error:
             raise NodeUnready(f"failed to get device plugin options: {error}") from error
         self._books.connected(self.resource, self)
@@ -233,9 +230,14 @@ class PluginServer:
         client.close()
 
 
-def _when_ready(ready: threading.Event, state: grpc.ChannelConnectivity) -> None:
-    if state is grpc.ChannelConnectivity.READY:
-        ready.set()
+def _listens(path: Path) -> bool:
+    """True if somebody takes connections there (a channel can tell too, but is then slow to close)."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def _refuse(context: grpc.ServicerContext, text: str) -> Never:

@@ -91,7 +91,7 @@ class StandInKubelet:
         self._sync = threading.Lock()  # the sync loop: one admission at a time
         self._foreign: dict[str, int] = {}
         self._node: dict[str, int] = {}  # allocatable as last published
-        self._published_at: float | None = None
+        self._published_at = self._clock.monotonic()
         self._process: _Process | None = None
         self._started = False
 
@@ -364,7 +364,7 @@ class StandInKubelet:
     def _short_of(self, process: _Process, pod: KnownPod) -> tuple[str, str] | None:
         """The kubelet's own sum over active pods, before any call; resources the node never had are free."""
         now = self._clock.monotonic()
-        if self._published_at is None or now - self._published_at >= STATUS_SECONDS:
+        if now - self._published_at >= STATUS_SECONDS:
             self.publish_node()
         holds = any(grant.pod == pod.uid for grant in process.books.holders())
         others = [p.containers for p in self._pods.active() if p.uid != pod.uid]
