@@ -1,0 +1,206 @@
+"""How files that a tenant can write are made, opened, measured and locked without trusting any of it.
+
+Everything goes through directory descriptors and ``O_NOFOLLOW``: a name is hex or nothing, a link is never
+followed, what is not a plain file is not read, and no call here can block. Callers map ``OSError``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gpu_manager.domain.errors import NodeUnready
+
+_NAME: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: were the name a FIFO, opening it would wait for ever.
+_PAGE: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+
+
+def is_name(name: str) -> bool:
+    """True for the only names that directories of pages have: 32 lower-case hex digits."""
+    return _NAME.fullmatch(name) is not None
+
+
+def checked(name: str) -> str:
+    """The name itself. Raises NodeUnready unless :func:`is_name`: it becomes part of a path."""
+    if not is_name(name):
+        raise NodeUnready(f"{name[:64]!r} is not the name of a directory of control pages (32 hex digits)")
+    return name
+
+
+@contextlib.contextmanager
+def directory(root: Path, name: str, *, create: bool = False) -> Iterator[int]:
+    """A descriptor of ``root/name``; with ``create`` both are made (0700), also again after a reboot."""
+    if create:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    base = os.open(root, _DIRECTORY)
+    try:
+        if create:
+            _make(base, checked(name))
+        here = os.open(checked(name), _DIRECTORY, dir_fd=base)
+    finally:
+        os.close(base)
+    try:
+        yield here
+    finally:
+        os.close(here)
+
+
+def _make(base: int, name: str) -> None:
+    try:
+        os.mkdir(name, 0o700, dir_fd=base)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=base, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=base)  # a link or file in the directory's place is nobody's
+            os.mkdir(name, 0o700, dir_fd=base)
+
+
+def open_page(here: int, name: str) -> int | None:
+    """A descriptor of a page for reading and writing; None if there is no plain file of that name.
+
+    A file whose mode was taken away (its tenant owns it when it runs as the same user) is given it back.
+    """
+    try:
+        page = os.open(name, _PAGE, dir_fd=here)
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        page = _open_again(here, name)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV):
+            return None
+        raise
+    if not stat.S_ISREG(os.fstat(page).st_mode):
+        os.close(page)
+        return None
+    return page
+
+
+def _open_again(here: int, name: str) -> int:
+    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+    try:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            os.chmod(f"/proc/self/fd/{handle}", 0o600)  # noqa: PTH101  # the handle, not whatever has its name now
+        return os.open(name, _PAGE, dir_fd=here)
+    finally:
+        os.close(handle)
+
+
+def create_page(here: int, name: str, content: bytes, mode: int) -> int:
+    """Make a page whole under its name at once, and return its descriptor.
+
+    Space is taken now: a full disk is an error here, not a SIGBUS in the tenant.
+    """
+    _clear(here, name)
+    draft = f".{name}.{secrets.token_hex(8)}"
+    page = os.open(draft, _PAGE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=here)
+    try:
+        os.posix_fallocate(page, 0, len(content))
+        write(page, 0, content)
+        os.fchmod(page, mode)  # not the creation mode: umask would cut it
+        os.rename(draft, name, src_dir_fd=here, dst_dir_fd=here)
+    except BaseException:
+        os.close(page)
+        with contextlib.suppress(OSError):
+            os.unlink(draft, dir_fd=here)
+        raise
+    return page
+
+
+def _clear(here: int, name: str) -> None:
+    """A container runtime makes an empty directory where a mount's source is missing; nobody needs it."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+            os.rmdir(name, dir_fd=here)
+
+
+def put_back(page: int, size: int, mode: int) -> str:
+    """Give a page its size and mode back; says what had been changed, or nothing."""
+    status = os.fstat(page)
+    changed = []
+    if status.st_size != size:
+        os.ftruncate(page, size)
+        os.posix_fallocate(page, 0, size)
+        changed.append(f"it had {status.st_size} bytes instead of {size}")
+    if stat.S_IMODE(status.st_mode) != mode:
+        os.fchmod(page, mode)
+        changed.append(f"its mode was {stat.S_IMODE(status.st_mode):04o} instead of {mode:04o}")
+    return " and ".join(changed)
+
+
+def read(page: int, size: int) -> bytes:
+    """The first ``size`` bytes, or fewer if the file ends before."""
+    parts = []
+    offset = 0
+    while offset < size and (part := os.pread(page, size - offset, offset)):
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+def write(page: int, offset: int, data: bytes) -> None:
+    """All of ``data`` at ``offset``."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(page, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def remove(root: Path, name: str) -> None:
+    """Delete ``root/name`` and the files in it; absent is fine. Links are deleted, never followed."""
+    try:
+        with directory(root, name) as here:
+            for entry in os.listdir(here):  # noqa: PTH208  # of a descriptor, which no path can name safely
+                if stat.S_ISDIR(os.stat(entry, dir_fd=here, follow_symlinks=False).st_mode):
+                    os.rmdir(entry, dir_fd=here)
+                else:
+                    os.unlink(entry, dir_fd=here)
+        (root / name).rmdir()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        (root / name).unlink(missing_ok=True)
+
+
+def held(page: int, count: int) -> frozenset[int]:
+    """Which of the first ``count`` bytes another open file description holds a lock on."""
+    found: set[int] = set()
+    start = 0
+    while start < count:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, count - start, 0)
+        kind, _, first, length, _ = _FLOCK.unpack(fcntl.fcntl(page, fcntl.F_OFD_GETLK, asked))
+        if kind == fcntl.F_UNLCK:
+            break
+        end = min(count, first + length) if length else count  # no length: to the end of the file
+        found.update(range(max(first, start), end))
+        start = end
+    return frozenset(found)
+
+
+@contextlib.contextmanager
+def locked(page: int, start: int, length: int) -> Iterator[bool]:
+    """Hold a write lock on these bytes if nobody else holds one of them; says whether. Never waits."""
+    try:
+        fcntl.fcntl(page, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.fcntl(page, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, start, length, 0))

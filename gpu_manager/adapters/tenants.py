@@ -1,0 +1,322 @@
+"""The tenants' control pages on disk: limits that we write, usage that they write.
+
+The only importer of ``vcuda.page``. ``<root>/<name>/limits`` is mounted read-only in the container, ``usage``
+writable, each as a file, so that the tenant never sees the directory. What it can do to ``usage`` (truncate,
+grow, fill with garbage, take its mode away) is put back where that is possible, counted, and named; nothing
+of it can hang or crash us: pages are read with bounds and never mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gpu_manager.adapters import tenant_files as files
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports import Limit, TenantUse
+from vcuda import page as abi
+
+log = structlog.get_logger(__name__)
+
+LIMITS: Final = "limits"
+USAGE: Final = "usage"
+# The owner may write, or an agent without CAP_DAC_OVERRIDE could not; the container's mount is read-only.
+LIMITS_MODE: Final = 0o644
+USAGE_MODE: Final = 0o666  # a container may run as any user
+_NS: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What the host knows of a container on one card and the library cannot; ``None`` leaves it as it is.
+
+    ``gain`` and ``co_active`` are factors; the rest are bytes.
+    """
+
+    gain: float | None = None
+    co_active: float | None = None
+    host_adjust: int | None = None
+    host_seen_used: int | None = None
+    context_reserve: int | None = None
+    lease: bool | None = None
+
+
+_Change = Callable[["abi.Limits | None"], abi.Limits]
+"""From what a limits page says now (None: nothing readable) to what it shall say."""
+
+
+class PageTenants:
+    """:class:`gpu_manager.ports.Tenants` in a directory, normally on a tmpfs.
+
+    One lock guards the descriptors kept open and makes us the one writer of ``limits``. A tenant's files are
+    never locked to wait: it could hold such a lock for ever.
+    """
+
+    def __init__(self, root: Path, *, fail_open: bool = False) -> None:
+        self._root = root
+        self._fail_open = fail_open
+        self._lock = threading.Lock()
+        self._usage: dict[
+            str, int
+        ] = {}  # open descriptors: a sample of an idle container is two system calls
+        self._cards: dict[str, tuple[CardUuid, ...]] = {}
+        self._tampered: dict[str, int] = {}
+
+    def open(self, name: str, limits: Sequence[Limit]) -> None:
+        """Make the directory and both pages if absent, and write the limits. Idempotent.
+
+        A limit that is as it was is not written again, and the host's corrections outlive a change.
+        """
+        with (
+            self._lock,
+            _errors(f"{self._root}/{name}"),
+            files.directory(self._root, name, create=True) as here,
+        ):
+            self._write_limits(here, name, lambda now: self._limits(now, name, limits))
+            self._usage_page(here, name, create=True)
+            self._cards[name] = tuple(limit.card for limit in limits)
+
+    def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
+        """Tell the library that the host is there (CLOCK_MONOTONIC) and what it corrects, in one write."""
+
+        def corrected(now: abi.Limits | None) -> abi.Limits:
+            if now is None:
+                raise NodeUnready(
+                    f"the limits page of {self._root}/{name} is unreadable: start its container again"
+                )
+            cards = tuple(_corrected(card, corrections) for card in now.cards)
+            return replace(now, cards=cards, heartbeat_ns=heartbeat_ns)
+
+        with self._lock, _errors(f"{self._root}/{name}"), files.directory(self._root, name) as here:
+            self._write_limits(here, name, corrected)
+
+    def reset(self, name: str) -> None:
+        """Begin a new life of the container: usage back to zero.
+
+        Where a process of it still lives (its byte is locked), only the slots of dead ones are freed.
+        """
+        with (
+            self._lock,
+            _errors(f"{self._root}/{name}"),
+            files.directory(self._root, name, create=True) as here,
+        ):
+            page = self._usage_page(here, name, create=True)
+            with files.locked(page, 0, abi.MAX_SLOTS) as alone:
+                if alone:
+                    files.write(page, 0, abi.build_usage())
+                    return
+            try:
+                slots = self._read(page, name, 0).slots
+            except abi.PageError:
+                # The living process broke its own page; a page that nobody can read serves nobody.
+                files.write(page, 0, abi.build_usage())
+                return
+            for slot in slots:
+                with files.locked(page, slot.index, 1) as dead:
+                    if dead:
+                        offset = abi.USAGE_HEAD_SIZE + slot.index * abi.SLOT_SIZE
+                        files.write(page, offset, bytes(abi.SLOT_SIZE))
+
+    def usage(self, name: str) -> Sequence[TenantUse]:
+        """Read the usage page with bounds: memory is what living processes hold.
+
+        Raises:
+            NodeUnready: it was tampered with (and put back where possible) or is gone.
+        """
+        with self._lock, _errors(f"{self._root}/{name}"):
+            cards = self._cards_of(name)
+            page = self._usage.get(name)
+            if page is None or not os.fstat(page).st_nlink:
+                with files.directory(self._root, name) as here:
+                    page = self._usage_page(here, name)
+            changed = files.put_back(page, abi.USAGE_SIZE, USAGE_MODE)
+            if changed:
+                raise self._tampering(name, f"{changed}; that is put back")
+            try:
+                found = self._read(page, name, len(cards))
+            except abi.PageError as error:
+                raise self._tampering(name, str(error)) from error
+            alive = files.held(page, abi.MAX_SLOTS) if found.slots else frozenset[int]()
+        slots = [slot for slot in found.slots if slot.index in alive]
+        return [
+            TenantUse(
+                card=card,
+                memory=min(sum(slot.charged[i] for slot in slots), abi.MAX_BYTES),
+                busy_seconds=line.busy_ns * _NS,
+                throttled_seconds=line.throttle_ns * _NS,
+                refusals=line.refusals,
+                processes=len(slots),
+            )
+            for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
+        ]
+
+    def names(self) -> Sequence[str]:
+        """Every directory that exists and has a name of ours."""
+        with _errors(str(self._root)):
+            try:
+                return sorted(entry.name for entry in self._root.iterdir() if files.is_name(entry.name))
+            except FileNotFoundError:
+                return []
+
+    def remove(self, name: str) -> None:
+        """Delete the directory; absent is fine."""
+        files.checked(name)
+        with self._lock, _errors(f"{self._root}/{name}"):
+            self._forget(name)
+            files.remove(self._root, name)
+
+    def tampering(self) -> Mapping[str, int]:
+        """How often each directory's usage page was found changed in a way that the library never does."""
+        with self._lock:
+            return dict(self._tampered)
+
+    def close(self) -> None:
+        """Let go of the open pages."""
+        with self._lock:
+            for name in list(self._usage):
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        page = self._usage.pop(name, None)
+        if page is not None:
+            os.close(page)
+        self._cards.pop(name, None)
+        self._tampered.pop(name, None)
+
+    def _limits(self, now: abi.Limits | None, name: str, limits: Sequence[Limit]) -> abi.Limits:
+        known = {card.uuid: card for card in now.cards} if now else {}
+        cards = []
+        for limit in limits:
+            uuid = abi.uuid_bytes(limit.card)
+            before = known.get(uuid) or abi.CardLimits(uuid, None, None)
+            cards.append(
+                replace(
+                    before,
+                    memory_limit=limit.memory,
+                    core_limit=float(limit.cores),
+                    core_ceiling=float(limit.ceiling),
+                )
+            )
+        return replace(
+            now or abi.Limits(()),
+            cards=tuple(cards),
+            fail_open=self._fail_open,
+            elastic=any(limit.ceiling > limit.cores for limit in limits),
+            identity=hashlib.sha256(name.encode()).digest()[:16],
+        )
+
+    def _write_limits(self, here: int, name: str, change: _Change) -> None:
+        page = files.open_page(here, LIMITS)
+        if page is None:
+            page = files.create_page(here, LIMITS, abi.build_limits(change(None)), LIMITS_MODE)
+            os.close(page)
+            return
+        try:
+            changed = files.put_back(page, abi.LIMITS_SIZE, LIMITS_MODE)
+            if changed:
+                log.warning("limits page put back", directory=f"{self._root}/{name}", change=changed)
+            image = files.read(page, abi.LIMITS_SIZE)
+            now = _readable(image)
+            wanted = change(now)
+            if now is None or replace(wanted, generation=now.generation) != now:
+                write = abi.rewrite_limits(image, wanted)
+                files.write(page, write.offset, write.data)
+        finally:
+            os.close(page)
+
+    def _usage_page(self, here: int, name: str, *, create: bool = False) -> int:
+        """The usage page's descriptor, kept; a page that is not the one kept is taken afresh."""
+        page = files.open_page(here, USAGE)
+        if page is None:
+            if not create:
+                raise NodeUnready(
+                    f"the usage page of {self._root}/{name} is gone: its container must start again"
+                )
+            page = files.create_page(here, USAGE, abi.build_usage(), USAGE_MODE)
+        old = self._usage.pop(name, None)
+        if old is not None:
+            os.close(old)
+        self._usage[name] = page
+        if create and (changed := files.put_back(page, abi.USAGE_SIZE, USAGE_MODE)):
+            log.warning("usage page put back", reason=str(self._tampering(name, changed)))
+        return page
+
+    def _read(self, page: int, name: str, cards: int) -> abi.Usage:
+        """Raises PageError for anything but a whole page; ``name`` only for the text."""
+        head = files.read(page, abi.USAGE_HEAD_SIZE)
+        if len(head) < abi.USAGE_HEAD_SIZE:
+            raise abi.PageError(f"the usage page shrank to {len(head)} bytes while {name} was read")
+        extent = abi.usage_extent(head)
+        return abi.read_usage(head if extent == len(head) else files.read(page, extent), cards)
+
+    def _cards_of(self, name: str) -> tuple[CardUuid, ...]:
+        """The cards of the limits page, in its order: usage has no names of its own."""
+        cards = self._cards.get(name)
+        if cards is None:
+            with files.directory(self._root, name) as here:
+                page = files.open_page(here, LIMITS)
+                if page is None:
+                    raise NodeUnready(
+                        f"the limits page of {self._root}/{name} is gone: its container must start again"
+                    )
+                try:
+                    found = abi.read_limits(files.read(page, abi.LIMITS_SIZE))
+                finally:
+                    os.close(page)
+            cards = tuple(CardUuid(abi.uuid_text(card.uuid)) for card in found.cards)
+            self._cards[name] = cards
+        return cards
+
+    def _tampering(self, name: str, what: str) -> NodeUnready:
+        self._tampered[name] = self._tampered.get(name, 0) + 1
+        return NodeUnready(
+            f"the usage page of {self._root}/{name} was tampered with: {what} "
+            f"(found {self._tampered[name]} times); look at what runs in its container"
+        )
+
+
+def _readable(image: bytes) -> abi.Limits | None:
+    try:
+        return abi.read_limits(image)
+    except abi.PageError:
+        return None
+
+
+def _corrected(card: abi.CardLimits, corrections: Mapping[CardUuid, Correction]) -> abi.CardLimits:
+    told = corrections.get(CardUuid(abi.uuid_text(card.uuid)))
+    if told is None:
+        return card
+    return replace(
+        card,
+        gain=card.gain if told.gain is None else told.gain,
+        co_active=card.co_active if told.co_active is None else told.co_active,
+        host_adjust=card.host_adjust if told.host_adjust is None else told.host_adjust,
+        host_seen_used=card.host_seen_used if told.host_seen_used is None else told.host_seen_used,
+        context_reserve=card.context_reserve if told.context_reserve is None else told.context_reserve,
+        lease=card.lease if told.lease is None else told.lease,
+    )
+
+
+@contextlib.contextmanager
+def _errors(where: str) -> Iterator[None]:
+    """Foreign errors as ours, naming the pages' directory."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NodeUnready(f"the control pages of {where} are gone: the container must start again") from error
+    except OSError as error:
+        raise NodeUnready(
+            f"the control pages of {where} cannot be used: {error.strerror or error}; "
+            "check that the file system is there, writable and not full"
+        ) from error
+    except abi.PageError as error:
+        raise NodeUnready(f"the control pages of {where} cannot hold what they should: {error}") from error
