@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
+from unicodedata import normalize
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
 
@@ -77,7 +78,7 @@ def parse_quantity(value: object) -> Fraction:
     text = repr(value) if isinstance(value, float) else value
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST_TEXT else None
     if match is None:
-        raise RequestInvalid(f"{quoted(value)} is not a Kubernetes quantity: write a whole number such as 30")
+        raise RequestInvalid(f"{quoted(value)} is not a Kubernetes quantity: write {_ascii_form(text)}")
     number, suffix, exponent = Fraction(match["number"]), match["suffix"] or "", match["exponent"]
     if exponent is not None:
         if number and int(exponent) > _LARGEST_EXPONENT:
@@ -91,6 +92,13 @@ def parse_quantity(value: object) -> Fraction:
     return _rounded_to_nano(number)
 
 
+def _ascii_form(text: object) -> str:
+    """What full-width digits were meant to be: they look like a number and are none."""
+    plain = normalize("NFKC", text).strip() if isinstance(text, str) and len(text) <= 32 else ""
+    is_hidden_number = plain != text and _QUANTITY.fullmatch(plain)
+    return f"{plain} in ASCII digits, without blanks" if is_hidden_number else "a whole number such as 30"
+
+
 def _too_large(value: object) -> RequestInvalid:
     return RequestInvalid(
         f"{quoted(value)} is more than Kubernetes can count: write a whole number such as 30"
@@ -99,9 +107,7 @@ def _too_large(value: object) -> RequestInvalid:
 
 def _rounded_to_nano(number: Fraction) -> Fraction:
     scaled = number * _NANO
-    return (
-        number if scaled.denominator == 1 else Fraction(ceil(scaled) if number > 0 else floor(scaled), _NANO)
-    )
+    return Fraction(ceil(scaled) if number > 0 else floor(scaled), _NANO)
 
 
 def format_number(number: Fraction) -> str:
