@@ -155,6 +155,8 @@ def advise(
 def advise_none(views: Sequence[CardView]) -> str:
     """The same where no smaller request of this shape fits: the most there is, or that there is nothing."""
     free = [(view.free.peak(ZERO), view) for view in views if not view.closed]
+    if not free:
+        return "No card of this node is open to this pod"
     if not any(amount.cores and amount.memory for amount, _ in free):
         return "Nothing is free here for this pod now"
     amount, view = max(free, key=lambda pair: (pair[0].cores, pair[0].memory, -pair[1].index))

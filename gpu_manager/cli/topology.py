@@ -1,0 +1,112 @@
+"""``gpu-manager topology FILE --pick N``: the best-joined cards of a machine, from the matrix it prints.
+
+Needs no node and no GPU: any ``nvidia-smi topo -m`` text will do, so that people can try the judgement that
+the agent makes on a machine they only have the matrix of.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpu_manager.domain.card_sets import best_set
+from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
+from gpu_manager.domain.topology import Affinity, ParsedTopology, Topology, format_topology, parse_topology
+
+MAX_BYTES = 1 << 20  # the largest real matrix is 10 KiB
+BAD_INPUT = 2
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # what a redirect in PowerShell writes
+
+
+class Output(Enum):
+    """How to print the answer."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def topology(
+    file: Annotated[Path, typer.Argument(help="Output of `nvidia-smi topo -m`; - reads standard input.")],
+    pick: Annotated[int, typer.Option(help="How many whole cards to choose.")],
+    busy: Annotated[str, typer.Option(help="Cards that are taken, such as 0,2.")] = "",
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to print the answer.")] = Output.TABLE,
+) -> None:
+    """Choose the best-joined cards of a machine.
+
+    JSON is {"cards": indices, "score": the sum of the weights of their pairs, "links": the matrix among the
+    chosen cards, in their order}. The exit status is 0, or 2 with one line on standard error.
+    """
+    try:
+        parsed = parse_topology(_read(file))
+        cards = _pick(parsed.topology, pick, busy)
+    except VcudaError as error:
+        typer.echo(f"gpu-manager topology: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from None
+    links = tuple(tuple(parsed.topology.link(i, j) for j in cards) for i in cards)
+    if output is Output.JSON:
+        cells = [[str(link) for link in row] for row in links]
+        typer.echo(json.dumps({"cards": list(cards), "score": parsed.topology.sum(cards), "links": cells}))
+        return
+    typer.echo(f"{_names(cards)}, score {parsed.topology.sum(cards)}\n")
+    typer.echo(_table(Topology(links), cards, parsed.affinities), nl=False)
+
+
+def _read(file: Path) -> str:
+    """The text, whatever wrote it.
+
+    Raises:
+        RequestInvalid: it cannot be read, or it is too long to be a matrix.
+    """
+    try:
+        if str(file) == "-":
+            data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with file.open("rb") as stream:
+                data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else "not a file name"
+        raise RequestInvalid(f"cannot read {str(file)!r}: {reason}") from error
+    if len(data) > MAX_BYTES:
+        raise RequestInvalid(f"{file}: more than {MAX_BYTES >> 20} MiB, this is no matrix of cards")
+    return data.decode("utf-16" if data.startswith(_UTF16_MARKS) else "utf-8", errors="replace")
+
+
+def _pick(topology: Topology, pick: int, busy: str) -> tuple[int, ...]:
+    taken = frozenset(_index(part, topology.size) for part in busy.split(",") if part.strip())
+    if pick < 1:
+        raise RequestInvalid(f"--pick {pick}: ask for at least 1 card")
+    free = frozenset(range(topology.size)) - taken
+    cards = best_set(topology, free, pick)
+    if cards is None:
+        raise DoesNotFit(f"--pick {pick}: {len(free)} of {topology.size} cards are free")
+    return cards
+
+
+def _index(text: str, size: int) -> int:
+    word = text.strip()
+    if not (word.isascii() and word.isdigit() and len(word) < 5 and int(word) < size):
+        raise RequestInvalid(f"--busy {word!r}: there are cards 0 to {size - 1}")
+    return int(word)
+
+
+def _names(cards: tuple[int, ...]) -> str:
+    return f"card{'s' if len(cards) > 1 else ''} {', '.join(map(str, cards))}"
+
+
+def _table(picked: Topology, cards: tuple[int, ...], affinities: tuple[Affinity, ...]) -> str:
+    """The matrix among the chosen cards, under their own names, in columns."""
+    text = format_topology(ParsedTopology(picked, tuple(affinities[card] for card in cards)))
+    header, *rows = (line.split("\t") for line in text.splitlines())
+    names = [f"GPU{card}" for card in cards]
+    header[1 : 1 + len(cards)] = names
+    lines = [header, *([name, *row[1:]] for name, row in zip(names, rows, strict=True))]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    return "".join(
+        "  ".join(cell.strip().ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n"
+        for line in lines
+    )
