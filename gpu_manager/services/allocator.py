@@ -441,7 +441,7 @@ def annotation_of(grant: Grant, node: str) -> str:
 
 def success_text(grant: Grant, node: Node) -> str:
     """One sentence for the Event: ``30 cores, 5 GiB of card 3``."""
-    return explain.granted(grant.allocation.shares, node.cards)
+    return explain.explain_shares(grant.allocation.shares, node.cards)
 
 
 def _held(grants: Mapping[Key, Grant], pod: PodUid, container: str, resource: str) -> frozenset[str]:

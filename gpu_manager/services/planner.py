@@ -16,6 +16,7 @@ from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.placement import follow, place
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.request import PodRequest
+from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.topology import Topology
 from gpu_manager.services.books import Books
 from gpu_manager.services.tally import Tally
@@ -71,7 +72,7 @@ class Planner:
         assignment = self.assignment(pod)
         fixed = self._init_cards(pod)
         if fixed:
-            assignment = {c.name: fixed for c in request.containers}
+            assignment = {c.name: [(card, ZERO) for card in fixed] for c in request.containers}
         if assignment is not None:
             try:
                 self._book(pod, follow(request, assignment, cards, ledger))
@@ -129,12 +130,12 @@ class Planner:
         held = self.books.ledger.of_pod(pod.uid).values()
         return next((a.cards for a in held if a.kind is ContainerKind.INIT and a.granted), ())
 
-    def assignment(self, pod: Pod) -> Mapping[str, tuple[CardUuid, ...]] | None:
+    def assignment(self, pod: Pod) -> Mapping[str, Sequence[tuple[CardUuid, Amount]]] | None:
         """The extender's choice if it is about this pod and node; only *which card* is taken from it."""
         assignment = decode_assignment(pod.annotations.get(ALLOCATION))
         if assignment is None or assignment.node != self.node.name or assignment.pod != pod.uid:
             return None
-        return {name: tuple(card for card, _ in shares) for name, shares in assignment.containers.items()}
+        return assignment.containers
 
     def pick(
         self, resource: str, cards: Sequence[CardUuid], free: Sequence[str], must: Sequence[str], size: int

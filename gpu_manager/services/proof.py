@@ -12,12 +12,13 @@ from dataclasses import replace
 import structlog
 
 from gpu_manager.domain import rules
+from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY, decode_assignment
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
 from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.placement import follow
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
-from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.stamp import differs, stamps
 from gpu_manager.ports import Clock, Entry, Kubelet, Pods, Tenants
 from gpu_manager.services.allocator import Allocator, limits_of, success_text
@@ -193,7 +194,10 @@ def adopt(books: Books, node: Node, entry: Entry, memory: frozenset[str], pod: P
         if pod is not None:
             _allowed(pod, entry.container, cards, books, node)
         grant = Grant(
-            allocation, told.directory, (rules.ceiling_of(pod) if pod else None) or 0, {CORE: entry.ids, MEMORY: memory}
+            allocation,
+            told.directory,
+            (rules.ceiling_of(pod) if pod else None) or 0,
+            {CORE: entry.ids, MEMORY: memory},
         )
         books.put(grant)
     except (DoesNotFit, RequestInvalid):
@@ -203,13 +207,13 @@ def adopt(books: Books, node: Node, entry: Entry, memory: frozenset[str], pod: P
     return grant
 
 
-def _allowed(pod: Pod, container: str, cards: Sequence[str], books: Books, node: Node) -> None:
+def _allowed(pod: Pod, container: str, cards: Sequence[CardUuid], books: Books, node: Node) -> None:
     """The pod's own rules about cards (allow lists, count); its plan elsewhere is dropped."""
     request = rules.pod_request(pod, node.unit)
     own = replace(request, containers=tuple(c for c in request.containers if c.name == container))
     ledger = books.ledger.copy()
     ledger.release(pod.uid)
-    follow(own, {container: tuple(cards)}, node.cards, ledger)  # type: ignore[dict-item] # CardUuid is a str
+    follow(own, {container: [(card, ZERO) for card in cards]}, node.cards, ledger)
 
 
 def _mark(books: Books, grants: Sequence[Grant]) -> None:

@@ -1,0 +1,197 @@
+"""A whole node for component tests: the kubelet stand-in, our plugin over real sockets, fakes behind the ports."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.kubelet import KubeletClient
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, Assignment, encode_assignment
+from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
+from gpu_manager.domain.topology import Link, LinkKind, Topology
+from gpu_manager.ports import Clock, Limit
+from gpu_manager.sandbox.kubelet import AdmissionResult, StandInKubelet
+from gpu_manager.servers.device_plugin import DevicePlugin
+from gpu_manager.services.allocator import Allocator
+from gpu_manager.services.association import Association
+from gpu_manager.services.books import Books
+from gpu_manager.services.planner import Node
+from gpu_manager.services.proof import Proof
+from gpu_manager.services.recovery import Reclaimer, rebuild
+from gpu_manager.services.tally import Tally
+from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
+
+NODE = "n1"
+_serial = itertools.count()
+
+
+def container(name: str, core: int, memory: int, *, sidecar: bool = False) -> dict[str, Any]:
+    amounts = {k: v for k, v in ((CORE, core), (MEMORY, memory)) if v}
+    return {
+        "name": name,
+        **({"restartPolicy": "Always"} if sidecar else {}),
+        "resources": {"limits": amounts, "requests": amounts},
+    }
+
+
+def pod(
+    name: str,
+    *containers: dict[str, Any],
+    init: Sequence[dict[str, Any]] = (),
+    uid: str | None = None,
+    on: Mapping[str, Sequence[tuple[CardState, int, int]]] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    controlled: bool = False,
+) -> dict[str, Any]:
+    """A bound pod; ``on`` is the extender's choice: container → (card, cores, memory bytes)."""
+    uid = uid or f"uid-{name}-{next(_serial)}"
+    written = dict(annotations or {})
+    if on is not None:
+        chosen = {c: tuple((s.card.uuid, Amount(k, m)) for s, k, m in shares) for c, shares in on.items()}
+        written[ALLOCATION] = encode_assignment(Assignment(NODE, uid, chosen))
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": uid,
+            "creationTimestamp": "2026-11-21T00:00:00Z",
+            "annotations": written,
+            "ownerReferences": [{"controller": True}] if controlled else [],
+        },
+        "spec": {"nodeName": NODE, "containers": list(containers), "initContainers": list(init)},
+        "status": {"phase": "Pending"},
+    }
+
+
+class NodeRig:
+    """Start, admit, look, stop. ``restart_agent`` is a kill and a fresh process over the same disk."""
+
+    def __init__(
+        self,
+        directory: Path,
+        states: Sequence[CardState] | None = None,
+        *,
+        topology: Topology | None = None,
+        seed: int = 0,
+        clock: Clock | None = None,
+        evict: bool = True,
+        **kubelet: Any,
+    ) -> None:
+        self.states = tuple(states if states is not None else cards())
+        self.topology = topology or Topology.uniform(len(self.states), Link(LinkKind.SYS))
+        self.kubelet = StandInKubelet(directory, seed=seed, **kubelet)
+        self.clock = clock or SystemClock()
+        self.pods, self.store = FakePods(), FakeStore()
+        self.tenants, self.processes = FakeTenants(), FakeProcesses()
+        self.injector = FakeInjector()
+        self.tally = Tally()
+        self.evict = evict
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.kubelet.start()
+        self.start_agent()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop_agent()
+        self.kubelet.stop()
+
+    def start_agent(self, *, wait: bool = True) -> None:
+        node = Node.of(NODE, DEFAULT_UNIT, self.states, self.topology)
+        self.client = KubeletClient(self.kubelet.device_plugins, self.kubelet.pod_resources)
+        books: Books = rebuild(
+            self.store.load(), self.client.checkpoint(), None, self.pods.local(), node, self.tally
+        )
+        self.allocator = Allocator(
+            node,
+            books,
+            association=Association(self.client, self.pods, self.clock, self.tally),
+            pods=self.pods,
+            store=self.store,
+            tenants=self.tenants,
+            injector=self.injector,
+            processes=self.processes,
+            clock=self.clock,
+            tally=self.tally,
+        )
+        proof = Proof(
+            self.allocator, self.client, self.pods, self.tenants, self.clock, self.tally, evict=self.evict
+        )
+        self.reclaimer = Reclaimer(
+            self.allocator,
+            self.client,
+            self.pods,
+            self.tenants,
+            self.injector,
+            self.processes,
+            self.clock,
+            self.tally,
+        )
+        self.stop = threading.Event()
+        self.plugin = DevicePlugin(self.kubelet.device_plugins, self.allocator, proof, self.tally, self.stop)
+        self._thread = threading.Thread(target=self.plugin.run, name="plugin", daemon=True)
+        self._thread.start()
+        if wait:
+            self.await_registered()
+
+    def await_registered(self) -> None:
+        assert self.plugin.registered.wait(10), "the plugin did not register"
+        wanted = 100 * sum(s.healthy for s in self.states)
+        self.until(
+            lambda: self.kubelet.allocatable().get(CORE) == wanted and MEMORY in self.kubelet.allocatable()
+        )
+        self.kubelet.publish_node()
+
+    def stop_agent(self) -> None:
+        self.stop.set()
+        if self._thread is not None:
+            self._thread.join(10)
+        self.client.close()
+
+    def restart_agent(self) -> None:
+        self.stop_agent()
+        self.start_agent()
+
+    def until(self, holds: Callable[[], bool], seconds: float = 10.0) -> None:
+        """Wait for what another thread is about to do."""
+        tick = threading.Event()
+        for _ in range(int(seconds / 0.01)):
+            if holds():
+                return
+            tick.wait(0.01)
+        raise AssertionError("it did not come to pass")
+
+    def admit(self, obj: dict[str, Any], *, watched: bool = True) -> AdmissionResult:
+        self.pods.bind(parse_pod(obj), watched=watched)
+        return self.kubelet.admit(obj)
+
+    def start(self, obj: dict[str, Any]) -> None:
+        """Start every asking container of an admitted pod."""
+        for group in ("initContainers", "containers"):
+            for entry in obj["spec"].get(group) or ():
+                self.kubelet.start_container(obj["metadata"]["uid"], entry["name"])
+
+    def delete(self, obj: dict[str, Any], *, force: bool = False) -> None:
+        self.pods.forget(f"{obj['metadata']['namespace']}/{obj['metadata']['name']}")
+        self.kubelet.delete(obj["metadata"]["uid"], force=force)
+
+    def limits(self, result: AdmissionResult, name: str) -> tuple[Limit, ...]:
+        """What is in force under the mounts that the kubelet was handed for this container."""
+        mount = next(m for m in result.containers[name].mounts if m.container_path == "/etc/vcuda/limits")
+        return self.tenants.limits[Path(mount.host_path).parent.name]
+
+    def cards_of(self, obj: dict[str, Any], name: str) -> tuple[int, ...]:
+        """The indices of the cards that a container of the pod holds by the books."""
+        uid = PodUid(obj["metadata"]["uid"])
+        index = {s.card.uuid: s.card.index for s in self.states}
+        held = self.allocator.read(lambda books, _: books.ledger.get(uid, name))
+        return tuple(index[c] for c in held.cards) if held else ()

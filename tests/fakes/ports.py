@@ -1,0 +1,173 @@
+"""Hand-written fakes behind the agent's ports; each is the smallest thing that keeps its port's promise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import ALLOCATION
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.injection import Injection, Mount
+from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resources import GIB
+from gpu_manager.ports import Found, Limit, TenantUse
+
+
+def cards(
+    count: int = 8, memory: int = 16 * GIB, model: str = "Tesla-T4", numa: int | None = None
+) -> tuple[CardState, ...]:
+    return tuple(
+        CardState(
+            Card(i, CardUuid(f"GPU-{i:08x}-0000-0000-0000-000000000000"), model, memory, numa=numa, minor=i)
+        )
+        for i in range(count)
+    )
+
+
+class FakeClock:
+    """Time stands still until the test moves it."""
+
+    def __init__(self, start: float = 1_000.0) -> None:
+        self.time = start
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def pass_(self, seconds: float) -> None:
+        self.time += seconds
+
+
+class FakeStore:
+    """Keeps the last state; ``broken`` makes every save fail."""
+
+    def __init__(self, state: bytes | None = None) -> None:
+        self.state = state
+        self.saves = 0
+        self.broken = False
+
+    def load(self) -> bytes | None:
+        return self.state
+
+    def save(self, state: bytes) -> None:
+        if self.broken:
+            raise NodeUnready("no space left on the disk of the ledger")
+        self.state = state
+        self.saves += 1
+
+
+@dataclass
+class FakePods:
+    """The API's view of the node's pods. ``known`` may lag behind ``there``, as a watch does."""
+
+    there: dict[str, Pod] = field(default_factory=dict)
+    known: dict[str, list[Found]] = field(default_factory=dict)
+    away: bool = False
+    fetches: int = 0
+    events: list[tuple[str, str, str]] = field(default_factory=list)
+    annotations: dict[PodUid, dict[str, str]] = field(default_factory=dict)
+    evicted: list[PodUid] = field(default_factory=list)
+
+    def bind(self, pod: Pod, *, watched: bool = True) -> None:
+        self.there[pod.key] = pod
+        if watched:
+            self.watch()
+
+    def watch(self) -> None:
+        """The watch catches up; what is gone stays as a tombstone."""
+        before = {key: found[:] for key, found in self.known.items()}
+        self.known = {key: [Found(pod)] for key, pod in self.there.items()}
+        for key, found in before.items():
+            for old in found:
+                if all(f.pod.uid != old.pod.uid for f in self.known.get(key, [])):
+                    self.known.setdefault(key, []).append(Found(old.pod, tombstone=True))
+
+    def forget(self, key: str, *, watched: bool = True) -> None:
+        self.there.pop(key, None)
+        if watched:
+            self.watch()
+
+    def local(self) -> Mapping[str, Sequence[Found]]:
+        return self.known
+
+    def fetch(self, namespace: str, name: str) -> Pod | None:
+        self.fetches += 1
+        if self.away:
+            raise NodeUnready("the API server does not answer")
+        return self.there.get(f"{namespace}/{name}")
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+        self.annotations.setdefault(pod.uid, {}).update(annotations)
+
+    def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
+        self.events.append((pod.key, reason, message))
+
+    def evict(self, pod: Pod, reason: str) -> None:
+        self.evicted.append(pod.uid)
+
+
+@dataclass
+class FakeTenants:
+    """Directories of limits in memory."""
+
+    limits: dict[str, tuple[Limit, ...]] = field(default_factory=dict)
+    resets: list[str] = field(default_factory=list)
+    uses: dict[str, tuple[TenantUse, ...]] = field(default_factory=dict)
+    tampered: set[str] = field(default_factory=set)
+
+    def open(self, name: str, limits: Sequence[Limit]) -> None:
+        self.limits[name] = tuple(limits)
+
+    def reset(self, name: str) -> None:
+        self.resets.append(name)
+
+    def usage(self, name: str) -> Sequence[TenantUse]:
+        if name in self.tampered:
+            raise NodeUnready(f"the usage page of {name} was truncated")
+        return self.uses.get(name, ())
+
+    def names(self) -> Sequence[str]:
+        return tuple(self.limits)
+
+    def remove(self, name: str) -> None:
+        self.limits.pop(name, None)
+
+
+@dataclass
+class FakeInjector:
+    """Mounts the allocation's directory, so that a judge can read which limits a container got."""
+
+    root: Path = Path("/pages")
+    alive: frozenset[str] = frozenset()
+
+    def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
+        return Injection(
+            env={"VCUDA_CARDS": ",".join(s.card for s in shares)},
+            mounts=(Mount("/etc/vcuda/limits", str(self.root / name / "limits")),),
+            annotations={ALLOCATION: annotation},
+        )
+
+    def prune(self, alive: Collection[str]) -> None:
+        self.alive = frozenset(alive)
+
+
+@dataclass
+class FakeProcesses:
+    """Nobody lives unless the test says so; ``blind`` cannot see."""
+
+    living: set[PodUid] = field(default_factory=set)
+    blind: bool = False
+    containers: dict[int, tuple[PodUid, str]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def container_of(self, pid: int) -> tuple[PodUid, str] | None:
+        return self.containers.get(pid)
+
+    def alive(self, pod: PodUid) -> bool | None:
+        return None if self.blind else pod in self.living
