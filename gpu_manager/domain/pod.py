@@ -102,7 +102,7 @@ def parse_pod(obj: object) -> Pod:
     Raises:
         RequestInvalid: a quantity of ours is none, or the object has not the shape of a pod.
     """
-    pod = _mapping(obj, "the pod")
+    pod = _mapping([] if obj is None else obj, "the pod")
     meta, spec = _mapping(pod.get("metadata"), "metadata"), _mapping(pod.get("spec"), "spec")
     status = _mapping(pod.get("status"), "status")
     owners = _mappings(meta.get("ownerReferences"), "metadata.ownerReferences")

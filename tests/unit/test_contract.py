@@ -1,0 +1,196 @@
+"""What is written under the contract's names reads back as it was, and nothing else reads as anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_manager.domain import contract
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import (
+    Assignment,
+    Inventory,
+    decode_assignment,
+    decode_inventory,
+    decode_uuids,
+    encode_assignment,
+    encode_inventory,
+    encode_uuids,
+)
+from gpu_manager.domain.resources import GIB, MIB, ZERO, Amount
+from gpu_manager.domain.topology import Link, LinkKind, Topology
+
+counts = st.integers(0, (1 << 63) - 1)
+amounts = st.builds(Amount, counts, counts)
+names = st.text(st.characters(exclude_categories=("C", "Z")), max_size=20)
+uuids = st.uuids().map(lambda u: CardUuid(f"GPU-{u}"))
+shares = st.lists(st.tuples(uuids, amounts), max_size=3).map(tuple)
+assignments = st.builds(Assignment, names, names, st.dictionaries(names, shares, max_size=4))
+links = st.sampled_from([Link.parse(x) for x in ("NV1", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS")])
+
+
+@st.composite
+def topologies(draw: st.DrawFn, size: int) -> Topology:
+    rows = [[Link(LinkKind.SELF)] * size for _ in range(size)]
+    for i in range(size):
+        for j in range(i):
+            rows[i][j] = rows[j][i] = draw(links)
+    return Topology(tuple(map(tuple, rows)))
+
+
+@st.composite
+def inventories(draw: st.DrawFn) -> Inventory:
+    unit = draw(st.sampled_from([256 * MIB, GIB, 1]))
+    cards = draw(st.lists(uuids, max_size=5, unique=True))
+    return Inventory(
+        unit=unit,
+        cards=tuple(
+            CardState(
+                Card(
+                    index=draw(st.integers(0, 64)),
+                    uuid=uuid,
+                    model=draw(names),
+                    memory=draw(counts) // unit * unit,
+                    numa=draw(st.none() | st.integers(0, 8)),
+                    mig=draw(st.booleans()),
+                ),
+                healthy=draw(st.booleans()),
+                cordoned=draw(st.booleans()),
+            )
+            for uuid in cards
+        ),
+        topology=draw(topologies(len(cards))),
+        refused=tuple(draw(st.lists(amounts, max_size=2))),
+    )
+
+
+@given(assignments)
+def test_an_assignment_reads_back(assignment: Assignment) -> None:
+    assert decode_assignment(encode_assignment(assignment)) == assignment
+
+
+@given(inventories())
+def test_an_inventory_reads_back(inventory: Inventory) -> None:
+    assert decode_inventory(encode_inventory(inventory)) == inventory
+
+
+@given(st.frozensets(uuids, max_size=5))
+def test_a_list_of_cards_reads_back(cards: frozenset[CardUuid]) -> None:
+    assert decode_uuids(encode_uuids(cards)) == cards
+
+
+def test_an_inventory_publishes_what_can_be_booked_not_what_is_reserved() -> None:
+    card = Card(0, CardUuid("GPU-a"), "T4", memory=15 * GIB + 7, reserved=300 * MIB)
+    inventory = Inventory(256 * MIB, (CardState(card, reason="x"),), Topology.uniform(1, Link(LinkKind.SYS)))
+    read = decode_inventory(encode_inventory(inventory))
+    assert read is not None
+    assert read.cards[0].card.capacity(read.unit) == card.capacity(256 * MIB)
+
+
+def test_a_card_in_mig_mode_can_be_booked_for_nothing() -> None:
+    assert Card(0, CardUuid("GPU-a"), "A100", memory=GIB, mig=True).capacity(MIB) == ZERO
+    assert not CardState(Card(0, CardUuid("GPU-a"), "A100", memory=GIB, mig=True)).open
+    assert Card(0, CardUuid("GPU-a"), "A100", memory=GIB, reserved=2 * GIB).capacity(MIB) == Amount(100, 0)
+
+
+ASSIGNMENT = {
+    "v": 1,
+    "node": "n",
+    "pod": "u",
+    "containers": {"c": [{"uuid": "GPU-a", "cores": 30, "memory": 5}]},
+}
+INVENTORY = {
+    "v": 1,
+    "unit": 4,
+    "cards": [{"i": 0, "uuid": "GPU-a", "model": "T4", "memory": 8}],
+    "links": [["X"]],
+    "unknown": "fields are ignored",
+}  # fmt: skip
+
+
+def replaced(document: dict[str, Any], path: tuple[Any, ...], value: object) -> str:
+    copy = json.loads(json.dumps(document))
+    place = copy
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return json.dumps(copy)
+
+
+def test_the_base_documents_are_read() -> None:
+    assert decode_assignment(json.dumps(ASSIGNMENT)) == Assignment(
+        "n", "u", {"c": ((CardUuid("GPU-a"), Amount(30, 5)),)}
+    )
+    inventory = decode_inventory(json.dumps(INVENTORY))
+    assert inventory is not None
+    assert inventory.cards == (CardState(Card(0, CardUuid("GPU-a"), "T4", 8)),)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("v",), 2), (("v",), True), (("v",), "1"), (("v",), 1.0),
+        (("node",), 5), (("pod",), None), (("node",), "a\nb"), (("pod",), "\ud800"),
+        (("containers",), []), (("containers",), None), (("containers",), {"c": {}}), (("containers",), {"c": "GPU"}),
+        (("containers",), {"c": ["GPU-a"]}), (("containers",), {"c\x1b": []}),
+        (("containers", "c", 0, "uuid"), ""), (("containers", "c", 0, "uuid"), 7), (("containers", "c", 0, "uuid"), []),
+        (("containers", "c", 0, "cores"), -1), (("containers", "c", 0, "cores"), 1.5),
+        (("containers", "c", 0, "cores"), True), (("containers", "c", 0, "memory"), 1 << 63),
+        (("containers", "c", 0), {}),
+    ],
+)  # fmt: skip
+def test_a_malformed_assignment_is_absent(path: tuple[Any, ...], value: object) -> None:
+    assert decode_assignment(replaced(ASSIGNMENT, path, value)) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("v",), 0), (("unit",), 0), (("unit",), "4"), (("unit",), None),
+        (("cards",), {}), (("cards",), "x"), (("cards",), [5]), (("cards",), []),
+        (("cards",), [INVENTORY["cards"][0]] * 2),
+        (("cards", 0, "i"), -1), (("cards", 0, "uuid"), None), (("cards", 0, "model"), "T4\x00"),
+        (("cards", 0, "numa"), "0"), (("cards", 0, "healthy"), "false"), (("cards", 0, "mig"), 0),
+        (("links",), [["PIX"]]), (("links",), [["X", "X"]]), (("links",), [["GPU"]]), (("links",), [[1]]), (("links",), ["X"]),
+        (("refused",), {}), (("refused",), [{"cores": 1}]), (("refused",), [1]),
+    ],
+)  # fmt: skip
+def test_a_malformed_inventory_is_absent(path: tuple[Any, ...], value: object) -> None:
+    assert decode_inventory(replaced(INVENTORY, path, value)) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{", "[]", "null", "5", "[" * 100_000, '{"a":' * 100_000, '{"v":' + "9" * 5000 + "}", '{"v":NaN}', "\x00",
+     json.dumps(ASSIGNMENT) + " " * (1 << 20)],
+    ids=range(12),
+)  # fmt: skip
+def test_hostile_text_is_absent(text: str | None) -> None:
+    assert decode_assignment(text) is None
+    assert decode_inventory(text) is None
+
+
+@given(st.text())
+def test_no_text_breaks_a_decoder(text: str) -> None:
+    decode_assignment(text)
+    decode_inventory(text)
+    assert all(uuid.isprintable() and "," not in uuid for uuid in decode_uuids(text))
+
+
+def test_an_absent_list_of_cards_is_empty() -> None:
+    assert decode_uuids(None) == frozenset()
+    assert decode_uuids(" , ,GPU-a,\x1b[2J") == {"GPU-a"}
+
+
+def test_every_name_of_ours_is_in_our_domain_and_said_once() -> None:
+    keys = [
+        v
+        for k, v in vars(contract).items()
+        if k.isupper() and isinstance(v, str) and v.startswith("tencent.com/")
+    ]
+    assert len(keys) > 10
+    assert {k for k in keys if keys.count(k) > 1} <= {contract.CORE, contract.MEMORY, contract.GPU_MODEL}
