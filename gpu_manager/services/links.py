@@ -1,0 +1,51 @@
+"""How the node's cards are joined, remembered by UUID: a card that is lost keeps the links it had."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
+
+_UNKNOWN = Link(LinkKind.SYS)  # the weakest claim
+
+
+class KnownLinks:
+    """The last link that both cards of a pair vouched for. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Nothing is known at first."""
+        self._lock = threading.Lock()
+        self._links: dict[tuple[CardUuid, CardUuid], Link] = {}
+        self._noted: frozenset[tuple[CardUuid, bool]] | None = None
+
+    def stale(self, states: Sequence[CardState]) -> bool:
+        """True if other cards are there, or other ones in health, than when the links were last noted."""
+        return self._noted != _who(states)
+
+    def note(self, states: Sequence[CardState], topology: Topology) -> None:
+        """The links as read now, in the order of ``states``. Ignored if a card came or went in between."""
+        if topology.size != len(states):
+            return
+        with self._lock:
+            for i, a in enumerate(states):
+                for j, b in enumerate(states):
+                    pair = (a.card.uuid, b.card.uuid)
+                    if (a.healthy and b.healthy) or pair not in self._links:
+                        self._links[pair] = topology.links[i][j]
+            self._noted = _who(states)
+
+    def of(self, states: Sequence[CardState]) -> Topology:
+        """The links of these cards, in their order; SYS where nothing was ever read."""
+        uuids = [state.card.uuid for state in states]
+        with self._lock:
+            return Topology(
+                tuple(
+                    tuple(SELF if a == b else self._links.get((a, b), _UNKNOWN) for b in uuids) for a in uuids
+                )
+            )
+
+
+def _who(states: Sequence[CardState]) -> frozenset[tuple[CardUuid, bool]]:
+    return frozenset((state.card.uuid, state.healthy) for state in states)
