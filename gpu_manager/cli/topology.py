@@ -15,11 +15,10 @@ from typing import Annotated
 import typer
 
 from gpu_manager.domain.card_sets import best_set
-from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
+from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.topology import Affinity, ParsedTopology, Topology, format_topology, parse_topology
 
 MAX_BYTES = 1 << 20  # the largest real matrix is 10 KiB
-BAD_INPUT = 2
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # what a redirect in PowerShell writes
 
 
@@ -30,7 +29,7 @@ class Output(Enum):
     JSON = "json"
 
 
-def topology(
+def command(
     file: Annotated[Path, typer.Argument(help="Output of `nvidia-smi topo -m`; - reads standard input.")],
     pick: Annotated[int, typer.Option(help="How many whole cards to choose.")],
     busy: Annotated[str, typer.Option(help="Cards that are taken, such as 0,2.")] = "",
@@ -39,14 +38,10 @@ def topology(
     """Choose the best-joined cards of a machine.
 
     JSON is {"cards": indices, "score": the sum of the weights of their pairs, "links": the matrix among the
-    chosen cards, in their order}. The exit status is 0, or 2 with one line on standard error.
+    chosen cards, in their order}. Exit status: 0, 1 if too few cards are free, 2 for bad input.
     """
-    try:
-        parsed = parse_topology(_read(file))
-        cards = _pick(parsed.topology, pick, busy)
-    except VcudaError as error:
-        typer.echo(f"gpu-manager topology: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
+    parsed = parse_topology(_read(file))
+    cards = _pick(parsed.topology, pick, busy)
     links = tuple(tuple(parsed.topology.link(i, j) for j in cards) for i in cards)
     if output is Output.JSON:
         cells = [[str(link) for link in row] for row in links]
@@ -78,8 +73,8 @@ def _read(file: Path) -> str:
 
 def _pick(topology: Topology, pick: int, busy: str) -> tuple[int, ...]:
     taken = frozenset(_index(part, topology.size) for part in busy.split(",") if part.strip())
-    if pick < 1:
-        raise RequestInvalid(f"--pick {pick}: ask for at least 1 card")
+    if not 1 <= pick <= topology.size:
+        raise RequestInvalid(f"--pick {pick}: the machine has {topology.size} cards, ask for 1 to that many")
     free = frozenset(range(topology.size)) - taken
     cards = best_set(topology, free, pick)
     if cards is None:

@@ -114,9 +114,7 @@ class Ledger:
             now = self.free(card)
             if (now.cores < 0 and now.cores < room.cores) or (now.memory < 0 and now.memory < room.memory):
                 for key, old in before.items():
-                    self._drop(*key)
-                    if old is not None:
-                        self._put(old)
+                    self._rebook(*key, old)
                 raise DoesNotFit(f"card {card} has {room} free: the booking would leave {now}")
 
     def release(self, pod: PodUid, container: str | None = None) -> tuple[Allocation, ...]:
