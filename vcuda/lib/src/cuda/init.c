@@ -1,0 +1,26 @@
+/* cuInit: the moment at which a process becomes a user of the card. */
+#include <errno.h>
+
+#include "cuda/companions.h"
+#include "front.h"
+#include "page.h"
+#include "paths.h"
+#include "say.h"
+
+CUresult hook_cuInit(unsigned int flags)
+{
+    int saved = errno;
+    if (!vcuda_front_open()) {
+        char path[PATHS_MAX];
+        vcuda_say_refusal("CUDA is refused in this container: the driver at %s cannot be opened",
+                          paths_real(path, VCUDA_REAL_NAME) ? path : VCUDA_REAL_NAME);
+        errno = saved;
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+    companions_open();
+    enum vcuda_attachment attachment = vcuda_attach();
+    errno = saved;
+    if (attachment == VCUDA_REFUSED)
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+    return real.cuInit(flags);
+}

@@ -1,0 +1,25 @@
+/* Who holds how many bytes of a card: a container-wide word for the test, a word in each process's slot for the
+ * truth. Every function is lock-free and may be interrupted by a kill at any instruction. */
+#ifndef VCUDA_LEDGER_H
+#define VCUDA_LEDGER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Bytes charged to the container on this card. */
+uint64_t vcuda_charged(int card);
+
+/* Reserve `bytes` if the container then holds no more than `limit`; at no instant does it. A refusal counts, after
+ * slots of dead processes have been freed once. False without attachment. */
+bool vcuda_charge(int card, uint64_t bytes, uint64_t limit);
+
+/* Charge without a test: what the driver has taken already. False without attachment. */
+bool vcuda_charge_taken(int card, uint64_t bytes);
+
+/* Give back what was charged; never below what this process holds. */
+void vcuda_discharge(int card, uint64_t bytes);
+
+/* Recompute the container's word from the live slots. */
+void vcuda_repair(int card);
+
+#endif

@@ -1,0 +1,11 @@
+/* The one file that knows the dynamic loader. */
+#ifndef VCUDA_LOADER_H
+#define VCUDA_LOADER_H
+
+/* Open a library by absolute path, with its symbols kept to ourselves. NULL if that fails. */
+void *loader_open(const char *path);
+
+/* A symbol of an opened library or of what it depends on. NULL if there is none. */
+void *loader_find(void *handle, const char *name);
+
+#endif

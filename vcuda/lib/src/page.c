@@ -1,0 +1,327 @@
+/* Attaching a process to its container's pages.
+ *
+ * An attachment is built whole, then published with one compare-and-swap; a thread that loses takes its own down and
+ * uses the winner's. So nobody waits for anybody, and a fork at any instant leaves nothing half locked.
+ * A child of fork has no attachment: its handler drops the parent's, and cuInit in the child makes a new one.
+ */
+#define _GNU_SOURCE
+#include "page.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "build_id.h"
+#include "ledger.h"
+#include "limits.h"
+#include "paths.h"
+#include "say.h"
+#include "slots.h"
+
+/* Limits change at 10 Hz at most; a view is reused after this many changes, seconds after it was handed out. */
+#define VIEWS 32
+
+struct attachment {
+    const struct vcuda_limits *limits;
+    struct vcuda_usage *usage;
+    struct slots_claim claim;
+    struct vcuda_limits_view views[VIEWS];
+    struct vcuda_limits_view *current;
+    uint64_t seen[2];  /* generation words of the page when `current` was read */
+    uint64_t retry_ns; /* after a torn copy: no new try before */
+    unsigned next_view;
+    bool refreshing;
+};
+
+static struct attachment *attached;
+static enum vcuda_attachment verdict; /* while nothing is attached */
+static uint64_t unknown_before, by_name_before; /* counted before attaching */
+
+uint64_t vcuda_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t coarse_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static struct attachment *here(void)
+{
+    return __atomic_load_n(&attached, __ATOMIC_ACQUIRE);
+}
+
+enum vcuda_attachment vcuda_attached(void)
+{
+    return here() ? VCUDA_ATTACHED : __atomic_load_n(&verdict, __ATOMIC_RELAXED);
+}
+
+struct vcuda_usage *vcuda_usage(void)
+{
+    struct attachment *a = here();
+    return a ? a->usage : NULL;
+}
+
+struct vcuda_slot *vcuda_slot(void)
+{
+    struct attachment *a = here();
+    return a ? &a->usage->slot[a->claim.index] : NULL;
+}
+
+/* Map a page of exactly this size, or say why not. */
+static const char *map(const char *path, size_t size, bool writable, void **mapped, int *error)
+{
+    int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    if (fd < 0) {
+        *error = errno;
+        return "cannot be opened";
+    }
+    const char *fault = NULL;
+    off_t length = lseek(fd, 0, SEEK_END);
+    if (length != (off_t)size) {
+        *error = 0;
+        fault = length < (off_t)size ? "is too short" : "is too long";
+    } else {
+        *mapped = mmap(NULL, size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+        if (*mapped == MAP_FAILED) {
+            *error = errno;
+            fault = "cannot be mapped";
+        }
+    }
+    close(fd);
+    return fault;
+}
+
+static void publish(struct attachment *a, const struct vcuda_limits_view *view, uint64_t first, uint64_t second)
+{
+    struct vcuda_limits_view *slot = &a->views[a->next_view++ % VIEWS];
+    *slot = *view;
+    __atomic_store_n(&vcuda_say_level, view->log_level, __ATOMIC_RELAXED);
+    __atomic_store_n(&a->current, slot, __ATOMIC_RELEASE);
+    __atomic_store_n(&a->seen[0], first, __ATOMIC_RELAXED);
+    __atomic_store_n(&a->seen[1], second, __ATOMIC_RELAXED);
+    __atomic_store_n(&a->usage->generation_seen, view->generation, __ATOMIC_RELAXED);
+}
+
+static uint64_t generation_word(const struct vcuda_limits *page, int copy)
+{
+    return __atomic_load_n(&page->copy[copy].generation, __ATOMIC_ACQUIRE);
+}
+
+/* A generation word differs from the one we know: one thread reads again, the others go on with what is in force.
+ * If the newest copy is not whole it is being written, or its writer died: the next try is a millisecond away. */
+static void refresh(struct attachment *a)
+{
+    if (coarse_ns() < __atomic_load_n(&a->retry_ns, __ATOMIC_RELAXED) ||
+        __atomic_exchange_n(&a->refreshing, true, __ATOMIC_ACQUIRE))
+        return;
+    uint64_t first = generation_word(a->limits, 0), second = generation_word(a->limits, 1);
+    struct vcuda_limits_view view;
+    const char *fault = limits_read(a->limits, &view);
+    bool whole = !fault && view.generation >= first && view.generation >= second;
+    if (whole)
+        publish(a, &view, first, second);
+    else
+        __atomic_store_n(&a->retry_ns, coarse_ns() + 1000000, __ATOMIC_RELAXED);
+    if (fault)
+        __atomic_fetch_add(&a->usage->limits_invalid, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&a->refreshing, false, __ATOMIC_RELEASE);
+}
+
+const struct vcuda_limits_view *vcuda_limits(void)
+{
+    struct attachment *a = here();
+    if (!a)
+        return NULL;
+    if (__builtin_expect(generation_word(a->limits, 0) != __atomic_load_n(&a->seen[0], __ATOMIC_RELAXED) ||
+                             generation_word(a->limits, 1) != __atomic_load_n(&a->seen[1], __ATOMIC_RELAXED),
+                         0))
+        refresh(a);
+    return __atomic_load_n(&a->current, __ATOMIC_ACQUIRE);
+}
+
+int vcuda_card_of(const uint8_t uuid[16])
+{
+    const struct vcuda_limits_view *view = vcuda_limits();
+    for (uint32_t i = 0; view && i < view->card_count; i++)
+        if (!memcmp(view->card[i].uuid, uuid, 16))
+            return (int)i;
+    return -1;
+}
+
+static void copy_name(struct vcuda_usage *usage, const char *name)
+{
+    char text[sizeof usage->unknown_name] = {0};
+    strncpy(text, name, sizeof text - 1);
+    memcpy(usage->unknown_name, text, sizeof text);
+}
+
+void vcuda_count_unknown(const char *name)
+{
+    struct attachment *a = here();
+    if (!a) {
+        __atomic_fetch_add(&unknown_before, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    __atomic_fetch_add(&a->usage->unknown_symbols, 1, __ATOMIC_RELAXED);
+    copy_name(a->usage, name);
+}
+
+void vcuda_count_routed_by_name(void)
+{
+    struct attachment *a = here();
+    __atomic_fetch_add(a ? &a->usage->routed_by_name : &by_name_before, 1, __ATOMIC_RELAXED);
+}
+
+/* In the child of a fork: the slot is the parent's. The mappings stay, since a caller up the stack may look at them. */
+static void forget_in_child(void)
+{
+    struct attachment *a = attached;
+    attached = NULL;
+    verdict = VCUDA_DETACHED;
+    if (a)
+        slots_abandon(&a->claim);
+}
+
+static void watch_forks(void)
+{
+    static bool watching;
+    if (!__atomic_exchange_n(&watching, true, __ATOMIC_RELAXED))
+        pthread_atfork(NULL, NULL, forget_in_child);
+}
+
+/* The newest copy; while the host is writing, for some 10 ms, both may look torn to a slow reader. */
+static const char *read_patiently(const struct vcuda_limits *page, struct vcuda_limits_view *view)
+{
+    const char *fault = limits_read(page, view);
+    for (int i = 0; fault && i < 10 && page->copy[0].magic == VCUDA_LIMITS_MAGIC; i++) {
+        struct timespec pause = {.tv_nsec = 1000000};
+        nanosleep(&pause, NULL);
+        fault = limits_read(page, view);
+    }
+    return fault;
+}
+
+static enum vcuda_attachment refuse(const char *path, const char *fault, int error)
+{
+    vcuda_say_refusal("CUDA is refused in this container: %s %s%s%s. The node's gpu-manager makes this file; "
+                      "restart the pod, and if that does not help ask the node's operator",
+                      path, fault, error ? ": " : "", error ? strerror(error) : "");
+    return VCUDA_REFUSED;
+}
+
+/* A broken usage page: the host's policy decides. */
+static enum vcuda_attachment give_up(const struct vcuda_limits_view *view, const char *path, const char *fault, int error)
+{
+    if (!(view->flags & VCUDA_FLAG_FAIL_OPEN))
+        return refuse(path, fault, error);
+    vcuda_say(VCUDA_LOG_ERROR, "limits are not enforced: %s %s", path, fault);
+    return VCUDA_UNLIMITED;
+}
+
+static const char *judge_usage(const struct vcuda_usage *usage)
+{
+    if (__atomic_load_n(&usage->magic, __ATOMIC_RELAXED) != VCUDA_USAGE_MAGIC)
+        return "is no usage page";
+    if (__atomic_load_n(&usage->abi_major, __ATOMIC_RELAXED) != VCUDA_ABI_MAJOR)
+        return "has the format of another version";
+    return __atomic_load_n(&usage->size, __ATOMIC_RELAXED) != VCUDA_USAGE_SIZE ? "says that it has another size" : NULL;
+}
+
+static void introduce(struct attachment *a)
+{
+    struct vcuda_usage *usage = a->usage;
+    memcpy(usage->build_id, VCUDA_BUILD_ID, sizeof usage->build_id);
+    __atomic_fetch_add(&usage->unknown_symbols, __atomic_exchange_n(&unknown_before, 0, __ATOMIC_RELAXED),
+                       __ATOMIC_RELAXED);
+    __atomic_fetch_add(&usage->routed_by_name, __atomic_exchange_n(&by_name_before, 0, __ATOMIC_RELAXED),
+                       __ATOMIC_RELAXED);
+}
+
+/* Fill `a`, or say why not; what it has mapped by then is the caller's to unmap. */
+static enum vcuda_attachment build(struct attachment *a)
+{
+    char path[PATHS_MAX];
+    void *mapped = NULL;
+    int error = 0;
+    if (!paths_limits(path))
+        return refuse("the limits page", "has too long a path", 0);
+    const char *fault = map(path, VCUDA_LIMITS_SIZE, false, &mapped, &error);
+    if (fault)
+        return refuse(path, fault, error);
+    a->limits = mapped;
+    uint64_t first = generation_word(a->limits, 0), second = generation_word(a->limits, 1);
+    struct vcuda_limits_view view;
+    if ((fault = read_patiently(a->limits, &view)))
+        return refuse(path, fault, 0);
+    if (!paths_usage(path))
+        return refuse("the usage page", "has too long a path", 0);
+    if ((fault = map(path, VCUDA_USAGE_SIZE, true, &mapped, &error)))
+        return give_up(&view, path, fault, error);
+    a->usage = mapped;
+    if ((fault = judge_usage(a->usage)))
+        return give_up(&view, path, fault, 0);
+    if ((error = slots_claim(a->usage, path, &a->claim))) /* never open: a tenant can use the slots up */
+        return refuse(path, error == ENOSPC ? "has no free slot" : "cannot be locked", error == ENOSPC ? 0 : error);
+    publish(a, &view, first, second);
+    return VCUDA_ATTACHED;
+}
+
+static void unmap(struct attachment *a)
+{
+    if (a->limits)
+        munmap((void *)a->limits, VCUDA_LIMITS_SIZE);
+    if (a->usage)
+        munmap(a->usage, VCUDA_USAGE_SIZE);
+    munmap(a, sizeof *a);
+}
+
+enum vcuda_attachment vcuda_attach(void)
+{
+    if (here())
+        return VCUDA_ATTACHED;
+    int saved = errno;
+    watch_forks();
+    struct attachment *a =
+        mmap(NULL, sizeof *a, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (a == MAP_FAILED)
+        return refuse("its memory", "cannot be mapped", errno);
+    enum vcuda_attachment result = build(a);
+    struct attachment *none = NULL;
+    if (result == VCUDA_ATTACHED &&
+        __atomic_compare_exchange_n(&attached, &none, a, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        introduce(a);
+    } else {
+        if (result == VCUDA_ATTACHED)
+            slots_release(a->usage, &a->claim);
+        else
+            __atomic_store_n(&verdict, result, __ATOMIC_RELAXED);
+        unmap(a);
+    }
+    errno = saved;
+    return result;
+}
+
+unsigned vcuda_reap(void)
+{
+    struct attachment *a = here();
+    char path[PATHS_MAX];
+    if (!a || !paths_usage(path))
+        return 0;
+    int saved = errno;
+    unsigned reaped = slots_reap(a->usage, path, a->claim.index);
+    const struct vcuda_limits_view *view = vcuda_limits();
+    for (uint32_t i = 0; reaped && i < view->card_count; i++)
+        vcuda_repair((int)i);
+    errno = saved;
+    return reaped;
+}

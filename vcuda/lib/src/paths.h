@@ -1,0 +1,15 @@
+/* Where things lie in the container. Nothing of it can be moved by the tenant: no environment is read. */
+#ifndef VCUDA_PATHS_H
+#define VCUDA_PATHS_H
+
+#include <stdbool.h>
+
+#define PATHS_MAX 512
+
+/* Each fills `path` and returns false if it would not fit. */
+bool paths_limits(char path[PATHS_MAX]);
+bool paths_usage(char path[PATHS_MAX]);
+bool paths_real_directory(char path[PATHS_MAX]);
+bool paths_real(char path[PATHS_MAX], const char *name);
+
+#endif

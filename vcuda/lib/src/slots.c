@@ -1,0 +1,213 @@
+/* Slots: one a process, alive while its open-file-description lock on byte [index] of the usage file is held.
+ *
+ * The kernel drops that lock at death, kill -9 included, and it works across PID namespaces and PID reuse. Whoever
+ * changes a slot's owner holds the byte's lock while doing so, through a descriptor of its own, so two never do; one
+ * that is killed in the middle leaves a slot that the next treats the same way.
+ * A free lock alone does not condemn: a program may have closed our descriptor. In the same PID namespace the slot's
+ * process must be gone as well.
+ */
+#define _GNU_SOURCE
+#include "slots.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "page.h"
+
+/* Out of the way of programs that count on low numbers or close the first few hundred. */
+#define LOWEST_DESCRIPTOR 500
+
+struct identity {
+    uint32_t pid;
+    uint64_t pid_namespace;
+    uint64_t start_time;
+};
+
+/* stat and fstat are newer symbols than we may use; the calls are not. */
+static bool file_identity(int fd, const char *path, uint64_t *device, uint64_t *inode)
+{
+    struct stat found;
+    if (syscall(SYS_newfstatat, fd, path, &found, *path ? 0 : AT_EMPTY_PATH) != 0)
+        return false;
+    *device = found.st_dev;
+    *inode = found.st_ino;
+    return true;
+}
+
+/* Field 22 of /proc/<pid>/stat, or 0 if there is no such process any more. */
+static uint64_t start_time_of(uint32_t pid)
+{
+    char path[32], text[512];
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (length <= 0)
+        return 0;
+    text[length] = '\0';
+    const char *at = strrchr(text, ')'); /* the name before it may hold anything */
+    if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X')
+        return 0;
+    for (int field = 2; field < 22; field++)
+        if (!(at = strchr(at + 1, ' ')))
+            return 0;
+    uint64_t value = 0;
+    for (at++; *at >= '0' && *at <= '9'; at++)
+        value = value * 10 + (uint64_t)(*at - '0');
+    return value;
+}
+
+static uint64_t own_namespace(void)
+{
+    uint64_t device, inode;
+    return file_identity(AT_FDCWD, "/proc/self/ns/pid", &device, &inode) ? inode : 0;
+}
+
+/* Without the lock: is the slot's process there all the same? Only where its PID means anything to us. */
+static bool is_running(const struct vcuda_slot *slot, uint64_t pid_namespace)
+{
+    uint64_t start = __atomic_load_n(&slot->start_time, __ATOMIC_RELAXED);
+    uint32_t pid = __atomic_load_n(&slot->pid, __ATOMIC_RELAXED);
+    return pid_namespace && start && __atomic_load_n(&slot->pid_namespace, __ATOMIC_RELAXED) == pid_namespace &&
+           start_time_of(pid) == start;
+}
+
+static bool lock(int fd, unsigned index, short type)
+{
+    struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = index, .l_len = 1};
+    return fcntl(fd, F_OFD_SETLK, &range) == 0;
+}
+
+static bool is_live(const struct vcuda_slot *slot)
+{
+    return __atomic_load_n(&slot->state, __ATOMIC_ACQUIRE) == VCUDA_SLOT_LIVE;
+}
+
+/* Under the byte's lock: the amounts go first, so that a kill in between leaves a slot to be cleared again. */
+static void clear(struct vcuda_slot *slot)
+{
+    for (int i = 0; i < VCUDA_MAX_CARDS; i++) {
+        __atomic_store_n(&slot->charged[i], 0, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&slot->inflight[i], 0, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&slot->state, VCUDA_SLOT_FREE, __ATOMIC_RELEASE);
+}
+
+unsigned slots_high(const struct vcuda_usage *usage)
+{
+    uint32_t high = __atomic_load_n(&usage->slot_high, __ATOMIC_ACQUIRE);
+    return high < VCUDA_MAX_SLOTS ? high : VCUDA_MAX_SLOTS;
+}
+
+/* Lock a slot that nobody living holds: a free one, or in a second round a dead process's. */
+static int find(struct vcuda_usage *usage, int fd, uint64_t pid_namespace)
+{
+    for (int round = 0; round < 2; round++) {
+        for (unsigned i = 0; i < VCUDA_MAX_SLOTS; i++) {
+            struct vcuda_slot *slot = &usage->slot[i];
+            if (is_live(slot) != (round == 1) || !lock(fd, i, F_WRLCK))
+                continue;
+            if (!is_live(slot)) /* asked again, now that nobody else changes it */
+                return (int)i;
+            if (!is_running(slot, pid_namespace)) {
+                __atomic_fetch_add(&usage->slots_reaped, 1, __ATOMIC_RELAXED);
+                return (int)i;
+            }
+            lock(fd, i, F_UNLCK);
+        }
+    }
+    return -1;
+}
+
+static void enter(struct vcuda_usage *usage, unsigned index, uint64_t pid_namespace)
+{
+    struct vcuda_slot *slot = &usage->slot[index];
+    clear(slot);
+    uint64_t nonce = 0;
+    if (syscall(SYS_getrandom, &nonce, sizeof nonce, 1 /* GRND_NONBLOCK */) != sizeof nonce)
+        nonce = vcuda_now_ns();
+    uint32_t pid = (uint32_t)getpid();
+    __atomic_store_n(&slot->pid, pid, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->pid_namespace, pid_namespace, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->start_time, start_time_of(pid), __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->nonce, nonce, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->heartbeat_ns, vcuda_now_ns(), __ATOMIC_RELAXED);
+    uint32_t high = __atomic_load_n(&usage->slot_high, __ATOMIC_RELAXED);
+    while (high <= index && !__atomic_compare_exchange_n(&usage->slot_high, &high, index + 1, false, __ATOMIC_ACQ_REL,
+                                                         __ATOMIC_RELAXED))
+        ;
+    __atomic_store_n(&slot->state, VCUDA_SLOT_LIVE, __ATOMIC_RELEASE);
+}
+
+int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim *claim)
+{
+    int low = open(path, O_RDWR | O_CLOEXEC);
+    if (low < 0)
+        return errno;
+    int fd = fcntl(low, F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR);
+    if (fd >= 0)
+        close(low);
+    else
+        fd = low;
+    uint64_t pid_namespace = own_namespace();
+    int index = find(usage, fd, pid_namespace);
+    if (index < 0 || !file_identity(fd, "", &claim->device, &claim->inode)) {
+        int error = index < 0 ? ENOSPC : errno;
+        if (index < 0)
+            __atomic_fetch_add(&usage->slots_exhausted, 1, __ATOMIC_RELAXED);
+        close(fd);
+        return error;
+    }
+    enter(usage, (unsigned)index, pid_namespace);
+    claim->fd = fd;
+    claim->index = (unsigned)index;
+    return 0;
+}
+
+static void close_own(const struct slots_claim *claim)
+{
+    uint64_t device, inode;
+    if (file_identity(claim->fd, "", &device, &inode) && device == claim->device && inode == claim->inode)
+        close(claim->fd);
+}
+
+void slots_release(struct vcuda_usage *usage, const struct slots_claim *claim)
+{
+    clear(&usage->slot[claim->index]);
+    close_own(claim);
+}
+
+void slots_abandon(const struct slots_claim *claim)
+{
+    close_own(claim);
+}
+
+unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    unsigned reaped = 0;
+    uint64_t pid_namespace = own_namespace();
+    for (unsigned i = 0; i < slots_high(usage); i++) {
+        struct vcuda_slot *slot = &usage->slot[i];
+        if (i == own || !is_live(slot) || !lock(fd, i, F_WRLCK))
+            continue;
+        if (is_live(slot) && !is_running(slot, pid_namespace)) {
+            clear(slot);
+            reaped++;
+        }
+        lock(fd, i, F_UNLCK);
+    }
+    close(fd);
+    __atomic_fetch_add(&usage->slots_reaped, reaped, __ATOMIC_RELAXED);
+    return reaped;
+}

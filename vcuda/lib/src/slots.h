@@ -1,0 +1,32 @@
+/* A process's place in the usage page, and telling dead processes from living ones. */
+#ifndef VCUDA_SLOTS_H
+#define VCUDA_SLOTS_H
+
+#include <stdint.h>
+
+#include "vcuda_page.h"
+
+/* The slot a process holds. The descriptor carries the lock that proves it alive; the rest tells whether the number
+ * still means that file, because programs close descriptors they do not know. */
+struct slots_claim {
+    unsigned index;
+    int fd;
+    uint64_t device, inode;
+};
+
+/* Take a slot: 0, or an errno (ENOSPC: all belong to living processes). */
+int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim *claim);
+
+/* Give it back. */
+void slots_release(struct vcuda_usage *usage, const struct slots_claim *claim);
+
+/* In the child of a fork: close the inherited descriptor, which leaves the lock with the parent. */
+void slots_abandon(const struct slots_claim *claim);
+
+/* Free the slots of dead processes, but for slot `own`. Returns how many there were. */
+unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own);
+
+/* How many slots may hold anything; never more than there are. */
+unsigned slots_high(const struct vcuda_usage *usage);
+
+#endif
