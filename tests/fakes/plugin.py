@@ -39,7 +39,7 @@ class Plugin:
         self.prefer: Callable[[api_pb2.ContainerPreferredAllocationRequest], Sequence[str]] = (
             lambda _request: ()
         )
-        self.answer: Callable[[Sequence[str]], api_pb2.ContainerAllocateResponse] = lambda ids: (
+        self.answer: Callable[[Sequence[str]], api_pb2.ContainerAllocateResponse | None] = lambda ids: (
             api_pb2.ContainerAllocateResponse(envs={f"IDS_{resource[-6:]}": ",".join(sorted(ids))})
         )
         self.start: Callable[[Sequence[str]], None] = lambda _ids: None
@@ -98,7 +98,8 @@ class Plugin:
     def Allocate(self, request, context):  # noqa: N802  # the service's name
         (one,) = request.container_requests
         self.calls.append(("A", frozenset(one.devices_ids)))
-        return api_pb2.AllocateResponse(container_responses=[self.answer(one.devices_ids)])
+        answer = self.answer(one.devices_ids)
+        return api_pb2.AllocateResponse(container_responses=[] if answer is None else [answer])
 
     def PreStartContainer(self, request, context):  # noqa: N802  # the service's name
         self.calls.append(("S", frozenset(request.devices_ids)))
