@@ -25,7 +25,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 _INTERRUPTED = 130
-_PIPE_CLOSED = 141
 # UsageError, which typer does not export: click's own, or that of the click inside typer (0.20 on).
 _USAGE_ERRORS: tuple[type[Exception], ...] = typer.BadParameter.__bases__
 
@@ -89,7 +88,7 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         # Whoever read us is gone; the interpreter must not complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _PIPE_CLOSED
+        return 1
     return result if isinstance(result, int) else 0
 
 
