@@ -74,7 +74,12 @@ class NvmlCards:
         except self._nvml.NVMLError as error:
             self._drop()
             raise to_domain(error.value, "count the cards") from None
-        slots = tuple(self._look(index) for index in range(count))
+        looks = [self._look(index) for index in range(count)]
+        named = {look.card.uuid for look in looks if isinstance(look, Slot)}
+        slots = tuple(
+            look if isinstance(look, Slot) else self._silent(index, look, named)
+            for index, look in enumerate(looks)
+        )
         with self._lock:
             self._slots = slots
             self._lost = any(s.handle is None for s in slots)
@@ -169,24 +174,34 @@ class NvmlCards:
             self.list()
         return self.slots()[1]
 
-    def _look(self, index: int) -> Slot:
-        """The card at an index; a card that does not answer is the last one known there."""
-        card = self._known.get(index) or _nameless(index)
+    def _look(self, index: int) -> Slot | int:
+        """The card at an index, or the error code for which it does not tell its name."""
+        card: Card | None = None
         try:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
             uuid = CardUuid(_text(self._nvml.nvmlDeviceGetUUID(handle)))
-            if card.uuid != uuid:
-                card = Card(index=index, uuid=uuid, model="unknown", memory=0)
+            known = self._known.get(index)
+            card = known if known and known.uuid == uuid else Card(index, uuid, "unknown", memory=0)
             card = self._read(handle, card)
         except self._nvml.NVMLError as error:
             if meaning(error.value).kind is Kind.NODE:
                 self._drop()
                 raise to_domain(error.value, f"ask for card {index}") from None
+            if card is None:
+                return int(error.value)
             self._blame(card.uuid, error.value, always=True)
             return Slot(None, card)
         slot = Slot(handle, card)
         self.examine(slot)
         return slot
+
+    def _silent(self, index: int, code: int, named: set[CardUuid]) -> Slot:
+        """A card that does not tell its name is the last one known there, unless that one is elsewhere now."""
+        card = self._known.get(index)
+        if card is None or card.uuid in named:
+            card = _nameless(index)
+        self._blame(card.uuid, code, always=True)
+        return Slot(None, card)
 
     def examine(self, slot: Slot) -> None:
         """Ask a card how it is, and note it."""

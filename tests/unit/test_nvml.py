@@ -100,6 +100,18 @@ def test_a_card_that_never_answered_is_listed_with_nothing_to_give():
     assert states[0].healthy
 
 
+def test_a_silent_card_takes_no_other_cards_name_when_indices_have_shifted():
+    nvml = FakeNvml(Gpu(0), Gpu(1), Gpu(2))
+    cards = cards_of(nvml)
+    names = [s.card.uuid for s in cards.list()]
+    del nvml.gpus[0]  # now the second card has index 0, and the third, at 1, is silent
+    nvml.gpus[1].fail["uuid"] = LOST
+    first, second = cards.list()
+    assert (first.card.uuid, first.healthy) == (names[1], True)
+    assert second.card.uuid not in names
+    assert not second.healthy
+
+
 @pytest.mark.parametrize("function", ["handle", "uuid", "memory", "fields", "rows"])
 def test_a_card_that_fails_one_vital_question_is_unhealthy_with_the_reason(function):
     nvml = FakeNvml(Gpu(0, fail={function: pynvml.NVML_ERROR_UNKNOWN}), Gpu(1))
