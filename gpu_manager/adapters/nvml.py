@@ -196,7 +196,7 @@ class NvmlCards:
         return slot
 
     def _silent(self, index: int, code: int, named: set[CardUuid]) -> Slot:
-        """A card that does not tell its name is the last one known there, unless that one is elsewhere now."""
+        """A card that does not tell its name is the last one known there, unless that one is elsewhere."""
         card = self._known.get(index)
         if card is None or card.uuid in named:
             card = _nameless(index)
