@@ -1,0 +1,17 @@
+"""The node's driver in a container: found, mounted beside our library, or named in a CDI spec.
+
+``injector`` answers :class:`gpu_manager.ports.Injector`; ``driver`` finds the driver's libraries (``elf``
+reads them, ``host`` follows links on the node); ``content`` says what goes where; ``delivery`` installs our
+library; ``cdi`` and ``records`` keep what outlives a call; ``detect`` chooses a strategy; ``extra`` reads
+the predecessor's extra-config.json.
+"""
+
+from __future__ import annotations
+
+from gpu_manager.adapters.driver_files.detect import detect
+from gpu_manager.adapters.driver_files.extra import extra_devices
+from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.adapters.driver_files.injector import DriverFiles
+from gpu_manager.adapters.driver_files.strategy import Strategy
+
+__all__ = ["DriverFiles", "Host", "Strategy", "detect", "extra_devices"]

@@ -1,0 +1,160 @@
+"""Puts our libraries where containers can mount them: under the hash of what they are, once, for ever.
+
+A running container maps the very file it was given. So nothing here is ever written in place: a new library
+is a new directory, and an old one goes only when no allocation was given it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gpu_manager.domain.contract import LIBRARY_DIR
+from gpu_manager.domain.errors import NodeUnready
+
+log = structlog.get_logger(__name__)
+
+CUDA_FRONT: Final = "libvcuda.so"
+NVML_FRONT: Final = "libvcuda-ml.so"
+PRELOAD: Final = "ld.so.preload"
+_FILES: Final = (CUDA_FRONT, NVML_FRONT)
+_PRELOAD_TEXT: Final = "".join(f"{LIBRARY_DIR}/{name}\n" for name in _FILES).encode()
+_HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """An installed set: its hash, and the path of each file."""
+
+    sha256: str
+    directory: Path
+
+    def path(self, name: str) -> str:
+        """Where that file is on the node."""
+        return str(self.directory / name)
+
+
+class Delivery:
+    """Installs from ``source`` (what the package ships) into ``store``; the caller serialises the calls."""
+
+    def __init__(self, source: Path | None, store: Path) -> None:
+        self._source = source
+        self._store = store
+        self._signature: tuple[object, ...] = ()
+        self._current: Delivered | None = None
+
+    def install(self) -> Delivered:
+        """The libraries of the package as it is now, installed.
+
+        Raises:
+            NodeUnready: the package has none, or the disk refuses.
+        """
+        signature = self._signs()
+        current = self._current
+        if current is None or signature != self._signature or not current.directory.is_dir():
+            current = self._install()
+            self._current, self._signature = current, signature
+        return current
+
+    def prune(self, used: Collection[str]) -> None:
+        """Remove every installed set but those ``used`` and the current one, and unfinished drafts."""
+        keep = {*used, self._current.sha256 if self._current else ""}
+        with contextlib.suppress(FileNotFoundError):
+            for entry in list(self._store.iterdir()):
+                if entry.name not in keep and entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)  # what stays is tried again in the next round
+                    log.info("library removed", sha256=entry.name)
+
+    def _signs(self) -> tuple[object, ...]:
+        if self._source is None:
+            raise NodeUnready(_missing("this installation has no native libraries"))
+        try:
+            stats = [(self._source / name).stat() for name in _FILES]
+        except OSError as error:
+            raise NodeUnready(_missing(f"{error.filename}: {error.strerror}")) from error
+        return tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
+
+    def _install(self) -> Delivered:
+        assert self._source is not None  # noqa: S101  # _signs has refused that
+        try:
+            content = {name: (self._source / name).read_bytes() for name in _FILES}
+            content[PRELOAD] = _PRELOAD_TEXT
+            sha256 = _digest(content)
+            target = self._store / sha256
+            if target.is_dir() and not _holds(target, content):
+                # A disk fault or a hand in it. Those who have it mapped keep their files; the name is freed.
+                log.error("installed library is not what its name says", sha256=sha256)
+                target.rename(self._store / f".broken-{secrets.token_hex(4)}")
+            if not target.is_dir():
+                self._put(target, content)
+                log.info("library installed", sha256=sha256)
+        except OSError as error:
+            raise NodeUnready(
+                f"the libraries cannot be installed in {self._store}: {error.strerror or error}; "
+                "fractions cannot start here until that disk is writable"
+            ) from error
+        return Delivered(sha256, target)
+
+    def _put(self, target: Path, content: Mapping[str, bytes]) -> None:
+        self._store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = self._store / f".draft-{secrets.token_hex(8)}"
+        draft.mkdir(mode=0o700)
+        try:
+            for name, data in content.items():
+                path = draft / name
+                with path.open("wb") as file:
+                    file.write(data)
+                    os.fchmod(file.fileno(), 0o444 if name == PRELOAD else 0o555)
+                    os.fsync(file.fileno())
+            _sync(draft)
+            with contextlib.suppress(FileExistsError):  # another agent was quicker with the same content
+                draft.rename(target)
+            _sync(self._store)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def is_hash(text: str) -> bool:
+    """True for what names an installed set."""
+    return _HASH.fullmatch(text) is not None
+
+
+def _digest(content: Mapping[str, bytes]) -> str:
+    whole = hashlib.sha256()
+    for name, data in sorted(content.items()):
+        whole.update(f"{name}\0{len(data)}\0".encode())
+        whole.update(data)
+    return whole.hexdigest()
+
+
+def _holds(directory: Path, content: Mapping[str, bytes]) -> bool:
+    try:
+        return all((directory / name).read_bytes() == data for name, data in content.items())
+    except OSError:
+        return False
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _missing(what: str) -> str:
+    return (
+        f"libvcuda is not installed ({what}), so a fraction of a card cannot be limited: install the "
+        "gpu-manager package that was built with a C compiler, or name the directory of its libraries; "
+        "whole cards work"
+    )

@@ -1,0 +1,180 @@
+"""Finds the driver's own libraries on the node, each under its SONAME.
+
+A container gets them by a path that stays right when the driver is upgraded under it, because the kubelet
+replays an old response for as long as the pod lives: the SONAME's link where the installer made one, else a
+link of ours, renewed at every look. A versioned file name is never handed out: once that file is gone, a
+container runtime would make an empty *directory* of that name on the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gpu_manager.adapters.driver_files.elf import multiarch, native_machine, read_elf
+from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.domain.errors import NodeUnready
+
+log = structlog.get_logger(__name__)
+
+CUDA: Final = "libcuda.so.1"
+NVML: Final = "libnvidia-ml.so.1"
+
+# By file name, as the driver's installer ships them. The container toolkit's own library, the settings
+# panel's and the frame grabber's bridge to Wayland bear the prefix too, and are none of the driver.
+_OURS: Final = re.compile(
+    r"(libcuda|libcudadebugger|libnvcuvid|libnvoptix|lib(GLX|EGL|GLESv1_CM|GLESv2)_nvidia"
+    r"|libnvidia-(?!container|gtk|wayland)[A-Za-z0-9_+-]+)\.so(\.[0-9.]+)?"
+)
+_SONAME: Final = re.compile(r"lib[A-Za-z0-9_+-]+\.so(\.[0-9]+)*")
+_VERSION: Final = re.compile(
+    r"\.so\.(\d{3,}\.\d+(?:\.\d+)?)$"
+)  # 535.183.01; nvvm's .so.4 is no driver version
+# What the driver opens by itself once a program compiles or loads code. A front that opened these first, by
+# absolute path, works in images whose loader looks nowhere near the trusted directories.
+COMPANIONS: Final = re.compile(
+    r"libnvidia-(ptxjitcompiler|nvvm\w*|gpucomp|fatbinaryloader|compiler|pkcs11\S*)\.so\S*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """SONAME → path on the node to bind, the version, and ``nvidia-smi`` if there is one."""
+
+    libraries: Mapping[str, str]
+    version: str
+    smi: str | None = None
+
+
+class DriverFinder:
+    """Thread-safe. Looks again only when a directory it read has changed."""
+
+    def __init__(
+        self, host: Host, driver_root: str, links: Path, directories: Sequence[str] | None = None
+    ) -> None:
+        """``links`` is where our own links go; ``directories`` replaces the places under ``driver_root``."""
+        self._host = host
+        self._root = "/" + driver_root.strip("/")
+        self._links = links
+        self._directories = tuple(directories) if directories is not None else self._usual()
+        self._lock = threading.Lock()
+        self._found: Driver | None = None
+        self._signature: tuple[object, ...] = ()
+
+    def find(self) -> Driver:
+        """The driver as it is now. Raises NodeUnready if there is none, with where it was looked for."""
+        with self._lock:
+            signature = tuple(self._signs())
+            if self._found is None or signature != self._signature:
+                self._found = None
+                self._found = self._look()
+                self._signature = tuple(self._signs())  # anew: our links may lie in a directory that we watch
+                log.info("driver found", version=self._found.version, libraries=len(self._found.libraries))
+            return self._found
+
+    def _usual(self) -> tuple[str, ...]:
+        base = self._root.rstrip("/")
+        arch = multiarch()
+        return tuple(
+            f"{base}/{d}" for d in (f"usr/lib/{arch}", "usr/lib64", f"lib/{arch}", "lib64", "usr/lib")
+        )
+
+    def _signs(self) -> Iterator[object]:
+        for directory in (*self._directories, str(self._links)):
+            try:
+                status = self._host.seen(self._host.resolve(directory) or directory).stat()
+            except OSError:
+                yield None
+            else:
+                yield status.st_ino, status.st_mtime_ns
+
+    def _look(self) -> Driver:
+        for directory in self._directories:
+            real = self._real(f"{directory}/{CUDA}")
+            if real is None or self._soname(real) != CUDA:
+                continue
+            match = _VERSION.search(real)
+            version = match[1] if match else ""
+            libraries = dict(self._in(directory, version))
+            if NVML in libraries:
+                return Driver(libraries, version, self._smi())
+            raise NodeUnready(
+                f"{directory} has {CUDA} but no {NVML}: the driver's installation is incomplete"
+            )
+        raise NodeUnready(
+            f"no {CUDA} of this machine in {', '.join(self._directories)}: "
+            "install the NVIDIA driver, or say where it is with --driver-root"
+        )
+
+    def _in(self, directory: str, version: str) -> Iterator[tuple[str, str]]:
+        """The directory's driver libraries; another version's are leftovers, and mixing crashes."""
+        seen: set[str] = set()
+        for name in self._host.listing(directory):
+            if not _OURS.fullmatch(name):
+                continue
+            real = self._real(f"{directory}/{name}")
+            soname = self._soname(real) if real else None
+            if real is None or not soname or soname in seen:
+                continue
+            other = _VERSION.search(real)
+            if version and other and other[1] != version:
+                log.warning("library of another driver left out", path=real, driver=version)
+                continue
+            seen.add(soname)
+            yield soname, self._source(directory, soname, real)
+
+    def _real(self, path: str) -> str | None:
+        """The file behind a path; a driver root's absolute links mean that root, as in its own container."""
+        found = self._host.resolve(path)
+        if found is None and path.startswith(self._root) and self._root != "/":
+            found = self._host.resolve(path[len(self._root) :], within=self._root)
+        return found
+
+    def _soname(self, path: str) -> str | None:
+        """The SONAME, if the file is a shared object of this machine and its name is one."""
+        elf = read_elf(self._host.seen(path))
+        if elf is None or elf.machine != native_machine() or not _SONAME.fullmatch(elf.soname):
+            return None
+        return elf.soname
+
+    def _source(self, directory: str, soname: str, real: str) -> str:
+        """The installer's SONAME link if the node can follow it and it is no versioned name, else our own."""
+        named = f"{directory}/{soname}"
+        if not _VERSION.search(soname) and self._host.resolve(named) == real:
+            return named
+        link = self._links / (soname if not _VERSION.search(soname) else soname[: soname.index(".so") + 3])
+        _point(link, real)
+        return str(link)
+
+    def _smi(self) -> str | None:
+        for directory in ("usr/bin", "bin", "usr/local/bin"):
+            path = f"{self._root.rstrip('/')}/{directory}/nvidia-smi"
+            if self._host.exists(path):
+                return path
+        return None
+
+
+def _point(link: Path, target: str) -> None:
+    """Make ``link`` lead to ``target``, at once and for every reader. Raises NodeUnready if it cannot be."""
+    try:
+        if link.is_symlink() and str(link.readlink()) == target:
+            return
+        link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
+        draft.symlink_to(target)
+        try:
+            draft.rename(link)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+    except OSError as error:
+        raise NodeUnready(f"{link} cannot be made a link to {target}: {error.strerror or error}") from error

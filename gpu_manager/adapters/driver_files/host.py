@@ -1,0 +1,77 @@
+"""The node's file system as the agent sees it: ``root`` is where the node's ``/`` is mounted.
+
+The container runtime resolves the paths that we hand out on the *node*; seen through a mount, an absolute
+link would lead into the agent's own image. So links are followed here by hand, within the node's root.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_MAX_LINKS: Final = 40  # as the kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Paths given and returned are the node's own (``/usr/bin/nvidia-smi``), never the agent's."""
+
+    root: Path = Path("/")
+
+    def seen(self, path: str) -> Path:
+        """Where the agent finds a path of the node that has no links in it."""
+        return self.root / path.lstrip("/")
+
+    def resolve(self, path: str, within: str = "/") -> str | None:
+        """``path`` without links, as a process rooted at ``within`` finds it; None if it is missing."""
+        todo = [part for part in reversed(path.split("/")) if part not in ("", ".")]
+        base = "/" + within.strip("/") if within.strip("/") else ""
+        done: list[str] = []
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part == "..":
+                done = done[:-1]
+                continue
+            here = "/".join([base, *done, part])
+            try:
+                target = os.readlink(self.seen(here))  # noqa: PTH115  # hot, and text is wanted
+            except OSError:
+                done.append(part)  # no link; whether it is there at all, the end says
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                return None
+            if target.startswith("/"):
+                done = []
+            todo += [step for step in reversed(target.split("/")) if step not in ("", ".")]
+        found = "/".join([base, *done]) or "/"
+        return found if os.path.lexists(self.seen(found)) else None
+
+    def exists(self, path: str) -> bool:
+        """True if the node finds something at the path."""
+        return self.resolve(path) is not None
+
+    def read(self, path: str, limit: int = 1 << 20) -> bytes | None:
+        """A small file's content; None if it is missing, no file, too large or not readable."""
+        found = self.resolve(path)
+        if found is None:
+            return None
+        try:
+            with self.seen(found).open("rb") as file:
+                content = file.read(limit + 1)
+        except OSError:
+            return None
+        return content if len(content) <= limit else None
+
+    def listing(self, path: str) -> list[str]:
+        """The names in a directory, sorted; none if it is missing."""
+        found = self.resolve(path)
+        if found is None:
+            return []
+        try:
+            return sorted(os.listdir(self.seen(found)))  # noqa: PTH208  # names, of which there may be thousands
+        except OSError:
+            return []

@@ -1,0 +1,245 @@
+"""Turns shares into what a container receives, by one of four strategies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gpu_manager.adapters.driver_files import cdi
+from gpu_manager.adapters.driver_files.content import driver_mounts, enforcement_mounts
+from gpu_manager.adapters.driver_files.delivery import Delivered, Delivery
+from gpu_manager.adapters.driver_files.driver import Driver, DriverFinder
+from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.adapters.driver_files.records import Record, Records, is_name
+from gpu_manager.adapters.driver_files.strategy import Strategy
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    CARDS_ENV,
+    CRI_CORE,
+    CRI_DEVICE,
+    CRI_MEMORY,
+    PRELOAD,
+    VISIBLE_ENV,
+)
+from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
+from gpu_manager.domain.injection import DeviceNode, Injection, Mount
+from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.pod import Pod
+
+log = structlog.get_logger(__name__)
+
+_NEEDED: Final = ("nvidiactl", "nvidia-uvm")
+_OPTIONAL: Final = ("nvidia-uvm-tools", "nvidia-modeset")
+_PERMISSIONS: Final = "rw"  # "m" would let the container make more nodes
+
+
+class DriverFiles:
+    """:class:`gpu_manager.ports.Injector`. Thread-safe; asks neither NVML nor the network.
+
+    ``cards`` answers from memory with the node's cards; ``state``, ``pages`` and ``cdi_dir`` have the same
+    path on the node and in the agent, everything else is looked up through ``host``. ``libraries`` holds
+    libvcuda.so and libvcuda-ml.so as the package ships them. With ``simulated``, ``stand_in`` holds the
+    stand-in driver's libraries; None leaves containers without a driver, as a laptop without a compiler is.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        cards: Callable[[], Sequence[CardState]],
+        state: Path,
+        pages: Path,
+        libraries: Path | None,
+        host: Host | None = None,
+        driver_root: str = "/",
+        stand_in: Path | None = None,
+        cdi_dir: Path = Path("/var/run/cdi"),
+        extra_devices: Sequence[str] = (),
+    ) -> None:
+        self.strategy = strategy
+        self._cards = cards
+        self._pages = pages
+        self._host = host or Host()
+        self._driver_root = "/" + driver_root.strip("/")
+        self._extra = tuple(extra_devices)
+        self._lock = threading.Lock()
+        self._simulated = strategy is Strategy.SIMULATED
+        self._finder = self._make_finder(state / "driver", stand_in)
+        self._delivery = None if self._simulated and libraries is None else Delivery(libraries, state / "lib")
+        self._records = Records(state / "tenants")
+        self._specs = cdi.Specs(cdi_dir) if strategy is Strategy.CDI else None
+        self._orphans: frozenset[str] = frozenset()
+        self._absent: frozenset[str] = frozenset()
+
+    def _make_finder(self, links: Path, stand_in: Path | None) -> DriverFinder | None:
+        if self._simulated:
+            return DriverFinder(Host(), "/", links, (str(stand_in),)) if stand_in is not None else None
+        return DriverFinder(self._host, self._driver_root, links)
+
+    def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
+        """Everything the container needs to use its cards; host paths exist when this returns.
+
+        Raises:
+            NodeUnready: driver, device nodes, library or pages are missing; the text says the cure.
+            RequestInvalid: the pod opts out of the only thing that would hold its limit here.
+        """
+        if not is_name(name):
+            raise Bug(f"{name[:64]!r} is not the name of an allocation's directory")
+        fraction = any(not share.whole for share in shares)
+        with self._lock:
+            library = self._delivery.install() if fraction and self._delivery else None
+            whole = Injection(
+                env=self._env(shares),
+                mounts=tuple(
+                    self._mounts(name, library, fraction=fraction, preload=self._preload(pod, fraction))
+                ),
+                devices=tuple(self._devices(shares)),
+                annotations=self._annotations(shares, annotation),
+            )
+            if self._specs is None:
+                self._records.put(name, Record(library.sha256 if library else None))
+                return whole
+            spec = cdi.encode(name, whole)
+            self._records.put(name, Record(library.sha256 if library else None, spec))
+            self._specs.put(name, spec)
+            device = cdi.device_name(name)
+            return replace(
+                whole,
+                mounts=(),
+                devices=(),
+                annotations={**whole.annotations, cdi.ANNOTATION: device},
+                cdi=(device,),
+            )
+
+    def restore(self) -> None:
+        """Make again what a reboot took: specs on a tmpfs, links to the driver. Call it before the kubelet
+        can start a container, and any time.
+
+        Raises:
+            NodeUnready: the specs cannot be written. A driver that is missing is said by :meth:`inject`.
+        """
+        with self._lock:
+            self._restore(self._records.names())
+
+    def prune(self, alive: Collection[str]) -> None:
+        """Remove specs, records and libraries of names that were not alive in two calls running.
+
+        Two, because a name may have been given between the caller's look at its books and this call.
+        """
+        if "" in alive:
+            return  # a container whose directory nobody knows any more: any of them may be its own
+        if not all(is_name(name) for name in alive):
+            raise Bug("prune wants the names of directories")
+        with self._lock:
+            known = self._records.names() | (self._specs.names() if self._specs else frozenset())
+            orphans = known - frozenset(alive)
+            gone, self._orphans = orphans & self._orphans, orphans
+            for name in gone:
+                self._records.remove(name)
+                log.info("injection forgotten", directory=name)
+            kept = known - gone
+            if self._specs is not None:
+                self._specs.keep(kept)
+            self._restore(frozenset(alive) & known)
+            used = self._records.libraries(kept | frozenset(alive))
+            if used is not None and self._delivery is not None:
+                self._delivery.prune(used)
+
+    def _restore(self, names: Collection[str]) -> None:
+        if self._specs is not None:
+            for name in frozenset(names) - self._specs.names():
+                record = self._records.get(name)
+                if record is not None and record.cdi is not None:
+                    self._specs.put(name, record.cdi)
+        if self._finder is not None:
+            try:
+                self._finder.find()
+            except NodeUnready as error:
+                log.warning("driver not found", reason=str(error))
+
+    def _env(self, shares: Sequence[Share]) -> dict[str, str]:
+        uuids = ",".join(share.card for share in shares)
+        return {VISIBLE_ENV: uuids if self.strategy is Strategy.NVIDIA else "void", CARDS_ENV: uuids}
+
+    def _annotations(self, shares: Sequence[Share], annotation: str) -> dict[str, str]:
+        """The predecessor's three, and the exact allocation for the kubelet's checkpoint."""
+        return {
+            CRI_CORE: str(sum(share.amount.cores for share in shares)),
+            CRI_MEMORY: str(sum(share.amount.memory for share in shares)),
+            CRI_DEVICE: ",".join(f"/dev/nvidia{self._minor(share)}" for share in shares),
+            ALLOCATION: annotation,
+        }
+
+    def _preload(self, pod: Pod | None, fraction: bool) -> bool:  # noqa: FBT001  # private, one caller
+        wanted = pod is None or pod.annotations.get(PRELOAD) != "false"
+        if fraction and not wanted and self.strategy is Strategy.NVIDIA:
+            raise RequestInvalid(
+                f'annotation {PRELOAD}: "false" would leave no limit in force on this node, where the NVIDIA '
+                "runtime brings the driver: remove it, or ask for whole cards"
+            )
+        return wanted
+
+    def _mounts(
+        self, name: str, library: Delivered | None, *, fraction: bool, preload: bool
+    ) -> Iterator[Mount]:
+        runtime_brings_driver = self.strategy is Strategy.NVIDIA
+        driver: Driver | None = None
+        if self._finder is not None and (fraction or not runtime_brings_driver):
+            driver = self._finder.find()
+        if driver is not None and not runtime_brings_driver:
+            yield from driver_mounts(driver, library)
+        if not fraction:
+            return
+        pages = self._pages / name
+        for page in ("limits", "usage"):
+            if not (pages / page).is_file():
+                raise NodeUnready(f"the control page {pages / page} is missing: the start is tried again")
+        yield from enforcement_mounts(pages, library, driver, preload=preload)
+
+    def _devices(self, shares: Sequence[Share]) -> Iterator[DeviceNode]:
+        if self._simulated:
+            return
+        root = "/dev"
+        if not self._host.exists("/dev/nvidiactl") and self._host.exists(
+            f"{self._driver_root}/dev/nvidiactl"
+        ):
+            root = f"{self._driver_root.rstrip('/')}/dev"
+        for node in (*(f"nvidia{self._minor(share)}" for share in shares), *_NEEDED):
+            if not self._host.exists(f"{root}/{node}"):
+                raise NodeUnready(
+                    f"the node has no {root}/{node}: load the driver with nvidia-modprobe -u -c=0, "
+                    "and see dmesg if that fails"
+                )
+            yield DeviceNode(f"/dev/{node}", f"{root}/{node}", _PERMISSIONS)
+        for node in _OPTIONAL:
+            if self._host.exists(f"{root}/{node}"):
+                yield DeviceNode(f"/dev/{node}", f"{root}/{node}", _PERMISSIONS)
+        yield from self._extra_devices()
+
+    def _extra_devices(self) -> Iterator[DeviceNode]:
+        """The operator's own nodes. A missing one would keep every container from starting: it is said."""
+        absent = frozenset(path for path in self._extra if not self._host.exists(path))
+        if absent - self._absent:
+            log.warning("extra devices left out: the node has none", devices=sorted(absent))
+        self._absent = absent
+        for path in self._extra:
+            if path not in absent and not path.startswith("/dev/nvidia"):
+                yield DeviceNode(path, path, "rwm")  # as the predecessor gave them
+
+    def _minor(self, share: Share) -> int:
+        for state in self._cards():
+            if state.card.uuid == share.card:
+                minor = state.card.minor
+                if minor is None and self._simulated:
+                    return state.card.index
+                if minor is not None:
+                    return minor
+        raise NodeUnready(
+            f"card {share.card} has no known device node: it may have left the node; see its health"
+        )
