@@ -69,31 +69,46 @@ def judge(
     request: PodRequest, cards: Sequence[CardState], topology: Topology, ledger: Ledger
 ) -> Placement | Refusal:
     """The same, a refusal as a value."""
-    found = find(request, cards, topology, ledger)
-    return _refusal(request, cards, topology, ledger) if found is None else found
+    units = units_of(request)
+    if units is None:
+        views = Desk(request, cards, ledger).views()
+        free = tuple((view, view.closed or f"{view.free} free") for view in views)
+        return Refusal(_torn(request), free, "Change the pod")
+    found = _solve(request, units, cards, topology, ledger)
+    return found if isinstance(found, dict) else _refusal(request, units, *found, topology, ledger)
 
 
 def find(
     request: PodRequest, cards: Sequence[CardState], topology: Topology, ledger: Ledger
 ) -> Placement | None:
     """The same without a reason: None if there is no room. For whoever asks thousands of nodes."""
+    units = units_of(request)
+    found = None if units is None else _solve(request, units, cards, topology, ledger)
+    return found if isinstance(found, dict) else None
+
+
+def _solve(
+    request: PodRequest,
+    units: Sequence[Unit],
+    cards: Sequence[CardState],
+    topology: Topology,
+    ledger: Ledger,
+) -> Placement | tuple[Desk, Unit]:
+    """The placement, or the first unit for which there is no room, and the desk as it then stood."""
     if topology.size != len(cards):
         raise Bug(f"a topology of {topology.size} cards was given for {len(cards)} cards")
-    units = units_of(request)
-    if units is None:
-        return None
     desk = Desk(request, cards, ledger)
-    if _lay_out(desk, units, request.placement, topology) is None:
+    failed = _lay_out(desk, units, request.placement, topology)
+    if failed is None:
         return desk.shares
-    desk = Desk(request, cards, ledger)
-    seats = _search(desk, units)
+    second = Desk(request, cards, ledger)
+    seats = _search(second, units)
     if seats is None:
-        return None
+        return desk, failed
     for unit, at in seats:
-        desk.put(unit, (at,))
-    if _lay_out(desk, [u for u in units if u.cards], request.placement, topology) is not None:
-        raise Bug(f"pod {request.uid}: the search left too few whole cards")
-    return {c.name: desk.shares[c.name] for unit in units for c in unit.members}
+        second.put(unit, (at,))
+    _lay_out(second, [unit for unit in units if unit.cards], request.placement, topology)
+    return {c.name: second.shares[c.name] for unit in units for c in unit.members}
 
 
 def follow(
@@ -248,22 +263,22 @@ def _search(desk: Desk, units: Sequence[Unit]) -> list[tuple[Unit, int]] | None:
     return [(unit, at) for taken, at in seats for i, unit in enumerate(parts) if taken >> i & 1]
 
 
-def _refusal(request: PodRequest, cards: Sequence[CardState], topology: Topology, ledger: Ledger) -> Refusal:
-    units = units_of(request)
-    desk = Desk(request, cards, ledger)
-    if units is None:
-        free = tuple((view, view.closed or f"{view.free} free") for view in desk.views())
-        return Refusal(_torn(request), free, "Change the pod")
-    failed = _lay_out(desk, units, request.placement, topology)
-    if failed is None:
-        raise Bug(f"pod {request.uid}: it was refused, and fits")
+def _refusal(
+    request: PodRequest,
+    units: Sequence[Unit],
+    desk: Desk,
+    failed: Unit,
+    topology: Topology,
+    ledger: Ledger,
+) -> Refusal:
     views = desk.views()
-    nearest = _nearest(request, units, Desk(request, cards, ledger), topology)
-    found = None if nearest is None else find(nearest, cards, topology, ledger)
+    nearest = _nearest(request, units, Desk(request, desk.cards, ledger), topology)
+    found = None if nearest is None else find(nearest, desk.cards, topology, ledger)
     if nearest is None or found is None:
         return refuse(_who(failed), _ask(failed), failed.cards, views, advise_none(views))
     less = {c.name: c.request for c in nearest.containers if c not in request.containers}
-    return refuse(_who(failed), _ask(failed), failed.cards, views, advise(less, found, cards), nearest)
+    advice = advise(less, found, desk.cards)
+    return refuse(_who(failed), _ask(failed), failed.cards, views, advice, nearest)
 
 
 def _nearest(request: PodRequest, units: Sequence[Unit], desk: Desk, topology: Topology) -> PodRequest | None:
