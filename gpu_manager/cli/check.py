@@ -152,7 +152,7 @@ def _subject(manifest: Manifest) -> str:
 
 
 def _word(word: str) -> str:
-    colours = {"legal": typer.colors.GREEN, "illegal": typer.colors.RED, "warning": typer.colors.YELLOW}
+    colours = {"legal": typer.colors.GREEN, "illegal": typer.colors.RED}
     plain = f"{word:8}  "
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return plain

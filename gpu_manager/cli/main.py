@@ -1,7 +1,8 @@
 """The program ``gpu-manager``: which commands there are, and how any of them ends.
 
-Each command lives in a module of its own that exports a function ``command``, imported when it is called
-and not before: ``gpu-manager check`` must not wait for the Kubernetes client.
+Each command lives in a module of its own that exports a function ``command`` (and ``SETTINGS`` for typer's
+``context_settings``, if it needs any), imported when it is called and not before: ``gpu-manager check``
+must not wait for the Kubernetes client. A command's exit code is what it returns, 0 for None.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class _Commands(TyperGroup):
 
 
 def _load(name: str) -> Any:
+    module = import_module(COMMANDS[name][0])
     one = typer.Typer(add_completion=False)
-    one.command(name)(import_module(COMMANDS[name][0]).command)
+    one.command(name, context_settings=getattr(module, "SETTINGS", None))(module.command)
     return typer.main.get_command(one)
 
 

@@ -239,6 +239,22 @@ def test_the_program_ends_with_the_same_code_and_no_colour_in_a_pipe(tmp_path: P
     assert b"\x1b" not in out
 
 
+def test_a_terminal_gets_colour_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pod.yaml").write_text(NGINX)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for no_colour, coloured in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", no_colour)
+        monkeypatch.setattr(sys, "stdout", Terminal())
+        assert run(["check", str(tmp_path / "pod.yaml")]) == 0
+        assert ("\x1b[32m" in sys.stdout.getvalue()) is coloured
+
+
 def test_check_does_not_load_the_kubernetes_client_or_anything_as_heavy(tmp_path: Path) -> None:
     (tmp_path / "pod.yaml").write_text(NGINX)
     code = (
@@ -288,7 +304,8 @@ def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["chekc"], ["check"], ["check", "x", "-o", "xml"], ["check", "--nope", "x"], ["--nope"]]
+    "arguments",
+    [["frobnicate"], ["check"], ["check", "x", "-o", "xml"], ["check", "--nope", "x"], ["--nope"]],
 )
 def test_a_wrong_command_line_is_one_line_and_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
