@@ -121,9 +121,9 @@ class FileStore:
             if newest is None and older is None:
                 return None
             raise NodeUnready(
-                f"no readable ledger in {self._directory}: {NEWEST} {newest or 'is missing'}, {OLDER} "
-                f"{older or 'is missing'}. Move both files away and restart the agent: it rebuilds its books from "
-                f"the kubelet's checkpoint"
+                f"no readable ledger in {self._directory}: {NEWEST} {newest or 'is missing'}, "
+                f"{OLDER} {older or 'is missing'}. Move both files away and restart the agent: it rebuilds "
+                f"its books from the kubelet's checkpoint"
             )
 
     def save(self, state: bytes) -> None:

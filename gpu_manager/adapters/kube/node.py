@@ -1,0 +1,104 @@
+"""The own node object: what is published there, and which cards are closed (implements InventoryOf)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpu_manager.adapters.kube.connection import Connection
+from gpu_manager.adapters.kube.outbox import Outbox
+from gpu_manager.adapters.kube.reflector import Pause, Reflector
+from gpu_manager.adapters.kube.tasks import PublishNode
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import CORDON, decode_uuids
+from gpu_manager.ports import Clock
+
+_AGAIN_SECONDS = 30.0  # how often somebody else's change of our keys is undone at most
+
+
+class KubeNode:
+    """A watch of the node and patches to it. What was published is put back if somebody removes it."""
+
+    def __init__(
+        self, connection: Connection, node: str, *, clock: Clock, outbox: Outbox, pause: Pause | None = None
+    ) -> None:
+        self._connection = connection
+        self._node = node
+        self._clock = clock
+        self._outbox = outbox
+        self._lock = threading.Lock()
+        self._cordoned: frozenset[CardUuid] = frozenset()
+        self._wanted: tuple[dict[str, str], dict[str, str]] = ({}, {})
+        self._there: tuple[Mapping[str, str], Mapping[str, str]] | None = None
+        self._repaired = float("-inf")
+        self._reflector = Reflector(
+            connection,
+            "nodes",
+            "/api/v1/nodes",
+            f"metadata.name={node}",
+            replaced=self._replaced,
+            changed=self._changed,
+            pause=pause,
+        )
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._reflector.start()
+
+    def wait(self, seconds: float) -> bool:
+        """True once the node has been looked at (also if it does not exist yet)."""
+        return self._reflector.wait(seconds)
+
+    @property
+    def error(self) -> str | None:
+        """Why the picture may be old; None while the watch is up."""
+        return self._reflector.error
+
+    def close(self) -> None:
+        """Stop watching (within about a second)."""
+        self._reflector.close()
+
+    def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
+        """See :meth:`gpu_manager.ports.InventoryOf.publish`; what is there already is not written again."""
+        with self._lock:
+            self._wanted = ({**self._wanted[0], **annotations}, {**self._wanted[1], **labels})
+            task = self._task()
+            if self._holds() and not self._outbox.waiting(task.key):
+                return
+        self._outbox.put(task)
+
+    def cordoned(self) -> frozenset[CardUuid]:
+        """Cards the operator has closed, as last seen: the API server being away opens none."""
+        with self._lock:
+            return self._cordoned
+
+    def _task(self) -> PublishNode:
+        return PublishNode(self._connection, self._node, dict(self._wanted[0]), dict(self._wanted[1]))
+
+    def _holds(self) -> bool:
+        if self._there is None:
+            return False
+        pairs = zip(self._wanted, self._there, strict=True)
+        return all(there.get(key) == value for wanted, there in pairs for key, value in wanted.items())
+
+    def _replaced(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        for node in nodes:
+            self._changed(node, gone=False)
+
+    def _changed(self, node: Mapping[str, Any], gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
+        meta = node.get("metadata") or {}
+        annotations = meta.get("annotations") or {}
+        with self._lock:
+            if gone:
+                self._there = None
+                return
+            self._there = (annotations, meta.get("labels") or {})
+            self._cordoned = decode_uuids(annotations.get(CORDON))
+            task = self._task()
+            if self._holds() or self._outbox.waiting(task.key):
+                return
+            now = self._clock.monotonic()
+            self._repaired = max(now, self._repaired + _AGAIN_SECONDS)
+            delay = self._repaired - now
+        self._outbox.put(task, delay)

@@ -1,0 +1,149 @@
+"""This node's pods through the API server and the kubelet (implements :class:`gpu_manager.ports.Pods`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from gpu_manager.adapters.kube.cache import TOMBSTONE_SECONDS, PodCache
+from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
+from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
+from gpu_manager.adapters.kube.outbox import Outbox
+from gpu_manager.adapters.kube.reflector import Pause, Reflector
+from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.ports import Clock, Found
+
+_log = structlog.get_logger(__name__)
+
+
+class KubePods:
+    """A watch of the node's pods with tombstones, questions to the source, writes in the background.
+
+    Nothing here waits for the API server but :meth:`fetch`, and that for a few seconds at most.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        node: str,
+        *,
+        clock: Clock,
+        outbox: Outbox,
+        kubelet: KubeletPods | None = None,
+        pause: Pause | None = None,
+        tombstone_seconds: float = TOMBSTONE_SECONDS,
+    ) -> None:
+        self._connection = connection
+        self._node = node
+        self._clock = clock
+        self._outbox = outbox
+        self._kubelet = kubelet
+        self._cache = PodCache(clock, tombstone_seconds)
+        self._teller = EventTeller(connection, clock, node)
+        self._listeners: list[Callable[[Found], None]] = []
+        self._reflector = Reflector(
+            connection,
+            "pods",
+            "/api/v1/pods",
+            f"spec.nodeName={node}",
+            replaced=self._replaced,
+            changed=self._changed,
+            pause=pause,
+        )
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._reflector.start()
+
+    def wait(self, seconds: float) -> bool:
+        """True once the pods that exist are known."""
+        return self._reflector.wait(seconds)
+
+    @property
+    def error(self) -> str | None:
+        """Why the picture may be old; None while the watch is up."""
+        return self._reflector.error
+
+    def close(self) -> None:
+        """Stop watching (within about a second)."""
+        self._reflector.close()
+        if self._kubelet is not None:
+            self._kubelet.close()
+
+    def on_change(self, callback: Callable[[Found], None]) -> None:
+        """Call back for every pod that appears, changes or (as a tombstone) goes, from the watch's thread."""
+        self._listeners.append(callback)
+
+    def local(self) -> Mapping[str, Sequence[Found]]:
+        """See :meth:`gpu_manager.ports.Pods.local`."""
+        return self._cache.by_name()
+
+    def fetch(self, namespace: str, name: str) -> Pod | None:
+        """Ask the kubelet's ``/pods`` where it answers, else the API server.
+
+        Whatever either says is also in :meth:`local` from then on: after one call that the kubelet answered,
+        every pod it is about to admit is there.
+        """
+        listed = self._kubelet.pods() if self._kubelet is not None else None
+        if listed is not None:
+            self._cache.remember(listed)
+            same = [pod for pod in listed if (pod.namespace, pod.name) == (namespace, name)]
+            if same:
+                return min(same, key=lambda pod: (pod.deleting, pod.terminal))
+        what = f"read the pod {namespace}/{name}"
+        try:
+            obj = self._connection.request(what, "GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+        except Refused as refusal:
+            if refusal.code == 404:
+                return None
+            raise
+        try:
+            pod = parse_pod(obj)
+        except RequestInvalid as error:
+            raise Unreachable(f"cannot {what}: {error}") from error
+        if pod.node == self._node:
+            self._cache.remember([pod])
+        return pod
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+        """See :meth:`gpu_manager.ports.Pods.annotate`."""
+        self._outbox.put(AnnotatePod(self._connection, pod, dict(annotations)))
+
+    def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
+        """See :meth:`gpu_manager.ports.Pods.event`."""
+        now = self._clock.now()
+        self._outbox.put(PostEvent(self._teller, pod, reason, message, warning, now, now))
+
+    def evict(self, pod: Pod, reason: str) -> None:
+        """See :meth:`gpu_manager.ports.Pods.evict`; retried while a disruption budget holds it back."""
+        _log.warning("evicting", pod=pod.key, uid=pod.uid, reason=reason)
+        self._outbox.put(EvictPod(self._connection, pod))
+
+    def _replaced(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        pods = [pod for pod in map(_read, objects) if pod is not None]
+        for found in self._cache.replace(pods):
+            self._announce(found)
+
+    def _changed(self, obj: Mapping[str, Any], gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
+        pod = _read(obj)
+        if pod is not None:
+            self._announce(self._cache.remove(pod) if gone else self._cache.put(pod))
+
+    def _announce(self, found: Found) -> None:
+        for listener in self._listeners:
+            try:
+                listener(found)
+            except Exception:  # noqa: BLE001 - a run loop: one listener's fault is not the others'
+                _log.exception("listener_failed", pod=found.pod.key)
+
+
+def _read(obj: Mapping[str, Any]) -> Pod | None:
+    try:
+        return parse_pod(obj)
+    except RequestInvalid as error:
+        _log.warning("pod_unreadable", reason=str(error))
+        return None

@@ -1,0 +1,260 @@
+"""The writes there are: annotate a pod, tell an event, evict a pod, publish the node."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.outbox import FINAL, Task
+from gpu_manager.domain.pod import Pod
+from gpu_manager.ports import Clock
+
+_Value = TypeVar("_Value")
+
+COMPONENT = "gpu-manager"
+_MESSAGE_LIMIT = 1024  # bytes, the API server's limit of an event's note
+_REASON_LIMIT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatePod:
+    """Merge annotations into exactly this pod: the UID in the patch makes a namesake's answer a conflict."""
+
+    connection: Connection
+    pod: Pod
+    annotations: Mapping[str, str]
+
+    expendable = False
+
+    @property
+    def key(self) -> Hashable:
+        """One per pod."""
+        return ("annotate", self.pod.key, self.pod.uid)
+
+    def over(self, older: Task) -> Task:
+        """The last value of each annotation wins."""
+        assert isinstance(older, AnnotatePod)  # noqa: S101 - same key, same type
+        return replace(self, annotations={**older.annotations, **self.annotations})
+
+    def run(self) -> None:
+        """PATCH."""
+        body = {"metadata": {"uid": self.pod.uid, "annotations": dict(self.annotations)}}
+        self.connection.request(
+            f"annotate the pod {self.pod.key}",
+            "PATCH",
+            pod_path(self.pod),
+            body=body,
+            content_type=MERGE_PATCH,
+        )
+
+    def final(self, refusal: Refused) -> bool:
+        """Gone, or another pod of that name."""
+        return refusal.code in FINAL
+
+
+@dataclass(frozen=True, slots=True)
+class EvictPod:
+    """Ask for the pod's removal; a disruption budget may say "not yet" (429) for as long as it likes."""
+
+    connection: Connection
+    pod: Pod
+
+    expendable = False
+
+    @property
+    def key(self) -> Hashable:
+        """One per pod."""
+        return ("evict", self.pod.key, self.pod.uid)
+
+    def over(self, older: Task) -> Task:
+        """Asking once is enough."""
+        return self
+
+    def run(self) -> None:
+        """POST an Eviction with the UID as precondition."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": self.pod.name, "namespace": self.pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": self.pod.uid}},
+        }
+        self.connection.request(
+            f"evict the pod {self.pod.key}", "POST", f"{pod_path(self.pod)}/eviction", body=body
+        )
+
+    def final(self, refusal: Refused) -> bool:
+        """Gone, or another pod of that name."""
+        return refusal.code in FINAL
+
+
+@dataclass(frozen=True, slots=True)
+class PublishNode:
+    """Merge annotations and labels into the node."""
+
+    connection: Connection
+    node: str
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+
+    expendable = False
+
+    @property
+    def key(self) -> Hashable:
+        """There is one node."""
+        return ("publish", self.node)
+
+    def over(self, older: Task) -> Task:
+        """The last value of each annotation and label wins."""
+        assert isinstance(older, PublishNode)  # noqa: S101 - same key, same type
+        annotations = {**older.annotations, **self.annotations}
+        return replace(self, annotations=annotations, labels={**older.labels, **self.labels})
+
+    def run(self) -> None:
+        """PATCH."""
+        body = {"metadata": {"annotations": dict(self.annotations), "labels": dict(self.labels)}}
+        path = f"/api/v1/nodes/{self.node}"
+        self.connection.request(
+            f"publish the node {self.node}", "PATCH", path, body=body, content_type=MERGE_PATCH
+        )
+
+    def final(self, refusal: Refused) -> bool:
+        """Not when the node is absent: the kubelet registers it soon."""
+        return refusal.code in FINAL - {404, 409}
+
+
+@dataclass(frozen=True, slots=True)
+class PostEvent:
+    """Tell what happened to a pod; the same said again only counts. ``first``, ``last`` in epoch seconds."""
+
+    teller: EventTeller
+    pod: Pod
+    reason: str
+    message: str
+    warning: bool
+    first: float
+    last: float
+    count: int = 1
+
+    expendable = True
+
+    @property
+    def key(self) -> Hashable:
+        """What is the same thing said again."""
+        return ("event", self.pod.key, self.pod.uid, self.reason, self.message)
+
+    def over(self, older: Task) -> Task:
+        """Both count."""
+        assert isinstance(older, PostEvent)  # noqa: S101 - same key, same type
+        return replace(self, first=older.first, count=older.count + self.count)
+
+    def run(self) -> float | None:
+        """POST or PATCH, when the pod's allowance permits."""
+        return self.teller.tell(self)
+
+    def final(self, refusal: Refused) -> bool:
+        """A namespace that is going away refuses with 403; an event is not worth more tries than that."""
+        return refusal.code in FINAL or refusal.code == 403
+
+
+class EventTeller:
+    """Writes events: per pod a burst of ten, then one each half a minute; repetitions count up one event.
+
+    Used from the outbox's thread alone.
+    """
+
+    BURST = 10.0
+    REFILL_SECONDS = 30.0
+    SERIES_SECONDS = 600.0  # the same text after a longer silence is a new event
+    _REMEMBERED = 1024
+
+    def __init__(self, connection: Connection, clock: Clock, node: str) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._node = node
+        self._allowance: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+        self._series: OrderedDict[Hashable, tuple[str, int, float]] = OrderedDict()
+
+    def tell(self, event: PostEvent) -> float | None:
+        """Write it; or return in how many seconds its pod may say something again."""
+        now = self._clock.monotonic()
+        tokens, when = self._allowance.get(event.pod.uid, (self.BURST, now))
+        tokens = min(self.BURST, tokens + (now - when) / self.REFILL_SECONDS)
+        if tokens < 1:
+            return (1 - tokens) * self.REFILL_SECONDS
+        if not self._count_up(event, now):
+            self._post(event, now)
+        _remember(self._allowance, event.pod.uid, (tokens - 1, now), self._REMEMBERED)
+        return None
+
+    def _count_up(self, event: PostEvent, now: float) -> bool:
+        name, count, when = self._series.get(event.key, ("", 0, 0.0))
+        if not name or now - when > self.SERIES_SECONDS:
+            return False
+        count += event.count
+        body = {"count": count, "lastTimestamp": _timestamp(event.last)}
+        path = f"/api/v1/namespaces/{event.pod.namespace}/events/{name}"
+        try:
+            self._connection.request("count an event", "PATCH", path, body=body, content_type=MERGE_PATCH)
+        except Refused as refusal:
+            if refusal.code != 404:
+                raise
+            return False  # the API server forgets events after an hour
+        _remember(self._series, event.key, (name, count, now), self._REMEMBERED)
+        return True
+
+    def _post(self, event: PostEvent, now: float) -> None:
+        pod = event.pod
+        name = f"{pod.name[:230].rstrip('.-')}.{secrets.token_hex(8)}"
+        about = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": pod.name,
+            "namespace": pod.namespace,
+            "uid": pod.uid,
+        }
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": pod.namespace},
+            "involvedObject": about,
+            "reason": event.reason[:_REASON_LIMIT],
+            "message": _cut(event.message),
+            "type": "Warning" if event.warning else "Normal",
+            "source": {"component": COMPONENT, "host": self._node},
+            "reportingComponent": COMPONENT,
+            "reportingInstance": self._node,
+            "firstTimestamp": _timestamp(event.first),
+            "lastTimestamp": _timestamp(event.last),
+            "count": event.count,
+        }
+        path = f"/api/v1/namespaces/{pod.namespace}/events"
+        self._connection.request(f"tell an event of the pod {pod.key}", "POST", path, body=body)
+        _remember(self._series, event.key, (name, event.count, now), self._REMEMBERED)
+
+
+def pod_path(pod: Pod) -> str:
+    """The pod's place in the API."""
+    return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+
+
+def _remember(table: OrderedDict[Hashable, _Value], key: Hashable, value: _Value, room: int) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > room:
+        table.popitem(last=False)
+
+
+def _cut(text: str) -> str:
+    data = text.encode()
+    if len(data) <= _MESSAGE_LIMIT:
+        return text
+    return data[: _MESSAGE_LIMIT - 3].decode(errors="ignore") + "…"
+
+
+def _timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,270 @@
+"""Everything that can be wrong with an API server or a kubelet, as errors for the operator and nothing else."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import json
+import ssl
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.kube import Kube, KubeletPods, Pause, Timeouts, connect
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+
+QUICK = Timeouts(connect=0.5, answer=0.5, watch=30)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """Certificate and key files for 127.0.0.1, signed by themselves."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kubelet")])
+    now = dt.datetime.now(dt.UTC)
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - dt.timedelta(hours=1)).not_valid_after(
+        now + dt.timedelta(hours=1)
+    )
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    signed = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "cert.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (folder / "key.pem").write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@contextmanager
+def serving(respond, certificate=None):
+    """An HTTP(S) server on loopback that answers GETs by ``respond(handler)``; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            respond(self)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.handle_error = lambda *_: None
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def send(handler, body, code=200, length=None):
+    handler.send_response(code)
+    handler.send_header("Content-Length", str(len(body) if length is None else length))
+    handler.end_headers()
+    handler.wfile.write(body)
+    if length is not None:
+        handler.close_connection = True
+
+
+@pytest.mark.parametrize(
+    ("respond", "words"),
+    [
+        (lambda h: send(h, b"<html>a proxy</html>"), "no answer"),
+        (lambda h: send(h, b"[1, 2]"), "something else"),
+        (lambda h: send(h, b'{"kind": "Po', length=500), "no answer"),
+        (lambda h: send(h, b"[" * 200_000), "no answer"),
+        (lambda h: send(h, b"\xff\xfe"), "no answer"),
+        (lambda h: send(h, b'{"spec": {"containers": 7}}'), "not a pod"),
+        (lambda h: send(h, b"<html>bad gateway</html>", 502), "bad gateway.*502"),
+        (lambda h: send(h, b"[]", 500), "500"),
+        (lambda h: h.wfile.write(b"I am no HTTP server\r\n\r\n"), "no answer"),
+        (lambda h: h.connection.close(), "no answer"),
+        (lambda h: threading.Event().wait(1.0), "no answer"),
+    ],
+    ids=["html", "list", "cut", "deep", "bytes", "nopod", "502", "500", "nohttp", "close", "silent"],
+)
+def test_every_bad_answer_is_one_error_for_the_operator(respond, words):
+    with serving(respond) as url:
+        kube = Kube(connect(url=url, timeouts=QUICK), "n1", clock=SystemClock(), pause=Pause(0.01, 0.05))
+        with pytest.raises(NodeUnready, match=words):
+            kube.pods.fetch("default", "train")
+        kube.start()
+        assert not kube.pods.wait(0.05)
+        kube.close()
+
+
+def test_an_unknown_authority_is_named(certificate):
+    with StandInApi(tls=certificate) as api:
+        connection = connect(url=api.url, token=ADMIN_TOKEN, timeouts=QUICK)
+        with pytest.raises(NodeUnready, match=r"(?i)certificate"):
+            connection.request("read", "GET", "/version")
+        connection.close()
+
+
+def test_a_kubeconfig_with_its_authority_works_over_tls(certificate, tmp_path):
+    with StandInApi(tls=certificate) as api:
+        connection = connect(kubeconfig=api.kubeconfig(tmp_path / "config"), timeouts=QUICK)
+        kube = Kube(connection, "n1", clock=SystemClock(), pause=Pause(0.01, 0.05))
+        kube.start()
+        assert kube.pods.wait(10)
+        kube.close()
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "{", "a: [", "[]", "7", "clusters: 7", '{"current-context": "x", "contexts": []}']
+)
+def test_a_kubeconfig_that_cannot_be_read_is_named(tmp_path, text):
+    path = tmp_path / "config"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(NodeUnready, match=r"cannot find the API server by the kubeconfig .*--kubeconfig"):
+        connect(kubeconfig=path)
+
+
+def test_outside_a_cluster_the_missing_service_account_is_named(monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(NodeUnready, match="service account of this pod"):
+        connect()
+
+
+def test_a_refused_token_says_what_to_do():
+    with StandInApi() as api:
+        connection = connect(url=api.url, token="wrong", timeouts=QUICK)
+        with pytest.raises(NodeUnready, match=r"Unauthorized \(401\): the token is not valid"):
+            connection.request("list pods", "GET", "/api/v1/pods")
+        connection.close()
+
+
+# The kubelet's own /pods.
+
+
+def pod(name, uid, **spec):
+    return {
+        "metadata": {"name": name, "namespace": "default", "uid": uid},
+        "spec": {"nodeName": "n1", "containers": [{"name": "main"}], **spec},
+    }
+
+
+@pytest.fixture
+def token(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("secret\n")
+    return path
+
+
+@pytest.fixture
+def api():
+    with StandInApi() as api:
+        yield api
+
+
+@contextmanager
+def node(api, kubelet_url, token, ca=None, clock=None):
+    kube = Kube(
+        connect(url=api.url, token=ADMIN_TOKEN, timeouts=QUICK),
+        "n1",
+        clock=clock or SystemClock(),
+        kubelet_url=kubelet_url,
+        kubelet_ca=ca,
+        token_file=token,
+        pause=Pause(0.01, 0.05),
+    )
+    kube.start()
+    assert kube.pods.wait(10)
+    try:
+        yield kube
+    finally:
+        kube.close()
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_the_kubelets_own_pods_are_asked_first_with_the_token(api, token, certificate, verified):
+    asked = []
+
+    def respond(handler):
+        asked.append((handler.path, handler.headers["Authorization"]))
+        send(handler, json.dumps({"items": [pod("train", "u1"), pod("other", "u2"), {"spec": 7}]}).encode())
+
+    ca = certificate[0] if verified else None
+    with serving(respond, certificate) as url, node(api, url, token, ca) as kube:
+        assert kube.pods.fetch("default", "train").uid == "u1"
+        assert {k: f[0].pod.uid for k, f in kube.pods.local().items()} == {
+            "default/train": "u1",
+            "default/other": "u2",
+        }
+    assert asked == [("/pods", "Bearer secret")]
+
+
+def test_a_pod_that_the_kubelet_does_not_know_is_asked_of_the_api_server(api, token, certificate):
+    made = api.create({"apiVersion": "v1", "kind": "Pod", **pod("train", "")})
+    with serving(lambda h: send(h, b'{"items": []}'), certificate) as url, node(api, url, token) as kube:
+        assert kube.pods.fetch("default", "train").uid == made["metadata"]["uid"]
+        assert kube.pods.fetch("default", "nobody") is None
+
+
+@pytest.mark.parametrize(
+    "respond",
+    [
+        lambda h: send(h, b"", 403),
+        lambda h: send(h, b"", 401),
+        lambda h: send(h, b"", 404),
+        lambda h: send(h, b"<html>"),
+        lambda h: send(h, b"7"),
+        lambda h: h.connection.close(),
+    ],
+    ids=["403", "401", "404", "html", "number", "close"],
+)
+def test_a_kubelet_that_does_not_answer_is_left_alone_and_the_api_server_asked(
+    api, token, certificate, respond
+):
+    asked = []
+
+    def counting(handler):
+        asked.append(handler.path)
+        respond(handler)
+
+    made = api.create({"apiVersion": "v1", "kind": "Pod", **pod("train", "")})
+    with serving(counting, certificate) as url, node(api, url, token) as kube:
+        for _ in range(3):
+            assert kube.pods.fetch("default", "train").uid == made["metadata"]["uid"]
+        assert len(asked) == 1
+
+
+def test_a_kubelet_that_closes_kept_connections_is_asked_again_at_once(api, token, certificate):
+    def respond(handler):
+        send(handler, json.dumps({"items": [pod("train", "u1")]}).encode())
+        handler.close_connection = True
+
+    with serving(respond, certificate) as url, node(api, url, token) as kube:
+        for _ in range(3):
+            assert kube.pods.fetch("default", "train").uid == "u1"
+
+
+def test_an_absent_kubelet_or_an_unknown_authority_is_said_and_is_no_error(token, certificate, tmp_path):
+    away = KubeletPods("https://127.0.0.1:1", SystemClock(), token, None)
+    assert away.pods() is None
+    assert "no answer" in away.error
+    other = tmp_path / "empty.pem"
+    other.write_text("")
+    with serving(lambda h: send(h, b'{"items": []}'), certificate) as url:
+        untrusted = KubeletPods(url, SystemClock(), token, other)
+        assert untrusted.pods() is None
+        tokenless = KubeletPods(url, SystemClock(), tmp_path / "absent", None)
+        assert tokenless.pods() is None
+    with pytest.raises(NodeUnready, match="give https://<node>:10250"):
+        KubeletPods("http://127.0.0.1:10255", SystemClock(), token, None)
