@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Self
 
 import grpc
 import pytest
@@ -69,7 +70,7 @@ class Watching:
         self.changes: queue.Queue[SocketChange] = queue.Queue()
         self.watch = SocketWatch(node.kubelet.device_plugins, own, self.changes.put, interval=0.01)
 
-    def __enter__(self) -> "Watching":
+    def __enter__(self) -> Self:
         self.watch.start()
         return self
 

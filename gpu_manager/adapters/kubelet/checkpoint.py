@@ -40,12 +40,17 @@ def parse_checkpoint(text: bytes, resources: Collection[str]) -> tuple[Entry, ..
     data = top.get("Data", top)
     if not isinstance(data, dict) or "PodDeviceEntries" not in data:
         raise ValueError("no PodDeviceEntries")
-    rows = data["PodDeviceEntries"] or ()
-    if not isinstance(rows, list | tuple):
+    rows = data["PodDeviceEntries"]
+    if rows is None:
+        return ()
+    if not isinstance(rows, list):
         raise ValueError("PodDeviceEntries is no list")  # noqa: TRY004  # as above
-    return tuple(
-        _entry(row) for row in rows if isinstance(row, dict) and row.get("ResourceName") in resources
-    )
+    return tuple(_entry(row) for row in rows if isinstance(row, dict) and _resource(row) in resources)
+
+
+def _resource(row: dict[str, Any]) -> str:
+    name = row.get("ResourceName")
+    return name if isinstance(name, str) else ""
 
 
 def _entry(row: dict[str, Any]) -> Entry:
