@@ -100,6 +100,11 @@ class Allocator:
             self._planner.node = Node.of(self.node.name, self.node.unit, cards, topology)
             self._books.ledger.refit(s.card for s in cards)
 
+    def replace(self, books: Books) -> None:
+        """Open for business with rebuilt books; called once, before anyone asks."""
+        with self._lock:
+            self._books = self._planner.books = books
+
     def registered(self) -> None:
         """The kubelet is new: it lists its pods one by one again, so absence means nothing yet."""
         with self._lock:

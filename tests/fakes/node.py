@@ -147,7 +147,10 @@ class NodeRig:
         assert self.plugin.registered.wait(10), "the plugin did not register"
         wanted = 100 * sum(s.healthy for s in self.states)
         self.until(
-            lambda: self.kubelet.allocatable().get(CORE) == wanted and MEMORY in self.kubelet.allocatable()
+            lambda: (
+                self.kubelet.allocatable().get(CORE) == wanted
+                and self.kubelet.allocatable().get(MEMORY, 0) > 0
+            )
         )
         self.kubelet.publish_node()
 

@@ -1,0 +1,252 @@
+"""The agent: builds every part, introduces them to each other, runs their threads, ends them together.
+
+The only place where services meet adapters. Nothing decides here.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.driver_files import DriverFiles, Host, Strategy, detect
+from gpu_manager.adapters.kube import Kube, connect
+from gpu_manager.adapters.kubelet import KubeletClient
+from gpu_manager.adapters.processes import CgroupProcesses
+from gpu_manager.adapters.store import FileStore
+from gpu_manager.adapters.tenants import PageTenants
+from gpu_manager.config import Config
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.domain.topology import Topology
+from gpu_manager.ports import Cards, Found
+from gpu_manager.servers.device_plugin import DevicePlugin
+from gpu_manager.servers.exporter import Exporter
+from gpu_manager.servers.status import Status, StatusServer
+from gpu_manager.services.allocator import Allocator
+from gpu_manager.services.association import Association
+from gpu_manager.services.books import Books
+from gpu_manager.services.health import Health
+from gpu_manager.services.inventory import InventoryService
+from gpu_manager.services.planner import Node
+from gpu_manager.services.proof import Proof
+from gpu_manager.services.recovery import Reclaimer, rebuild
+from gpu_manager.services.tally import Tally
+from gpu_manager.services.usage import Usage
+
+log = structlog.get_logger(__name__)
+
+SYNC_SECONDS = 5.0  # the API server gets this long before the agent starts without it
+
+
+class Agent:
+    """One node's agent. ``start`` returns once everything runs; ``stop`` once everything has ended."""
+
+    def __init__(self, config: Config) -> None:
+        """Build. Raises VcudaError when a setting or a directory is wrong."""
+        self._config = config
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.tally = Tally()
+        clock = SystemClock()
+        self.cards = build_cards(config)
+        self._kube = Kube(
+            connect(kubeconfig=config.kubeconfig, url=config.api_url),
+            config.node,
+            clock=clock,
+            kubelet_url=config.kubelet_pods_url,
+        )
+        self._kubelet = KubeletClient(config.device_plugins, config.pod_resources)
+        store, tenants = FileStore(config.state / "ledger"), PageTenants(config.pages)
+        processes = CgroupProcesses(config.proc)
+        injector = build_injector(config, lambda: self.allocator.node.cards)
+        self._injector = injector
+        pods = self._kube.pods
+        self._store = store
+        self.allocator = Allocator(
+            Node.of(config.node, config.unit, (), Topology(())),
+            Books((), config.unit),
+            association=Association(self._kubelet, pods, clock, self.tally),
+            pods=pods,
+            store=store,
+            tenants=tenants,
+            injector=injector,
+            processes=processes,
+            clock=clock,
+            tally=self.tally,
+        )
+        proof = Proof(self.allocator, self._kubelet, pods, tenants, clock, self.tally, evict=config.evict)
+        self.plugin = DevicePlugin(config.device_plugins, self.allocator, proof, self.tally, self._stop)
+        self.health = Health(self.cards, self._kube.node, clock)
+        self.inventory = InventoryService(
+            self.allocator, self.health.topology, self._kube.node, self.plugin.announce, config.labels
+        )
+        self.usage = Usage(self.allocator, self.cards, pods, tenants, processes, clock, self.tally)
+        self.reclaimer = Reclaimer(
+            self.allocator, self._kubelet, pods, tenants, injector, processes, clock, self.tally
+        )
+        registry = CollectorRegistry()
+        registry.register(
+            Exporter(
+                self.allocator, self.usage, self.tally, version("gpu-manager"), legacy=config.legacy_metrics
+            )
+        )
+        status = Status(self.allocator, self.usage, registry, version("gpu-manager"), self.ready)
+        self.http = StatusServer(status, config.http_address, config.http_port, config.http_token)
+
+    def ready(self) -> dict[str, bool]:
+        """What must hold before pods can be served."""
+        return {
+            "registered": self.plugin.registered.is_set(),
+            "cards": bool(self.allocator.node.cards),
+            "pods": self._kube.pods.error is None,
+        }
+
+    def start(self) -> None:
+        """Rebuild the books, then open for business. Raises VcudaError if the books cannot be had."""
+        self._kube.start()
+        self._kube.pods.wait(SYNC_SECONDS)
+        self.health.discover()
+        self.health.settle()
+        self._recover()
+        self._kube.pods.on_change(self._pod_changed)
+        self.health.subscribe(self.inventory.cards_changed)
+        self.allocator.changed = self.inventory.changed
+        self._injector.restore()
+        self.health.start()
+        self.http.start()
+        self._run("device-plugin", self.plugin.run)
+        self._run("usage", lambda: self.usage.run(self._stop))
+        self._run("inventory", lambda: self.inventory.run(self._stop))
+        self._run("reclaim", self._reclaim_forever)
+
+    def stop(self) -> None:
+        """End everything; running containers keep their limits."""
+        self._stop.set()
+        self.inventory.wake()
+        for thread in self._threads:
+            thread.join(10)
+        self.http.stop()
+        self.health.stop()
+        self.cards.close()
+        self._kube.close()
+        self._kubelet.close()
+
+    def run(self) -> None:
+        """Until SIGTERM or SIGINT."""
+        ended = threading.Event()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sign, lambda *_: ended.set())
+        self.start()
+        log.info("running", node=self._config.node, port=self.http.port)
+        ended.wait()
+        log.info("stopping")
+        self.stop()
+
+    def _recover(self) -> None:
+        states = self.health.states()
+        self.inventory.cards_changed(states)
+        try:
+            stored = self._store.load()
+        except NodeUnready as error:
+            log.error("ledger not used", reason=str(error))
+            self.tally.count("recovery_disagreements", "store")
+            stored = None
+        node = self.allocator.node
+        entries = self._kubelet.checkpoint()
+        listing = None
+        if entries is None:
+            try:
+                listing = self._kubelet.listing()
+            except NodeUnready as error:
+                log.info("kubelet not asked", reason=str(error))
+        self.allocator.replace(rebuild(stored, entries, listing, self._kube.pods.local(), node, self.tally))
+        for found in [f for named in self._kube.pods.local().values() for f in named]:
+            self._pod_changed(found)
+
+    def _pod_changed(self, found: Found) -> None:
+        if not found.tombstone:
+            self.allocator.pod_changed(found.pod)
+
+    def _reclaim_forever(self) -> None:
+        while not self._stop.wait(self._config.reclaim_seconds):
+            try:
+                self.reclaimer.round()
+            except Exception:
+                self.tally.count("scrape_errors", "reclaim")
+                log.exception("reclaim round lost")
+
+    def _run(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+def build_cards(config: Config) -> Cards:
+    """The cards that ``config.cards`` names; NVML's library is loaded only for real ones.
+
+    Raises:
+        RequestInvalid: an unknown kind or profile.
+        NodeUnready: the NVML library is missing.
+    """
+    kind, _, name = config.cards.partition(":")
+    if kind == "simulated":
+        from gpu_manager.adapters.simulated import SimulatedCards  # noqa: PLC0415  # one of two, never both
+
+        if Path(name).suffix == ".txt":
+            return SimulatedCards.from_topology(Path(name), node=config.node, control=config.control)
+        return SimulatedCards.named(name, node=config.node, control=config.control)
+    from gpu_manager.adapters.nvml import NvmlCards  # noqa: PLC0415  # as above
+
+    return NvmlCards()
+
+
+def build_injector(config: Config, cards: Callable[[], Sequence[CardState]]) -> DriverFiles:
+    """The strategy that ``config.injection`` names, or that detection finds.
+
+    Raises:
+        RequestInvalid: no such strategy.
+    """
+    if config.injection == "auto":
+        strategy, why = detect(config.host_root)
+        log.info("injection chosen", strategy=strategy.value, why=why)
+    else:
+        names = [s.value for s in Strategy]
+        if config.injection not in names:
+            raise RequestInvalid(f"--device-injection is {config.injection!r}: use auto, {', '.join(names)}")
+        strategy = Strategy(config.injection)
+    return DriverFiles(
+        strategy,
+        cards=cards,
+        state=config.state,
+        pages=config.pages,
+        libraries=config.libraries or installed_libraries(),
+        host=Host(config.host_root),
+        driver_root=str(config.driver_root),
+        stand_in=config.stand_in,
+        extra_devices=config.extra_devices,
+    )
+
+
+def installed_libraries() -> Path | None:
+    """Where the package put libvcuda; None if it was installed without."""
+    spec = find_spec("vcuda")
+    places = (
+        [Path(place) / "native" for place in (spec.submodule_search_locations or ()) if place] if spec else []
+    )
+    return next((place for place in places if (place / "libvcuda.so").exists()), None)
+
+
+def main(config: Config) -> None:
+    """Build and run; an error of ours ends as one line, not as a traceback."""
+    try:
+        Agent(config).run()
+    except VcudaError as error:
+        raise SystemExit(f"gpu-manager: {error}") from error

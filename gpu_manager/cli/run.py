@@ -1,0 +1,205 @@
+"""``gpu-manager run``: the agent of one node."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from gpu_manager.config import Config
+from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, PAGES_DIR, STATE_DIR
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.resources import DEFAULT_UNIT, parse_quantity
+
+log = structlog.get_logger(__name__)
+
+# The predecessor's flags that mean nothing any more: accepted with one warning, so that an old manifest
+# starts. The value says whether a value follows.
+OLD_FLAGS = {
+    "driver": True,
+    "volume-config": True,
+    "sample-period": True,
+    "allocation-check-period": True,
+    "virtual-manager-path": True,
+    "device-plugin-path": True,
+    "checkpoint-path": True,
+    "share-mode": False,
+    "container-runtime-endpoint": True,
+    "cgroup-driver": True,
+    "runtime-request-timeout": True,
+    "wait-timeout": True,
+    "query-port": True,
+    "query-addr": True,
+    "logtostderr": False,
+    "alsologtostderr": False,
+    "stderrthreshold": True,
+    "vmodule": True,
+    "log-backtrace-at": True,
+    "log-dir": True,
+    "v": True,
+}
+
+
+def command(
+    context: typer.Context,
+    node_name: Annotated[
+        str, typer.Option("--node-name", "--hostname-override", envvar="NODE_NAME", help="This node's name.")
+    ] = "",
+    kubeconfig: Annotated[Path | None, typer.Option(help="Default: as a pod of the cluster.")] = None,
+    api_url: Annotated[str | None, typer.Option(help="API server by address, for the sandbox.")] = None,
+    kubelet_pods_url: Annotated[
+        str | None,
+        typer.Option(help="https://<node>:10250, to ask the kubelet for its pods (needs nodes/pods)."),
+    ] = None,
+    kubelet_dir: Annotated[Path, typer.Option(help="The kubelet's directory.")] = Path(KUBELET_DIR),
+    state_dir: Annotated[
+        Path, typer.Option(help="The books and the libraries; must outlive a reboot.")
+    ] = Path(STATE_DIR),
+    pages_dir: Annotated[Path, typer.Option(help="The control pages; a tmpfs.")] = Path(PAGES_DIR),
+    http_address: Annotated[str, typer.Option(help="Where metrics are served.")] = "0.0.0.0",
+    http_port: Annotated[int, typer.Option(help="Port of metrics; 0 for a free one.")] = HTTP_PORT,
+    metrics_auth: Annotated[
+        Path | None, typer.Option(help="File with a bearer token that metrics and status ask for.")
+    ] = None,
+    cards: Annotated[
+        str,
+        typer.Option(
+            help="nvml, or simulated:<profile>, simulated:<file>.yaml, simulated:<topo -m text>.txt"
+        ),
+    ] = "nvml",
+    control: Annotated[Path | None, typer.Option(help="Control file of simulated cards.")] = None,
+    memory_unit: Annotated[str, typer.Option(help="What one vcuda-memory stands for.")] = str(DEFAULT_UNIT),
+    device_injection: Annotated[str, typer.Option(help="auto, direct, cdi, nvidia or simulated.")] = "auto",
+    host_root: Annotated[Path, typer.Option(help="The host's root as the agent sees it.")] = Path("/"),
+    driver_root: Annotated[Path, typer.Option(help="Where the driver is installed, on the host.")] = Path(
+        "/"
+    ),
+    libraries: Annotated[
+        Path | None, typer.Option(help="libvcuda, if not the one installed with the agent.")
+    ] = None,
+    stand_in: Annotated[
+        Path | None, typer.Option(help="Stand-in driver libraries, for simulated cards.")
+    ] = None,
+    extra_config: Annotated[Path | None, typer.Option(help="The predecessor's extra-config.json.")] = None,
+    evict: Annotated[bool, typer.Option(help="Evict a controlled pod whose card is wrong.")] = True,
+    legacy_metrics: Annotated[bool, typer.Option(help="The predecessor's metrics beside ours.")] = True,
+    node_labels: Annotated[str, typer.Option(help="Labels for the node: k=v,k=v.")] = "",
+    log_level: Annotated[
+        str, typer.Option(envvar="LOG_LEVEL", help="debug, info, warning, error, or 0..8.")
+    ] = "info",
+) -> None:
+    """Run the node's agent until SIGTERM."""
+    configure_log(log_level)
+    _old_flags(context.args)
+    from gpu_manager.agent import main  # noqa: PLC0415  # gRPC and the Kubernetes client, only when they are needed
+
+    main(
+        Config(
+            node=node_name or socket.gethostname().lower(),
+            api_url=api_url,
+            kubeconfig=kubeconfig,
+            kubelet_pods_url=kubelet_pods_url,
+            device_plugins=kubelet_dir / "device-plugins",
+            pod_resources=kubelet_dir / "pod-resources",
+            state=state_dir,
+            pages=pages_dir,
+            http_address=http_address,
+            http_port=http_port,
+            http_token=_secret(metrics_auth),
+            cards=cards,
+            control=control,
+            unit=_unit(memory_unit),
+            injection=device_injection,
+            host_root=host_root,
+            driver_root=driver_root,
+            libraries=libraries,
+            stand_in=stand_in,
+            extra_devices=_extra(extra_config),
+            evict=evict,
+            legacy_metrics=legacy_metrics,
+            labels=_labels(node_labels),
+        )
+    )
+
+
+# Read by the program: unknown options of this command are looked at by the command itself.
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def configure_log(level: str) -> None:
+    """One line an event on stderr: for people on a terminal, JSON otherwise. klog's numbers are understood."""
+    import logging  # noqa: PLC0415
+    import sys  # noqa: PLC0415
+
+    names = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+    number = names.get(level.lower())
+    if number is None:
+        if not level.isdecimal():
+            raise RequestInvalid(f"--log-level is {level!r}: use debug, info, warning or error")
+        number = logging.DEBUG if int(level) >= 5 else logging.INFO
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _old_flags(arguments: list[str]) -> None:
+    rest = [*arguments, *os.environ.get("EXTRA_FLAGS", "").split()]
+    ignored, at = [], 0
+    while at < len(rest):
+        name, _, value = rest[at].lstrip("-").replace("_", "-").partition("=")
+        if not rest[at].startswith("-") or name not in OLD_FLAGS:
+            raise RequestInvalid(f"unknown argument {rest[at]!r}: gpu-manager run --help lists what there is")
+        ignored.append(f"--{name}")
+        follows = OLD_FLAGS[name] and not value and at + 1 < len(rest) and not rest[at + 1].startswith("-")
+        at += 2 if follows else 1
+    if ignored:
+        log.warning("flags of the predecessor ignored", flags=ignored)
+
+
+def _unit(text: str) -> int:
+    unit = parse_quantity(text)
+    if unit.denominator != 1 or not 1 << 20 <= unit <= 1 << 40:
+        raise RequestInvalid(f"--memory-unit is {text!r}: use whole bytes from 1Mi to 1Ti, such as 256Mi")
+    return int(unit)
+
+
+def _labels(text: str) -> dict[str, str]:
+    labels = {}
+    for item in filter(None, text.split(",")):
+        key, equals, value = item.strip().partition("=")
+        if not key or not equals:
+            log.warning("label ignored: not k=v", label=item)
+        else:
+            labels[key] = value
+    return labels
+
+
+def _secret(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestInvalid(f"--metrics-auth {path} cannot be read: {error}") from error
+
+
+def _extra(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    from gpu_manager.adapters.driver_files import extra_devices  # noqa: PLC0415  # as above
+
+    return extra_devices(path)

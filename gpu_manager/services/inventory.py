@@ -1,0 +1,90 @@
+"""What the node is, told to whoever must know: the allocator, the kubelet's streams, the API server.
+
+Health says which cards are open; this service joins that with the topology, and publishes the result as
+the node's inventory annotation and labels whenever it differs from what was published last.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.contract import INVENTORY, MODEL_LABEL, MODEL_LABEL_GAIA, Inventory, encode_inventory
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.topology import Topology
+from gpu_manager.ports import InventoryOf
+from gpu_manager.services.allocator import Allocator
+
+log = structlog.get_logger(__name__)
+
+PERIOD_SECONDS = 5.0  # refusals leave the inventory within this time after their 30 s
+
+
+class InventoryService:
+    """Thread-safe. ``run`` publishes; ``cards_changed`` is Health's listener."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        topology: Callable[[Sequence[CardState]], Topology],
+        inventory: InventoryOf,
+        announce: Callable[[], None],
+        labels: Mapping[str, str],
+    ) -> None:
+        self._allocator = allocator
+        self._topology = topology
+        self._inventory = inventory
+        self._announce = announce
+        self._labels = dict(labels)
+        self._published: tuple[str, Mapping[str, str]] | None = None
+        self._news = threading.Event()
+
+    def cards_changed(self, states: tuple[CardState, ...]) -> None:
+        """Cards came, went, or changed their state."""
+        self._allocator.refit(states, self._topology(states))
+        self._announce()
+        self.changed()
+
+    def changed(self) -> None:
+        """Something that is published may differ; returns at once."""
+        self._news.set()
+
+    def publish(self) -> bool:
+        """Publish if anything differs; True if something was sent."""
+        node = self._allocator.node
+        text = encode_inventory(Inventory(node.unit, node.cards, node.topology, self._allocator.refused()))
+        labels = {**self._labels, **model_labels(node.cards)}
+        if self._published == (text, labels):
+            return False
+        self._inventory.publish({INVENTORY: text}, labels)
+        self._published = (text, labels)
+        return True
+
+    def run(self, stop: threading.Event) -> None:
+        """Publish on news, and look every few seconds for refusals that have aged away."""
+        while not stop.is_set():
+            self._news.wait(PERIOD_SECONDS)
+            self._news.clear()
+            if stop.is_set():
+                return
+            try:
+                self.publish()
+            except NodeUnready as error:
+                log.warning("inventory not published", reason=str(error))
+
+    def wake(self) -> None:
+        """Let ``run`` see that it is to stop."""
+        self._news.set()
+
+
+def model_labels(cards: Sequence[CardState]) -> dict[str, str]:
+    """The model as a label, under both names, where all cards are of one model; else none."""
+    models = {s.card.model for s in cards}
+    if len(models) != 1:
+        return {}
+    value = re.sub(r"[^A-Za-z0-9._-]+", "-", models.pop())[:63].strip("-_.")
+    return {MODEL_LABEL: value, MODEL_LABEL_GAIA: value} if value else {}
