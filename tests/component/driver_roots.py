@@ -92,8 +92,8 @@ class DriverRoot:
         Without ``links`` ldconfig never ran, and only the link that programs cannot do without is there.
         """
         directory = directory or f"/usr/lib/{multiarch()}"
-        for name, soname in LIBRARIES.items():
-            soname = soname.format(v=version)
+        for name, template in LIBRARIES.items():
+            soname = template.format(v=version)
             self.place(f"{directory}/{name}.{version}", soname)
             if soname != f"{name}.{version}" and (links or soname == "libcuda.so.1"):
                 self.link(f"{directory}/{soname}", f"{name}.{version}")

@@ -216,7 +216,7 @@ def test_a_driver_without_nvml_is_incomplete(node, links):
     directory = node.install()
     (node.root / directory.lstrip("/") / "libnvidia-ml.so.1").unlink()
     (node.root / directory.lstrip("/") / f"libnvidia-ml.so.{VERSION}").unlink()
-    with pytest.raises(NodeUnready, match="libnvidia-ml.so.1: the driver's installation is incomplete"):
+    with pytest.raises(NodeUnready, match=r"libnvidia-ml\.so\.1: the driver's installation is incomplete"):
         finder(node, links).find()
 
 

@@ -1,0 +1,253 @@
+"""What outlives a call: installed libraries, CDI specs and records, through upgrades, reboots and pruning."""
+
+import hashlib
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.adapters.driver_files import DriverFiles, Host, Strategy
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.errors import Bug
+from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.resources import Amount
+from tests.component.driver_roots import DriverRoot, Objects, machine_is_supported
+
+GIB = 1 << 30
+A, B, C = ("a" * 32, "b" * 32, "c" * 32)
+CARD = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")
+CARDS = (CardState(Card(index=0, uuid=CARD, model="A100", memory=80 * GIB, minor=0)),)
+FRACTION = (Share(CARD, Amount(30, 5 * GIB)),)
+WHOLE = (Share(CARD, Amount(100, 80 * GIB)),)
+
+
+class Place:
+    """An agent's own directories; its cards are simulated, so that no driver is needed."""
+
+    def __init__(self, base):
+        self.base = base
+        self.state, self.pages, self.cdi, self.package = (
+            base / n for n in ("state", "pages", "cdi", "package")
+        )
+        self.package.mkdir()
+        self.ship(b"one")
+        for name in (A, B, C):
+            for page in ("limits", "usage"):
+                (self.pages / name).mkdir(parents=True, exist_ok=True)
+                (self.pages / name / page).write_bytes(b"")
+
+    def ship(self, content):
+        """The package with another library, as an upgrade replaces files: by new ones."""
+        for name in ("libvcuda.so", "libvcuda-ml.so"):
+            draft = self.package / "draft"
+            draft.write_bytes(content + name.encode())
+            draft.rename(self.package / name)
+
+    def agent(self, strategy=Strategy.SIMULATED):
+        return DriverFiles(
+            strategy,
+            cards=lambda: CARDS,
+            state=self.state,
+            pages=self.pages,
+            libraries=self.package,
+            host=Host(self.base / "node"),
+            cdi_dir=self.cdi,
+        )
+
+    def library(self, injection):
+        return next(
+            m.host_path for m in injection.mounts if m.container_path == "/usr/local/vcuda/libvcuda.so"
+        )
+
+    def installed(self):
+        return sorted(p.name for p in (self.state / "lib").iterdir())
+
+    def specs(self):
+        return sorted(p.name for p in self.cdi.iterdir())
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+# --- the library -----------------------------------------------------------------------------------
+
+
+def test_the_library_s_path_is_the_hash_of_what_is_there(place):
+    place.agent().inject(A, FRACTION, None, "{}")
+    (name,) = place.installed()
+    directory = place.state / "lib" / name
+    whole = hashlib.sha256()
+    for file in sorted(directory.iterdir()):
+        content = file.read_bytes()
+        whole.update(f"{file.name}\0{len(content)}\0".encode() + content)
+    assert whole.hexdigest() == name
+    assert {f.name: stat.S_IMODE(f.stat().st_mode) for f in directory.iterdir()} == {
+        "libvcuda.so": 0o555,
+        "libvcuda-ml.so": 0o555,
+        "ld.so.preload": 0o444,
+    }
+    assert stat.S_IMODE((place.state / "lib").stat().st_mode) == 0o700
+
+
+def test_an_upgrade_installs_beside_and_never_touches_what_is_mounted(place):
+    agent = place.agent()
+    old = place.library(agent.inject(A, FRACTION, None, "{}"))
+    with Path(old).open("rb") as mounted:
+        place.ship(b"two")
+        new = place.library(agent.inject(B, FRACTION, None, "{}"))
+        assert new != old
+        assert mounted.read() == b"onelibvcuda.so"
+    with Path(old).open("rb") as again:
+        assert again.read() == b"onelibvcuda.so"
+
+
+def test_the_same_library_is_installed_once(place):
+    for name in (A, B):
+        place.agent().inject(name, FRACTION, None, "{}")
+    assert len(place.installed()) == 1
+
+
+def test_an_old_library_stays_while_an_allocation_was_given_it(place):
+    agent = place.agent()
+    agent.inject(A, FRACTION, None, "{}")
+    place.ship(b"two")
+    upgraded = place.agent()
+    upgraded.inject(B, FRACTION, None, "{}")
+    for _ in range(3):
+        upgraded.prune({A, B})
+    assert len(place.installed()) == 2
+    for _ in range(2):
+        upgraded.prune({B})
+    assert len(place.installed()) == 1
+
+
+def test_the_current_library_stays_when_nobody_has_it(place):
+    agent = place.agent()
+    agent.inject(A, FRACTION, None, "{}")
+    for _ in range(3):
+        agent.prune(())
+    assert len(place.installed()) == 1
+
+
+def test_nothing_is_removed_while_it_cannot_be_told_who_has_what(place):
+    agent = place.agent()
+    agent.inject(A, FRACTION, None, "{}")
+    place.ship(b"two")
+    agent.inject(B, FRACTION, None, "{}")
+    record = place.state / "tenants" / A / "injection.json"
+    for torn in (None, b"", b"{", b'{"v":1,"library":"../../etc"}'):
+        record.unlink() if torn is None else record.write_bytes(torn)
+        for _ in range(3):
+            agent.prune({A, B})
+        assert len(place.installed()) == 2
+
+
+def test_nothing_is_removed_while_a_container_s_directory_is_unknown(place):
+    agent = place.agent(Strategy.SIMULATED)
+    agent.inject(A, FRACTION, None, "{}")
+    place.ship(b"two")
+    agent.inject(B, FRACTION, None, "{}")
+    for _ in range(3):
+        agent.prune({"", B})
+    assert len(place.installed()) == 2
+
+
+def test_a_library_that_was_changed_in_place_is_replaced_under_its_name(place):
+    old = place.library(place.agent().inject(A, FRACTION, None, "{}"))
+    with Path(old).open("r+b") as mounted:
+        mounted.write(b"x")
+        assert place.library(place.agent().inject(B, FRACTION, None, "{}")) == old
+        with Path(old).open("rb") as fresh:
+            assert fresh.read() == b"onelibvcuda.so"
+        mounted.seek(0)
+        assert mounted.read(1) == b"x"
+
+
+def test_unfinished_installations_are_swept(place):
+    agent = place.agent()
+    agent.inject(A, FRACTION, None, "{}")
+    (place.state / "lib" / ".draft-0000").mkdir()
+    agent.prune({A})
+    assert len(place.installed()) == 1
+
+
+# --- specs and records -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory):
+    return Objects(tmp_path_factory.mktemp("objects"))
+
+
+@pytest.fixture
+def cdi_agent(place, objects):
+    """Makes agents with CDI on a node with a driver; each call is a restart."""
+    if not machine_is_supported():
+        pytest.skip("the driver exists for x86-64 and aarch64 only")
+    node = DriverRoot(place.base / "node", objects)
+    node.install()
+    node.nodes()
+    return lambda: place.agent(Strategy.CDI)
+
+
+def test_a_spec_goes_with_its_allocation_and_not_before(place, cdi_agent):
+    agent = cdi_agent()
+    for name in (A, B):
+        agent.inject(name, FRACTION, None, "{}")
+    stranger = place.cdi / "nvidia.com-gpu.yaml"
+    stranger.write_text("cdiVersion: 0.5.0")
+    agent.prune({A})
+    assert f"tencent.com-vcuda_{B}.json" in place.specs()  # given perhaps after the caller looked
+    agent.prune({A})
+    assert place.specs() == ["nvidia.com-gpu.yaml", f"tencent.com-vcuda_{A}.json"]
+    assert sorted(p.name for p in (place.state / "tenants").iterdir()) == [A]
+
+
+def test_an_allocation_made_while_the_books_were_read_is_not_lost(place, cdi_agent):
+    agent = cdi_agent()
+    agent.prune(())
+    agent.inject(A, FRACTION, None, "{}")
+    agent.prune(())  # the caller's look was older than the allocation
+    agent.prune({A})
+    agent.prune({A})
+    assert place.specs() == [f"tencent.com-vcuda_{A}.json"]
+
+
+def test_specs_come_back_after_a_reboot(place, cdi_agent):
+    cdi_agent().inject(A, WHOLE, None, "{}")
+    before = (place.cdi / f"tencent.com-vcuda_{A}.json").read_text()
+    for path in place.cdi.iterdir():
+        path.unlink()
+    place.cdi.rmdir()
+    cdi_agent().restore()
+    assert (place.cdi / f"tencent.com-vcuda_{A}.json").read_text() == before
+
+
+def test_a_spec_that_someone_removed_comes_back_with_the_next_round(place, cdi_agent):
+    agent = cdi_agent()
+    agent.inject(A, WHOLE, None, "{}")
+    (place.cdi / f"tencent.com-vcuda_{A}.json").unlink()
+    agent.prune({A})
+    assert place.specs() == [f"tencent.com-vcuda_{A}.json"]
+
+
+def test_a_spec_is_private_and_whole(place, cdi_agent):
+    cdi_agent().inject(A, FRACTION, None, "{}")
+    (path,) = place.cdi.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_text())["devices"][0]["containerEdits"]["mounts"]
+
+
+def test_prune_wants_names_and_nothing_else(place):
+    with pytest.raises(Bug):
+        place.agent().prune(["default/train"])
+
+
+def test_restoring_on_a_fresh_node_does_nothing(place, cdi_agent):
+    cdi_agent().restore()
+    place.agent().restore()
+    place.agent().prune(())
+    assert not place.cdi.exists()
