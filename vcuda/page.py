@@ -322,9 +322,15 @@ def _copies(image: bytes) -> tuple[Limits | str, Limits | str]:
     return _decode_copy(image[:COPY_SIZE]), _decode_copy(image[COPY_SIZE:])
 
 
-def build_limits(limits: Limits) -> bytes:
-    """A new limits file, both copies whole: generations 1 and 2. Raises PageError if a value does not fit."""
-    return b"".join(_encode_copy(limits, generation).ljust(COPY_SIZE, b"\0") for generation in (1, 2))
+def build_limits(limits: Limits, after: int = 0) -> bytes:
+    """A new limits file, both copies whole, of generations ``after + 1`` and ``after + 2``.
+
+    A running process takes higher generations only: where a file is made anew under one (it was destroyed),
+    pass a number above all that the old file can have had, such as the clock in ns.
+    Raises PageError if a value does not fit.
+    """
+    generations = (after + 1, after + 2)
+    return b"".join(_encode_copy(limits, generation).ljust(COPY_SIZE, b"\0") for generation in generations)
 
 
 def read_limits(image: bytes) -> Limits:
@@ -339,17 +345,18 @@ def read_limits(image: bytes) -> Limits:
     return second
 
 
-def rewrite_limits(image: bytes, limits: Limits) -> Write:
+def rewrite_limits(image: bytes, limits: Limits, after: int = 0) -> Write:
     """What to write, and where, so that ``limits`` becomes the newest copy; ``limits.generation`` is ignored.
 
     The data is one piece: a write of it that stops at any byte leaves the other, newest copy whole.
-    With no valid copy at all the first one is written as generation 1.
+    The generation is one above the newest, and above ``after`` (see :func:`build_limits`: with no valid copy
+    left only the caller can know a number that is high enough).
     Raises PageError if a value does not fit.
     """
     first, second = _copies(image)
     ages = [copy.generation if isinstance(copy, Limits) else -1 for copy in (first, second)]
     target = 0 if ages[0] <= ages[1] else 1
-    generation = max(*ages, 0) + 1
+    generation = max(*ages, after) + 1
     if generation > _U64:
         raise PageError("the limits page has used up its generations; make a new one")
     return Write(target * COPY_SIZE, _encode_copy(limits, generation))

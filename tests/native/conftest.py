@@ -6,9 +6,13 @@ import fcntl
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from vcuda import page
 
 ROOT = Path(__file__).resolve().parents[2]
 LIB = ROOT / "vcuda" / "lib"
@@ -40,12 +44,80 @@ def compiler() -> str:
 @pytest.fixture(scope="session")
 def native() -> Path:
     """Where the built libraries and test programs lie. One build for all workers of a run."""
-    build = ROOT / "build" / "native-test"
+    build = ROOT / "build" / "native-test"  # kept between runs: a second one takes a fraction of a second
     build.mkdir(parents=True, exist_ok=True)
     with (build / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ninja = tool("ninja")
         run(tool("cmake"), "-S", LIB, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
             "-DVCUDA_TESTS=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo")  # fmt: skip
-        run(ninja, "-C", build)
+        run(ninja, "-C", build, "vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml", "unit_page")
     return build
+
+
+class Guest:
+    """A process under the page code, that does what it is told: ``guest("charge 0 512 4096") == "1"``."""
+
+    def __init__(self, program: Path, root: Path, **options: object) -> None:
+        self.process = subprocess.Popen(
+            [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={"VCUDA_ROOT": str(root)}, **options,
+        )  # fmt: skip
+
+    def __call__(self, command: str) -> str:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        """As the kernel's memory killer does it."""
+        self.process.kill()
+        self.end()
+
+    def end(self) -> str:
+        """Let it end by itself; what it said on stderr."""
+        return self.process.communicate(timeout=30)[1]
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A container's root directory with whole pages for one card: 4 KiB of memory, 30 % of its time."""
+    with tempfile.TemporaryDirectory(prefix="vcuda-") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        (path / "etc/vcuda").mkdir(parents=True)
+        (path / "usr/local/vcuda/real").mkdir(parents=True)
+        (path / "etc/vcuda/limits").write_bytes(page.build_limits(limits()))
+        (path / "etc/vcuda/usage").write_bytes(page.build_usage())
+        (path / "etc/vcuda/usage").chmod(0o666)
+        yield path
+
+
+@pytest.fixture
+def guests(native: Path, root: Path) -> Iterator[Callable[..., Guest]]:
+    """Starts guests in ``root`` and ends them with the test."""
+    started: list[Guest] = []
+
+    def start(**options: object) -> Guest:
+        started.append(Guest(native / "unit_page", root, **options))
+        return started[-1]
+
+    yield start
+    for guest in started:
+        if guest.process.poll() is None:
+            guest.kill()
+        for stream in (guest.process.stdin, guest.process.stdout, guest.process.stderr):
+            assert stream
+            stream.close()
+
+
+def limits(memory: int = 4096, **values: object) -> page.Limits:
+    """Limits of one card with UUID bytes 0..15."""
+    return page.Limits(cards=(page.CardLimits(bytes(range(16)), memory, 30.0),), **values)  # type: ignore[arg-type]
+
+
+def usage_of(root: Path) -> page.Usage:
+    """What the usage page says now."""
+    return page.read_usage((root / "etc/vcuda/usage").read_bytes(), 1)

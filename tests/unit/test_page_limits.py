@@ -213,3 +213,13 @@ def test_uuids_round_trip(raw: bytes) -> None:
 def test_text_that_is_no_uuid_is_refused(text: str) -> None:
     with pytest.raises(page.PageError, match="no card UUID"):
         page.uuid_bytes(text)
+
+
+@given(st.integers(0, 2**64 - 3))
+def test_a_page_made_anew_under_a_running_process_goes_on_counting(after: int) -> None:
+    assert page.read_limits(page.build_limits(ONE, after)).generation == after + 2
+    destroyed = bytes(page.LIMITS_SIZE)
+    image = applied(destroyed, page.rewrite_limits(destroyed, ONE, after))
+    assert page.read_limits(image).generation == after + 1
+    later = page.rewrite_limits(image, ONE)
+    assert page.read_limits(applied(image, later)).generation == after + 2

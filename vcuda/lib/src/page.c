@@ -31,7 +31,7 @@ struct attachment {
     struct slots_claim claim;
     struct vcuda_limits_view views[VIEWS];
     struct vcuda_limits_view *current;
-    uint64_t seen[2];  /* generation words of the page when `current` was read */
+    uint64_t seen[2];  /* the page's generation words when `current` was found to be the newest */
     uint64_t retry_ns; /* after a torn copy: no new try before */
     unsigned next_view;
     bool refreshing;
@@ -101,14 +101,12 @@ static const char *map(const char *path, size_t size, bool writable, void **mapp
     return fault;
 }
 
-static void publish(struct attachment *a, const struct vcuda_limits_view *view, uint64_t first, uint64_t second)
+static void publish(struct attachment *a, const struct vcuda_limits_view *view)
 {
     struct vcuda_limits_view *slot = &a->views[a->next_view++ % VIEWS];
     *slot = *view;
     __atomic_store_n(&vcuda_say_level, view->log_level, __ATOMIC_RELAXED);
     __atomic_store_n(&a->current, slot, __ATOMIC_RELEASE);
-    __atomic_store_n(&a->seen[0], first, __ATOMIC_RELAXED);
-    __atomic_store_n(&a->seen[1], second, __ATOMIC_RELAXED);
     __atomic_store_n(&a->usage->generation_seen, view->generation, __ATOMIC_RELAXED);
 }
 
@@ -127,11 +125,14 @@ static void refresh(struct attachment *a)
     uint64_t first = generation_word(a->limits, 0), second = generation_word(a->limits, 1);
     struct vcuda_limits_view view;
     const char *fault = limits_read(a->limits, &view);
-    bool whole = !fault && view.generation >= first && view.generation >= second;
-    if (whole)
-        publish(a, &view, first, second);
-    else
+    if (!fault && view.generation > a->current->generation)
+        publish(a, &view);
+    if (!fault && view.generation >= first && view.generation >= second) {
+        __atomic_store_n(&a->seen[0], first, __ATOMIC_RELAXED);
+        __atomic_store_n(&a->seen[1], second, __ATOMIC_RELAXED);
+    } else {
         __atomic_store_n(&a->retry_ns, coarse_ns() + 1000000, __ATOMIC_RELAXED);
+    }
     if (fault)
         __atomic_fetch_add(&a->usage->limits_invalid, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&a->refreshing, false, __ATOMIC_RELEASE);
@@ -259,7 +260,6 @@ static enum vcuda_attachment build(struct attachment *a)
     if (fault)
         return refuse(path, fault, error);
     a->limits = mapped;
-    uint64_t first = generation_word(a->limits, 0), second = generation_word(a->limits, 1);
     struct vcuda_limits_view view;
     if ((fault = read_patiently(a->limits, &view)))
         return refuse(path, fault, 0);
@@ -272,7 +272,7 @@ static enum vcuda_attachment build(struct attachment *a)
         return give_up(&view, path, fault, 0);
     if ((error = slots_claim(a->usage, path, &a->claim))) /* never open: a tenant can use the slots up */
         return refuse(path, error == ENOSPC ? "has no free slot" : "cannot be locked", error == ENOSPC ? 0 : error);
-    publish(a, &view, first, second);
+    publish(a, &view);
     return VCUDA_ATTACHED;
 }
 

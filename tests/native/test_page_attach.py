@@ -1,0 +1,311 @@
+"""A process and its container's pages: whole, broken in every way, changed while it runs, outlived."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.native.conftest import Guest, limits, usage_of
+from vcuda import page
+
+ATTACHED, UNLIMITED, REFUSED = "1", "2", "3"
+Start = Callable[..., Guest]
+
+
+def write(path: Path, offset: int, data: bytes) -> None:
+    """Bytes put into a file that processes have mapped."""
+    with path.open("r+b", buffering=0) as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def lock_is_free(root: Path, index: int) -> bool:
+    with (root / "etc/vcuda/usage").open("r+b") as file:
+        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, index, 1, 0)
+        return struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_OFD_GETLK, request))[0] == fcntl.F_UNLCK
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.0005)
+    return True
+
+
+def test_a_process_takes_a_slot_under_its_own_name_and_a_lock(guests: Start, root: Path) -> None:
+    guest = guests()
+    assert guest("attach") == ATTACHED
+    assert guest("limits") == f"2 4096 {30 * 256} 0 0 1"
+    (slot,) = usage_of(root).slots
+    assert slot.index == 0
+    assert slot.pid == guest.process.pid
+    assert slot.pid_namespace == Path("/proc/self/ns/pid").stat().st_ino
+    stat = Path(f"/proc/{slot.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    assert slot.start_time == int(stat[19])
+    assert slot.nonce
+    assert usage_of(root).build_id != bytes(16)
+    assert usage_of(root).generation_seen == 2
+    assert not lock_is_free(root, 0)
+    assert lock_is_free(root, 1)
+
+
+def test_before_attaching_nothing_is_limited_and_nothing_allowed(guests: Start) -> None:
+    guest = guests()
+    assert guest("limits") == "none"
+    assert guest("charge 0 1 4096") == "0"
+    assert guest("slot") == "-1"
+
+
+BROKEN = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "too long": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "garbage": lambda path: path.write_bytes(bytes(range(256)) * (path.stat().st_size // 256)),
+    "a directory": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+def other_major(path: Path) -> None:
+    for offset in (8, page.COPY_SIZE + 8):
+        write(path, offset, b"\x02\x00")
+
+
+@pytest.mark.parametrize("how", [*BROKEN.values(), other_major], ids=[*BROKEN, "another version"])
+def test_a_broken_limits_page_refuses_cuda_and_says_which_file(
+    guests: Start, root: Path, how: Callable[[Path], None]
+) -> None:
+    path = root / "etc/vcuda/limits"
+    how(path)
+    guest = guests()
+    assert guest("attach") == REFUSED
+    assert guest("attach") == REFUSED
+    said = guest.end()
+    assert said.count("\n") == 1
+    assert said.startswith(f"vcuda: CUDA is refused in this container: {path} ")
+    assert "restart the pod" in said
+
+
+@pytest.mark.parametrize("fail_open", [False, True])
+@pytest.mark.parametrize("how", [*BROKEN.values(), other_major], ids=[*BROKEN, "another version"])
+def test_a_broken_usage_page_follows_the_policy(
+    guests: Start, root: Path, how: Callable[[Path], None], fail_open: bool
+) -> None:
+    (root / "etc/vcuda/limits").write_bytes(page.build_limits(limits(fail_open=fail_open)))
+    path = root / "etc/vcuda/usage"
+    how(path)
+    guest = guests()
+    assert guest("attach") == (UNLIMITED if fail_open else REFUSED)
+    said = guest.end()
+    assert said == "" if fail_open else said.startswith(f"vcuda: CUDA is refused in this container: {path} ")
+
+
+def test_a_usage_page_that_may_not_be_written_refuses_cuda(guests: Start, root: Path) -> None:
+    (root / "etc/vcuda/usage").chmod(0o444)
+    guest = guests(user=65534) if os.geteuid() == 0 else guests()
+    assert guest("attach") == REFUSED
+    assert "usage cannot be opened: Permission denied" in guest.end()
+
+
+def test_any_user_can_attach(guests: Start) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become another user")
+    assert guests(user=65534)("attach") == ATTACHED
+
+
+def test_one_torn_copy_is_no_reason_to_refuse(guests: Start, root: Path) -> None:
+    write(root / "etc/vcuda/limits", page.COPY_SIZE + 100, b"\xff")
+    guest = guests()
+    assert guest("attach") == ATTACHED
+    assert guest("limits").startswith("1 4096 ")
+
+
+def test_a_change_of_limits_reaches_a_running_process(guests: Start, root: Path) -> None:
+    guest = guests()
+    guest("attach")
+    path = root / "etc/vcuda/limits"
+    for generation, memory in enumerate((8192, 0, 1 << 40, 4096), start=3):
+        change = page.rewrite_limits(path.read_bytes(), limits(memory))
+        write(path, change.offset, change.data)
+        assert until(lambda g=generation, m=memory: guest("limits").startswith(f"{g} {m} "))
+        assert usage_of(root).generation_seen == generation
+
+
+def test_a_writer_killed_at_any_byte_shows_a_running_process_old_or_new(guests: Start, root: Path) -> None:
+    guest = guests()
+    guest("attach")
+    path = root / "etc/vcuda/limits"
+    old, new = "2 4096 7680 0 0 1", "3 12345678 7680 9 0 1"
+    image = path.read_bytes()
+    change = page.rewrite_limits(image, dataclasses.replace(limits(12345678), fail_open=True, observe=True))
+    assert guest("limits") == old
+    seen = set()
+    for length in range(len(change.data)):
+        write(
+            path,
+            change.offset,
+            change.data[:length] + image[change.offset + length :][: len(change.data) - length],
+        )
+        seen.add(guest("limits"))
+    assert old in seen
+    assert seen <= {old, new}
+    write(path, change.offset, change.data)
+    assert until(lambda: guest("limits") == new)
+    assert usage_of(root).limits_invalid == 0
+
+
+def test_a_process_started_beside_a_torn_copy_sees_the_old_limits(guests: Start, root: Path) -> None:
+    path = root / "etc/vcuda/limits"
+    image = path.read_bytes()
+    change = page.rewrite_limits(image, limits(12345678))
+    for length in (1, 12, 17, 40, 129, 145):
+        path.write_bytes(image)
+        write(path, change.offset, change.data[:length])
+        guest = guests()
+        assert guest("attach") == ATTACHED
+        assert guest("limits").startswith("2 4096 ")
+        guest.kill()
+
+
+def test_when_both_copies_are_destroyed_the_last_limits_stay_in_force(guests: Start, root: Path) -> None:
+    guest = guests()
+    guest("attach")
+    path = root / "etc/vcuda/limits"
+    write(path, 0, b"\xee" * page.LIMITS_SIZE)
+    assert until(lambda: guest("limits") == "2 4096 7680 0 0 1" and usage_of(root).limits_invalid > 0)
+    rewrite = page.rewrite_limits(path.read_bytes(), limits(777), after=2)
+    write(path, rewrite.offset, rewrite.data)
+    assert until(lambda: guest("limits").startswith("3 777 "))
+    write(path, 0, page.build_limits(limits(888), after=1000))
+    assert until(lambda: guest("limits").startswith("1002 888 "))
+
+
+def test_a_killed_process_leaves_a_slot_that_the_next_one_takes(guests: Start, root: Path) -> None:
+    first = guests()
+    first("attach")
+    first("charge 0 4000 4096")
+    nonce = usage_of(root).slots[0].nonce
+    first.kill()
+    assert lock_is_free(root, 0)
+    assert usage_of(root).cards[0].charged == 4000
+    second = guests()
+    assert second("attach") == ATTACHED
+    assert second("charge 0 4000 4096") == "1"
+    usage = usage_of(root)
+    assert usage.cards[0].charged == 4000
+    assert sum(slot.charged[0] for slot in usage.slots) == 4000
+    assert nonce not in {slot.nonce for slot in usage.slots if slot.charged[0]}
+    assert usage.slots_reaped == 1
+
+
+def test_reaping_spares_the_living(guests: Start, root: Path) -> None:
+    living, dead, other = guests(), guests(), guests()
+    for guest in (living, dead, other):
+        guest("attach")
+        guest("charge 0 100 4096")
+    dead.kill()
+    assert other("reap") == "1"
+    assert [slot.index for slot in usage_of(root).slots] == [0, 2]
+    assert usage_of(root).cards[0].charged == 200
+    assert other("reap") == "0"
+
+
+def test_a_process_that_closed_our_descriptor_is_still_alive(guests: Start, root: Path) -> None:
+    careless, other = guests(), guests()
+    careless("attach")
+    careless("charge 0 100 4096")
+    other("attach")
+    assert careless("close") == "closed"
+    assert lock_is_free(root, 0)
+    assert other("reap") == "0"
+    assert usage_of(root).cards[0].charged == 100
+
+
+def test_a_reused_pid_is_another_process(guests: Start, root: Path) -> None:
+    guest = guests()
+    guest("attach")
+    slot = bytearray(page.SLOT_SIZE)
+    namespace = Path("/proc/self/ns/pid").stat().st_ino
+    struct.pack_into("<IIQQ", slot, 0, 1, os.getpid(), namespace, 12345)  # our pid, another start
+    write(root / "etc/vcuda/usage", page.USAGE_HEAD_SIZE + page.SLOT_SIZE, bytes(slot))
+    write(root / "etc/vcuda/usage", 32, struct.pack("<I", 2))
+    assert guest("reap") == "1"
+
+
+def test_a_forked_child_has_a_slot_of_its_own_and_leaves_the_parents_alone(guests: Start, root: Path) -> None:
+    guest = guests()
+    guest("attach")
+    guest("charge 0 100 4096")
+    assert guest("fork slot") == "-1"
+    assert guest("fork charge 0 1 4096") == "0"
+    assert guest("fork attach") == ATTACHED
+    assert usage_of(root).slot_high == 2
+    assert guest("slot") == "0"  # answered once the child is gone
+    assert not lock_is_free(root, 0)
+    assert lock_is_free(root, 1)
+    assert guest("reap") == "1"
+    assert usage_of(root).cards[0].charged == 100
+
+
+def test_a_page_without_a_free_slot_refuses_the_next_process_even_when_failing_open(
+    guests: Start, root: Path
+) -> None:
+    (root / "etc/vcuda/limits").write_bytes(page.build_limits(limits(fail_open=True)))
+    with (root / "etc/vcuda/usage").open("r+b") as file:
+        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, page.MAX_SLOTS, 0)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, request)
+        guest = guests()
+        assert guest("attach") == REFUSED
+        assert "has no free slot" in guest.end()
+    assert usage_of(root).slots_exhausted == 1
+    assert guests()("attach") == ATTACHED
+
+
+def test_a_page_full_of_dead_processes_has_room(guests: Start, root: Path) -> None:
+    image = bytearray(page.build_usage())
+    struct.pack_into("<I", image, 32, page.MAX_SLOTS)
+    for index in range(page.MAX_SLOTS):
+        struct.pack_into("<IIQQ", image, page.USAGE_HEAD_SIZE + index * page.SLOT_SIZE, 1, 99999, 1, 1)
+    (root / "etc/vcuda/usage").write_bytes(image)
+    guest = guests()
+    assert guest("attach") == ATTACHED
+    assert guest("reap") == str(page.MAX_SLOTS - 1)
+
+
+def test_absurd_numbers_in_the_page_harm_nobody(guests: Start, root: Path) -> None:
+    guest = guests()
+    guest("attach")
+    write(root / "etc/vcuda/usage", 32, b"\xff" * 4)
+    write(root / "etc/vcuda/usage", 4096, b"\xff" * (page.USAGE_SIZE - 4096))
+    assert guest("charge 0 1 4096") in {"0", "1"}
+    assert guest("repair 0") == "0"
+    assert guest("reap") == str(0)
+    assert guest("discharge 0 18446744073709551615") == "0"
+    assert guest("charged 0").isdigit()
+    assert guest.process.poll() is None
+
+
+def test_unknown_symbols_are_counted_and_one_is_named(guests: Start, root: Path) -> None:
+    guest = guests()
+    guest("unknown cuBefore")
+    guest("attach")
+    guest("unknown cuTimeTravel_v9")
+    guest("unknown " + "x" * 500)
+    usage = usage_of(root)
+    assert usage.unknown_symbols == 3
+    assert usage.unknown_name == "x" * 63
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"123456789", bytes(range(256)), b"\xff" * 1000])
+def test_c_and_python_compute_the_same_checksum(guests: Start, data: bytes) -> None:
+    assert guests()(f"crc {data.hex()}") == str(page.crc32c(data))
