@@ -1,0 +1,194 @@
+"""The whole agent over stand-ins: simulated cards, a kubelet and an API server on real sockets, real pages."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
+
+from gpu_manager.agent import Agent
+from gpu_manager.config import Config
+from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, decode_inventory
+from gpu_manager.sandbox.api import StandInApi
+from gpu_manager.sandbox.kubelet import AdmissionResult, StandInKubelet
+from tests.fakes.node import container, pod
+from vcuda import page
+
+NODE = "n1"
+
+
+class World:
+    """Everything, started; ``agent`` may be stopped and made again."""
+
+    def __init__(self, directory: Path, profile: str = "a100x8") -> None:
+        self.directory, self.profile = directory, profile
+        self.api = StandInApi()
+        self.kubelet = StandInKubelet(directory / "kubelet")
+
+    def __enter__(self) -> Self:
+        self.api.start()
+        self.api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        self.kubelet.start()
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.agent.stop()
+        self.kubelet.stop()
+        self.api.stop()
+
+    def start(self) -> None:
+        self.agent = Agent(
+            Config(
+                node=NODE,
+                api_url=self.api.url,
+                device_plugins=self.kubelet.device_plugins,
+                pod_resources=self.kubelet.pod_resources,
+                state=self.directory / "state",
+                pages=self.directory / "pages",
+                http_address="127.0.0.1",
+                http_port=0,
+                cards=f"simulated:{self.profile}",
+                control=self.directory / "control.yaml",
+                injection="simulated",
+            )
+        )
+        self.agent.start()
+        self.until(
+            lambda: (
+                self.kubelet.allocatable().get(CORE, 0) > 0 and self.kubelet.allocatable().get(MEMORY, 0) > 0
+            )
+        )
+        self.kubelet.publish_node()
+
+    def until(self, holds: Callable[[], bool], seconds: float = 10.0) -> None:
+        tick = threading.Event()
+        for _ in range(int(seconds / 0.02)):
+            if holds():
+                return
+            tick.wait(0.02)
+        raise AssertionError("it did not come to pass")
+
+    def get(self, path: str, accept: str = "") -> str:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.agent.http.port}{path}", headers={"Accept": accept}
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.read().decode()
+
+    def run(self, obj: dict[str, Any]) -> AdmissionResult:
+        """Create, admit and start a pod that is bound already."""
+        made = self.api.create({**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "uid"}})
+        result = self.kubelet.admit(made)
+        if result.admitted:
+            for entry in made["spec"]["containers"]:
+                self.kubelet.start_container(made["metadata"]["uid"], entry["name"])
+        return result
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with World(tmp_path_factory.mktemp("node")) as running:
+        yield running
+
+
+def series(text: str, name: str, **labels: str) -> list[float]:
+    return [
+        s.value
+        for family in parse_prometheus(text)
+        for s in family.samples
+        if s.name == name and labels.items() <= s.labels.items()
+    ]
+
+
+def test_the_seeds_pod_is_on_the_predecessors_metrics_from_the_first_scrape_on(world: World) -> None:
+    result = world.run(pod("nginx", container("nginx", 30, 20)))
+    assert result.admitted, result.message
+    world.agent.usage.sample()
+    text = world.get("/metric")
+    labels = {"container_name": "nginx", "namespace": "default", "node": NODE, "pod_name": "nginx"}
+    assert series(text, "container_request_gpu_memory", **labels, req_of_gpu_memory="total") == [5120]
+    assert series(text, "container_request_gpu_utilization", **labels, req_of_gpu="total") == [0.3]
+    assert series(text, "container_gpu_memory_total", **labels, gpu_memory="total") == [0]
+    assert series(text, "container_gpu_utilization", **labels, gpu="total") == [0]
+
+
+def test_case_57_the_metrics_parse_in_both_formats(world: World) -> None:
+    assert list(parse_prometheus(world.get("/metrics")))
+    assert list(parse_openmetrics(world.get("/metrics", "application/openmetrics-text; version=1.0.0")))
+
+
+def test_the_inventory_and_the_model_labels_are_published(world: World) -> None:
+    def published() -> bool:
+        node = world.api.get("nodes", NODE)
+        return node is not None and INVENTORY in node["metadata"].get("annotations", {})
+
+    world.until(published)
+    node = world.api.get("nodes", NODE)
+    assert node is not None
+    inventory = decode_inventory(node["metadata"]["annotations"][INVENTORY])
+    assert inventory is not None
+    assert len(inventory.cards) == 8
+    assert str(inventory.topology.link(0, 1)) == "NV12"
+    assert "A100" in node["metadata"]["labels"]["tencent.com/gpu-model"]
+
+
+def test_an_event_tells_the_success_in_one_sentence(world: World) -> None:
+    world.run(pod("told", container("c", 10, 4)))
+
+    def told() -> bool:
+        events = world.api.list("events")
+        return any(
+            e["reason"] == "VcudaAllocated" and "10 cores, 1 GiB of card" in e["message"] for e in events
+        )
+
+    world.until(told)
+
+
+def test_the_pages_for_people_answer(world: World) -> None:
+    world.run(pod("seen", container("c", 20, 8)))
+    graph = json.loads(world.get("/graph", "application/json"))
+    assert len(graph["cards"]) == 8
+    assert any(h["pod"] == "seen" and h["cores"] == 20 for c in graph["cards"] for h in c["holders"])
+    assert "default/seen c: 20 cores, 2 GiB" in world.get("/graph")
+    world.agent.usage.sample()
+    usage = json.loads(world.get("/usage"))["usage"]
+    assert any(p["pod"] == "seen" and p["spec"]["c"] == {"gpu": 0.2, "mem": 2048} for p in usage.values())
+    assert json.loads(world.get("/readyz")) == {"registered": True, "cards": True, "pods": True}
+    assert world.get("/healthz") == "ok\n"
+    assert "version" in json.loads(world.get("/version"))
+
+
+def test_the_limits_under_the_mounts_are_the_containers_own(world: World) -> None:
+    result = world.run(pod("paged", container("c", 25, 12)))
+    mounts = {m.container_path: m for m in result.containers["c"].mounts}
+    limits = page.read_limits(Path(mounts["/etc/vcuda/limits"].host_path).read_bytes())
+    assert mounts["/etc/vcuda/limits"].read_only
+    (card,) = limits.cards
+    assert card.memory_limit == 12 * 256 << 20
+    assert not mounts["/etc/vcuda/usage"].read_only
+
+
+def test_a_killed_agent_finds_its_books_again(tmp_path: Path) -> None:
+    with World(tmp_path, "t4x4") as world:
+        kept = world.run(pod("kept", container("c", 60, 20)))
+        before = world.agent.allocator.read(lambda books, _: [(a.key, a.shares) for a in books.ledger])
+        world.agent.stop()
+        world.start()
+        assert (
+            world.agent.allocator.read(lambda books, _: [(a.key, a.shares) for a in books.ledger]) == before
+        )
+        assert kept.admitted
+        world.agent.stop()
+        (tmp_path / "state" / "ledger" / "ledger").write_bytes(b"torn")
+        (tmp_path / "state" / "ledger" / "ledger.old").unlink(missing_ok=True)
+        world.start()
+        after = world.agent.allocator.read(lambda books, _: [(a.key, a.shares) for a in books.ledger])
+        assert after == before, "the copy in the kubelet's checkpoint is exact"
