@@ -63,9 +63,8 @@ def _read(file: Path) -> str:
         else:
             with file.open("rb") as stream:
                 data = stream.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else "not a file name"
-        raise RequestInvalid(f"cannot read {str(file)!r}: {reason}") from error
+    except OSError as error:
+        raise RequestInvalid(f"cannot read {str(file)!r}: {error.strerror}") from error
     if len(data) > MAX_BYTES:
         raise RequestInvalid(f"{file}: more than {MAX_BYTES >> 20} MiB, this is no matrix of cards")
     return data.decode("utf-16" if data.startswith(_UTF16_MARKS) else "utf-8", errors="replace")

@@ -193,9 +193,8 @@ class _Search:
         self, chosen: tuple[int, ...], score: int, rest: list[int], gain: dict[int, int], missing: int
     ) -> None:
         """Extend ``chosen`` by ``missing`` cards of ``rest``; ``gain`` is each card's links to ``chosen``."""
-        if missing == 0:
-            if score > self.score:
-                self.best, self.score = chosen, score
+        if missing == 0:  # only a better set is visited to its end
+            self.best, self.score = chosen, score
             return
         for at, card in enumerate(rest):
             twin = self._twins[card]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.request import PodRequest, Request
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
@@ -148,7 +149,7 @@ def advise(
     for name, request in smaller.items():
         whole = "whole " if request.cards else ""
         amount = "" if request.cards else f"{request} of "
-        parts.append(f'{amount}{whole}{_cards(_indices(where[name], cards))} for "{_clean(name)}"')
+        parts.append(f"{amount}{whole}{_cards(_indices(where[name], cards))} for {quoted(name)}")
     return _cut(f"Would fit now: {'; '.join(parts)}", LINE_LIMIT // 2)
 
 
@@ -190,7 +191,7 @@ def _cards(indices: Sequence[int | str]) -> str:
 
 def _clean(text: str) -> str:
     """A foreign text on one line, printable, bounded."""
-    return _cut("".join(c if c.isprintable() else " " for c in text[: 2 * _WORD_LIMIT]), _WORD_LIMIT)
+    return _cut(printable(text[:_WORD_LIMIT]), _WORD_LIMIT)
 
 
 def _cut(text: str, limit: int) -> str:

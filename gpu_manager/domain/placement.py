@@ -38,7 +38,7 @@ from dataclasses import replace
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.card_sets import best_set, fragment
 from gpu_manager.domain.desk import Desk, Unit, units_of
-from gpu_manager.domain.errors import Bug, DoesNotFit
+from gpu_manager.domain.errors import Bug, DoesNotFit, quoted
 from gpu_manager.domain.explain import Refusal, advise, advise_none, nearest_request, refuse
 from gpu_manager.domain.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.pod import PodUid
@@ -147,12 +147,12 @@ _INIT_RULE = (
 
 
 def _torn(request: PodRequest) -> str:
-    asks = ", ".join(f'"{c.name}" {c.request}' for c in request.containers if c.request.cores)
+    asks = ", ".join(f"{quoted(c.name)} {c.request}" for c in request.containers if c.request.cores)
     return f"the pod asks {asks}: this fits nowhere. {_INIT_RULE}"
 
 
 def _who(unit: Unit) -> str:
-    names = ", ".join(f'"{c.name}"' for c in unit.members)
+    names = ", ".join(quoted(c.name) for c in unit.members)
     return f"container {names}" if len(unit.members) == 1 else f"containers {names} together"
 
 
@@ -166,14 +166,13 @@ def _named(
     wanted = container.request.cards or 1
     if len(uuids) != wanted or len(set(uuids)) != wanted:
         raise DoesNotFit(
-            f'container "{container.name}" asks for {container.request}:'
+            f"container {quoted(container.name)} asks for {container.request}:"
             f" the scheduler named {len(set(uuids))} cards, {wanted} expected"
         )
     for uuid in uuids:
         if uuid not in position:
-            raise DoesNotFit(
-                f'container "{container.name}": the scheduler named card {uuid[:80]!r}, not on this node'
-            )
+            who = f"container {quoted(container.name)}"
+            raise DoesNotFit(f"{who}: the scheduler named card {quoted(uuid)}, not on this node")
     return [position[uuid] for uuid in uuids]
 
 

@@ -206,6 +206,14 @@ def test_allow_lists_hold_for_every_container():
         node.place(pod((30, 4), models=("A100",)))
 
 
+def test_both_allow_lists_must_admit_a_card():
+    card = Node().cards[3].card
+    assert pod((30, 4)).allows(card)
+    assert pod((30, 4), models=("V100",), uuids=frozenset({"GPU-3"})).allows(card)
+    assert not pod((30, 4), models=("A100",), uuids=frozenset({"GPU-3"})).allows(card)
+    assert not pod((30, 4), models=("V100",), uuids=frozenset({"GPU-4"})).allows(card)
+
+
 def test_closed_cards_take_nothing():
     node = Node()
     node.cards[0] = CardState(node.cards[0].card, healthy=False)
