@@ -1,5 +1,6 @@
 """The stand-in's admission, by the paragraphs of the device plugin API's description (1.3, 1.5, 1.6, 1.9)."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -153,6 +154,27 @@ def test_1_6_a_container_that_may_not_start_is_not_started(node):
     node.kubelet.start_container("u", "main")
     assert node.kubelet.running("u") == {"main"}
     assert len(core.asked("A")) == 1
+
+
+def test_1_6_a_start_that_takes_too_long_fails(node):
+    core, _ = node.both()
+    release = threading.Event()
+    node.kubelet.admit(pod("u", {"main": {CORE: 3}}))
+    core.start = lambda _ids: release.wait(20)
+    with pytest.raises(NodeUnready, match="code = DeadlineExceeded"):
+        node.kubelet.start_container("u", "main")
+    release.set()
+
+
+def test_a_namesake_is_another_pod(node):
+    node.plugin(CORE, devices("c", 20)).prefer = lowest
+    first = node.kubelet.admit(pod("u1", {"main": {CORE: 2}}, name="web"))
+    node.kubelet.delete("u1", force=True)
+    second = node.kubelet.admit(pod("u2", {"main": {CORE: 3}}, name="web"))
+    assert [len(c.ids[CORE]) for c in node.client.listing()["default", "web"]] == [3]
+    assert {p["metadata"]["uid"] for p in node.kubelet.pods()} == {"u2"}
+    assert first.ids["main"][CORE] <= second.ids["main"][CORE]  # though u1 may still run: nobody asked
+    assert node.kubelet.running("u1") == frozenset()
 
 
 def test_1_9_answers_are_merged_and_of_two_alike_one_wins(node):

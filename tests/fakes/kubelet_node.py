@@ -37,7 +37,13 @@ class Node:
         self.directory = Path(tempfile.mkdtemp(prefix="vk"))
         self.clock = ManualClock()
         self.kubelet = StandInKubelet(
-            self.directory, clock=self.clock, seed=seed, limiter=limiter, numa=numa, dial_seconds=0.5
+            self.directory,
+            clock=self.clock,
+            seed=seed,
+            limiter=limiter,
+            numa=numa,
+            dial_seconds=0.5,
+            pre_start_seconds=0.5,
         )
         self.kubelet.start()
         self.plugins: list[Plugin] = []

@@ -6,7 +6,7 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,20 @@ WITHOUT_NODE = -1
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a container holds of one resource: its ids with their NUMA nodes, and the plugin's answer."""
+    """What a container holds of one resource: its ids with their NUMA nodes, and the plugin's answer.
+
+    ``row`` is its entry in the file, made once: the file is written whole for every container.
+    """
 
     pod: str
     container: str
     resource: str
     ids: Mapping[str, tuple[int, ...]]
     response: ContainerAllocateResponse
+    row: str = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "row", json.dumps(_row(self), separators=(",", ":")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +45,12 @@ class Saved:
 
 def write(path: Path, saved: Saved) -> None:
     """Replace the file atomically, as the kubelet does."""
-    data = {
-        "PodDeviceEntries": [_row(grant) for grant in saved.grants] or None,
-        "RegisteredDevices": {name: sorted(ids) for name, ids in (saved.registered or {}).items()},
-    }
-    text = json.dumps(data, separators=(",", ":"))
+    rows = ",".join(grant.row for grant in saved.grants)
+    registered = {name: sorted(ids) for name, ids in (saved.registered or {}).items()}
+    text = (
+        f'{{"PodDeviceEntries":{f"[{rows}]" if rows else "null"},'
+        f'"RegisteredDevices":{json.dumps(registered, separators=(",", ":"))}}}'
+    )
     # The kubelet's sum is one over its own memory layout, which nobody else can make or check.
     whole = f'{{"Data":{text},"Checksum":{zlib.crc32(text.encode())}}}'
     fresh = path.with_name(f".{path.name}.new")

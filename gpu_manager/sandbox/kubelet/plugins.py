@@ -32,10 +32,11 @@ _Answer = TypeVar("_Answer")
 class Client:
     """One connection to one plugin; also its :class:`~gpu_manager.sandbox.kubelet.values.Endpoint`."""
 
-    def __init__(self, resource: str, socket: Path, books: Books) -> None:
+    def __init__(self, resource: str, socket: Path, books: Books, pre_start_seconds: float) -> None:
         self.resource = resource
         self._socket = socket
         self._books = books
+        self._pre_start_seconds = pre_start_seconds
         # The receive limit is gRPC's default of 4 MiB, as the kubelet's is.
         self._channel = grpc.insecure_channel(
             f"unix://{socket.absolute()}",
@@ -100,7 +101,7 @@ class Client:
     def pre_start(self, ids: Sequence[str]) -> None:
         request = api_pb2.PreStartContainerRequest(devices_ids=ids)
         try:
-            self._rpc(lambda: self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS))
+            self._rpc(lambda: self._stub.PreStartContainer(request, timeout=self._pre_start_seconds))
         except NodeUnready as error:
             raise NodeUnready(f"device plugin PreStartContainer rpc failed with err: {error}") from error
 
@@ -142,10 +143,12 @@ class PluginServer:
         registrations: Counter[str],
         *,
         dial_seconds: float = DIAL_SECONDS,
+        pre_start_seconds: float = PRE_START_SECONDS,
     ) -> None:
         self._directory = directory
         self._books = books
         self._dial_seconds = dial_seconds
+        self._pre_start_seconds = pre_start_seconds
         self._registrations = registrations
         self._ended = False
         self._lock = threading.Lock()
@@ -198,7 +201,7 @@ class PluginServer:
             )
         if not is_extended(name):
             _refuse(context, f'the ResourceName "{name}" is invalid')
-        client = Client(name, self._directory / request.endpoint, self._books)
+        client = Client(name, self._directory / request.endpoint, self._books, self._pre_start_seconds)
         with self._lock:
             self._clients[name] = client  # the former one stays open, but is no longer found
         try:

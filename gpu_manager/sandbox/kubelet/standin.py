@@ -17,7 +17,7 @@ from gpu_manager.ports import Clock
 from gpu_manager.sandbox.kubelet.books import Books
 from gpu_manager.sandbox.kubelet.checkpoint import Grant
 from gpu_manager.sandbox.kubelet.granting import Granter
-from gpu_manager.sandbox.kubelet.plugins import DIAL_SECONDS, ForeignPlugin, PluginServer
+from gpu_manager.sandbox.kubelet.plugins import DIAL_SECONDS, PRE_START_SECONDS, ForeignPlugin, PluginServer
 from gpu_manager.sandbox.kubelet.podresources import Limiter, PodResourcesServer
 from gpu_manager.sandbox.kubelet.pods import KnownPod, PodTable, timestamp
 from gpu_manager.sandbox.kubelet.topology import NumaPolicy, affinity
@@ -71,6 +71,7 @@ class StandInKubelet:
         numa: NumaPolicy = NumaPolicy.NONE,
         limiter: Limiter | None = None,
         dial_seconds: float = DIAL_SECONDS,
+        pre_start_seconds: float = PRE_START_SECONDS,
         changed: Callable[[Mapping[str, Any]], None] = lambda _pod: None,
     ) -> None:
         self.device_plugins = directory / "device-plugins"
@@ -86,6 +87,7 @@ class StandInKubelet:
         self._numa = numa
         self._limiter = limiter or Limiter()
         self._dial_seconds = dial_seconds
+        self._pre_start_seconds = pre_start_seconds
         self._changed = changed
         self._pods = PodTable()
         self._sync = threading.Lock()  # the sync loop: one admission at a time
@@ -280,7 +282,13 @@ class StandInKubelet:
         return _Process(
             books,
             Granter(books, self._rng, self.hooks, self.steps, self._pods.running),
-            PluginServer(self.device_plugins, books, self.registrations, dial_seconds=self._dial_seconds),
+            PluginServer(
+                self.device_plugins,
+                books,
+                self.registrations,
+                dial_seconds=self._dial_seconds,
+                pre_start_seconds=self._pre_start_seconds,
+            ),
             PodResourcesServer(self.pod_resources, books, self._pods.active, self._limiter),
         )
 

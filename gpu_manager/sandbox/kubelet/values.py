@@ -53,7 +53,8 @@ class Hooks:
     """Where a test or a fault injector reaches in; set them at any time.
 
     ``before`` and ``after`` run on the kubelet's thread around every :class:`Step`, without a lock held,
-    and may raise a :class:`~gpu_manager.domain.errors.VcudaError` to make the step fail (in ``before`` of
+    may call anything but what admits pods (one is being admitted), and may raise a
+    :class:`~gpu_manager.domain.errors.VcudaError` to make the step fail (in ``before`` of
     ``resource`` that is what a CPU or memory manager's refusal looks like: silent to the plugin).
     ``order`` replaces the random order of a container's resources.
     """
