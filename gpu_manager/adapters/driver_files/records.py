@@ -45,6 +45,8 @@ class Records:
 
     def put(self, name: str, record: Record) -> None:
         """Write or replace a record, whole. Raises NodeUnready if the disk refuses."""
+        if self.get(name) == record:
+            return
         path = self._root / name / _FILE
         text = json.dumps({"v": 1, "library": record.library, "cdi": record.cdi})
         try:
