@@ -414,11 +414,12 @@ def test_what_could_fit_fits(node, request):
 
 
 def test_more_fractions_than_are_searched_are_placed_one_after_the_other():
-    node = Node(tree(2))
     many = [(10, 1)] * (SEARCHED + 1)
-    assert len(node.place(pod(*many))) == SEARCHED + 1
-    # Nine tens and 95 would fit on two cards, but not in this order, and that is too much to search.
-    crowded = Node(tree(2)).hold((0, 5, 1))
-    assert crowded.place(pod(*many, (95, 1)))["j"] == (1,)
-    with pytest.raises(DoesNotFit):
-        crowded.place(pod(*many, (96, 1), (9, 1)))
+    assert len(Node(tree(1)).place(pod(*many))) == SEARCHED + 1
+    # In this order the 94 finds no room; a pod of as many as are searched would be turned round.
+    node = Node(tree(2)).hold((0, 9, 1), (1, 5, 1))
+    assert node.place(pod((10, 1), (85, 1), (81, 1))) == {"a": (0,), "b": (1,), "c": (0,)}
+    spread = PlacementPolicy.SPREAD
+    assert node.place(pod((1, 1), (1, 1), (94, 1), placement=spread)) == {"a": (0,), "b": (0,), "c": (1,)}
+    with pytest.raises(DoesNotFit, match="no card has room for 94 cores"):
+        node.place(pod(*[(1, 1)] * SEARCHED, (94, 1), placement=spread))
