@@ -46,7 +46,7 @@ from gpu_manager.domain.request import ContainerRequest, PlacementPolicy, PodReq
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.topology import Topology
 
-SEARCHED = 6  # fractions of one pod; the exact search takes up to 3 ** SEARCHED steps a card, 5 ms in all
+SEARCHED = 6  # fractions of one pod; the exact search takes up to 3 ** SEARCHED steps a card, 15 ms in all
 
 Placement = dict[str, tuple[Share, ...]]
 

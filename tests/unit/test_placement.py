@@ -416,10 +416,10 @@ def test_what_could_fit_fits(node, request):
 def test_more_fractions_than_are_searched_are_placed_one_after_the_other():
     many = [(10, 1)] * (SEARCHED + 1)
     assert len(Node(tree(1)).place(pod(*many))) == SEARCHED + 1
-    # In this order the 94 finds no room; a pod of as many as are searched would be turned round.
+    # One after the other leaves no room for the 94: a few are turned round, more than that are refused.
     node = Node(tree(2)).hold((0, 9, 1), (1, 5, 1))
     assert node.place(pod((10, 1), (85, 1), (81, 1))) == {"a": (0,), "b": (1,), "c": (0,)}
     spread = PlacementPolicy.SPREAD
-    assert node.place(pod((1, 1), (1, 1), (94, 1), placement=spread)) == {"a": (0,), "b": (0,), "c": (1,)}
+    assert node.place(pod((1, 1), (1, 1), (94, 1), placement=spread)) == {"a": (0,), "b": (1,), "c": (1,)}
     with pytest.raises(DoesNotFit, match="no card has room for 94 cores"):
         node.place(pod(*[(1, 1)] * SEARCHED, (94, 1), placement=spread))
