@@ -252,6 +252,15 @@ def test_a_succeeded_pod_is_not_admitted_again_and_its_ids_are_free(node):
     assert node.kubelet.admit(pod("v", {"main": {CORE: 10}})).admitted
 
 
+def test_a_directory_too_deep_for_sockets_is_refused_in_words(tmp_path):
+    kubelet = StandInKubelet(tmp_path / ("x" * 100))
+    with pytest.raises(NodeUnready, match=r"cannot listen on .*at most 107 characters"):
+        kubelet.start()
+    with pytest.raises(NodeUnready, match="the kubelet is not running"):
+        kubelet.capacity()
+    kubelet.stop()
+
+
 def test_another_stand_in_reads_the_same_directory(node):
     node.plugin(CORE, devices("c", 10))
     node.kubelet.admit(pod("u", {"main": {CORE: 2}}))

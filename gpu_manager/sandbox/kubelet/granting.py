@@ -94,15 +94,14 @@ class Granter:
                 pod, container, resource, limits[resource], reusable.get(resource, frozenset()), affinity
             )
             self._hooks.before(ask.step("resource"))
-            if not self._is_known(resource):
-                continue
-            if not collected:
-                self._books.collect()
-                collected = True
-            picked = self._pick(ask)
-            if picked:
-                self._grant(ask, picked)
-                granted = True
+            if self._is_known(resource):
+                if not collected:
+                    self._books.collect()
+                    collected = True
+                if picked := self._pick(ask):
+                    self._grant(ask, picked)
+                    granted = True
+            self._hooks.after(ask.step("resource"))
         if granted:
             self._books.write()
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, Never, TypeVar
 
@@ -20,6 +20,7 @@ import grpc
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.sandbox.kubelet.books import Books
+from gpu_manager.sandbox.kubelet.serving import SocketServer
 from gpu_manager.sandbox.kubelet.values import Device, is_extended
 
 VERSION: Final = "v1beta1"
@@ -154,18 +155,15 @@ class PluginServer:
         self._lock = threading.Lock()
         self._clients: dict[str, Client] = {}
         self._all: list[tuple[Client, threading.Thread]] = []
-        self._server: grpc.Server | None = None
-        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kubelet-registration")
+        add = partial(api_pb2_grpc.add_RegistrationServicer_to_server, self)
+        self._server = SocketServer("kubelet-registration", add)
 
     def start(self) -> None:
         """Remove every socket of the directory, the plugins' too, then listen."""
         for path in self._directory.iterdir():
             if path.is_socket():
                 path.unlink(missing_ok=True)
-        self._server = grpc.server(self._pool)
-        api_pb2_grpc.add_RegistrationServicer_to_server(self, self._server)
-        self._server.add_insecure_port(f"unix://{(self._directory / 'kubelet.sock').absolute()}")
-        self._server.start()
+        self._server.start(self._directory / "kubelet.sock")
 
     def stop(self) -> None:
         """End every connection and the server, and wait for their threads."""
@@ -175,9 +173,7 @@ class PluginServer:
             dialled, self._clients = self._clients, {}
         for client in {*dialled.values(), *(client for client, _ in followed)}:
             client.close()
-        if self._server is not None:
-            self._server.stop(grace=None).wait()
-            self._pool.shutdown()
+        self._server.stop()
         for _, thread in followed:
             thread.join()
 

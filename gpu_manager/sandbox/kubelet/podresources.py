@@ -6,8 +6,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Never
 
@@ -16,6 +16,7 @@ import grpc
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
 from gpu_manager.sandbox.kubelet.books import Books
+from gpu_manager.sandbox.kubelet.serving import SocketServer
 from gpu_manager.sandbox.kubelet.values import Asked
 
 RATE: Final = 100.0
@@ -66,22 +67,17 @@ class PodResourcesServer:
         self._books = books
         self._active = active
         self._limiter = limiter
-        self._server: grpc.Server | None = None
-        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kubelet-podresources")
+        add = partial(api_pb2_grpc.add_PodResourcesListerServicer_to_server, self)
+        self._server = SocketServer("kubelet-podresources", add)
         self.calls: Counter[str] = Counter()  # "List", "Get", …, and "refused"
 
     def start(self) -> None:
         """Listen."""
-        self._server = grpc.server(self._pool)
-        api_pb2_grpc.add_PodResourcesListerServicer_to_server(self, self._server)
-        self._server.add_insecure_port(f"unix://{(self._directory / 'kubelet.sock').absolute()}")
-        self._server.start()
+        self._server.start(self._directory / "kubelet.sock")
 
     def stop(self) -> None:
         """End the server and every call."""
-        if self._server is not None:
-            self._server.stop(grace=None).wait()
-            self._pool.shutdown()
+        self._server.stop()
 
     def List(  # noqa: N802  # the service's name
         self, _request: api_pb2.ListPodResourcesRequest, context: grpc.ServicerContext

@@ -14,21 +14,20 @@ from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from gpu_manager.ports import Clock
+from gpu_manager.sandbox.kubelet.admission import Admission
 from gpu_manager.sandbox.kubelet.books import Books
 from gpu_manager.sandbox.kubelet.checkpoint import Grant
 from gpu_manager.sandbox.kubelet.granting import Granter
 from gpu_manager.sandbox.kubelet.plugins import DIAL_SECONDS, PRE_START_SECONDS, ForeignPlugin, PluginServer
 from gpu_manager.sandbox.kubelet.podresources import Limiter, PodResourcesServer
 from gpu_manager.sandbox.kubelet.pods import KnownPod, PodTable, timestamp
-from gpu_manager.sandbox.kubelet.topology import NumaPolicy, affinity
+from gpu_manager.sandbox.kubelet.topology import NumaPolicy
 from gpu_manager.sandbox.kubelet.values import (
     AdmissionResult,
-    Asked,
     Device,
     Hooks,
     Step,
     SystemClock,
-    effective_limits,
 )
 
 STATUS_SECONDS: Final = 10.0  # how often the kubelet publishes the node's capacity
@@ -41,6 +40,7 @@ class _Process:
 
     books: Books
     granter: Granter
+    admission: Admission
     plugins: PluginServer
     pod_resources: PodResourcesServer
 
@@ -103,6 +103,9 @@ class StandInKubelet:
         """Read the checkpoint, delete every socket in the plugins' directory, listen.
 
         The first time it admits at once; later it waits for :meth:`resume` to tell all the node's pods.
+
+        Raises:
+            NodeUnready: a socket cannot be made.
         """
         self.device_plugins.mkdir(parents=True, exist_ok=True)
         self.pod_resources.mkdir(parents=True, exist_ok=True)
@@ -110,7 +113,11 @@ class StandInKubelet:
         process = self._build()
         process.books.sources_ready = not self._started
         self._started = True
-        process.start()
+        try:
+            process.start()
+        except NodeUnready:
+            process.stop()
+            raise
         self._process = process
         for resource, count in self._foreign.items():
             self._offer(resource, count)
@@ -279,9 +286,11 @@ class StandInKubelet:
 
     def _build(self) -> _Process:
         books = Books(self.checkpoint_path, self._clock, self._pods.holding)
+        granter = Granter(books, self._rng, self.hooks, self.steps, self._pods.running)
         return _Process(
             books,
-            Granter(books, self._rng, self.hooks, self.steps, self._pods.running),
+            granter,
+            Admission(books, granter, self._pods, self._numa),
             PluginServer(
                 self.device_plugins,
                 books,
@@ -313,7 +322,7 @@ class StandInKubelet:
         self._still(process, pod)
         self._pods.begin(pod)
         try:
-            result = self._decide(process, pod)
+            result = process.admission.decide(pod, self._known_node())
         finally:
             self._pods.end()
         self._still(process, pod)
@@ -330,63 +339,10 @@ class StandInKubelet:
         if process is not self._process:
             raise NodeUnready(f"the kubelet was stopped while it admitted pod {pod.uid}")
 
-    def _decide(self, process: _Process, pod: KnownPod) -> AdmissionResult:
-        if (short := self._short_of(process, pod)) is not None:
-            return AdmissionResult(pod.uid, admitted=False, reason=short[0], message=short[1])
-        books, granter = process.books, process.granter
-        reusable: dict[str, frozenset[str]] = {}
-        for container in pod.asked:
-            nodes, fits = self._affinity(process, pod, container, reusable)
-            if not fits:
-                text = "Resources cannot be allocated with Topology locality"
-                return AdmissionResult(pod.uid, admitted=False, reason="TopologyAffinityError", message=text)
-            try:
-                granter.allocate(pod.uid, container.name, container.limits, reusable, nodes)
-            except VcudaError as error:
-                text = f"Allocate failed due to {error}, which is unexpected"
-                return AdmissionResult(
-                    pod.uid, admitted=False, reason="UnexpectedAdmissionError", message=text
-                )
-            for resource, grant in books.held(pod.uid, container.name).items():
-                before = reusable.get(resource, frozenset())
-                again = container.kind is ContainerKind.INIT
-                reusable[resource] = before | set(grant.ids) if again else before - set(grant.ids)
-        return AdmissionResult(
-            pod.uid,
-            admitted=True,
-            containers={c.name: granter.merged(pod.uid, c.name) for c in pod.asked},
-            ids={
-                c.name: {r: frozenset(g.ids) for r, g in books.held(pod.uid, c.name).items()}
-                for c in pod.asked
-            },
-        )
-
-    def _affinity(
-        self, process: _Process, pod: KnownPod, container: Asked, reusable: Mapping[str, frozenset[str]]
-    ) -> tuple[frozenset[int] | None, bool]:
-        if self._numa is NumaPolicy.NONE:
-            return None, True
-        proposals, nodes = process.granter.proposals(pod.uid, container.name, container.limits, reusable)
-        return affinity(self._numa, nodes, proposals) if proposals else (None, True)
-
-    def _short_of(self, process: _Process, pod: KnownPod) -> tuple[str, str] | None:
-        """The kubelet's own sum over active pods, before any call; resources the node never had are free."""
-        now = self._clock.monotonic()
-        if now - self._published_at >= STATUS_SECONDS:
+    def _known_node(self) -> Mapping[str, int]:
+        if self._clock.monotonic() - self._published_at >= STATUS_SECONDS:
             self.publish_node()
-        holds = any(grant.pod == pod.uid for grant in process.books.holders())
-        others = [p.containers for p in self._pods.active() if p.uid != pod.uid]
-        for resource, count in effective_limits(pod.asked).items():
-            if resource not in self._node:
-                continue
-            capacity = self._node[resource]
-            if holds:  # a pod that was admitted before finds at least what is given away
-                capacity = max(capacity, process.books.given(resource))
-            used = sum(effective_limits(asked).get(resource, 0) for asked in others)
-            if used + count > capacity:
-                sums = f"requested: {count}, used: {used}, capacity: {capacity}"
-                return f"OutOf{resource}", f"Node didn't have enough resource: {resource}, {sums}"
-        return None
+        return self._node
 
     def _tell(self, pod: KnownPod) -> None:
         try:
