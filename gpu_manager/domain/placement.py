@@ -181,10 +181,9 @@ def _check(desk: Desk, unit: Unit, at: int) -> None:
     where = f"{_who(unit)}: the scheduler named card {card.index} ({card.uuid})"
     if desk.closed[at]:
         raise DoesNotFit(f"{where}: {desk.closed[at]}")
-    if unit.cards and not desk.idle(at):
-        raise DoesNotFit(f"{where}: a whole card is asked, {desk.left(at)} of it are free")
     if not desk.fits(at, unit.members):
-        raise DoesNotFit(f"{where}: {_ask(unit)} asked, {desk.left(at)} free")
+        asked = "a whole card is" if unit.cards else f"{_ask(unit)}"
+        raise DoesNotFit(f"{where}: {asked} asked, {desk.left(at)} free")
 
 
 def _lay_out(desk: Desk, units: Sequence[Unit], policy: PlacementPolicy, topology: Topology) -> Unit | None:

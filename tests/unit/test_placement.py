@@ -288,6 +288,14 @@ def test_a_decision_that_holds_is_followed_with_the_requests_own_amounts():
     node.ledger.commit(booked(request, placement))
 
 
+def test_an_app_container_follows_onto_the_whole_card_of_its_own_init_container():
+    node = Node(tree(2))
+    request = pod((100, 0, INIT), (100,))
+    node.ledger.commit(booked(request, place(request, node.cards, node.topology, node.ledger))[:1])
+    rest = PodRequest(request.uid, request.containers[1:])
+    assert follow(rest, named(b=[0]), node.cards, node.ledger)["b"][0].whole
+
+
 def test_a_cordoned_card_is_followed():
     node = Node()
     node.cards[2] = CardState(node.cards[2].card, cordoned=True)
@@ -303,7 +311,7 @@ def test_a_cordoned_card_is_followed():
         (((30, 4),), named(a=[9]), "not on this node"),
         (((30, 4),), named(a=[4]), r"card 4 \(GPU-4\): unhealthy \(XID 79\)"),
         (((30, 4),), named(a=[3]), "30 cores, 1 GiB asked, 20 cores, 14 GiB free"),
-        (((100,),), named(a=[3]), "a whole card is asked, 20 cores, 14 GiB of it are free"),
+        (((100,),), named(a=[3]), "a whole card is asked, 20 cores, 14 GiB free"),
         (((50, 4), (60, 4)), named(a=[0], b=[0]), "60 cores, 1 GiB asked, 50 cores, 15 GiB free"),
         (((100,), (100,)), named(a=[0], b=[0]), "a whole card is asked"),
         (((30, 4, INIT), (30, 4)), named(a=[0], b=[1]), "different cards"),
