@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.native import fake_driver
+from tests.native.tools import LIB, ROOT, run, tool
 from vcuda import page
-
-ROOT = Path(__file__).resolve().parents[2]
-LIB = ROOT / "vcuda" / "lib"
-
-
-def tool(name: str) -> str:
-    """A build tool: the environment's own, else the system's."""
-    own = Path(sys.executable).parent / name
-    found = str(own) if own.exists() else shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed, so the native tree cannot be built")
-    return found
-
-
-def run(*command: str | Path) -> str:
-    """Standard output of a command that must succeed; its whole output in the failure otherwise."""
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +32,17 @@ def native() -> Path:
             "-DVCUDA_TESTS=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo")  # fmt: skip
         run(ninja, "-C", build, "vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml", "unit_page")
     return build
+
+
+@pytest.fixture(scope="session")
+def fakes(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """(``cuda`` | ``nvml``, release) → a driver of empty functions."""
+    base = tmp_path_factory.mktemp("fakes")
+    return {
+        (kind, release): fake_driver.build(compiler, kind, release, base / release / file)
+        for kind, file in fake_driver.FILES.items()
+        for release in fake_driver.RELEASES
+    }
 
 
 class Guest:

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from tests.native.conftest import LIB, run
+from tests.native.tools import LIB, run
 from vcuda import page
 
 HEADER = LIB / "include" / "vcuda_page.h"

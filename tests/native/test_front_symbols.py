@@ -1,0 +1,68 @@
+"""What the built libraries look like from outside: exports, needs, versions, weight."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.native.fake_driver import all_names, hooked
+from tests.native.tools import run
+
+FRONTS = {"cuda": ("libvcuda.so", "libcuda.so.1"), "nvml": ("libvcuda-ml.so", "libnvidia-ml.so.1")}
+EVERY = [("cuda", "libvcuda.so"), ("nvml", "libvcuda-ml.so"),
+         ("cuda", "sandbox/libcuda.so.1"), ("nvml", "sandbox/libnvidia-ml.so.1")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "file"), EVERY)
+def test_it_exports_every_name_of_every_release_and_nothing_else(native: Path, kind: str, file: str) -> None:
+    lines = run("nm", "-D", "--defined-only", native / file).splitlines()
+    exported = {line.split()[-1].split("@")[0] for line in lines}
+    assert exported == all_names(kind)
+    assert {line.split()[-2] for line in lines} == {"T"}
+
+
+@pytest.mark.parametrize(("kind", "file"), EVERY)
+def test_it_needs_libc_alone_and_no_symbol_newer_than_glibc_2_17(native: Path, kind: str, file: str) -> None:
+    needed = re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", native / file))
+    assert set(needed) <= {"libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+    versions = re.findall(r"GLIBC_([0-9.]+|\w+)", run("objdump", "-T", native / file))
+    assert versions
+    assert max(tuple(int(part) for part in version.split(".")) for version in versions) <= (2, 17)
+
+
+@pytest.mark.parametrize(("kind", "file"), EVERY)
+def test_it_has_the_drivers_soname_and_stays_loaded(native: Path, kind: str, file: str) -> None:
+    dynamic = run("readelf", "-d", native / file)
+    assert f"[{FRONTS[kind][1]}]" in dynamic
+    assert "NOW" in dynamic
+    assert "NODELETE" in dynamic
+
+
+@pytest.mark.parametrize(("kind", "file"), EVERY)
+def test_it_runs_nothing_when_it_is_loaded(native: Path, kind: str, file: str) -> None:
+    """One entry is the compiler's own, which registers nothing in C."""
+    sizes = re.findall(r"\((?:INIT|PREINIT)_ARRAYSZ\)\s+(\d+)", run("readelf", "-d", native / file))
+    assert sizes in ([], ["8"])
+
+
+@pytest.mark.parametrize("kind", ["cuda", "nvml"])
+def test_the_library_a_container_receives_reads_no_environment(native: Path, kind: str) -> None:
+    undefined = run("nm", "-D", "--undefined-only", native / FRONTS[kind][0])
+    assert "getenv" not in undefined
+    assert b"VCUDA_ROOT" not in (native / FRONTS[kind][0]).read_bytes()
+
+
+@pytest.mark.parametrize("symbol", ["exit", "_exit", "abort", "system", "execve", "setenv", "umask"])
+def test_it_can_do_nothing_a_guest_may_not(native: Path, symbol: str) -> None:
+    for _, file in EVERY:
+        undefined = {
+            line.split()[-1].split("@")[0] for line in run("nm", "-D", "-u", native / file).splitlines()
+        }
+        assert symbol not in undefined
+
+
+def test_every_hook_is_an_exported_name() -> None:
+    assert hooked() <= all_names("cuda") | all_names("nvml")
+    assert {"cuInit", "cuGetProcAddress", "cuGetProcAddress_v2"} <= hooked()
