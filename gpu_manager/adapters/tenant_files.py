@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gpu_manager.adapters.selinux import put_label
 from gpu_manager.domain.errors import NodeUnready
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -97,7 +98,7 @@ def _open_again(here: int, name: str) -> int:
         os.close(handle)
 
 
-def create_page(here: int, name: str, content: bytes, mode: int) -> int:
+def create_page(here: int, name: str, content: bytes, mode: int, label: bytes | None = None) -> int:
     """Make a page whole under its name at once, and return its descriptor.
 
     Space is taken now: a full disk is an error here, not a SIGBUS in the tenant.
@@ -108,6 +109,7 @@ def create_page(here: int, name: str, content: bytes, mode: int) -> int:
     try:
         os.posix_fallocate(page, 0, len(content))
         write(page, 0, content)
+        put_label(page, label)
         os.fchmod(page, mode)  # not the creation mode: umask would cut it
         os.rename(draft, name, src_dir_fd=here, dst_dir_fd=here)
     except BaseException:

@@ -50,6 +50,19 @@ class Correction:
     lease: bool | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a container does on one card at this moment, by its own account.
+
+    ``in_flight`` counts streams with unsettled work; ``last_busy_ns`` is CLOCK_MONOTONIC, 0 for never.
+    """
+
+    card: CardUuid
+    in_flight: int
+    busy_ns: int
+    last_busy_ns: int
+
+
 _Change = Callable[["abi.Limits | None"], abi.Limits]
 """From what a limits page says now (None: nothing readable) to what it shall say."""
 
@@ -61,8 +74,10 @@ class PageTenants:
     never locked to wait: it could hold such a lock for ever.
     """
 
-    def __init__(self, root: Path, *, fail_open: bool = False) -> None:
+    def __init__(self, root: Path, *, fail_open: bool = False, label: bytes | None = None) -> None:
+        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`."""
         self._root = root
+        self._label = label
         self._fail_open = fail_open
         self._lock = threading.Lock()
         self._usage: dict[
@@ -132,21 +147,7 @@ class PageTenants:
         Raises:
             NodeUnready: it was tampered with (and put back where possible) or is gone.
         """
-        with self._lock, _errors(f"{self._root}/{name}"):
-            cards = self._cards_of(name)
-            page = self._usage.get(name)
-            if page is None or not os.fstat(page).st_nlink:
-                with files.directory(self._root, name) as here:
-                    page = self._usage_page(here, name)
-            changed = files.put_back(page, abi.USAGE_SIZE, USAGE_MODE)
-            if changed:
-                raise self._tampering(name, f"{changed}; that is put back")
-            try:
-                found = self._read(page, name, len(cards))
-            except abi.PageError as error:
-                raise self._tampering(name, str(error)) from error
-            alive = files.held(page, abi.MAX_SLOTS) if found.slots else frozenset[int]()
-        slots = [slot for slot in found.slots if slot.index in alive]
+        cards, found, slots = self._observe(name)
         return [
             TenantUse(
                 card=card,
@@ -156,6 +157,14 @@ class PageTenants:
                 refusals=line.refusals,
                 processes=len(slots),
             )
+            for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
+        ]
+
+    def activity(self, name: str) -> Sequence[Activity]:
+        """Who is at work now, for the co-activity factor. Raises NodeUnready as :meth:`usage` does."""
+        cards, found, slots = self._observe(name)
+        return [
+            Activity(card, sum(slot.inflight[i] for slot in slots), line.busy_ns, line.last_busy_ns)
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         ]
 
@@ -184,6 +193,24 @@ class PageTenants:
         with self._lock:
             for name in list(self._usage):
                 self._forget(name)
+
+    def _observe(self, name: str) -> tuple[tuple[CardUuid, ...], abi.Usage, list[abi.Slot]]:
+        """Cards, page, and the slots whose process lives (its byte is locked)."""
+        with self._lock, _errors(f"{self._root}/{name}"):
+            cards = self._cards_of(name)
+            page = self._usage.get(name)
+            if page is None or not os.fstat(page).st_nlink:
+                with files.directory(self._root, name) as here:
+                    page = self._usage_page(here, name)
+            changed = files.put_back(page, abi.USAGE_SIZE, USAGE_MODE)
+            if changed:
+                raise self._tampering(name, f"{changed}; that is put back")
+            try:
+                found = self._read(page, name, len(cards))
+            except abi.PageError as error:
+                raise self._tampering(name, str(error)) from error
+            alive = files.held(page, abi.MAX_SLOTS) if found.slots else frozenset[int]()
+        return cards, found, [slot for slot in found.slots if slot.index in alive]
 
     def _forget(self, name: str) -> None:
         page = self._usage.pop(name, None)
@@ -217,7 +244,7 @@ class PageTenants:
     def _write_limits(self, here: int, name: str, change: _Change) -> None:
         page = files.open_page(here, LIMITS)
         if page is None:
-            page = files.create_page(here, LIMITS, abi.build_limits(change(None)), LIMITS_MODE)
+            page = files.create_page(here, LIMITS, abi.build_limits(change(None)), LIMITS_MODE, self._label)
             os.close(page)
             return
         try:
@@ -241,7 +268,7 @@ class PageTenants:
                 raise NodeUnready(
                     f"the usage page of {self._root}/{name} is gone: its container must start again"
                 )
-            page = files.create_page(here, USAGE, abi.build_usage(), USAGE_MODE)
+            page = files.create_page(here, USAGE, abi.build_usage(), USAGE_MODE, self._label)
         old = self._usage.pop(name, None)
         if old is not None:
             os.close(old)
@@ -313,6 +340,11 @@ def _errors(where: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise NodeUnready(f"the control pages of {where} are gone: the container must start again") from error
+    except PermissionError as error:
+        raise NodeUnready(
+            f"the control pages of {where} cannot be used: {error.strerror}; their owner or mode "
+            "is not the agent's any more (a container may have changed it), or the agent may not write there"
+        ) from error
     except OSError as error:
         raise NodeUnready(
             f"the control pages of {where} cannot be used: {error.strerror or error}; "

@@ -162,6 +162,17 @@ def test_a_process_killed_in_another_session_is_seen_dead(tenants, root):
     assert tenants.usage(NAME)[0].processes == 0
 
 
+def test_activity_counts_the_streams_of_living_processes(tenants, root):
+    tenants.open(NAME, [LIMIT])
+    alive, dead = (claim(usage_file(root), index) for index in (0, 1))
+    for index, streams in ((0, 3), (1, 5)):
+        put(usage_file(root), abi.USAGE_HEAD_SIZE + index * abi.SLOT_SIZE + 64, struct.pack("<I", streams))
+    put(usage_file(root), 4096 + 3 * 128, struct.pack("<Q", 77))
+    os.close(dead)
+    assert [(a.card, a.in_flight, a.last_busy_ns) for a in tenants.activity(NAME)] == [(CARD, 3, 77)]
+    os.close(alive)
+
+
 def test_usage_is_read_by_an_agent_that_did_not_make_the_page(tenants, root):
     tenants.open(NAME, [Limit(SECOND, GIB, 5, 5)])
     restarted = PageTenants(root)

@@ -19,6 +19,7 @@ from typing import Final
 
 import structlog
 
+from gpu_manager.adapters.selinux import put_label
 from gpu_manager.domain.contract import LIBRARY_DIR
 from gpu_manager.domain.errors import NodeUnready
 
@@ -47,9 +48,10 @@ class Delivered:
 class Delivery:
     """Installs from ``source`` (what the package ships) into ``store``; the caller serialises the calls."""
 
-    def __init__(self, source: Path | None, store: Path) -> None:
+    def __init__(self, source: Path | None, store: Path, label: bytes | None = None) -> None:
         self._source = source
         self._store = store
+        self._label = label
         self._signature: tuple[object, ...] = ()
         self._current: Delivered | None = None
 
@@ -114,6 +116,7 @@ class Delivery:
                 path = draft / name
                 with path.open("wb") as file:
                     file.write(data)
+                    put_label(file.fileno(), self._label)
                     os.fchmod(file.fileno(), 0o444 if name == PRELOAD else 0o555)
                     os.fsync(file.fileno())
             _sync(draft)

@@ -61,6 +61,7 @@ class DriverFiles:
         stand_in: Path | None = None,
         cdi_dir: Path = Path("/var/run/cdi"),
         extra_devices: Sequence[str] = (),
+        label: bytes | None = None,
     ) -> None:
         self.strategy = strategy
         self._cards = cards
@@ -71,7 +72,9 @@ class DriverFiles:
         self._lock = threading.Lock()
         self._simulated = strategy is Strategy.SIMULATED
         self._finder = self._make_finder(state / "driver", stand_in)
-        self._delivery = None if self._simulated and libraries is None else Delivery(libraries, state / "lib")
+        self._delivery = (
+            None if self._simulated and libraries is None else Delivery(libraries, state / "lib", label)
+        )
         self._records = Records(state / "tenants")
         self._specs = cdi.Specs(cdi_dir) if strategy is Strategy.CDI else None
         self._orphans: frozenset[str] = frozenset()

@@ -1,0 +1,25 @@
+"""Lets containers read what we mount into them on nodes with SELinux, where the mount alone is not enough.
+
+Files under /var/lib and /run carry types that no container may open; ``container_file_t`` without categories
+is what every container may. Setting it needs an agent that may relabel (``spc_t``, as privileged pods are).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+LABEL: Final = b"system_u:object_r:container_file_t:s0\0"
+_ATTRIBUTE: Final = "security.selinux"
+
+
+def label_of(root: Path = Path("/")) -> bytes | None:
+    """The label for shared files on the node whose file system is at ``root``; None without SELinux."""
+    return LABEL if (root / "sys/fs/selinux/enforce").exists() else None
+
+
+def put_label(target: int | Path, label: bytes | None) -> None:
+    """Label an open file or a path, if there is a label. Raises OSError if the node refuses."""
+    if label is not None:
+        os.setxattr(target, _ATTRIBUTE, label)
