@@ -80,7 +80,7 @@ class Allocator:
         self._last: dict[str, Decision] = {}
         self._partner: Key | None = None
         self._never: frozenset[PodUid] = frozenset()
-        self._seen: dict[PodUid, tuple[str, str]] = {}  # pods seen active since the kubelet came up
+        self._seen: set[PodUid] = set()  # pods seen active since the kubelet came up
         self._in_flight = 0
         self._admitted_at = float("-inf")
         self._refused: list[tuple[float, Amount]] = []
@@ -174,7 +174,7 @@ class Allocator:
             answer = self._association.identify(
                 question, lambda pod, name, r: _held(holds, pod, name, r), never=never, partner=partner
             )
-            self._let_go_of_inactive(answer)
+            self._let_go_of_inactive(answer, offered)
         finally:
             with self._lock:
                 self._in_flight -= 1
@@ -200,7 +200,7 @@ class Allocator:
         try:
             allocation = self._planner.allocation_of(pod, container)
             ids = self._planner.pick(resource, allocation.cards, free, must, size)
-            granted = any(a.granted for a in self._books.ledger.of_pod(pod.uid).values())
+            granted = self._granted(pod.uid)
             offered_cards = self.node.ids.cards_of(resource, free)
             if not granted and not must and not offered_cards & set(allocation.cards):
                 # Only cards of another NUMA node are offered: the kubelet's topology policy decides.
@@ -212,33 +212,39 @@ class Allocator:
             log.info("will be refused", pod=pod.key, container=container.name, reason=str(error))
             return self._planner.best_ids(resource, free, must, size), Decision(candidate, error)
 
-    def _let_go_of_inactive(self, answer: Answer) -> None:
-        """Pods that were active since the kubelet came up and are not any more hold nothing but memory
-        that their processes still use.
+    def _let_go_of_inactive(self, answer: Answer, offered: Sequence[str]) -> None:
+        """Give back what pods held that have ended, by the kubelet's own account, unless processes live on.
+
+        A pod has ended if it was active since the kubelet came up and is not any more; or if the API has
+        forgotten it too and it was only planned, or the kubelet offers ids of it.
         """
         if answer.active is None:
             return
-        active = answer.active
+        local = self._pods.local()
+        living = {
+            f.pod.uid for found in local.values() for f in found if not f.tombstone and not f.pod.terminal
+        }
+        taken = {name: f.pod.uid for name, found in local.items() for f in found if f.pod.uid in living}
         with self._lock:
+            returned = self._books.owners(offered)
+            ended = []
             for uid in self._books.ledger.pods:
-                name = next(
-                    ((a.namespace, a.pod_name) for a in self._books.ledger.of_pod(uid).values()), None
-                )
-                if name in active and name is not None:
-                    self._seen[uid] = name
-            ended = [uid for uid, name in self._seen.items() if name not in active]
+                held = next(iter(self._books.ledger.of_pod(uid).values()))
+                namesake = taken.get(f"{held.namespace}/{held.pod_name}", uid) != uid and uid not in living
+                if (held.namespace, held.pod_name) in answer.active and not namesake:
+                    self._seen.add(uid)
+                elif uid in self._seen or (uid not in living and (uid in returned or not self._granted(uid))):
+                    ended.append(uid)
         for uid in ended:
             if self._processes.alive(uid) is False:
                 with self._lock:
                     gone = self._books.release(uid)
-                    self._seen.pop(uid, None)
-                for allocation in gone:
-                    log.info(
-                        "reclaimed",
-                        pod=_name(allocation),
-                        container=allocation.container,
-                        reason="no longer active",
-                    )
+                    self._seen.discard(uid)
+                for one in gone:
+                    log.info("reclaimed", pod=_name(one), container=one.container, reason="no longer active")
+
+    def _granted(self, uid: PodUid) -> bool:
+        return any(a.granted for a in self._books.ledger.of_pod(uid).values())
 
     def _drop_held(self, resource: str, offered: Sequence[str], answer: Answer) -> list[str]:
         """The offer without ids that another active pod holds; others that the books still show are free."""
@@ -359,8 +365,7 @@ class Allocator:
         allocation: Allocation,
     ) -> Allocation:
         """The ids are not of the decided cards: one card set that fits decides, anything else is a token."""
-        granted = any(a.granted for a in self._books.ledger.of_pod(pod.uid).values())
-        if not granted and len(named) == len(allocation.cards):
+        if not self._granted(pod.uid) and len(named) == len(allocation.cards):
             moved = self._planner.plan_within(pod, container, named)
             if moved is not None:
                 self._tally.count("annotation_yielded")
