@@ -32,7 +32,9 @@ def main() -> int:
         rows += importlib.import_module(f"bench.{group}").rows(full=arguments.full)
         print(f"{group}: {time.monotonic() - started:.0f} s", file=sys.stderr)
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_text(json.dumps([row.as_json() for row in rows], indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    OUTPUT.write_text(
+        json.dumps([row.as_json() for row in rows], indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     Console().print(table(rows))
     return 1 if any(row.holds is False for row in rows) else 0
 

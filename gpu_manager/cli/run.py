@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,6 +88,9 @@ def command(
     ] = None,
     extra_config: Annotated[Path | None, typer.Option(help="The predecessor's extra-config.json.")] = None,
     evict: Annotated[bool, typer.Option(help="Evict a controlled pod whose card is wrong.")] = True,
+    reclaim_seconds: Annotated[
+        float, typer.Option(min=0.1, help="How often what dead pods held is looked for.")
+    ] = 30.0,
     legacy_metrics: Annotated[bool, typer.Option(help="The predecessor's metrics beside ours.")] = True,
     node_labels: Annotated[str, typer.Option(help="Labels for the node: k=v,k=v.")] = "",
     log_level: Annotated[
@@ -120,6 +125,7 @@ def command(
             stand_in=stand_in,
             extra_devices=_extra(extra_config),
             evict=evict,
+            reclaim_seconds=reclaim_seconds,
             legacy_metrics=legacy_metrics,
             labels=_labels(node_labels),
         )
@@ -132,9 +138,6 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def configure_log(level: str) -> None:
     """One line an event on stderr: for people on a terminal, JSON otherwise. klog's numbers are understood."""
-    import logging  # noqa: PLC0415
-    import sys  # noqa: PLC0415
-
     names = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
     number = names.get(level.lower())
     if number is None:
