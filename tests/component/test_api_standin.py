@@ -11,6 +11,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.sandbox.api import ApiError, StandInApi
 
 
@@ -291,6 +292,13 @@ def test_stopping_frees_the_port_and_starting_again_keeps_the_objects(api, core)
     api.start()
     assert api.url == url
     assert core.read_namespaced_config_map("settings", "default").data == {"a": "1"}
+
+
+def test_a_port_that_is_taken_is_named(api):
+    with pytest.raises(
+        NodeUnready, match=r"cannot listen at http://127\.0\.0\.1:\d+: Address already in use"
+    ):
+        StandInApi(port=int(api.url.rpartition(":")[2])).start()
 
 
 def test_stopping_does_not_wait_for_requests_that_are_held(api, core):

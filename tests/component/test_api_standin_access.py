@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from gpu_manager.sandbox.api import ADMIN_TOKEN, Access, Hook, StandInApi, service_account
+from gpu_manager.sandbox.api import (
+    ADMIN_TOKEN,
+    Access,
+    ApiError,
+    Hook,
+    StandInApi,
+    https_hook,
+    service_account,
+)
 
 AGENT = service_account("kube-system", "gpu-manager")
 
@@ -128,6 +138,40 @@ def test_a_validating_hook_refuses_creation_update_and_binding_in_the_servers_wo
         message = json.loads(caught.value.body)["message"]
         assert message == 'admission webhook "no.x" denied the request: not here'
         assert "labels" not in api.get("pods", "train")["metadata"]
+
+
+class Webhook(BaseHTTPRequestHandler):
+    """Refuses every pod by the name of ``refused``."""
+
+    def do_POST(self):
+        review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        allowed = review["request"]["name"] != "refused"
+        body = json.dumps(answer(review, allowed=allowed, status={"code": 422, "reason": "Invalid"})).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_webhook_is_asked_over_http_and_its_absence_fails_closed_or_open():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        call = https_hook(f"http://127.0.0.1:{server.server_address[1]}/validate", timeout=5)
+        api = StandInApi(hooks=[Hook("web.x", call)])
+        api.create(pod("allowed"))
+        with pytest.raises(ApiError, match=r'webhook "web\.x" denied the request: Invalid') as caught:
+            api.create(pod("refused"))
+        assert caught.value.code == 422
+        server.shutdown()
+        thread.join()
+    with pytest.raises(ApiError, match=r"failed calling webhook"):
+        api.create(pod("later"))
+    open_api = StandInApi(hooks=[Hook("web.x", call, fail_open=True)])
+    assert open_api.create(pod("later"))["metadata"]["name"] == "later"
 
 
 def test_a_hook_that_answers_another_request_fails_closed():

@@ -25,15 +25,23 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 256
+    timeout = 0.0  # handle_request is called when somebody is there
 
     def __init__(self, port: int, router: Router, tls: ssl.SSLContext | None) -> None:
         self.router = router
         self.watches: set[Watch] = set()
         self.guard = threading.Lock()
+        self.ending = False
         self._tls = tls
+        self._wake = socket.socketpair()
         self._connections: set[socket.socket] = set()
         self._workers: set[threading.Thread] = set()
-        super().__init__(("127.0.0.1", port), Handler)
+        try:
+            super().__init__(("127.0.0.1", port), Handler)
+        except OSError:
+            for end in self._wake:
+                end.close()
+            raise
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept; the TLS handshake is left to the connection's own thread."""
@@ -63,11 +71,23 @@ class Server(ThreadingHTTPServer):
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
-    def shut(self) -> None:
-        """Close the port and every connection, and wait for their threads."""
-        self.shutdown()
+    def serve(self) -> None:
+        """Accept until :meth:`shut` (without the base class's polling, so that it ends at once)."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        poll.register(self._wake[0], select.POLLIN)
+        while not any(handle == self._wake[0].fileno() for handle, _ in poll.poll()):
+            self.handle_request()
+
+    def shut(self, acceptor: threading.Thread) -> None:
+        """End ``acceptor``, which runs :meth:`serve`, and every connection, and wait for their threads."""
+        self._wake[1].send(b"x")
+        acceptor.join(5.0)
         self.server_close()
+        for end in self._wake:
+            end.close()
         with self.guard:
+            self.ending = True  # a watch that begins from now on ends by itself
             watches, connections, workers = set(self.watches), set(self._connections), set(self._workers)
         for watch in watches:
             watch.stop()
@@ -145,6 +165,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         with self.server.guard:
             self.server.watches.add(watch)
+            if self.server.ending:
+                watch.stop()
         try:
             for lines in watch:
                 if not lines and self._hung_up():
@@ -170,7 +192,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _hung_up(self) -> bool:
         """True if the client has closed. A client says nothing during a watch, so any input is its end."""
-        return bool(select.select([self.connection], [], [], 0)[0])
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        return bool(poll.poll(0))
 
 
 _QUOTED = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": " "})

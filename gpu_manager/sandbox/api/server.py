@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.sandbox.api.access import ADMIN, Access, Authorize, Gate, User
 from gpu_manager.sandbox.api.admission import Hook
 from gpu_manager.sandbox.api.faults import Faults
@@ -65,16 +66,19 @@ class StandInApi:
     # Life.
 
     def start(self) -> Self:
-        """Listen. Returns itself."""
+        """Listen. Returns itself. Raises NodeUnready: the port is taken, or a TLS file cannot be used."""
         context = None
-        if self._tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*self._tls)
-        self._server = Server(self._port, self._router, context)
+        try:
+            if self._tls is not None:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(*self._tls)
+            self._server = Server(self._port, self._router, context)
+        except OSError as error:
+            raise NodeUnready(
+                f"the API stand-in cannot listen at {self.url}: {error.strerror or error}"
+            ) from error
         self._port = int(self._server.server_address[1])
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), name="api-stand-in", daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.serve, name="api-stand-in", daemon=True)
         self._thread.start()
         return self
 
@@ -84,8 +88,7 @@ class StandInApi:
         self._server = self._thread = None
         if server is not None and thread is not None:
             self.faults.release()
-            server.shut()
-            thread.join(5.0)
+            server.shut(thread)
 
     def __enter__(self) -> Self:
         return self.start()
