@@ -160,6 +160,12 @@ def test_a_fetched_pod_of_another_node_is_told_but_not_kept(api, kube):
     assert kube.pods.local() == {}
 
 
+@pytest.mark.parametrize("name", ["../../nodes/n1", "train/../x", "a b", "?watch=true", "%2e%2e", "\n"])
+def test_a_hostile_name_points_at_no_other_object(api, kube, name):
+    api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
+    assert kube.pods.fetch("default", name) is None
+
+
 def test_an_expired_watch_lists_again_and_buries_who_was_deleted_unseen(api, kube):
     gone, stays = (api.create(pod(name))["metadata"]["uid"] for name in ("gone", "stays"))
     kube.changes.wait(named("stays"))

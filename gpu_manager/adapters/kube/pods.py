@@ -12,7 +12,7 @@ from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachabl
 from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
-from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent
+from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent, named_path
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.ports import Clock, Found
@@ -96,7 +96,7 @@ class KubePods:
                 return min(same, key=lambda pod: (pod.deleting, pod.terminal))
         what = f"read the pod {namespace}/{name}"
         try:
-            obj = self._connection.request(what, "GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+            obj = self._connection.request(what, "GET", named_path(namespace, name))
         except Refused as refusal:
             if refusal.code == 404:
                 return None

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeVar
+from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
 from gpu_manager.adapters.kube.outbox import FINAL, Task
@@ -239,7 +240,12 @@ class EventTeller:
 
 def pod_path(pod: Pod) -> str:
     """The pod's place in the API."""
-    return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+    return named_path(pod.namespace, pod.name)
+
+
+def named_path(namespace: str, name: str) -> str:
+    """The place of a pod of that name; quoted, so that no name can point elsewhere."""
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 
 def _remember(table: OrderedDict[Hashable, _Value], key: Hashable, value: _Value, room: int) -> None:
