@@ -80,9 +80,8 @@ class PageTenants:
         self._label = label
         self._fail_open = fail_open
         self._lock = threading.Lock()
-        self._usage: dict[
-            str, int
-        ] = {}  # open descriptors: a sample of an idle container is two system calls
+        # Descriptors kept open, so that a sample of an idle container is a handful of system calls.
+        self._usage: dict[str, int] = {}
         self._cards: dict[str, tuple[CardUuid, ...]] = {}
         self._tampered: dict[str, int] = {}
 

@@ -157,6 +157,7 @@ def test_nothing_is_removed_while_a_container_s_directory_is_unknown(place):
 
 def test_a_library_that_was_changed_in_place_is_replaced_under_its_name(place):
     old = place.library(place.agent().inject(A, FRACTION, None, "{}"))
+    Path(old).chmod(0o755)
     with Path(old).open("r+b") as mounted:
         mounted.write(b"x")
         assert place.library(place.agent().inject(B, FRACTION, None, "{}")) == old
