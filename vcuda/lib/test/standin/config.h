@@ -1,0 +1,49 @@
+/*
+ * What machine the stand-in pretends to be. Read once per process, in this order, the first that says a key wins:
+ * environment `VCUDA_STANDIN_<KEY>` (dots as underscores), then a file of `key = value` lines, then the defaults.
+ * The file is the one named by VCUDA_STANDIN_CONFIG, else `standin.conf` beside this library.
+ *
+ *   cards            how many (default 1)                state        directory shared by all processes
+ *   model            h200 h100 a100 a10 l4 t4 small      quantum_us   time slice between processes (2000)
+ *   memory_mib  sms  over the model's own                kernel_us    length of a kernel that names none (10)
+ *   context_mib module_kib  what a context, a module     launch_ns    time a launch call takes (0)
+ *                    takes on the card                   driver       NVML's driver version string
+ *   link             NV18, PIX, PHB, SYS: between all    mig          1: MIG mode is on
+ *   card.<i>.<key>   model memory_mib sms uuid pci       pools        0: no memory pools
+ *   card.<i>.links   a row as `nvidia-smi topo -m` prints it: X NV18 SYS ...
+ *   lost             index of a card that has fallen off the bus
+ *   fail             name=code[@n][,...]: that call fails, always or only the nth time
+ *   callback         1: cuInit looks up symbols through dlsym while it runs
+ */
+#ifndef STANDIN_CONFIG_H
+#define STANDIN_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { MAX_CARDS = 16 };
+
+struct card_config {
+    int index;
+    char name[96], uuid_text[48], pci_text[32];
+    unsigned char uuid[16];
+    int64_t memory_bytes, context_bytes;
+    int sms, major, minor, clock_khz, memory_clock_khz, bus_bits, l2_bytes, power_w, nvlinks;
+    unsigned int pci_bus;
+    bool mig, lost;
+    char link[MAX_CARDS][8]; /* to each card, in the words of `nvidia-smi topo -m` */
+};
+
+struct config {
+    int cards;
+    struct card_config card[MAX_CARDS];
+    char state[256], driver[32];
+    int64_t quantum_ns, kernel_ns, launch_ns, module_bytes;
+    bool callback, pools;
+};
+
+const struct config *config_read(void);
+/* The value of a key, or NULL; valid until the next call from this thread. */
+const char *config_text(const char *key);
+
+#endif

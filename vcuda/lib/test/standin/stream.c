@@ -1,0 +1,286 @@
+/* Streams and events. */
+#include <stdlib.h>
+
+#include "process.h"
+
+CUresult model_cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
+    NEED_CONTEXT(context);
+    if (!out || flags > 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct stream *stream = calloc(1, sizeof *stream);
+    if (!stream)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    stream->context = context;
+    stream->flags = flags;
+    stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    stream->held_end = &stream->held;
+    process_lock();
+    stream->id = ++process.next_id;
+    stream->next = context->streams;
+    context->streams = stream;
+    process_unlock();
+    *out = stream;
+    return CUDA_SUCCESS;
+}
+CUresult model_cuStreamCreate(CUstream *out, unsigned int flags) {
+    return model_cuStreamCreateWithPriority(out, flags, 0);
+}
+
+/* Work already submitted still runs: its places are on the card. */
+CUresult model_cuStreamDestroy_v2(CUstream stream) {
+    if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
+        return CUDA_ERROR_INVALID_HANDLE;
+    process_lock();
+    while (stream->held)
+        pthread_cond_wait(&process.progress, &process.lock);
+    for (struct stream **at = &stream->context->streams; *at; at = &(*at)->next)
+        if (*at == stream) {
+            *at = stream->next;
+            break;
+        }
+    free(stream->capture_deps);
+    free(stream);
+    process_unlock();
+    return CUDA_SUCCESS;
+}
+ALIAS(cuStreamDestroy, cuStreamDestroy_v2);
+
+/* Finds the stream, and answers for one that is being captured. */
+static CUresult find(CUstream handle, bool while_capturing, struct stream **out) {
+    NEED_CONTEXT(context);
+    process_lock();
+    *out = stream_of(context, handle);
+    CUresult result = while_capturing ? CUDA_SUCCESS : capture_check(*out);
+    process_unlock();
+    return result;
+}
+
+CUresult model_cuStreamSynchronize(CUstream handle) {
+    struct stream *stream;
+    CUresult result = find(handle, false, &stream);
+    if (result == CUDA_SUCCESS)
+        exec_stream_wait(stream);
+    return result;
+}
+CUresult model_cuStreamQuery(CUstream handle) {
+    struct stream *stream;
+    CUresult result = find(handle, false, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    process_lock();
+    bool done = !stream->held && exec_reached(stream->context->device, exec_tail(stream));
+    if (done)
+        pool_sync(stream->context->device);
+    process_unlock();
+    return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+CUresult model_cuStreamGetPriority(CUstream handle, int *priority) {
+    struct stream *stream;
+    CUresult result = find(handle, true, &stream);
+    if (result == CUDA_SUCCESS)
+        *priority = stream->priority;
+    return result;
+}
+CUresult model_cuStreamGetFlags(CUstream handle, unsigned int *flags) {
+    struct stream *stream;
+    CUresult result = find(handle, true, &stream);
+    if (result == CUDA_SUCCESS)
+        *flags = stream->flags;
+    return result;
+}
+CUresult model_cuStreamGetId(CUstream handle, unsigned long long *id) {
+    struct stream *stream;
+    CUresult result = find(handle, true, &stream);
+    if (result == CUDA_SUCCESS)
+        *id = stream->id;
+    return result;
+}
+CUresult model_cuStreamGetCtx(CUstream handle, CUcontext *out) {
+    struct stream *stream;
+    CUresult result = find(handle, true, &stream);
+    if (result == CUDA_SUCCESS)
+        *out = stream->context;
+    return result;
+}
+CUresult model_cuStreamGetCtx_v2(CUstream handle, CUcontext *out, void **green) {
+    if (green)
+        *green = NULL;
+    return model_cuStreamGetCtx(handle, out);
+}
+CUresult model_cuStreamGetDevice(CUstream handle, CUdevice *out) {
+    struct stream *stream;
+    CUresult result = find(handle, true, &stream);
+    if (result == CUDA_SUCCESS)
+        *out = stream->context->device->ordinal;
+    return result;
+}
+CUresult model_cuStreamAttachMemAsync(CUstream handle, CUdeviceptr pointer, size_t length, unsigned int flags) {
+    struct stream *stream;
+    (void)pointer;
+    (void)length;
+    (void)flags;
+    return find(handle, true, &stream);
+}
+
+/* ---- host functions ---------------------------------------------------------------------------------------- */
+
+static CUresult host(CUstream handle, struct operation operation) {
+    NEED_CONTEXT(context);
+    if (!operation.fn && !operation.callback)
+        return CUDA_ERROR_INVALID_VALUE;
+    process_lock();
+    struct stream *stream = stream_of(context, handle);
+    CUresult result = CUDA_SUCCESS;
+    if (capturing(stream)) {
+        CUgraphNodeParams params = {.type = NODE_HOST, .host = {operation.fn, operation.data}};
+        result = operation.fn ? capture_add(stream, NODE_HOST, &params) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    } else {
+        exec_hold(stream, operation);
+    }
+    process_unlock();
+    return result;
+}
+
+CUresult model_cuLaunchHostFunc(CUstream stream, CUhostFn fn, void *data) {
+    return host(stream, (struct operation){.kind = OP_HOST, .fn = fn, .data = data});
+}
+CUresult model_cuLaunchHostFunc_v2(CUstream stream, CUhostFn fn, void *data, unsigned int mode) {
+    (void)mode;
+    return model_cuLaunchHostFunc(stream, fn, data);
+}
+CUresult model_cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags) {
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    return host(stream, (struct operation){.kind = OP_HOST, .callback = callback, .data = data});
+}
+
+/* ---- events ------------------------------------------------------------------------------------------------- */
+
+enum { EVENT_DISABLE_TIMING = 2 };
+
+CUresult model_cuEventCreate(CUevent *out, unsigned int flags) {
+    NEED_CONTEXT(context);
+    if (!out || flags > 7)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct event *event = calloc(1, sizeof *event);
+    if (!event)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    event->context = context;
+    event->flags = flags;
+    process_lock();
+    event->next = context->events;
+    context->events = event;
+    process_unlock();
+    *out = event;
+    return CUDA_SUCCESS;
+}
+CUresult model_cuEventDestroy_v2(CUevent event) {
+    if (!event)
+        return CUDA_ERROR_INVALID_HANDLE;
+    process_lock();
+    exec_forget_event(event);
+    for (struct event **at = &event->context->events; *at; at = &(*at)->next)
+        if (*at == event) {
+            *at = event->next;
+            break;
+        }
+    free(event->capture_deps);
+    free(event);
+    process_unlock();
+    return CUDA_SUCCESS;
+}
+ALIAS(cuEventDestroy, cuEventDestroy_v2);
+
+CUresult model_cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags) {
+    NEED_CONTEXT(context);
+    if (!event)
+        return CUDA_ERROR_INVALID_HANDLE;
+    process_lock();
+    struct stream *stream = stream_of(context, handle);
+    CUresult result = CUDA_SUCCESS;
+    if (event->context->device != stream->context->device) {
+        result = CUDA_ERROR_INVALID_HANDLE;
+    } else if (capturing(stream)) {
+        CUgraphNodeParams params = {.type = NODE_EVENT_RECORD, .event = event};
+        /* Only an external record (flag 1) becomes a node; any other marks a place in the capture. */
+        result = flags & 1 ? capture_add(stream, NODE_EVENT_RECORD, &params) : capture_mark(event, stream);
+    } else {
+        event->capturing = NULL;
+        exec_record(event, stream);
+    }
+    process_unlock();
+    return result;
+}
+CUresult model_cuEventRecord(CUevent event, CUstream stream) {
+    return model_cuEventRecordWithFlags(event, stream, 0);
+}
+CUresult model_cuEventQuery(CUevent event) {
+    if (!event)
+        return CUDA_ERROR_INVALID_HANDLE;
+    process_lock();
+    CUresult result = event->capturing ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS && event->generation)
+        if (event->placed < event->generation || !exec_reached(event->context->device, event->p))
+            result = CUDA_ERROR_NOT_READY;
+    process_unlock();
+    return result;
+}
+CUresult model_cuEventSynchronize(CUevent event) {
+    if (!event)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (event->capturing)
+        return CUDA_ERROR_CAPTURED_EVENT;
+    if (event->generation)
+        exec_event_wait(event);
+    return CUDA_SUCCESS;
+}
+
+static int64_t happened(struct event *event) {
+    int64_t wall = exec_wall(event->context->device, event->p);
+    return wall > event->not_before ? wall : event->not_before;
+}
+
+/* Resolution is half a microsecond, as NVIDIA documents. */
+CUresult model_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
+    if (!start || !end || !start->generation || !end->generation)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if ((start->flags | end->flags) & EVENT_DISABLE_TIMING)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!milliseconds)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = model_cuEventQuery(start);
+    if (result == CUDA_SUCCESS)
+        result = model_cuEventQuery(end);
+    if (result != CUDA_SUCCESS)
+        return result;
+    process_lock();
+    int64_t steps = (happened(end) - happened(start)) / 500;
+    process_unlock();
+    *milliseconds = (float)((double)steps * 0.0005);
+    return CUDA_SUCCESS;
+}
+ALIAS(cuEventElapsedTime_v2, cuEventElapsedTime);
+
+CUresult model_cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
+    NEED_CONTEXT(context);
+    if (!event)
+        return CUDA_ERROR_INVALID_HANDLE;
+    process_lock();
+    struct stream *stream = stream_of(context, handle);
+    CUresult result = CUDA_SUCCESS;
+    if (event->capturing) {
+        result = capture_join(stream, event);
+    } else if (capturing(stream)) {
+        CUgraphNodeParams params = {.type = NODE_WAIT_EVENT, .event = event};
+        result = flags & 1 ? capture_add(stream, NODE_WAIT_EVENT, &params) : CUDA_SUCCESS;
+    } else if (event->generation) {
+        bool other_card = event->context->device != stream->context->device;
+        if (stream->held || event->placed < event->generation)
+            exec_hold(stream,
+                      (struct operation){.kind = OP_WAIT, .event = event, .generation = event->generation});
+        else if (!other_card)
+            exec_finish(stream, event->p);
+    }
+    process_unlock();
+    return result;
+}

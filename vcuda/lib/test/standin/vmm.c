@@ -1,0 +1,269 @@
+/*
+ * Virtual memory management: address space and physical blocks apart. A block lives, and stays charged, while there
+ * is a handle to it or a mapping of it; one imported from another process is charged there, not here.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "process.h"
+
+struct physical {
+    struct physical *next;
+    CUmemAllocationProp props;
+    struct device *device; /* NULL: host memory */
+    size_t bytes;
+    int fd, handles, mappings;
+    bool imported;
+};
+
+struct mapping {
+    struct mapping *next;
+    uintptr_t at;
+    size_t bytes;
+    struct physical *physical;
+};
+
+static struct physical *blocks;
+static struct mapping *mappings;
+
+static struct physical *find(CUmemGenericAllocationHandle handle) {
+    for (struct physical *at = blocks; at; at = at->next)
+        if ((CUmemGenericAllocationHandle)(uintptr_t)at == handle && at->handles > 0)
+            return at;
+    return NULL;
+}
+
+static void drop_unused(struct physical *physical) {
+    if (physical->handles > 0 || physical->mappings > 0)
+        return;
+    if (physical->device && !physical->imported)
+        device_charge(physical->device, -(int64_t)physical->bytes);
+    close(physical->fd);
+    for (struct physical **at = &blocks; *at; at = &(*at)->next)
+        if (*at == physical) {
+            *at = physical->next;
+            break;
+        }
+    free(physical);
+}
+
+static CUresult add(const CUmemAllocationProp *props, size_t bytes, int fd, bool imported, struct device *device,
+                    CUmemGenericAllocationHandle *out) {
+    struct physical *physical = calloc(1, sizeof *physical);
+    if (!physical)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    physical->props = *props;
+    physical->device = device;
+    physical->bytes = bytes;
+    physical->fd = fd;
+    physical->handles = 1;
+    physical->imported = imported;
+    physical->next = blocks;
+    blocks = physical;
+    *out = (uintptr_t)physical;
+    return CUDA_SUCCESS;
+}
+
+CUresult model_cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *props, int option) {
+    (void)option;
+    if (!out || !props)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = (size_t)GRANULE;
+    return CUDA_SUCCESS;
+}
+
+CUresult model_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *props,
+                           unsigned long long flags) {
+    if (!out || !props || flags || props->type != 1 || bytes == 0 || bytes % (size_t)GRANULE)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct device *device = NULL;
+    if (props->location.type == LOCATION_DEVICE && !(device = device_of(props->location.id)))
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (!device && (props->location.type < LOCATION_HOST || props->location.type > LOCATION_HOST_NUMA_CURRENT))
+        return CUDA_ERROR_INVALID_VALUE;
+    process_lock();
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (!device || device_charge(device, (int64_t)bytes)) {
+        int fd = (int)syscall(SYS_memfd_create, "standin", 1U /* close on exec */);
+        if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0)
+            result = add(props, bytes, fd, false, device, out);
+        if (result != CUDA_SUCCESS && device)
+            device_charge(device, -(int64_t)bytes);
+        if (result != CUDA_SUCCESS && fd >= 0)
+            close(fd);
+    }
+    process_unlock();
+    return result;
+}
+
+CUresult model_cuMemRelease(CUmemGenericAllocationHandle handle) {
+    process_lock();
+    struct physical *physical = find(handle);
+    if (physical) {
+        physical->handles--;
+        drop_unused(physical);
+    }
+    process_unlock();
+    return physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult model_cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr hint,
+                                   unsigned long long flags) {
+    (void)hint;
+    if (!out || !bytes || bytes % (size_t)GRANULE || flags || (alignment & (alignment - 1)))
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t step = alignment > (size_t)GRANULE ? alignment : (size_t)GRANULE;
+    char *start = mmap(NULL, bytes + step, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    char *aligned = (char *)(((uintptr_t)start + step - 1) / step * step);
+    if (aligned > start)
+        munmap(start, (size_t)(aligned - start));
+    if (aligned < start + step)
+        munmap(aligned + bytes, (size_t)(start + step - aligned));
+    *out = (uintptr_t)aligned;
+    return CUDA_SUCCESS;
+}
+CUresult model_cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
+    if (!pointer || !bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    process_lock();
+    bool mapped = false;
+    for (struct mapping *at = mappings; at; at = at->next)
+        mapped |= at->at < pointer + bytes && pointer < at->at + at->bytes;
+    process_unlock();
+    if (mapped)
+        return CUDA_ERROR_INVALID_VALUE;
+    return munmap((void *)(uintptr_t)pointer, bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult map(uintptr_t at, size_t bytes, size_t offset, struct physical *physical) {
+    if (offset > physical->bytes || bytes > physical->bytes - offset)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (struct mapping *other = mappings; other; other = other->next)
+        if (other->at < at + bytes && at < other->at + other->bytes)
+            return CUDA_ERROR_INVALID_VALUE;
+    struct mapping *mapping = calloc(1, sizeof *mapping);
+    if (!mapping)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (mmap((void *)at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->fd, (off_t)offset) ==
+        MAP_FAILED) {
+        free(mapping);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *mapping = (struct mapping){mappings, at, bytes, physical};
+    mappings = mapping;
+    physical->mappings++;
+    struct device *device = physical->device ? physical->device : &process.device[0];
+    map_add((struct memory){.base = at, .bytes = bytes, .backed = bytes, .kind = MAPPED, .device = device});
+    return CUDA_SUCCESS;
+}
+
+CUresult model_cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                        unsigned long long flags) {
+    if (!pointer || !bytes || pointer % (uint64_t)GRANULE || bytes % (size_t)GRANULE || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    process_lock();
+    struct physical *physical = find(handle);
+    CUresult result = physical ? map((uintptr_t)pointer, bytes, offset, physical) : CUDA_ERROR_INVALID_VALUE;
+    process_unlock();
+    return result;
+}
+
+/* Whole mappings only; a range may span several. */
+CUresult model_cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
+    process_lock();
+    bool found = false;
+    for (struct mapping **at = &mappings; *at;) {
+        struct mapping *mapping = *at;
+        if (mapping->at < pointer || mapping->at + mapping->bytes > pointer + bytes) {
+            at = &mapping->next;
+            continue;
+        }
+        found = true;
+        mmap((void *)mapping->at, mapping->bytes, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+        map_remove(mapping->at);
+        *at = mapping->next;
+        mapping->physical->mappings--;
+        drop_unused(mapping->physical);
+        free(mapping);
+    }
+    process_unlock();
+    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult model_cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count) {
+    (void)bytes;
+    process_lock();
+    struct memory *memory = map_find((uintptr_t)pointer);
+    process_unlock();
+    return memory && access && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult model_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr pointer) {
+    process_lock();
+    struct memory *memory = map_find((uintptr_t)pointer);
+    if (memory && flags && location)
+        *flags = 3;
+    process_unlock();
+    return memory && flags && location ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult model_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address) {
+    process_lock();
+    struct mapping *at = mappings;
+    while (at && !((uintptr_t)address >= at->at && (uintptr_t)address < at->at + at->bytes))
+        at = at->next;
+    if (at && out) {
+        at->physical->handles++;
+        *out = (uintptr_t)at->physical;
+    }
+    process_unlock();
+    return at && out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult model_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out, CUmemGenericAllocationHandle handle) {
+    process_lock();
+    struct physical *physical = find(handle);
+    if (physical && out)
+        *out = physical->props;
+    process_unlock();
+    return physical && out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult model_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
+                                            unsigned long long flags) {
+    if (!out || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type != 1)
+        return CUDA_ERROR_NOT_SUPPORTED; /* file descriptors only */
+    process_lock();
+    struct physical *physical = find(handle);
+    int fd = physical && (physical->props.handle_types & 1) ? fcntl(physical->fd, F_DUPFD_CLOEXEC, 0) : -1;
+    process_unlock();
+    if (fd < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    *(int *)out = fd;
+    return CUDA_SUCCESS;
+}
+CUresult model_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *raw, int type) {
+    NEED_CONTEXT(context);
+    struct stat status;
+    int fd = type == 1 ? fcntl((int)(intptr_t)raw, F_DUPFD_CLOEXEC, 0) : -1;
+    if (!out || fd < 0 || fstat(fd, &status) != 0 || status.st_size <= 0) {
+        if (fd >= 0)
+            close(fd);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    CUmemAllocationProp props = {.type = 1, .handle_types = 1,
+                                 .location = {LOCATION_DEVICE, context->device->ordinal}};
+    process_lock();
+    CUresult result = add(&props, (size_t)status.st_size, fd, true, context->device, out);
+    process_unlock();
+    return result;
+}
