@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,18 +21,32 @@ def compiler() -> str:
     return tool("cc")
 
 
-@pytest.fixture(scope="session")
-def native() -> Path:
-    """Where the built libraries and test programs lie. One build for all workers of a run."""
-    build = ROOT / "build" / "native-test"  # kept between runs: a second one takes a fraction of a second
+def configure_and_build(build: Path, sanitize: str, *targets: str) -> Path:
+    """One build for all workers of a run; kept between runs, a second one takes a fraction of a second."""
     build.mkdir(parents=True, exist_ok=True)
     with (build / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ninja = tool("ninja")
         run(tool("cmake"), "-S", LIB, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
-            "-DVCUDA_TESTS=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo")  # fmt: skip
-        run(ninja, "-C", build, "vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml", "unit_page")
+            "-DVCUDA_TESTS=ON", f"-DVCUDA_SANITIZE={sanitize}")  # fmt: skip
+        run(ninja, "-C", build, *targets)
     return build
+
+
+@pytest.fixture(scope="session")
+def native() -> Path:
+    """Where the built fronts lie."""
+    targets = ("vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml")
+    return configure_and_build(ROOT / "build" / "native-test", "", *targets)
+
+
+@pytest.fixture(scope="session")
+def unit_page() -> Path:
+    """The test program of the page code; ``VCUDA_SANITIZE=address,undefined`` or ``thread`` in the environment of
+    the tests builds it so."""
+    sanitize = os.environ.get("VCUDA_SANITIZE", "")
+    name = f"native-{sanitize.split(',')[0]}" if sanitize else "native-test"
+    return configure_and_build(ROOT / "build" / name, sanitize, "unit_page") / "unit_page"
 
 
 @pytest.fixture(scope="session")
@@ -86,12 +101,12 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture
-def guests(native: Path, root: Path) -> Iterator[Callable[..., Guest]]:
+def guests(unit_page: Path, root: Path) -> Iterator[Callable[..., Guest]]:
     """Starts guests in ``root`` and ends them with the test."""
     started: list[Guest] = []
 
     def start(**options: object) -> Guest:
-        started.append(Guest(native / "unit_page", root, **options))
+        started.append(Guest(unit_page, root, **options))
         return started[-1]
 
     yield start

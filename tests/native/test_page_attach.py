@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
+import random
 import struct
 import time
 from collections.abc import Callable
@@ -309,3 +310,54 @@ def test_unknown_symbols_are_counted_and_one_is_named(guests: Start, root: Path)
 @pytest.mark.parametrize("data", [b"", b"\0", b"123456789", bytes(range(256)), b"\xff" * 1000])
 def test_c_and_python_compute_the_same_checksum(guests: Start, data: bytes) -> None:
     assert guests()(f"crc {data.hex()}") == str(page.crc32c(data))
+
+
+def test_threads_attach_once_and_see_whole_limits_while_the_host_writes(guests: Start, root: Path) -> None:
+    def equal(value: int) -> page.Limits:
+        card = page.CardLimits(bytes(range(16)), value, 30.0, context_reserve=value)
+        return page.Limits(cards=(card,))
+
+    path = root / "etc/vcuda/limits"
+    path.write_bytes(page.build_limits(equal(1)))
+    guest = guests()
+    assert guest.process.stdin
+    guest.process.stdin.write("threads 8\n")
+    guest.process.stdin.flush()
+    for value in range(2, 100):
+        change = page.rewrite_limits(path.read_bytes(), equal(value))
+        write(path, change.offset, change.data)
+    assert guest.process.stdout
+    assert guest.process.stdout.readline() == "0 0\n"
+    assert len(usage_of(root).slots) == 1
+    assert until(lambda: guest("limits").startswith("100 99 "))
+
+
+def test_c_and_python_judge_the_same_hostile_headers_alike(guests: Start, root: Path) -> None:
+    """Sizes out of bounds under a checksum that matches: no crash, and one opinion."""
+    pick = random.Random(7)
+    path = root / "etc/vcuda/limits"
+    whole = page.build_limits(limits())[:256]
+    for _ in range(150):
+        copy = bytearray(whole.ljust(page.COPY_SIZE, b"\x5a"))
+        size, header, card, count = (
+            pick.choice((0, 127, 128, 256, 4096, 4097, 2**32 - 1)),
+            pick.choice((0, 64, 128, 160, 65535)),
+            pick.choice((0, 64, 128, 200, 65535)),
+            pick.choice((0, 1, 2, 16, 17, 2**32 - 1)),
+        )
+        if pick.random() < 0.5:
+            size = min(header + card * count, 2**32 - 1)
+        struct.pack_into("<IHHI", copy, 24, size, header, card, count)
+        covered = bytes(copy[: min(size, page.COPY_SIZE)])
+        struct.pack_into("<I", copy, 12, page.crc32c(covered[:12] + bytes(4) + covered[16:]))
+        image = bytes(copy) + bytes(page.COPY_SIZE)
+        path.write_bytes(image)
+        guest = guests()
+        try:
+            expected = len(page.read_limits(image).cards)
+        except page.PageError:
+            assert guest("attach") == REFUSED
+        else:
+            assert guest("attach") == ATTACHED
+            assert guest("limits").split()[-1] == str(expected)
+        guest.kill()

@@ -2,6 +2,7 @@
  * answer. Tests start several, kill them, and look at the pages. */
 #define _GNU_SOURCE
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +55,38 @@ static void hammer(int card, uint64_t unit, uint64_t limit, unsigned seed)
             fflush(stdout);
         }
     }
+}
+
+/* What one thread of many does: attach, read limits, charge and give back. */
+static void *work(void *argument)
+{
+    uint64_t *wrong = argument;
+    if (vcuda_attach() != VCUDA_ATTACHED)
+        *wrong += 1;
+    for (int i = 0; i < 20000; i++) {
+        const struct vcuda_limits_view *view = vcuda_limits();
+        if (view->card[0].memory_limit != view->card[0].context_reserve) /* written equal, in one copy */
+            *wrong += 1;
+        if (vcuda_charge(0, 512, UINT64_MAX))
+            vcuda_discharge(0, 512);
+        if (i % 5000 == 0)
+            vcuda_repair(0);
+    }
+    return NULL;
+}
+
+static void threads(int count)
+{
+    pthread_t thread[64];
+    uint64_t wrong[64] = {0}, sum = 0;
+    count = count < 64 ? count : 64;
+    for (int i = 0; i < count; i++)
+        pthread_create(&thread[i], NULL, work, &wrong[i]);
+    for (int i = 0; i < count; i++) {
+        pthread_join(thread[i], NULL);
+        sum += wrong[i];
+    }
+    printf("%" PRIu64 " %" PRIu64 "\n", sum, vcuda_charged(0));
 }
 
 /* A child that runs one command of its own and ends. */
@@ -132,6 +165,8 @@ static void obey(char *line)
         close_all();
     else if (!strcmp(verb, "time"))
         time_attach_loads(card);
+    else if (!strcmp(verb, "threads"))
+        threads(card);
     else if (!strcmp(verb, "fork"))
         in_child(argument + 1);
     else

@@ -1,0 +1,111 @@
+"""Each machine's trampolines: the same program, the same answers, on x86-64 and on aarch64 (under qemu's user mode)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.native import fake_driver
+from tests.native.conftest import usage_of
+from tests.native.tools import LIB, ROOT, run, tool
+
+CLIENT = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+
+typedef int plain(void);
+typedef int init_fn(unsigned);
+typedef int many(long, long, long, long, long, long, double, double, double, double, double, double, double, double,
+                 long, long, long, long);
+typedef int resolve_fn(const char *, void **, int, unsigned long, int *);
+
+int main(int argc, char **argv)
+{
+    void *front = dlopen(argv[1], RTLD_NOW), *real = dlopen(argv[2], RTLD_NOW);
+    if (!front || !real)
+        return printf("%s\n", dlerror()), 1;
+    many *checked = (many *)dlsym(front, "cuSurfObjectGetResourceDesc");
+    for (int i = 0; i < 2; i++)
+        printf("%d ", checked(1, 2, 4, 8, 16, 32, 100, 101, 102, 103, 104, 105, 106, 107, 64, 128, 256, 512));
+    printf("%d ", ((init_fn *)dlsym(front, "cuInit"))(0));
+    plain *version = (plain *)dlsym(front, "cuDriverGetVersion");
+    printf("%d ", version() == ((plain *)dlsym(real, "cuDriverGetVersion"))());
+    printf("%d ", ((plain *)dlsym(front, "cuLogicalEndpointCreate"))());
+    void *pointer = NULL;
+    int status = -1;
+    int code = ((resolve_fn *)dlsym(front, "cuGetProcAddress_v2"))("cuInit", &pointer, 2000, 0, &status);
+    printf("%d %d %d\n", code, status, pointer != dlsym(real, "cuInit") && ((init_fn *)pointer)(77) == 4321);
+    return 0;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    compiler: str
+    build: Path
+    run: tuple[str, ...]
+
+
+def cross_build(compiler: str) -> Path:
+    build = ROOT / "build" / "native-aarch64"
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ninja = tool("ninja")
+        run(tool("cmake"), "-S", LIB, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
+            f"-DCMAKE_C_COMPILER={compiler}", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64")  # fmt: skip
+        run(ninja, "-C", build, "vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml")
+    return build
+
+
+@pytest.fixture(scope="module", params=["own", "aarch64"])
+def machine(request: pytest.FixtureRequest, native: Path, compiler: str) -> Machine:
+    if request.param == "own":
+        return Machine(os.uname().machine, compiler, native, ())
+    cross = shutil.which("aarch64-linux-gnu-gcc")
+    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if not cross or not emulator:
+        pytest.skip("needs gcc-aarch64-linux-gnu and qemu-user")
+    return Machine("aarch64", cross, cross_build(cross), (emulator, "-L", "/usr/aarch64-linux-gnu"))
+
+
+def test_arguments_hooks_pages_and_routing_work_on_this_machine(
+    machine: Machine, root: Path, tmp_path: Path
+) -> None:
+    real = fake_driver.build(machine.compiler, "cuda", "12.2", root / fake_driver.REAL / "libcuda.so.1")
+    source = tmp_path / "client.c"
+    source.write_text(CLIENT)
+    run(machine.compiler, "-w", source, "-o", tmp_path / "client", "-ldl")
+    front = machine.build / "sandbox/libcuda.so.1"
+    done = subprocess.run(
+        [*machine.run, str(tmp_path / "client"), str(front), str(real)], capture_output=True, text=True, check=False,
+        env={"VCUDA_ROOT": str(root), "FAKE_SELF": str(real)}, timeout=60,
+    )  # fmt: skip
+    total = sum(factor * 2**n for n, factor in enumerate(range(1, 11)))
+    total += sum(factor * value for factor, value in zip(range(11, 19), range(100, 108), strict=True))
+    assert (done.stdout, done.stderr) == (f"{total} {total} 0 1 500 0 0 1\n", "")
+    (slot,) = usage_of(root).slots
+    assert slot.pid > 0
+
+
+@pytest.mark.parametrize("file", ["libvcuda.so", "libvcuda-ml.so"])
+def test_the_build_for_this_machine_exports_the_same_names_from_libc_alone(
+    machine: Machine, file: str
+) -> None:
+    library = machine.build / file
+    kind = "cuda" if file == "libvcuda.so" else "nvml"
+    lines = run("readelf", "--dyn-syms", "-W", library).splitlines()
+    rows = [line.split() for line in lines if " FUNC " in line or " NOTYPE " in line]
+    rows = [row for row in rows if len(row) > 7]
+    assert {row[7].split("@")[0] for row in rows if row[6] != "UND"} == fake_driver.all_names(kind)
+    versions = {row[7].split("@GLIBC_")[1] for row in rows if "@GLIBC_" in row[7]}
+    assert max(tuple(int(part) for part in version.split(".")) for version in versions) <= (2, 17)
+    assert run("readelf", "-d", library).count("(NEEDED)") == 1
