@@ -139,9 +139,8 @@ class Driver:
         if not life.result.admitted:
             self._rejected(life)
             return
-        if self.random.random() < 0.6:
-            self._start(life)
-        self._judge(life)
+        if self._start(life):
+            self._judge(life)
 
     def _rejected(self, life: Life) -> None:
         result = life.result
@@ -157,16 +156,23 @@ class Driver:
         self.world.kubelet.delete(life.pod.uid)
         self._gone(life)
 
-    def _start(self, life: Life) -> None:
+    def _start(self, life: Life) -> bool:
+        """Start every container, as the kubelet does: again if the plugin was killed meanwhile."""
         for container in life.pod.containers:
             if container.asks:
                 try:
                     self.world.kubelet.start_container(life.pod.uid, container.name)
                 except NodeUnready as error:
+                    if self.world.agent is None:
+                        self.world.start_agent()
+                        self.counts["kills"] += 1
+                        return self._start(life)
                     self.counts["starts_refused"] += 1
                     self.complaints.append(f"{life.pod.key} {container.name} start: {error}")
-                    return
+                    self._delete(life)
+                    return False
         self.counts["started"] += 1
+        return True
 
     def _judge(self, life: Life) -> None:
         """What is in force must be what this container asked for, on the card that was decided for it."""

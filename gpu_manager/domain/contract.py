@@ -107,6 +107,7 @@ def decode_assignment(text: str | None) -> Assignment | None:
                 _text(name): tuple((_uuid(s["uuid"]), _amount(s)) for s in map(_map, _list(shares)))
                 for name, shares in _map(data["containers"]).items()
             },
+            directory=_text(data.get("dir", "")),
         )
     except (KeyError, TypeError, ValueError):
         return None

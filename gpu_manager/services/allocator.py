@@ -81,6 +81,7 @@ class Allocator:
         self._partner: Key | None = None
         self._never: frozenset[PodUid] = frozenset()
         self._seen: set[PodUid] = set()  # pods seen active since the kubelet came up
+        self._returned: set[PodUid] = set()  # pods some of whose ids the kubelet has offered again
         self._in_flight = 0
         self._admitted_at = float("-inf")
         self._refused: list[tuple[float, Amount]] = []
@@ -226,20 +227,24 @@ class Allocator:
         }
         taken = {name: f.pod.uid for name, found in local.items() for f in found if f.pod.uid in living}
         with self._lock:
-            returned = self._books.owners(offered)
+            self._returned |= self._books.owners(offered)
             ended = []
             for uid in self._books.ledger.pods:
                 held = next(iter(self._books.ledger.of_pod(uid).values()))
                 namesake = taken.get(f"{held.namespace}/{held.pod_name}", uid) != uid and uid not in living
                 if (held.namespace, held.pod_name) in answer.active and not namesake:
                     self._seen.add(uid)
-                elif uid in self._seen or (uid not in living and (uid in returned or not self._granted(uid))):
+                    self._returned.discard(uid)
+                elif uid in self._seen or (
+                    uid not in living and (uid in self._returned or not self._granted(uid))
+                ):
                     ended.append(uid)
         for uid in ended:
             if self._processes.alive(uid) is False:
                 with self._lock:
                     gone = self._books.release(uid)
                     self._seen.discard(uid)
+                    self._returned.discard(uid)
                 for one in gone:
                     log.info("reclaimed", pod=_name(one), container=one.container, reason="no longer active")
 

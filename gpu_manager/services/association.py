@@ -22,7 +22,7 @@ from gpu_manager.domain.identity import (
     next_container,
     unsatisfied,
 )
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.ports import Clock, Found, Kubelet, Listed, Pods
 from gpu_manager.services.tally import Tally
 
@@ -71,11 +71,14 @@ class Association:
             return Answer(None, None, reason=str(error))
         local = self._pods.local()
         objects = [
-            (pod, _by_container(listing[name]))
-            for name in listing
-            for pod in self._objects(name, local, question, holds)
+            (pod, _by_container(listed))
+            for name, listed in listing.items()
+            if (pod := self._object(name, listed, local, question, holds)) is not None
         ]
-        candidate, passed_over = _judge(objects, question, holds, never, partner)
+        lacking = unsatisfied(objects, question.resource, holds)
+        fitting = matching(lacking, question, holds)
+        candidate = choose(fitting, never=never, partner=partner)
+        passed_over = frozenset(c.pod.uid for c in lacking if candidate and c.pod.uid != candidate.pod.uid)
         if candidate is not None:
             candidate = self._confirm(candidate, listing, question, holds)
         return Answer(
@@ -88,9 +91,7 @@ class Association:
                 for listed in containers
                 for device in listed.ids.get(question.resource, ())
             },
-            reason=""
-            if candidate
-            else f"no single container among {len(listing)} active pods lacks {question.size}",
+            reason="" if candidate else _uncertain(question, fitting, lacking, len(listing)),
         )
 
     def active(self) -> frozenset[Name] | None:
@@ -100,18 +101,27 @@ class Association:
         except NodeUnready:
             return None
 
-    def _objects(
-        self, name: Name, local: Mapping[str, Sequence[Found]], question: Question, holds: Holds
-    ) -> Sequence[Pod]:
-        """The pod objects that may stand behind a listed name: one, unless a namesake is about."""
+    def _object(
+        self,
+        name: Name,
+        listed: Sequence[Listed],
+        local: Mapping[str, Sequence[Found]],
+        question: Question,
+        holds: Holds,
+    ) -> Pod | None:
+        """The pod object behind a listed name.
+
+        The listing carries no UID, only the names of app containers and sidecars. Of namesakes alike in
+        these it is the one that lives in the API and lacks something; a tombstone only if none lives.
+        """
         found = local.get(f"{name[0]}/{name[1]}", ())
         if not found:
-            pod = self._fetch(name)
-            return (pod,) if pod is not None else ()
-        if len(found) == 1:
-            return (found[0].pod,)
-        # The listing carries no UID. A namesake that has its ids already is not the one being admitted.
-        return [f.pod for f in found if not _satisfied(f.pod, question.resource, holds)][:1] or [found[0].pod]
+            return self._fetch(name)
+        names = {one.container for one in listed}
+        alike = [f for f in found if _listed_names(f.pod) == names] or list(found)
+        live = [f for f in alike if not f.tombstone] or alike
+        lacking = (f.pod for f in live if not _satisfied(f.pod, question.resource, holds))
+        return next(lacking, live[0].pod)
 
     def _confirm(
         self, candidate: Candidate, listing: Mapping[Name, Sequence[Listed]], question: Question, holds: Holds
@@ -155,25 +165,23 @@ class Association:
         return pod
 
 
-def _judge(
-    objects: Sequence[tuple[Pod, ListedPod]],
-    question: Question,
-    holds: Holds,
-    never: frozenset[PodUid],
-    partner: tuple[PodUid, str] | None,
-) -> tuple[Candidate | None, frozenset[PodUid]]:
-    """The candidate, and who was passed over by choosing it."""
-    lacking = unsatisfied(objects, question.resource, holds)
-    candidate = choose(matching(lacking, question, holds), never=never, partner=partner)
-    passed_over = frozenset(
-        c.pod.uid for c in lacking if candidate is not None and c.pod.uid != candidate.pod.uid
-    )
-    return candidate, passed_over
+def _uncertain(
+    question: Question, fitting: Sequence[Candidate], lacking: Sequence[Candidate], active: int
+) -> str:
+    named = ", ".join(f"{c.pod.key} {c.container.name}" for c in (fitting or lacking)[:5])
+    if fitting:
+        return f"{len(fitting)} containers could be meant: {named}"
+    others = f"; others lack another amount: {named}" if lacking else ""
+    return f"none of {active} active pods lacks {question.size} of {question.resource}{others}"
 
 
 def _satisfied(pod: Pod, resource: str, holds: Holds) -> bool:
     wanting = [c for c in pod.containers if c.wants(resource)]
     return all(holds(pod.uid, c.name, resource) for c in wanting)
+
+
+def _listed_names(pod: Pod) -> set[str]:
+    return {c.name for c in pod.containers if c.kind is not ContainerKind.INIT}
 
 
 def _by_container(listed: Sequence[Listed]) -> ListedPod:

@@ -14,6 +14,7 @@ from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
+from gpu_manager.ports import Listed
 from gpu_manager.sandbox.kubelet import Step
 from tests.fakes.node import NodeRig, container, pod
 
@@ -319,3 +320,39 @@ def test_case_35_concurrent_allocates_keep_the_books_consistent(rig: NodeRig) ->
     assert errors == []
     booked = rig.allocator.read(lambda books, _: books.ledger.booked(rig.states[0].card.uuid))
     assert booked.cores == 100
+
+
+def test_a_tombstone_of_another_shape_does_not_stand_beside_its_running_namesake(rig: NodeRig) -> None:
+    old = pod("same", container("a", 30, 4), container("b", 30, 4))
+    assert rig.admit(old).admitted
+    rig.delete(old)
+    new = pod("same", container("c", 30, 8))
+    assert rig.admit(new).admitted
+    other = pod("other", container("a", 30, 4))
+    assert rig.admit(other).admitted
+    assert rig.cards_of(other, "a") != ()
+    assert rig.tally.counts("unidentified") == {}
+
+
+def test_an_unidentified_grant_gets_its_name_and_amounts_at_the_start(rig: NodeRig) -> None:
+    """Two pods that cannot be told apart: nobody is picked, the checkpoint settles it."""
+    double = pod("double", container("c", 30, 20))
+    rig.pods.bind(parse_pod(double))
+    ghost = pod("ghost", container("c", 30, 8))
+    rig.kubelet.hooks.before = lambda step: rig.pods.bind(parse_pod(ghost))
+    listing = rig.client.listing
+
+    def doubled() -> Any:
+        seen = dict(listing())
+        seen["default", "ghost"] = [Listed("default", "ghost", "c", {})]
+        return seen
+
+    rig.client.listing = doubled  # type: ignore[method-assign]  # the kubelet cannot be made to list a ghost
+    result = rig.kubelet.admit(double)
+    assert result.admitted, result.message
+    assert rig.tally.counts("unidentified") != {}
+    rig.start(double)
+    (limit,) = rig.limits(result, "c")
+    assert (limit.cores, limit.memory) == (30, 5 * GIB)
+    held = rig.allocator.read(lambda books, _: [(a.pod_name, a.container) for a in books.ledger if a.granted])
+    assert held == [("double", "c")]
