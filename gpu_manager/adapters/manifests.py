@@ -42,21 +42,30 @@ def read_manifests(data: bytes) -> tuple[Manifest, ...]:
     Raises:
         RequestInvalid: this is no Kubernetes manifest; the text says where it ends to be one.
     """
+    return tuple(_manifest(number, entry) for number, entry in read_objects(data))
+
+
+def read_objects(data: bytes) -> tuple[tuple[int, Mapping[str, Any]], ...]:
+    """Every object of a file as it stands there, with the number of its document; lists taken apart.
+
+    Raises:
+        RequestInvalid: as :func:`read_manifests`.
+    """
     if len(data) > LONGEST_BYTES:
         raise RequestInvalid(f"larger than {LONGEST_BYTES >> 20} MiB: no Kubernetes object is")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestInvalid(f"not UTF-8 text (byte {error.start}): not a manifest") from error
-    manifests = tuple(
-        _manifest(number, entry)
+    objects = tuple(
+        (number, entry)
         for number, document in enumerate(_documents(text), 1)
         if document is not None
         for entry in _objects(number, document)
     )
-    if not manifests:
+    if not objects:
         raise RequestInvalid("empty: no Kubernetes object in it")
-    return manifests
+    return objects
 
 
 # Which objects run pods, by kind: the API groups that define it, and where the pod stands in it.

@@ -177,6 +177,16 @@ class StandInApi:
         body = {"metadata": {"name": name, "annotations": dict(annotations or {})}, "target": {"name": node}}
         self._verbs.bind(self._target("pods", name, namespace, "binding"), body, Call(ADMIN))
 
+    def wait(self, resource: str, seen: int = 0, seconds: float = 1.0) -> int:
+        """Wait until something is newer than version ``seen``; returns the newest, to be passed next time.
+
+        May return early, as a change of another resource counts, and at the latest after ``seconds``.
+        """
+        news = self._storage.news(resource_named(resource))
+        with news:
+            news.wait_for(lambda: self._storage.version > seen, seconds)
+            return self._storage.version
+
     def _target(self, resource: str, name: str, namespace: str, subresource: str = "") -> Target:
         found = resource_named(resource)
         return Target(found, namespace if found.namespaced else "", name, subresource)

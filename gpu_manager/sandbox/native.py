@@ -1,0 +1,58 @@
+"""What the installed package has compiled: the library's sandbox fronts, the stand-in driver, its client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+_DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """Each None where the package was built without it.
+
+    ``fronts`` holds libvcuda under the driver's names, built to look below ``$VCUDA_ROOT``; ``driver`` the
+    newest stand-in driver; ``client`` is a C program that allocates and launches on request.
+    """
+
+    fronts: Path | None = None
+    driver: Path | None = None
+    client: Path | None = None
+
+    @property
+    def complete(self) -> bool:
+        """True if a container's process can use a modelled card through libvcuda."""
+        return self.fronts is not None and self.driver is not None
+
+
+def find_native() -> Native:
+    """Look into the installed package."""
+    spec = find_spec("vcuda")
+    places = [Path(p) / "native" for p in (spec.submodule_search_locations or ())] if spec else []
+    for place in places:
+        if place.is_dir():
+            return native_in(place)
+    return Native()
+
+
+def native_in(place: Path) -> Native:
+    """What a directory laid out as ``vcuda/native`` holds."""
+    fronts, standin = place / "sandbox", place / "standin"
+    versions = sorted((d for d in standin.iterdir() if d.is_dir()), key=_version) if standin.is_dir() else []
+    drivers = [d for d in (standin, *versions) if _whole(d)]
+    clients = [f for f in (standin / "vcuda-client", place / "vcuda-client") if f.is_file()]
+    return Native(
+        fronts if _whole(fronts) else None,
+        drivers[-1] if drivers else None,
+        clients[0] if clients else None,
+    )
+
+
+def _whole(directory: Path) -> bool:
+    return all((directory / name).is_file() for name in _DRIVER)
+
+
+def _version(directory: Path) -> tuple[int, ...]:
+    return tuple(int(part) for part in directory.name.split(".") if part.isdecimal())

@@ -1,0 +1,280 @@
+"""A whole node on a laptop: API server, scheduler and kubelet stand-ins, the real agent, simulated cards."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import stat
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+from gpu_manager.adapters.simulated import SimulatedCards
+from gpu_manager.adapters.simulated_control import read_control, write_control
+from gpu_manager.domain.card import Card
+from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.sandbox import programs
+from gpu_manager.sandbox.agent_process import AgentProcess
+from gpu_manager.sandbox.api import StandInApi
+from gpu_manager.sandbox.binder import Binder
+from gpu_manager.sandbox.kubelet import StandInKubelet
+from gpu_manager.sandbox.native import Native, find_native
+from gpu_manager.sandbox.node import NodeLoop
+from gpu_manager.sandbox.pod_worker import FIRST_PAUSE
+from gpu_manager.sandbox.processes import Processes
+from gpu_manager.sandbox.runtime import Runtime, free_port
+
+NODE: Final = "sandbox"
+LOCK: Final = "sandbox.lock"  # marks a directory as a sandbox's, and says by its lock whether one runs there
+READY_SECONDS: Final = 30.0
+_LONGEST_SOCKET: Final = 107  # of a unix socket's path
+_SOCKETS: Final = "kubelet/device-plugins/vmemory.sock"
+_HTTP_SECONDS: Final = 5.0
+_OURS: Final = ("agent.log", "cards.yaml", "kubeconfig", "control.sock")
+_OUR_DIRECTORIES: Final = ("bin", "cards", "containers", "kubelet", "logs", "pages", "state")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a sandbox is made of. ``port`` 0 is any free one; ``binder`` off waits for another scheduler."""
+
+    directory: Path
+    profile: str = "a100x8"
+    port: int = 0
+    binder: bool = True
+    restart_pause: float = FIRST_PAUSE
+    seed: int | None = None
+
+
+class Sandbox:
+    """Start it, use ``api``; everything it started ends with :meth:`stop`, or with this process.
+
+    Raises:
+        RequestInvalid: the profile, the port or the directory will not do.
+    """
+
+    def __init__(self, settings: Settings, native: Native | None = None) -> None:
+        self.settings = settings
+        self.directory = settings.directory
+        self.cards = _cards(settings.profile)
+        self.native = native if native is not None else find_native()
+        self._lock = _take(self.directory)
+        try:
+            self.port = _port(settings.port)
+            self._build()
+        except BaseException:
+            self._lock.close()
+            raise
+        self._away = threading.Lock()
+        self._stopped = False
+
+    def _build(self) -> None:
+        settings, directory = self.settings, self.directory
+        self.kubeconfig = directory / "kubeconfig"
+        self.agent_log = directory / "agent.log"
+        self.control = directory / "cards.yaml"
+        self.processes = Processes()
+        self.api = StandInApi()
+        seed = settings.seed if settings.seed is not None else int.from_bytes(os.urandom(4))
+        self.kubelet = StandInKubelet(directory / "kubelet", seed=seed)
+        self.runtime = Runtime(
+            directory,
+            self.processes,
+            cards=self.cards,
+            native=self.native,
+            programs=programs.commands(),
+        )
+        self.node = NodeLoop(NODE, self.api, self.kubelet, self.runtime, restart_pause=settings.restart_pause)
+        self.binder = Binder(self.api, NODE) if settings.binder else None
+        self.agent = AgentProcess(self.processes, self._agent_arguments(), self.agent_log, directory)
+
+    def _agent_arguments(self) -> list[str]:
+        pairs = {
+            "--node-name": NODE,
+            "--kubeconfig": self.kubeconfig,
+            "--kubelet-dir": self.directory / "kubelet",
+            "--state-dir": self.directory / "state",
+            "--pages-dir": self.directory / "pages",
+            "--http-address": "127.0.0.1",
+            "--http-port": self.port,
+            "--cards": f"simulated:{self.settings.profile}",
+            "--control": self.control,
+            "--device-injection": "simulated",
+        }
+        if self.native.complete:
+            pairs["--stand-in"] = str(self.native.driver)
+        return [str(word) for pair in pairs.items() for word in pair]
+
+    # Life.
+
+    def start(self) -> Self:
+        """Start everything; returns when pods can be served, or raises NodeUnready after some seconds."""
+        self.api.start()
+        self.api.kubeconfig(self.kubeconfig)
+        self.kubelet.start()
+        self.node.start()
+        if self.binder is not None:
+            self.binder.start()
+        self.agent.start()
+        self.wait(self.ready, READY_SECONDS, "the agent has not registered with the kubelet")
+        return self
+
+    def stop(self) -> None:
+        """End everything, containers included, and give the directory back. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.node.stop()
+        if self.binder is not None:
+            self.binder.stop()
+        self.agent.stop()
+        self.processes.close()
+        self.kubelet.stop()
+        self.api.stop()
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def ready(self) -> bool:
+        """True once the node can be given pods that ask for cards."""
+        node = self.api.get("nodes", NODE) or {}
+        allocatable = (node.get("status") or {}).get("allocatable") or {}
+        return all(int(allocatable.get(resource, 0)) > 0 for resource in (CORE, MEMORY))
+
+    def wait(self, holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
+        """Wait until something holds. Raises NodeUnready, with the agent's last words, if it does not."""
+        ends = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > ends:
+                raise NodeUnready(f"{otherwise} within {seconds:g} s{self._last_words()}")
+            time.sleep(0.05)
+
+    def _last_words(self) -> str:
+        try:
+            lines = self.agent_log.read_text("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        return f"; {self.agent_log} ends with: {lines[-1]}" if lines else f"; {self.agent_log} is empty"
+
+    # The agent, by HTTP.
+
+    @property
+    def metrics_url(self) -> str:
+        """Where the agent serves its metrics."""
+        return f"http://127.0.0.1:{self.port}/metric"
+
+    def ask(self, path: str, accept: str = "*/*") -> str:
+        """GET from the agent. Raises NodeUnready while it does not answer."""
+        url = f"http://127.0.0.1:{self.port}{path}"
+        request = urllib.request.Request(url, headers={"Accept": accept})  # noqa: S310  # our own loopback
+        try:
+            with urllib.request.urlopen(request, timeout=_HTTP_SECONDS) as answer:  # noqa: S310  # as above
+                return str(answer.read().decode("utf-8", "replace"))
+        except (OSError, ValueError) as error:
+            raise NodeUnready(f"the agent does not answer on {url}: {error}") from None
+
+    def graph(self) -> Mapping[str, Any]:
+        """The agent's own picture: cards and who holds what of them. Raises NodeUnready."""
+        try:
+            picture: Mapping[str, Any] = json.loads(self.ask("/graph", "application/json"))
+        except ValueError:
+            raise NodeUnready("the agent's /graph is no JSON") from None
+        return picture
+
+    # Faults.
+
+    def set_card(self, index: int, order: Mapping[str, Any]) -> None:
+        """Change a card: ``healthy``, ``reason``, ``error``, ``removed``. Raises RequestInvalid."""
+        if not 0 <= index < len(self.cards):
+            raise RequestInvalid(f"there is no card {index}: there are 0 to {len(self.cards) - 1}")
+        orders = read_control(self.control)
+        orders[str(index)] = dict(order)
+        write_control(self.control, orders)
+
+    def take_api_away(self, seconds: float) -> None:
+        """The API server refuses connections for so long; returns at once."""
+        if not self._away.acquire(blocking=False):
+            raise RequestInvalid("the API server is away already")
+
+        def come_back() -> None:
+            try:
+                if not self._stopped:
+                    self.api.start()
+            finally:
+                self._away.release()
+
+        self.api.stop()
+        timer = threading.Timer(seconds, come_back)
+        timer.daemon = True
+        timer.start()
+
+
+def default_directory() -> Path:
+    """Where a sandbox lives unless told otherwise: the same for every terminal of a user."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_dir():
+        return Path(runtime) / "gpu-manager-sandbox"
+    return Path(tempfile.gettempdir()) / f"gpu-manager-sandbox-{os.getuid()}"
+
+
+def _cards(profile: str) -> Sequence[Card]:
+    if Path(profile).suffix == ".txt":
+        found = SimulatedCards.from_topology(Path(profile), node=NODE)
+    else:
+        found = SimulatedCards.named(profile, node=NODE)
+    return tuple(state.card for state in found.list())
+
+
+def _port(wanted: int) -> int:
+    port = free_port(wanted)
+    if port is None:
+        raise RequestInvalid(f"--port {wanted}: another program listens there; take another, or 0 for any")
+    return port
+
+
+def _take(directory: Path) -> IO[str]:
+    """Make the directory ours and empty, and hold its lock. Raises RequestInvalid."""
+    longest = len(os.fsencode(directory / _SOCKETS))
+    if longest > _LONGEST_SOCKET:
+        raise RequestInvalid(
+            f"{directory} is {longest - _LONGEST_SOCKET} characters too long: sockets' paths in it must have "
+            f"at most {_LONGEST_SOCKET}; take a shorter one with --directory"
+        )
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        seen = directory.lstat()
+        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():
+            raise RequestInvalid(f"{directory} is not a directory of yours: name another with --directory")
+        if not (directory / LOCK).exists() and any(directory.iterdir()):
+            raise RequestInvalid(f"{directory} holds other files: name an empty directory with --directory")
+        lock = (directory / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise RequestInvalid(f"{directory}: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise RequestInvalid(
+            f"a sandbox runs in {directory} already: apply to it, or name another directory with --directory"
+        ) from None
+    for name in _OURS:
+        (directory / name).unlink(missing_ok=True)
+    for name in _OUR_DIRECTORIES:
+        shutil.rmtree(directory / name, ignore_errors=True)
+    return lock
