@@ -35,8 +35,8 @@ def configure_and_build(build: Path, sanitize: str, *targets: str) -> Path:
 
 @pytest.fixture(scope="session")
 def native() -> Path:
-    """Where the built fronts lie."""
-    targets = ("vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml")
+    """Where the built fronts and test programs lie."""
+    targets = ("vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml", "unit_loader")
     return configure_and_build(ROOT / "build" / "native-test", "", *targets)
 
 

@@ -228,3 +228,7 @@ os.wait()
         env={"VCUDA_ROOT": str(root), "PATH": os.environ["PATH"]},
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_where_libc_has_no_dlopen_it_is_found_among_what_is_loaded(native: Path) -> None:
+    assert run(native / "unit_loader") == "0 failures\n"

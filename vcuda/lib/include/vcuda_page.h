@@ -54,19 +54,19 @@
 #define VCUDA_LOG_DEBUG 3u
 
 struct vcuda_card_limits {
-    uint8_t uuid[16];              /* as cuDeviceGetUuid_v2 returns it; a MIG instance has its own */
-    uint64_t memory_limit;         /* bytes */
-    uint64_t context_reserve;      /* bytes charged for a process's first context on this card */
-    int64_t host_adjust;           /* bytes NVML sees beyond the ledger (negative: below); added to charged */
-    uint64_t host_seen_used;       /* bytes NVML saw for this container at the heartbeat */
-    uint32_t core_limit_q8;        /* percent x 256 of GPU time in each window */
-    uint32_t core_ceiling_q8;      /* percent x 256; equal to the limit when hard */
-    uint64_t burst_ns;             /* credit never exceeds this */
-    uint64_t debt_ns;              /* credit never falls below minus this */
-    uint64_t window_ns;            /* the limit holds over each window of this length */
-    uint32_t gain_q8;              /* charge = elapsed x gain / 256; 0 means 256 */
-    uint32_t co_active_q8;         /* containers active on the card x 256; 0 means 256 */
-    uint32_t mode;                 /* VCUDA_MODE_* */
+    uint8_t uuid[16];         /* as cuDeviceGetUuid_v2 returns it; a MIG instance has its own */
+    uint64_t memory_limit;    /* bytes */
+    uint64_t context_reserve; /* bytes charged for a process's first context on this card */
+    int64_t host_adjust;      /* bytes NVML sees beyond the ledger (negative: below); added to charged */
+    uint64_t host_seen_used;  /* bytes NVML saw for this container at the heartbeat */
+    uint32_t core_limit_q8;   /* percent x 256 of GPU time in each window */
+    uint32_t core_ceiling_q8; /* percent x 256; equal to the limit when hard */
+    uint64_t burst_ns;        /* credit never exceeds this */
+    uint64_t debt_ns;         /* credit never falls below minus this */
+    uint64_t window_ns;       /* the limit holds over each window of this length */
+    uint32_t gain_q8;         /* charge = elapsed x gain / 256; 0 means 256 */
+    uint32_t co_active_q8;    /* containers active on the card x 256; 0 means 256 */
+    uint32_t mode;            /* VCUDA_MODE_* */
     uint32_t reserved0;
     uint64_t reserved[4];
 };
@@ -143,7 +143,7 @@ struct vcuda_slot {
 struct vcuda_usage {
     uint64_t magic;
     uint16_t abi_major, abi_minor;
-    uint32_t size; /* VCUDA_USAGE_SIZE */
+    uint32_t size;        /* VCUDA_USAGE_SIZE */
     uint8_t build_id[16]; /* of the library that wrote last */
     uint32_t slot_high;   /* no slot at or above this index was ever used */
     uint32_t reserved0;
@@ -155,8 +155,8 @@ struct vcuda_usage {
     uint64_t routed_by_name;                       /* hooks placed by name: the pointer was no exported one */
     uint64_t slots_exhausted;                      /* processes refused because no slot was free */
     uint64_t slots_reaped;
-    uint64_t repairs; /* recomputations of charged */
-    char unknown_name[64];                         /* one of the unknown names, NUL-terminated when written */
+    uint64_t repairs;      /* recomputations of charged */
+    char unknown_name[64]; /* one of the unknown names, NUL-terminated when written */
 
     _Alignas(4096) struct vcuda_card_usage card[VCUDA_MAX_CARDS];
     struct vcuda_slot slot[VCUDA_MAX_SLOTS];

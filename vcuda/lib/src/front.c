@@ -37,20 +37,17 @@ static const char names[VCUDA_NAMES][64] = {
 
 static void *driver;
 
-int vcuda_missing(void)
-{
+int vcuda_missing(void) {
     return VCUDA_MISSING;
 }
 
-static int no_driver(void)
-{
+static int no_driver(void) {
     return VCUDA_NO_DRIVER;
 }
 
 #ifdef VCUDA_FRONT_NVML
 /* The one function that returns text. */
-static const char *no_text(void)
-{
+static const char *no_text(void) {
     return "Unknown Error";
 }
 #endif
@@ -65,8 +62,7 @@ struct vcuda_real real = {
 
 /* What a program reaches: our hook, unless the driver is calling out of one. */
 #define HOOK(result, name, parameters, arguments)                                                                      \
-    static result entry_##name parameters                                                                              \
-    {                                                                                                                  \
+    static result entry_##name parameters {                                                                            \
         if (__builtin_expect(vcuda_depth != 0, 0))                                                                     \
             return real.name arguments;                                                                                \
         vcuda_depth++;                                                                                                 \
@@ -87,25 +83,21 @@ static void *const entries[VCUDA_NAMES] = {
 #undef CALL
 };
 
-void *vcuda_front_entry(unsigned id)
-{
+void *vcuda_front_entry(unsigned id) {
     return entries[id];
 }
 
-const char *vcuda_front_name(unsigned id)
-{
+const char *vcuda_front_name(unsigned id) {
     return names[id];
 }
 
-void *vcuda_front_find(const char *name)
-{
+void *vcuda_front_find(const char *name) {
     void *handle = __atomic_load_n(&driver, __ATOMIC_ACQUIRE);
     return handle ? loader_find(handle, name) : NULL;
 }
 
 /* One bound pointer after the other; racing threads store the same ones. */
-static void bind_real(void *handle)
-{
+static void bind_real(void *handle) {
     void *found;
 #define CALL(result, name, parameters)                                                                                 \
     if ((found = loader_find(handle, #name)))                                                                          \
@@ -117,13 +109,11 @@ static void bind_real(void *handle)
 }
 
 /* A front mounted where the driver should be would call itself for ever. */
-static bool is_front(const void *function)
-{
+static bool is_front(const void *function) {
     return function >= (const void *)vcuda_trampolines && function < (const void *)vcuda_trampolines_end;
 }
 
-bool vcuda_front_open(void)
-{
+bool vcuda_front_open(void) {
     if (__atomic_load_n(&driver, __ATOMIC_ACQUIRE))
         return true;
     char path[PATHS_MAX];
@@ -141,8 +131,7 @@ bool vcuda_front_open(void)
 }
 
 /* What stands in for a function that cannot be reached: an error code, or text where text is expected. */
-static void *answer(unsigned id, int (*code)(void))
-{
+static void *answer(unsigned id, int (*code)(void)) {
 #ifdef VCUDA_FRONT_NVML
     if (id == ID_nvmlErrorString)
         return (void *)no_text;
@@ -153,8 +142,7 @@ static void *answer(unsigned id, int (*code)(void))
 }
 
 /* Called by the binders, once for each name a program uses: where to go, from now on too if that is final. */
-void *vcuda_bind(unsigned id)
-{
+void *vcuda_bind(unsigned id) {
     int saved = errno;
     void *target;
     if (!vcuda_front_open()) {

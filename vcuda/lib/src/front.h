@@ -7,7 +7,7 @@
 #ifdef VCUDA_FRONT_CUDA
 #include "cu_types.h"
 #define VCUDA_REAL_NAME "libcuda.so.1"
-#define VCUDA_MISSING 500  /* CUDA_ERROR_NOT_FOUND: the driver has no such function */
+#define VCUDA_MISSING 500 /* CUDA_ERROR_NOT_FOUND: the driver has no such function */
 #define VCUDA_NO_DRIVER 500
 #else
 #include "nvml_types.h"

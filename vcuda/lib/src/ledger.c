@@ -13,34 +13,28 @@
 #include "page.h"
 #include "slots.h"
 
-static uint64_t bytes_of(uint64_t word)
-{
+static uint64_t bytes_of(uint64_t word) {
     return word & VCUDA_CHARGED_MASK;
 }
 
-static uint64_t epoch_of(uint64_t word)
-{
+static uint64_t epoch_of(uint64_t word) {
     return word >> VCUDA_CHARGED_BITS;
 }
 
-static uint64_t load(const uint64_t *word)
-{
+static uint64_t load(const uint64_t *word) {
     return __atomic_load_n(word, __ATOMIC_SEQ_CST);
 }
 
-static bool swap(uint64_t *word, uint64_t old, uint64_t new)
-{
+static bool swap(uint64_t *word, uint64_t old, uint64_t new) {
     return __atomic_compare_exchange_n(word, &old, new, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 
-uint64_t vcuda_charged(int card)
-{
+uint64_t vcuda_charged(int card) {
     struct vcuda_usage *usage = vcuda_usage();
     return usage ? bytes_of(load(&usage->card[card].charged)) : 0;
 }
 
-static uint64_t sum_of_slots(const struct vcuda_usage *usage, int card)
-{
+static uint64_t sum_of_slots(const struct vcuda_usage *usage, int card) {
     uint64_t sum = 0;
     unsigned high = slots_high(usage);
     for (unsigned i = 0; i < high; i++) {
@@ -51,8 +45,7 @@ static uint64_t sum_of_slots(const struct vcuda_usage *usage, int card)
     return sum < VCUDA_CHARGED_MASK ? sum : VCUDA_CHARGED_MASK;
 }
 
-void vcuda_repair(int card)
-{
+void vcuda_repair(int card) {
     struct vcuda_usage *usage = vcuda_usage();
     if (!usage)
         return;
@@ -65,17 +58,15 @@ void vcuda_repair(int card)
     __atomic_fetch_add(&usage->repairs, 1, __ATOMIC_RELAXED);
 }
 
-static void raise_peak(struct vcuda_card_usage *card, uint64_t bytes)
-{
+static void raise_peak(struct vcuda_card_usage *card, uint64_t bytes) {
     uint64_t peak = __atomic_load_n(&card->peak, __ATOMIC_RELAXED);
-    while (peak < bytes && !__atomic_compare_exchange_n(&card->peak, &peak, bytes, true, __ATOMIC_RELAXED,
-                                                        __ATOMIC_RELAXED))
+    while (peak < bytes &&
+           !__atomic_compare_exchange_n(&card->peak, &peak, bytes, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
 }
 
 /* One attempt to charge; false if the limit forbids it. */
-static bool reserve(struct vcuda_usage *usage, struct vcuda_slot *slot, int card, uint64_t bytes, uint64_t limit)
-{
+static bool reserve(struct vcuda_usage *usage, struct vcuda_slot *slot, int card, uint64_t bytes, uint64_t limit) {
     uint64_t *word = &usage->card[card].charged;
     bool straddled = false;
     bool done = false;
@@ -98,8 +89,7 @@ static bool reserve(struct vcuda_usage *usage, struct vcuda_slot *slot, int card
     return done;
 }
 
-bool vcuda_charge(int card, uint64_t bytes, uint64_t limit)
-{
+bool vcuda_charge(int card, uint64_t bytes, uint64_t limit) {
     struct vcuda_usage *usage = vcuda_usage();
     struct vcuda_slot *slot = vcuda_slot();
     if (!usage || !slot)
@@ -118,16 +108,14 @@ bool vcuda_charge(int card, uint64_t bytes, uint64_t limit)
     return false;
 }
 
-bool vcuda_charge_taken(int card, uint64_t bytes)
-{
+bool vcuda_charge_taken(int card, uint64_t bytes) {
     struct vcuda_usage *usage = vcuda_usage();
     struct vcuda_slot *slot = vcuda_slot();
     return usage && slot && reserve(usage, slot, card, bytes, VCUDA_CHARGED_MASK);
 }
 
 /* Lower this process's own word by at most what it holds; returns by how much. */
-static uint64_t lower_slot(uint64_t *held, uint64_t bytes)
-{
+static uint64_t lower_slot(uint64_t *held, uint64_t bytes) {
     uint64_t old = load(held);
     uint64_t lowered;
     do
@@ -136,8 +124,7 @@ static uint64_t lower_slot(uint64_t *held, uint64_t bytes)
     return lowered;
 }
 
-void vcuda_discharge(int card, uint64_t bytes)
-{
+void vcuda_discharge(int card, uint64_t bytes) {
     struct vcuda_usage *usage = vcuda_usage();
     struct vcuda_slot *slot = vcuda_slot();
     if (!usage || !slot)

@@ -9,8 +9,7 @@ static const uint32_t nibbles[16] = {
     0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9, 0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75,
 };
 
-uint32_t vcuda_crc32c(uint32_t value, const void *data, size_t size)
-{
+uint32_t vcuda_crc32c(uint32_t value, const void *data, size_t size) {
     const uint8_t *byte = data;
     value = ~value;
     for (; size; size--, byte++) {
@@ -22,24 +21,21 @@ uint32_t vcuda_crc32c(uint32_t value, const void *data, size_t size)
 }
 
 /* The host may be writing this copy now: take it word by word, judge the taken one alone. */
-static void take(void *to, const void *from, size_t size)
-{
+static void take(void *to, const void *from, size_t size) {
     uint64_t *target = to;
     const uint64_t *source = from;
     for (size_t i = 0; i < size / sizeof *target; i++)
         target[i] = __atomic_load_n(&source[i], __ATOMIC_RELAXED);
 }
 
-static const char *judge(const struct vcuda_limits_copy *copy)
-{
+static const char *judge(const struct vcuda_limits_copy *copy) {
     if (copy->magic != VCUDA_LIMITS_MAGIC)
         return "it is no limits page";
     if (copy->abi_major != VCUDA_ABI_MAJOR)
         return "its format is of another version";
     if (copy->header_size < offsetof(struct vcuda_limits_copy, card) ||
         copy->card_size < sizeof(struct vcuda_card_limits) || copy->card_count > VCUDA_MAX_CARDS ||
-        copy->size > VCUDA_COPY_SIZE ||
-        copy->size != copy->header_size + copy->card_count * (uint32_t)copy->card_size)
+        copy->size > VCUDA_COPY_SIZE || copy->size != copy->header_size + copy->card_count * (uint32_t)copy->card_size)
         return "its sizes are out of bounds";
     const size_t at = offsetof(struct vcuda_limits_copy, crc);
     static const uint8_t zero[sizeof copy->crc];
@@ -49,8 +45,7 @@ static const char *judge(const struct vcuda_limits_copy *copy)
     return crc == copy->crc ? NULL : "its checksum does not match";
 }
 
-static void decode(const struct vcuda_limits_copy *copy, struct vcuda_limits_view *view)
-{
+static void decode(const struct vcuda_limits_copy *copy, struct vcuda_limits_view *view) {
     memset(view, 0, sizeof *view);
     view->generation = copy->generation;
     view->heartbeat_ns = copy->heartbeat_ns;
@@ -67,8 +62,7 @@ static void decode(const struct vcuda_limits_copy *copy, struct vcuda_limits_vie
     }
 }
 
-const char *limits_read(const struct vcuda_limits *page, struct vcuda_limits_view *view)
-{
+const char *limits_read(const struct vcuda_limits *page, struct vcuda_limits_view *view) {
     _Alignas(8) struct vcuda_limits_copy copy[2];
     const char *fault[2];
     for (int i = 0; i < 2; i++) {

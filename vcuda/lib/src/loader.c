@@ -33,8 +33,7 @@ struct search {
     void *found;
 };
 
-static uint32_t gnu_hash(const char *name)
-{
+static uint32_t gnu_hash(const char *name) {
     uint32_t hash = 5381;
     for (; *name; name++)
         hash = hash * 33 + (unsigned char)*name;
@@ -43,8 +42,7 @@ static uint32_t gnu_hash(const char *name)
 
 /* Look a defined function up in one object's GNU hash table. */
 static void *find_in_table(uintptr_t base, const uint32_t *table, const ElfW(Sym) * symbols, const char *strings,
-                           const char *name)
-{
+                           const char *name) {
     uint32_t buckets = table[0], first = table[1], words = table[2];
     const uint32_t *bucket = table + 4 + words * (sizeof(ElfW(Addr)) / sizeof *table);
     const uint32_t *chain = bucket + buckets;
@@ -62,8 +60,7 @@ static void *find_in_table(uintptr_t base, const uint32_t *table, const ElfW(Sym
     }
 }
 
-static int search_object(struct dl_phdr_info *info, size_t size, void *argument)
-{
+static int search_object(struct dl_phdr_info *info, size_t size, void *argument) {
     struct search *search = argument;
     (void)size;
     const uint32_t *table = NULL;
@@ -92,15 +89,13 @@ static int search_object(struct dl_phdr_info *info, size_t size, void *argument)
 }
 
 /* A function of any object that is loaded. */
-static void *find_loaded(const char *name)
-{
+static void *find_loaded(const char *name) {
     struct search search = {.name = name};
     dl_iterate_phdr(search_object, &search);
     return search.found;
 }
 
-static void *find_or_load(const char *name)
-{
+static void *find_or_load(const char *name) {
     void *found = find_loaded(name);
     if (found)
         return found;
@@ -110,14 +105,12 @@ static void *find_or_load(const char *name)
     return found;
 }
 
-void *loader_open(const char *path)
-{
+void *loader_open(const char *path) {
     open_fn *function = oldest_dlopen ? oldest_dlopen : (open_fn *)find_or_load("dlopen");
     return function ? function(path, RTLD_LAZY | RTLD_LOCAL) : NULL;
 }
 
-void *loader_find(void *handle, const char *name)
-{
+void *loader_find(void *handle, const char *name) {
     static find_fn *cached;
     find_fn *function = oldest_dlsym ? oldest_dlsym : __atomic_load_n(&cached, __ATOMIC_RELAXED);
     if (!function) {

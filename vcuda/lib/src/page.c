@@ -38,48 +38,41 @@ struct attachment {
 };
 
 static struct attachment *attached;
-static enum vcuda_attachment verdict; /* while nothing is attached */
+static enum vcuda_attachment verdict;           /* while nothing is attached */
 static uint64_t unknown_before, by_name_before; /* counted before attaching */
 
-uint64_t vcuda_now_ns(void)
-{
+uint64_t vcuda_now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static uint64_t coarse_ns(void)
-{
+static uint64_t coarse_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static struct attachment *here(void)
-{
+static struct attachment *here(void) {
     return __atomic_load_n(&attached, __ATOMIC_ACQUIRE);
 }
 
-enum vcuda_attachment vcuda_attached(void)
-{
+enum vcuda_attachment vcuda_attached(void) {
     return here() ? VCUDA_ATTACHED : __atomic_load_n(&verdict, __ATOMIC_RELAXED);
 }
 
-struct vcuda_usage *vcuda_usage(void)
-{
+struct vcuda_usage *vcuda_usage(void) {
     struct attachment *a = here();
     return a ? a->usage : NULL;
 }
 
-struct vcuda_slot *vcuda_slot(void)
-{
+struct vcuda_slot *vcuda_slot(void) {
     struct attachment *a = here();
     return a ? &a->usage->slot[a->claim.index] : NULL;
 }
 
 /* Map a page of exactly this size, or say why not. */
-static const char *map(const char *path, size_t size, bool writable, void **mapped, int *error)
-{
+static const char *map(const char *path, size_t size, bool writable, void **mapped, int *error) {
     int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     if (fd < 0) {
         *error = errno;
@@ -101,8 +94,7 @@ static const char *map(const char *path, size_t size, bool writable, void **mapp
     return fault;
 }
 
-static void publish(struct attachment *a, const struct vcuda_limits_view *view)
-{
+static void publish(struct attachment *a, const struct vcuda_limits_view *view) {
     struct vcuda_limits_view *slot = &a->views[a->next_view++ % VIEWS];
     *slot = *view;
     __atomic_store_n(&vcuda_say_level, view->log_level, __ATOMIC_RELAXED);
@@ -110,15 +102,13 @@ static void publish(struct attachment *a, const struct vcuda_limits_view *view)
     __atomic_store_n(&a->usage->generation_seen, view->generation, __ATOMIC_RELAXED);
 }
 
-static uint64_t generation_word(const struct vcuda_limits *page, int copy)
-{
+static uint64_t generation_word(const struct vcuda_limits *page, int copy) {
     return __atomic_load_n(&page->copy[copy].generation, __ATOMIC_ACQUIRE);
 }
 
 /* A generation word differs from the one we know: one thread reads again, the others go on with what is in force.
  * If the newest copy is not whole it is being written, or its writer died: the next try is a millisecond away. */
-static void refresh(struct attachment *a)
-{
+static void refresh(struct attachment *a) {
     if (coarse_ns() < __atomic_load_n(&a->retry_ns, __ATOMIC_RELAXED) ||
         __atomic_exchange_n(&a->refreshing, true, __ATOMIC_ACQUIRE))
         return;
@@ -138,8 +128,7 @@ static void refresh(struct attachment *a)
     __atomic_store_n(&a->refreshing, false, __ATOMIC_RELEASE);
 }
 
-const struct vcuda_limits_view *vcuda_limits(void)
-{
+const struct vcuda_limits_view *vcuda_limits(void) {
     struct attachment *a = here();
     if (!a)
         return NULL;
@@ -150,8 +139,7 @@ const struct vcuda_limits_view *vcuda_limits(void)
     return __atomic_load_n(&a->current, __ATOMIC_ACQUIRE);
 }
 
-int vcuda_card_of(const uint8_t uuid[16])
-{
+int vcuda_card_of(const uint8_t uuid[16]) {
     const struct vcuda_limits_view *view = vcuda_limits();
     for (uint32_t i = 0; view && i < view->card_count; i++)
         if (!memcmp(view->card[i].uuid, uuid, 16))
@@ -159,15 +147,13 @@ int vcuda_card_of(const uint8_t uuid[16])
     return -1;
 }
 
-static void copy_name(struct vcuda_usage *usage, const char *name)
-{
+static void copy_name(struct vcuda_usage *usage, const char *name) {
     char text[sizeof usage->unknown_name] = {0};
     strncpy(text, name, sizeof text - 1);
     memcpy(usage->unknown_name, text, sizeof text);
 }
 
-void vcuda_count_unknown(const char *name)
-{
+void vcuda_count_unknown(const char *name) {
     struct attachment *a = here();
     if (!a) {
         __atomic_fetch_add(&unknown_before, 1, __ATOMIC_RELAXED);
@@ -177,15 +163,13 @@ void vcuda_count_unknown(const char *name)
     copy_name(a->usage, name);
 }
 
-void vcuda_count_routed_by_name(void)
-{
+void vcuda_count_routed_by_name(void) {
     struct attachment *a = here();
     __atomic_fetch_add(a ? &a->usage->routed_by_name : &by_name_before, 1, __ATOMIC_RELAXED);
 }
 
 /* In the child of a fork: the slot is the parent's. The mappings stay, since a caller up the stack may look at them. */
-static void forget_in_child(void)
-{
+static void forget_in_child(void) {
     struct attachment *a = attached;
     attached = NULL;
     verdict = VCUDA_DETACHED;
@@ -193,16 +177,14 @@ static void forget_in_child(void)
         slots_abandon(&a->claim);
 }
 
-static void watch_forks(void)
-{
+static void watch_forks(void) {
     static bool watching;
     if (!__atomic_exchange_n(&watching, true, __ATOMIC_RELAXED))
         pthread_atfork(NULL, NULL, forget_in_child);
 }
 
 /* The newest copy; while the host is writing, for some 10 ms, both may look torn to a slow reader. */
-static const char *read_patiently(const struct vcuda_limits *page, struct vcuda_limits_view *view)
-{
+static const char *read_patiently(const struct vcuda_limits *page, struct vcuda_limits_view *view) {
     const char *fault = limits_read(page, view);
     for (int i = 0; fault && i < 10 && page->copy[0].magic == VCUDA_LIMITS_MAGIC; i++) {
         struct timespec pause = {.tv_nsec = 1000000};
@@ -212,8 +194,7 @@ static const char *read_patiently(const struct vcuda_limits *page, struct vcuda_
     return fault;
 }
 
-static enum vcuda_attachment refuse(const char *path, const char *fault, int error)
-{
+static enum vcuda_attachment refuse(const char *path, const char *fault, int error) {
     vcuda_say_refusal("CUDA is refused in this container: %s %s%s%s. The node's gpu-manager makes this file; "
                       "restart the pod, and if that does not help ask the node's operator",
                       path, fault, error ? ": " : "", error ? strerror(error) : "");
@@ -221,16 +202,15 @@ static enum vcuda_attachment refuse(const char *path, const char *fault, int err
 }
 
 /* A broken usage page: the host's policy decides. */
-static enum vcuda_attachment give_up(const struct vcuda_limits_view *view, const char *path, const char *fault, int error)
-{
+static enum vcuda_attachment give_up(const struct vcuda_limits_view *view, const char *path, const char *fault,
+                                     int error) {
     if (!(view->flags & VCUDA_FLAG_FAIL_OPEN))
         return refuse(path, fault, error);
     vcuda_say(VCUDA_LOG_ERROR, "limits are not enforced: %s %s", path, fault);
     return VCUDA_UNLIMITED;
 }
 
-static const char *judge_usage(const struct vcuda_usage *usage)
-{
+static const char *judge_usage(const struct vcuda_usage *usage) {
     if (__atomic_load_n(&usage->magic, __ATOMIC_RELAXED) != VCUDA_USAGE_MAGIC)
         return "is no usage page";
     if (__atomic_load_n(&usage->abi_major, __ATOMIC_RELAXED) != VCUDA_ABI_MAJOR)
@@ -238,8 +218,7 @@ static const char *judge_usage(const struct vcuda_usage *usage)
     return __atomic_load_n(&usage->size, __ATOMIC_RELAXED) != VCUDA_USAGE_SIZE ? "says that it has another size" : NULL;
 }
 
-static void introduce(struct attachment *a)
-{
+static void introduce(struct attachment *a) {
     struct vcuda_usage *usage = a->usage;
     memcpy(usage->build_id, VCUDA_BUILD_ID, sizeof usage->build_id);
     __atomic_fetch_add(&usage->unknown_symbols, __atomic_exchange_n(&unknown_before, 0, __ATOMIC_RELAXED),
@@ -249,8 +228,7 @@ static void introduce(struct attachment *a)
 }
 
 /* Fill `a`, or say why not; what it has mapped by then is the caller's to unmap. */
-static enum vcuda_attachment build(struct attachment *a)
-{
+static enum vcuda_attachment build(struct attachment *a) {
     char path[PATHS_MAX];
     void *mapped = NULL;
     int error = 0;
@@ -276,8 +254,7 @@ static enum vcuda_attachment build(struct attachment *a)
     return VCUDA_ATTACHED;
 }
 
-static void unmap(struct attachment *a)
-{
+static void unmap(struct attachment *a) {
     if (a->limits)
         munmap((void *)a->limits, VCUDA_LIMITS_SIZE);
     if (a->usage)
@@ -285,14 +262,12 @@ static void unmap(struct attachment *a)
     munmap(a, sizeof *a);
 }
 
-enum vcuda_attachment vcuda_attach(void)
-{
+enum vcuda_attachment vcuda_attach(void) {
     if (here())
         return VCUDA_ATTACHED;
     int saved = errno;
     watch_forks();
-    struct attachment *a =
-        mmap(NULL, sizeof *a, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct attachment *a = mmap(NULL, sizeof *a, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (a == MAP_FAILED)
         return refuse("its memory", "cannot be mapped", errno);
     enum vcuda_attachment result = build(a);
@@ -311,8 +286,7 @@ enum vcuda_attachment vcuda_attach(void)
     return result;
 }
 
-unsigned vcuda_reap(void)
-{
+unsigned vcuda_reap(void) {
     struct attachment *a = here();
     char path[PATHS_MAX];
     if (!a || !paths_usage(path))

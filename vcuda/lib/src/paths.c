@@ -14,8 +14,7 @@
 #define VCUDA_REAL_DIR "/usr/local/vcuda/real"
 #endif
 
-static bool join(char path[PATHS_MAX], const char *directory, const char *name)
-{
+static bool join(char path[PATHS_MAX], const char *directory, const char *name) {
     const char *root = NULL;
 #ifdef VCUDA_SANDBOX
     root = getenv("VCUDA_ROOT"); /* a sandbox's container is a directory; no library in a real one is built so */
@@ -33,22 +32,18 @@ static bool join(char path[PATHS_MAX], const char *directory, const char *name)
     return true;
 }
 
-bool paths_limits(char path[PATHS_MAX])
-{
+bool paths_limits(char path[PATHS_MAX]) {
     return join(path, VCUDA_LIMITS_PATH, "");
 }
 
-bool paths_usage(char path[PATHS_MAX])
-{
+bool paths_usage(char path[PATHS_MAX]) {
     return join(path, VCUDA_USAGE_PATH, "");
 }
 
-bool paths_real_directory(char path[PATHS_MAX])
-{
+bool paths_real_directory(char path[PATHS_MAX]) {
     return join(path, VCUDA_REAL_DIR, "");
 }
 
-bool paths_real(char path[PATHS_MAX], const char *name)
-{
+bool paths_real(char path[PATHS_MAX], const char *name) {
     return join(path, VCUDA_REAL_DIR "/", name);
 }

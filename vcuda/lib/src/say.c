@@ -8,8 +8,7 @@
 
 uint32_t vcuda_say_level;
 
-static void line(const char *format, va_list arguments)
-{
+static void line(const char *format, va_list arguments) {
     int saved = errno;
     char text[512] = "vcuda: ";
     int used = 7;
@@ -23,8 +22,7 @@ static void line(const char *format, va_list arguments)
     errno = saved;
 }
 
-void vcuda_say(uint32_t level, const char *format, ...)
-{
+void vcuda_say(uint32_t level, const char *format, ...) {
     if (level > __atomic_load_n(&vcuda_say_level, __ATOMIC_RELAXED))
         return;
     va_list arguments;
@@ -33,8 +31,7 @@ void vcuda_say(uint32_t level, const char *format, ...)
     va_end(arguments);
 }
 
-void vcuda_say_refusal(const char *format, ...)
-{
+void vcuda_say_refusal(const char *format, ...) {
     static bool said;
     if (__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
         return;

@@ -30,8 +30,7 @@ struct identity {
 };
 
 /* stat and fstat are newer symbols than we may use; the calls are not. */
-static bool file_identity(int fd, const char *path, uint64_t *device, uint64_t *inode)
-{
+static bool file_identity(int fd, const char *path, uint64_t *device, uint64_t *inode) {
     struct stat found;
     if (syscall(SYS_newfstatat, fd, path, &found, *path ? 0 : AT_EMPTY_PATH) != 0)
         return false;
@@ -41,8 +40,7 @@ static bool file_identity(int fd, const char *path, uint64_t *device, uint64_t *
 }
 
 /* Field 22 of /proc/<pid>/stat, or 0 if there is no such process any more. */
-static uint64_t start_time_of(uint32_t pid)
-{
+static uint64_t start_time_of(uint32_t pid) {
     char path[32], text[512];
     snprintf(path, sizeof path, "/proc/%u/stat", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -65,35 +63,30 @@ static uint64_t start_time_of(uint32_t pid)
     return value;
 }
 
-static uint64_t own_namespace(void)
-{
+static uint64_t own_namespace(void) {
     uint64_t device, inode;
     return file_identity(AT_FDCWD, "/proc/self/ns/pid", &device, &inode) ? inode : 0;
 }
 
 /* Without the lock: is the slot's process there all the same? Only where its PID means anything to us. */
-static bool is_running(const struct vcuda_slot *slot, uint64_t pid_namespace)
-{
+static bool is_running(const struct vcuda_slot *slot, uint64_t pid_namespace) {
     uint64_t start = __atomic_load_n(&slot->start_time, __ATOMIC_RELAXED);
     uint32_t pid = __atomic_load_n(&slot->pid, __ATOMIC_RELAXED);
     return pid_namespace && start && __atomic_load_n(&slot->pid_namespace, __ATOMIC_RELAXED) == pid_namespace &&
            start_time_of(pid) == start;
 }
 
-static bool lock(int fd, unsigned index, short type)
-{
+static bool lock(int fd, unsigned index, short type) {
     struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = index, .l_len = 1};
     return fcntl(fd, F_OFD_SETLK, &range) == 0;
 }
 
-static bool is_live(const struct vcuda_slot *slot)
-{
+static bool is_live(const struct vcuda_slot *slot) {
     return __atomic_load_n(&slot->state, __ATOMIC_ACQUIRE) == VCUDA_SLOT_LIVE;
 }
 
 /* Under the byte's lock: the amounts go first, so that a kill in between leaves a slot to be cleared again. */
-static void clear(struct vcuda_slot *slot)
-{
+static void clear(struct vcuda_slot *slot) {
     for (int i = 0; i < VCUDA_MAX_CARDS; i++) {
         __atomic_store_n(&slot->charged[i], 0, __ATOMIC_SEQ_CST);
         __atomic_store_n(&slot->inflight[i], 0, __ATOMIC_RELAXED);
@@ -101,15 +94,13 @@ static void clear(struct vcuda_slot *slot)
     __atomic_store_n(&slot->state, VCUDA_SLOT_FREE, __ATOMIC_RELEASE);
 }
 
-unsigned slots_high(const struct vcuda_usage *usage)
-{
+unsigned slots_high(const struct vcuda_usage *usage) {
     uint32_t high = __atomic_load_n(&usage->slot_high, __ATOMIC_ACQUIRE);
     return high < VCUDA_MAX_SLOTS ? high : VCUDA_MAX_SLOTS;
 }
 
 /* Lock a slot that nobody living holds: a free one, or in a second round a dead process's. */
-static int find(struct vcuda_usage *usage, int fd, uint64_t pid_namespace)
-{
+static int find(struct vcuda_usage *usage, int fd, uint64_t pid_namespace) {
     for (int round = 0; round < 2; round++) {
         for (unsigned i = 0; i < VCUDA_MAX_SLOTS; i++) {
             struct vcuda_slot *slot = &usage->slot[i];
@@ -127,8 +118,7 @@ static int find(struct vcuda_usage *usage, int fd, uint64_t pid_namespace)
     return -1;
 }
 
-static void enter(struct vcuda_usage *usage, unsigned index, uint64_t pid_namespace)
-{
+static void enter(struct vcuda_usage *usage, unsigned index, uint64_t pid_namespace) {
     struct vcuda_slot *slot = &usage->slot[index];
     clear(slot);
     uint64_t nonce = 0;
@@ -141,14 +131,13 @@ static void enter(struct vcuda_usage *usage, unsigned index, uint64_t pid_namesp
     __atomic_store_n(&slot->nonce, nonce, __ATOMIC_RELAXED);
     __atomic_store_n(&slot->heartbeat_ns, vcuda_now_ns(), __ATOMIC_RELAXED);
     uint32_t high = __atomic_load_n(&usage->slot_high, __ATOMIC_RELAXED);
-    while (high <= index && !__atomic_compare_exchange_n(&usage->slot_high, &high, index + 1, false, __ATOMIC_ACQ_REL,
-                                                         __ATOMIC_RELAXED))
+    while (high <= index &&
+           !__atomic_compare_exchange_n(&usage->slot_high, &high, index + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         ;
     __atomic_store_n(&slot->state, VCUDA_SLOT_LIVE, __ATOMIC_RELEASE);
 }
 
-int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim *claim)
-{
+int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim *claim) {
     int low = open(path, O_RDWR | O_CLOEXEC);
     if (low < 0)
         return errno;
@@ -172,26 +161,22 @@ int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim 
     return 0;
 }
 
-static void close_own(const struct slots_claim *claim)
-{
+static void close_own(const struct slots_claim *claim) {
     uint64_t device, inode;
     if (file_identity(claim->fd, "", &device, &inode) && device == claim->device && inode == claim->inode)
         close(claim->fd);
 }
 
-void slots_release(struct vcuda_usage *usage, const struct slots_claim *claim)
-{
+void slots_release(struct vcuda_usage *usage, const struct slots_claim *claim) {
     clear(&usage->slot[claim->index]);
     close_own(claim);
 }
 
-void slots_abandon(const struct slots_claim *claim)
-{
+void slots_abandon(const struct slots_claim *claim) {
     close_own(claim);
 }
 
-unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own)
-{
+unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own) {
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return 0;

@@ -16,8 +16,7 @@
 #include "page.h"
 #include "slots.h"
 
-static void show_limits(void)
-{
+static void show_limits(void) {
     const struct vcuda_limits_view *view = vcuda_limits();
     if (!view)
         printf("none\n");
@@ -26,8 +25,7 @@ static void show_limits(void)
                view->card[0].core_limit_q8, view->flags, view->heartbeat_ns, view->card_count);
 }
 
-static void show_crc(char *hex)
-{
+static void show_crc(char *hex) {
     uint8_t data[4096];
     size_t size = 0;
     for (unsigned byte; size < sizeof data && sscanf(hex, "%2x", &byte) == 1; hex += 2)
@@ -36,8 +34,7 @@ static void show_crc(char *hex)
 }
 
 /* Charge and give back at random for ever, never holding what it did not get; says "over" if the limit is passed. */
-static void hammer(int card, uint64_t unit, uint64_t limit, unsigned seed)
-{
+static void hammer(int card, uint64_t unit, uint64_t limit, unsigned seed) {
     uint64_t held = 0;
     printf("hammering\n");
     fflush(stdout);
@@ -58,8 +55,7 @@ static void hammer(int card, uint64_t unit, uint64_t limit, unsigned seed)
 }
 
 /* What one thread of many does: attach, read limits, charge and give back. */
-static void *work(void *argument)
-{
+static void *work(void *argument) {
     uint64_t *wrong = argument;
     if (vcuda_attach() != VCUDA_ATTACHED)
         *wrong += 1;
@@ -75,8 +71,7 @@ static void *work(void *argument)
     return NULL;
 }
 
-static void threads(int count)
-{
+static void threads(int count) {
     pthread_t thread[64];
     uint64_t wrong[64] = {0}, sum = 0;
     count = count < 64 ? count : 64;
@@ -91,8 +86,7 @@ static void threads(int count)
 
 /* A child that runs one command of its own and ends. */
 static void obey(char *line);
-static void in_child(char *line)
-{
+static void in_child(char *line) {
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
@@ -103,8 +97,7 @@ static void in_child(char *line)
     waitpid(child, NULL, 0);
 }
 
-static void close_all(void)
-{
+static void close_all(void) {
     struct rlimit limit;
     getrlimit(RLIMIT_NOFILE, &limit);
     for (int fd = 3; fd < (int)limit.rlim_cur && fd < 4096; fd++)
@@ -112,8 +105,7 @@ static void close_all(void)
     printf("closed\n");
 }
 
-static void time_attach_loads(long count)
-{
+static void time_attach_loads(long count) {
     uint64_t start = vcuda_now_ns(), sum = 0;
     for (long i = 0; i < count; i++)
         sum += vcuda_limits()->card[0].memory_limit;
@@ -126,8 +118,7 @@ static void time_attach_loads(long count)
     printf("%.2f %.2f %d\n", (double)loads / (double)count, (double)(vcuda_now_ns() - start) / (double)count, sum != 0);
 }
 
-static void obey(char *line)
-{
+static void obey(char *line) {
     int card = 0;
     uint64_t bytes = 0, limit = 0;
     unsigned seed = 0;
@@ -174,8 +165,7 @@ static void obey(char *line)
     fflush(stdout);
 }
 
-int main(void)
-{
+int main(void) {
     static char line[9000];
     while (fgets(line, sizeof line, stdin))
         obey(line);

@@ -11,14 +11,12 @@
 #include "loader.h"
 #include "paths.h"
 
-static bool is_companion(const char *name)
-{
+static bool is_companion(const char *name) {
     return !strncmp(name, "libnvidia-", 10) && strncmp(name, "libnvidia-ml.", 13) && strstr(name, ".so") != NULL;
 }
 
 /* One pass over the directory; returns how many could not be opened. */
-static int open_all(const char *directory)
-{
+static int open_all(const char *directory) {
     int failed = 0;
     DIR *list = opendir(directory);
     if (!list)
@@ -32,8 +30,7 @@ static int open_all(const char *directory)
     return failed;
 }
 
-void companions_open(void)
-{
+void companions_open(void) {
     static bool done;
     char directory[PATHS_MAX];
     if (__atomic_load_n(&done, __ATOMIC_ACQUIRE) || !paths_real_directory(directory))

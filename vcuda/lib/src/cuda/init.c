@@ -7,8 +7,7 @@
 #include "paths.h"
 #include "say.h"
 
-CUresult hook_cuInit(unsigned int flags)
-{
+CUresult hook_cuInit(unsigned int flags) {
     int saved = errno;
     if (!vcuda_front_open()) {
         char path[PATHS_MAX];

@@ -3,14 +3,12 @@
 #include "cuda/route.h"
 #include "front.h"
 
-static void replace(const char *symbol, void **pfn, int version, cuuint64_t flags)
-{
+static void replace(const char *symbol, void **pfn, int version, cuuint64_t flags) {
     if (symbol && *symbol && pfn && *pfn)
         *pfn = route(symbol, version, (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, *pfn);
 }
 
-CUresult hook_cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags)
-{
+CUresult hook_cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags) {
     CUresult result = real.cuGetProcAddress(symbol, pfn, version, flags);
     if (result == CUDA_SUCCESS)
         replace(symbol, pfn, version, flags);
@@ -18,8 +16,7 @@ CUresult hook_cuGetProcAddress(const char *symbol, void **pfn, int version, cuui
 }
 
 CUresult hook_cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags,
-                                  CUdriverProcAddressQueryResult *status)
-{
+                                  CUdriverProcAddressQueryResult *status) {
     CUresult result = real.cuGetProcAddress_v2(symbol, pfn, version, flags, status);
     if (result == CUDA_SUCCESS)
         replace(symbol, pfn, version, flags);

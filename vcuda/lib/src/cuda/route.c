@@ -41,15 +41,13 @@ static const struct variant variants[] = {
 
 static struct map *published;
 
-static int by_pointer(const void *left, const void *right)
-{
+static int by_pointer(const void *left, const void *right) {
     uintptr_t a = (uintptr_t)((const struct pair *)left)->pointer, b = (uintptr_t)((const struct pair *)right)->pointer;
     return a < b ? -1 : a > b;
 }
 
 /* Built whole, then published; a thread that loses the race throws its own away. NULL if there is no memory. */
-static const struct map *the_map(void)
-{
+static const struct map *the_map(void) {
     struct map *map = __atomic_load_n(&published, __ATOMIC_ACQUIRE);
     if (map || !(map = malloc(sizeof *map)))
         return map;
@@ -68,8 +66,7 @@ static const struct map *the_map(void)
 }
 
 /* Is `exported` the symbol's own name, or a variant of it: symbol[_v2][_ptsz]? */
-static bool is_variant_of(const char *exported, const char *symbol)
-{
+static bool is_variant_of(const char *exported, const char *symbol) {
     size_t length = strlen(symbol);
     if (strncmp(exported, symbol, length))
         return false;
@@ -80,8 +77,7 @@ static bool is_variant_of(const char *exported, const char *symbol)
 }
 
 /* The table's answer: the newest variant that is not newer than the version asked for. */
-static unsigned by_name(const char *symbol, int version, bool per_thread, bool *known)
-{
+static unsigned by_name(const char *symbol, int version, bool per_thread, bool *known) {
     unsigned best = NO_NAME;
     int newest = -1;
     *known = false;
@@ -101,8 +97,7 @@ static unsigned by_name(const char *symbol, int version, bool per_thread, bool *
 }
 
 /* The one exported name at this address; of several, the one that is a variant of the symbol. */
-static unsigned by_address(const char *symbol, void *pointer, bool *shared)
-{
+static unsigned by_address(const char *symbol, void *pointer, bool *shared) {
     const struct map *map = the_map();
     *shared = false;
     if (!map)
@@ -129,8 +124,7 @@ static unsigned by_address(const char *symbol, void *pointer, bool *shared)
     return found;
 }
 
-void *route(const char *symbol, int version, bool per_thread, void *pointer)
-{
+void *route(const char *symbol, int version, bool per_thread, void *pointer) {
     bool shared, known = true;
     unsigned id = by_address(symbol, pointer, &shared);
     bool named = id == NO_NAME;

@@ -1,7 +1,6 @@
 /* nvmlInit: nothing to do yet but to be a hook. */
 #include "front.h"
 
-nvmlReturn_t hook_nvmlInit_v2(void)
-{
+nvmlReturn_t hook_nvmlInit_v2(void) {
     return real.nvmlInit_v2();
 }
