@@ -218,6 +218,20 @@ static const char *judge_usage(const struct vcuda_usage *usage) {
     return __atomic_load_n(&usage->size, __ATOMIC_RELAXED) != VCUDA_USAGE_SIZE ? "says that it has another size" : NULL;
 }
 
+/* Free what dead processes held; make `charged` true again if there were any, or if `repair` says so. */
+static unsigned reap(struct attachment *a, bool repair) {
+    char path[PATHS_MAX];
+    if (!paths_usage(path))
+        return 0;
+    int saved = errno;
+    unsigned reaped = slots_reap(a->usage, path, a->claim.index);
+    uint32_t cards = a->current->card_count;
+    for (uint32_t i = 0; (reaped || repair) && i < cards; i++)
+        vcuda_repair((int)i);
+    errno = saved;
+    return reaped;
+}
+
 static void introduce(struct attachment *a) {
     struct vcuda_usage *usage = a->usage;
     memcpy(usage->build_id, VCUDA_BUILD_ID, sizeof usage->build_id);
@@ -225,6 +239,7 @@ static void introduce(struct attachment *a) {
                        __ATOMIC_RELAXED);
     __atomic_fetch_add(&usage->routed_by_name, __atomic_exchange_n(&by_name_before, 0, __ATOMIC_RELAXED),
                        __ATOMIC_RELAXED);
+    reap(a, a->claim.took_dead);
 }
 
 /* Fill `a`, or say why not; what it has mapped by then is the caller's to unmap. */
@@ -288,14 +303,5 @@ enum vcuda_attachment vcuda_attach(void) {
 
 unsigned vcuda_reap(void) {
     struct attachment *a = here();
-    char path[PATHS_MAX];
-    if (!a || !paths_usage(path))
-        return 0;
-    int saved = errno;
-    unsigned reaped = slots_reap(a->usage, path, a->claim.index);
-    const struct vcuda_limits_view *view = vcuda_limits();
-    for (uint32_t i = 0; reaped && i < view->card_count; i++)
-        vcuda_repair((int)i);
-    errno = saved;
-    return reaped;
+    return a ? reap(a, false) : 0;
 }

@@ -99,21 +99,16 @@ unsigned slots_high(const struct vcuda_usage *usage) {
     return high < VCUDA_MAX_SLOTS ? high : VCUDA_MAX_SLOTS;
 }
 
-/* Lock a slot that nobody living holds: a free one, or in a second round a dead process's. */
-static int find(struct vcuda_usage *usage, int fd, uint64_t pid_namespace) {
-    for (int round = 0; round < 2; round++) {
-        for (unsigned i = 0; i < VCUDA_MAX_SLOTS; i++) {
-            struct vcuda_slot *slot = &usage->slot[i];
-            if (is_live(slot) != (round == 1) || !lock(fd, i, F_WRLCK))
-                continue;
-            if (!is_live(slot)) /* asked again, now that nobody else changes it */
-                return (int)i;
-            if (!is_running(slot, pid_namespace)) {
-                __atomic_fetch_add(&usage->slots_reaped, 1, __ATOMIC_RELAXED);
-                return (int)i;
-            }
-            lock(fd, i, F_UNLCK);
-        }
+/* Lock the first slot that nobody living holds: a free one, or a dead process's. */
+static int find(struct vcuda_usage *usage, int fd, uint64_t pid_namespace, bool *dead) {
+    for (unsigned i = 0; i < VCUDA_MAX_SLOTS; i++) {
+        struct vcuda_slot *slot = &usage->slot[i];
+        if (!lock(fd, i, F_WRLCK))
+            continue;
+        *dead = is_live(slot); /* asked under the lock: nobody else changes it now */
+        if (!*dead || !is_running(slot, pid_namespace))
+            return (int)i;
+        lock(fd, i, F_UNLCK);
     }
     return -1;
 }
@@ -147,7 +142,7 @@ int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim 
     else
         fd = low;
     uint64_t pid_namespace = own_namespace();
-    int index = find(usage, fd, pid_namespace);
+    int index = find(usage, fd, pid_namespace, &claim->took_dead);
     if (index < 0 || !file_identity(fd, "", &claim->device, &claim->inode)) {
         int error = index < 0 ? ENOSPC : errno;
         if (index < 0)
@@ -155,6 +150,7 @@ int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim 
         close(fd);
         return error;
     }
+    __atomic_fetch_add(&usage->slots_reaped, claim->took_dead, __ATOMIC_RELAXED);
     enter(usage, (unsigned)index, pid_namespace);
     claim->fd = fd;
     claim->index = (unsigned)index;

@@ -2,6 +2,7 @@
 #ifndef VCUDA_SLOTS_H
 #define VCUDA_SLOTS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "vcuda_page.h"
@@ -12,6 +13,7 @@ struct slots_claim {
     unsigned index;
     int fd;
     uint64_t device, inode;
+    bool took_dead; /* the slot was a dead process's: what it held is still in `charged` */
 };
 
 /* Take a slot: 0, or an errno (ENOSPC: all belong to living processes). */

@@ -1,0 +1,171 @@
+"""The libraries as a container has them: at their own paths, behind /etc/ld.so.preload, in namespaces of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.native.fake_driver import install
+from tests.native.tools import run
+from vcuda import page
+
+Fakes = dict[tuple[str, str], Path]
+
+# Everything happens on mounts that only this shell sees.
+SETUP = """
+set -e
+mount --make-rprivate /
+mkdir "$ROOT/scratch"
+mount -t tmpfs none "$ROOT/scratch"
+mkdir "$ROOT/scratch/upper" "$ROOT/scratch/work"
+mount -t overlay none -o "lowerdir=/etc,upperdir=$ROOT/scratch/upper,workdir=$ROOT/scratch/work" /etc
+mount -t tmpfs none /usr/local
+mkdir -p /usr/local/vcuda/real /etc/vcuda
+cp "$NATIVE/libvcuda.so" "$NATIVE/libvcuda-ml.so" /usr/local/vcuda/
+cp "$ROOT/usr/local/vcuda/real/libcuda.so.1" /usr/local/vcuda/real/
+touch /etc/vcuda/usage
+mount --bind "$ROOT/etc/vcuda/usage" /etc/vcuda/usage
+touch /etc/vcuda/limits
+mount --bind "$ROOT/etc/vcuda/limits" /etc/vcuda/limits
+mount -o remount,bind,ro /etc/vcuda/limits
+"""
+
+PROBE = """
+d=/mnt && mount --make-rprivate / && mount -t tmpfs none $d && mkdir $d/u $d/w &&
+mount -t overlay none -o lowerdir=/etc,upperdir=$d/u,workdir=$d/w /etc
+"""
+
+CLIENT = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv)
+{
+    void *library = dlopen(argv[1], RTLD_NOW);
+    int (*init)(unsigned) = library ? (int (*)(unsigned))dlsym(library, "cuInit") : NULL;
+    printf("%d\n", init ? init(0) : -1);
+    fflush(stdout);
+    if (argc > 2)
+        getchar();
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def client(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("container")
+    (base / "client.c").write_text(CLIENT)
+    run(compiler, "-w", base / "client.c", "-o", base / "client", "-ldl")
+    return base / "client"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _namespaces() -> None:
+    unshare = shutil.which("unshare")
+    if os.geteuid() != 0 or unshare is None:
+        pytest.skip("needs root and unshare to make mounts of its own")
+    probe = subprocess.run(
+        [unshare, "-m", "sh", "-c", PROBE],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    if probe.returncode:
+        pytest.skip("may not make overlay mounts here")
+
+
+def inside(script: str, native: Path, root: Path, client: Path, *options: str) -> list[str]:
+    """The lines that a shell in a container says."""
+    done = subprocess.run(
+        ["unshare", "-m", *options, "sh", "-c", SETUP + script], capture_output=True, text=True, check=False,
+        timeout=60, env={"PATH": os.environ["PATH"], "ROOT": str(root), "NATIVE": str(native), "CLIENT": str(client),
+                         "REAL": "/usr/local/vcuda/real/libcuda.so.1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return (done.stdout + done.stderr).splitlines()
+
+
+PRELOAD = "echo /usr/local/vcuda/libvcuda.so > /etc/ld.so.preload\n"
+
+
+def test_the_preload_file_is_a_door_that_no_environment_opens(
+    native: Path, root: Path, fakes: Fakes, client: Path
+) -> None:
+    """With pages cuInit succeeds and takes a slot; the tenant's environment changes nothing."""
+    install(root, fakes["cuda", "13.5"])
+    script = PRELOAD + (
+        'env -i "$CLIENT" libcuda.so.1\n'
+        'LD_PRELOAD= LD_LIBRARY_PATH=/usr/local/vcuda/real VCUDA_ROOT=/nowhere "$CLIENT" libcuda.so.1\n'
+        'bash -c "true" && sh -c "echo quiet"\n'
+    )
+    assert inside(script, native, root, client) == ["0", "0", "quiet"]
+    usage = page.read_usage((root / "etc/vcuda/usage").read_bytes(), 1)
+    assert usage.slots_reaped == 1  # the second process took the first one's place
+    assert [slot.index for slot in usage.slots] == [0]
+
+
+def test_without_pages_the_preloaded_front_refuses_even_with_the_driver_first_on_the_path(
+    native: Path, root: Path, fakes: Fakes, client: Path
+) -> None:
+    install(root, fakes["cuda", "13.5"])
+    script = PRELOAD + (
+        "umount /etc/vcuda/limits\n"
+        'LD_LIBRARY_PATH=/usr/local/vcuda/real env -i "$CLIENT" libcuda.so.1 2>/dev/null\n'
+        '"$CLIENT" libcuda.so.1\n'
+    )
+    lines = inside(script, native, root, client)
+    assert lines[:2] == ["802", "802"]
+    assert len(lines) == 3
+    assert lines[2].startswith(
+        "vcuda: CUDA is refused in this container: /etc/vcuda/limits is too short. The node's"
+    )
+
+
+def test_a_program_with_raised_rights_is_limited_too(
+    native: Path, root: Path, fakes: Fakes, client: Path
+) -> None:
+    """The loader drops LD_PRELOAD and LD_LIBRARY_PATH for it, and keeps the preload file."""
+    install(root, fakes["cuda", "13.5"])
+    script = PRELOAD + (
+        "umount /etc/vcuda/limits\n"
+        'cp "$CLIENT" /usr/local/raised && chown 65534 /usr/local/raised && chmod 4755 /usr/local/raised\n'
+        "/usr/local/raised libcuda.so.1 2>/dev/null\n"
+    )
+    assert inside(script, native, root, client) == ["802"]
+
+
+def test_the_limits_cannot_be_written_from_inside(
+    native: Path, root: Path, fakes: Fakes, client: Path
+) -> None:
+    install(root, fakes["cuda", "13.5"])
+    before = (root / "etc/vcuda/limits").read_bytes()
+    script = PRELOAD + '(echo free > /etc/vcuda/limits) 2>/dev/null || echo refused\n"$CLIENT" libcuda.so.1\n'
+    assert inside(script, native, root, client) == ["refused", "0"]
+    assert (root / "etc/vcuda/limits").read_bytes() == before
+
+
+def test_processes_of_two_pid_namespaces_tell_the_dead_from_the_living(
+    native: Path, root: Path, fakes: Fakes, client: Path
+) -> None:
+    """Equal PIDs in each: the lock decides, not the number."""
+    install(root, fakes["cuda", "13.5"])
+    one = 'unshare -p -f --mount-proc "$CLIENT" libcuda.so.1'
+    script = f"""{PRELOAD}
+mkfifo "$ROOT/hold"
+{one} hold < "$ROOT/hold" > "$ROOT/first" &
+exec 9> "$ROOT/hold"
+until [ -s "$ROOT/first" ]; do :; done
+{one}
+{one}
+exec 9>&-
+wait
+{one}
+"""
+    assert inside(script, native, root, client) == ["0", "0", "0"]
+    usage = page.read_usage((root / "etc/vcuda/usage").read_bytes(), 1)
+    assert {slot.pid for slot in usage.slots} == {1}
+    assert usage.slot_high == 2
+    assert usage.slots_reaped >= 2
