@@ -37,6 +37,17 @@ static void create(struct card *card, const struct card_config *config) {
     __atomic_store_n(&card->magic, MAGIC, __ATOMIC_RELEASE);
 }
 
+/* The configuration may have changed since the card was last used: it holds once nobody is using the card. */
+static void refresh(struct hold *hold) {
+    card_lock(hold);
+    card_reap(hold);
+    if (hold->card->highest == 0) {
+        hold->card->total = hold->config->memory_bytes;
+        hold->card->mig_mode = hold->config->mig;
+    }
+    card_unlock(hold);
+}
+
 /* A file of another size or layout belongs to an older build of the stand-in: it is begun anew under a new name. */
 static bool map_file(struct hold *hold, const char *path) {
     struct stat status;
@@ -56,6 +67,7 @@ static bool map_file(struct hold *hold, const char *path) {
             hold->card = at;
             if (fresh || hold->card->magic != MAGIC)
                 create(hold->card, hold->config);
+            refresh(hold);
             mapped = true;
         }
     }

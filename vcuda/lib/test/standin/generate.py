@@ -2,11 +2,12 @@
 
     generate.py cuda|nvml VERSION GEN_DIRECTORY OUT_DIRECTORY MODEL_SOURCE...
 
-Every name that the driver of that version exports (lists in vcuda/lib/gen) becomes a function of its own: one that
-a model exists for checks the gate and calls the model; a per-thread-stream name sets its mode around it; any other
-answers "not supported". What is modelled is read off the sources themselves: functions ``model_<name>`` and rows
-``ALIAS(old, model)``.
+Every name that the driver of that version exports (lists in vcuda/lib/gen) becomes a function of its own: one
+that a model exists for checks the gate and calls the model; a per-thread-stream name sets its mode around it;
+any other answers "not supported". What is modelled is read off the sources themselves: functions
+``model_<name>`` and rows ``ALIAS(old, model)``.
 """
+# ruff: noqa: INP001 -- a program that the build runs
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ DRIVERS = {
     "13.0": "580.65.06",
     "13.5": "615.36.01",
 }
-MODEL = re.compile(r"^(CUresult|nvmlReturn_t|const char \*) ?model_(\w+)\(([^)]*)\)\s*(?:\{|FACT)", re.MULTILINE)
+MODEL = re.compile(
+    r"^(CUresult|nvmlReturn_t|const char \*) ?model_(\w+)\(([^)]*)\)\s*(?:\{|FACT)", re.MULTILINE
+)
 ALIAS = re.compile(r"^ALIAS\((\w+), (\w+)\);", re.MULTILINE)
 
 
@@ -39,9 +42,7 @@ class Model:
     def arguments(self) -> str:
         if self.parameters.strip() in ("", "void"):
             return ""
-        return ", ".join(
-            re.search(r"(\w+)(\[\d*\])?$", part.strip())[1] for part in self.parameters.split(",")
-        )
+        return ", ".join(re.findall(r"\w+", part)[-1] for part in self.parameters.split(","))
 
     @property
     def prototype(self) -> str:
@@ -88,7 +89,7 @@ def variants(directory: Path, version: str, exported: set[str]) -> list[tuple[st
     """Resolver rows of this version; names that its header forgot are taken from the newest list."""
     rows = words(directory / f"variants-{version}.txt")
     listed = {row[3] for row in rows}
-    newest = words(directory / f"variants-{max(DRIVERS, key=lambda text: float(text))}.txt")
+    newest = words(directory / f"variants-{list(DRIVERS)[-1]}.txt")
     rows += [row for row in newest if row[3] in exported - listed]
     return sorted({(name, int(number), mode != "-", symbol) for name, number, mode, symbol in rows})
 

@@ -1,0 +1,240 @@
+"""The stand-in's time: streams, events, graphs, host functions, and several processes on one card.
+
+Bounds are wide where the machine's own scheduling shows, and tight where the model alone decides.
+"""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from tests.native import standin
+
+
+def children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def share(process: object) -> float:
+    return float(standin.said(process)[-1].split()[-1])
+
+
+def test_a_kernel_takes_the_time_its_name_says_and_events_measure_it(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        import time
+        driver = Driver()
+        stream, start, middle, finish = driver.stream(), driver.event(), driver.event(), driver.event()
+        kernel = driver.kernel("spin_5ms")
+        begin = time.monotonic()
+        driver.cuEventRecord(start, stream)
+        driver.launch(kernel, stream)
+        driver.cuEventRecord(middle, stream)
+        driver.launch(kernel, stream)
+        driver.launch(driver.kernel("gemm_1500us"), stream)
+        driver.cuEventRecord(finish, stream)
+        print(driver.code("cuStreamQuery", stream), driver.code("cuEventQuery", finish))
+        driver.cuEventSynchronize(finish)
+        print(driver.code("cuStreamQuery", stream), time.monotonic() - begin >= 0.0115)
+        print(round(driver.milliseconds(middle, finish), 2))
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["600 600", "0 True", "6.5"]
+
+
+def test_small_kernels_of_two_streams_overlap_and_full_ones_do_not(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        driver = Driver()
+        kernel, start, finish = driver.kernel("spin_20ms"), driver.event(), driver.event()
+        def span(grid):
+            one, two = driver.stream(), driver.stream()
+            driver.cuEventRecord(start, one)
+            driver.launch(kernel, one, grid=grid)
+            driver.launch(kernel, two, grid=grid)
+            driver.cuStreamWaitEvent(one, mark(two), 0)
+            driver.cuEventRecord(finish, one)
+            driver.cuEventSynchronize(finish)
+            return round(driver.milliseconds(start, finish) / 20)
+        def mark(stream):
+            event = driver.event(); driver.cuEventRecord(event, stream); return event
+        print(span(1), span(16))
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["1 2"]
+
+
+def test_the_legacy_stream_waits_for_blocking_streams_and_not_for_others(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        driver = Driver()
+        kernel = driver.kernel("spin_30ms")
+        for flags in (0, 1):
+            driver.launch(kernel, driver.stream(flags), grid=1)
+            print(driver.code("cuStreamQuery", None))
+            driver.cuCtxSynchronize()
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["600", "0"]
+
+
+def test_work_behind_a_host_function_waits_for_it(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        import threading
+        driver = Driver()
+        stream, other, event = driver.stream(), driver.stream(), driver.event()
+        go, order = threading.Event(), []
+        first = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: (go.wait(30), order.append("first")))
+        second = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: order.append("second"))
+        driver.launch(driver.kernel("spin_1ms"), stream)
+        driver.cuLaunchHostFunc(stream, first, None)
+        driver.launch(driver.kernel("spin_1ms"), stream)
+        driver.cuEventRecord(event, stream)
+        driver.cuStreamWaitEvent(other, event, 0)
+        driver.cuLaunchHostFunc(other, second, None)
+        print(driver.code("cuEventQuery", event), order)
+        go.set()
+        driver.cuStreamSynchronize(other)
+        print(driver.code("cuEventQuery", event), order)
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["600 []", "0 ['first', 'second']"]
+
+
+def test_a_captured_graph_runs_its_branches_side_by_side_each_time_it_is_launched(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        driver = Driver()
+        one, two, fork, join = driver.stream(), driver.stream(), driver.event(), driver.event()
+        kernel = driver.kernel("spin_10ms")
+        driver.cuStreamBeginCapture(one, 2)
+        driver.cuEventRecord(fork, one)
+        driver.cuStreamWaitEvent(two, fork, 0)
+        driver.launch(kernel, one, grid=1)
+        driver.launch(kernel, two, grid=1)
+        print(driver.code("cuStreamSynchronize", two), driver.code("cuEventQuery", fork))
+        driver.cuEventRecord(join, two)
+        driver.cuStreamWaitEvent(one, join, 0)
+        driver.launch(kernel, one, grid=1)
+        graph, count = c_void_p(), c_size_t()
+        driver.cuStreamEndCapture(one, byref(graph))
+        driver.cuGraphGetNodes(graph, None, byref(count))
+        run, start, finish = c_void_p(), driver.event(), driver.event()
+        driver.cuGraphInstantiateWithFlags(byref(run), graph, c_uint64(0))
+        driver.cuGraphDestroy(graph)
+        driver.cuEventRecord(start, one)
+        for _ in range(3): driver.cuGraphLaunch(run, one)
+        driver.cuEventRecord(finish, one)
+        driver.cuEventSynchronize(finish)
+        print(count.value, round(driver.milliseconds(start, finish) / 10))
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["900 907", "3 6"]
+
+
+def test_a_branch_that_never_joins_spoils_the_capture(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        driver = Driver()
+        one, two, fork = driver.stream(), driver.stream(), driver.event()
+        driver.cuStreamBeginCapture(one, 0)
+        driver.cuEventRecord(fork, one)
+        driver.cuStreamWaitEvent(two, fork, 0)
+        driver.launch(driver.kernel("spin_1ms"), two)
+        graph = c_void_p()
+        print(driver.code("cuStreamEndCapture", two, byref(graph)), driver.code("cuStreamEndCapture", one, byref(graph)))
+        print(driver.code("cuStreamSynchronize", one), driver.code("cuStreamBeginCapture", None, 0))
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["903 904", "0 900"]
+
+
+def test_memory_of_a_graph_comes_with_its_launch_and_goes_with_a_trim(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        driver = Driver()
+        stream, pointer, graph, run = driver.stream(), c_uint64(), c_void_p(), c_void_p()
+        start = driver.free()
+        driver.cuStreamBeginCapture(stream, 2)
+        driver.cuMemAllocAsync(byref(pointer), c_size_t(8 * MIB), stream)
+        driver.cuMemFreeAsync(pointer, stream)
+        driver.cuStreamEndCapture(stream, byref(graph))
+        driver.cuGraphInstantiateWithFlags(byref(run), graph, c_uint64(0))
+        before = start - driver.free()
+        for _ in range(2): driver.cuGraphLaunch(run, stream)
+        driver.cuStreamSynchronize(stream)
+        held = start - driver.free()
+        driver.cuDeviceGraphMemTrim(0)
+        print(before, held // MIB, start - driver.free())
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["0 8 0"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "stream", "graph"])
+def test_a_lone_process_has_the_card_and_spends_little_of_the_host(tmp_path: Path, mode: str) -> None:
+    env = standin.environment(tmp_path)
+    before = children_seconds()
+    assert 0.7 < share(standin.client(env, "spin", "--us", "4000", "--seconds", "1", "--mode", mode)) <= 1.001
+    assert children_seconds() - before < 0.3
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_that_always_have_work_get_equal_shares(tmp_path: Path, count: int) -> None:
+    env = standin.environment(tmp_path)
+    busy = ("spin", "--us", "3000", "--seconds", "1.5", "--mode", "stream")
+    runs = [standin.client(env, *busy) for _ in range(count)]
+    shares = [share(process) for process in runs]
+    assert sum(shares) <= 1.05
+    assert all(abs(part - 1 / count) < 0.12 for part in shares), shares
+
+
+def test_a_process_without_work_leaves_the_card_to_the_other(tmp_path: Path) -> None:
+    env = standin.environment(tmp_path)
+    idle = standin.client(env, "alloc-to-limit", "--most", "64", "--hold", "60")
+    standin.line(idle)
+    alone = share(standin.client(env, "spin", "--us", "3000", "--seconds", "1", "--mode", "stream"))
+    standin.end(idle)
+    assert alone > 0.8
+
+
+def test_work_queued_by_a_killed_process_does_not_run(tmp_path: Path) -> None:
+    env = standin.environment(tmp_path)
+    hog = standin.python(
+        """
+        driver = Driver()
+        for _ in range(100): driver.launch(driver.kernel("spin_900ms"), None)
+        print("queued", flush=True)
+        input()
+        """,
+        env,
+    )
+    assert standin.line(hog) == "queued"
+    standin.end(hog)
+    alone = share(standin.client(env, "spin", "--us", "3000", "--seconds", "1", "--mode", "stream"))
+    assert alone > 0.8
+
+
+def test_a_full_launch_queue_holds_the_caller(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        import time
+        driver = Driver()
+        kernel, begin = driver.kernel("spin_1ms"), time.monotonic()
+        for _ in range(1024 + 50): driver.launch(kernel)
+        print(time.monotonic() - begin >= 0.045)
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["True"]
