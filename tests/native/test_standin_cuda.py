@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -222,6 +223,24 @@ def test_cards_follow_cuda_visible_devices(tmp_path: Path) -> None:
         "print(Driver(context=False).code('cuInit', 0))", {**env, "CUDA_VISIBLE_DEVICES": ""}
     )
     assert standin.said(nothing) == ["100"]
+
+
+def test_a_machine_is_described_by_a_file_beside_the_library_or_one_that_is_named(tmp_path: Path) -> None:
+    beside = tmp_path / "driver"
+    beside.mkdir()
+    shutil.copy(standin.built() / "13.0" / "libcuda.so.1", beside)
+    (beside / "standin.conf").write_text(
+        f"# two cards\ncards = 2\nstate = {tmp_path}\ncard.1.memory_mib = 4096 # less\n"
+    )
+    (tmp_path / "other.conf").write_text(f"cards=1\nstate={tmp_path}\nmodel=t4\n")
+    look = """
+        driver = Driver(context=False); driver.cuInit(0)
+        print([driver.out(c_size_t, "cuDeviceTotalMem", at) // MIB for at in range(driver.out(c_int, "cuDeviceGetCount"))])
+        """
+    env = {"LD_LIBRARY_PATH": str(beside)}
+    assert standin.said(standin.python(look, env)) == ["[143771, 4096]"]
+    named = {**env, "VCUDA_STANDIN_CONFIG": str(tmp_path / "other.conf")}
+    assert standin.said(standin.python(look, named)) == ["[15360]"]
 
 
 def test_a_child_of_fork_cannot_use_what_its_parent_began(tmp_path: Path) -> None:

@@ -238,3 +238,36 @@ def test_a_full_launch_queue_holds_the_caller(tmp_path: Path) -> None:
         standin.environment(tmp_path),
     )
     assert standin.said(program) == ["True"]
+
+
+def test_the_null_stream_of_per_thread_names_is_a_stream_of_its_own(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        driver = Driver()
+        kernel = driver.kernel("spin_30ms")
+        driver.code("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None, flags=2)
+        other = driver.stream(0)
+        print(driver.code("cuStreamQuery", None, flags=2), driver.code("cuStreamQuery", other))
+        print(driver.code("cuStreamSynchronize", None, flags=2), driver.code("cuStreamQuery", None, flags=2))
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["600 0", "0 0"]
+
+
+def test_after_a_reset_of_the_primary_context_time_goes_on_as_before(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        import time
+        driver = Driver()
+        for _ in range(2):
+            kernel, begin = driver.kernel("spin_100ms"), time.monotonic()
+            driver.launch(kernel)
+            driver.cuCtxSynchronize()
+            print(0.1 <= time.monotonic() - begin < 0.19)
+            driver.cuDevicePrimaryCtxReset(0)
+            driver = Driver()
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["True", "True"]

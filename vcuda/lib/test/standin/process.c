@@ -256,6 +256,21 @@ static void free_streams(struct context *context) {
     }
 }
 
+/* Without contexts and memory the process is none of the card's any more; its axis of time starts anew with it. */
+static void leave_if_idle(struct device *device) {
+    struct hold *hold = &device->hold;
+    card_lock(hold);
+    bool idle = !device->contexts && hold->card->slot[hold->mine].used_bytes == 0;
+    if (idle)
+        card_leave(hold);
+    card_unlock(hold);
+    if (!idle)
+        return;
+    device->alone_until = device->placed_until = 0;
+    device->launches = 0;
+    memset(device->pending, 0, sizeof device->pending);
+}
+
 /* Everything the context owned goes; its memory stays allocated, because threads may have it as current. */
 void context_destroy(struct context *context) {
     struct device *device = context->device;
@@ -274,10 +289,7 @@ void context_destroy(struct context *context) {
     if (!device->contexts)
         pools_free(device);
     device_charge(device, -granules(device->hold.config->context_bytes));
-    card_lock(&device->hold);
-    if (!device->contexts && device->hold.card->slot[device->hold.mine].used_bytes == 0)
-        card_leave(&device->hold);
-    card_unlock(&device->hold);
+    leave_if_idle(device);
 }
 
 static CUresult push(struct context *context) {
