@@ -47,7 +47,8 @@ class SimulatedCards:
         self._news: list[HealthChange] = []
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._refresh()
+        with self._turn:
+            self._refresh()
 
     @classmethod
     def named(cls, name: str, *, node: str = "node", control: Path | None = None) -> SimulatedCards:

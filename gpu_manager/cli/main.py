@@ -21,6 +21,8 @@ from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable
 # name → (module, summary): one line makes a command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
+    "run": ("gpu_manager.cli.run", "Run the agent of this node."),
+    "sandbox": ("gpu_manager.cli.sandbox", "Keep a node with simulated cards up, on a laptop."),
     "topology": ("gpu_manager.cli.topology", "Pick the best-joined cards of an nvidia-smi topo -m matrix."),
     "version": ("gpu_manager.cli.version", "Print the version."),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import http.client
 import json
 import os
 import shutil
@@ -10,7 +11,6 @@ import stat
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,13 +181,14 @@ class Sandbox:
 
     def ask(self, path: str, accept: str = "*/*") -> str:
         """GET from the agent. Raises NodeUnready while it does not answer."""
-        url = f"http://127.0.0.1:{self.port}{path}"
-        request = urllib.request.Request(url, headers={"Accept": accept})  # noqa: S310  # our own loopback
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_HTTP_SECONDS)
         try:
-            with urllib.request.urlopen(request, timeout=_HTTP_SECONDS) as answer:  # noqa: S310  # as above
-                return str(answer.read().decode("utf-8", "replace"))
-        except (OSError, ValueError) as error:
-            raise NodeUnready(f"the agent does not answer on {url}: {error}") from None
+            connection.request("GET", path, headers={"Accept": accept})
+            return connection.getresponse().read().decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise NodeUnready(f"the agent does not answer on port {self.port}: {error}") from None
+        finally:
+            connection.close()
 
     def graph(self) -> Mapping[str, Any]:
         """The agent's own picture: cards and who holds what of them. Raises NodeUnready."""

@@ -96,6 +96,7 @@ class StandInKubelet:
         self._published_at = self._clock.monotonic()
         self._process: _Process | None = None
         self._started = False
+        self._ending = threading.Lock()
 
     # The process.
 
@@ -125,8 +126,9 @@ class StandInKubelet:
     def stop(self) -> None:
         """End as if killed: connections break, an admission in flight leaves nothing, containers run on."""
         process, self._process = self._process, None
-        if process is not None:
-            process.stop()
+        with self._ending:  # who comes second returns when it has ended too
+            if process is not None:
+                process.stop()
 
     def restart(self, *, reboot: bool = False) -> None:
         """Stop and start. Pods come back with :meth:`resume`; a ``reboot`` ends all containers first."""

@@ -19,7 +19,7 @@ _PTX = """
 def main() -> None:
     """Spin on the first card."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5.0
-    ms = int(sys.argv[2]) if len(sys.argv) > 2 else 2  # noqa: PLR2004  # the second argument
+    ms = int(sys.argv[2]) if len(sys.argv) > 2 else 2  # the second argument
     cuda = ctypes.CDLL("libcuda.so.1")
 
     def call(name: str, *arguments: object) -> None:

@@ -1,0 +1,153 @@
+"""``gpu-manager sandbox``: a whole node on a laptop, with simulated cards, or orders to one that runs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import structlog
+import typer
+
+from gpu_manager.adapters.manifests import LONGEST_BYTES, read_objects
+from gpu_manager.domain.errors import RequestInvalid, printable
+
+if TYPE_CHECKING:
+    from gpu_manager.sandbox.control import Order
+    from gpu_manager.sandbox.whole import Sandbox
+
+_HELP_FAULTS = (
+    "Break something in the running sandbox: 'card 3 XID 79', 'card 3 silent', 'card 3 gone', 'card 3 ok', "
+    "'agent kill', 'kubelet restart', 'api away 5' (seconds)."
+)
+
+
+def command(
+    profile: Annotated[
+        str,
+        typer.Option(help="Cards: a profile's name, a YAML file, or a file of nvidia-smi topo -m (.txt)."),
+    ] = "a100x8",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of metrics; 0 for a free one.")] = 0,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where it lives. Default: $XDG_RUNTIME_DIR/gpu-manager-sandbox, or one below /tmp."
+        ),
+    ] = None,
+    apply: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Manifests to apply; - reads standard input.")
+    ] = None,
+    delete: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAMESPACE/NAME", help="A pod of the running sandbox to delete."),
+    ] = None,
+    fault: Annotated[list[str] | None, typer.Option(metavar="TEXT", help=_HELP_FAULTS)] = None,
+    binder: Annotated[
+        bool, typer.Option(help="Bind pods to the node by its capacity; off: another scheduler does.")
+    ] = True,
+    demo: Annotated[bool, typer.Option("--demo", help="Show what it does, check it, and end.")] = False,
+) -> int:
+    """Keep a node with simulated cards up until Ctrl-C: API server and kubelet stand-ins, the real agent.
+
+    While one runs, the same command with --apply, --delete or --fault in another terminal reaches it. kubectl
+    works with the kubeconfig that is printed (apply needs --validate=false). A container's command runs as a
+    process of yours: no image, no isolation, but the limits of its share.
+    """
+    if demo:
+        if apply or delete or fault:
+            raise RequestInvalid("--demo applies its own pods: leave out --apply, --delete and --fault")
+        from gpu_manager.sandbox.demo import run  # noqa: PLC0415  # only where it is needed
+
+        _quiet()
+        return run(profile, port or None, directory)
+    objects = [obj for name in apply or () for obj in _objects(name)]
+    from gpu_manager.sandbox.control import Order, send  # noqa: PLC0415  # gRPC, only where it is needed
+    from gpu_manager.sandbox.whole import default_directory  # noqa: PLC0415  # as above
+
+    place = (directory or default_directory()).absolute()
+    order = Order(objects, list(delete or ()), list(fault or ()))
+    if order:
+        lines = send(place, order)
+        if lines is not None:
+            typer.echo("\n".join(map(printable, lines)))
+            return 0
+        if delete or fault:
+            raise RequestInvalid(f"no sandbox runs in {place}: start one with gpu-manager sandbox")
+    return _keep(place, profile, port, order, binder=binder)
+
+
+def _keep(place: Path, profile: str, port: int, order: Order, *, binder: bool) -> int:
+    from rich.console import Console  # noqa: PLC0415  # as above
+
+    from gpu_manager.sandbox.control import Control, obey  # noqa: PLC0415  # as above
+    from gpu_manager.sandbox.picture import look  # noqa: PLC0415  # as above
+    from gpu_manager.sandbox.table import show  # noqa: PLC0415  # as above
+    from gpu_manager.sandbox.whole import Sandbox, Settings  # noqa: PLC0415  # as above
+
+    _quiet()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    try:
+        with Sandbox(Settings(place, profile, port, binder)) as sandbox:
+            control = Control(sandbox)
+            control.start()
+            try:
+                for line in obey(sandbox, order):
+                    typer.echo(printable(line))
+                show(lambda: look(sandbox), stop, Console(), _heading(sandbox))
+            finally:
+                control.stop()
+    except KeyboardInterrupt:
+        typer.echo("the sandbox has ended")
+    return 0
+
+
+def _heading(sandbox: Sandbox) -> str:
+    left_out = "" if sandbox.native.complete else " (without a stand-in driver: commands see no card)"
+    return "\n".join(
+        (
+            f"node {sandbox.node.name}: {len(sandbox.cards)} cards, {_models(sandbox)}{left_out}",
+            f"  kubeconfig  {sandbox.kubeconfig}",
+            f"  metrics     {sandbox.metrics_url}",
+            f"  logs        {sandbox.agent_log}, {sandbox.directory / 'logs'}",
+            "  Ctrl-C ends it",
+        )
+    )
+
+
+def _models(sandbox: Sandbox) -> str:
+    return ", ".join(dict.fromkeys(card.model for card in sandbox.cards))
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _objects(name: str) -> Sequence[Any]:
+    shown = "standard input" if name == "-" else name
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read(LONGEST_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                data = file.read(LONGEST_BYTES + 1)
+        return [obj for _, obj in read_objects(data)]
+    except OSError as error:
+        raise RequestInvalid(f"{shown}: {error.strerror or error}") from error
+    except RequestInvalid as error:
+        raise RequestInvalid(f"{shown}: {error}") from error
+    except ValueError as error:  # a NUL in the name
+        raise RequestInvalid(f"{shown}: no such file") from error
+
+
+def _quiet() -> None:
+    """The sandbox's own parts speak only of what is wrong: the screen belongs to the table."""
+    import logging  # noqa: PLC0415  # the other commands do without
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,81 @@
+"""The demo from beginning to end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from gpu_manager.domain.contract import HTTP_PORT
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.sandbox.demo import limits, scenes
+from gpu_manager.sandbox.demo.metrics import metrics
+from gpu_manager.sandbox.demo.paper import Paper
+from gpu_manager.sandbox.demo.stage import Stage
+from gpu_manager.sandbox.runtime import free_port
+from gpu_manager.sandbox.whole import Sandbox, Settings
+
+PROFILE: Final = "a100x8"
+_LONGEST: Final = 60  # characters of a directory that has room for sockets below it
+
+
+def run(profile: str = PROFILE, port: int | None = None, directory: Path | None = None) -> int:
+    """Show everything and check it: 0 if all holds, else 1. Without ``directory``, leaves nothing behind."""
+    if profile != PROFILE:
+        raise RequestInvalid(f"--demo shows 8 A100 cards ({PROFILE}): leave out --profile")
+    paper = Paper()
+    chosen = port or free_port(HTTP_PORT) or 0
+    place = directory or _directory()
+    sandbox = Sandbox(Settings(place.absolute(), PROFILE, chosen))
+    try:
+        with sandbox:
+            _show(Stage(sandbox), paper, moved=port is None and chosen == 0)
+    except NodeUnready as error:
+        paper.check(False, f"the demo comes to its end: {error}")  # noqa: FBT003  # see Paper.check
+    finally:
+        if directory is None and not paper.failed:
+            shutil.rmtree(place, ignore_errors=True)
+    return _sum(paper, place)
+
+
+def _show(stage: Stage, paper: Paper, *, moved: bool) -> None:
+    sandbox = stage.sandbox
+    paper.line(f"One node, {len(sandbox.cards)} simulated cards ({sandbox.cards[0].model}), the real agent.")
+    paper.line(f"Metrics: {sandbox.metrics_url}", "dim")
+    if moved:
+        paper.line(f"(port {HTTP_PORT} is taken on this machine)", "dim")
+    chapters: list[Callable[[Stage, Paper], None]] = [
+        scenes.fraction,
+        scenes.pair,
+        scenes.prepare,
+        scenes.whole,
+        scenes.illegal,
+    ]
+    if sandbox.native.complete:
+        chapters += [limits.memory, limits.inside, limits.cores]
+    chapters += [scenes.burst, scenes.booked, scenes.no_room, metrics]
+    for chapter in chapters:
+        chapter(stage, paper)
+    if not sandbox.native.complete:
+        limits.left_out(paper)
+
+
+def _sum(paper: Paper, place: Path) -> int:
+    paper.line("")
+    if paper.failed:
+        paper.line(f"{len(paper.failed)} of {paper.held + len(paper.failed)} checks do NOT hold:", "bold red")
+        paper.lines((f"- {what}" for what in paper.failed), "red")
+        paper.line(f"logs are in {place}", "dim")
+        return 1
+    paper.line(f"All {paper.held} checks hold. {paper.seconds:.1f} seconds.", "bold green")
+    paper.line("Next: gpu-manager sandbox keeps such a node up; --apply FILE gives it your own pods.", "dim")
+    return 0
+
+
+def _directory() -> Path:
+    usual = tempfile.gettempdir()
+    base = usual if len(os.fsencode(usual)) <= _LONGEST - 20 else "/tmp"  # noqa: S108  # mkdtemp makes it ours
+    return Path(tempfile.mkdtemp(prefix="gpu-manager-", dir=base))
