@@ -31,6 +31,25 @@ def unix_target(path: Path) -> str:
     return f"unix://{path.absolute()}"
 
 
+class _Connection:
+    """A channel and who is on it. gRPC crashes the process when a channel is closed under a thread that
+    begins a call on it, so it is closed by the last to leave.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self.users = 0
+        self.channel = grpc.insecure_channel(
+            unix_target(socket),
+            options=(
+                ("grpc.default_authority", "localhost"),
+                ("grpc.max_receive_message_length", RECEIVE_BYTES),
+                # Otherwise a channel made after a failure inherits that failure's back-off.
+                ("grpc.use_local_subchannel_pool", 1),
+            ),
+        )
+        self.stub = api_pb2_grpc.PodResourcesListerStub(self.channel)
+
+
 class KubeletClient:
     """Implements :class:`gpu_manager.ports.Kubelet`.
 
@@ -54,7 +73,7 @@ class KubeletClient:
         self._deadline = deadline
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
+        self._connection: _Connection | None = None
         self._read: tuple[tuple[int, int, int], tuple[Entry, ...] | None] | None = None
 
     def listing(self) -> Mapping[tuple[str, str], Sequence[Listed]]:
@@ -68,15 +87,16 @@ class KubeletClient:
         ends = time.monotonic() + self._deadline
         while True:
             left = ends - time.monotonic()
+            connection = self._enter()
+            failed = True
             try:
-                answer = api_pb2_grpc.PodResourcesListerStub(self._connection()).List(
-                    api_pb2.ListPodResourcesRequest(), timeout=max(left, 0.001)
-                )
+                answer = connection.stub.List(api_pb2.ListPodResourcesRequest(), timeout=max(left, 0.001))
+                failed = False
                 return _parse(answer, self._resources)
             except grpc.RpcError as error:
-                self._judge(error, left)
-            except ValueError as error:  # the channel was closed by another thread's failure, or by close()
-                raise NodeUnready(f"the connection to the kubelet at {self._socket} was closed") from error
+                failed = not self._may_retry(error, left)
+            finally:
+                self._leave(connection, failed=failed)
             self._sleep(random.uniform(*RETRY_SECONDS))  # noqa: S311  # spreads callers, keeps no secret
 
     def checkpoint(self) -> Sequence[Entry] | None:
@@ -103,11 +123,8 @@ class KubeletClient:
         return entries
 
     def close(self) -> None:
-        """Let go of the connection; the next :meth:`listing` makes a new one."""
-        with self._lock:
-            channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
+        """Let go of the connection when its calls have ended; the next :meth:`listing` makes a new one."""
+        self._leave(self._enter(), failed=True)
 
     def _parse(self, text: bytes) -> tuple[Entry, ...] | None:
         reason = f"larger than {MAX_BYTES >> 20} MiB"
@@ -119,31 +136,35 @@ class KubeletClient:
         _log.warning("checkpoint unreadable", path=str(self._checkpoint), reason=reason)
         return None
 
-    def _connection(self) -> grpc.Channel:
+    def _enter(self) -> _Connection:
         with self._lock:
-            if self._channel is None:
-                self._channel = grpc.insecure_channel(
-                    unix_target(self._socket),
-                    options=(
-                        ("grpc.default_authority", "localhost"),
-                        ("grpc.max_receive_message_length", RECEIVE_BYTES),
-                        # Otherwise a channel made after a failure inherits that failure's back-off.
-                        ("grpc.use_local_subchannel_pool", 1),
-                    ),
-                )
-            return self._channel
+            if self._connection is None:
+                self._connection = _Connection(self._socket)
+            self._connection.users += 1
+            return self._connection
 
-    def _judge(self, error: grpc.RpcError, left: float) -> None:
-        """Return if another try may help, else raise NodeUnready."""
+    def _leave(self, connection: _Connection, *, failed: bool) -> None:
+        """A connection that failed once would answer from its back-off, not from the kubelet: nobody enters
+        it again, and the last one to leave closes it.
+        """
+        with self._lock:
+            if failed and self._connection is connection:
+                self._connection = None
+            connection.users -= 1
+            last = connection.users == 0 and self._connection is not connection
+        if last:
+            connection.channel.close()
+
+    def _may_retry(self, error: grpc.RpcError, left: float) -> bool:
+        """True if another try may help, else NodeUnready is raised."""
         code, details = error.code(), error.details() or "no details"
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "rate limit" in details:
             if left > RETRY_SECONDS[1]:
-                return
+                return True
             raise NodeUnready(
                 f"the kubelet's PodResources limiter refused for {self._deadline:g} s: another client of "
                 f"{self._socket} uses it up; find and slow that client"
             ) from error
-        self.close()  # a connection that failed once would answer from its back-off, not from the kubelet
         if code is grpc.StatusCode.UNAVAILABLE:
             raise NodeUnready(f"the kubelet does not answer at {self._socket}: {details}") from error
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
