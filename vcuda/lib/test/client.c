@@ -46,10 +46,10 @@ static void load(void) {
         fprintf(stderr, "the CUDA driver is older than 12.0: it has no cuGetProcAddress_v2\n");
         exit(1);
     }
-#define CLIENT_LOAD(name, version, parameters)                                                                      \
-    if (resolve(#name, (void **)&driver.name, version, 0, NULL) != 0 || !driver.name) {                              \
-        fprintf(stderr, "the CUDA driver has no " #name "\n");                                                       \
-        exit(1);                                                                                                     \
+#define CLIENT_LOAD(name, version, parameters)                                                                         \
+    if (resolve(#name, (void **)&driver.name, version, 0, NULL) != 0 || !driver.name) {                                \
+        fprintf(stderr, "the CUDA driver has no " #name "\n");                                                         \
+        exit(1);                                                                                                       \
     }
     CLIENT_FUNCTIONS(CLIENT_LOAD)
 #undef CLIENT_LOAD

@@ -9,49 +9,49 @@
 typedef unsigned long long device_pointer;
 
 /* Name, oldest version that has the wanted form, parameters. Expanded into the table and its loader. */
-#define CLIENT_FUNCTIONS(F)                                                                                          \
-    F(cuInit, 2000, (unsigned int))                                                                                  \
-    F(cuDriverGetVersion, 2020, (int *))                                                                             \
-    F(cuDeviceGet, 2000, (int *, int))                                                                               \
-    F(cuDeviceGetCount, 2000, (int *))                                                                               \
-    F(cuDeviceGetName, 2000, (char *, int, int))                                                                     \
-    F(cuDeviceGetUuid, 9020, (unsigned char *, int))                                                                 \
-    F(cuDeviceGetAttribute, 2000, (int *, int, int))                                                                 \
-    F(cuDeviceTotalMem, 3020, (size_t *, int))                                                                       \
-    F(cuDevicePrimaryCtxRetain, 7000, (void **, int))                                                                \
-    F(cuDevicePrimaryCtxRelease, 11000, (int))                                                                       \
-    F(cuDevicePrimaryCtxReset, 11000, (int))                                                                         \
-    F(cuCtxSetCurrent, 4000, (void *))                                                                               \
-    F(cuCtxSynchronize, 2000, (void))                                                                                \
-    F(cuMemGetInfo, 3020, (size_t *, size_t *))                                                                      \
-    F(cuMemAlloc, 3020, (device_pointer *, size_t))                                                                  \
-    F(cuMemFree, 3020, (device_pointer))                                                                             \
-    F(cuMemAllocPitch, 3020, (device_pointer *, size_t *, size_t, size_t, unsigned int))                             \
-    F(cuMemAllocManaged, 6000, (device_pointer *, size_t, unsigned int))                                             \
-    F(cuMemPrefetchAsync, 8000, (device_pointer, size_t, int, void *))                                               \
-    F(cuMemAllocAsync, 11020, (device_pointer *, size_t, void *))                                                    \
-    F(cuMemFreeAsync, 11020, (device_pointer, void *))                                                               \
-    F(cuMemCreate, 10020, (unsigned long long *, size_t, const void *, unsigned long long))                          \
-    F(cuMemRelease, 10020, (unsigned long long))                                                                     \
-    F(cuArray3DCreate, 3020, (void **, const void *))                                                                \
-    F(cuArrayDestroy, 2000, (void *))                                                                                \
-    F(cuMemsetD8, 3020, (device_pointer, unsigned char, size_t))                                                     \
-    F(cuMemcpyHtoD, 3020, (device_pointer, const void *, size_t))                                                    \
-    F(cuMemcpyDtoH, 3020, (void *, device_pointer, size_t))                                                          \
-    F(cuIpcGetMemHandle, 4010, (void *, device_pointer))                                                             \
-    F(cuModuleLoadData, 2000, (void **, const void *))                                                               \
-    F(cuModuleGetFunction, 2000, (void **, void *, const char *))                                                    \
-    F(cuLaunchKernel, 4000,                                                                                          \
-      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **))      \
-    F(cuStreamCreate, 2000, (void **, unsigned int))                                                                 \
-    F(cuStreamSynchronize, 2000, (void *))                                                                           \
-    F(cuStreamBeginCapture, 10010, (void *, int))                                                                    \
-    F(cuStreamEndCapture, 10000, (void *, void **))                                                                  \
-    F(cuGraphInstantiateWithFlags, 11040, (void **, void *, unsigned long long))                                     \
-    F(cuGraphLaunch, 10000, (void *, void *))                                                                        \
-    F(cuEventCreate, 2000, (void **, unsigned int))                                                                  \
-    F(cuEventRecord, 2000, (void *, void *))                                                                         \
-    F(cuEventSynchronize, 2000, (void *))                                                                            \
+#define CLIENT_FUNCTIONS(F)                                                                                            \
+    F(cuInit, 2000, (unsigned int))                                                                                    \
+    F(cuDriverGetVersion, 2020, (int *))                                                                               \
+    F(cuDeviceGet, 2000, (int *, int))                                                                                 \
+    F(cuDeviceGetCount, 2000, (int *))                                                                                 \
+    F(cuDeviceGetName, 2000, (char *, int, int))                                                                       \
+    F(cuDeviceGetUuid, 9020, (unsigned char *, int))                                                                   \
+    F(cuDeviceGetAttribute, 2000, (int *, int, int))                                                                   \
+    F(cuDeviceTotalMem, 3020, (size_t *, int))                                                                         \
+    F(cuDevicePrimaryCtxRetain, 7000, (void **, int))                                                                  \
+    F(cuDevicePrimaryCtxRelease, 11000, (int))                                                                         \
+    F(cuDevicePrimaryCtxReset, 11000, (int))                                                                           \
+    F(cuCtxSetCurrent, 4000, (void *))                                                                                 \
+    F(cuCtxSynchronize, 2000, (void))                                                                                  \
+    F(cuMemGetInfo, 3020, (size_t *, size_t *))                                                                        \
+    F(cuMemAlloc, 3020, (device_pointer *, size_t))                                                                    \
+    F(cuMemFree, 3020, (device_pointer))                                                                               \
+    F(cuMemAllocPitch, 3020, (device_pointer *, size_t *, size_t, size_t, unsigned int))                               \
+    F(cuMemAllocManaged, 6000, (device_pointer *, size_t, unsigned int))                                               \
+    F(cuMemPrefetchAsync, 8000, (device_pointer, size_t, int, void *))                                                 \
+    F(cuMemAllocAsync, 11020, (device_pointer *, size_t, void *))                                                      \
+    F(cuMemFreeAsync, 11020, (device_pointer, void *))                                                                 \
+    F(cuMemCreate, 10020, (unsigned long long *, size_t, const void *, unsigned long long))                            \
+    F(cuMemRelease, 10020, (unsigned long long))                                                                       \
+    F(cuArray3DCreate, 3020, (void **, const void *))                                                                  \
+    F(cuArrayDestroy, 2000, (void *))                                                                                  \
+    F(cuMemsetD8, 3020, (device_pointer, unsigned char, size_t))                                                       \
+    F(cuMemcpyHtoD, 3020, (device_pointer, const void *, size_t))                                                      \
+    F(cuMemcpyDtoH, 3020, (void *, device_pointer, size_t))                                                            \
+    F(cuIpcGetMemHandle, 4010, (void *, device_pointer))                                                               \
+    F(cuModuleLoadData, 2000, (void **, const void *))                                                                 \
+    F(cuModuleGetFunction, 2000, (void **, void *, const char *))                                                      \
+    F(cuLaunchKernel, 4000,                                                                                            \
+      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **))        \
+    F(cuStreamCreate, 2000, (void **, unsigned int))                                                                   \
+    F(cuStreamSynchronize, 2000, (void *))                                                                             \
+    F(cuStreamBeginCapture, 10010, (void *, int))                                                                      \
+    F(cuStreamEndCapture, 10000, (void *, void **))                                                                    \
+    F(cuGraphInstantiateWithFlags, 11040, (void **, void *, unsigned long long))                                       \
+    F(cuGraphLaunch, 10000, (void *, void *))                                                                          \
+    F(cuEventCreate, 2000, (void **, unsigned int))                                                                    \
+    F(cuEventRecord, 2000, (void *, void *))                                                                           \
+    F(cuEventSynchronize, 2000, (void *))                                                                              \
     F(cuEventElapsedTime, 2000, (float *, void *, void *))
 
 #define CLIENT_POINTER(name, version, parameters) int(*name) parameters;

@@ -20,18 +20,18 @@ struct process {
     unsigned int gpu_instance, compute_instance;
 };
 
-#define NVML_FUNCTIONS(F)                                                                                            \
-    F(nvmlInit_v2, (void))                                                                                           \
-    F(nvmlShutdown, (void))                                                                                          \
-    F(nvmlSystemGetDriverVersion, (char *, unsigned int))                                                            \
-    F(nvmlDeviceGetCount_v2, (unsigned int *))                                                                       \
-    F(nvmlDeviceGetHandleByIndex_v2, (unsigned int, void **))                                                        \
-    F(nvmlDeviceGetName, (void *, char *, unsigned int))                                                             \
-    F(nvmlDeviceGetUUID, (void *, char *, unsigned int))                                                             \
-    F(nvmlDeviceGetMemoryInfo, (void *, struct memory *))                                                            \
-    F(nvmlDeviceGetUtilizationRates, (void *, struct rates *))                                                       \
-    F(nvmlDeviceGetPowerUsage, (void *, unsigned int *))                                                             \
-    F(nvmlDeviceGetTemperature, (void *, int, unsigned int *))                                                       \
+#define NVML_FUNCTIONS(F)                                                                                              \
+    F(nvmlInit_v2, (void))                                                                                             \
+    F(nvmlShutdown, (void))                                                                                            \
+    F(nvmlSystemGetDriverVersion, (char *, unsigned int))                                                              \
+    F(nvmlDeviceGetCount_v2, (unsigned int *))                                                                         \
+    F(nvmlDeviceGetHandleByIndex_v2, (unsigned int, void **))                                                          \
+    F(nvmlDeviceGetName, (void *, char *, unsigned int))                                                               \
+    F(nvmlDeviceGetUUID, (void *, char *, unsigned int))                                                               \
+    F(nvmlDeviceGetMemoryInfo, (void *, struct memory *))                                                              \
+    F(nvmlDeviceGetUtilizationRates, (void *, struct rates *))                                                         \
+    F(nvmlDeviceGetPowerUsage, (void *, unsigned int *))                                                               \
+    F(nvmlDeviceGetTemperature, (void *, int, unsigned int *))                                                         \
     F(nvmlDeviceGetComputeRunningProcesses_v3, (void *, unsigned int *, struct process *))
 
 #define DECLARE(name, parameters) static int(*name) parameters;
@@ -43,10 +43,10 @@ static void load_nvml(void) {
         fprintf(stderr, "no NVML: %s\n", dlerror());
         exit(1);
     }
-#define LOAD(name, parameters)                                                                                       \
-    if (!(*(void **)&name = dlsym(library, #name))) {                                                                \
-        fprintf(stderr, "NVML has no " #name "\n");                                                                  \
-        exit(1);                                                                                                     \
+#define LOAD(name, parameters)                                                                                         \
+    if (!(*(void **)&name = dlsym(library, #name))) {                                                                  \
+        fprintf(stderr, "NVML has no " #name "\n");                                                                    \
+        exit(1);                                                                                                       \
     }
     NVML_FUNCTIONS(LOAD)
 }

@@ -28,18 +28,55 @@ static struct mipmap *mipmaps;
 /* Bytes of one element of one channel; block-compressed formats: of one 4x4 block, negative. 0: unknown. */
 static int element_bytes(int format) {
     switch (format) {
-    case 0x01: case 0x08: case 0xc0: case 0xc6: return 1;
-    case 0x02: case 0x09: case 0x10: case 0xc1: case 0xc3: case 0xc7: case 0xc9: return 2;
-    case 0x03: case 0x0a: case 0x20: case 0xc2: case 0xc4: case 0xc8: case 0xca: case 0x50: return 4;
-    case 0xc5: case 0xcb: return 8;
-    case 0x91: case 0x92: case 0x97: case 0x98: return -8;
-    case 0x93: case 0x94: case 0x95: case 0x96: case 0x99: case 0x9a: case 0x9b: case 0x9c: case 0x9d: case 0x9e:
+    case 0x01:
+    case 0x08:
+    case 0xc0:
+    case 0xc6:
+        return 1;
+    case 0x02:
+    case 0x09:
+    case 0x10:
+    case 0xc1:
+    case 0xc3:
+    case 0xc7:
+    case 0xc9:
+        return 2;
+    case 0x03:
+    case 0x0a:
+    case 0x20:
+    case 0xc2:
+    case 0xc4:
+    case 0xc8:
+    case 0xca:
+    case 0x50:
+        return 4;
+    case 0xc5:
+    case 0xcb:
+        return 8;
+    case 0x91:
+    case 0x92:
+    case 0x97:
+    case 0x98:
+        return -8;
+    case 0x93:
+    case 0x94:
+    case 0x95:
+    case 0x96:
+    case 0x99:
+    case 0x9a:
+    case 0x9b:
+    case 0x9c:
+    case 0x9d:
+    case 0x9e:
         return -16;
-    default: return 0;
+    default:
+        return 0;
     }
 }
 
-static bool carries_channels(int format) { return format <= 0x20; }
+static bool carries_channels(int format) {
+    return format <= 0x20;
+}
 
 static int64_t row_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     int64_t element = element_bytes(shape->format);
@@ -66,7 +103,9 @@ static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     return element_bytes(shape->format) ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-static bool deferred(const CUDA_ARRAY3D_DESCRIPTOR *shape) { return shape->flags & (ARRAY_SPARSE | ARRAY_DEFERRED); }
+static bool deferred(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
+    return shape->flags & (ARRAY_SPARSE | ARRAY_DEFERRED);
+}
 
 /* Sparse and deferred arrays take nothing until memory is mapped into them. */
 static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
@@ -80,7 +119,11 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     struct array *array = calloc(1, sizeof *array);
     process_lock();
     if (array && bytes > 0 && device_charge(context->device, charge)) {
-        *array = (struct array){.next = arrays, .context = context, .shape = *shape, .bytes = bytes, .charged = charge,
+        *array = (struct array){.next = arrays,
+                                .context = context,
+                                .shape = *shape,
+                                .bytes = bytes,
+                                .charged = charge,
                                 .data = charge ? map_pages((size_t)bytes) : NULL};
         arrays = array;
         *out = array;
@@ -138,12 +181,15 @@ char *array_row(CUarray array, size_t x, size_t y, size_t z, size_t *left) {
     return array->data ? array->data + at : NULL;
 }
 
-CUresult model_cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) { return create(out, shape); }
+CUresult model_cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
+    return create(out, shape);
+}
 CUresult model_cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *shape) {
     if (!shape)
         return CUDA_ERROR_INVALID_VALUE;
-    return create(out, &(CUDA_ARRAY3D_DESCRIPTOR){.width = shape->width, .height = shape->height,
-                                                  .format = shape->format, .channels = shape->channels});
+    return create(
+        out, &(CUDA_ARRAY3D_DESCRIPTOR){
+                 .width = shape->width, .height = shape->height, .format = shape->format, .channels = shape->channels});
 }
 CUresult model_cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray array) {
     if (!out || !array)
@@ -154,8 +200,7 @@ CUresult model_cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray a
 CUresult model_cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *out, CUarray array) {
     if (!out || !array)
         return CUDA_ERROR_INVALID_VALUE;
-    *out = (CUDA_ARRAY_DESCRIPTOR){array->shape.width, array->shape.height, array->shape.format,
-                                   array->shape.channels};
+    *out = (CUDA_ARRAY_DESCRIPTOR){array->shape.width, array->shape.height, array->shape.format, array->shape.channels};
     return CUDA_SUCCESS;
 }
 CUresult model_cuArrayDestroy(CUarray array) {
@@ -175,8 +220,8 @@ static int64_t fill_levels(struct mipmap *mipmap, const CUDA_ARRAY3D_DESCRIPTOR 
         smaller.height = shape->height ? (shape->height >> level ? shape->height >> level : 1) : 0;
         if (!(shape->flags & (ARRAY_LAYERED | ARRAY_CUBEMAP)))
             smaller.depth = shape->depth ? (shape->depth >> level ? shape->depth >> level : 1) : 0;
-        mipmap->level[level] = (struct array){.context = context, .shape = smaller, .bytes = shape_bytes(&smaller),
-                                              .level_of = mipmap};
+        mipmap->level[level] =
+            (struct array){.context = context, .shape = smaller, .bytes = shape_bytes(&smaller), .level_of = mipmap};
         all += mipmap->level[level].bytes;
     }
     return all;
@@ -244,6 +289,5 @@ CUresult model_cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out,
 CUresult model_cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUmipmappedArray mipmap,
                                                      CUdevice device) {
     (void)device;
-    return requirements(out, mipmap ? mipmap->bytes : 0,
-                        mipmap && (mipmap->level[0].shape.flags & ARRAY_DEFERRED));
+    return requirements(out, mipmap ? mipmap->bytes : 0, mipmap && (mipmap->level[0].shape.flags & ARRAY_DEFERRED));
 }

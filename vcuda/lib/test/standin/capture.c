@@ -9,8 +9,12 @@ enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1 };
 static int active;
 static __thread int thread_mode;
 
-bool capturing(const struct stream *stream) { return stream->capture_status == CAPTURE_ACTIVE; }
-bool capture_any(void) { return __atomic_load_n(&active, __ATOMIC_RELAXED) > 0; }
+bool capturing(const struct stream *stream) {
+    return stream->capture_status == CAPTURE_ACTIVE;
+}
+bool capture_any(void) {
+    return __atomic_load_n(&active, __ATOMIC_RELAXED) > 0;
+}
 
 CUresult capture_check(struct stream *stream) {
     return capturing(stream) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
@@ -29,8 +33,7 @@ static bool set_deps(struct node ***deps, size_t *count, struct node *const *fro
 }
 
 static CUresult add(struct stream *stream, const CUgraphNodeParams *params, int64_t length, struct node **out) {
-    CUresult result =
-        node_add(stream->capture, stream->capture_deps, stream->capture_dep_count, params, length, out);
+    CUresult result = node_add(stream->capture, stream->capture_deps, stream->capture_dep_count, params, length, out);
     if (result == CUDA_SUCCESS && !set_deps(&stream->capture_deps, &stream->capture_dep_count, out, 1))
         result = CUDA_ERROR_OUT_OF_MEMORY;
     return result;
@@ -131,8 +134,12 @@ static CUresult begin(CUstream handle, int mode, struct graph *graph, const CUgr
     process_unlock();
     return result;
 }
-CUresult model_cuStreamBeginCapture_v2(CUstream stream, int mode) { return begin(stream, mode, NULL, NULL, 0); }
-CUresult model_cuStreamBeginCapture(CUstream stream) { return begin(stream, 0, NULL, NULL, 0); }
+CUresult model_cuStreamBeginCapture_v2(CUstream stream, int mode) {
+    return begin(stream, mode, NULL, NULL, 0);
+}
+CUresult model_cuStreamBeginCapture(CUstream stream) {
+    return begin(stream, 0, NULL, NULL, 0);
+}
 CUresult model_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *deps,
                                            const CUgraphEdgeData *edges, size_t count, int mode) {
     (void)edges;
@@ -207,8 +214,7 @@ CUresult model_cuStreamGetCaptureInfo_v2(CUstream stream, int *status, uint64_t 
 CUresult model_cuStreamGetCaptureInfo(CUstream stream, int *status, uint64_t *id) {
     return model_cuStreamGetCaptureInfo_v3(stream, status, id, NULL, NULL, NULL, NULL);
 }
-CUresult model_cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *deps, size_t count,
-                                                 unsigned int flags) {
+CUresult model_cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *deps, size_t count, unsigned int flags) {
     NEED_CONTEXT(context);
     process_lock();
     struct stream *stream = stream_of(context, handle);

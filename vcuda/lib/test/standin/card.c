@@ -106,7 +106,9 @@ void card_lock(struct hold *hold) {
     }
 }
 
-void card_unlock(struct hold *hold) { pthread_mutex_unlock(&hold->card->lock); }
+void card_unlock(struct hold *hold) {
+    pthread_mutex_unlock(&hold->card->lock);
+}
 
 static bool slot_lock(const struct hold *hold, uint32_t index, short kind) {
     struct flock lock = {.l_type = kind, .l_whence = SEEK_SET, .l_start = LOCK_BASE + index, .l_len = 1};

@@ -183,7 +183,9 @@ CUresult model_cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int
     (void)values;
     return model_cuModuleLoadData(out, image);
 }
-CUresult model_cuModuleLoadFatBinary(CUmodule *out, const void *image) { return model_cuModuleLoadData(out, image); }
+CUresult model_cuModuleLoadFatBinary(CUmodule *out, const void *image) {
+    return model_cuModuleLoadData(out, image);
+}
 
 static CUresult load_file(struct context *context, const char *path, struct module **out) {
     char text[65536] = "";
@@ -303,7 +305,9 @@ CUresult model_cuFuncGetName(const char **name, CUfunction function) {
     *name = function->name;
     return CUDA_SUCCESS;
 }
-CUresult model_cuKernelGetName(const char **name, CUkernel kernel) { return model_cuFuncGetName(name, kernel); }
+CUresult model_cuKernelGetName(const char **name, CUkernel kernel) {
+    return model_cuFuncGetName(name, kernel);
+}
 CUresult model_cuFuncGetModule(CUmodule *out, CUfunction function) {
     if (!out || !function)
         return CUDA_ERROR_INVALID_VALUE;

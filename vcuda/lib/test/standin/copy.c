@@ -65,7 +65,9 @@ CUresult model_cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
 CUresult model_cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
     return copy(AT(to), from, bytes, stream, false);
 }
-CUresult model_cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { return copy(to, AT(from), bytes, NULL, true); }
+CUresult model_cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
+    return copy(to, AT(from), bytes, NULL, true);
+}
 CUresult model_cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
     return copy(to, AT(from), bytes, stream, false);
 }
@@ -127,17 +129,34 @@ static CUresult copy_shape(const CUDA_MEMCPY3D *shape, CUstream stream, bool asy
 static CUresult copy_2d(const CUDA_MEMCPY2D *flat, CUstream stream, bool async) {
     if (!flat)
         return CUDA_ERROR_INVALID_VALUE;
-    CUDA_MEMCPY3D shape = {.src_x = flat->src_x, .src_y = flat->src_y, .src_type = flat->src_type,
-                           .src_host = flat->src_host, .src_device = flat->src_device, .src_array = flat->src_array,
-                           .src_pitch = flat->src_pitch, .dst_x = flat->dst_x, .dst_y = flat->dst_y,
-                           .dst_type = flat->dst_type, .dst_host = flat->dst_host, .dst_device = flat->dst_device,
-                           .dst_array = flat->dst_array, .dst_pitch = flat->dst_pitch, .width = flat->width,
-                           .height = flat->height, .depth = 1};
+    CUDA_MEMCPY3D shape = {.src_x = flat->src_x,
+                           .src_y = flat->src_y,
+                           .src_type = flat->src_type,
+                           .src_host = flat->src_host,
+                           .src_device = flat->src_device,
+                           .src_array = flat->src_array,
+                           .src_pitch = flat->src_pitch,
+                           .dst_x = flat->dst_x,
+                           .dst_y = flat->dst_y,
+                           .dst_type = flat->dst_type,
+                           .dst_host = flat->dst_host,
+                           .dst_device = flat->dst_device,
+                           .dst_array = flat->dst_array,
+                           .dst_pitch = flat->dst_pitch,
+                           .width = flat->width,
+                           .height = flat->height,
+                           .depth = 1};
     return copy_shape(&shape, stream, async);
 }
-CUresult model_cuMemcpy2D_v2(const CUDA_MEMCPY2D *shape) { return copy_2d(shape, NULL, false); }
-CUresult model_cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *shape) { return copy_2d(shape, NULL, false); }
-CUresult model_cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *shape, CUstream stream) { return copy_2d(shape, stream, true); }
+CUresult model_cuMemcpy2D_v2(const CUDA_MEMCPY2D *shape) {
+    return copy_2d(shape, NULL, false);
+}
+CUresult model_cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *shape) {
+    return copy_2d(shape, NULL, false);
+}
+CUresult model_cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *shape, CUstream stream) {
+    return copy_2d(shape, stream, true);
+}
 CUresult model_cuMemcpy3D_v2(const CUDA_MEMCPY3D *shape) {
     return shape ? copy_shape(shape, NULL, false) : CUDA_ERROR_INVALID_VALUE;
 }

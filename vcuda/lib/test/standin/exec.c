@@ -12,7 +12,9 @@ static bool blocking(const struct stream *stream) {
     return stream != &stream->context->legacy && !(stream->flags & STREAM_NON_BLOCKING);
 }
 
-static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t later(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
 
 static void helper_wake(void);
 
@@ -309,7 +311,9 @@ void exec_stream_wait(struct stream *stream) {
     process_unlock();
 }
 
-static bool has_held(struct stream *stream) { return stream->held != NULL; }
+static bool has_held(struct stream *stream) {
+    return stream->held != NULL;
+}
 
 void exec_device_wait(struct device *device) {
     process_lock();

@@ -87,8 +87,12 @@ static bool append(struct graph_exec *exec, struct node *node, const int *before
         for (int at = first; at < exec->count; at++)
             deps[count++] = at;
     }
-    exec->steps[exec->count++] = (struct step){.source = node, .params = node->params, .length = node->length,
-                                               .alone = node->alone, .enabled = true, .deps = deps,
+    exec->steps[exec->count++] = (struct step){.source = node,
+                                               .params = node->params,
+                                               .length = node->length,
+                                               .alone = node->alone,
+                                               .enabled = true,
+                                               .deps = deps,
                                                .dep_count = count};
     exec->has_host |= node->params.type == NODE_HOST;
     return true;
@@ -183,9 +187,8 @@ static CUresult take_memory(struct graph_exec *exec) {
         if (exec->steps[at].params.type == NODE_MEM_ALLOC && exec->steps[at].enabled)
             result = take(exec, &exec->steps[at]);
     for (int at = 0; at < exec->count; at++) {
-        struct memory *memory = exec->steps[at].params.type == NODE_MEM_FREE
-                                    ? map_find((uintptr_t)exec->steps[at].params.free)
-                                    : NULL;
+        struct memory *memory =
+            exec->steps[at].params.type == NODE_MEM_FREE ? map_find((uintptr_t)exec->steps[at].params.free) : NULL;
         if (memory && (memory->kind == GRAPH || memory->kind == ASYNC))
             memory_release(memory);
     }
@@ -238,8 +241,8 @@ static void run_in_line(struct graph_exec *exec, struct stream *stream) {
         if (step->params.type == NODE_HOST)
             operation = (struct operation){.kind = OP_HOST, .fn = step->params.host.fn, .data = step->params.host.data};
         if (step->params.type == NODE_EVENT_RECORD)
-            operation = (struct operation){.kind = OP_RECORD, .event = step->params.event,
-                                           .generation = ++step->params.event->generation};
+            operation = (struct operation){
+                .kind = OP_RECORD, .event = step->params.event, .generation = ++step->params.event->generation};
         exec_hold(stream, operation);
     }
 }
@@ -307,8 +310,7 @@ CUresult model_cuGraphUpload(CUgraphExec exec, CUstream stream) {
 
 /* ---- changing --------------------------------------------------------------------------------------------------- */
 
-static CUresult set_kernel(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params,
-                           bool short_form) {
+static CUresult set_kernel(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params, bool short_form) {
     int at = exec && node && params ? index_of(exec, node) : -1;
     if (at < 0 || node->params.type != NODE_KERNEL)
         return CUDA_ERROR_INVALID_VALUE;

@@ -27,6 +27,7 @@ DRIVERS = {
 MODEL = re.compile(
     r"^(CUresult|nvmlReturn_t|const char \*) ?model_(\w+)\(([^)]*)\)\s*(?:\{|FACT)", re.MULTILINE
 )
+DEFINED = re.compile(r"^\w[\w *]*\bmodel_(\w+)\([^;{]*\)\s*(?:\{|FACT)", re.MULTILINE)
 ALIAS = re.compile(r"^ALIAS\((\w+), (\w+)\);", re.MULTILINE)
 
 
@@ -56,6 +57,9 @@ def models_in(sources: list[Path]) -> tuple[dict[str, Model], list[Model]]:
         name: Model(result, name, re.sub(r"\s+", " ", parameters))
         for result, name, parameters in MODEL.findall(text)
     }
+    missed = set(DEFINED.findall(text)) - set(found)
+    if missed:
+        raise SystemExit(f"cannot read the definitions of {', '.join(sorted(missed))}")
     models = list(found.values())
     for old, model in ALIAS.findall(text):
         found[old] = found[model]
@@ -109,6 +113,9 @@ def cuda_tables(directory: Path, version: str, exported: set[str]) -> str:
 def main(kind: str, version: str, directory: Path, out: Path, sources: list[Path]) -> None:
     exported = sorted(row[0] for row in words(directory / f"{kind}-{version}.txt"))
     by_name, models = models_in(sources)
+    known = {row[0] for path in directory.glob(f"{kind}-*.txt") for row in words(path)}
+    if strange := sorted(set(by_name) - known):
+        raise SystemExit(f"models of functions that no driver exports: {', '.join(strange)}")
     header, failed = ("cu.h", "CUresult") if kind == "cuda" else ("nv.h", "nvmlReturn_t")
     text = f'#include "{header}"\n#include "generated.h"\n\n'
     text += '#define EXPORT __attribute__((visibility("default")))\n\n'

@@ -50,7 +50,8 @@ int64_t node_length(const CUgraphNodeParams *params) {
         const CUDA_MEMCPY3D *copy = &params->memcpy.copy;
         return 1000 + (int64_t)(copy->width * copy->height * copy->depth / 25);
     }
-    default: return 0;
+    default:
+        return 0;
     }
 }
 
@@ -208,8 +209,8 @@ CUresult model_cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgr
                                      CUdeviceptr pointer) {
     return add(out, graph, deps, count, &(CUgraphNodeParams){.type = NODE_MEM_FREE, .free = pointer});
 }
-CUresult model_cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *deps,
-                                 const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *params) {
+CUresult model_cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *edges,
+                                 size_t count, CUgraphNodeParams *params) {
     (void)edges;
     CUresult result = add(out, graph, deps, count, params);
     if (result == CUDA_SUCCESS && params->type == NODE_MEM_ALLOC)

@@ -105,7 +105,9 @@ CUresult model_cuLaunchGridAsync(CUfunction function, int width, int height, CUs
 CUresult model_cuLaunchGrid(CUfunction function, int width, int height) {
     return model_cuLaunchGridAsync(function, width, height, NULL);
 }
-CUresult model_cuLaunch(CUfunction function) { return model_cuLaunchGridAsync(function, 1, 1, NULL); }
+CUresult model_cuLaunch(CUfunction function) {
+    return model_cuLaunchGridAsync(function, 1, 1, NULL);
+}
 
 /* ---- occupancy: as if nothing but threads were scarce ------------------------------------------------------- */
 

@@ -74,8 +74,13 @@ static CUresult alloc_small(struct context *context, size_t bytes, enum kind kin
     memset(block->used + at, 1, (size_t)units);
     block->free_units -= units;
     *out = (uintptr_t)block->base + (uintptr_t)at * UNIT;
-    map_add((struct memory){.base = *out, .bytes = bytes, .backed = bytes, .kind = kind, .device = context->device,
-                            .context = context, .block = block});
+    map_add((struct memory){.base = *out,
+                            .bytes = bytes,
+                            .backed = bytes,
+                            .kind = kind,
+                            .device = context->device,
+                            .context = context,
+                            .block = block});
     return CUDA_SUCCESS;
 }
 
@@ -116,8 +121,12 @@ CUresult memory_alloc(struct context *context, size_t bytes, enum kind kind, uin
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *out = (uintptr_t)pages;
-    map_add((struct memory){.base = *out, .bytes = bytes, .backed = (size_t)whole, .kind = kind,
-                            .device = context->device, .context = context});
+    map_add((struct memory){.base = *out,
+                            .bytes = bytes,
+                            .backed = (size_t)whole,
+                            .kind = kind,
+                            .device = context->device,
+                            .context = context});
     return CUDA_SUCCESS;
 }
 
@@ -168,7 +177,9 @@ static CUresult alloc(CUdeviceptr *out, size_t bytes, enum kind kind) {
     return result;
 }
 
-CUresult model_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) { return alloc(out, bytes, LINEAR); }
+CUresult model_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
+    return alloc(out, bytes, LINEAR);
+}
 
 /* Rows are padded to 512 bytes. */
 CUresult model_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element) {
@@ -257,7 +268,9 @@ CUresult model_cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
         *out = (void *)at;
     return result;
 }
-CUresult model_cuMemAllocHost_v2(void **out, size_t bytes) { return model_cuMemHostAlloc(out, bytes, 0); }
+CUresult model_cuMemAllocHost_v2(void **out, size_t bytes) {
+    return model_cuMemHostAlloc(out, bytes, 0);
+}
 
 static CUresult drop(void *pointer, enum kind kind, CUresult otherwise) {
     process_lock();
@@ -278,8 +291,12 @@ CUresult model_cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned int fl
     process_lock();
     bool taken = map_find((uintptr_t)pointer) || map_find((uintptr_t)pointer + bytes - 1);
     if (!taken)
-        map_add((struct memory){.base = (uintptr_t)pointer, .bytes = bytes, .kind = REGISTERED, .flags = flags,
-                                .device = context->device, .context = context});
+        map_add((struct memory){.base = (uintptr_t)pointer,
+                                .bytes = bytes,
+                                .kind = REGISTERED,
+                                .flags = flags,
+                                .device = context->device,
+                                .context = context});
     process_unlock();
     return taken ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_SUCCESS;
 }

@@ -126,7 +126,8 @@ nvmlReturn_t nvml_copy(char *to, unsigned int length, const char *text) {
     return NVML_SUCCESS;
 }
 
-/* ---- the system --------------------------------------------------------------------------------------------------- */
+/* ---- the system ---------------------------------------------------------------------------------------------------
+ */
 
 nvmlReturn_t model_nvmlSystemGetDriverVersion(char *text, unsigned int length) {
     const char *driver = config_read()->driver;
@@ -157,7 +158,8 @@ nvmlReturn_t model_nvmlSystemGetProcessName(unsigned int pid, char *name, unsign
     return nvml_copy(name, length, text);
 }
 
-/* ---- handles -------------------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------------------------------
+ */
 
 nvmlReturn_t model_nvmlDeviceGetCount_v2(unsigned int *count) {
     if (!count)
@@ -198,11 +200,28 @@ ALIAS(nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2);
 
 const char *model_nvmlErrorString(nvmlReturn_t code) {
     static const char *const texts[] = {
-        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
-        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded",
-        "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found",
-        "Corrupted infoROM", "GPU is lost", "GPU requires reset", "The operating system has blocked the request",
-        "Driver/library version mismatch", "In use by another client", "Insufficient Memory", "No Data",
+        "Success",
+        "Uninitialized",
+        "Invalid Argument",
+        "Not Supported",
+        "Insufficient Permissions",
+        "Already Initialized",
+        "Not Found",
+        "Insufficient Size",
+        "Insufficient External Power",
+        "Driver Not Loaded",
+        "Timeout",
+        "Interrupt Request Issue",
+        "NVML Shared Library Not Found",
+        "Function Not Found",
+        "Corrupted infoROM",
+        "GPU is lost",
+        "GPU requires reset",
+        "The operating system has blocked the request",
+        "Driver/library version mismatch",
+        "In use by another client",
+        "Insufficient Memory",
+        "No Data",
     };
     unsigned int at = (unsigned int)code;
     return at < sizeof texts / sizeof texts[0] ? texts[at] : "Unknown Error";

@@ -6,19 +6,19 @@
 
 #include "nvml.h"
 
-#define NEED_CARD(name, handle, pointer)                                                                            \
-    nvmlReturn_t found = nvml_find(handle);                                                                          \
-    if (found != NVML_SUCCESS || !(pointer))                                                                         \
-        return found != NVML_SUCCESS ? found : NVML_ERROR_INVALID_ARGUMENT;                                          \
+#define NEED_CARD(name, handle, pointer)                                                                               \
+    nvmlReturn_t found = nvml_find(handle);                                                                            \
+    if (found != NVML_SUCCESS || !(pointer))                                                                           \
+        return found != NVML_SUCCESS ? found : NVML_ERROR_INVALID_ARGUMENT;                                            \
     const struct card_config *name = (handle)->hold.config
 
-#define FACT(function, type, value)                                                                                 \
-    {                                                                                                                \
-        NEED_CARD(card, device, out);                                                                                \
-        (void)card;                                                                                                  \
-        *out = (type)(value);                                                                                        \
-        return NVML_SUCCESS;                                                                                         \
-    }                                                                                                                \
+#define FACT(function, type, value)                                                                                    \
+    {                                                                                                                  \
+        NEED_CARD(card, device, out);                                                                                  \
+        (void)card;                                                                                                    \
+        *out = (type)(value);                                                                                          \
+        return NVML_SUCCESS;                                                                                           \
+    }                                                                                                                  \
     _Static_assert(sizeof #function > 1, "")
 
 nvmlReturn_t model_nvmlDeviceGetName(nvmlDevice_t device, char *out, unsigned int length) {
@@ -34,10 +34,13 @@ nvmlReturn_t model_nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *o
     FACT(minor, unsigned int, card->index);
 nvmlReturn_t model_nvmlDeviceGetMultiGpuBoard(nvmlDevice_t device, unsigned int *out) FACT(board, unsigned int, 0);
 nvmlReturn_t model_nvmlDeviceGetBrand(nvmlDevice_t device, int *out) FACT(brand, int, card->major == 7 ? 2 : 14);
-nvmlReturn_t model_nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned int *out)
-    FACT(architecture, unsigned int, card->major == 7 ? 6 : card->major == 9 ? 9 : card->minor == 9 ? 8 : 7);
+nvmlReturn_t model_nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned int *out) FACT(architecture, unsigned int,
+                                                                                          card->major == 7   ? 6
+                                                                                          : card->major == 9 ? 9
+                                                                                          : card->minor == 9 ? 8
+                                                                                                             : 7);
 nvmlReturn_t model_nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *out)
-    FACT(cores, unsigned int, card->sms * (card->major == 8 && !card->minor ? 64 : 128));
+    FACT(cores, unsigned int, card->sms *(card->major == 8 && !card->minor ? 64 : 128));
 nvmlReturn_t model_nvmlDeviceGetMemoryBusWidth(nvmlDevice_t device, unsigned int *out)
     FACT(width, unsigned int, card->bus_bits);
 nvmlReturn_t model_nvmlDeviceGetDisplayMode(nvmlDevice_t device, int *out) FACT(display, int, 0);
@@ -122,7 +125,8 @@ nvmlReturn_t model_nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int wo
     return NVML_SUCCESS;
 }
 
-/* ---- memory and load ---------------------------------------------------------------------------------------------- */
+/* ---- memory and load ----------------------------------------------------------------------------------------------
+ */
 
 nvmlReturn_t model_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out) {
     if (!out)
@@ -217,14 +221,17 @@ static nvmlReturn_t codec(nvmlDevice_t device, unsigned int *percent, unsigned i
     *period_us = (unsigned int)(BUCKET_NS / 1000);
     return NVML_SUCCESS;
 }
-nvmlReturn_t model_nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned int *percent, unsigned int *period_us) {
+nvmlReturn_t model_nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned int *percent,
+                                                   unsigned int *period_us) {
     return codec(device, percent, period_us);
 }
-nvmlReturn_t model_nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned int *percent, unsigned int *period_us) {
+nvmlReturn_t model_nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned int *percent,
+                                                   unsigned int *period_us) {
     return codec(device, percent, period_us);
 }
 
-/* ---- health and modes --------------------------------------------------------------------------------------------- */
+/* ---- health and modes ---------------------------------------------------------------------------------------------
+ */
 
 nvmlReturn_t model_nvmlDeviceGetEccMode(nvmlDevice_t device, int *current, int *pending) {
     NEED_CARD(card, device, current && pending);

@@ -4,7 +4,8 @@
 
 #include "nvml.h"
 
-/* ---- topology: the words of `nvidia-smi topo -m` ------------------------------------------------------------------ */
+/* ---- topology: the words of `nvidia-smi topo -m` ------------------------------------------------------------------
+ */
 
 nvmlReturn_t model_nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t two, int *out) {
     static const struct {
@@ -100,7 +101,8 @@ nvmlReturn_t model_nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t two, in
     return NVML_SUCCESS;
 }
 
-/* ---- fields -------------------------------------------------------------------------------------------------------- */
+/* ---- fields --------------------------------------------------------------------------------------------------------
+ */
 
 nvmlReturn_t model_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out);
 nvmlReturn_t model_nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *out);
@@ -118,9 +120,14 @@ static void fill(nvmlDevice_t device, nvmlFieldValue_t *field) {
         while (nvlink_peer(device->hold.config, field->value.as_uint) != -2)
             field->value.as_uint++;
         break;
-    case FIELD_RECOVERY_ACTION: field->value.as_uint = 0; break;
-    case FIELD_POWER_INSTANT: field->result = model_nvmlDeviceGetPowerUsage(device, &field->value.as_uint); break;
-    default: field->result = NVML_ERROR_NOT_SUPPORTED;
+    case FIELD_RECOVERY_ACTION:
+        field->value.as_uint = 0;
+        break;
+    case FIELD_POWER_INSTANT:
+        field->result = model_nvmlDeviceGetPowerUsage(device, &field->value.as_uint);
+        break;
+    default:
+        field->result = NVML_ERROR_NOT_SUPPORTED;
     }
 }
 nvmlReturn_t model_nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *fields) {

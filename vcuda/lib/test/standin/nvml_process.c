@@ -42,8 +42,7 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, void *out,
 }
 
 static void write_short(void *out, unsigned int at, const struct user *user) {
-    ((nvmlProcessInfo_v1_t *)out)[at] =
-        (nvmlProcessInfo_v1_t){user->pid, (unsigned long long)user->slot->used_bytes};
+    ((nvmlProcessInfo_v1_t *)out)[at] = (nvmlProcessInfo_v1_t){user->pid, (unsigned long long)user->slot->used_bytes};
 }
 static void write_long(void *out, unsigned int at, const struct user *user) {
     ((nvmlProcessInfo_t *)out)[at] =
@@ -88,7 +87,8 @@ nvmlReturn_t model_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nv
     return list(device, &out->count, out->list, write_detail);
 }
 
-/* ---- utilisation --------------------------------------------------------------------------------------------------- */
+/* ---- utilisation ---------------------------------------------------------------------------------------------------
+ */
 
 /* The newest whole sampling period since then in which the process ran; 0: there is none. */
 static int64_t newest(const struct slot *slot, int64_t since_ns, int64_t now) {
@@ -111,9 +111,9 @@ static unsigned int loads(nvmlDevice_t device, unsigned long long since_us, stru
     for (unsigned int at = 0; at < have; at++) {
         int64_t epoch = newest(found[at].slot, since, now);
         if (epoch)
-            out[count++] = (struct load){found[at].pid,
-                                         (unsigned int)card_busy_permille(found[at].slot->bucket, epoch) / 10,
-                                         nvml_time_us((epoch + 1) * BUCKET_NS)};
+            out[count++] =
+                (struct load){found[at].pid, (unsigned int)card_busy_permille(found[at].slot->bucket, epoch) / 10,
+                              nvml_time_us((epoch + 1) * BUCKET_NS)};
     }
     return count;
 }
@@ -134,8 +134,8 @@ nvmlReturn_t model_nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProc
     }
     *count = have;
     for (unsigned int at = 0; at < have; at++)
-        out[at] = (nvmlProcessUtilizationSample_t){found[at].pid, found[at].time_us, found[at].percent,
-                                                   found[at].percent / 2, 0, 0};
+        out[at] = (nvmlProcessUtilizationSample_t){
+            found[at].pid, found[at].time_us, found[at].percent, found[at].percent / 2, 0, 0};
     return have ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
@@ -152,8 +152,8 @@ nvmlReturn_t model_nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nv
     if (have > room || (have && !out->list))
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned int at = 0; at < have; at++)
-        out->list[at] = (nvmlProcessUtilizationInfo_t){found[at].time_us, found[at].pid, found[at].percent,
-                                                       found[at].percent / 2, 0, 0, 0, 0};
+        out->list[at] = (nvmlProcessUtilizationInfo_t){
+            found[at].time_us, found[at].pid, found[at].percent, found[at].percent / 2, 0, 0, 0, 0};
     return have ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
@@ -173,8 +173,8 @@ nvmlReturn_t model_nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned 
             continue;
         unsigned int percent = (unsigned int)card_busy_permille(device->hold.card->bucket, epoch) / 10;
         if (out && have < *count)
-            out[have] = (nvmlSample_t){nvml_time_us((epoch + 1) * BUCKET_NS),
-                                       {.as_uint = type == 1 ? percent : percent / 2}};
+            out[have] =
+                (nvmlSample_t){nvml_time_us((epoch + 1) * BUCKET_NS), {.as_uint = type == 1 ? percent : percent / 2}};
         have++;
     }
     nvml_done(device);

@@ -10,31 +10,64 @@
 
 #include "process.h"
 
-static bool on_card(const struct memory *memory) { return memory->kind != HOST && memory->kind != REGISTERED; }
+static bool on_card(const struct memory *memory) {
+    return memory->kind != HOST && memory->kind != REGISTERED;
+}
 
 static CUresult attribute(void *data, int which, const struct memory *memory) {
     switch (which) {
-    case 1: *(CUcontext *)data = memory->context; break;
-    case 2: *(unsigned int *)data = on_card(memory) ? MEMORY_DEVICE : MEMORY_HOST; break;
-    case 3: *(CUdeviceptr *)data = memory->base; break;
+    case 1:
+        *(CUcontext *)data = memory->context;
+        break;
+    case 2:
+        *(unsigned int *)data = on_card(memory) ? MEMORY_DEVICE : MEMORY_HOST;
+        break;
+    case 3:
+        *(CUdeviceptr *)data = memory->base;
+        break;
     case 4:
         if (on_card(memory) && memory->kind != MANAGED)
             return CUDA_ERROR_INVALID_VALUE;
         *(void **)data = (void *)memory->base;
         break;
-    case 6: *(int *)data = 0; break;
-    case 7: *(unsigned long long *)data = memory->id; break;
-    case 8: *(int *)data = memory->kind == MANAGED; break;
-    case 9: *(int *)data = memory->device->ordinal; break;
-    case 10: *(int *)data = memory->kind == LINEAR; break;
-    case 11: *(CUdeviceptr *)data = memory->base; break;
-    case 12: *(size_t *)data = memory->bytes; break;
-    case 13: *(int *)data = 1; break;
-    case 14: *(uint64_t *)data = memory->kind == MAPPED; break;
-    case 15: *(int *)data = 1; break;
-    case 16: *(int *)data = 3; break; /* read and write */
-    case 17: *(CUmemoryPool *)data = memory->pool; break;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
+    case 6:
+        *(int *)data = 0;
+        break;
+    case 7:
+        *(unsigned long long *)data = memory->id;
+        break;
+    case 8:
+        *(int *)data = memory->kind == MANAGED;
+        break;
+    case 9:
+        *(int *)data = memory->device->ordinal;
+        break;
+    case 10:
+        *(int *)data = memory->kind == LINEAR;
+        break;
+    case 11:
+        *(CUdeviceptr *)data = memory->base;
+        break;
+    case 12:
+        *(size_t *)data = memory->bytes;
+        break;
+    case 13:
+        *(int *)data = 1;
+        break;
+    case 14:
+        *(uint64_t *)data = memory->kind == MAPPED;
+        break;
+    case 15:
+        *(int *)data = 1;
+        break;
+    case 16:
+        *(int *)data = 3;
+        break; /* read and write */
+    case 17:
+        *(CUmemoryPool *)data = memory->pool;
+        break;
+    default:
+        return CUDA_ERROR_NOT_SUPPORTED;
     }
     return CUDA_SUCCESS;
 }
@@ -120,8 +153,7 @@ static CUresult export_memory(struct memory *memory, struct ipc *handle) {
         struct hold *hold = &memory->device->hold;
         card_lock(hold);
         struct slot *slot = &hold->card->slot[hold->mine];
-        snprintf(backing.share, SHARE_NAME, "ipc-%016llx-%u", (unsigned long long)slot->nonce,
-                 slot->shared_files++);
+        snprintf(backing.share, SHARE_NAME, "ipc-%016llx-%u", (unsigned long long)slot->nonce, slot->shared_files++);
         card_unlock(hold);
         char path[384];
         ipc_path(path, sizeof path, backing.share);
@@ -174,9 +206,13 @@ CUresult model_cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle raw, unsig
     if (pages == MAP_FAILED)
         return CUDA_ERROR_INVALID_VALUE;
     process_lock();
-    map_add((struct memory){.base = (uintptr_t)pages + handle.offset, .bytes = (size_t)handle.bytes,
-                            .backed = (size_t)handle.file_bytes, .offset = (size_t)handle.offset, .kind = IPC,
-                            .device = context->device, .context = context});
+    map_add((struct memory){.base = (uintptr_t)pages + handle.offset,
+                            .bytes = (size_t)handle.bytes,
+                            .backed = (size_t)handle.file_bytes,
+                            .offset = (size_t)handle.offset,
+                            .kind = IPC,
+                            .device = context->device,
+                            .context = context});
     process_unlock();
     *out = (uintptr_t)pages + handle.offset;
     return CUDA_SUCCESS;

@@ -76,8 +76,12 @@ CUresult pool_alloc(struct pool *pool, size_t bytes, uintptr_t *out) {
     if (pool->reserved > pool->reserved_high)
         pool->reserved_high = pool->reserved;
     *out = (uintptr_t)pages;
-    map_add((struct memory){.base = *out, .bytes = bytes, .backed = (bytes + 4095) / 4096 * 4096, .kind = ASYNC,
-                            .device = pool->device, .pool = pool});
+    map_add((struct memory){.base = *out,
+                            .bytes = bytes,
+                            .backed = (bytes + 4095) / 4096 * 4096,
+                            .kind = ASYNC,
+                            .device = pool->device,
+                            .pool = pool});
     return CUDA_SUCCESS;
 }
 
@@ -115,7 +119,9 @@ static CUresult alloc(CUdeviceptr *out, size_t bytes, struct pool *pool, CUstrea
     return result;
 }
 
-CUresult model_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) { return alloc(out, bytes, NULL, stream); }
+CUresult model_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
+    return alloc(out, bytes, NULL, stream);
+}
 CUresult model_cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
     return pool ? alloc(out, bytes, pool, stream) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -129,7 +135,8 @@ CUresult model_cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
     if (capturing(stream)) {
         CUgraphNodeParams params = {.type = NODE_MEM_FREE, .free = pointer};
         result = capture_add(stream, NODE_MEM_FREE, &params);
-    } else if (memory && memory->base == (uintptr_t)pointer && (memory->kind == ASYNC || memory->kind == LINEAR || memory->kind == GRAPH)) {
+    } else if (memory && memory->base == (uintptr_t)pointer &&
+               (memory->kind == ASYNC || memory->kind == LINEAR || memory->kind == GRAPH)) {
         memory_release(memory);
         result = CUDA_SUCCESS;
     }
@@ -190,11 +197,20 @@ CUresult model_cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *val
     switch (attribute) {
     case 1:
     case 2:
-    case 3: pool->flags[attribute - 1] = *(int *)value; break;
-    case 4: pool->threshold = wide > INT64_MAX / 2 ? INT64_MAX / 2 : (int64_t)wide; break;
-    case 6: pool->reserved_high = pool->reserved; break;
-    case 8: pool->used_high = pool->used; break;
-    default: result = CUDA_ERROR_INVALID_VALUE;
+    case 3:
+        pool->flags[attribute - 1] = *(int *)value;
+        break;
+    case 4:
+        pool->threshold = wide > INT64_MAX / 2 ? INT64_MAX / 2 : (int64_t)wide;
+        break;
+    case 6:
+        pool->reserved_high = pool->reserved;
+        break;
+    case 8:
+        pool->used_high = pool->used;
+        break;
+    default:
+        result = CUDA_ERROR_INVALID_VALUE;
     }
     process_unlock();
     return result;
@@ -207,18 +223,41 @@ CUresult model_cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *val
     switch (attribute) {
     case 1:
     case 2:
-    case 3: *(int *)value = pool->flags[attribute - 1]; break;
-    case 4: *(uint64_t *)value = (uint64_t)pool->threshold; break;
-    case 5: *(uint64_t *)value = (uint64_t)pool->reserved; break;
-    case 6: *(uint64_t *)value = (uint64_t)pool->reserved_high; break;
-    case 7: *(uint64_t *)value = (uint64_t)pool->used; break;
-    case 8: *(uint64_t *)value = (uint64_t)pool->used_high; break;
-    case 9: *(int *)value = 1; break;
-    case 10: *(int *)value = pool->handle_types; break;
-    case 11: *(int *)value = pool->device->ordinal; break;
-    case 12: *(int *)value = pool->location_type; break;
-    case 13: *(uint64_t *)value = (uint64_t)pool->max_bytes; break;
-    default: result = CUDA_ERROR_INVALID_VALUE;
+    case 3:
+        *(int *)value = pool->flags[attribute - 1];
+        break;
+    case 4:
+        *(uint64_t *)value = (uint64_t)pool->threshold;
+        break;
+    case 5:
+        *(uint64_t *)value = (uint64_t)pool->reserved;
+        break;
+    case 6:
+        *(uint64_t *)value = (uint64_t)pool->reserved_high;
+        break;
+    case 7:
+        *(uint64_t *)value = (uint64_t)pool->used;
+        break;
+    case 8:
+        *(uint64_t *)value = (uint64_t)pool->used_high;
+        break;
+    case 9:
+        *(int *)value = 1;
+        break;
+    case 10:
+        *(int *)value = pool->handle_types;
+        break;
+    case 11:
+        *(int *)value = pool->device->ordinal;
+        break;
+    case 12:
+        *(int *)value = pool->location_type;
+        break;
+    case 13:
+        *(uint64_t *)value = (uint64_t)pool->max_bytes;
+        break;
+    default:
+        result = CUDA_ERROR_INVALID_VALUE;
     }
     process_unlock();
     return result;
@@ -246,8 +285,12 @@ static CUresult pool_get(CUmemoryPool *out, CUdevice ordinal, bool only_default)
     process_unlock();
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
-CUresult model_cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device) { return pool_get(out, device, true); }
-CUresult model_cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device) { return pool_get(out, device, false); }
+CUresult model_cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device) {
+    return pool_get(out, device, true);
+}
+CUresult model_cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device) {
+    return pool_get(out, device, false);
+}
 CUresult model_cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool) {
     struct device *device = device_of(ordinal);
     if (!device)

@@ -57,8 +57,9 @@ int standin_injected(const char *name) {
 
 /* These answer before cuInit. */
 static bool works_before_init(const char *name) {
-    static const char *const early[] = {"cuInit", "cuGetProcAddress", "cuGetProcAddress_v2", "cuDriverGetVersion",
-                                        "cuGetErrorName", "cuGetErrorString", "cuGetExportTable"};
+    static const char *const early[] = {
+        "cuInit",         "cuGetProcAddress", "cuGetProcAddress_v2", "cuDriverGetVersion",
+        "cuGetErrorName", "cuGetErrorString", "cuGetExportTable"};
     for (size_t at = 0; at < sizeof early / sizeof early[0]; at++)
         if (strcmp(early[at], name) == 0)
             return true;
@@ -83,8 +84,12 @@ int standin_unmodelled(const char *name) {
 
 /* ---- start ------------------------------------------------------------------------------------------------ */
 
-void process_lock(void) { pthread_mutex_lock(&process.lock); }
-void process_unlock(void) { pthread_mutex_unlock(&process.lock); }
+void process_lock(void) {
+    pthread_mutex_lock(&process.lock);
+}
+void process_unlock(void) {
+    pthread_mutex_unlock(&process.lock);
+}
 
 /* As with the real driver, CUDA cannot be used in a child of fork once the parent has initialised it. */
 static void in_child(void) {
@@ -200,7 +205,9 @@ struct context *context_current(void) {
     return context && __atomic_load_n(&context->alive, __ATOMIC_ACQUIRE) ? context : NULL;
 }
 
-int64_t granules(int64_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
+int64_t granules(int64_t bytes) {
+    return (bytes + GRANULE - 1) / GRANULE * GRANULE;
+}
 
 bool device_charge(struct device *device, int64_t bytes) {
     if (bytes == 0)

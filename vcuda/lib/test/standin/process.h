@@ -187,11 +187,11 @@ int64_t exec_wall(struct device *device, int64_t p);
 void exec_record(struct event *event, struct stream *stream);
 void exec_forget(struct stream *stream);
 void exec_forget_event(struct event *event);
-void exec_stream_wait(struct stream *stream);           /* unlocked */
-void exec_device_wait(struct device *device);           /* unlocked */
-void exec_wait(struct device *device, int64_t p);       /* unlocked */
-void exec_queue_wait(struct device *device);            /* unlocked: room for one more launch */
-bool exec_event_wait(struct event *event);              /* unlocked */
+void exec_stream_wait(struct stream *stream);     /* unlocked */
+void exec_device_wait(struct device *device);     /* unlocked */
+void exec_wait(struct device *device, int64_t p); /* unlocked */
+void exec_queue_wait(struct device *device);      /* unlocked: room for one more launch */
+bool exec_event_wait(struct event *event);        /* unlocked */
 
 /* code.c */
 int64_t kernel_ns(const struct function *function, void **params);
@@ -238,9 +238,9 @@ CUresult node_add(struct graph *graph, struct node *const *deps, size_t count, c
 bool nodes_cover(const struct graph *graph, struct node *const *ends, size_t count, uint64_t from_id);
 
 /* A model function that needs a context begins with this. */
-#define NEED_CONTEXT(name)                                                                                          \
-    struct context *name = context_current();                                                                        \
-    if (!name)                                                                                                       \
+#define NEED_CONTEXT(name)                                                                                             \
+    struct context *name = context_current();                                                                          \
+    if (!name)                                                                                                         \
     return CUDA_ERROR_INVALID_CONTEXT
 
 #endif

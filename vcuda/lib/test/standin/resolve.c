@@ -29,8 +29,8 @@ static CUresult resolve(const char *name, void **out, int version, uint64_t flag
         if (variant->version > version || (variant->per_thread && !per_thread))
             continue;
         /* Per-thread names exist only where the stream matters; elsewhere the plain one answers. */
-        bool newer = !best || variant->version > best->version ||
-                     (variant->version == best->version && variant->per_thread);
+        bool newer =
+            !best || variant->version > best->version || (variant->version == best->version && variant->per_thread);
         if (newer || (variant->per_thread && !best->per_thread))
             best = variant;
     }

@@ -276,8 +276,7 @@ CUresult model_cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int fl
     } else if (event->generation) {
         bool other_card = event->context->device != stream->context->device;
         if (stream->held || event->placed < event->generation)
-            exec_hold(stream,
-                      (struct operation){.kind = OP_WAIT, .event = event, .generation = event->generation});
+            exec_hold(stream, (struct operation){.kind = OP_WAIT, .event = event, .generation = event->generation});
         else if (!other_card)
             exec_finish(stream, event->p);
     }

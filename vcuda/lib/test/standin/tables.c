@@ -10,7 +10,9 @@ enum { TABLE_ENTRIES = 64 };
 
 typedef CUresult (*entry)(void);
 
-static CUresult nothing(void) { return CUDA_SUCCESS; }
+static CUresult nothing(void) {
+    return CUDA_SUCCESS;
+}
 
 static struct {
     size_t bytes; /* a table begins with its size */

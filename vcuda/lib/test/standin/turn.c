@@ -46,8 +46,7 @@ static void serve(struct card *card, struct slot *slot, int64_t from, int64_t le
     } else {
         if (slot->stretches == CARD_STRETCHES)
             fold(slot);
-        slot->stretch[slot->stretches++] =
-            (struct stretch){slot->served, slot->served + length, from, from + length};
+        slot->stretch[slot->stretches++] = (struct stretch){slot->served, slot->served + length, from, from + length};
     }
     slot->served += length;
 }

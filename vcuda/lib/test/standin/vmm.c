@@ -188,8 +188,8 @@ CUresult model_cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
             continue;
         }
         found = true;
-        mmap((void *)mapping->at, mapping->bytes, PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+        mmap((void *)mapping->at, mapping->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE,
+             -1, 0);
         map_remove(mapping->at);
         *at = mapping->next;
         mapping->physical->mappings--;
@@ -260,8 +260,7 @@ CUresult model_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out,
             close(fd);
         return CUDA_ERROR_INVALID_VALUE;
     }
-    CUmemAllocationProp props = {.type = 1, .handle_types = 1,
-                                 .location = {LOCATION_DEVICE, context->device->ordinal}};
+    CUmemAllocationProp props = {.type = 1, .handle_types = 1, .location = {LOCATION_DEVICE, context->device->ordinal}};
     process_lock();
     CUresult result = add(&props, (size_t)status.st_size, fd, true, context->device, out);
     process_unlock();
