@@ -156,7 +156,7 @@ class Driver:
         self.world.kubelet.delete(life.pod.uid)
         self._gone(life)
 
-    def _start(self, life: Life) -> bool:
+    def _start(self, life: Life, tries: int = 5) -> bool:
         """Start every container, as the kubelet does: again if the plugin was killed meanwhile."""
         for container in life.pod.containers:
             if container.asks:
@@ -166,7 +166,8 @@ class Driver:
                     if self.world.agent is None:
                         self.world.start_agent()
                         self.counts["kills"] += 1
-                        return self._start(life)
+                    if tries:
+                        return self._start(life, tries - 1)
                     self.counts["starts_refused"] += 1
                     self.complaints.append(f"{life.pod.key} {container.name} start: {error}")
                     self._delete(life)

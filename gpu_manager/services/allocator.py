@@ -254,16 +254,17 @@ class Allocator:
     def _drop_held(self, resource: str, offered: Sequence[str], answer: Answer) -> list[str]:
         """The offer without ids that another active pod holds; others that the books still show are free."""
         name = (answer.candidate.pod.namespace, answer.candidate.pod.name) if answer.candidate else None
+        own = {answer.candidate.pod.uid} if answer.candidate else set()
         held = answer.held or {}
         free, stale = [], []
         for device in offered:
             holder = held.get(device)
-            owner = self._books.owner(device)
+            others = self._books.owners((device,)) - own
             if holder is not None and holder != name:
                 self._tally.count("double_offers", resource)
                 continue
-            if owner is not None and (answer.candidate is None or owner != answer.candidate.pod.uid):
-                if answer.active is None or self._active(owner, answer.active):
+            if others:
+                if answer.active is None or any(self._active(uid, answer.active) for uid in others):
                     self._tally.count("double_offers", resource)
                     continue
                 stale.append(device)
@@ -286,9 +287,8 @@ class Allocator:
             NodeUnready: the books or the pages cannot be written.
         """
         ids = frozenset(devices)
-        unknown = sorted(
-            ids - self.node.ids.card_of[resource].keys() - {d for d in ids if self._books.owner(d)}
-        )
+        ours = self.node.ids.card_of[resource]
+        unknown = sorted(d for d in ids if d not in ours and not self._books.owners((d,)))
         if not ids or unknown:
             raise RequestInvalid(
                 f"{resource}: unknown device id {unknown[0]!r}" if ids else f"{resource}: no device ids given"
@@ -312,7 +312,7 @@ class Allocator:
         if decision is not None:
             return decision
         owners = self._books.owners(ids)
-        if len(owners) == 1 and all(self._books.owner(device) in owners for device in ids):
+        if len(owners) == 1 and all(self._books.owners((device,)) for device in ids):
             pod = self._pod(next(iter(owners)))
             container = reuser(pod, ids, resource, self._books.holds) if pod else None
             if pod is not None and container is not None:

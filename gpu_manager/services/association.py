@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 # A listed pod that the API has forgotten (force-deleted) stays listed while the kubelet lags behind:
 # asking for it again each time would cost a round trip per call.
 _GONE_SECONDS = 10.0
+_MOST_FETCHES = 8
 
 Name = tuple[str, str]
 
@@ -77,6 +78,9 @@ class Association:
         ]
         lacking = unsatisfied(objects, question.resource, holds)
         fitting = matching(lacking, question, holds)
+        if not fitting and lacking:
+            lacking = unsatisfied(self._afresh(lacking, listing), question.resource, holds)
+            fitting = matching(lacking, question, holds)
         candidate = choose(fitting, never=never, partner=partner)
         passed_over = frozenset(c.pod.uid for c in lacking if candidate and c.pod.uid != candidate.pod.uid)
         if candidate is not None:
@@ -118,10 +122,21 @@ class Association:
         if not found:
             return self._fetch(name)
         names = {one.container for one in listed}
-        alike = [f for f in found if _listed_names(f.pod) == names] or list(found)
+        alike = [f for f in found if _listed_names(f.pod) == names]
+        if not alike:
+            return self._fetch(name)  # the watch has not shown this one yet
         live = [f for f in alike if not f.tombstone] or alike
         lacking = (f.pod for f in live if not _satisfied(f.pod, question.resource, holds))
         return next(lacking, live[0].pod)
+
+    def _afresh(
+        self, stale: Sequence[Candidate], listing: Mapping[Name, Sequence[Listed]]
+    ) -> Sequence[tuple[Pod, ListedPod]]:
+        """The pods behind these names, asked for: the watch may show a namesake that has gone."""
+        names = [(c.pod.namespace, c.pod.name) for c in stale[:_MOST_FETCHES]]
+        return [
+            (pod, _by_container(listing[name])) for name in names if (pod := self._fetch(name)) is not None
+        ]
 
     def _confirm(
         self, candidate: Candidate, listing: Mapping[Name, Sequence[Listed]], question: Question, holds: Holds

@@ -49,7 +49,7 @@ class Books:
         facts = tuple(grants)
         self.ledger = Ledger(cards, unit, (g.allocation for g in facts))
         self.grants: dict[Key, Grant] = {g.key: g for g in facts}
-        self._owner: dict[str, PodUid] = {}
+        self._owners: dict[str, set[PodUid]] = {}
         for grant in facts:
             self._own(grant)
 
@@ -58,13 +58,11 @@ class Books:
         grant = self.grants.get((pod, container))
         return grant.ids.get(resource, frozenset()) if grant else frozenset()
 
-    def owner(self, device: str) -> PodUid | None:
-        """The pod that holds this id."""
-        return self._owner.get(device)
-
     def owners(self, ids: Iterable[str]) -> frozenset[PodUid]:
-        """Every pod that holds one of these ids."""
-        return frozenset(uid for device in ids if (uid := self._owner.get(device)) is not None)
+        """Every pod that holds one of these ids. An id has several only after a start: the kubelet's
+        checkpoint still shows it at a pod that has ended, the store at the one after it.
+        """
+        return frozenset(uid for device in ids for uid in self._owners.get(device, ()))
 
     def plan(self, allocations: Iterable[Allocation]) -> None:
         """Book a pod ahead of its admission. What is granted already stays as granted.
@@ -91,16 +89,16 @@ class Books:
             if any(taken & held for held in grant.ids.values()):
                 self.grants[key] = replace(grant, ids={r: held - taken for r, held in grant.ids.items()})
         for device in taken:
-            self._owner.pop(device, None)
+            self._owners.pop(device, None)
 
     def release(self, pod: PodUid, container: str | None = None) -> tuple[Allocation, ...]:
         """Give back what a container or a whole pod holds or is planned to hold."""
         gone = self.ledger.release(pod, container)
         for allocation in gone:
             grant = self.grants.pop(allocation.key, None)
-            for device in (d for held in (grant.ids.values() if grant else ()) for d in held):
-                if self._owner.get(device) == pod and not any(device in self._ids(g) for g in self._of(pod)):
-                    del self._owner[device]
+            for device in self._ids(grant) if grant else ():
+                if not any(device in self._ids(other) for other in self._of(pod)):
+                    self._disown(device, pod)
         return gone
 
     def _of(self, pod: PodUid) -> tuple[Grant, ...]:
@@ -112,7 +110,14 @@ class Books:
 
     def _own(self, grant: Grant) -> None:
         for device in self._ids(grant):
-            self._owner[device] = grant.allocation.pod
+            self._owners.setdefault(device, set()).add(grant.allocation.pod)
+
+    def _disown(self, device: str, pod: PodUid) -> None:
+        left = self._owners.get(device, set()) - {pod}
+        if left:
+            self._owners[device] = left
+        else:
+            self._owners.pop(device, None)
 
 
 def encode(books: Books) -> bytes:

@@ -81,7 +81,12 @@ class Planner:
                 if not free_choice or fixed:
                     raise
                 self._tally.count("annotation_yielded")
-                log.warning("assignment not followed", pod=pod.key, reason=str(error))
+                log.warning(
+                    "assignment not followed",
+                    pod=pod.key,
+                    reason=str(error),
+                    holders=self._holders(assignment),
+                )
         self._book(pod, place(request, cards, self.node.topology, ledger))
 
     def plan_within(self, pod: Pod, container: Container, cards: Iterable[CardUuid]) -> Allocation | None:
@@ -159,6 +164,15 @@ class Planner:
         enough = sorted((n, card) for card, n in offered.items() if n >= size)
         first = [enough[0][1]] if enough else sorted(offered, key=lambda card: (-offered[card], card))
         return self.pick(resource, first, free, must, size)
+
+    def _holders(self, assignment: Mapping[str, Sequence[tuple[CardUuid, Amount]]]) -> list[str]:
+        """Who stands where the assignment points, for the log."""
+        cards = {card for shares in assignment.values() for card, _ in shares}
+        return sorted(
+            f"{a.namespace}/{a.pod_name} {a.container}{'' if a.granted else ' (planned)'}"
+            for card in cards
+            for a in self.books.ledger.holders(card)
+        )
 
     def _open(self, uuid: CardUuid) -> bool:
         state = self.node.card(uuid)
