@@ -1,0 +1,117 @@
+"""What the sandbox's tests share: waiting with a deadline, short directories, a node without an agent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from gpu_manager.sandbox.api import StandInApi
+from gpu_manager.sandbox.binder import Binder
+from gpu_manager.sandbox.kubelet import StandInKubelet
+from gpu_manager.sandbox.node import NodeLoop
+from gpu_manager.sandbox.processes import Processes
+from gpu_manager.sandbox.runtime import Runtime
+
+NODE = "n1"
+GPU = "x.io/gpu"
+
+
+def until(holds: Callable[[], Any], seconds: float = 15.0) -> Any:
+    """Wait for what another thread or process is about to do; returns what ``holds`` returned."""
+    tick = threading.Event()
+    for _ in range(int(seconds / 0.02)):
+        found = holds()
+        if found:
+            return found
+        tick.wait(0.02)
+    raise AssertionError("it did not come to pass")
+
+
+def alive(pid: int) -> bool:
+    """True while the process exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+@contextmanager
+def short_directory() -> Iterator[Path]:
+    """A directory whose sockets' paths are short enough."""
+    made = Path(tempfile.mkdtemp(prefix="gms", dir="/tmp" if os.access("/tmp", os.W_OK) else None))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+class BareNode:
+    """API and kubelet stand-ins, node loop, binder: all but the agent; ``gpus`` of another vendor's kind."""
+
+    def __init__(self, directory: Path, gpus: int = 4) -> None:
+        self.api = StandInApi()
+        self.kubelet = StandInKubelet(directory / "kubelet")
+        self.processes = Processes()
+        self.runtime = Runtime(directory, self.processes)
+        self.node = NodeLoop(NODE, self.api, self.kubelet, self.runtime, restart_pause=0.05)
+        self.binder = Binder(self.api, NODE)
+        self.directory = directory
+        self._gpus = gpus
+
+    def __enter__(self) -> Self:
+        self.api.start()
+        self.kubelet.start()
+        self.kubelet.set_foreign(GPU, self._gpus)
+        self.node.start()
+        self.binder.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.node.stop()
+        self.binder.stop()
+        self.processes.close()
+        self.kubelet.stop()
+        self.api.stop()
+
+    def create(self, name: str, *containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+        return self.api.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name},
+                "spec": {"containers": list(containers), "terminationGracePeriodSeconds": 1, **spec},
+            }
+        )
+
+    def pod(self, name: str) -> dict[str, Any]:
+        return self.api.get("pods", name) or {}
+
+    def status(self, name: str) -> dict[str, Any]:
+        return self.pod(name).get("status") or {}
+
+    def phase(self, name: str, wanted: str) -> dict[str, Any]:
+        until(lambda: self.status(name).get("phase") == wanted)
+        return self.status(name)
+
+    def container(self, pod: str, name: str) -> dict[str, Any]:
+        rows = [
+            *self.status(pod).get("initContainerStatuses", ()),
+            *self.status(pod).get("containerStatuses", ()),
+        ]
+        return next((row for row in rows if row["name"] == name), {})
+
+    def events(self, pod: str) -> dict[str, str]:
+        found = self.api.list("events")
+        return {e["reason"]: e["message"] for e in found if e["involvedObject"]["name"] == pod}
+
+
+def shell(name: str, script: str, **fields: Any) -> dict[str, Any]:
+    """A container that runs a script."""
+    return {"name": name, "image": "busybox", "command": ["sh", "-c", script], **fields}
