@@ -1,0 +1,124 @@
+#include "cuda/account.h"
+
+#include "cuda/grow.h"
+#include "ledger.h"
+
+uint64_t granules(uint64_t bytes) {
+    return bytes > UINT64_MAX - (GRANULE - 1) ? UINT64_MAX : (bytes + GRANULE - 1) / GRANULE * GRANULE;
+}
+
+bool account_open(bool *refused) {
+    enum vcuda_attachment attachment = vcuda_attached();
+    if (__builtin_expect(attachment == VCUDA_DETACHED, 0))
+        attachment = vcuda_attach();
+    *refused = attachment == VCUDA_REFUSED;
+    return attachment == VCUDA_ATTACHED;
+}
+
+static const struct vcuda_card_limits *limits_of(int card) {
+    const struct vcuda_limits_view *view = vcuda_limits();
+    return view && card >= 0 && (uint32_t)card < view->card_count ? &view->card[card] : NULL;
+}
+
+const struct vcuda_card_limits *account_limits(int card) {
+    const struct vcuda_card_limits *limits = limits_of(card);
+    return limits && (limits->mode & VCUDA_MODE_MEMORY_LIMITED) ? limits : NULL;
+}
+
+/* What the ledger may reach: the limit less what the host sees beyond the ledger. */
+static uint64_t ceiling(const struct vcuda_card_limits *limits) {
+    if (!(limits->mode & VCUDA_MODE_MEMORY_LIMITED))
+        return VCUDA_CHARGED_MASK;
+    uint64_t limit = limits->memory_limit < VCUDA_CHARGED_MASK ? limits->memory_limit : VCUDA_CHARGED_MASK;
+    if (limits->host_adjust >= 0)
+        return limit > (uint64_t)limits->host_adjust ? limit - (uint64_t)limits->host_adjust : 0;
+    uint64_t more = -(uint64_t)limits->host_adjust;
+    return more < VCUDA_CHARGED_MASK - limit ? limit + more : VCUDA_CHARGED_MASK;
+}
+
+uint64_t account_used(int card, const struct vcuda_card_limits *limits) {
+    uint64_t charged = vcuda_charged(card);
+    if (limits->host_adjust >= 0)
+        return charged + (uint64_t)limits->host_adjust;
+    uint64_t less = -(uint64_t)limits->host_adjust;
+    return charged > less ? charged - less : 0;
+}
+
+uint64_t account_context_bytes(int card) {
+    const struct vcuda_card_limits *limits = limits_of(card);
+    return limits ? limits->context_reserve : 0;
+}
+
+static bool fits(int card, uint64_t bytes, uint64_t limit) {
+    uint64_t charged = vcuda_charged(card);
+    return charged <= limit && bytes <= limit - charged;
+}
+
+bool account_fits(int card, uint64_t bytes) {
+    const struct vcuda_card_limits *limits = limits_of(card);
+    return limits && fits(card, bytes, ceiling(limits));
+}
+
+CUresult account_reserve(int card, uint64_t bytes) {
+    if (card == CARD_NONE || bytes == 0)
+        return CUDA_SUCCESS;
+    const struct vcuda_card_limits *limits = limits_of(card);
+    if (!limits)
+        return CUDA_ERROR_OUT_OF_MEMORY; /* of a card that was not given there is nothing */
+    uint64_t limit = ceiling(limits);
+    if (__builtin_expect(!fits(card, bytes, limit), 0)) {
+        vcuda_reap();
+        if (!fits(card, bytes, limit))
+            grow_relieve(card);
+    }
+    return vcuda_charge(card, bytes, limit) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void account_taken(int card, uint64_t bytes) {
+    if (card >= 0 && bytes)
+        vcuda_charge_taken(card, bytes);
+}
+
+void account_return(int card, uint64_t bytes) {
+    if (card >= 0 && bytes)
+        vcuda_discharge(card, bytes);
+}
+
+CUresult claim_on(struct claim *claim, int card, uint64_t bytes) {
+    claim->place.card = card;
+    claim->bytes = bytes;
+    return account_reserve(card, bytes);
+}
+
+CUresult claim_here(struct claim *claim, uint64_t bytes) {
+    bool refused;
+    *claim = (struct claim){.place = {.card = CARD_NONE}};
+    if (!account_open(&refused))
+        return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+    struct place place;
+    if (!place_here(&place))
+        return CUDA_SUCCESS;
+    claim->place = place;
+    return claim_on(claim, place.card, bytes);
+}
+
+bool claim_counts(const struct claim *claim) {
+    return claim->place.card >= 0;
+}
+
+bool claim_resize(struct claim *claim, uint64_t bytes) {
+    if (!claim_counts(claim))
+        return true;
+    if (bytes > claim->bytes && account_reserve(claim->place.card, bytes - claim->bytes) != CUDA_SUCCESS)
+        return false;
+    if (bytes < claim->bytes)
+        account_return(claim->place.card, claim->bytes - bytes);
+    claim->bytes = bytes;
+    return true;
+}
+
+void claim_undo(struct claim *claim) {
+    if (claim_counts(claim))
+        account_return(claim->place.card, claim->bytes);
+    claim->bytes = 0;
+}

@@ -1,0 +1,62 @@
+/* The container's account of a card's memory, as hooks use it: reserve before the driver is called, and give back. */
+#ifndef VCUDA_ACCOUNT_H
+#define VCUDA_ACCOUNT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cu_types.h"
+#include "cuda/place.h"
+#include "page.h"
+
+/* Cards hand memory out in pieces of 2 MiB: that is the size of a page of the driver's tables. */
+#define GRANULE (UINT64_C(2) << 20)
+
+/* Up to whole granules; what would overflow is more than any card has, and stays so. */
+uint64_t granules(uint64_t bytes);
+
+/* Is memory counted in this process? Attaches one that has not called cuInit; *refused if its pages are broken. */
+bool account_open(bool *refused);
+
+/* Reserve: CUDA_SUCCESS, or CUDA_ERROR_OUT_OF_MEMORY if the container would then hold more than its limit. Before it
+ * refuses, dead processes' bytes are freed, and what this process's own pools keep without using it. */
+CUresult account_reserve(int card, uint64_t bytes);
+
+/* Would it be granted as things are? */
+bool account_fits(int card, uint64_t bytes);
+
+/* The driver has it already, whatever the limit. */
+void account_taken(int card, uint64_t bytes);
+
+void account_return(int card, uint64_t bytes);
+
+/* The card's limits; NULL if it has no memory limit, or is no card of ours. */
+const struct vcuda_card_limits *account_limits(int card);
+
+/* Bytes that count against the limit: the ledger's and what the host knows beyond it. */
+uint64_t account_used(int card, const struct vcuda_card_limits *limits);
+
+/* Bytes charged for a context of this card. */
+uint64_t account_context_bytes(int card);
+
+/* A reservation on its way: made before the driver's call, kept or undone after it. */
+struct claim {
+    struct place place;
+    uint64_t bytes;
+};
+
+/* Reserve on the card of the calling thread's context. Anything but CUDA_SUCCESS is the hook's answer. */
+CUresult claim_here(struct claim *claim, uint64_t bytes);
+
+/* Reserve on this card. */
+CUresult claim_on(struct claim *claim, int card, uint64_t bytes);
+
+/* Is there anything to remember of it? */
+bool claim_counts(const struct claim *claim);
+
+/* What the driver took turns out to be `bytes`; false if the limit forbids what is missing. */
+bool claim_resize(struct claim *claim, uint64_t bytes);
+
+void claim_undo(struct claim *claim);
+
+#endif

@@ -1,0 +1,217 @@
+/* Arrays and mipmapped arrays; and VMM memory mapped into sparse ones. */
+#include "cuda/account.h"
+#include "cuda/held.h"
+#include "cuda/mem.h"
+#include "cuda/vmm.h"
+#include "front.h"
+
+/* What an element takes, with all its channels unless `per_channel`; `blocks`: what 4 x 4 elements take. In half
+ * bytes, because the planes of 4:2:0 formats have half an element for each. */
+struct element {
+    uint32_t half_bytes;
+    bool per_channel, blocks;
+};
+
+static struct element element_of(int format) {
+    switch (format) {
+    case 0x01: case 0x08: return (struct element){2, true, false};             /* 8-bit integers */
+    case 0x02: case 0x09: case 0x10: return (struct element){4, true, false};  /* 16-bit integers, half */
+    case 0x03: case 0x0a: case 0x20: return (struct element){8, true, false};  /* 32-bit integers, float */
+    case 0xc0: case 0xc6: return (struct element){2, false, false};            /* normalised: channels in the format */
+    case 0xc1: case 0xc3: case 0xc7: case 0xc9: return (struct element){4, false, false};
+    case 0xc2: case 0xc4: case 0xc8: case 0xca: case 0x50: return (struct element){8, false, false};
+    case 0xc5: case 0xcb: return (struct element){16, false, false};
+    case 0x91: case 0x92: case 0x97: case 0x98: return (struct element){16, false, true}; /* BC1, BC4: 8 bytes */
+    case 0x93: case 0x94: case 0x95: case 0x96: case 0x99: case 0x9a: case 0x9b: case 0x9c: case 0x9d: case 0x9e:
+        return (struct element){32, false, true}; /* BC2, BC3, BC5, BC6H, BC7: 16 bytes */
+    case 0xb0: case 0x53: case 0x59: return (struct element){3, false, false}; /* 4:2:0 in 8 bits */
+    case 0x9f: case 0xa1: case 0x54: case 0x5a: return (struct element){6, false, false};
+    case 0xa2: case 0xa5: case 0x51: case 0x55: case 0x5b: return (struct element){4, false, false}; /* 4:2:2 */
+    case 0xa3: case 0xa4: case 0xa6: case 0xa7: case 0x56: case 0x5c: return (struct element){8, false, false};
+    case 0xb2: case 0xb4: case 0x52: case 0x57: case 0x5d: return (struct element){6, false, false}; /* 4:4:4 */
+    case 0xa8: case 0xa9: return (struct element){8, false, false};
+    case 0xb3: case 0xb5: case 0x58: case 0x5e: return (struct element){12, false, false};
+    case 0xb1: return (struct element){16, false, false};
+    default: return (struct element){32, true, false}; /* a later one: more than any known */
+    }
+}
+
+static uint64_t times(uint64_t left, uint64_t right) {
+    uint64_t product;
+    return __builtin_mul_overflow(left, right, &product) ? UINT64_MAX : product;
+}
+
+static uint64_t plane_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, uint64_t width, uint64_t height, uint64_t depth) {
+    struct element element = element_of(shape->format);
+    if (element.blocks) {
+        width = width / 4 + (width % 4 != 0);
+        height = height / 4 + (height % 4 != 0);
+    }
+    uint64_t channels = element.per_channel && shape->channels ? shape->channels : 1;
+    uint64_t halves = times(times(times(width, height), depth), times(element.half_bytes, channels));
+    return halves == UINT64_MAX ? halves : halves / 2 + halves % 2;
+}
+
+static uint64_t level_of(uint64_t size, unsigned int level) {
+    return level < 64 && size >> level ? size >> level : 1;
+}
+
+/* All levels; each halves what is not a layer. Levels beyond the last one that a shape can have are not made. */
+static uint64_t shape_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels) {
+    if (shape->flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED))
+        return 0; /* memory comes later, mapped from VMM memory that is charged */
+    bool layered = shape->flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+    uint64_t bytes = 0;
+    for (unsigned int level = 0; level < levels && level < 64; level++) {
+        uint64_t depth = layered && shape->depth ? shape->depth : level_of(shape->depth, level);
+        uint64_t more = plane_bytes(shape, level_of(shape->width, level), level_of(shape->height, level), depth);
+        if (__builtin_add_overflow(bytes, more, &bytes))
+            return UINT64_MAX;
+        if (shape->width >> level <= 1 && shape->height >> level <= 1 && (layered || shape->depth >> level <= 1))
+            break;
+    }
+    return bytes;
+}
+
+static CUresult reserve(struct claim *claim, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels) {
+    return claim_here(claim, shape && shape->width ? granules(shape_bytes(shape, levels)) : 0);
+}
+
+static CUresult finish(struct claim *claim, CUresult result, uint64_t handle) {
+    if (result != CUDA_SUCCESS) {
+        claim_undo(claim);
+    } else if (claim_counts(claim) && handle) {
+        struct held old, item = {.key = handle, .bytes = claim->bytes, .owner = claim->place.owner,
+                                 .card = (int8_t)claim->place.card, .kind = HELD_ARRAY};
+        if (held_put(&item, &old) == HELD_REPLACED)
+            mem_discharge(&old);
+    }
+    return result;
+}
+
+static uint64_t handle_of(CUarray *out, CUresult result) {
+    return result == CUDA_SUCCESS && out ? (uint64_t)(uintptr_t)*out : 0;
+}
+
+CUresult hook_cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *shape) {
+    struct claim claim;
+    CUDA_ARRAY3D_DESCRIPTOR whole = {0};
+    if (shape)
+        whole = (CUDA_ARRAY3D_DESCRIPTOR){.width = shape->width, .height = shape->height, .format = shape->format,
+                                          .channels = shape->channels};
+    CUresult result = reserve(&claim, &whole, 1);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuArrayCreate(out, shape);
+    return finish(&claim, result, handle_of(out, result));
+}
+
+CUresult hook_cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *shape) {
+    struct claim claim;
+    CUDA_ARRAY3D_DESCRIPTOR whole = {0};
+    if (shape)
+        whole = (CUDA_ARRAY3D_DESCRIPTOR){.width = shape->width, .height = shape->height, .format = shape->format,
+                                          .channels = shape->channels};
+    CUresult result = reserve(&claim, &whole, 1);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuArrayCreate_v2(out, shape);
+    return finish(&claim, result, handle_of(out, result));
+}
+
+CUresult hook_cuArray3DCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape) {
+    struct claim claim;
+    CUDA_ARRAY3D_DESCRIPTOR whole = {0};
+    if (shape)
+        whole = (CUDA_ARRAY3D_DESCRIPTOR){.width = shape->width, .height = shape->height, .depth = shape->depth,
+                                          .format = shape->format, .channels = shape->channels, .flags = shape->flags};
+    CUresult result = reserve(&claim, &whole, 1);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuArray3DCreate(out, shape);
+    return finish(&claim, result, handle_of(out, result));
+}
+
+CUresult hook_cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
+    struct claim claim;
+    CUresult result = reserve(&claim, shape, 1);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuArray3DCreate_v2(out, shape);
+    return finish(&claim, result, handle_of(out, result));
+}
+
+CUresult hook_cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels) {
+    struct claim claim;
+    CUresult result = reserve(&claim, shape, levels);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuMipmappedArrayCreate(out, shape, levels);
+    return finish(&claim, result, result == CUDA_SUCCESS && out ? (uint64_t)(uintptr_t)*out : 0);
+}
+
+/* ---- the end of an array, and what was mapped into it ---------------------------------------------------------- */
+
+static uint64_t pins; /* ever made: most processes map nothing into arrays */
+
+static void unpin(const struct held *pin, void *unused) {
+    (void)unused;
+    vmm_release_reference(pin->bytes);
+}
+
+static bool leave(uint64_t handle, struct held *item) {
+    return handle && held_take(HELD_ARRAY, handle, item);
+}
+
+static CUresult left(bool known, const struct held *item, uint64_t handle, CUresult result) {
+    struct held old;
+    if (known && result == CUDA_SUCCESS)
+        mem_discharge(item);
+    else if (known && held_put(item, &old) == HELD_REPLACED)
+        mem_discharge(&old);
+    if (result == CUDA_SUCCESS && __atomic_load_n(&pins, __ATOMIC_RELAXED))
+        held_sweep(1u << HELD_PIN, handle, unpin, NULL);
+    return result;
+}
+
+CUresult hook_cuArrayDestroy(CUarray array) {
+    struct held item;
+    bool known = leave((uint64_t)(uintptr_t)array, &item);
+    CUresult result = real.cuArrayDestroy(array);
+    return left(known, &item, (uint64_t)(uintptr_t)array, result);
+}
+
+CUresult hook_cuMipmappedArrayDestroy(CUmipmappedArray array) {
+    struct held item;
+    bool known = leave((uint64_t)(uintptr_t)array, &item);
+    CUresult result = real.cuMipmappedArrayDestroy(array);
+    return left(known, &item, (uint64_t)(uintptr_t)array, result);
+}
+
+static void pin(const CUarrayMapInfo *info) {
+    uint64_t number = __atomic_add_fetch(&pins, 1, __ATOMIC_RELAXED);
+    held_put_new(&(struct held){.key = number, .bytes = info->handle, .owner = info->resource, .kind = HELD_PIN});
+}
+
+/* A block mapped into an array lives at least as long as the mapping. An unmapping names a place and no block, so the
+ * block is held for as long as the array exists: from before the driver is asked, or another thread could release it
+ * in between; a mapping that fails holds it too, which errs to the safe side. */
+static bool maps(const CUarrayMapInfo *info) {
+    return info->operation == CU_MEM_OPERATION_TYPE_MAP && info->handle;
+}
+
+static CUresult pinned(CUresult (*map)(CUarrayMapInfo *, unsigned int, CUstream), CUarrayMapInfo *list,
+                       unsigned int count, CUstream stream) {
+    for (unsigned int i = 0; list && i < count; i++)
+        if (maps(&list[i]) && vmm_add_reference(list[i].handle))
+            pin(&list[i]);
+    return map(list, count, stream);
+}
+
+CUresult hook_cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream) {
+    return pinned(real.cuMemMapArrayAsync, list, count, stream);
+}
+
+CUresult hook_cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream) {
+    return pinned(real.cuMemMapArrayAsync_ptsz, list, count, stream);
+}

@@ -1,0 +1,107 @@
+/* Contexts take memory of the card by themselves, and when one ends, everything allocated in it ends with it.
+ *
+ * They are known by their ids, because a later one may have the same handle.
+ */
+#include "cuda/context.h"
+
+#include "cuda/account.h"
+#include "cuda/grow.h"
+#include "cuda/held.h"
+#include "cuda/mem.h"
+#include "front.h"
+
+/* ---- ends ---------------------------------------------------------------------------------------------------------- */
+
+#define OF_A_CONTEXT (1u << HELD_LINEAR | 1u << HELD_SMALL | 1u << HELD_ARRAY | 1u << HELD_SETTING | 1u << HELD_EXTERNAL)
+
+static void drop(const struct held *item, void *unused) {
+    (void)unused;
+    mem_discharge(item);
+}
+
+void context_ended(uint64_t id) {
+    struct held context;
+    place_forget();
+    if (!id)
+        return;
+    held_sweep(OF_A_CONTEXT, id, drop, NULL);
+    if (held_take(HELD_CONTEXT, id, &context)) {
+        account_return(context.card, context.bytes);
+        grow_settle_card(context.card);
+    }
+}
+
+CUresult hook_cuCtxDestroy(CUcontext context) {
+    uint64_t id = place_id(context);
+    place_forget();
+    CUresult result = real.cuCtxDestroy(context);
+    if (result == CUDA_SUCCESS)
+        context_ended(id);
+    return result;
+}
+
+CUresult hook_cuCtxDestroy_v2(CUcontext context) {
+    uint64_t id = place_id(context);
+    place_forget();
+    CUresult result = real.cuCtxDestroy_v2(context);
+    if (result == CUDA_SUCCESS)
+        context_ended(id);
+    return result;
+}
+
+/* ---- contexts of the program's own ----------------------------------------------------------------------------------- */
+
+CUresult context_reserve(struct claim *claim, CUdevice device) {
+    bool refused;
+    *claim = (struct claim){.place = {.device = device, .card = CARD_NONE}};
+    if (!account_open(&refused))
+        return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+    int count = 0;
+    if (real.cuDeviceGetCount(&count) != CUDA_SUCCESS || device < 0 || device >= count)
+        return CUDA_SUCCESS; /* and the driver will say so */
+    int card = place_card(device);
+    if (card == CARD_UNKNOWN)
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    return claim_on(claim, card, account_context_bytes(card));
+}
+
+struct held context_item(const struct claim *claim, uint64_t id) {
+    return (struct held){.key = id, .bytes = claim->bytes, .card = (int8_t)claim->place.card, .kind = HELD_CONTEXT};
+}
+
+static CUresult created(struct claim *claim, CUresult result, const CUcontext *out) {
+    struct held item, old;
+    if (result != CUDA_SUCCESS) {
+        claim_undo(claim);
+    } else if (claim_counts(claim) && out) {
+        item = context_item(claim, place_id(*out));
+        if (held_put(&item, &old) == HELD_REPLACED)
+            account_return(old.card, old.bytes);
+    }
+    return result;
+}
+
+CUresult hook_cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device) {
+    struct claim claim;
+    CUresult denied = context_reserve(&claim, device);
+    return denied != CUDA_SUCCESS ? denied : created(&claim, real.cuCtxCreate(out, flags, device), out);
+}
+
+CUresult hook_cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device) {
+    struct claim claim;
+    CUresult denied = context_reserve(&claim, device);
+    return denied != CUDA_SUCCESS ? denied : created(&claim, real.cuCtxCreate_v2(out, flags, device), out);
+}
+
+CUresult hook_cuCtxCreate_v3(CUcontext *out, void *affinity, int count, unsigned int flags, CUdevice device) {
+    struct claim claim;
+    CUresult denied = context_reserve(&claim, device);
+    return denied != CUDA_SUCCESS ? denied
+                                  : created(&claim, real.cuCtxCreate_v3(out, affinity, count, flags, device), out);
+}
+
+CUresult hook_cuCtxCreate_v4(CUcontext *out, void *params, unsigned int flags, CUdevice device) {
+    struct claim claim;
+    CUresult denied = context_reserve(&claim, device);
+    return denied != CUDA_SUCCESS ? denied : created(&claim, real.cuCtxCreate_v4(out, params, flags, device), out);
+}

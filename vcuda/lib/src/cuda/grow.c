@@ -1,0 +1,298 @@
+/* How a pool's charge follows what the pool has reserved, with any number of threads allocating from it.
+ *
+ *   charge of a pool  =  what it has reserved, as last read  +  reservations on their way
+ *
+ * A reading may be old when it is used: an allocation that ended in between has already taken its reservation off.
+ * So endings are counted, and a reading is used only if none happened since; whoever ended last reads last.
+ * Accounts are never freed, only used again: threads may be looking at them.
+ */
+#include "cuda/grow.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+#include "cuda/account.h"
+#include "front.h"
+
+enum state { FREE, STREAM_ORDERED, GRAPHS, CLOSED };
+
+struct grow {
+    struct grow *next;
+    uint8_t state;
+    bool busy, touched;
+    int card;
+    CUmemoryPool pool;
+    CUdevice device;
+    uint64_t charged;             /* of this pool, in the container's account */
+    uint64_t on_way, promised;    /* sums over growths */
+    uint32_t ended;
+    uint32_t allocations;
+};
+
+static struct grow *all;
+static bool adding; /* a bit as in each account: a pool must not get two */
+static bool any_touched;
+/* How much more than asked for a pool has taken at once: pools of some drivers grow in large steps. */
+static uint64_t surplus;
+
+static void take(bool *bit) {
+    for (unsigned tries = 0; __atomic_exchange_n(bit, true, __ATOMIC_ACQUIRE);)
+        if (++tries % 64 == 0)
+            sched_yield();
+}
+
+static void lock(struct grow *grow) {
+    take(&grow->busy);
+}
+
+static void unlock(struct grow *grow) {
+    __atomic_store_n(&grow->busy, false, __ATOMIC_RELEASE);
+}
+
+static enum state state_of(const struct grow *grow) {
+    return (enum state)__atomic_load_n(&grow->state, __ATOMIC_ACQUIRE);
+}
+
+static struct grow *first(void) {
+    return __atomic_load_n(&all, __ATOMIC_ACQUIRE);
+}
+
+static struct grow *find(enum state state, CUmemoryPool pool, CUdevice device) {
+    for (struct grow *grow = first(); grow; grow = grow->next)
+        if (state_of(grow) == state && grow->pool == pool && grow->device == device)
+            return grow;
+    return NULL;
+}
+
+/* With `adding` taken. A `spare` that is not needed stays the caller's. */
+static struct grow *add(enum state state, CUmemoryPool pool, CUdevice device, int card, struct grow **spare) {
+    struct grow *grow = first();
+    while (grow && state_of(grow) != FREE)
+        grow = grow->next;
+    bool fresh = !grow;
+    if (fresh) {
+        grow = *spare;
+        *spare = NULL;
+    }
+    if (!grow)
+        return NULL;
+    grow->pool = pool;
+    grow->device = device;
+    grow->card = card;
+    grow->charged = grow->on_way = grow->promised = 0;
+    grow->allocations = 0;
+    __atomic_store_n(&grow->state, (uint8_t)state, __ATOMIC_RELEASE);
+    if (fresh) {
+        grow->next = first();
+        __atomic_store_n(&all, grow, __ATOMIC_RELEASE);
+    }
+    return grow;
+}
+
+static struct grow *find_or_add(enum state state, CUmemoryPool pool, CUdevice device, int card) {
+    struct grow *grow = find(state, pool, device);
+    if (grow)
+        return grow;
+    struct grow *spare = calloc(1, sizeof *spare);
+    take(&adding);
+    grow = find(state, pool, device);
+    if (!grow)
+        grow = add(state, pool, device, card, &spare);
+    __atomic_store_n(&adding, false, __ATOMIC_RELEASE);
+    free(spare);
+    return grow;
+}
+
+struct grow *grow_of_pool(CUmemoryPool pool, int card) {
+    return find_or_add(STREAM_ORDERED, pool, 0, card);
+}
+
+struct grow *grow_of_graphs(CUdevice device, int card) {
+    return find_or_add(GRAPHS, NULL, device, card);
+}
+
+struct grow *grow_find(CUmemoryPool pool) {
+    return find(STREAM_ORDERED, pool, 0);
+}
+
+static bool read_now(const struct grow *grow, uint64_t *reserved, uint64_t *used) {
+    CUresult (*pool)(CUmemoryPool, int, void *) = real.cuMemPoolGetAttribute;
+    CUresult (*graphs)(CUdevice, int, void *) = real.cuDeviceGetGraphMemAttribute;
+    *reserved = *used = 0;
+    if (state_of(grow) == GRAPHS)
+        return graphs(grow->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, reserved) == CUDA_SUCCESS &&
+               graphs(grow->device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, used) == CUDA_SUCCESS;
+    return state_of(grow) == STREAM_ORDERED &&
+           pool(grow->pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, reserved) == CUDA_SUCCESS &&
+           pool(grow->pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, used) == CUDA_SUCCESS;
+}
+
+static void learn_surplus(uint64_t more) {
+    uint64_t known = __atomic_load_n(&surplus, __ATOMIC_RELAXED);
+    if (more > known && more <= 64 * GRANULE)
+        __atomic_store_n(&surplus, more, __ATOMIC_RELAXED);
+}
+
+/* Charge what the pool has now; false if it is more than was charged and `within_limit` forbids that. */
+static bool settle(struct grow *grow, bool within_limit) {
+    for (;;) {
+        uint64_t reserved, used;
+        uint32_t ended = __atomic_load_n(&grow->ended, __ATOMIC_ACQUIRE);
+        if (!read_now(grow, &reserved, &used))
+            return true;
+        lock(grow);
+        if (grow->ended != ended) {
+            unlock(grow);
+            continue;
+        }
+        uint64_t target = granules(reserved) + grow->on_way, before = grow->charged;
+        grow->charged = target;
+        unlock(grow);
+        if (target <= before) {
+            account_return(grow->card, before - target);
+            return true;
+        }
+        learn_surplus(target - before);
+        if (!within_limit) {
+            account_taken(grow->card, target - before);
+            return true;
+        }
+        if (account_reserve(grow->card, target - before) == CUDA_SUCCESS)
+            return true;
+        lock(grow);
+        grow->charged -= target - before; /* not charged yet: the next one to settle will */
+        unlock(grow);
+        return false;
+    }
+}
+
+void grow_settle(struct grow *grow) {
+    settle(grow, false);
+}
+
+/* Does the pool have room for it that nobody else was promised? Then it need not grow. */
+static bool promise(struct grow *grow, uint64_t bytes) {
+    uint64_t reserved, used;
+    if (!read_now(grow, &reserved, &used) || used > reserved)
+        return false;
+    lock(grow);
+    bool room = reserved - used >= grow->promised && reserved - used - grow->promised >= bytes;
+    if (room)
+        grow->promised += bytes;
+    unlock(grow);
+    return room;
+}
+
+CUresult grow_begin(struct growth *growth, struct grow *grow, uint64_t bytes) {
+    *growth = (struct growth){.grow = grow};
+    if (!grow || grow->card == CARD_NONE)
+        return CUDA_SUCCESS;
+    uint64_t whole = granules(bytes), more = __atomic_load_n(&surplus, __ATOMIC_RELAXED);
+    if (bytes && whole < UINT64_MAX - more)
+        whole += more;
+    if (!account_fits(grow->card, whole) && whole < UINT64_MAX && promise(grow, (bytes + 511) / 512 * 512)) {
+        growth->promised = (bytes + 511) / 512 * 512; /* the unit in which pools divide what they have */
+        return CUDA_SUCCESS;
+    }
+    CUresult result = account_reserve(grow->card, whole);
+    if (result != CUDA_SUCCESS)
+        return result;
+    growth->reserved = whole;
+    lock(grow);
+    grow->on_way += whole;
+    grow->charged += whole;
+    unlock(grow);
+    return CUDA_SUCCESS;
+}
+
+bool grow_end(struct growth *growth) {
+    struct grow *grow = growth->grow;
+    if (!grow || grow->card == CARD_NONE)
+        return true;
+    lock(grow);
+    grow->on_way -= growth->reserved;
+    grow->promised -= growth->promised;
+    grow->ended++;
+    unlock(grow);
+    return settle(grow, true);
+}
+
+void grow_allocated(struct grow *grow, CUdeviceptr at) {
+    if (!grow || !at)
+        return;
+    __atomic_fetch_add(&grow->allocations, 1, __ATOMIC_RELAXED);
+    struct held old, item = {.key = at, .owner = (uint64_t)(uintptr_t)grow, .card = CARD_NONE, .kind = HELD_ASYNC};
+    if (held_put(&item, &old) != HELD_REPLACED)
+        return;
+    if (old.kind == HELD_ASYNC)
+        grow_freed(&old);
+    else
+        account_return(old.card, old.bytes);
+}
+
+static void end(struct grow *grow) {
+    uint8_t expected = CLOSED;
+    uint64_t charged = grow->charged;
+    if (__atomic_compare_exchange_n(&grow->state, &expected, FREE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        account_return(grow->card, charged);
+}
+
+void grow_freed(const struct held *item) {
+    struct grow *grow = (struct grow *)(uintptr_t)item->owner;
+    uint32_t left = __atomic_sub_fetch(&grow->allocations, 1, __ATOMIC_ACQ_REL);
+    if (state_of(grow) != CLOSED)
+        __atomic_store_n(&grow->touched, true, __ATOMIC_RELAXED);
+    else if (!left)
+        end(grow);
+    __atomic_store_n(&any_touched, true, __ATOMIC_RELAXED);
+}
+
+/* As if it had one more allocation, so that it does not end before the driver has answered. */
+void grow_closing(struct grow *grow) {
+    grow_settle(grow);
+    __atomic_fetch_add(&grow->allocations, 1, __ATOMIC_ACQ_REL);
+    __atomic_store_n(&grow->state, CLOSED, __ATOMIC_RELEASE);
+}
+
+void grow_closed(struct grow *grow, bool closed) {
+    if (!closed)
+        __atomic_store_n(&grow->state, STREAM_ORDERED, __ATOMIC_RELEASE);
+    if (!__atomic_sub_fetch(&grow->allocations, 1, __ATOMIC_ACQ_REL) && closed)
+        end(grow);
+}
+
+void grow_touched(void) {
+    for (struct grow *grow = first(); grow; grow = grow->next)
+        if (state_of(grow) == GRAPHS)
+            __atomic_store_n(&grow->touched, true, __ATOMIC_RELAXED);
+    if (first())
+        __atomic_store_n(&any_touched, true, __ATOMIC_RELAXED);
+}
+
+void grow_synchronised(void) {
+    if (!__atomic_load_n(&any_touched, __ATOMIC_RELAXED) || !__atomic_exchange_n(&any_touched, false, __ATOMIC_RELAXED))
+        return;
+    for (struct grow *grow = first(); grow; grow = grow->next)
+        if (__atomic_exchange_n(&grow->touched, false, __ATOMIC_RELAXED))
+            grow_settle(grow);
+}
+
+void grow_settle_card(int card) {
+    for (struct grow *grow = first(); grow; grow = grow->next)
+        if (grow->card == card)
+            grow_settle(grow);
+}
+
+void grow_trim(struct grow *grow) {
+    if (state_of(grow) == GRAPHS)
+        real.cuDeviceGraphMemTrim(grow->device);
+    else if (state_of(grow) == STREAM_ORDERED)
+        real.cuMemPoolTrimTo(grow->pool, 0);
+    grow_settle(grow);
+}
+
+void grow_relieve(int card) {
+    for (struct grow *grow = first(); grow; grow = grow->next)
+        if (grow->card == card && __atomic_load_n(&grow->charged, __ATOMIC_RELAXED))
+            grow_trim(grow);
+}

@@ -1,0 +1,226 @@
+/* 64 shards, each an open-addressing table under a bit that is held for some ten instructions and never across a call
+ * of the driver. A table grows into mapped memory, because malloc may be the program's own and call us. */
+#define _GNU_SOURCE
+#include "cuda/held.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define SHARDS 64
+#define FIRST_ROOM 16 /* a power of two, as every later one */
+#define BATCH 32
+
+struct shard {
+    _Alignas(64) bool busy;
+    uint32_t room, used;
+    struct held *items; /* NULL: `first` */
+    struct held first[FIRST_ROOM];
+};
+
+static struct shard shards[SHARDS];
+
+/* Only the thread that forked lives in the child, where nothing of the parent's memory can be used. */
+static void empty_in_child(void) {
+    memset(shards, 0, sizeof shards);
+}
+
+static void watch_forks(void) {
+    static bool watching;
+    if (!__atomic_load_n(&watching, __ATOMIC_RELAXED) && !__atomic_exchange_n(&watching, true, __ATOMIC_RELAXED))
+        pthread_atfork(NULL, NULL, empty_in_child);
+}
+
+static uint8_t space_of(enum held_kind kind) {
+    return kind == HELD_SMALL || kind == HELD_ASYNC ? HELD_LINEAR : (uint8_t)kind;
+}
+
+static uint64_t hash_of(uint8_t space, uint64_t key) {
+    uint64_t hash = (key ^ (uint64_t)space << 56) * UINT64_C(0x9e3779b97f4a7c15);
+    return (hash ^ hash >> 32) * UINT64_C(0xd6e8feb86659fd93);
+}
+
+static void lock(struct shard *shard) {
+    for (unsigned tries = 0; __atomic_exchange_n(&shard->busy, true, __ATOMIC_ACQUIRE);)
+        if (++tries % 64 == 0)
+            sched_yield();
+}
+
+static void unlock(struct shard *shard) {
+    __atomic_store_n(&shard->busy, false, __ATOMIC_RELEASE);
+}
+
+static struct shard *lock_shard(uint64_t hash) {
+    struct shard *shard = &shards[hash >> 58];
+    lock(shard);
+    if (!shard->room)
+        shard->room = FIRST_ROOM;
+    return shard;
+}
+
+static struct held *items_of(struct shard *shard) {
+    return shard->items ? shard->items : shard->first;
+}
+
+/* The item's place, or the free one where it would go. At most three quarters are used, so there is one. */
+static struct held *find(struct shard *shard, uint8_t space, uint64_t key, uint64_t hash) {
+    struct held *items = items_of(shard);
+    for (uint32_t at = (uint32_t)hash;; at++) {
+        struct held *item = &items[at & (shard->room - 1)];
+        if (!item->kind || (item->key == key && space_of(item->kind) == space))
+            return item;
+    }
+}
+
+static bool grow(struct shard *shard) {
+    int saved = errno;
+    uint32_t old_room = shard->room;
+    struct held *old = items_of(shard);
+    size_t size = (size_t)old_room * 2 * sizeof *old;
+    struct held *fresh = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    errno = saved;
+    if (fresh == MAP_FAILED)
+        return false;
+    bool mapped = shard->items != NULL;
+    shard->items = fresh;
+    shard->room = old_room * 2;
+    for (uint32_t i = 0; i < old_room; i++)
+        if (old[i].kind)
+            *find(shard, space_of(old[i].kind), old[i].key, hash_of(space_of(old[i].kind), old[i].key)) = old[i];
+    if (mapped)
+        munmap(old, (size_t)old_room * sizeof *old);
+    return true;
+}
+
+static bool has_room(struct shard *shard) {
+    return shard->used < shard->room / 4 * 3 || grow(shard) || shard->used < shard->room - 1;
+}
+
+/* Take an item out of a run of occupied places: those behind it that may move up do. */
+static void take_out(struct shard *shard, struct held *gone) {
+    struct held *items = items_of(shard);
+    uint32_t mask = shard->room - 1, hole = (uint32_t)(gone - items);
+    for (uint32_t at = (hole + 1) & mask; items[at].kind; at = (at + 1) & mask) {
+        uint32_t home = (uint32_t)hash_of(space_of(items[at].kind), items[at].key) & mask;
+        if (((at - home) & mask) >= ((at - hole) & mask)) {
+            items[hole] = items[at];
+            hole = at;
+        }
+    }
+    items[hole].kind = 0;
+    shard->used--;
+}
+
+/* With the shard locked. */
+static bool insert(struct shard *shard, const struct held *item, uint64_t hash) {
+    if (!has_room(shard))
+        return false;
+    *find(shard, space_of(item->kind), item->key, hash) = *item;
+    shard->used++;
+    return true;
+}
+
+enum held_put held_put(const struct held *item, struct held *old) {
+    watch_forks();
+    uint64_t hash = hash_of(space_of(item->kind), item->key);
+    struct shard *shard = lock_shard(hash);
+    struct held *there = find(shard, space_of(item->kind), item->key, hash);
+    enum held_put result = HELD_NEW;
+    if (there->kind) {
+        *old = *there;
+        *there = *item;
+        result = HELD_REPLACED;
+    } else if (!insert(shard, item, hash)) {
+        result = HELD_FAILED;
+    }
+    unlock(shard);
+    return result;
+}
+
+bool held_put_new(const struct held *item) {
+    watch_forks();
+    uint64_t hash = hash_of(space_of(item->kind), item->key);
+    struct shard *shard = lock_shard(hash);
+    bool put = !find(shard, space_of(item->kind), item->key, hash)->kind && insert(shard, item, hash);
+    unlock(shard);
+    return put;
+}
+
+bool held_join(const struct held *item) {
+    struct held fresh = *item;
+    fresh.count = 1;
+    watch_forks();
+    uint64_t hash = hash_of(space_of(item->kind), item->key);
+    struct shard *shard = lock_shard(hash);
+    struct held *there = find(shard, space_of(item->kind), item->key, hash);
+    bool is_new = !there->kind;
+    if (is_new)
+        insert(shard, &fresh, hash);
+    else
+        there->count++;
+    unlock(shard);
+    return is_new;
+}
+
+static bool look(enum held_kind kind, uint64_t key, struct held *item, bool take) {
+    uint8_t space = space_of(kind);
+    uint64_t hash = hash_of(space, key);
+    struct shard *shard = lock_shard(hash);
+    struct held *there = find(shard, space, key, hash);
+    bool found = there->kind != 0;
+    if (found) {
+        *item = *there;
+        if (take)
+            take_out(shard, there);
+    }
+    unlock(shard);
+    return found;
+}
+
+bool held_take(enum held_kind kind, uint64_t key, struct held *item) {
+    return look(kind, key, item, true);
+}
+
+bool held_get(enum held_kind kind, uint64_t key, struct held *item) {
+    return look(kind, key, item, false);
+}
+
+bool held_count(enum held_kind kind, uint64_t key, int by, struct held *item) {
+    uint8_t space = space_of(kind);
+    uint64_t hash = hash_of(space, key);
+    struct shard *shard = lock_shard(hash);
+    struct held *there = find(shard, space, key, hash);
+    bool found = there->kind != 0;
+    if (found) {
+        there->count = by < 0 && there->count < (uint32_t)-by ? 0 : there->count + (uint32_t)by;
+        *item = *there;
+        if (!item->count)
+            take_out(shard, there);
+    }
+    unlock(shard);
+    return found;
+}
+
+/* Taking one out moves others up, behind the point reached too: a pass is repeated until it takes nothing. */
+static unsigned take_batch(struct shard *shard, uint32_t kinds, uint64_t owner, struct held batch[BATCH]) {
+    unsigned taken = 0;
+    lock(shard);
+    struct held *items = items_of(shard);
+    for (uint32_t i = 0; i < shard->room && taken < BATCH; i++)
+        while (taken < BATCH && items[i].kind && (kinds >> items[i].kind & 1) && items[i].owner == owner) {
+            batch[taken++] = items[i];
+            take_out(shard, &items[i]);
+        }
+    unlock(shard);
+    return taken;
+}
+
+void held_sweep(uint32_t kinds, uint64_t owner, void (*each)(const struct held *item, void *argument), void *argument) {
+    struct held batch[BATCH];
+    for (struct shard *shard = shards; shard < shards + SHARDS; shard++)
+        for (unsigned taken; (taken = take_batch(shard, kinds, owner, batch));)
+            for (unsigned i = 0; i < taken; i++)
+                each(&batch[i], argument);
+}

@@ -1,0 +1,191 @@
+/* Linear, pitched and managed memory.
+ *
+ * The driver hands out whole granules of 2 MiB; allocations below 1 MiB share them. The charge follows the granules:
+ * one that holds a small allocation is charged once, from its first to its last, so that a tenant gains nothing from
+ * what it leaves unused in between. Before the call nobody knows whether a small one will need a new granule: it
+ * reserves one, and gives it back if it was not needed.
+ */
+#include "cuda/mem.h"
+
+#include "cuda/account.h"
+#include "cuda/grow.h"
+#include "cuda/held.h"
+#include "front.h"
+#include "page.h"
+
+/* The driver's bound between the two kinds. */
+#define SMALL (UINT64_C(1) << 20)
+/* Rows are padded to this; where a driver pads more, the charge is corrected after the call. */
+#define PITCH 512
+
+/* An item with the same pointer was there: the driver handed it out again, so that memory had ended unseen. */
+static void put(const struct held *item) {
+    struct held old;
+    if (held_put(item, &old) == HELD_REPLACED)
+        mem_discharge(&old);
+}
+
+/* Remember an allocation and settle its claim; false if the limit forbids what the driver took beyond it. */
+static bool keep(struct claim *claim, uint64_t at, uint64_t bytes) {
+    if (!claim_counts(claim))
+        return true;
+    struct held item = {.key = at, .owner = claim->place.owner, .card = (int8_t)claim->place.card};
+    if (bytes && bytes < SMALL && at / GRANULE == (at + bytes - 1) / GRANULE) {
+        struct held granule = {.key = at / GRANULE, .bytes = GRANULE, .card = item.card, .kind = HELD_GRANULE};
+        item.kind = HELD_SMALL;
+        if (!held_join(&granule))
+            claim_resize(claim, 0);
+    } else {
+        if (!claim_resize(claim, granules(bytes)))
+            return false;
+        item.kind = HELD_LINEAR;
+        item.bytes = claim->bytes;
+    }
+    put(&item);
+    return true;
+}
+
+void mem_discharge(const struct held *item) {
+    struct held granule;
+    if (item->kind == HELD_ASYNC)
+        grow_freed(item);
+    else if (item->kind != HELD_SMALL)
+        account_return(item->card, item->bytes);
+    else if (held_count(HELD_GRANULE, item->key / GRANULE, -1, &granule) && !granule.count)
+        account_return(granule.card, granule.bytes);
+}
+
+/* The card is full though the share is not: with the page's leave, memory that can be moved out of the way. */
+static CUresult oversubscribe(CUdeviceptr *out, size_t bytes, CUresult result) {
+    const struct vcuda_limits_view *view = vcuda_limits();
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || !view || !(view->flags & VCUDA_FLAG_OVERSUBSCRIBE) || !out || !bytes)
+        return result;
+    return real.cuMemAllocManaged(out, bytes, 1 /* attached to every stream */) == CUDA_SUCCESS ? CUDA_SUCCESS : result;
+}
+
+/* After the driver's call: keep what it gave, or take everything back. */
+static CUresult finish(struct claim *claim, CUresult result, uint64_t at, uint64_t bytes) {
+    if (result == CUDA_SUCCESS && keep(claim, at, bytes))
+        return CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS) {
+        real.cuMemFree_v2(at);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    claim_undo(claim);
+    return result;
+}
+
+CUresult hook_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
+    struct claim claim;
+    CUdeviceptr at = 0;
+    CUresult result = claim_here(&claim, granules(bytes));
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = oversubscribe(&at, bytes, real.cuMemAlloc_v2(out ? &at : NULL, bytes));
+    result = finish(&claim, result, at, bytes);
+    if (result == CUDA_SUCCESS && out)
+        *out = at;
+    return result;
+}
+
+CUresult hook_cuMemAlloc(CUdeviceptr_v1 *out, unsigned int bytes) {
+    struct claim claim;
+    CUdeviceptr_v1 at = 0;
+    CUresult result = claim_here(&claim, granules(bytes));
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = finish(&claim, real.cuMemAlloc(out ? &at : NULL, bytes), at, bytes);
+    if (result == CUDA_SUCCESS && out)
+        *out = at;
+    return result;
+}
+
+CUresult hook_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int flags) {
+    struct claim claim;
+    CUdeviceptr at = 0;
+    CUresult result = claim_here(&claim, granules(bytes));
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuMemAllocManaged(out ? &at : NULL, bytes, flags);
+    if (result == CUDA_SUCCESS && claim_counts(&claim)) /* it can be resident as a whole, and shares no granule */
+        put(&(struct held){.key = at, .bytes = claim.bytes, .owner = claim.place.owner, .card = (int8_t)claim.place.card,
+                           .kind = HELD_LINEAR});
+    else if (result != CUDA_SUCCESS)
+        claim_undo(&claim);
+    if (result == CUDA_SUCCESS && out)
+        *out = at;
+    return result;
+}
+
+/* Bytes of rows of this pitch; more than any card has if they cannot be counted. */
+static uint64_t rows(uint64_t pitch, uint64_t height) {
+    uint64_t bytes;
+    return __builtin_mul_overflow(pitch, height, &bytes) ? UINT64_MAX : bytes;
+}
+
+static uint64_t padded(uint64_t width) {
+    return width > UINT64_MAX - (PITCH - 1) ? UINT64_MAX : (width + PITCH - 1) / PITCH * PITCH;
+}
+
+CUresult hook_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element) {
+    struct claim claim;
+    CUdeviceptr at = 0;
+    size_t stride = 0;
+    CUresult result = claim_here(&claim, granules(rows(padded(width), height)));
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuMemAllocPitch_v2(out ? &at : NULL, pitch ? &stride : NULL, width, height, element);
+    result = finish(&claim, result, at, rows(stride, height));
+    if (result == CUDA_SUCCESS && out)
+        *out = at;
+    if (result == CUDA_SUCCESS && pitch)
+        *pitch = stride;
+    return result;
+}
+
+CUresult hook_cuMemAllocPitch(CUdeviceptr_v1 *out, unsigned int *pitch, unsigned int width, unsigned int height,
+                              unsigned int element) {
+    struct claim claim;
+    CUdeviceptr_v1 at = 0;
+    unsigned int stride = 0;
+    CUresult result = claim_here(&claim, granules(rows(padded(width), height)));
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuMemAllocPitch(out ? &at : NULL, pitch ? &stride : NULL, width, height, element);
+    result = finish(&claim, result, at, rows(stride, height));
+    if (result == CUDA_SUCCESS && out)
+        *out = at;
+    if (result == CUDA_SUCCESS && pitch)
+        *pitch = stride;
+    return result;
+}
+
+/* The item goes before the call: from then on the driver may hand the same pointer to another thread. */
+bool mem_leave(CUdeviceptr pointer, struct held *item) {
+    return pointer && held_take(HELD_LINEAR, pointer, item);
+}
+
+void mem_left(bool known, const struct held *item, CUresult result) {
+    if (known && result == CUDA_SUCCESS)
+        mem_discharge(item);
+    else if (known)
+        put(item);
+    else if (result == CUDA_SUCCESS)
+        grow_touched(); /* a graph's memory, perhaps */
+}
+
+CUresult hook_cuMemFree_v2(CUdeviceptr pointer) {
+    struct held item;
+    bool known = mem_leave(pointer, &item);
+    CUresult result = real.cuMemFree_v2(pointer);
+    mem_left(known, &item, result);
+    return result;
+}
+
+CUresult hook_cuMemFree(CUdeviceptr_v1 pointer) {
+    struct held item;
+    bool known = mem_leave(pointer, &item);
+    CUresult result = real.cuMemFree(pointer);
+    mem_left(known, &item, result);
+    return result;
+}

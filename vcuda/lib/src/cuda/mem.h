@@ -1,0 +1,17 @@
+/* What frees of every sort have in common: the pointer decides how its memory was charged, not the call. */
+#ifndef VCUDA_MEM_H
+#define VCUDA_MEM_H
+
+#include <stdbool.h>
+
+#include "cu_types.h"
+#include "cuda/held.h"
+
+/* Give back what was charged for an item that is gone. */
+void mem_discharge(const struct held *item);
+
+/* Before the driver frees a pointer, and after it: false if the pointer is not ours to count. */
+bool mem_leave(CUdeviceptr pointer, struct held *item);
+void mem_left(bool known, const struct held *item, CUresult result);
+
+#endif

@@ -1,0 +1,103 @@
+/* A device's number says nothing: CUDA_VISIBLE_DEVICES reorders, the pages know cards by UUID. */
+#include "cuda/place.h"
+
+#include <string.h>
+
+#include "front.h"
+#include "page.h"
+
+#define DEVICES 64
+
+struct known {
+    bool ready;
+    uint8_t uuid[16];
+};
+
+static struct known devices[DEVICES];
+static uint64_t changes; /* raised around every end of a context */
+
+/* Threads that race write the same bytes. */
+static bool uuid_of(CUdevice device, uint8_t uuid[16]) {
+    struct known *known = device >= 0 && device < DEVICES ? &devices[device] : NULL;
+    if (known && __atomic_load_n(&known->ready, __ATOMIC_ACQUIRE)) {
+        memcpy(uuid, known->uuid, sizeof known->uuid);
+        return true;
+    }
+    CUuuid found;
+    CUresult result = real_has(cuDeviceGetUuid_v2) ? real.cuDeviceGetUuid_v2(&found, device)
+                                                   : real.cuDeviceGetUuid(&found, device);
+    if (result != CUDA_SUCCESS)
+        return false;
+    memcpy(uuid, found.bytes, sizeof found.bytes);
+    if (known) {
+        for (size_t i = 0; i < sizeof known->uuid; i++)
+            __atomic_store_n(&known->uuid[i], found.bytes[i], __ATOMIC_RELAXED);
+        __atomic_store_n(&known->ready, true, __ATOMIC_RELEASE);
+    }
+    return true;
+}
+
+int place_card(CUdevice device) {
+    uint8_t uuid[16];
+    return uuid_of(device, uuid) ? vcuda_card_of(uuid) : CARD_UNKNOWN;
+}
+
+uint64_t place_id(CUcontext context) {
+    unsigned long long id = 0;
+    if (!context)
+        return 0;
+    if (!real_has(cuCtxGetId))
+        return (uint64_t)(uintptr_t)context;
+    return real.cuCtxGetId(context, &id) == CUDA_SUCCESS ? id : 0;
+}
+
+void place_forget(void) {
+    __atomic_fetch_add(&changes, 1, __ATOMIC_SEQ_CST);
+}
+
+bool place_here(struct place *place) {
+    /* What this thread found last. A destroyed context's handle may be used again: hence the number of changes. */
+    static __thread struct {
+        CUcontext context;
+        uint64_t changes;
+        struct place place;
+    } last __attribute__((tls_model("initial-exec")));
+    CUcontext context = NULL;
+    if (real.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
+        return false;
+    uint64_t now = __atomic_load_n(&changes, __ATOMIC_SEQ_CST);
+    if (last.context != context || last.changes != now) {
+        struct place found;
+        if (real.cuCtxGetDevice(&found.device) != CUDA_SUCCESS || !(found.owner = place_id(context)))
+            return false;
+        found.card = place_card(found.device);
+        last.context = context;
+        last.changes = now;
+        last.place = found;
+    }
+    *place = last.place;
+    return true;
+}
+
+bool place_of_stream(CUstream stream, struct place *place) {
+    CUcontext context = NULL, current = NULL, popped;
+    if ((uintptr_t)stream <= 2 || real.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || !context)
+        return place_here(place);
+    real.cuCtxGetCurrent(&current);
+    if (context == current)
+        return place_here(place);
+    if (real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+        return false;
+    bool found = place_here(place);
+    real.cuCtxPopCurrent_v2(&popped);
+    return found;
+}
+
+int place_card_at(CUmemLocation location) {
+    struct place place;
+    if (location.type >= CU_MEM_LOCATION_TYPE_HOST && location.type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
+        return CARD_NONE;
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return place_card(location.id);
+    return place_here(&place) ? place.card : CARD_NONE;
+}

@@ -1,0 +1,39 @@
+/* Whose memory is it: which of the pages' cards a device is, and which context the calling thread allocates in. */
+#ifndef VCUDA_PLACE_H
+#define VCUDA_PLACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cu_types.h"
+
+/* In place of a card's number. */
+#define CARD_UNKNOWN (-1) /* the pages do not have it: it was not given to this container */
+#define CARD_NONE (-2)    /* no card's memory, or nothing is counted in this process */
+
+struct place {
+    CUdevice device;
+    int card;
+    uint64_t owner; /* the context's id: unlike its handle, never used twice */
+};
+
+/* The card of the pages that this device is, whatever number the process sees it under; or CARD_UNKNOWN. */
+int place_card(CUdevice device);
+
+/* The card whose memory this location is; CARD_NONE for the host's. A part of a card, or a location that is not said,
+ * counts as the current context's card. */
+int place_card_at(CUmemLocation location);
+
+/* Where the calling thread's current context allocates; false without one, and the driver will say so. */
+bool place_here(struct place *place);
+
+/* Where this stream's context allocates. The null streams are the current context's. */
+bool place_of_stream(CUstream stream, struct place *place);
+
+/* A context's id; 0 if it is none. */
+uint64_t place_id(CUcontext context);
+
+/* Contexts are going or gone: what threads remember of theirs is to be asked again. */
+void place_forget(void);
+
+#endif

@@ -1,0 +1,196 @@
+/* Stream-ordered allocation. A pool is charged for what it has reserved (grow.c); allocations of it are remembered so
+ * that each way to free them is understood, and so that a pool that was destroyed is paid for until it is empty. */
+#include "cuda/account.h"
+#include "cuda/grow.h"
+#include "cuda/held.h"
+#include "cuda/mem.h"
+#include "front.h"
+
+typedef CUresult capturing_fn(CUstream stream, int *status);
+
+/* In a capture nothing is allocated: it becomes a node of a graph, and counts when the graph is launched. */
+static bool is_captured(capturing_fn *ask, CUstream stream) {
+    int status = 0;
+    return ask(stream, &status) == CUDA_SUCCESS && status != 0;
+}
+
+/* Of a pool that no call of this process has made: some device's own. */
+static int card_of_default(CUmemoryPool pool) {
+    int count = 0;
+    real.cuDeviceGetCount(&count);
+    for (CUdevice device = 0; device < count; device++) {
+        CUmemoryPool own = NULL, current = NULL;
+        real.cuDeviceGetDefaultMemPool(&own, device);
+        real.cuDeviceGetMemPool(&current, device);
+        if (pool == own || pool == current)
+            return place_card(device);
+    }
+    return CARD_UNKNOWN;
+}
+
+/* The account of the pool that an allocation will come from; CUDA_SUCCESS and NULL if it is not counted. */
+static CUresult account_of(CUmemoryPool pool, CUstream stream, struct grow **grow) {
+    struct place place;
+    bool refused;
+    *grow = NULL;
+    if (!account_open(&refused))
+        return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+    if (!place_of_stream(stream, &place))
+        return CUDA_SUCCESS; /* and the driver will say why */
+    if (!pool && real.cuDeviceGetMemPool(&pool, place.device) != CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    *grow = grow_find(pool);
+    if (!*grow) {
+        int card = card_of_default(pool);
+        *grow = grow_of_pool(pool, card == CARD_UNKNOWN ? place.card : card);
+    }
+    return *grow ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Reserve for an allocation; anything but CUDA_SUCCESS is the hook's answer. */
+static CUresult begin(struct growth *growth, CUmemoryPool pool, CUstream stream, size_t bytes, capturing_fn *ask) {
+    struct grow *grow;
+    *growth = (struct growth){0};
+    if (is_captured(ask, stream))
+        return CUDA_SUCCESS;
+    CUresult result = account_of(pool, stream, &grow);
+    return result == CUDA_SUCCESS ? grow_begin(growth, grow, bytes) : result;
+}
+
+/* False if the pool grew by more than the limit allows: then the allocation goes, and what the pool keeps of it. */
+static bool finish(struct growth *growth, CUresult result, CUdeviceptr at, CUstream stream,
+                   CUresult (*give_back)(CUdeviceptr, CUstream)) {
+    bool fits = grow_end(growth);
+    if (result != CUDA_SUCCESS || !growth->grow)
+        return true;
+    if (fits) {
+        grow_allocated(growth->grow, at);
+        return true;
+    }
+    give_back(at, stream);
+    grow_trim(growth->grow);
+    return false;
+}
+
+CUresult hook_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
+    struct growth growth;
+    CUdeviceptr at = 0;
+    CUresult result = begin(&growth, NULL, stream, bytes, real.cuStreamIsCapturing);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuMemAllocAsync(out ? &at : NULL, bytes, stream);
+    if (!finish(&growth, result, at, stream, real.cuMemFreeAsync))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS && out)
+        *out = at;
+    return result;
+}
+
+CUresult hook_cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream) {
+    struct growth growth;
+    CUdeviceptr at = 0;
+    CUresult result = begin(&growth, NULL, stream, bytes, real.cuStreamIsCapturing_ptsz);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuMemAllocAsync_ptsz(out ? &at : NULL, bytes, stream);
+    if (!finish(&growth, result, at, stream, real.cuMemFreeAsync_ptsz))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS && out)
+        *out = at;
+    return result;
+}
+
+CUresult hook_cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    struct growth growth;
+    CUdeviceptr at = 0;
+    if (!pool)
+        return real.cuMemAllocFromPoolAsync(out, bytes, pool, stream);
+    CUresult result = begin(&growth, pool, stream, bytes, real.cuStreamIsCapturing);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuMemAllocFromPoolAsync(out ? &at : NULL, bytes, pool, stream);
+    if (!finish(&growth, result, at, stream, real.cuMemFreeAsync))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS && out)
+        *out = at;
+    return result;
+}
+
+CUresult hook_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    struct growth growth;
+    CUdeviceptr at = 0;
+    if (!pool)
+        return real.cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream);
+    CUresult result = begin(&growth, pool, stream, bytes, real.cuStreamIsCapturing_ptsz);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuMemAllocFromPoolAsync_ptsz(out ? &at : NULL, bytes, pool, stream);
+    if (!finish(&growth, result, at, stream, real.cuMemFreeAsync_ptsz))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS && out)
+        *out = at;
+    return result;
+}
+
+CUresult hook_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
+    struct held item;
+    bool known = !is_captured(real.cuStreamIsCapturing, stream) && mem_leave(pointer, &item);
+    CUresult result = real.cuMemFreeAsync(pointer, stream);
+    mem_left(known, &item, result);
+    return result;
+}
+
+CUresult hook_cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
+    struct held item;
+    bool known = !is_captured(real.cuStreamIsCapturing_ptsz, stream) && mem_leave(pointer, &item);
+    CUresult result = real.cuMemFreeAsync_ptsz(pointer, stream);
+    mem_left(known, &item, result);
+    return result;
+}
+
+/* ---- pools -------------------------------------------------------------------------------------------------------- */
+
+/* maxSize is left alone: a pool that the driver holds to today's limit would not grow with tomorrow's. */
+CUresult hook_cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
+    bool refused;
+    CUmemoryPool pool = NULL;
+    CUresult result = real.cuMemPoolCreate(out ? &pool : NULL, props);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (out)
+        *out = pool;
+    if (pool && account_open(&refused))
+        grow_of_pool(pool, place_card_at(props->location));
+    return result;
+}
+
+CUresult hook_cuMemPoolDestroy(CUmemoryPool pool) {
+    struct grow *grow = pool ? grow_find(pool) : NULL;
+    if (grow)
+        grow_closing(grow);
+    CUresult result = real.cuMemPoolDestroy(pool);
+    if (grow)
+        grow_closed(grow, result == CUDA_SUCCESS);
+    return result;
+}
+
+CUresult hook_cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+    CUresult result = real.cuMemPoolTrimTo(pool, keep);
+    struct grow *grow = pool && result == CUDA_SUCCESS ? grow_find(pool) : NULL;
+    if (grow)
+        grow_settle(grow);
+    return result;
+}
+
+/* What is in it belongs to the process that exported it, and is charged there. */
+CUresult hook_cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int type, unsigned long long flags) {
+    CUmemoryPool pool = NULL;
+    CUresult result = real.cuMemPoolImportFromShareableHandle(out ? &pool : NULL, handle, type, flags);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (out)
+        *out = pool;
+    if (pool)
+        grow_of_pool(pool, CARD_NONE);
+    return result;
+}

@@ -1,0 +1,187 @@
+/* The primary context of each device, which all users of a process share. The driver counts its holders; we ask it
+ * whether the context is there rather than count along. */
+#include <sched.h>
+
+#include "cuda/account.h"
+#include "cuda/context.h"
+#include "cuda/held.h"
+#include "front.h"
+
+#define DEVICES 64
+
+/* While calls that may make it are on their way, one reservation serves all of them: many threads start at once. */
+static struct primary {
+    bool busy; /* a bit, never held across a call of the driver */
+    unsigned on_way;
+    struct claim claim;
+    uint64_t id; /* of the last one seen */
+} primaries[DEVICES];
+
+static void lock(struct primary *primary) {
+    for (unsigned tries = 0; __atomic_exchange_n(&primary->busy, true, __ATOMIC_ACQUIRE);)
+        if (++tries % 64 == 0)
+            sched_yield();
+}
+
+static void unlock(struct primary *primary) {
+    __atomic_store_n(&primary->busy, false, __ATOMIC_RELEASE);
+}
+
+static bool is_active(CUdevice device) {
+    unsigned int flags;
+    int active = 0;
+    return real.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+/* Before a call that may make the device's primary context. */
+static CUresult retain_begin(CUdevice device) {
+    struct claim claim;
+    struct primary *primary = &primaries[device];
+    bool active = is_active(device);
+    lock(primary);
+    bool joined = active || primary->on_way;
+    primary->on_way += joined;
+    unlock(primary);
+    if (joined)
+        return place_card(device) == CARD_UNKNOWN ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;
+    CUresult denied = context_reserve(&claim, device);
+    bool appeared = denied == CUDA_ERROR_OUT_OF_MEMORY && is_active(device); /* its reservation was in our way */
+    lock(primary);
+    bool spare = primary->on_way && denied == CUDA_SUCCESS; /* another thread was as quick */
+    if (denied == CUDA_SUCCESS && !spare)
+        primary->claim = claim;
+    if (denied == CUDA_ERROR_OUT_OF_MEMORY && (primary->on_way || appeared))
+        denied = CUDA_SUCCESS;
+    primary->on_way += denied == CUDA_SUCCESS;
+    unlock(primary);
+    if (spare)
+        claim_undo(&claim);
+    return denied;
+}
+
+/* After it: the context that is there now owns the reservation; if there is none, the last one out undoes it. */
+static CUresult retain_end(CUdevice device, CUcontext context, CUresult result) {
+    struct primary *primary = &primaries[device];
+    uint64_t id = result == CUDA_SUCCESS ? place_id(context) : 0;
+    struct claim over = {.place = {.card = CARD_NONE}};
+    uint64_t before = 0;
+    lock(primary);
+    primary->on_way--;
+    if (id) {
+        struct held item = context_item(&primary->claim, id);
+        if (item.card >= 0 && primary->claim.bytes && held_put_new(&item))
+            primary->claim.bytes = 0;
+        before = primary->id;
+        primary->id = id;
+    }
+    if (!primary->on_way && primary->claim.bytes) {
+        over = primary->claim;
+        primary->claim.bytes = 0;
+    }
+    unlock(primary);
+    claim_undo(&over);
+    if (before && before != id)
+        context_ended(before);
+    return result;
+}
+
+/* Was it there when asked, and made anew by this call after another thread's last release? Then nothing is reserved. */
+static CUresult charge_late(CUdevice device, CUresult result) {
+    struct held item;
+    struct claim claim;
+    uint64_t id = __atomic_load_n(&primaries[device].id, __ATOMIC_RELAXED);
+    if (result != CUDA_SUCCESS || !id || vcuda_attached() != VCUDA_ATTACHED || held_get(HELD_CONTEXT, id, &item) ||
+        !account_context_bytes(place_card(device)))
+        return result;
+    if (context_reserve(&claim, device) != CUDA_SUCCESS) {
+        real.cuDevicePrimaryCtxRelease_v2(device);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    item = context_item(&claim, id);
+    if (!held_put_new(&item))
+        claim_undo(&claim);
+    return result;
+}
+
+static bool is_counted(CUdevice device) {
+    bool refused;
+    return device >= 0 && device < DEVICES && account_open(&refused);
+}
+
+CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
+    CUcontext context = NULL;
+    if (!is_counted(device))
+        return vcuda_attached() == VCUDA_REFUSED ? CUDA_ERROR_SYSTEM_NOT_READY
+                                                 : real.cuDevicePrimaryCtxRetain(out, device);
+    CUresult result = retain_begin(device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuDevicePrimaryCtxRetain(out ? &context : NULL, device);
+    result = charge_late(device, retain_end(device, context, result));
+    if (result == CUDA_SUCCESS && out)
+        *out = context;
+    return result;
+}
+
+/* A green context keeps the primary one for its own life. */
+CUresult hook_cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
+    CUcontext context = NULL;
+    if (!is_counted(device))
+        return vcuda_attached() == VCUDA_REFUSED ? CUDA_ERROR_SYSTEM_NOT_READY
+                                                 : real.cuGreenCtxCreate(out, resources, device, flags);
+    CUresult result = retain_begin(device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real.cuGreenCtxCreate(out, resources, device, flags);
+    if (result != CUDA_SUCCESS)
+        return retain_end(device, NULL, result);
+    bool retained = real.cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
+    retain_end(device, context, retained ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
+    if (retained)
+        real.cuDevicePrimaryCtxRelease_v2(device);
+    return result;
+}
+
+/* The id of the primary context, asked before a call that may end it; the call that makes the next one ends it too. */
+static uint64_t id_before(CUdevice device) {
+    place_forget();
+    return device >= 0 && device < DEVICES ? __atomic_load_n(&primaries[device].id, __ATOMIC_ACQUIRE) : 0;
+}
+
+static CUresult after(CUresult result, CUdevice device, uint64_t id, bool reset) {
+    if (result == CUDA_SUCCESS && id && (reset || !is_active(device)))
+        context_ended(id);
+    else
+        place_forget();
+    return result;
+}
+
+CUresult hook_cuDevicePrimaryCtxRelease(CUdevice device) {
+    uint64_t id = id_before(device);
+    return after(real.cuDevicePrimaryCtxRelease(device), device, id, false);
+}
+
+CUresult hook_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    uint64_t id = id_before(device);
+    return after(real.cuDevicePrimaryCtxRelease_v2(device), device, id, false);
+}
+
+CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
+    uint64_t id = id_before(device);
+    return after(real.cuDevicePrimaryCtxReset(device), device, id, true);
+}
+
+CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    uint64_t id = id_before(device);
+    return after(real.cuDevicePrimaryCtxReset_v2(device), device, id, true);
+}
+
+CUresult hook_cuGreenCtxDestroy(CUgreenCtx context) {
+    uint64_t ids[DEVICES];
+    for (CUdevice device = 0; device < DEVICES; device++)
+        ids[device] = id_before(device);
+    CUresult result = real.cuGreenCtxDestroy(context);
+    for (CUdevice device = 0; device < DEVICES; device++)
+        after(result, device, ids[device], false);
+    return result;
+}
