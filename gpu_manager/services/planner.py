@@ -10,11 +10,12 @@ import structlog
 from gpu_manager.domain import rules
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
+from gpu_manager.domain.desk import units_of
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
 from gpu_manager.domain.ids import DeviceIds
 from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.placement import follow, place
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
+from gpu_manager.domain.pod import Container, Pod, PodUid
 from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.topology import Topology
@@ -66,19 +67,37 @@ class Planner:
         return planned
 
     def plan(self, pod: Pod, *, free_choice: bool) -> None:
-        """Book every container of the pod that is not booked: as assigned, else by policy."""
+        """Book every container of the pod that is not booked: on the cards whose ids it will be handed, as
+        assigned, else by policy.
+        """
         request = self._open_part(pod)
+        tied = self._tied(pod)
+        bound = tuple(c for c in request.containers if c.name in tied)
+        rest = tuple(c for c in request.containers if c.name not in tied)
+        if bound:
+            handed = {c.name: [(card, ZERO) for card in tied[c.name]] for c in bound}
+            self._book(
+                pod, follow(replace(request, containers=bound), handed, self.node.cards, self.books.ledger)
+            )
+        try:
+            self._plan_free(pod, replace(request, containers=rest), free_choice=free_choice)
+        except DoesNotFit:
+            for container in bound:
+                self.books.release(pod.uid, container.name)
+            raise
+
+    def _plan_free(self, pod: Pod, request: PodRequest, *, free_choice: bool) -> None:
+        """Containers that no granted one binds."""
+        if not request.containers:
+            return
         cards, ledger = self.node.cards, self.books.ledger
         assignment = self.assignment(pod)
-        fixed = self._init_cards(pod)
-        if fixed:
-            assignment = {c.name: [(card, ZERO) for card in fixed] for c in request.containers}
         if assignment is not None:
             try:
                 self._book(pod, follow(request, assignment, cards, ledger))
                 return
             except DoesNotFit as error:
-                if not free_choice or fixed:
+                if not free_choice:
                     raise
                 self._tally.count("annotation_yielded")
                 log.warning(
@@ -130,10 +149,17 @@ class Planner:
             if not allocation.granted:
                 self.books.release(*allocation.key)
 
-    def _init_cards(self, pod: Pod) -> tuple[CardUuid, ...]:
-        """Where the pod's ordinary init containers lie: their ids go on to the app containers."""
-        held = self.books.ledger.of_pod(pod.uid).values()
-        return next((a.cards for a in held if a.kind is ContainerKind.INIT and a.granted), ())
+    def _tied(self, pod: Pod) -> Mapping[str, tuple[CardUuid, ...]]:
+        """Container → the cards that it will be handed, where a granted one of its unit decides them: the
+        ids of an ordinary init container go on to the containers after it (:func:`units_of`).
+        """
+        held = {a.container: a.cards for a in self.books.ledger.of_pod(pod.uid).values() if a.granted}
+        tied: dict[str, tuple[CardUuid, ...]] = {}
+        for unit in units_of(rules.pod_request(pod, self.node.unit)) or ():
+            cards = next((held[c.name] for c in unit.members if c.name in held), None)
+            if cards is not None:
+                tied |= {c.name: cards for c in unit.members if c.name not in held}
+        return tied
 
     def assignment(self, pod: Pod) -> Mapping[str, Sequence[tuple[CardUuid, Amount]]] | None:
         """The extender's choice if it is about this pod and node; only *which card* is taken from it."""

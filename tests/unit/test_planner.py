@@ -1,0 +1,90 @@
+"""Plans over the ledger: what a granted container binds the rest of its pod to, and what it leaves free."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_manager.domain.contract import ALLOCATION, Assignment, encode_assignment
+from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from gpu_manager.domain.topology import Link, LinkKind, Topology
+from gpu_manager.services.books import Books, Grant
+from gpu_manager.services.planner import Node, Planner
+from gpu_manager.services.tally import Tally
+from tests.fakes.node import NODE, container, pod
+from tests.fakes.ports import cards
+
+STATES = cards(4)
+
+
+def planner(*grants: Grant) -> Planner:
+    node = Node.of(NODE, DEFAULT_UNIT, STATES, Topology.uniform(4, Link(LinkKind.SYS)))
+    return Planner(node, Books((s.card for s in STATES), DEFAULT_UNIT, grants), Tally())
+
+
+def granted(of: Pod, name: str, card: int, cores: int = 100, memory: int = 16 * GIB) -> Grant:
+    order = next(n for n, c in enumerate(of.containers) if c.name == name)
+    kind = of.containers[order].kind
+    share = Share(STATES[card].card.uuid, Amount(cores, memory))
+    return Grant(Allocation(of.uid, name, kind, order, (share,), of.namespace, of.name), f"dir-{name}")
+
+
+def where(plan: Planner, uid: PodUid) -> dict[str, tuple[int, ...]]:
+    index = {s.card.uuid: s.card.index for s in STATES}
+    return {name: tuple(index[c] for c in held.cards) for name, held in plan.books.ledger.of_pod(uid).items()}
+
+
+def test_a_whole_card_init_container_binds_the_next_app_container_only() -> None:
+    one = parse_pod(
+        pod("one", container("a", 100, 0), container("b", 100, 0), init=[container("init", 100, 0)])
+    )
+    plan = planner(granted(one, "init", 2))
+    plan.plan(one, free_choice=True)
+    assert where(plan, one.uid) == {"init": (2,), "a": (2,), "b": (0,)}
+
+
+def test_after_a_start_the_second_app_container_may_lie_elsewhere() -> None:
+    one = parse_pod(
+        pod("one", container("a", 100, 0), container("b", 100, 0), init=[container("init", 100, 0)])
+    )
+    plan = planner(granted(one, "init", 2), granted(one, "a", 2))
+    plan.plan(one, free_choice=True)
+    assert where(plan, one.uid) == {"init": (2,), "a": (2,), "b": (0,)}
+
+
+def test_a_sidecar_before_the_first_init_container_stays_free() -> None:
+    one = parse_pod(
+        pod(
+            "one",
+            container("app", 100, 0),
+            init=[container("side", 100, 0, sidecar=True), container("init", 100, 0)],
+        )
+    )
+    plan = planner(granted(one, "init", 3))
+    plan.plan(one, free_choice=True)
+    assert where(plan, one.uid) == {"init": (3,), "app": (3,), "side": (0,)}
+
+
+def test_what_is_bound_follows_and_the_rest_obeys_the_annotation() -> None:
+    obj = pod("one", container("a", 100, 0), container("b", 100, 0), init=[container("init", 100, 0)])
+    chosen = {"b": ((STATES[3].card.uuid, Amount(100, 16 * GIB)),)}
+    obj["metadata"]["annotations"][ALLOCATION] = encode_assignment(
+        Assignment(NODE, obj["metadata"]["uid"], chosen)
+    )
+    one = parse_pod(obj)
+    plan = planner(granted(one, "init", 2))
+    plan.plan(one, free_choice=True)
+    assert where(plan, one.uid) == {"init": (2,), "a": (2,), "b": (3,)}
+
+
+def test_nothing_stays_booked_where_the_rest_finds_no_room() -> None:
+    one = parse_pod(
+        pod("one", container("a", 100, 0), container("b", 100, 0), init=[container("init", 100, 0)])
+    )
+    other = parse_pod(pod("other", *(container(f"c{i}", 10, 4) for i in range(3))))
+    plan = planner(granted(one, "init", 3), *(granted(other, f"c{i}", i, 10, GIB) for i in range(3)))
+    with pytest.raises(DoesNotFit):
+        plan.plan(one, free_choice=True)
+    assert where(plan, one.uid) == {"init": (3,)}
