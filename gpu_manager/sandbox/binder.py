@@ -40,6 +40,7 @@ class Binder:
     def stop(self) -> None:
         """End the thread."""
         self._stop.set()
+        self._api.wake()
         if self._thread.is_alive():
             self._thread.join(5)
 

@@ -90,6 +90,7 @@ class NodeLoop:
     def stop(self) -> None:
         """End the loop. Containers end with the runtime's processes."""
         self._stop.set()
+        self._api.wake()
         if self._thread.is_alive():
             self._thread.join(5)
 

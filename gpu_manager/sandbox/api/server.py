@@ -180,12 +180,17 @@ class StandInApi:
     def wait(self, resource: str, seen: int = 0, seconds: float = 1.0) -> int:
         """Wait until something is newer than version ``seen``; returns the newest, to be passed next time.
 
-        May return early, as a change of another resource counts, and at the latest after ``seconds``.
+        May return early (a change of another resource counts, :meth:`wake`), at the latest after ``seconds``.
         """
         news = self._storage.news(resource_named(resource))
         with news:
-            news.wait_for(lambda: self._storage.version > seen, seconds)
+            if self._storage.version <= seen:
+                news.wait(seconds)
             return self._storage.version
+
+    def wake(self) -> None:
+        """Let everyone in :meth:`wait` return."""
+        self._storage.wake()
 
     def _target(self, resource: str, name: str, namespace: str, subresource: str = "") -> Target:
         found = resource_named(resource)
