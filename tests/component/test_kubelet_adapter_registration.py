@@ -104,6 +104,7 @@ def test_6_a_lost_or_replaced_own_socket_is_told_once(node):
         path.touch()
         node.kubelet.restart()  # comes after it, and is all that is told
         assert watching.changes.get(timeout=5) is SocketChange.KUBELET
+    assert watching.changes.empty()
 
 
 def test_a_restart_before_the_watch_started_is_seen_too(node):

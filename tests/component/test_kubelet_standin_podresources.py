@@ -153,14 +153,20 @@ def test_3_4_a_force_deleted_pod_is_announced_though_it_is_not_listed(node, stub
     node.kubelet.reap("u")
 
 
-def test_3_3_a_pod_may_be_force_deleted_while_it_is_admitted(node, stub):
-    core = node.plugin(CORE, devices("c", 10))
-    node.kubelet.hooks.before = lambda step: (
-        node.kubelet.delete("u", force=True) if step.name == "Allocate" else None
-    )
-    assert node.kubelet.admit(pod("u", {"app": {CORE: 2}})).admitted
+def test_3_3_a_pod_may_be_force_deleted_while_it_is_admitted_and_keeps_what_it_got(node, stub):
+    node.both()
+
+    def delete(step) -> None:
+        if step.name == "Allocate" and node.kubelet.pods():
+            node.kubelet.delete("u", force=True)
+        listed(stub)
+
+    node.kubelet.hooks.after = delete
+    result = node.kubelet.admit(pod("u", {"app": {CORE: 2, MEMORY: 3}}))
+    assert {resource: len(ids) for resource, ids in result.ids["app"].items()} == {CORE: 2, MEMORY: 3}
+    node.kubelet.hooks.after = lambda _step: None
     node.kubelet.start_container("u", "app")
-    assert core.asked("S")
+    assert listed(stub) == {}
 
 
 def test_pods_shows_each_pod_with_its_uid_annotations_and_state(node):

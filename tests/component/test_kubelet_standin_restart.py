@@ -91,6 +91,17 @@ def test_1_3_running_containers_keep_their_ids_and_nothing_is_allocated_again(no
     assert node.kubelet.running("u") == {"main"}
 
 
+def test_1_3_a_pod_that_runs_is_not_refused_for_want_of_a_node_that_counts_nothing_yet(node):
+    node.plugin(CORE, devices("c", 10))
+    node.kubelet.admit(pod("u", {"main": {CORE: 3}}))
+    node.kubelet.start_container("u", "main")
+    node.kubelet.restart()
+    assert node.kubelet.publish_node() == {CORE: 0}
+    old, new = sorted(node.kubelet.resume([pod("v", {"main": {CORE: 3}})]), key=lambda result: result.uid)
+    assert old.admitted
+    assert new.reason == f"OutOf{CORE}"
+
+
 def test_1_3_after_a_reboot_a_pod_fails_unless_the_plugin_was_faster(node):
     core = node.plugin(CORE, devices("c", 10))
     node.kubelet.admit(pod("u", {"main": {CORE: 3}}))
