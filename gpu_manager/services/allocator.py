@@ -37,6 +37,7 @@ log = structlog.get_logger(__name__)
 QUIET_SECONDS = 2.0  # after the last call of an admission, before the kubelet may be asked for a listing
 REFUSED_SECONDS = 30.0  # how long the extender is told of a shape that was refused here
 _REMEMBERED = 64  # decisions kept for Allocate; the kubelet has one in flight
+_MOST_ASKED = 8  # pods that the API is asked about in one call; the rest waits for the next
 UNIDENTIFIED = "unidentified-"
 
 
@@ -217,7 +218,8 @@ class Allocator:
         """Give back what pods held that have ended, by the kubelet's own account, unless processes live on.
 
         A pod has ended if it was active since the kubelet came up and is not any more; or if the API has
-        forgotten it too and it was only planned, or the kubelet offers ids of it.
+        forgotten it and it was only planned, or the kubelet offers ids of it. If nothing of that is known,
+        as after a start, the API itself is asked: absence from the listing alone proves nothing.
         """
         if answer.active is None:
             return
@@ -228,7 +230,7 @@ class Allocator:
         taken = {name: f.pod.uid for name, found in local.items() for f in found if f.pod.uid in living}
         with self._lock:
             self._returned |= self._books.owners(offered)
-            ended = []
+            ended, doubtful = [], []
             for uid in self._books.ledger.pods:
                 held = next(iter(self._books.ledger.of_pod(uid).values()))
                 namesake = taken.get(f"{held.namespace}/{held.pod_name}", uid) != uid and uid not in living
@@ -239,6 +241,9 @@ class Allocator:
                     uid not in living and (uid in self._returned or not self._granted(uid))
                 ):
                     ended.append(uid)
+                elif uid not in living:
+                    doubtful.append((uid, held))
+        ended += [uid for uid, held in doubtful[:_MOST_ASKED] if self._forgotten(uid, held)]
         for uid in ended:
             if self._processes.alive(uid) is False:
                 with self._lock:
@@ -247,6 +252,16 @@ class Allocator:
                     self._returned.discard(uid)
                 for one in gone:
                     log.info("reclaimed", pod=_name(one), container=one.container, reason="no longer active")
+
+    def _forgotten(self, uid: PodUid, held: Allocation) -> bool:
+        """True if the API says that this pod is no more; False if it cannot be asked."""
+        if not held.pod_name:
+            return False
+        try:
+            pod = self._pods.fetch(held.namespace, held.pod_name)
+        except NodeUnready:
+            return False
+        return pod is None or pod.uid != uid or pod.terminal
 
     def _granted(self, uid: PodUid) -> bool:
         return any(a.granted for a in self._books.ledger.of_pod(uid).values())
