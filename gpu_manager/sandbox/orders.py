@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.sandbox.api import ApiError, StandInApi
+from gpu_manager.sandbox.api.kinds import resource_of
 from gpu_manager.sandbox.whole import Sandbox
 
 FAULTS: Final = (
@@ -48,20 +49,33 @@ def _apply_one(api: StandInApi, obj: Mapping[str, Any]) -> str:
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-        plural = f"{kind.lower()}s"
+        plural = resource_of(clean).plural
         before = api.get(plural, name, namespace) or {}
-        after = api.patch(plural, name, {k: v for k, v in clean.items() if k != "status"}, namespace)
+        after = _overlaid(before, {k: v for k, v in clean.items() if k != "status"})
+        if after == before:
+            return f"{shown} unchanged"
+        api.patch(plural, name, after, namespace)
     except ApiError as error:
         cure = ""
         if error.code == 404 and "no resource serves" in error.message:
             cure = "; the sandbox has no controllers: apply the pods themselves"
         raise RequestInvalid(f"{shown}: {error.message}{cure}") from None
-    same = {**before.get("metadata", {}), "resourceVersion": ""} == {
-        **after["metadata"],
-        "resourceVersion": "",
-    }
-    same = same and before.get("spec") == after.get("spec") and before.get("data") == after.get("data")
-    return f"{shown} {'unchanged' if same else 'configured'}"
+    return f"{shown} configured"
+
+
+def _overlaid(stored: Any, wanted: Any) -> Any:
+    """``wanted`` over what is stored: what it does not say stays, named entries of lists meet by name."""
+    if isinstance(stored, Mapping) and isinstance(wanted, Mapping):
+        return {**stored, **{k: _overlaid(stored.get(k), v) for k, v in wanted.items()}}
+    if isinstance(stored, list) and isinstance(wanted, list) and all(map(_named, [*stored, *wanted])):
+        known = {entry["name"]: entry for entry in stored}
+        return [_overlaid(known.get(entry["name"]), entry) for entry in wanted]
+    same_quantity = isinstance(stored, str) and isinstance(wanted, int) and str(wanted) == stored
+    return stored if same_quantity else wanted
+
+
+def _named(entry: object) -> bool:
+    return isinstance(entry, Mapping) and isinstance(entry.get("name"), str)
 
 
 def delete(api: StandInApi, key: str) -> str:

@@ -1,0 +1,94 @@
+"""``make demo`` once, from beginning to end; and what it says when something is not so."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.sandbox.demo import metrics as scene
+from gpu_manager.sandbox.demo.paper import Paper
+from gpu_manager.sandbox.demo.run import _sum
+from gpu_manager.sandbox.native import find_native
+from tests.component.test_sandbox_command import program
+from tests.fakes.sandbox import short_directory
+
+REQUEST = (
+    'container_request_gpu_memory{container_name="nginx",namespace="default",node="sandbox",pod_name="nginx",'
+)
+
+
+def test_the_demo_shows_all_it_promises_in_less_than_a_minute() -> None:
+    began = time.monotonic()
+    with short_directory() as directory:
+        done = subprocess.run(
+            program("--demo", "--directory", str(directory / "d")),
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not list((directory / "d" / "containers").glob("*/root/nothing"))
+    assert time.monotonic() - began < 60
+    assert done.stderr == ""
+    text = done.stdout
+    assert "\x1b" not in text
+    assert f'{REQUEST}req_of_gpu_memory="total"}} 5120' in text
+    assert "30 cores, 5 GiB of card 0" in text
+    assert "all 20 run" in text
+    assert "100 or 200" in text
+    assert "no card has room for 50 cores" in text
+    assert "NOT SO" not in text
+    assert "Traceback" not in text
+    if find_native().complete:
+        assert "CUDA_ERROR_OUT_OF_MEMORY" in text
+    else:
+        assert "is not built into this installation" in text
+
+
+class _Sandbox:
+    """An agent that answers with this text."""
+
+    metrics_url = "http://127.0.0.1:1/metric"
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def ask(self, _path: str) -> str:
+        return self._text
+
+    def wait(self, holds: Any, _seconds: float, otherwise: str) -> None:
+        if not holds():
+            raise NodeUnready(otherwise)
+
+
+class _Stage:
+    def __init__(self, text: str) -> None:
+        self.sandbox = _Sandbox(text)
+
+
+def paper() -> tuple[Paper, StringIO]:
+    out = StringIO()
+    return Paper(Console(file=out, width=200)), out
+
+
+def test_a_missing_series_is_said_and_fails_the_demo() -> None:
+    page, out = paper()
+    scene.metrics(_Stage("# nothing\n"), page)  # type: ignore[arg-type]  # what metrics() uses of a stage
+    assert len(page.failed) == len(scene.WANTED)
+    assert _sum(page, Path("/tmp/x")) == 1
+    assert "do NOT hold" in out.getvalue()
+    assert "container_request_gpu_memory" in out.getvalue()
+
+
+def test_a_wrong_value_is_said() -> None:
+    page, out = paper()
+    line = f'{REQUEST}req_of_gpu_memory="total"}} 4096.0'
+    scene.metrics(_Stage(line), page)  # type: ignore[arg-type]  # as above
+    assert "is 5120, not 4096.0" in out.getvalue()
