@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -94,8 +95,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with World(tmp_path_factory.mktemp("node")) as running:
+def world() -> Iterator[World]:
+    with tempfile.TemporaryDirectory(prefix="gm-") as directory, World(Path(directory)) as running:
         yield running
 
 
