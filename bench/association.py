@@ -145,9 +145,7 @@ class Driver:
     def _rejected(self, life: Life) -> None:
         result = life.result
         text = result.message if result else ""
-        expected = (
-            "silent refusal" in text or "rpc" in text or "no healthy devices" in text or "unhealthy" in text
-        )
+        expected = any(word in text for word in ("silent refusal", "rpc", "healthy", "has been stopped"))
         self.counts["rejected_expected" if expected else "rejected_otherwise"] += 1
         if not expected:
             self.complaints.append(f"{life.pod.key} rejected: {text}")

@@ -137,7 +137,7 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def configure_log(level: str) -> None:
-    """One line an event on stderr: for people on a terminal, JSON otherwise. klog's numbers are understood."""
+    """One line an event on stderr: for people on a terminal, else JSON. klog's numbers are understood."""
     names = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
     number = names.get(level.lower())
     if number is None:
