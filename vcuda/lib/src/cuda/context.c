@@ -56,9 +56,6 @@ CUresult context_reserve(struct claim *claim, CUdevice device) {
     *claim = (struct claim){.place = {.device = device, .card = CARD_NONE}};
     if (!account_open(&refused))
         return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
-    int count = 0;
-    if (real.cuDeviceGetCount(&count) != CUDA_SUCCESS || device < 0 || device >= count)
-        return CUDA_SUCCESS; /* and the driver will say so */
     int card = place_card(device);
     if (card == CARD_UNKNOWN)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;

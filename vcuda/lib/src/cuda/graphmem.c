@@ -27,9 +27,11 @@ static uint64_t bytes_of_node(CUgraphNode node, int depth) {
     real.cuGraphNodeGetType(node, &type);
     if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && real.cuGraphMemAllocNodeGetParams(node, &params) == CUDA_SUCCESS)
         return granules(params.bytes);
-    if (type == CU_GRAPH_NODE_TYPE_GRAPH && real.cuGraphChildGraphNodeGetGraph(node, &child) == CUDA_SUCCESS)
-        return bytes_of_graph(child, depth + 1);
-    return 0;
+    if (type != CU_GRAPH_NODE_TYPE_GRAPH)
+        return type == CU_GRAPH_NODE_TYPE_MEM_ALLOC ? UINT64_MAX : 0;
+    if (real.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS)
+        return UINT64_MAX; /* what cannot be looked into might take anything */
+    return bytes_of_graph(child, depth + 1);
 }
 
 static uint64_t bytes_of_graph(CUgraph graph, int depth) {

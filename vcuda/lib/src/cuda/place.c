@@ -39,7 +39,11 @@ static bool uuid_of(CUdevice device, uint8_t uuid[16]) {
 
 int place_card(CUdevice device) {
     uint8_t uuid[16];
-    return uuid_of(device, uuid) ? vcuda_card_of(uuid) : CARD_UNKNOWN;
+    int count = 0;
+    if (uuid_of(device, uuid))
+        return vcuda_card_of(uuid);
+    real.cuDeviceGetCount(&count);
+    return device >= 0 && device < count ? CARD_UNKNOWN : CARD_NONE;
 }
 
 uint64_t place_id(CUcontext context) {

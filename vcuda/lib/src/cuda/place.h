@@ -17,7 +17,8 @@ struct place {
     uint64_t owner; /* the context's id: unlike its handle, never used twice */
 };
 
-/* The card of the pages that this device is, whatever number the process sees it under; or CARD_UNKNOWN. */
+/* The card of the pages that this device is, whatever number the process sees it under; CARD_NONE if there is no such
+ * device, as the driver will say. */
 int place_card(CUdevice device);
 
 /* The card whose memory this location is; CARD_NONE for the host's. A part of a card, or a location that is not said,

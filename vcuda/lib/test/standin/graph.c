@@ -337,6 +337,12 @@ CUresult model_cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL
 CUresult model_cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {
     return set_kernel(node, params, true);
 }
+CUresult model_cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph) {
+    if (!node || !graph || node->params.type != NODE_GRAPH)
+        return CUDA_ERROR_INVALID_VALUE;
+    *graph = node->params.child;
+    return CUDA_SUCCESS;
+}
 CUresult model_cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *params) {
     if (!node || !params || node->params.type != NODE_MEM_ALLOC)
         return CUDA_ERROR_INVALID_VALUE;

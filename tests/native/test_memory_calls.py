@@ -1,0 +1,363 @@
+"""Each way to take memory of a card is charged with what the card gives, and given back with it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.native.driven import (
+    CONTEXT,
+    GRANULE,
+    INVALID_VALUE,
+    MIB,
+    OUT,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    Container,
+    Program,
+)
+
+LIMIT = 256 * MIB
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Container]:
+    with Container(tmp_path, LIMIT) as made:
+        yield made
+
+
+@pytest.fixture
+def guest(container: Container) -> Program:
+    return container.program().start()
+
+
+def held(container: Container, guest: Program) -> int:
+    """Bytes beyond the context, after the account and the card were found to agree."""
+    charged = container.charged()
+    assert charged == guest.card_used()
+    return charged - CONTEXT
+
+
+def device_block(size: int, device: int = 0, kind: int = 1) -> tuple[str, str, int, bytes, int]:
+    """The arguments of cuMemCreate."""
+    return ("cuMemCreate", OUT, size, struct.pack("<iiiiQQ", 1, 1, kind, device, 0, 0), 0)
+
+
+def array_shape(width: int, height: int, depth: int, form: int, channels: int, flags: int = 0) -> bytes:
+    return struct.pack("<QQQiII", width, height, depth, form, channels, flags) + bytes(4)
+
+
+def test_a_context_is_charged_with_the_reserve_and_its_end_gives_it_back(container: Container) -> None:
+    guest = container.program()
+    assert guest("cuInit", 0).result == SUCCESS
+    assert container.charged() == 0
+    guest.context()
+    assert container.charged() == CONTEXT
+    other = guest("cuCtxCreate_v2", OUT, 0, 0).value
+    assert container.charged() == 2 * CONTEXT
+    assert guest("cuCtxDestroy_v2", other).result == SUCCESS
+    assert container.charged() == CONTEXT
+    assert guest("cuDevicePrimaryCtxRetain", OUT, 0).result == SUCCESS
+    assert guest("cuDevicePrimaryCtxRelease_v2", 0).result == SUCCESS
+    assert container.charged() == CONTEXT
+    assert guest("cuDevicePrimaryCtxRelease_v2", 0).result == SUCCESS
+    assert container.charged() == 0
+
+
+def test_a_context_that_does_not_fit_is_refused(container: Container) -> None:
+    container.change(memory_limit=CONTEXT)
+    guest = container.program().start()
+    for name, *arguments in (
+        ("cuCtxCreate_v2", OUT, 0, 0),
+        ("cuCtxCreate_v3", OUT, 0, 0, 0, 0),
+        ("cuCtxCreate_v4", OUT, 0, 0, 0),
+    ):
+        assert guest(name, *arguments).result == OUT_OF_MEMORY
+    assert held(container, guest) == 0
+
+
+def test_threads_that_retain_the_first_context_together_need_room_for_one(container: Container) -> None:
+    container.change(memory_limit=CONTEXT)
+    guest = container.program()
+    assert guest("cuInit", 0).result == SUCCESS
+    assert guest.tell(".threads 16 20 cuDevicePrimaryCtxRetain & 0") == str(16 * 20)
+    assert container.charged() == CONTEXT
+
+
+def test_linear_memory_fills_the_limit_to_the_byte(container: Container, guest: Program) -> None:
+    room = LIMIT - CONTEXT
+    assert guest("cuMemAlloc_v2", OUT, room + 1).result == OUT_OF_MEMORY
+    at = guest("cuMemAlloc_v2", OUT, room).value
+    assert held(container, guest) == room
+    assert guest("cuMemAlloc_v2", OUT, 1).result == OUT_OF_MEMORY
+    assert guest("cuMemFree_v2", at).result == SUCCESS
+    assert held(container, guest) == 0
+    assert container.usage.cards[0].refusals == 2
+    assert container.usage.cards[0].peak == LIMIT
+
+
+def test_small_allocations_share_granules_as_they_do_on_the_card(container: Container, guest: Program) -> None:
+    pointers = [guest("cuMemAlloc_v2", OUT, 700_000).value for _ in range(9)]
+    assert held(container, guest) >= 9 * 700_000
+    for pointer in pointers[1:]:
+        assert guest("cuMemFree_v2", pointer).result == SUCCESS
+        held(container, guest)
+    assert held(container, guest) == GRANULE
+    assert guest("cuMemFree_v2", pointers[0]).result == SUCCESS
+    assert held(container, guest) == 0
+
+
+def test_what_is_left_unused_between_small_allocations_is_no_gain(container: Container, guest: Program) -> None:
+    pointers = []
+    while (answer := guest("cuMemAlloc_v2", OUT, 512 * 1024)).result == SUCCESS:
+        pointers.append(answer.value)
+    for at, pointer in enumerate(pointers):
+        if at % 4:
+            guest("cuMemFree_v2", pointer)
+    assert held(container, guest) == LIMIT - CONTEXT
+    assert guest("cuMemAlloc_v2", OUT, 3 * MIB).result == OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (513, 4000), (1 << 20, 64), (100_000, 1500)])
+def test_pitched_memory_is_charged_with_its_rows_as_they_are(
+    container: Container, guest: Program, width: int, height: int
+) -> None:
+    answer = guest("cuMemAllocPitch_v2", OUT, OUT, width, height, 4)
+    assert held(container, guest) == -(-answer.out[1] * height // GRANULE) * GRANULE
+    assert guest("cuMemFree_v2", answer.out[0]).result == SUCCESS
+    assert held(container, guest) == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("cuMemAllocPitch_v2", OUT, OUT, (1 << 64) - 1, 1, 4),
+        ("cuMemAllocPitch_v2", OUT, OUT, 1 << 40, 1 << 40, 4),
+        ("cuMemAlloc_v2", OUT, (1 << 64) - 1),
+        ("cuMemAllocManaged", OUT, (1 << 64) - 1, 1),
+        ("cuMemAllocAsync", OUT, (1 << 64) - 1, 0),
+        ("cuArray3DCreate_v2", OUT, array_shape((1 << 64) - 1, (1 << 64) - 1, 2, 0x20, 4)),
+    ],
+    ids=lambda call: str(call[0]),
+)
+def test_sizes_that_no_number_holds_are_refused(
+    container: Container, guest: Program, call: tuple[str, str | int]
+) -> None:
+    assert guest(*call).result in (OUT_OF_MEMORY, INVALID_VALUE)
+    assert held(container, guest) == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("cuMemAlloc_v2", OUT, 0),
+        ("cuMemAlloc_v2", 0, 4096),
+        ("cuMemAllocPitch_v2", OUT, 0, 64, 64, 4),
+        ("cuMemAllocPitch_v2", 0, OUT, 64, 64, 4),
+        ("cuMemAllocPitch_v2", OUT, OUT, 64, 0, 4),
+        ("cuMemAllocPitch_v2", OUT, OUT, 64, 64, 3),
+        ("cuMemAllocManaged", OUT, 0, 1),
+        ("cuMemAllocManaged", 0, 4096, 1),
+        ("cuMemAllocManaged", OUT, 4096, 9),
+        ("cuArrayCreate_v2", OUT, 0),
+        ("cuArray3DCreate_v2", 0, array_shape(64, 64, 0, 0x20, 1)),
+        ("cuMipmappedArrayCreate", OUT, array_shape(64, 64, 0, 0x20, 1), 0),
+        ("cuMipmappedArrayCreate", OUT, 0, 3),
+        ("cuMemAllocAsync", OUT, 0, 0),
+        ("cuMemAllocAsync", 0, 4096, 0),
+        ("cuMemAllocFromPoolAsync", OUT, 4096, 0, 0),
+        ("cuMemPoolCreate", 0, bytes(88)),
+        ("cuMemPoolCreate", OUT, 0),
+        ("cuMemCreate", OUT, GRANULE, 0, 0),
+        ("cuMemCreate", 0, *device_block(GRANULE)[2:]),
+        device_block(0),
+        device_block(GRANULE + 1),
+        device_block(GRANULE, device=77),
+        ("cuMemRelease", 12345),
+        ("cuMemMap", 0, GRANULE, 0, 12345, 0),
+        ("cuMemUnmap", 0, 0),
+        ("cuMemFree_v2", 12345),
+        ("cuMemFreeAsync", 12345, 0),
+        ("cuDevicePrimaryCtxRetain", 0, 0),
+        ("cuDevicePrimaryCtxRetain", OUT, 77),
+        ("cuDevicePrimaryCtxRetain", OUT, -1),
+        ("cuCtxCreate_v2", OUT, 0, 77),
+        ("cuImportExternalMemory", OUT, bytes(104)),
+        ("cuGreenCtxCreate", OUT, 0, 0, 0),
+        ("cuGraphInstantiateWithFlags", OUT, 0, 0),
+    ],
+    ids=str,
+)
+def test_a_call_that_the_driver_refuses_has_its_answer_and_leaves_no_trace(
+    container: Container, guest: Program, call: tuple[str, str | int | bytes]
+) -> None:
+    name, *arguments = call
+    real, ours = guest(f"real:{name}", *arguments), guest(name, *arguments)
+    assert ours.result == real.result != SUCCESS
+    assert held(container, guest) == 0
+
+
+def test_managed_memory_is_charged_in_full_as_it_can_all_be_resident(container: Container, guest: Program) -> None:
+    at = guest("cuMemAllocManaged", OUT, 100 * MIB, 1).value
+    assert container.charged() == CONTEXT + 100 * MIB
+    assert guest("cuMemAllocManaged", OUT, 93 * MIB, 1).result == OUT_OF_MEMORY
+    assert guest("cuMemPrefetchAsync", at, 100 * MIB, 0, 0).result == SUCCESS
+    assert held(container, guest) == 100 * MIB
+    assert guest("cuMemFree_v2", at).result == SUCCESS
+    assert held(container, guest) == 0
+
+
+def test_memory_of_the_host_is_not_charged(container: Container, guest: Program) -> None:
+    assert guest("cuMemAllocHost_v2", OUT, LIMIT * 2).result == SUCCESS
+    assert guest("cuMemHostAlloc", OUT, LIMIT * 2, 0).result == SUCCESS
+    for kind in (2, 3, 4):
+        assert guest(*device_block(LIMIT * 2, kind=kind)).result == SUCCESS
+    pool = guest("cuMemPoolCreate", OUT, struct.pack("<iiiiQQ", 1, 0, 3, 0, 0, 0) + bytes(56)).value
+    assert guest("cuMemAllocFromPoolAsync", OUT, LIMIT * 2, pool, 0).result == SUCCESS
+    assert held(container, guest) == 0
+
+
+FORMATS = {
+    0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+@pytest.mark.parametrize(("form", "size"), FORMATS.items())
+def test_arrays_are_charged_in_bytes_not_bits(
+    container: Container, guest: Program, form: int, size: int, channels: int
+) -> None:
+    shape = struct.pack("<QQiI", 2048, 2048, form, channels)
+    array = guest("cuArrayCreate_v2", OUT, shape).value
+    assert held(container, guest) == -(-2048 * 2048 * size * channels // GRANULE) * GRANULE
+    assert guest("cuArrayDestroy", array).result == SUCCESS
+    assert held(container, guest) == 0
+
+
+@pytest.mark.parametrize("form", [0x50, 0x91, 0x93, 0x97, 0x99, 0x9B, 0x9D, *range(0xC0, 0xCC)])
+@pytest.mark.parametrize("shape", [(1, 0, 0), (1023, 1025, 0), (300, 200, 30), (2048, 2048, 6)])
+def test_arrays_of_every_format_are_charged_as_the_card_does(
+    container: Container, guest: Program, form: int, shape: tuple[int, int, int]
+) -> None:
+    channels = {0xC1: 2, 0xC2: 4, 0xC4: 2, 0xC5: 4, 0xC7: 2, 0xC8: 4, 0xCA: 2, 0xCB: 4}.get(form, 1)
+    array = guest("cuArray3DCreate_v2", OUT, array_shape(*shape, form, channels)).value
+    assert held(container, guest) > 0
+    assert guest("cuArrayDestroy", array).result == SUCCESS
+    assert held(container, guest) == 0
+
+
+@pytest.mark.parametrize("flags", [0, 0x01, 0x04])
+@pytest.mark.parametrize("levels", [1, 3, 11, 99])
+def test_mipmapped_arrays_are_charged_with_all_their_levels(
+    container: Container, guest: Program, levels: int, flags: int
+) -> None:
+    shape = array_shape(1000, 700, 6, 0x20, 4, flags)
+    array = guest("cuMipmappedArrayCreate", OUT, shape, levels).value
+    assert held(container, guest) >= 1000 * 700 * 6 * 16
+    assert guest("cuMipmappedArrayDestroy", array).result == SUCCESS
+    assert held(container, guest) == 0
+
+
+def test_sparse_and_deferred_arrays_cost_nothing_until_memory_is_mapped_into_them(
+    container: Container, guest: Program
+) -> None:
+    for flags in (0x40, 0x80):
+        assert guest("cuArray3DCreate_v2", OUT, array_shape(8192, 8192, 0, 0x20, 4, flags)).result == SUCCESS
+        assert guest("cuMipmappedArrayCreate", OUT, array_shape(8192, 8192, 0, 0x20, 4, flags), 5).result == SUCCESS
+    assert held(container, guest) == 0
+
+
+def test_a_block_lives_and_is_charged_while_it_has_a_handle_or_a_mapping(container: Container, guest: Program) -> None:
+    at = guest("cuMemAddressReserve", OUT, 64 * MIB, 0, 0, 0).value
+    assert held(container, guest) == 0
+    block = guest(*device_block(32 * MIB)).value
+    assert held(container, guest) == 32 * MIB
+    assert guest("cuMemMap", at, 16 * MIB, 0, block, 0).result == SUCCESS
+    assert guest("cuMemMap", at + 16 * MIB, 16 * MIB, 16 * MIB, block, 0).result == SUCCESS
+    assert guest("cuMemRelease", block).result == SUCCESS
+    assert held(container, guest) == 32 * MIB
+    assert guest("cuMemRetainAllocationHandle", OUT, at + 20 * MIB).value == block
+    assert guest("cuMemUnmap", at, 32 * MIB).result == SUCCESS
+    assert held(container, guest) == 32 * MIB
+    assert guest("cuMemRelease", block).result == SUCCESS
+    assert held(container, guest) == 0
+    assert guest("cuMemRelease", block).result == INVALID_VALUE
+    assert held(container, guest) == 0
+
+
+def test_a_block_needs_no_context_and_belongs_to_the_card_its_properties_name(tmp_path: Path) -> None:
+    with Container(tmp_path, LIMIT, cards=2) as container:
+        guest = container.program(cards=2)
+        assert guest("cuInit", 0).result == SUCCESS
+        block = guest(*device_block(32 * MIB, device=1)).value
+        assert [container.charged(0), container.charged(1)] == [0, 32 * MIB]
+        assert guest("cuMemRelease", block).result == SUCCESS
+        assert [container.charged(0), container.charged(1)] == [0, 0]
+
+
+def test_a_failed_mapping_or_unmapping_changes_nothing(container: Container, guest: Program) -> None:
+    at = guest("cuMemAddressReserve", OUT, 64 * MIB, 0, 0, 0).value
+    block = guest(*device_block(32 * MIB)).value
+    assert guest("cuMemMap", at, 64 * MIB, 0, block, 0).result == INVALID_VALUE
+    assert guest("cuMemUnmap", at, 32 * MIB).result == INVALID_VALUE
+    assert guest("cuMemMap", at, 32 * MIB, 0, block, 0).result == SUCCESS
+    assert guest("cuMemMap", at, 32 * MIB, 0, block, 0).result == INVALID_VALUE
+    assert guest("cuMemUnmap", at, 16 * MIB).result == INVALID_VALUE
+    assert guest("cuMemRelease", block).result == SUCCESS
+    assert held(container, guest) == 32 * MIB
+    assert guest("cuMemUnmap", at, 64 * MIB).result == SUCCESS
+    assert held(container, guest) == 0
+
+
+def test_memory_of_a_context_goes_with_it(container: Container, guest: Program) -> None:
+    other = guest("cuCtxCreate_v2", OUT, 0, 0).value
+    for _ in range(3):
+        assert guest("cuMemAlloc_v2", OUT, 10 * MIB).result == SUCCESS
+        assert guest("cuMemAlloc_v2", OUT, 1000).result == SUCCESS
+    assert guest("cuArrayCreate_v2", OUT, struct.pack("<QQiI", 2048, 2048, 0x20, 1)).result == SUCCESS
+    assert held(container, guest) == CONTEXT + 30 * MIB + GRANULE + 16 * MIB
+    assert guest("cuCtxDestroy_v2", other).result == SUCCESS
+    guest.context()
+    assert held(container, guest) == 0
+
+
+@pytest.mark.parametrize("name", ["cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxReset"])
+def test_a_reset_drops_everything_of_the_device(container: Container, guest: Program, name: str) -> None:
+    guest("cuMemAlloc_v2", OUT, 10 * MIB)
+    guest("cuMemAlloc_v2", OUT, 1000)
+    guest("cuMemAllocManaged", OUT, 10 * MIB, 1)
+    guest("cuMemAllocAsync", OUT, 10 * MIB, 0)
+    assert guest(name, 0).result == SUCCESS
+    assert container.charged() == 0
+    guest.context()
+    assert held(container, guest) == 0
+    assert guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result == SUCCESS
+
+
+def test_settings_that_take_memory_are_charged(container: Container, guest: Program) -> None:
+    heap = 2
+    assert guest("cuCtxSetLimit", heap, 100 * MIB).result == SUCCESS
+    assert held(container, guest) == 92 * MIB
+    assert guest("cuCtxSetLimit", heap, LIMIT).result == OUT_OF_MEMORY
+    assert guest("cuCtxSetLimit", heap, 50 * MIB).result == SUCCESS
+    assert held(container, guest) == 42 * MIB
+    assert guest("cuCtxSetLimit", heap, MIB).result == SUCCESS
+    assert container.charged() == CONTEXT
+    stack_bytes = 64 * 1024
+    assert guest("cuCtxSetLimit", 0, stack_bytes).result == OUT_OF_MEMORY, "16 SMs x 2048 threads x 64 KiB are 2 GiB"
+
+
+def test_old_names_of_allocation_reach_the_account_too(container: Container, guest: Program) -> None:
+    """Functions of 32-bit addresses; the stand-in has none of them, so what they return is its refusal."""
+    for name, *arguments in (
+        ("cuMemAlloc", OUT, 4096),
+        ("cuMemAllocPitch", OUT, OUT, 64, 64, 4),
+        ("cuArrayCreate", OUT, struct.pack("<IIiI", 64, 64, 0x20, 1)),
+        ("cuArray3DCreate", OUT, struct.pack("<IIIiII", 64, 64, 1, 0x20, 1, 0)),
+    ):
+        assert guest(name, *arguments).result == guest(f"real:{name}", *arguments).result
+        assert held(container, guest) == 0
+    assert guest("cuMemAlloc", OUT, LIMIT).result == OUT_OF_MEMORY

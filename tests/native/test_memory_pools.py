@@ -1,0 +1,233 @@
+"""Pools and graphs: the charge follows what the driver has reserved, not what the program has asked for."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Container, Program
+
+LIMIT = 256 * MIB
+ROOM = LIMIT - CONTEXT
+THRESHOLD, RESERVED, USED = 4, 5, 7
+ALLOC_NODE = 10
+PER_THREAD = 2
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Container]:
+    with Container(tmp_path, LIMIT) as made:
+        yield made
+
+
+@pytest.fixture
+def guest(container: Container) -> Program:
+    return container.program().start()
+
+
+@pytest.fixture
+def stream(guest: Program) -> int:
+    return guest("cuStreamCreate", OUT, 1).value
+
+
+def held(container: Container, guest: Program) -> int:
+    """Bytes beyond the context, after the account and the card were found to agree."""
+    charged = container.charged()
+    assert charged == guest.card_used()
+    return charged - CONTEXT
+
+
+def keep_everything(guest: Program, pool: int) -> None:
+    """As PyTorch's cudaMallocAsync backend sets it: the pool gives nothing back by itself."""
+    assert guest("cuMemPoolSetAttribute", pool, THRESHOLD, f"&={(1 << 64) - 1}").result == SUCCESS
+
+
+def pool_props(device: int = 0) -> bytes:
+    return struct.pack("<iiiiQQ", 1, 1, 1, device, 0, 0) + bytes(56)
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_stream_ordered_memory_stays_charged_until_the_pool_gives_it_back(
+    container: Container, guest: Program, suffix: str
+) -> None:
+    at = guest(f"cuMemAllocAsync{suffix}", OUT, 100 * MIB, 0).value
+    assert held(container, guest) == 100 * MIB
+    assert guest(f"cuMemFreeAsync{suffix}", at, 0).result == SUCCESS
+    assert held(container, guest) == 100 * MIB
+    assert guest(f"cuStreamSynchronize{suffix}", 0).result == SUCCESS
+    assert held(container, guest) == 0
+
+
+@pytest.mark.parametrize(
+    "sync", [("cuCtxSynchronize",), ("cuStreamSynchronize", 0), ("cuStreamSynchronize_ptsz", 0), "event", "info"], ids=str
+)
+def test_every_synchronisation_settles_what_was_freed(
+    container: Container, guest: Program, stream: int, sync: str | tuple[str, int]
+) -> None:
+    event = guest("cuEventCreate", OUT, 0).value
+    guest("cuMemFreeAsync", guest("cuMemAllocAsync", OUT, 50 * MIB, stream).value, stream)
+    if sync == "event":
+        guest("cuEventRecord", event, stream)
+        guest("cuEventSynchronize", event)
+    elif sync == "info":
+        guest("real:cuCtxSynchronize")
+        guest("cuMemGetInfo_v2", OUT, OUT)
+    else:
+        guest(*sync)
+    assert held(container, guest) == 0
+
+
+def test_an_allocation_takes_from_what_the_pool_keeps_at_the_limit_too(container: Container, guest: Program) -> None:
+    pool = guest("cuDeviceGetDefaultMemPool", OUT, 0).value
+    keep_everything(guest, pool)
+    for _ in range(20):
+        at = guest("cuMemAllocAsync", OUT, ROOM - 10 * MIB, 0).value
+        assert held(container, guest) == ROOM - 10 * MIB
+        assert guest("cuMemFreeAsync", at, 0).result == SUCCESS
+        guest("cuCtxSynchronize")
+    assert guest("cuMemPoolGetAttribute", pool, RESERVED, OUT).value == ROOM - 10 * MIB
+    assert container.usage.cards[0].refusals == 0
+
+
+def test_a_pool_is_trimmed_before_another_allocation_is_refused(container: Container, guest: Program) -> None:
+    pool = guest("cuDeviceGetDefaultMemPool", OUT, 0).value
+    keep_everything(guest, pool)
+    guest("cuMemFreeAsync", guest("cuMemAllocAsync", OUT, ROOM, 0).value, 0)
+    guest("cuCtxSynchronize")
+    assert held(container, guest) == ROOM
+    assert guest("cuMemAlloc_v2", OUT, ROOM).result == SUCCESS
+    assert held(container, guest) == ROOM
+    assert container.usage.cards[0].refusals == 0
+
+
+def test_the_limit_holds_to_the_byte_for_pools(container: Container, guest: Program) -> None:
+    assert guest("cuMemAllocAsync", OUT, ROOM + 1, 0).result == OUT_OF_MEMORY
+    at = guest("cuMemAllocAsync", OUT, ROOM, 0).value
+    assert guest("cuMemAllocAsync", OUT, 1, 0).result == OUT_OF_MEMORY
+    assert guest("cuMemAlloc_v2", OUT, 1).result == OUT_OF_MEMORY
+    assert guest("cuMemFreeAsync", at, 0).result == SUCCESS
+
+
+def test_a_pool_of_the_programs_own_is_charged_trimmed_and_destroyed(
+    container: Container, guest: Program, stream: int
+) -> None:
+    pool = guest("cuMemPoolCreate", OUT, pool_props()).value
+    keep_everything(guest, pool)
+    first = guest("cuMemAllocFromPoolAsync", OUT, 40 * MIB, pool, stream).value
+    second = guest("cuMemAllocFromPoolAsync_ptsz", OUT, 20 * MIB, pool, stream).value
+    assert held(container, guest) == 60 * MIB
+    assert guest("cuMemFreeAsync", first, stream).result == SUCCESS
+    assert held(container, guest) == 60 * MIB
+    assert guest("cuMemPoolTrimTo", pool, 30 * MIB).result == SUCCESS
+    assert held(container, guest) == 30 * MIB
+    assert guest("cuMemFreeAsync", second, stream).result == SUCCESS
+    assert guest("cuMemPoolDestroy", pool).result == SUCCESS
+    assert held(container, guest) == 0
+
+
+def test_the_devices_current_pool_is_the_one_that_is_charged(container: Container, guest: Program) -> None:
+    pool = guest("cuMemPoolCreate", OUT, pool_props()).value
+    assert guest("cuDeviceSetMemPool", 0, pool).result == SUCCESS
+    guest("cuMemAllocAsync", OUT, 40 * MIB, 0)
+    assert guest("cuMemPoolGetAttribute", pool, USED, OUT).value == 40 * MIB
+    assert held(container, guest) == 40 * MIB
+
+
+def test_each_kind_of_memory_may_be_freed_by_the_other_call(container: Container, guest: Program) -> None:
+    linear = guest("cuMemAlloc_v2", OUT, 10 * MIB).value
+    assert guest("cuMemFreeAsync", linear, 0).result == SUCCESS
+    assert held(container, guest) == 0
+    ordered = guest("cuMemAllocAsync", OUT, 10 * MIB, 0).value
+    assert guest("cuMemFree_v2", ordered).result == SUCCESS
+    guest("cuCtxSynchronize")
+    assert held(container, guest) == 0
+
+
+def test_many_threads_on_one_pool_leave_a_true_account(container: Container, guest: Program) -> None:
+    assert guest.tell(f".threads 8 40 cuMemAllocAsync & {300 * 1024} 0") == "0", "threads have no context of their own"
+    stream = guest("cuStreamCreate", OUT, 1).value
+    good = int(guest.tell(f".threads 8 40 cuMemAllocAsync & {300 * 1024} {stream}"))
+    guest("cuCtxSynchronize")
+    assert good in (0, 320)
+    held(container, guest)
+
+
+# ---- graphs
+
+
+def graph_of(guest: Program, *sizes: int) -> int:
+    graph = guest("cuGraphCreate", OUT, 0).value
+    for size in sizes:
+        params = pool_props() + struct.pack("<QQQQ", 0, 0, size, 0)
+        assert guest("cuGraphAddMemAllocNode", OUT, graph, 0, 0, params).result == SUCCESS
+    return graph
+
+
+def test_a_graphs_memory_is_charged_when_it_is_launched_and_kept_until_it_is_trimmed(
+    container: Container, guest: Program, stream: int
+) -> None:
+    graph = graph_of(guest, 30 * MIB, 10 * MIB)
+    assert held(container, guest) == 0
+    launchable = guest("cuGraphInstantiateWithFlags", OUT, graph, 0).value
+    assert held(container, guest) == 0
+    assert guest("cuGraphLaunch", launchable, stream).result == SUCCESS
+    assert held(container, guest) == 40 * MIB
+    assert guest("cuGraphExecDestroy", launchable).result == SUCCESS
+    assert guest("cuDeviceGraphMemTrim", 0).result == SUCCESS
+    held(container, guest)
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_a_graph_that_would_not_fit_is_refused_at_its_launch(
+    container: Container, guest: Program, stream: int, suffix: str
+) -> None:
+    graph = graph_of(guest, 100 * MIB, 100 * MIB)
+    launchable = guest("cuGraphInstantiateWithFlags", OUT, graph, 0).value
+    assert guest(f"cuGraphUpload{suffix}", launchable, stream).result == OUT_OF_MEMORY
+    assert guest(f"cuGraphLaunch{suffix}", launchable, stream).result == OUT_OF_MEMORY
+    assert held(container, guest) == 0
+
+
+def test_uploading_takes_the_memory_already_and_launching_takes_no_more(
+    container: Container, guest: Program, stream: int
+) -> None:
+    launchable = guest("cuGraphInstantiate_v2", OUT, graph_of(guest, ROOM), 0, 0, 0).value
+    assert guest("cuGraphUpload", launchable, stream).result == SUCCESS
+    assert held(container, guest) == ROOM
+    assert guest("cuGraphLaunch", launchable, stream).result == SUCCESS
+    assert held(container, guest) == ROOM
+
+
+def test_graph_memory_in_reserve_is_trimmed_before_an_allocation_is_refused(
+    container: Container, guest: Program, stream: int
+) -> None:
+    launchable = guest("cuGraphInstantiateWithFlags", OUT, graph_of(guest, ROOM), 0).value
+    assert guest("cuGraphUpload", launchable, stream).result == SUCCESS
+    assert guest("cuMemAlloc_v2", OUT, ROOM).result == SUCCESS
+    assert held(container, guest) == ROOM
+
+
+def test_memory_allocated_in_a_capture_counts_when_the_graph_runs(
+    container: Container, guest: Program, stream: int
+) -> None:
+    assert guest("cuStreamBeginCapture_v2", stream, 2).result == SUCCESS
+    at = guest("cuMemAllocAsync", OUT, 60 * MIB, stream).value
+    assert guest("cuMemFreeAsync", at, stream).result == SUCCESS
+    graph = guest("cuStreamEndCapture", stream, OUT).value
+    assert held(container, guest) == 0
+    launchable = guest("cuGraphInstantiateWithFlags", OUT, graph, 0).value
+    for _ in range(3):
+        assert guest("cuGraphLaunch", launchable, stream).result == SUCCESS
+        assert held(container, guest) == 60 * MIB
+
+
+def test_memory_of_a_child_graph_counts(container: Container, guest: Program, stream: int) -> None:
+    parent = guest("cuGraphCreate", OUT, 0).value
+    child = graph_of(guest, ROOM + 1)
+    assert guest("cuGraphAddChildGraphNode", OUT, parent, 0, 0, child).result == SUCCESS
+    launchable = guest("cuGraphInstantiateWithFlags", OUT, parent, 0).value
+    assert guest("cuGraphLaunch", launchable, stream).result == OUT_OF_MEMORY
+    assert held(container, guest) == 0
