@@ -17,7 +17,7 @@ from gpu_manager.domain.errors import RequestInvalid, printable
 
 if TYPE_CHECKING:
     from gpu_manager.sandbox.control import Order
-    from gpu_manager.sandbox.whole import Sandbox
+    from gpu_manager.sandbox.whole import Sandbox, Settings
 
 _HELP_FAULTS = (
     "Break something in the running sandbox: 'card 3 XID 79', 'card 3 silent', 'card 3 gone', 'card 3 ok', "
@@ -48,6 +48,10 @@ def command(
     binder: Annotated[
         bool, typer.Option(help="Bind pods to the node by its capacity; off: another scheduler does.")
     ] = True,
+    native: Annotated[
+        Path | None,
+        typer.Option(help="Another build of the library and stand-in driver than the installed one."),
+    ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Show what it does, check it, and end.")] = False,
 ) -> int:
     """Keep a node with simulated cards up until Ctrl-C: API server and kubelet stand-ins, the real agent.
@@ -62,10 +66,10 @@ def command(
         from gpu_manager.sandbox.demo import run  # noqa: PLC0415  # only where it is needed
 
         _quiet()
-        return run(profile, port or None, directory)
+        return run(profile, port or None, directory, native)
     objects = [obj for name in apply or () for obj in _objects(name)]
     from gpu_manager.sandbox.control import Order, send  # noqa: PLC0415  # gRPC, only where it is needed
-    from gpu_manager.sandbox.whole import default_directory  # noqa: PLC0415  # as above
+    from gpu_manager.sandbox.whole import Settings, default_directory  # noqa: PLC0415  # as above
 
     place = (directory or default_directory()).absolute()
     order = Order(objects, list(delete or ()), list(fault or ()))
@@ -76,22 +80,22 @@ def command(
             return 0
         if delete or fault:
             raise RequestInvalid(f"no sandbox runs in {place}: start one with gpu-manager sandbox")
-    return _keep(place, profile, port, order, binder=binder)
+    return _keep(Settings(place, profile, port, binder, native), order)
 
 
-def _keep(place: Path, profile: str, port: int, order: Order, *, binder: bool) -> int:
+def _keep(settings: Settings, order: Order) -> int:
     from rich.console import Console  # noqa: PLC0415  # as above
 
     from gpu_manager.sandbox.control import Control, obey  # noqa: PLC0415  # as above
     from gpu_manager.sandbox.picture import look  # noqa: PLC0415  # as above
     from gpu_manager.sandbox.table import show  # noqa: PLC0415  # as above
-    from gpu_manager.sandbox.whole import Sandbox, Settings  # noqa: PLC0415  # as above
+    from gpu_manager.sandbox.whole import Sandbox  # noqa: PLC0415  # as above
 
     _quiet()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
     try:
-        with Sandbox(Settings(place, profile, port, binder)) as sandbox:
+        with Sandbox(settings) as sandbox:
             control = Control(sandbox)
             control.start()
             try:

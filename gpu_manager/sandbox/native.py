@@ -13,10 +13,12 @@ _DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 class Native:
     """Each None where the package was built without it.
 
-    ``fronts`` holds libvcuda under the driver's names, built to look below ``$VCUDA_ROOT``; ``driver`` the
-    newest stand-in driver; ``client`` is a C program that allocates and launches on request.
+    ``libraries`` holds libvcuda as containers receive it; ``fronts`` the same under the driver's names, built
+    to look below ``$VCUDA_ROOT``; ``driver`` the newest stand-in driver; ``client`` is a C program that
+    allocates and launches on request.
     """
 
+    libraries: Path | None = None
     fronts: Path | None = None
     driver: Path | None = None
     client: Path | None = None
@@ -24,7 +26,7 @@ class Native:
     @property
     def complete(self) -> bool:
         """True if a container's process can use a modelled card through libvcuda."""
-        return self.fronts is not None and self.driver is not None
+        return None not in (self.libraries, self.fronts, self.driver)
 
 
 def find_native() -> Native:
@@ -44,6 +46,7 @@ def native_in(place: Path) -> Native:
     drivers = [d for d in (standin, *versions) if _whole(d)]
     clients = [f for f in (standin / "vcuda-client", place / "vcuda-client") if f.is_file()]
     return Native(
+        place if (place / "libvcuda.so").is_file() else None,
         fronts if _whole(fronts) else None,
         drivers[-1] if drivers else None,
         clients[0] if clients else None,

@@ -26,7 +26,7 @@ from gpu_manager.sandbox.agent_process import AgentProcess
 from gpu_manager.sandbox.api import StandInApi
 from gpu_manager.sandbox.binder import Binder
 from gpu_manager.sandbox.kubelet import StandInKubelet
-from gpu_manager.sandbox.native import Native, find_native
+from gpu_manager.sandbox.native import Native, find_native, native_in
 from gpu_manager.sandbox.node import NodeLoop
 from gpu_manager.sandbox.pod_worker import FIRST_PAUSE
 from gpu_manager.sandbox.processes import Processes
@@ -44,12 +44,15 @@ _OUR_DIRECTORIES: Final = ("bin", "cards", "containers", "kubelet", "logs", "pag
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a sandbox is made of. ``port`` 0 is any free one; ``binder`` off waits for another scheduler."""
+    """What a sandbox is made of. ``port`` 0 is any free one; ``binder`` off waits for another scheduler;
+    ``native`` is a build of the library and the stand-in driver, if not the installed one.
+    """
 
     directory: Path
     profile: str = "a100x8"
     port: int = 0
     binder: bool = True
+    native: Path | None = None
     restart_pause: float = FIRST_PAUSE
     seed: int | None = None
 
@@ -61,11 +64,11 @@ class Sandbox:
         RequestInvalid: the profile, the port or the directory will not do.
     """
 
-    def __init__(self, settings: Settings, native: Native | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.directory = settings.directory
         self.cards = _cards(settings.profile)
-        self.native = native if native is not None else find_native()
+        self.native = _native(settings.native)
         self._lock = _take(self.directory)
         try:
             self.port = _port(settings.port)
@@ -97,7 +100,7 @@ class Sandbox:
         self.agent = AgentProcess(self.processes, self._agent_arguments(), self.agent_log, directory)
 
     def _agent_arguments(self) -> list[str]:
-        pairs = {
+        pairs: dict[str, object] = {
             "--node-name": NODE,
             "--kubeconfig": self.kubeconfig,
             "--kubelet-dir": self.directory / "kubelet",
@@ -110,7 +113,7 @@ class Sandbox:
             "--device-injection": "simulated",
         }
         if self.native.complete:
-            pairs["--stand-in"] = str(self.native.driver)
+            pairs |= {"--libraries": self.native.libraries, "--stand-in": self.native.driver}
         return [str(word) for pair in pairs.items() for word in pair]
 
     # Life.
@@ -240,6 +243,18 @@ def _cards(profile: str) -> Sequence[Card]:
     else:
         found = SimulatedCards.named(profile, node=NODE)
     return tuple(state.card for state in found.list())
+
+
+def _native(place: Path | None) -> Native:
+    if place is None:
+        return find_native()
+    found = native_in(place.absolute())
+    if not found.complete:
+        raise RequestInvalid(
+            f"--native {place}: it needs libvcuda.so, sandbox/libcuda.so.1 and "
+            "standin/<version>/libcuda.so.1, as cmake --install lays them out"
+        )
+    return found
 
 
 def _port(wanted: int) -> int:

@@ -168,6 +168,14 @@ def test_a_port_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], port
     assert "--port" in refusal(capsys, ["--port", port])
 
 
+def test_a_build_without_a_stand_in_driver_is_refused(
+    capsys: pytest.CaptureFixture[str], place: Path
+) -> None:
+    place.mkdir()
+    line = refusal(capsys, ["--directory", str(place / "x"), "--native", str(place)])
+    assert "libvcuda.so" in line
+
+
 def test_the_demo_takes_no_orders(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--demo" in refusal(capsys, ["--demo", "--apply", str(NGINX)])
     assert "--demo" in refusal(capsys, ["--demo", "--profile", "t4x4"])

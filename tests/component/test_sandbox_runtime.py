@@ -127,6 +127,8 @@ def test_a_mount_without_a_source_is_refused_as_a_runtime_would(rig: Rig) -> Non
 
 def test_our_libraries_are_exchanged_for_their_sandbox_build(tmp_path: Path) -> None:
     place, given = tmp_path / "native", tmp_path / "lib"
+    place.mkdir()
+    (place / "libvcuda.so").touch()
     for directory, names in (
         (place / "sandbox", ("libcuda.so.1", "libnvidia-ml.so.1")),
         (place / "standin/12.4", ("libcuda.so.1", "libnvidia-ml.so.1")),
@@ -209,7 +211,11 @@ def test_what_a_container_leaves_behind_dies_with_it(rig: Rig, tmp_path: Path) -
     """Also a process that left the group: a PID namespace would have taken it along."""
     child = tmp_path / "child"
     rig.start(
-        ["sh", "-c", f"setsid sh -c 'echo $$$$ > {child}; exec sleep 60' & while [ ! -s {child} ]; do :; done"]
+        [
+            "sh",
+            "-c",
+            f"setsid sh -c 'echo $$$$ > {child}; exec sleep 60' & while [ ! -s {child} ]; do :; done",
+        ]
     )
     assert rig.codes.get(timeout=15) == 0
     until(lambda: not alive(int(child.read_text())))

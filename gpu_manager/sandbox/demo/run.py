@@ -22,14 +22,19 @@ PROFILE: Final = "a100x8"
 _LONGEST: Final = 60  # characters of a directory that has room for sockets below it
 
 
-def run(profile: str = PROFILE, port: int | None = None, directory: Path | None = None) -> int:
+def run(
+    profile: str = PROFILE,
+    port: int | None = None,
+    directory: Path | None = None,
+    native: Path | None = None,
+) -> int:
     """Show everything and check it: 0 if all holds, else 1. Without ``directory``, leaves nothing behind."""
     if profile != PROFILE:
         raise RequestInvalid(f"--demo shows 8 A100 cards ({PROFILE}): leave out --profile")
     paper = Paper()
     chosen = port or free_port(HTTP_PORT) or 0
     place = directory or _directory()
-    sandbox = Sandbox(Settings(place.absolute(), PROFILE, chosen))
+    sandbox = Sandbox(Settings(place.absolute(), PROFILE, chosen, native=native))
     try:
         with sandbox:
             _show(Stage(sandbox), paper, moved=port is None and chosen == 0)
