@@ -439,9 +439,10 @@ class Allocator:
         self._planner.drop_plan(pod.uid)
         self._tally.count("allocations", "refused")
         log.warning("refused", pod=pod.key, container=container.name, reason=str(error))
-        self._pods.event(pod, "VcudaRefused", f'container "{container.name}": {error}', warning=True)
+        text = str(error) if 'container "' in str(error) else f'container "{container.name}": {error}'
+        self._pods.event(pod, "VcudaRefused", text, warning=True)
         self.changed()
-        raise type(error)(f'pod {pod.key}, container "{container.name}": {error}') from error
+        raise type(error)(f"pod {pod.key}: {text}") from error
 
     def _pod(self, uid: PodUid) -> Pod | None:
         return next((f.pod for found in self._pods.local().values() for f in found if f.pod.uid == uid), None)
