@@ -83,7 +83,7 @@ class Proof:
     def _settle(self, entry: Entry, entries: Sequence[Entry]) -> Grant:
         """The grant of this entry; corrected if the books had it under another name."""
         known = self._allocator.read(lambda books, _: books.grants.get((entry.pod, entry.container)))
-        if known is not None and known.ids.get(CORE) == entry.ids:
+        if known is not None and known.ids.get(CORE) == entry.ids and known.directory:
             return known
         memory = next(
             (
@@ -111,6 +111,11 @@ class Proof:
         fresh = [g for g in grants if not g.proven]
         for grant in grants:
             limits = limits_of(grant)
+            if limits and not grant.directory:
+                raise NodeUnready(
+                    f"container {grant.allocation.container!r} is known by its ids alone, and the kubelet's "
+                    f"checkpoint, which knows its directory, cannot be read: the start is tried again"
+                )
             if limits:
                 self._tenants.open(grant.directory, limits)
                 self._tenants.reset(grant.directory)
