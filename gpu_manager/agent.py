@@ -38,6 +38,7 @@ from gpu_manager.services.inventory import InventoryService
 from gpu_manager.services.planner import Node
 from gpu_manager.services.proof import Proof
 from gpu_manager.services.recovery import Reclaimer, rebuild
+from gpu_manager.services.stranded import Stranded
 from gpu_manager.services.tally import Tally
 from gpu_manager.services.usage import Usage
 
@@ -89,8 +90,9 @@ class Agent:
             self.allocator, self.health.topology, self._kube.node, self.plugin.announce, config.labels
         )
         self.usage = Usage(self.allocator, self.cards, pods, tenants, processes, clock, self.tally)
+        stranded = Stranded(self.allocator, pods, self.tally, evict=config.evict)
         self.reclaimer = Reclaimer(
-            self.allocator, self._kubelet, pods, tenants, injector, processes, clock, self.tally
+            self.allocator, self._kubelet, pods, tenants, injector, processes, clock, self.tally, stranded
         )
         registry = CollectorRegistry()
         registry.register(

@@ -21,6 +21,7 @@ from gpu_manager.ports import Clock, Entry, Found, Injector, Kubelet, Listed, Po
 from gpu_manager.services.allocator import UNIDENTIFIED, Allocator
 from gpu_manager.services.books import Books, Grant, Key, decode
 from gpu_manager.services.planner import Node
+from gpu_manager.services.stranded import Stranded
 from gpu_manager.services.tally import Tally
 
 log = structlog.get_logger(__name__)
@@ -160,6 +161,7 @@ class Reclaimer:
         processes: Processes,
         clock: Clock,
         tally: Tally,
+        stranded: Stranded,
     ) -> None:
         self._allocator = allocator
         self._kubelet = kubelet
@@ -169,6 +171,7 @@ class Reclaimer:
         self._processes = processes
         self._clock = clock
         self._tally = tally
+        self._stranded = stranded
         self._absent: dict[Key, int] = {}
         self._orphans: frozenset[str] = frozenset()
 
@@ -182,13 +185,17 @@ class Reclaimer:
         )
         entries = self._kubelet.checkpoint()
         listing = self._allocator.listing_when_idle()
+        if self._clock.monotonic() - self._allocator.registered_at < SETTLE_SECONDS:
+            self._absent = {}
+            self._sweep()
+            return ()
+        self._stranded.look(entries, listing)
         gone = {a.key for a in allocations if self._gone(a, entries, listing, unnamed.get(a.key))}
         self._absent = {key: self._absent.get(key, 0) + 1 for key in gone}
         released: list[Allocation] = []
-        if self._clock.monotonic() - self._allocator.registered_at >= SETTLE_SECONDS:
-            for pod, container in [key for key, rounds in self._absent.items() if rounds >= ROUNDS]:
-                if self._processes.alive(pod) is not True:
-                    released += self._release(pod, container)
+        for pod, container in [key for key, rounds in self._absent.items() if rounds >= ROUNDS]:
+            if self._processes.alive(pod) is not True:
+                released += self._release(pod, container)
         for allocation in released:
             self._tally.count("reclaimed")
             log.info(
@@ -218,11 +225,11 @@ class Reclaimer:
             return True
         if entries is not None and not any((e.pod, e.container) == allocation.key for e in entries):
             return True
-        return (
-            listing is not None
-            and self._allocator.seen(allocation.pod)
-            and ((allocation.namespace, allocation.pod_name) not in listing)
-        )
+        if listing is None or (allocation.namespace, allocation.pod_name) in listing:
+            return False
+        # The checkpoint may show an ended pod until the next admission. A new kubelet lists its pods one by
+        # one: not to be listed counts if the pod was before, or if nothing of it runs for certain.
+        return self._allocator.seen(allocation.pod) or self._processes.alive(allocation.pod) is False
 
     def _living(self, uid: PodUid) -> bool:
         return any(

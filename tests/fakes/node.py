@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, Assignment, encode_assignment
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
@@ -24,6 +26,7 @@ from gpu_manager.services.books import Books
 from gpu_manager.services.planner import Node
 from gpu_manager.services.proof import Proof
 from gpu_manager.services.recovery import Reclaimer, rebuild
+from gpu_manager.services.stranded import Stranded
 from gpu_manager.services.tally import Tally
 from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
 
@@ -108,9 +111,12 @@ class NodeRig:
     def start_agent(self, *, wait: bool = True) -> None:
         node = Node.of(NODE, DEFAULT_UNIT, self.states, self.topology)
         self.client = KubeletClient(self.kubelet.device_plugins, self.kubelet.pod_resources)
-        books: Books = rebuild(
-            self.store.load(), self.client.checkpoint(), None, self.pods.local(), node, self.tally
-        )
+        entries = self.client.checkpoint()
+        listing = None
+        if entries is None:
+            with contextlib.suppress(NodeUnready):
+                listing = self.client.listing()
+        books: Books = rebuild(self.store.load(), entries, listing, self.pods.local(), node, self.tally)
         self.allocator = Allocator(
             node,
             books,
@@ -135,6 +141,7 @@ class NodeRig:
             self.processes,
             self.clock,
             self.tally,
+            Stranded(self.allocator, self.pods, self.tally, evict=self.evict),
         )
         self.stop = threading.Event()
         self.plugin = DevicePlugin(self.kubelet.device_plugins, self.allocator, proof, self.tally, self.stop)
