@@ -170,6 +170,18 @@ class Rule(Enum):
         "It says which cards a pod holds; whoever could write it could take another's.",
         "Remove it from the manifest. Restored backups lose it by themselves, with a warning.",
     )
+    ANNOTATION_CHANGED = RuleText(
+        "annotation-changed",
+        "annotation {field} is {value}: the scheduler and the agent alone may change it: leave it {before}",
+        "It says which cards a running pod holds; whoever could change it could take another's.",
+        "Change nothing under these keys; `kubectl annotate` other keys freely.",
+    )
+    EPHEMERAL_CONTAINER = RuleText(
+        "ephemeral-container",
+        "{field} is {value}, but an ephemeral container cannot ask for cards: remove the request",
+        "An ephemeral container joins a pod whose cards are already given; it may look, not take.",
+        "Remove the resources from the ephemeral container, or start a pod of its own.",
+    )
     MEMORY_BESIDE_WHOLE_CARDS = RuleText(
         "memory-beside-whole-cards",
         f"{MEMORY} is {{value}} beside {{cards}}: it is ignored, a whole card comes with all its memory",
@@ -182,6 +194,43 @@ class Rule(Enum):
         f"{MEMORY} is {{value}} units of {{unit}}, more than a card holds{{hint}}",
         "Memory is counted in units, not in bytes or MiB: the pod would wait for ever.",
         "Divide the memory by the unit: 5 GiB is `20` units of 256 MiB.",
+        warning=True,
+    )
+    MEMORY_DEFAULTED = RuleText(
+        "memory-defaulted",
+        f"{CORE} is {{value}} without {MEMORY}: it gets this cluster's default, {{units}} units ({{size}})",
+        "The cluster's operator has set a default memory for parts of a card.",
+        f"Write `{MEMORY}` yourself to have another amount.",
+        warning=True,
+    )
+    ANNOTATION_REMOVED = RuleText(
+        "annotation-removed",
+        "annotation {field} is removed: the scheduler and the agent alone write it",
+        "Restored backups and copied manifests carry it; it belongs to the pod that it was written for.",
+        "Remove it from the manifest.",
+        warning=True,
+    )
+    NODE_NAME_SET = RuleText(
+        "node-name-set",
+        "spec.nodeName is {value}: the scheduler is passed by and keeps no card for the pod: "
+        "use a nodeSelector instead",
+        "A pod with a node name goes straight to that node, which refuses it if the cards are taken.",
+        "Remove `nodeName`; select the node by its label `kubernetes.io/hostname`. "
+        "An admission service that denies node names refuses such a pod.",
+        warning=True,
+    )
+    SCHEDULER_OTHER = RuleText(
+        "scheduler-other",
+        "spec.schedulerName is {value}, but {expected} alone keeps cards for pods: remove the line",
+        "Another scheduler counts a node's cards without knowing which of them are free.",
+        "Leave `schedulerName` out: the admission service writes it.",
+        warning=True,
+    )
+    NO_CARD_FITS = RuleText(
+        "no-card-fits",
+        "{reason}",
+        "The pod is legal, but no card of this cluster, even if it were empty, could hold what it asks for.",
+        "Ask for what the text names, or wait until such a card joins the cluster.",
         warning=True,
     )
 
