@@ -50,6 +50,11 @@ class Allocation:
         return self.pod, self.container
 
     @property
+    def pod_key(self) -> str:
+        """``namespace/name`` for people; the UID where the name is not known."""
+        return f"{self.namespace}/{self.pod_name}" if self.pod_name else str(self.pod)
+
+    @property
     def cards(self) -> tuple[CardUuid, ...]:
         """Its cards, in the order given."""
         return tuple(s.card for s in self.shares)
@@ -136,6 +141,10 @@ class Ledger:
     def of_pod(self, pod: PodUid) -> Mapping[str, Allocation]:
         """Container name → allocation."""
         return self._pods.get(pod, {})
+
+    def granted(self, pod: PodUid) -> bool:
+        """True if any container of the pod was granted its share, not only planned."""
+        return any(a.granted for a in self._pods.get(pod, {}).values())
 
     def __iter__(self) -> Iterator[Allocation]:
         for held in self._pods.values():

@@ -17,7 +17,7 @@ import structlog
 from gpu_manager.domain import explain, rules
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY, Assignment, encode_assignment
-from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
 from gpu_manager.domain.identity import Candidate, Question, reuser
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.ledger import Allocation, Share
@@ -25,8 +25,9 @@ from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import Clock, Injector, Limit, Pods, Processes, Store, Tenants
-from gpu_manager.services.association import Answer, Association
+from gpu_manager.services.association import Association
 from gpu_manager.services.books import Books, Grant, Key, encode
+from gpu_manager.services.departures import Departures
 from gpu_manager.services.planner import Node, Planner
 from gpu_manager.services.tally import Tally
 
@@ -37,7 +38,6 @@ log = structlog.get_logger(__name__)
 QUIET_SECONDS = 2.0  # after the last call of an admission, before the kubelet may be asked for a listing
 REFUSED_SECONDS = 30.0  # how long the extender is told of a shape that was refused here
 _REMEMBERED = 64  # decisions kept for Allocate; the kubelet has one in flight
-_MOST_ASKED = 8  # pods that the API is asked about in one call; the rest waits for the next
 UNIDENTIFIED = "unidentified-"
 
 
@@ -73,16 +73,14 @@ class Allocator:
         self._store = store
         self._tenants = tenants
         self._injector = injector
-        self._processes = processes
         self._clock = clock
         self._tally = tally
         self._lock = threading.RLock()
+        self._departures = Departures(books, self._lock, pods, processes, tally)
         self._decisions: dict[tuple[str, frozenset[str]], Decision] = {}
         self._last: dict[str, Decision] = {}
         self._partner: Key | None = None
         self._never: frozenset[PodUid] = frozenset()
-        self._seen: set[PodUid] = set()  # pods seen active since the kubelet came up
-        self._returned: set[PodUid] = set()  # pods some of whose ids the kubelet has offered again
         self._in_flight = 0
         self._admitted_at = float("-inf")
         self._refused: list[tuple[float, Amount]] = []
@@ -105,13 +103,13 @@ class Allocator:
     def replace(self, books: Books) -> None:
         """Open for business with rebuilt books; called once, before anyone asks."""
         with self._lock:
-            self._books = self._planner.books = books
+            self._books = self._planner.books = self._departures.books = books
 
     def registered(self) -> None:
         """The kubelet is new: it lists its pods one by one again, so absence means nothing yet."""
         with self._lock:
             self.registered_at = self._clock.monotonic()
-            self._seen.clear()
+            self._departures.restarted()
             self._decisions.clear()
             self._last.clear()
             self._partner = None
@@ -151,7 +149,7 @@ class Allocator:
 
     def seen(self, uid: PodUid) -> bool:
         """True if the pod was listed as active since the kubelet came up."""
-        return uid in self._seen
+        return self._departures.seen(uid)
 
     def refused(self) -> tuple[Amount, ...]:
         """Shapes refused in the last 30 s."""
@@ -176,12 +174,12 @@ class Allocator:
             answer = self._association.identify(
                 question, lambda pod, name, r: _held(holds, pod, name, r), never=never, partner=partner
             )
-            self._let_go_of_inactive(answer, offered)
+            self._departures.observe(answer, offered)
         finally:
             with self._lock:
                 self._in_flight -= 1
         with self._lock:
-            free = self._drop_held(resource, offered, answer)
+            free = self._departures.clear(resource, offered, answer)
             if answer.candidate is None:
                 self._tally.count("unidentified", resource)
                 log.warning("pod not identified", resource=resource, size=size, reason=answer.reason)
@@ -202,7 +200,7 @@ class Allocator:
         try:
             allocation = self._planner.allocation_of(pod, container)
             ids = self._planner.pick(resource, allocation.cards, free, must, size)
-            granted = self._granted(pod.uid)
+            granted = self._books.ledger.granted(pod.uid)
             offered_cards = self.node.ids.cards_of(resource, free)
             if not granted and not must and not offered_cards & set(allocation.cards):
                 # Only cards of another NUMA node are offered: the kubelet's topology policy decides.
@@ -213,83 +211,6 @@ class Allocator:
         except (RequestInvalid, DoesNotFit) as error:
             log.info("will be refused", pod=pod.key, container=container.name, reason=str(error))
             return self._planner.best_ids(resource, free, must, size), Decision(candidate, error)
-
-    def _let_go_of_inactive(self, answer: Answer, offered: Sequence[str]) -> None:
-        """Give back what pods held that have ended, by the kubelet's own account, unless processes live on.
-
-        A pod has ended if it was active since the kubelet came up and is not any more; or if the API has
-        forgotten it and it was only planned, or the kubelet offers ids of it. If nothing of that is known,
-        as after a start, the API itself is asked: absence from the listing alone proves nothing.
-        """
-        if answer.active is None:
-            return
-        local = self._pods.local()
-        living = {
-            f.pod.uid for found in local.values() for f in found if not f.tombstone and not f.pod.terminal
-        }
-        taken = {name: f.pod.uid for name, found in local.items() for f in found if f.pod.uid in living}
-        with self._lock:
-            self._returned |= self._books.owners(offered)
-            ended, doubtful = [], []
-            for uid in self._books.ledger.pods:
-                held = next(iter(self._books.ledger.of_pod(uid).values()))
-                namesake = taken.get(f"{held.namespace}/{held.pod_name}", uid) != uid and uid not in living
-                if (held.namespace, held.pod_name) in answer.active and not namesake:
-                    self._seen.add(uid)
-                    self._returned.discard(uid)
-                elif uid in self._seen or (
-                    uid not in living and (uid in self._returned or not self._granted(uid))
-                ):
-                    ended.append(uid)
-                elif uid not in living:
-                    doubtful.append((uid, held))
-        ended += [uid for uid, held in doubtful[:_MOST_ASKED] if self._forgotten(uid, held)]
-        for uid in ended:
-            if self._processes.alive(uid) is False:
-                with self._lock:
-                    gone = self._books.release(uid)
-                    self._seen.discard(uid)
-                    self._returned.discard(uid)
-                for one in gone:
-                    log.info("reclaimed", pod=_name(one), container=one.container, reason="no longer active")
-
-    def _forgotten(self, uid: PodUid, held: Allocation) -> bool:
-        """True if the API says that this pod is no more; False if it cannot be asked."""
-        if not held.pod_name:
-            return False
-        try:
-            pod = self._pods.fetch(held.namespace, held.pod_name)
-        except NodeUnready:
-            return False
-        return pod is None or pod.uid != uid or pod.terminal
-
-    def _granted(self, uid: PodUid) -> bool:
-        return any(a.granted for a in self._books.ledger.of_pod(uid).values())
-
-    def _drop_held(self, resource: str, offered: Sequence[str], answer: Answer) -> list[str]:
-        """The offer without ids that another active pod holds; others that the books still show are free."""
-        name = (answer.candidate.pod.namespace, answer.candidate.pod.name) if answer.candidate else None
-        own = {answer.candidate.pod.uid} if answer.candidate else set()
-        held = answer.held or {}
-        free, stale = [], []
-        for device in offered:
-            holder = held.get(device)
-            others = self._books.owners((device,)) - own
-            if holder is not None and holder != name:
-                self._tally.count("double_offers", resource)
-                continue
-            if others:
-                if answer.active is None or any(self._active(uid, answer.active) for uid in others):
-                    self._tally.count("double_offers", resource)
-                    continue
-                stale.append(device)
-            free.append(device)
-        if stale:
-            self._books.detach(stale)
-        return free
-
-    def _active(self, uid: PodUid, active: frozenset[tuple[str, str]]) -> bool:
-        return any((a.namespace, a.pod_name) in active for a in self._books.ledger.of_pod(uid).values())
 
     # --- Allocate ---------------------------------------------------------------------------------
 
@@ -341,7 +262,7 @@ class Allocator:
         if foreign:
             holder = next((a for uid in foreign for a in self._books.ledger.of_pod(uid).values()), None)
             raise DoesNotFit(
-                f"device ids of {resource} are still held by {_name(holder) if holder else 'another pod'}"
+                f"device ids of {resource} are still held by {holder.pod_key if holder else 'another pod'}"
             )
         allocation = self._planner.allocation_of(pod, container)
         named = self.node.ids.cards_of(resource, ids)
@@ -385,7 +306,7 @@ class Allocator:
         allocation: Allocation,
     ) -> Allocation:
         """The ids are not of the decided cards: one card set that fits decides, anything else is a token."""
-        if not self._granted(pod.uid) and len(named) == len(allocation.cards):
+        if not self._books.ledger.granted(pod.uid) and len(named) == len(allocation.cards):
             moved = self._planner.plan_within(pod, container, named)
             if moved is not None:
                 self._tally.count("annotation_yielded")
@@ -478,19 +399,3 @@ def success_text(grant: Grant, node: Node) -> str:
 def _held(grants: Mapping[Key, Grant], pod: PodUid, container: str, resource: str) -> frozenset[str]:
     grant = grants.get((pod, container))
     return grant.ids.get(resource, frozenset()) if grant else frozenset()
-
-
-def _name(allocation: Allocation) -> str:
-    return f"{allocation.namespace}/{allocation.pod_name}" if allocation.pod_name else str(allocation.pod)
-
-
-__all__ = [
-    "MEMORY",
-    "Allocator",
-    "Decision",
-    "Node",
-    "NodeUnready",
-    "annotation_of",
-    "limits_of",
-    "success_text",
-]

@@ -69,7 +69,7 @@ def rebuild(
         except DoesNotFit:
             log.info(
                 "plan dropped",
-                pod=f"{allocation.namespace}/{allocation.pod_name}",
+                pod=allocation.pod_key,
                 container=allocation.container,
             )
     log.info("books rebuilt", grants=len(grants), stored=stored is not None, checkpoint=entries is not None)
@@ -200,7 +200,7 @@ class Reclaimer:
             self._tally.count("reclaimed")
             log.info(
                 "reclaimed",
-                pod=f"{allocation.namespace}/{allocation.pod_name}",
+                pod=allocation.pod_key,
                 container=allocation.container,
             )
         self._sweep()
