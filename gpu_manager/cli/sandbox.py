@@ -57,7 +57,7 @@ def command(
     """Keep a node with simulated cards up until Ctrl-C: API server and kubelet stand-ins, the real agent.
 
     While one runs, the same command with --apply, --delete or --fault in another terminal reaches it. kubectl
-    works with the kubeconfig that is printed (apply needs --validate=false). A container's command runs as a
+    works with the kubeconfig that is printed. A container's command runs as a
     process of yours: no image, no isolation, but the limits of its share.
     """
     if demo:

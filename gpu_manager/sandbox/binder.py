@@ -56,7 +56,11 @@ class Binder:
         )
         here = [p for p in pods if p["spec"].get("nodeName") == self._node]
         free = _free(node, here)
+        closed = bool((node.get("spec") or {}).get("unschedulable"))
         for pod in waiting:
+            if closed:
+                self._refuse(pod, "0/1 nodes are available: 1 node(s) were unschedulable.")
+                continue
             try:
                 wanted = effective_limits(containers_of(pod))
             except RequestInvalid as error:

@@ -140,6 +140,7 @@ def discovery(path: str) -> dict[str, Any] | None:
             {
                 "name": name,
                 "singularName": resource.kind.lower() if "/" not in name else "",
+                "shortNames": [_SHORT[name]] if name in _SHORT else [],
                 "namespaced": resource.namespaced,
                 "kind": resource.kind,
                 "verbs": _VERBS if "/" not in name else ["get", "patch", "update"],
@@ -149,6 +150,14 @@ def discovery(path: str) -> dict[str, Any] | None:
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version, "resources": entries}
 
 
+_SHORT = {
+    "pods": "po",
+    "nodes": "no",
+    "namespaces": "ns",
+    "events": "ev",
+    "configmaps": "cm",
+    "services": "svc",
+}
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 

@@ -148,6 +148,9 @@ def judge_update(old: Mapping[str, Any], new: Obj) -> None:
     """Refuse a changed spec, except for the few fields that a pod may change."""
     name = str(old["metadata"]["name"])
     was, now = old["spec"], new.get("spec") or {}
+    for path, container in _containers(now):
+        for numbers in (container.get("resources") or {}).values() if isinstance(container, dict) else ():
+            _numbers(path, numbers if isinstance(numbers, dict) else None)
     left = [gate["name"] for gate in now.get("schedulingGates") or ()]
     if not set(left) <= {gate["name"] for gate in was.get("schedulingGates") or ()}:
         raise invalid("Pod", name, "spec.schedulingGates", "Forbidden: only deletion is allowed")

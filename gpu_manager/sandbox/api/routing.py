@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from gpu_manager.sandbox.api.faults import CutConnection, Faults
 from gpu_manager.sandbox.api.kinds import REVIEW_GROUPS, Target, discovery, parse_path
 from gpu_manager.sandbox.api.selectors import Predicate, field_selector, label_selector
 from gpu_manager.sandbox.api.status import ApiError, bad_request
+from gpu_manager.sandbox.api.tables import table, wants_table
 from gpu_manager.sandbox.api.verbs import Call, Outcome, Verbs
 from gpu_manager.sandbox.api.watching import Watch
 
@@ -67,6 +69,8 @@ class Router:
         outcome = self._perform(verb, target, request, query, user)
         if lose:
             raise CutConnection
+        if verb in ("get", "list") and isinstance(outcome, Outcome):
+            return _as_asked(outcome, target, request.headers.get("accept") or "")
         return outcome
 
     def _page(self, path: str) -> Outcome:
@@ -74,6 +78,8 @@ class Router:
             return Outcome(VERSION)
         if path in ("/healthz", "/readyz", "/livez"):
             return Outcome({}, text=b"ok")
+        if path == "/openapi/v2":
+            return Outcome({}, text=b"")  # no schema, in protobuf: kubectl then checks nothing by itself
         found = discovery(path)
         if found is None:
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
@@ -122,6 +128,14 @@ class Router:
             seconds=float(query.get("timeoutSeconds") or WATCH_SECONDS),
             bookmark_seconds=self._bookmark_seconds if bookmarks else None,
         )
+
+
+def _as_asked(outcome: Outcome, target: Target, accept: str) -> Outcome:
+    if target.subresource or not wants_table(accept):
+        return outcome
+    now = dt.datetime.now(dt.UTC)
+    obj = outcome.obj if outcome.text is None else json.loads(outcome.text)
+    return Outcome(table(target.resource, obj, now), outcome.code)
 
 
 def _verb(method: str, target: Target, *, watching: bool) -> str:
