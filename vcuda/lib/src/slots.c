@@ -192,3 +192,11 @@ unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own) {
     __atomic_fetch_add(&usage->slots_reaped, reaped, __ATOMIC_RELAXED);
     return reaped;
 }
+
+bool slots_alive(const struct vcuda_slot *slot, int fd, unsigned index) {
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = index, .l_len = 1};
+    if (!is_live(slot))
+        return false;
+    bool locked = fcntl(fd, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
+    return locked || is_running(slot, own_namespace());
+}

@@ -1,0 +1,141 @@
+#define _GNU_SOURCE
+#include "nvml/share.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "front.h"
+#include "limits.h"
+#include "paths.h"
+#include "slots.h"
+
+#define BATCH 32 /* slots a read */
+
+/* All of `size` bytes at `offset`, or nothing. */
+static bool read_at(int fd, void *to, size_t size, off_t offset) {
+    return pread(fd, to, size, offset) == (ssize_t)size;
+}
+
+bool share_cards(struct vcuda_limits_view *view) {
+    _Alignas(8) struct vcuda_limits page;
+    char path[PATHS_MAX];
+    int saved = errno;
+    int fd = paths_limits(path) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    const char *fault = "";
+    for (int tries = 0; fd >= 0 && fault && tries < 3; tries++) /* one copy may be being written */
+        if (read_at(fd, &page, sizeof page, 0))
+            fault = limits_read(&page, view);
+    if (fd >= 0)
+        close(fd);
+    errno = saved;
+    return !fault;
+}
+
+static int digit(char letter) {
+    if (letter >= '0' && letter <= '9')
+        return letter - '0';
+    letter |= 0x20;
+    return letter >= 'a' && letter <= 'f' ? letter - 'a' + 10 : -1;
+}
+
+/* GPU-1f2e3d4c-...: 32 hexadecimal digits after the first hyphen, with hyphens between. */
+static bool parse(const char *text, uint8_t uuid[16]) {
+    unsigned digits = 0;
+    const char *at = strchr(text, '-');
+    memset(uuid, 0, 16);
+    for (; at && *at && digits < 32; at++) {
+        int value = digit(*at);
+        if (*at == '-')
+            continue;
+        if (value < 0)
+            return false;
+        uuid[digits / 2] = (uint8_t)(uuid[digits / 2] << 4 | value);
+        digits++;
+    }
+    return digits == 32;
+}
+
+int share_card_of(const struct vcuda_limits_view *view, nvmlDevice_t device) {
+    char text[128] = "";
+    uint8_t uuid[16];
+    if (real.nvmlDeviceGetUUID(device, text, sizeof text) != NVML_SUCCESS || !parse(text, uuid))
+        return -1;
+    for (uint32_t i = 0; i < view->card_count; i++)
+        if (!memcmp(view->card[i].uuid, uuid, sizeof uuid))
+            return (int)i;
+    return -1;
+}
+
+/* The words of the page that matter for one card; not a byte of the rest is trusted or needed. */
+static bool read_usage(struct share *share) {
+    struct {
+        uint64_t magic;
+        uint16_t abi_major, abi_minor;
+        uint32_t size;
+        uint8_t build_id[16];
+        uint32_t slot_high;
+        uint32_t reserved0;
+    } head;
+    off_t at = (off_t)(offsetof(struct vcuda_usage, card) + (size_t)share->card * sizeof share->usage);
+    if (!read_at(share->fd, &head, sizeof head, 0) || head.magic != VCUDA_USAGE_MAGIC ||
+        head.abi_major != VCUDA_ABI_MAJOR || !read_at(share->fd, &share->usage, sizeof share->usage, at))
+        return false;
+    share->slots = head.slot_high < VCUDA_MAX_SLOTS ? head.slot_high : VCUDA_MAX_SLOTS;
+    return true;
+}
+
+bool share_open(struct share *share, nvmlDevice_t device) {
+    struct vcuda_limits_view view;
+    char path[PATHS_MAX];
+    share->fd = -1;
+    if (!share_cards(&view) || (share->card = share_card_of(&view, device)) < 0 || !paths_usage(path))
+        return false;
+    share->limits = view.card[share->card];
+    int saved = errno;
+    share->fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool whole = share->fd >= 0 && read_usage(share);
+    if (!whole)
+        share_close(share);
+    errno = saved;
+    return whole;
+}
+
+void share_close(struct share *share) {
+    if (share->fd >= 0)
+        close(share->fd);
+    share->fd = -1;
+}
+
+void share_each(const struct share *share, void (*each)(const struct share_process *process, void *argument),
+                void *argument) {
+    struct vcuda_slot slot[BATCH];
+    int saved = errno;
+    for (unsigned from = 0; from < share->slots; from += BATCH) {
+        unsigned count = share->slots - from < BATCH ? share->slots - from : BATCH;
+        off_t at = (off_t)(offsetof(struct vcuda_usage, slot) + from * sizeof slot[0]);
+        if (!read_at(share->fd, slot, count * sizeof slot[0], at))
+            break;
+        for (unsigned i = 0; i < count; i++) {
+            struct share_process process = {.pid = slot[i].pid, .bytes = slot[i].charged[share->card] & VCUDA_CHARGED_MASK,
+                                            .busy = slot[i].inflight[share->card] != 0};
+            if (process.bytes && slots_alive(&slot[i], share->fd, from + i))
+                each(&process, argument);
+        }
+    }
+    errno = saved;
+}
+
+static void add(const struct share_process *process, void *sum) {
+    *(uint64_t *)sum += process->bytes;
+}
+
+uint64_t share_used(const struct share *share) {
+    uint64_t used = 0;
+    share_each(share, add, &used);
+    int64_t adjust = share->limits.host_adjust;
+    if (adjust >= 0)
+        return used + (uint64_t)adjust;
+    return used > -(uint64_t)adjust ? used - -(uint64_t)adjust : 0;
+}
