@@ -1,0 +1,78 @@
+"""Everything the admission service can be told, in frozen values; the command line fills them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu_manager.domain.resources import DEFAULT_UNIT
+
+NAMESPACE = "kube-system"
+SERVICE = "gpu-quota-admission"
+# Who may write the annotations that say which cards a pod holds.
+TRUSTED_USERS = frozenset(
+    f"system:serviceaccount:{NAMESPACE}:{account}" for account in ("gpu-manager", SERVICE)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What this cluster grants, and what it writes into pods.
+
+    ``unit`` is bytes of a memory unit; ``default_memory`` units for a part of a card without memory, 0 for
+    none; an empty ``scheduler_name`` or ``runtime_class`` leaves the pod's own.
+    """
+
+    unit: int = DEFAULT_UNIT
+    minimum_cores: int = 1
+    default_memory: int = 0
+    scheduler_name: str = ""
+    runtime_class: str = ""
+    deny_node_name: bool = False
+    trusted_users: frozenset[str] = TRUSTED_USERS
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one caller may cost: bytes of a body, seconds to send it, requests at work and waiting."""
+
+    body: int = 3 << 20
+    seconds: float = 10.0
+    at_work: int = 16
+    waiting: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SelfSigned:
+    """Certificates made by the service itself: where they are kept, who is told to trust them.
+
+    ``names`` are those of the webhook configurations; ``life_days`` is a certificate's life, renewed after
+    two thirds; ``settle_seconds`` is how long a new authority is known to API servers before it is used.
+    """
+
+    secret: str = "gpu-quota-admission-certs"  # noqa: S105 - a name
+    names: tuple[str, ...] = (SERVICE,)
+    life_days: int = 90
+    settle_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of ``gpu-quota-admission``.
+
+    With ``certificate`` and ``key`` those files are served and watched (cert-manager); without, the service
+    signs for itself.
+    """
+
+    terms: Terms = field(default_factory=Terms)
+    bounds: Bounds = field(default_factory=Bounds)
+    address: str = "0.0.0.0"
+    port: int = 9443
+    namespace: str = NAMESPACE
+    service: str = SERVICE
+    certificate: Path | None = None
+    key: Path | None = None
+    self_signed: SelfSigned = field(default_factory=SelfSigned)
+    drain_seconds: float = 5.0
+    api_url: str | None = None
+    kubeconfig: Path | None = None
