@@ -8,16 +8,14 @@ import json
 import platform
 import sys
 import time
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.rows import Row
+from bench.rows import OUTPUT, Row
 
 # Group → module with rows(full: bool) -> Iterable[Row].
 GROUPS = ("association", "allocate", "agent")
-OUTPUT = Path(__file__).resolve().parent.parent / "build" / "bench.json"
 
 
 def main() -> int:

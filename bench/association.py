@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 import time
 from collections import Counter
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench.rows import Row
+from bench.rows import OUTPUT, Row
 from bench.world import World
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
@@ -316,6 +317,8 @@ def rows(*, full: bool) -> list[Row]:
         driver.run(admissions)
         driver.finish()
         left = leaked(world)
+        if driver.counts["wrong"] or driver.counts["overcommit"] or left:
+            shutil.copy(world.log, OUTPUT.with_name("association-agent.log"))
     for complaint in driver.complaints[:20]:
         print(complaint, file=sys.stderr)
     seconds = time.monotonic() - started

@@ -6,7 +6,9 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+OUTPUT = Path(__file__).resolve().parent.parent / "build" / "bench.json"
 _HOLDS = {"≤": operator.le, "≥": operator.ge, "=": operator.eq}
 
 
@@ -40,3 +42,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
     ordered = sorted(values)
     rank = math.ceil(len(ordered) * percent / 100)
     return ordered[min(len(ordered), max(1, rank)) - 1]
+
+
+def file_system(path: Path) -> str:
+    """The kind of file system that ``path`` lies in, such as ``ext4``: the longest mount point above it."""
+    mounts = [
+        line.split()[1:3] for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    ]
+    above = [(len(point), kind) for point, kind in mounts if path.resolve().is_relative_to(point)]
+    return max(above)[1]
