@@ -26,7 +26,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import Clock, Injector, Limit, Pods, Processes, Store, Tenants
 from gpu_manager.services.association import Association
-from gpu_manager.services.books import Books, Grant, Key, encode
+from gpu_manager.services.books import Books, Grant, Key
 from gpu_manager.services.departures import Departures
 from gpu_manager.services.planner import Node, Planner
 from gpu_manager.services.tally import Tally
@@ -134,7 +134,7 @@ class Allocator:
         """Change the books under the lock and save them. Raises NodeUnready if the disk refuses."""
         with self._lock:
             result = writer(self._books, self.node)
-            self._store.save(encode(self._books))
+            self._store.save(self._books.encode())
         self.changed()
         return result
 
@@ -275,7 +275,7 @@ class Allocator:
         self._books.put(grant)
         try:
             injection = self._inject(grant, pod) if resource == CORE else Injection()
-            self._store.save(encode(self._books))
+            self._store.save(self._books.encode())
         except VcudaError:
             if before is not None:
                 self._books.put(before)
@@ -339,7 +339,7 @@ class Allocator:
         grant = Grant(allocation, name, ids={resource: ids})
         self._books.put(grant)
         injection = self._inject(grant, None) if resource == CORE else Injection()
-        self._store.save(encode(self._books))
+        self._store.save(self._books.encode())
         self._tally.count("allocations", "unidentified")
         log.warning("granted to an unidentified pod", resource=resource, ids=len(ids), directory=name)
         return injection

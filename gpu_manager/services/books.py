@@ -50,6 +50,7 @@ class Books:
         self.ledger = Ledger(cards, unit, (g.allocation for g in facts))
         self.grants: dict[Key, Grant] = {g.key: g for g in facts}
         self._owners: dict[str, set[PodUid]] = {}
+        self._written: dict[Key, _Row] = {}
         for grant in facts:
             self._own(grant)
 
@@ -62,7 +63,11 @@ class Books:
         """Every pod that holds one of these ids. An id has several only after a start: the kubelet's
         checkpoint still shows it at a pod that has ended, the store at the one after it.
         """
-        return frozenset(uid for device in ids for uid in self._owners.get(device, ()))
+        return frozenset(uid for device in self.taken(ids) for uid in self._owners[device])
+
+    def taken(self, ids: Iterable[str]) -> set[str]:
+        """Those of these ids that somebody holds."""
+        return self._owners.keys() & ids
 
     def plan(self, allocations: Iterable[Allocation]) -> None:
         """Book a pod ahead of its admission. What is granted already stays as granted.
@@ -119,34 +124,49 @@ class Books:
         else:
             self._owners.pop(device, None)
 
+    def encode(self) -> bytes:
+        """The books as the store keeps them: every allocation, planned ones too.
 
-def encode(books: Books) -> bytes:
-    """The books as the store keeps them: every allocation, planned ones too."""
-    rows = []
-    for allocation in books.ledger:
-        grant = books.grants.get(allocation.key)
-        rows.append(
-            {
-                "pod": allocation.pod,
-                "ns": allocation.namespace,
-                "name": allocation.pod_name,
-                "container": allocation.container,
-                "kind": allocation.kind.value,
-                "order": allocation.order,
-                "shares": [[s.card, s.amount.cores, s.amount.memory] for s in allocation.shares],
-                **(
-                    {
-                        "dir": grant.directory,
-                        "ceiling": grant.ceiling,
-                        "ids": {resource: compact(ids) for resource, ids in grant.ids.items()},
-                        "proven": grant.proven,
-                    }
-                    if grant
-                    else {}
-                ),
-            }
-        )
-    return json.dumps({"v": FORMAT, "allocations": rows}, separators=(",", ":")).encode()
+        What has not changed since the last time is not written out again: an Allocate waits for this.
+        """
+        rows: dict[Key, _Row] = {}
+        for allocation in self.ledger:
+            key = allocation.key
+            grant, known = self.grants.get(key), self._written.get(key)
+            if known is None or known.allocation is not allocation or known.grant is not grant:
+                known = _Row(allocation, grant, _text(allocation, grant))
+            rows[key] = known
+        self._written = rows
+        return f'{{"v":{FORMAT},"allocations":[{",".join(row.text for row in rows.values())}]}}'.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An allocation, its grant, and both as JSON."""
+
+    allocation: Allocation
+    grant: Grant | None
+    text: str
+
+
+def _text(allocation: Allocation, grant: Grant | None) -> str:
+    row: dict[str, object] = {
+        "pod": allocation.pod,
+        "ns": allocation.namespace,
+        "name": allocation.pod_name,
+        "container": allocation.container,
+        "kind": allocation.kind.value,
+        "order": allocation.order,
+        "shares": [[s.card, s.amount.cores, s.amount.memory] for s in allocation.shares],
+    }
+    if grant is not None:
+        row |= {
+            "dir": grant.directory,
+            "ceiling": grant.ceiling,
+            "ids": {resource: compact(ids) for resource, ids in grant.ids.items()},
+            "proven": grant.proven,
+        }
+    return json.dumps(row, separators=(",", ":"))
 
 
 def decode(state: bytes) -> tuple[tuple[Grant, ...], tuple[Allocation, ...]]:

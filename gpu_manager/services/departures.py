@@ -105,8 +105,12 @@ class Departures:
         name = (answer.candidate.pod.namespace, answer.candidate.pod.name) if answer.candidate else None
         own = {answer.candidate.pod.uid} if answer.candidate else set()
         held = answer.held or {}
+        known = self.books.taken(offered) | (held.keys() & offered)
         free, stale = [], []
         for device in offered:
+            if device not in known:  # nearly all: an offer may name thousands
+                free.append(device)
+                continue
             holder = held.get(device)
             others = self.books.owners((device,)) - own
             if holder is not None and holder != name:

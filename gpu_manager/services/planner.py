@@ -172,14 +172,14 @@ class Planner:
         self, resource: str, cards: Sequence[CardUuid], free: Sequence[str], must: Sequence[str], size: int
     ) -> tuple[str, ...]:
         """``must``, then ids of the decided cards, then whatever is offered."""
-        rank = {card: n for n, card in enumerate(cards)}
-        known = self.node.ids.card_of[resource]
-        chosen = set(must)
-        rest = sorted(
-            (d for d in free if d not in chosen),
-            key=lambda d: (rank.get(known.get(d, CardUuid("")), len(rank)), d),
-        )
-        return (*must, *rest[: max(0, size - len(must))])
+        known, missing = self.node.ids.card_of[resource], size - len(must)
+        rest = set(free).difference(must)
+        chosen: list[str] = []
+        for card in cards:
+            chosen += sorted(d for d in rest if known.get(d) == card)
+        if len(chosen) < missing:
+            chosen += sorted(rest.difference(chosen))
+        return (*must, *chosen[: max(0, missing)])
 
     def best_ids(self, resource: str, free: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
         """Ids of as few cards as possible: the fullest card that still offers enough, else the emptiest."""
