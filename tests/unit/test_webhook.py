@@ -1,0 +1,451 @@
+"""What the webhooks answer to whole AdmissionReviews: mended, refused with the cure, warned, or left alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from admission.config import Terms
+from admission.webhook import TEMPLATES, Outlook, mutate, validate
+from admission.wire import encode_answer, parse_review
+from gpu_manager.adapters.manifests import read_manifests
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    ASSIGNED,
+    CORE,
+    CORE_LIMIT,
+    MEMORY,
+    PREDICATE_INDEX,
+    PREDICATE_NODE,
+    PREDICATE_TIME,
+)
+from gpu_manager.domain.rulebook import Rule, violation
+from tests.fakes.reviews import NODE_GROUPS, container, patched, pod, review, update, workload
+
+SCHEDULER = "system:serviceaccount:kube-system:gpu-quota-admission"
+TERMS = Terms()
+GENEROUS = Terms(default_memory=4, scheduler_name="vcuda-scheduler", runtime_class="nvidia")
+
+
+def ask(judge: Any, sent: dict[str, Any], terms: Terms = TERMS, **more: Any) -> dict[str, Any]:
+    """The response as it stands on the wire."""
+    asked = parse_review(json.dumps(sent).encode())
+    answer = json.loads(encode_answer(asked.uid, judge(asked, terms, **more)))
+    assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    assert answer["response"]["uid"] == sent["request"]["uid"]
+    return dict(answer["response"])
+
+
+def admit(obj: dict[str, Any], terms: Terms = TERMS, **more: Any) -> tuple[bool, str, list[str]]:
+    """Both webhooks in their order; (allowed, message, warnings)."""
+    first = ask(mutate, review(obj, **more), terms)
+    warnings = first.get("warnings", [])
+    if not first["allowed"]:
+        return False, first["status"]["message"], warnings
+    second = ask(validate, review(patched(obj, first), **more), terms)
+    return (
+        second["allowed"],
+        second.get("status", {}).get("message", ""),
+        warnings + second.get("warnings", []),
+    )
+
+
+def test_the_fixture_of_a_legal_pod_passes_both_webhooks_untouched() -> None:
+    uid = review()["request"]["uid"]
+    assert ask(mutate, review()) == {"uid": uid, "allowed": True}
+    assert ask(validate, review()) == {"uid": uid, "allowed": True}
+
+
+# The seed.
+
+
+@pytest.mark.parametrize(("core", "memory"), [(30, 20), (56, 40), (100, None), (600, None), (3400, None)])
+def test_the_card_counts_that_users_were_promised_pass(core: int, memory: int | None) -> None:
+    assert admit(pod(container("nginx", str(core), memory and str(memory)))) == (True, "", [])
+
+
+@pytest.mark.parametrize(
+    ("core", "memory", "says"),
+    [
+        ("150", None, "or a multiple of 100 for whole cards (100 or 200)"),
+        ("270", None, "(200 or 300)"),
+        ("354", None, "(300 or 400)"),
+        (None, "20", "tencent.com/vcuda-memory is 20 without tencent.com/vcuda-core"),
+        ("1500m", "20", "if 1.5 cards were meant, use 100 or 200"),
+        ("30", "20500m", "counts units of 256 MiB in whole numbers: use 20 or 21"),
+        ("30", None, "is 30 without tencent.com/vcuda-memory"),
+    ],
+)
+def test_what_no_card_can_give_is_refused_with_the_nearest_value(
+    core: str | None, memory: str | None, says: str
+) -> None:
+    allowed, message, _ = admit(pod(container("train", core, memory)))
+    assert not allowed
+    assert says in message
+    assert 'container "train": ' in message
+
+
+def test_a_refusal_has_code_reason_rule_and_the_predecessors_words_first() -> None:
+    response = ask(validate, review(pod(container("train", "150"))))
+    assert response["status"] == {
+        "code": 422,
+        "reason": "Invalid",
+        "message": 'cores are greater than 100, must be multiple of 100: container "train": '
+        "tencent.com/vcuda-core is 150: use 1 to 100 for a part of one card, "
+        "or a multiple of 100 for whole cards (100 or 200)",
+    }
+    assert response["auditAnnotations"] == {"rules": "core-not-multiple"}
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {"limits": {CORE: "500m", MEMORY: "1"}},
+        {"limits": {CORE: "30", MEMORY: "0.5"}},
+        {"limits": {CORE: "-30"}},
+        {"limits": {CORE: "30", MEMORY: "20"}, "requests": {CORE: "20", MEMORY: "20"}},
+        {"requests": {CORE: "30"}},
+    ],
+)
+def test_mutate_refuses_what_the_api_servers_own_check_would_hide_from_validation(
+    resources: dict[str, Any],
+) -> None:
+    response = ask(mutate, review(pod(container(resources=resources))), GENEROUS)
+    assert (response["allowed"], response["status"]["code"]) == (False, 422)
+    assert "patch" not in response
+
+
+def test_mutate_leaves_the_other_faults_to_validation_so_that_later_webhooks_may_mend_them() -> None:
+    assert ask(mutate, review(pod(container(core="150"))))["allowed"]
+
+
+def test_every_fault_of_a_pod_is_told_at_once_and_a_flood_of_them_is_cut() -> None:
+    _, message, _ = admit(pod(container("a", "150"), container("b", "50")))
+    assert 'container "a"' in message
+    assert 'container "b"' in message
+    _, message, _ = admit(pod(*(container(f"c{i}", "150") for i in range(300))))
+    assert message.endswith("; and 292 more")
+
+
+# Mending.
+
+
+def test_memory_beside_whole_cards_is_removed_from_limits_and_requests_with_a_warning() -> None:
+    before = pod(container("idle"), container("train", "200", "20"))
+    response = ask(mutate, review(before))
+    (warning,) = response["warnings"]
+    assert warning == (
+        'container "train": tencent.com/vcuda-memory is 20 beside 2 whole cards: it is ignored, '
+        "a whole card comes with all its memory"
+    )
+    resources = patched(before, response)["spec"]["containers"][1]["resources"]
+    assert resources == {"limits": {CORE: "200"}, "requests": {CORE: "200"}}
+
+
+def test_memory_beside_whole_cards_is_not_removed_where_it_is_illegal_by_itself() -> None:
+    allowed, message, _ = admit(pod(container("train", "200", "0.5")))
+    assert not allowed
+    assert "tencent.com/vcuda-memory is 0.5" in message
+
+
+@pytest.mark.parametrize("with_requests", [True, False])
+def test_the_default_memory_is_written_where_a_part_of_a_card_has_none(with_requests: bool) -> None:
+    resources: dict[str, Any] = {"limits": {CORE: "30"}}
+    if with_requests:
+        resources["requests"] = {CORE: "30"}
+    before = pod(container(resources=resources), initContainers=[container("init", "10")])
+    response = ask(mutate, review(before), GENEROUS)
+    after = patched(before, response)["spec"]
+    for made in (after["containers"][0], after["initContainers"][0]):
+        assert made["resources"]["limits"][MEMORY] == "4"
+        assert made["resources"].get("requests", {MEMORY: "4"})[MEMORY] == "4"
+    assert len(response["warnings"]) == 2
+    assert "it gets this cluster's default, 4 units (1 GiB)" in response["warnings"][0]
+
+
+def test_no_default_memory_beside_memory_whole_cards_nothing_or_another_fault() -> None:
+    for made in (
+        container("a", "30", "20"),
+        container("a", "100"),
+        container("a"),
+        container("a", "30", securityContext={"privileged": True}),
+    ):
+        assert "warnings" not in ask(mutate, review(pod(made)), GENEROUS)
+
+
+def test_scheduler_and_runtime_class_are_written_only_where_the_pod_names_none() -> None:
+    before = pod(container(core="100"))
+    after = patched(before, ask(mutate, review(before), GENEROUS))["spec"]
+    assert (after["schedulerName"], after["runtimeClassName"]) == ("vcuda-scheduler", "nvidia")
+    own = pod(container(core="100"), schedulerName="mine", runtimeClassName="kata")
+    assert "patch" not in ask(mutate, review(own), GENEROUS)
+    assert "patch" not in ask(mutate, review(pod(container())), GENEROUS)
+
+
+def test_a_pod_of_another_scheduler_is_warned() -> None:
+    _, _, warnings = admit(pod(container(core="100"), schedulerName="mine"), GENEROUS)
+    assert warnings == [
+        'spec.schedulerName is "mine", but vcuda-scheduler alone keeps cards for pods: remove the line'
+    ]
+    assert admit(pod(container(), schedulerName="mine"), GENEROUS) == (True, "", [])
+
+
+# Guarded annotations.
+
+GUARDED = {
+    ALLOCATION: "{}",
+    PREDICATE_NODE: "n1",
+    PREDICATE_TIME: "1",
+    ASSIGNED: "false",
+    f"{PREDICATE_INDEX}0": "0,1",
+}
+
+
+def test_a_restored_backup_loses_the_guarded_annotations_with_a_warning_each() -> None:
+    before = pod(container(core="100"), annotations={**GUARDED, "mine": "kept"})
+    response = ask(mutate, review(before))
+    assert patched(before, response)["metadata"]["annotations"] == {"mine": "kept"}
+    assert len(response["warnings"]) == len(GUARDED)
+    assert (
+        f"annotation {ALLOCATION} is removed: the scheduler and the agent alone write it"
+        in response["warnings"]
+    )
+    assert admit(before)[0]
+
+
+def test_the_two_service_accounts_keep_the_guarded_annotations() -> None:
+    before = pod(container(core="100"), annotations=GUARDED)
+    assert admit(before, user=SCHEDULER) == (True, "", [])
+
+
+def test_validation_refuses_a_guarded_annotation_that_was_not_removed() -> None:
+    response = ask(validate, review(pod(container(), annotations={PREDICATE_NODE: "n1"})))
+    assert response["status"]["code"] == 403
+    assert response["status"]["reason"] == "Forbidden"
+    assert (
+        f"annotation {PREDICATE_NODE} is written by the scheduler and the agent alone"
+        in response["status"]["message"]
+    )
+
+
+@pytest.mark.parametrize("subresource", ["", "status", "ephemeralcontainers", "resize"])
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ({}, {PREDICATE_NODE: "n2"}, 'is "n2": the scheduler and the agent alone may change it: leave it out'),
+        ({PREDICATE_NODE: "n1"}, {PREDICATE_NODE: "n2"}, 'leave it as it was, "n1"'),
+        ({PREDICATE_NODE: "n1"}, {}, "is removed: the scheduler and the agent alone may change it: leave it as it was"),
+    ],
+)  # fmt: skip
+def test_nobody_else_sets_changes_or_removes_a_guarded_annotation(
+    before: dict[str, str], after: dict[str, str], says: str, subresource: str
+) -> None:
+    change = (pod(container(core="100"), annotations=before), pod(container(core="100"), annotations=after))
+    response = ask(validate, update(*change, subresource))
+    assert (response["allowed"], response["status"]["code"]) == (False, 403)
+    assert says in response["status"]["message"]
+    assert ask(validate, update(*change, subresource, user=SCHEDULER))["allowed"]
+
+
+def test_a_binding_of_a_stranger_carries_no_guarded_annotation() -> None:
+    binding = {"metadata": {"name": "train-x", "annotations": {ALLOCATION: "{}"}}, "target": {"name": "n1"}}
+    sent = review(binding, subResource="binding", kind={"group": "", "version": "v1", "kind": "Binding"})
+    assert not ask(validate, sent)["allowed"]
+    assert ask(validate, {**sent, "request": {**sent["request"], "userInfo": {"username": SCHEDULER}}})[
+        "allowed"
+    ]
+
+
+# Changes of a pod.
+
+
+def test_a_change_may_not_make_a_pod_illegal_but_an_illegal_pod_can_still_end() -> None:
+    legal, illegal = (
+        pod(container(core="30", memory="1"), annotations={CORE_LIMIT: c}) for c in ("80", "20")
+    )
+    assert not ask(validate, update(legal, illegal))["allowed"]
+    ending = {**illegal, "metadata": {**illegal["metadata"], "finalizers": []}}
+    assert ask(validate, update(illegal, ending))["allowed"]
+    worse = pod(
+        container(core="30", memory="1"), annotations={CORE_LIMIT: "20", "tencent.com/placement": "random"}
+    )
+    response = ask(validate, update(illegal, worse))
+    assert response["auditAnnotations"] == {"rules": "placement-unknown"}
+
+
+def test_a_status_update_without_annotations_is_not_judged_again() -> None:
+    old = pod(container(core="150"))
+    assert ask(validate, update(old, {**old, "status": {"phase": "Running"}}, "status"))["allowed"]
+
+
+def test_an_ephemeral_container_cannot_ask() -> None:
+    old = pod(container(core="30", memory="1"))
+    debug = {"name": "debug", "image": "busybox", "resources": {"limits": {CORE: "10", MEMORY: "1"}}}
+    new = {**old, "spec": {**old["spec"], "ephemeralContainers": [debug]}}
+    response = ask(validate, update(old, new, "ephemeralcontainers"))
+    assert response["auditAnnotations"] == {"rules": "ephemeral-container"}
+    assert (
+        'container "debug": tencent.com/vcuda-core is 10, but an ephemeral container cannot'
+        in response["status"]["message"]
+    )
+    assert not ask(validate, review(new))["allowed"]
+    plain = {**old, "spec": {**old["spec"], "ephemeralContainers": [{"name": "debug"}]}}
+    assert ask(validate, update(old, plain, "ephemeralcontainers"))["allowed"]
+
+
+def test_all_container_kinds_are_judged() -> None:
+    for spec in (
+        {"initContainers": [container("i", "150")]},
+        {"initContainers": [container("i", "150", restartPolicy="Always")]},
+    ):
+        assert not admit(pod(container(), **spec))[0]
+
+
+# The way to the node.
+
+
+def test_a_node_name_is_warned_or_refused_and_only_for_pods_that_ask() -> None:
+    bound = pod(container(core="100"), nodeName="n1")
+    allowed, _, (warning,) = admit(bound)
+    assert allowed
+    assert warning.startswith('spec.nodeName is "n1": the scheduler is passed by and keeps no card')
+    response = ask(validate, review(bound), Terms(deny_node_name=True))
+    assert (response["allowed"], response["status"]["code"]) == (False, 403)
+    assert "warnings" not in response
+    assert admit(pod(container(), nodeName="n1"), Terms(deny_node_name=True)) == (True, "", [])
+
+
+def test_the_image_of_a_static_pod_is_never_refused_for_it_runs_already() -> None:
+    static = pod(container(core="150"), annotations={"kubernetes.io/config.mirror": "x"}, nodeName="n1")
+    allowed, _, warnings = admit(static, Terms(deny_node_name=True), groups=NODE_GROUPS)
+    assert allowed
+    assert len(warnings) == 2
+    assert not admit(static, Terms(deny_node_name=True))[0]  # anyone can write that annotation
+
+
+# What the cluster says.
+
+
+def test_the_outlook_is_asked_about_legal_pods_that_ask_and_its_words_are_passed_on() -> None:
+    asked = []
+
+    def no_card(about: Any, request: Any) -> Any:
+        asked.append((about.namespace, request.containers[0].request.cores))
+        return (violation(Rule.NO_CARD_FITS, "", "", "", reason="no card of this cluster has 90 GiB"),)
+
+    outlook = Outlook(warn=no_card)
+    response = ask(validate, review(pod(container(core="30", memory="360"))), outlook=outlook)
+    assert response["warnings"] == ["no card of this cluster has 90 GiB"]
+    for silent in (container(), container(core="150")):
+        ask(validate, review(pod(silent)), outlook=outlook)
+    assert asked == [("research", 30)]
+
+
+def test_what_the_outlook_refuses_is_forbidden_not_invalid() -> None:
+    fault = violation(Rule.NO_CARD_FITS, "", "", "", reason="ExceedsGPUQuota: research has 4 of 4 T4 cards")
+    response = ask(validate, review(), outlook=Outlook(refuse=lambda *_: (fault,)))
+    assert response["status"] == {"code": 403, "reason": "Forbidden", "message": fault.message}
+
+
+# Workload templates.
+
+WORKLOADS = [
+    ("Deployment", "apps", "deployments"),
+    ("StatefulSet", "apps", "statefulsets"),
+    ("DaemonSet", "apps", "daemonsets"),
+    ("ReplicaSet", "apps", "replicasets"),
+    ("Job", "batch", "jobs"),
+    ("CronJob", "batch", "cronjobs"),
+    ("ReplicationController", "", "replicationcontrollers"),
+    ("PodTemplate", "", "podtemplates"),
+]
+
+
+def around(kind: str, template: dict[str, Any]) -> dict[str, Any]:
+    obj: dict[str, Any] = {"spec": {"template": template}}
+    if kind == "CronJob":
+        obj = {"spec": {"jobTemplate": obj}}
+    if kind == "PodTemplate":
+        obj = {"template": template}
+    return {"metadata": {"name": "w", "namespace": "research"}, "kind": kind, **obj}
+
+
+@pytest.mark.parametrize(("kind", "group", "plural"), WORKLOADS)
+def test_a_workload_is_only_ever_warned(kind: str, group: str, plural: str) -> None:
+    response = ask(validate, workload(kind, group, plural, around(kind, pod(container("train", "150")))))
+    assert response["allowed"]
+    (warning,) = response["warnings"]
+    assert warning.startswith(f"pods of this {kind} will be refused: cores are greater than 100")
+    assert len(warning) <= 256
+    legal = workload(kind, group, plural, around(kind, pod(container("train", "30", "20"))))
+    assert ask(validate, legal) == {"uid": legal["request"]["uid"], "allowed": True}
+    assert ask(mutate, legal)["allowed"]
+
+
+@pytest.mark.parametrize(("kind", "group", "_plural"), WORKLOADS)
+def test_the_webhook_finds_the_same_template_as_the_command_line(kind: str, group: str, _plural: str) -> None:
+    assert {(g, p) for _, g, p in WORKLOADS} == set(TEMPLATES)
+    manifest = around(kind, {"spec": {"marker": 1}}) | {"apiVersion": f"{group}/v1".lstrip("/")}
+    (found,) = read_manifests(json.dumps(manifest).encode())
+    assert found.pod == {"spec": {"marker": 1}}
+
+
+def test_a_template_is_warned_of_all_that_will_happen_to_its_pods() -> None:
+    template = pod(
+        container("a", "30"), container("b", "200", "3"), annotations={PREDICATE_NODE: "n1"}, nodeName="n2"
+    )
+    found = ask(
+        validate,
+        workload(*WORKLOADS[0], around("Deployment", template)),
+        Terms(default_memory=4, deny_node_name=True),
+    )
+    assert [w.partition(": ")[0] for w in found["warnings"]] == ["pods of this Deployment"] * 3 + [
+        "pods of this Deployment will be refused"
+    ]
+    without = ask(validate, workload(*WORKLOADS[0], around("Deployment", template)))
+    assert "will be refused" in without["warnings"][0]
+    assert "without tencent.com/vcuda-memory" in without["warnings"][0]
+
+
+def test_an_update_that_leaves_the_template_alone_is_not_warned_again() -> None:
+    old = around("Deployment", pod(container("train", "150")))
+    scaled = {**old, "spec": {**old["spec"], "replicas": 3}}
+    assert "warnings" not in ask(validate, workload(*WORKLOADS[0], scaled, old))
+
+
+def test_a_template_that_is_none_is_allowed_with_a_word() -> None:
+    assert "warnings" in ask(
+        validate, workload(*WORKLOADS[0], around("Deployment", {"spec": {"containers": 7}}))
+    )
+    assert "warnings" not in ask(validate, workload(*WORKLOADS[0], {"spec": 5}))
+
+
+# What is not ours.
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"resource": {"group": "example.org", "version": "v1", "resource": "widgets"}},
+        {"resource": {"group": "example.org", "version": "v1", "resource": "pods"}},
+        {"operation": "DELETE", "object": None},
+        {"operation": "CONNECT", "subResource": "exec"},
+        {"operation": "SOMETHING"},
+        {"subResource": "eviction"},
+        {"object": None},
+    ],
+)
+def test_unknown_kinds_and_operations_are_allowed(changes: dict[str, Any]) -> None:
+    sent = review(pod(container(core="150"), annotations={PREDICATE_NODE: "n1"}))
+    sent["request"] |= changes
+    for judge in (mutate, validate):
+        assert ask(judge, sent) == {"uid": sent["request"]["uid"], "allowed": True}
+
+
+@pytest.mark.parametrize("dry_run", [True, False, None])
+def test_a_dry_run_gets_the_same_answer(dry_run: bool | None) -> None:
+    for obj in (pod(container(core="150")), pod(container(core="200", memory="3"))):
+        for judge in (mutate, validate):
+            assert ask(judge, review(obj, dryRun=dry_run)) == ask(judge, review(obj))
