@@ -24,6 +24,8 @@ from gpu_manager.domain.pod import PodUid
 
 _LARGEST = 64 << 10  # bytes of a cgroup file: some 13 lines of at most 4 KiB
 _MOST_PROCESSES = 1 << 16  # bounds a scan; beyond it nothing is concluded from absence
+_MOST_THREADS = 64  # looked at where the first has ended
+_EXITING = 0x4  # PF_EXITING, linux/include/linux/sched.h
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, linux/include/linux/proc_ns.h
 # Where v1 hierarchies disagree, the one that lets a process open the cards is believed.
 _PREFERRED = ("devices", "memory", "pids", "name=systemd")
@@ -80,6 +82,38 @@ class CgroupProcesses:
                 self._scanned = (now, *self._scan())
             _, pods, complete = self._scanned
         return True if pod in pods else False if complete else None
+
+    def inner_pid(self, pid: int) -> int | None:
+        """The process's id in its innermost PID namespace, as it sees itself; None if it ends or is gone.
+
+        A process whose first thread has ended, while others work on, is not ending.
+        """
+        try:
+            return self._inner(pid) if pid > 0 and self._works(pid) else None
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def _inner(self, pid: int) -> int | None:
+        for line in self._read(f"{pid}/status").splitlines():
+            name, _, value = line.partition(":")
+            if name == "NStgid":  # Linux 4.1
+                return int(value.split()[-1])
+        return None
+
+    def _works(self, pid: int) -> bool:
+        """True if a thread of it is not on its way out: one that is has given its slot back already."""
+        if not self._exits(f"{pid}/stat"):
+            return True
+        threads = [entry.name for entry in (self._proc / str(pid) / "task").iterdir()][:_MOST_THREADS]
+        return any(not self._exits(f"{pid}/task/{thread}/stat") for thread in threads)
+
+    def _exits(self, path: str) -> bool:
+        """Field 9 of the file, behind the name, which may hold anything."""
+        return bool(int(self._read(path).rpartition(")")[2].split()[6]) & _EXITING)
+
+    def _read(self, path: str) -> str:
+        with (self._proc / path).open("rb") as file:
+            return file.read(_LARGEST).decode("utf-8", "replace")
 
     def host_pid(self) -> bool:
         """True if the processes of the whole node are visible here. It cannot change while we run."""

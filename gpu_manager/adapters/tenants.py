@@ -21,7 +21,7 @@ import structlog
 
 from gpu_manager.adapters import tenant_files as files
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.ports import Limit, TenantUse
 from vcuda import page as abi
 
@@ -84,6 +84,7 @@ class PageTenants:
         self._usage: dict[str, int] = {}
         self._cards: dict[str, tuple[CardUuid, ...]] = {}
         self._tampered: dict[str, int] = {}
+        self._attacks: dict[str, str] = {}
 
     def open(self, name: str, limits: Sequence[Limit]) -> None:
         """Make the directory and both pages if absent, and write the limits. Idempotent.
@@ -144,7 +145,8 @@ class PageTenants:
         """Read the usage page with bounds: memory is what living processes hold.
 
         Raises:
-            NodeUnready: it was tampered with (and put back where possible) or is gone.
+            Tampered: the container changed it; what can be put back is.
+            NodeUnready: it is gone, or cannot be read.
         """
         cards, found, slots = self._observe(name)
         return [
@@ -167,6 +169,14 @@ class PageTenants:
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         ]
 
+    def registered(self, name: str) -> frozenset[int]:
+        """The ids, as they see themselves, of the processes that hold a slot. Raises as :meth:`usage` does.
+
+        A slot whose byte is free counts as well: programs close descriptors that they do not know.
+        """
+        _, found, _ = self._observe(name)
+        return frozenset(slot.pid for slot in found.slots)
+
     def names(self) -> Sequence[str]:
         """Every directory that exists and has a name of ours."""
         with _errors(str(self._root)):
@@ -186,6 +196,11 @@ class PageTenants:
         """How often each directory's usage page was found changed in a way that the library never does."""
         with self._lock:
             return dict(self._tampered)
+
+    def attacks(self, name: str) -> tuple[int, str]:
+        """How often this page was found changed so, by whoever read it, and what was found last."""
+        with self._lock:
+            return self._tampered.get(name, 0), self._attacks.get(name, "")
 
     def close(self) -> None:
         """Let go of the open pages."""
@@ -217,6 +232,7 @@ class PageTenants:
             os.close(page)
         self._cards.pop(name, None)
         self._tampered.pop(name, None)
+        self._attacks.pop(name, None)
 
     def _limits(self, now: abi.Limits | None, name: str, limits: Sequence[Limit]) -> abi.Limits:
         known = {card.uuid: card for card in now.cards} if now else {}
@@ -302,9 +318,10 @@ class PageTenants:
             self._cards[name] = cards
         return cards
 
-    def _tampering(self, name: str, what: str) -> NodeUnready:
+    def _tampering(self, name: str, what: str) -> Tampered:
         self._tampered[name] = self._tampered.get(name, 0) + 1
-        return NodeUnready(
+        self._attacks[name] = what
+        return Tampered(
             f"the usage page of {self._root}/{name} was tampered with: {what} "
             f"(found {self._tampered[name]} times); look at what runs in its container"
         )

@@ -6,6 +6,7 @@
     ├── RequestInvalid   the user: change the pod
     ├── DoesNotFit       the scheduler: choose another node, or wait
     ├── NodeUnready      the operator: driver, kubelet, disk, API server
+    │   └── Tampered     the operator, about one container: it changed what is not its own to change
     └── Bug              us
 
 Adapters translate every foreign error into one of these; a traceback never reaches a person.
@@ -31,6 +32,10 @@ class DoesNotFit(VcudaError):
 
 class NodeUnready(VcudaError):
     """Something the node needs is missing or broken: the operator mends it."""
+
+
+class Tampered(NodeUnready):
+    """A container changed its control page in a way that the library never does."""
 
 
 class Bug(VcudaError):

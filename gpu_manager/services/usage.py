@@ -6,13 +6,13 @@ A scrape renders the last sample and asks nobody. What cannot be read is left ou
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import Cards, CardUse, Clock, Pods, Processes, ProcessUse, Tenants, TenantUse
@@ -29,8 +29,8 @@ PERIOD_SECONDS = 1.0
 class ShareUse:
     """One container on one card. Bytes, ratios of one card, seconds; ``None`` is not known.
 
-    ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce) or
-    ``tampered`` (its page cannot be trusted; ``reason`` says why).
+    ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
+    ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read); ``reason`` says why.
     """
 
     key: Key
@@ -46,12 +46,17 @@ class ShareUse:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Everything seen at one moment (``at``: monotonic seconds)."""
+    """Everything seen at one moment (``at``: monotonic seconds).
+
+    ``processes`` are the driver's, by the container whose cgroup they are in, granted that card or not; a
+    card that is not in ``cards`` told nothing of its processes either.
+    """
 
     at: float
     grants: Mapping[Key, Grant] = field(default_factory=dict)
     cards: Mapping[CardUuid, CardUse] = field(default_factory=dict)
     shares: tuple[ShareUse, ...] = ()
+    processes: Mapping[tuple[Key, CardUuid], Sequence[ProcessUse]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -83,7 +88,6 @@ class Usage:
         self._clock = clock
         self._tally = tally
         self._before: dict[tuple[Key, CardUuid], _Before] = {}
-        self._tampered: frozenset[Key] = frozenset()
         self.last = Sample(clock.monotonic())
 
     def run(self, stop: threading.Event) -> None:
@@ -107,7 +111,7 @@ class Usage:
             for use in (self._fraction(grant, now, by_share) if _paged(grant) else _whole(grant, by_share))
         ]
         self._before = {k: v for k, v in self._before.items() if k[0] in grants}
-        self.last = Sample(now, grants, card_uses, tuple(shares))
+        self.last = Sample(now, grants, card_uses, tuple(shares), by_share)
         return self.last
 
     def _card_figures(self) -> tuple[dict[CardUuid, CardUse], list[ProcessUse]]:
@@ -126,9 +130,8 @@ class Usage:
             read = {use.card: use for use in self._tenants.usage(grant.directory)}
         except NodeUnready as error:
             self._tally.count("scrape_errors", "pages")
-            self._name_tampering(grant, str(error))
-            return [ShareUse(grant.key, s, "tampered", reason=str(error)) for s in grant.allocation.shares]
-        self._tampered -= {grant.key}
+            state = "tampered" if isinstance(error, Tampered) else "unknown"
+            return [ShareUse(grant.key, s, state, reason=str(error)) for s in grant.allocation.shares]
         return [
             self._share(grant, share, read.get(share.card), now, by_share.get((grant.key, share.card), []))
             for share in grant.allocation.shares
@@ -168,26 +171,6 @@ class Usage:
                 key: Key = (PodUid(named[0].uid), named[1])
                 by_share.setdefault((key, process.uuid), []).append(process)
         return by_share
-
-    def _name_tampering(self, grant: Grant, reason: str) -> None:
-        if grant.key in self._tampered:
-            return
-        self._tampered |= {grant.key}
-        log.error(
-            "control page tampered with", pod=grant.allocation.pod_name, container=grant.allocation.container
-        )
-        pod = next(
-            (
-                f.pod
-                for found in self._pods.local().values()
-                for f in found
-                if f.pod.uid == grant.allocation.pod
-            ),
-            None,
-        )
-        if pod is not None:
-            text = f'container "{grant.allocation.container}": {reason}'
-            self._pods.event(pod, "VcudaTampered", text, warning=True)
 
 
 def _paged(grant: Grant) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import ALLOCATION
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.injection import Injection, Mount
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
@@ -129,7 +129,7 @@ class FakeTenants:
 
     def usage(self, name: str) -> Sequence[TenantUse]:
         if name in self.tampered:
-            raise NodeUnready(f"the usage page of {name} was truncated")
+            raise Tampered(f"the usage page of {name} was truncated")
         return self.uses.get(name, ())
 
     def names(self) -> Sequence[str]:
