@@ -150,8 +150,9 @@ def variants(release: str) -> list[tuple[str, int, bool, str]]:
 
 def hooked() -> set[str]:
     """Names that the library replaces."""
-    text = re.sub(r"/\*.*?\*/", "", (LIB / "src" / "hooks.def").read_text(), flags=re.DOTALL)
-    return set(re.findall(r"\bHOOK\(\w[\w\s*]*?,\s*(\w+)\s*,", text))
+    files = (LIB / "src" / "hooks.def", LIB / "src" / "cuda" / "copies.def")
+    text = re.sub(r"/\*.*?\*/", "", "".join(file.read_text() for file in files), flags=re.DOTALL)
+    return set(re.findall(r"^(?:HOOK\(\w[\w\s*]*?,|CARD\(|BUS\()\s*(\w+)\s*,", text, flags=re.MULTILINE))
 
 
 def code(kind: str, release: str, name: str) -> int:

@@ -74,6 +74,7 @@ typedef struct {
 } CUmemPoolProps;
 
 enum {
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
     CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
@@ -144,6 +145,92 @@ enum { CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10 };
 enum { CU_LIMIT_STACK_SIZE = 0, CU_LIMIT_PRINTF_FIFO_SIZE = 1, CU_LIMIT_MALLOC_HEAP_SIZE = 2 };
 
 enum { CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39 };
+
+typedef struct CUfunc_st *CUfunction;
+
+/* What a launch says of itself; attributes are passed on unread. */
+typedef struct {
+    unsigned int grid[3], block[3], shared;
+    CUstream stream;
+    void *attributes;
+    unsigned int attribute_count;
+} CUlaunchConfig;
+
+typedef struct {
+    CUfunction function;
+    unsigned int grid[3], block[3], shared;
+    CUstream stream;
+    void **params;
+} CUDA_LAUNCH_PARAMS;
+
+/* Shapes of copies. */
+typedef struct {
+    unsigned int from_x, from_y;
+    int from_type;
+    const void *from_host;
+    CUdeviceptr_v1 from_device;
+    CUarray from_array;
+    unsigned int from_pitch;
+    unsigned int to_x, to_y;
+    int to_type;
+    void *to_host;
+    CUdeviceptr_v1 to_device;
+    CUarray to_array;
+    unsigned int to_pitch;
+    unsigned int width, height;
+} CUDA_MEMCPY2D_v1;
+
+typedef struct {
+    size_t from_x, from_y;
+    int from_type;
+    const void *from_host;
+    CUdeviceptr from_device;
+    CUarray from_array;
+    size_t from_pitch;
+    size_t to_x, to_y;
+    int to_type;
+    void *to_host;
+    CUdeviceptr to_device;
+    CUarray to_array;
+    size_t to_pitch;
+    size_t width, height;
+} CUDA_MEMCPY2D;
+
+typedef struct {
+    unsigned int from_x, from_y, from_z, from_level;
+    int from_type;
+    const void *from_host;
+    CUdeviceptr_v1 from_device;
+    CUarray from_array;
+    void *reserved0;
+    unsigned int from_pitch, from_height;
+    unsigned int to_x, to_y, to_z, to_level;
+    int to_type;
+    void *to_host;
+    CUdeviceptr_v1 to_device;
+    CUarray to_array;
+    void *reserved1;
+    unsigned int to_pitch, to_height;
+    unsigned int width, height, depth;
+} CUDA_MEMCPY3D_v1;
+
+typedef struct {
+    size_t from_x, from_y, from_z, from_level;
+    int from_type;
+    const void *from_host;
+    CUdeviceptr from_device;
+    CUarray from_array;
+    void *reserved0;
+    size_t from_pitch, from_height;
+    size_t to_x, to_y, to_z, to_level;
+    int to_type;
+    void *to_host;
+    CUdeviceptr to_device;
+    CUarray to_array;
+    void *reserved1;
+    size_t to_pitch, to_height;
+    size_t width, height, depth;
+} CUDA_MEMCPY3D;
 
 /* Flag of cuGetProcAddress: the caller was compiled for per-thread default streams. */
 #define CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM 2u

@@ -8,6 +8,7 @@
 #include "cuda/grow.h"
 #include "cuda/held.h"
 #include "cuda/mem.h"
+#include "cuda/meter.h"
 #include "front.h"
 
 /* ---- ends ---------------------------------------------------------------------------------------------------------- */
@@ -34,7 +35,9 @@ void context_ended(uint64_t id) {
 CUresult hook_cuCtxDestroy(CUcontext context) {
     uint64_t id = place_id(context);
     place_forget();
+    meter_suspend();
     CUresult result = real.cuCtxDestroy(context);
+    meter_resume();
     if (result == CUDA_SUCCESS)
         context_ended(id);
     return result;
@@ -43,7 +46,9 @@ CUresult hook_cuCtxDestroy(CUcontext context) {
 CUresult hook_cuCtxDestroy_v2(CUcontext context) {
     uint64_t id = place_id(context);
     place_forget();
+    meter_suspend();
     CUresult result = real.cuCtxDestroy_v2(context);
+    meter_resume();
     if (result == CUDA_SUCCESS)
         context_ended(id);
     return result;

@@ -1,23 +1,27 @@
-/* Launching a graph: its memory is reserved first. */
+/* Launching a graph: its time is paid for and its memory reserved first. */
+#include "cuda/cost.h"
 #include "cuda/graphmem.h"
+#include "cuda/submit.h"
 #include "front.h"
 
-CUresult hook_cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+static CUresult launch(CUgraphExec exec, CUstream stream, bool per_thread, CUresult (*call)(CUgraphExec, CUstream)) {
+    struct work work;
     struct growth growth;
+    bool held = work_begin(&work, stream, per_thread, cost_key(exec, 0));
     CUresult result = graphmem_begin(&growth, exec);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = real.cuGraphLaunch(exec, stream);
-    graphmem_end(&growth);
+    if (result == CUDA_SUCCESS) {
+        result = call(exec, stream);
+        graphmem_end(&growth);
+    }
+    if (held)
+        work_end(&work, result);
     return result;
 }
 
+CUresult hook_cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+    return launch(exec, stream, false, real.cuGraphLaunch);
+}
+
 CUresult hook_cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
-    struct growth growth;
-    CUresult result = graphmem_begin(&growth, exec);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = real.cuGraphLaunch_ptsz(exec, stream);
-    graphmem_end(&growth);
-    return result;
+    return launch(exec, stream, true, real.cuGraphLaunch_ptsz);
 }

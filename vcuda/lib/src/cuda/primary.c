@@ -5,6 +5,7 @@
 #include "cuda/account.h"
 #include "cuda/context.h"
 #include "cuda/held.h"
+#include "cuda/meter.h"
 #include "front.h"
 
 #define DEVICES 64
@@ -158,29 +159,43 @@ static CUresult after(CUresult result, CUdevice device, uint64_t id, bool reset)
 
 CUresult hook_cuDevicePrimaryCtxRelease(CUdevice device) {
     uint64_t id = id_before(device);
-    return after(real.cuDevicePrimaryCtxRelease(device), device, id, false);
+    meter_suspend();
+    CUresult result = real.cuDevicePrimaryCtxRelease(device);
+    meter_resume();
+    return after(result, device, id, false);
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     uint64_t id = id_before(device);
-    return after(real.cuDevicePrimaryCtxRelease_v2(device), device, id, false);
+    meter_suspend();
+    CUresult result = real.cuDevicePrimaryCtxRelease_v2(device);
+    meter_resume();
+    return after(result, device, id, false);
 }
 
 CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
     uint64_t id = id_before(device);
-    return after(real.cuDevicePrimaryCtxReset(device), device, id, true);
+    meter_suspend();
+    CUresult result = real.cuDevicePrimaryCtxReset(device);
+    meter_resume();
+    return after(result, device, id, true);
 }
 
 CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
     uint64_t id = id_before(device);
-    return after(real.cuDevicePrimaryCtxReset_v2(device), device, id, true);
+    meter_suspend();
+    CUresult result = real.cuDevicePrimaryCtxReset_v2(device);
+    meter_resume();
+    return after(result, device, id, true);
 }
 
 CUresult hook_cuGreenCtxDestroy(CUgreenCtx context) {
     uint64_t ids[DEVICES];
     for (CUdevice device = 0; device < DEVICES; device++)
         ids[device] = id_before(device);
+    meter_suspend();
     CUresult result = real.cuGreenCtxDestroy(context);
+    meter_resume();
     for (CUdevice device = 0; device < DEVICES; device++)
         after(result, device, ids[device], false);
     return result;

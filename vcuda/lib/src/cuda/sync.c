@@ -1,6 +1,10 @@
-/* A pool gives back what was freed, down to its threshold, when the program next synchronises: then its charge falls
+/* Where the program waits: what it has launched by then is measured up to here, and not the wait's aftermath.
+ *
+ * A pool gives back what was freed, down to its threshold, when the program next synchronises: then its charge falls
  * too, so that the container's other processes can have it. Without frees since, this costs one load. */
 #include "cuda/grow.h"
+#include "cuda/meter.h"
+#include "cuda/submit.h"
 #include "front.h"
 
 static CUresult after(CUresult result) {
@@ -8,22 +12,37 @@ static CUresult after(CUresult result) {
     return result;
 }
 
+static void before(CUstream stream, bool per_thread) {
+    work_count();
+    meter_flush(stream, per_thread);
+}
+
+static void before_context(void) {
+    work_count();
+    meter_flush_context();
+}
+
 CUresult hook_cuCtxSynchronize(void) {
+    before_context();
     return after(real.cuCtxSynchronize());
 }
 
 CUresult hook_cuCtxSynchronize_v2(CUcontext context) {
+    before_context();
     return after(real.cuCtxSynchronize_v2(context));
 }
 
 CUresult hook_cuStreamSynchronize(CUstream stream) {
+    before(stream, false);
     return after(real.cuStreamSynchronize(stream));
 }
 
 CUresult hook_cuStreamSynchronize_ptsz(CUstream stream) {
+    before(stream, true);
     return after(real.cuStreamSynchronize_ptsz(stream));
 }
 
 CUresult hook_cuEventSynchronize(CUevent event) {
+    work_count();
     return after(real.cuEventSynchronize(event));
 }

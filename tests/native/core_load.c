@@ -1,0 +1,183 @@
+/* Work for a card in the shapes that core limits are judged by. Prints, for each window, the share of it in which its
+ * kernels ran, and at the end the share of the whole; a kernel counts where it was seen to be finished.
+ *
+ *   core_load <sync|stream|graph|bursts|threads> <microseconds a kernel> <seconds> [window milliseconds] [first seconds]
+ *
+ * The windows start after the first seconds, which are not judged.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { BURST = 30, BURST_PAUSE_MS = 40, NODES = 16, RELAXED = 2 };
+
+static int (*launch_kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                            void **);
+static int (*synchronize)(void *), (*graph_launch)(void *, void *), (*record)(void *, void *), (*wait_event)(void *);
+static int (*set_current)(void *), (*create_stream)(void **, unsigned), (*create_event)(void **, unsigned);
+static void *library, *function, *context;
+static double length_s, window_s, begin_s, first_s, end_s;
+
+static double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static void must(int result, const char *what) {
+    if (result) {
+        fprintf(stderr, "%s: %d\n", what, result);
+        exit(1);
+    }
+}
+
+static void *find(const char *name) {
+    void *found = dlsym(library, name);
+    if (!found)
+        exit(3);
+    return found;
+}
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static long done, window_done, judged;
+static double window_begin_s, judged_begin_s, judged_end_s;
+
+/* `count` kernels are finished. */
+static void finished(long count) {
+    double now = now_s();
+    pthread_mutex_lock(&lock);
+    done += count;
+    if (now < begin_s + first_s) {
+        window_begin_s = judged_begin_s = now;
+    } else {
+        judged += count;
+        window_done += count;
+        judged_end_s = now;
+        if (now - window_begin_s >= window_s) {
+            printf("window %.5f %.5f\n", now, (double)window_done * length_s / (now - window_begin_s));
+            window_begin_s = now;
+            window_done = 0;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static void launch(void *stream) {
+    must(launch_kernel(function, 64, 1, 1, 32, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+}
+
+static void *run_sync(void *unused) {
+    void *stream;
+    (void)unused;
+    must(set_current(context), "cuCtxSetCurrent");
+    must(create_stream(&stream, 1), "cuStreamCreate");
+    while (now_s() < end_s) {
+        launch(stream);
+        must(synchronize(stream), "cuStreamSynchronize");
+        finished(1);
+    }
+    return NULL;
+}
+
+/* Two batches in flight, so that the card never waits for this process. */
+static void run_stream(void *stream) {
+    void *event[2];
+    int batch = length_s < 1e-3 ? (int)(1e-3 / length_s) : 1, turn = 0;
+    for (int i = 0; i < 2; i++)
+        must(create_event(&event[i], 2), "cuEventCreate");
+    for (long round = 0; now_s() < end_s; round++) {
+        for (int i = 0; i < batch; i++)
+            launch(stream);
+        must(record(event[turn], stream), "cuEventRecord");
+        turn = !turn;
+        if (round) {
+            must(wait_event(event[turn]), "cuEventSynchronize");
+            finished(batch);
+        }
+    }
+}
+
+static void run_graph(void *stream) {
+    void *graph, *exec;
+    int (*begin)(void *, int) = find("cuStreamBeginCapture_v2");
+    int (*end)(void *, void **) = find("cuStreamEndCapture");
+    int (*instantiate)(void **, void *, unsigned long long) = find("cuGraphInstantiateWithFlags");
+    must(begin(stream, RELAXED), "cuStreamBeginCapture");
+    for (int i = 0; i < NODES; i++)
+        launch(stream);
+    must(end(stream, &graph), "cuStreamEndCapture");
+    must(instantiate(&exec, graph, 0), "cuGraphInstantiate");
+    while (now_s() < end_s) {
+        must(graph_launch(exec, stream), "cuGraphLaunch");
+        must(synchronize(stream), "cuStreamSynchronize");
+        finished(NODES);
+    }
+}
+
+static void run_bursts(void *stream) {
+    struct timespec pause = {.tv_nsec = BURST_PAUSE_MS * 1000000};
+    while (now_s() < end_s) {
+        for (int i = 0; i < BURST; i++)
+            launch(stream);
+        must(synchronize(stream), "cuStreamSynchronize");
+        finished(BURST);
+        nanosleep(&pause, NULL);
+    }
+}
+
+static void run_threads(void) {
+    pthread_t thread[4];
+    for (int i = 0; i < 4; i++)
+        pthread_create(&thread[i], NULL, run_sync, NULL);
+    for (int i = 0; i < 4; i++)
+        pthread_join(thread[i], NULL);
+}
+
+int main(int argc, char **argv) {
+    char name[32];
+    void *module, *stream;
+    if (argc < 4)
+        return 64;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    length_s = atof(argv[2]) * 1e-6;
+    window_s = argc > 4 ? atof(argv[4]) * 1e-3 : 1.0;
+    first_s = argc > 5 ? atof(argv[5]) : 0;
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library)
+        return 2;
+    launch_kernel = find("cuLaunchKernel");
+    synchronize = find("cuStreamSynchronize");
+    graph_launch = find("cuGraphLaunch");
+    record = find("cuEventRecord");
+    wait_event = find("cuEventSynchronize");
+    set_current = find("cuCtxSetCurrent");
+    create_stream = find("cuStreamCreate");
+    create_event = find("cuEventCreate");
+    must(((int (*)(unsigned))find("cuInit"))(0), "cuInit");
+    must(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
+    must(set_current(context), "cuCtxSetCurrent");
+    must(create_stream(&stream, 1), "cuStreamCreate");
+    must(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "\177ELF any binary"), "cuModuleLoadData");
+    snprintf(name, sizeof name, "spin_%sus", argv[2]);
+    must(((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(&function, module, name),
+         "cuModuleGetFunction");
+    begin_s = judged_begin_s = judged_end_s = window_begin_s = now_s();
+    end_s = begin_s + atof(argv[3]);
+    printf("running\n");
+    if (!strcmp(argv[1], "sync"))
+        run_sync(NULL);
+    else if (!strcmp(argv[1], "stream"))
+        run_stream(stream);
+    else if (!strcmp(argv[1], "graph"))
+        run_graph(stream);
+    else if (!strcmp(argv[1], "bursts"))
+        run_bursts(stream);
+    else
+        run_threads();
+    double wall = judged_end_s - judged_begin_s;
+    printf("share %.5f kernels %ld\n", wall > 0 ? (double)judged * length_s / wall : 0.0, done);
+    return 0;
+}

@@ -1,0 +1,38 @@
+/* What a piece of work is expected to cost: a table of 1,024 averages, each process its own. */
+#ifndef VCUDA_COST_H
+#define VCUDA_COST_H
+
+#include <stdint.h>
+
+#include "core.h"
+
+struct cost {
+    uint64_t key;  /* 0: free */
+    uint64_t ns;   /* GPU time, an exponential average */
+    uint64_t seen; /* how often it was measured */
+};
+
+/* Keys: what is launched and about how much of it; never 0. */
+static inline uint64_t cost_key(const void *what, uint64_t size) {
+    uint64_t key = (uint64_t)(uintptr_t)what ^ (uint64_t)(64 - __builtin_clzll(size | 1)) << 56;
+    return key * UINT64_C(0x9e3779b97f4a7c15) | 1;
+}
+
+/* Its entry; where there is none yet, a new one with the first guess, in place of another if need be. */
+struct cost *cost_find(uint64_t key);
+
+static inline uint64_t cost_ns(const struct cost *cost) {
+    return __atomic_load_n(&cost->ns, __ATOMIC_RELAXED);
+}
+
+static inline uint64_t cost_seen(const struct cost *cost) {
+    return __atomic_load_n(&cost->seen, __ATOMIC_RELAXED);
+}
+
+/* One run took `ns`. */
+void cost_measured(struct cost *cost, uint64_t ns);
+
+/* Several runs of several kinds took `used` together, where `expected` had been expected. */
+void cost_corrected(struct cost *cost, uint64_t used, uint64_t expected);
+
+#endif

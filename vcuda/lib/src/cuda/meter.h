@@ -1,0 +1,136 @@
+/* Measuring work on the card: pieces of it between two events, on each stream of each context.
+ *
+ * A program's thread opens a piece (records its start), adds launches, and closes it (records its end) after about a
+ * millisecond of expected work; then the helper thread finds it finished and settles it. A piece belongs to whoever took
+ * it out of its stream's place with an exchange, so nobody waits for anybody. No stream is ever synchronised, and no
+ * event is recorded in one that is being captured.
+ */
+#ifndef VCUDA_METER_H
+#define VCUDA_METER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cu_types.h"
+#include "cuda/cost.h"
+#include "cuda/spans.h"
+
+#define METER_PIECES 256  /* of a context; a program that has more in flight is charged by expectation */
+#define METER_KINDS 6     /* of work in one piece */
+#define METER_LAUNCHES 64 /* in one piece */
+#define METER_PIECE_NS 1000000u
+#define METER_PLACES 2 /* open pieces of a stream: threads that share it find one each */
+
+struct meter;
+
+struct piece {
+    struct piece *next; /* in a list of pieces */
+    struct venue *venue;
+    struct meter *meter;
+    CUevent start, end;
+    uint64_t expected_ns; /* what its launches have paid */
+    uint64_t opened_ns, closed_ns;
+    uint64_t late_ns;   /* host time between the start's record and the launch, on an idle stream: no work */
+    uint64_t unsure_ns; /* host time between the last launch and the end's record: perhaps no work */
+    uint32_t launches;
+    uint32_t kinds;
+    bool was_idle, measured;
+    struct {
+        struct cost *cost;
+        uint32_t count;
+    } kind[METER_KINDS];
+};
+
+/* A context on a card of the pages. Never freed; one that ended is used again for another. */
+struct venue {
+    struct venue *next;
+    CUcontext context;
+    uint64_t owner; /* the context's id; 0: ended */
+    int card;
+    bool lost; /* its card or context is broken: launches fail anyway, hold none back */
+    uint64_t free_head;
+    struct piece *closed; /* pushed by programs' threads, taken whole by the one that settles */
+    /* only the one that settles: */
+    struct piece *waiting, **waiting_end;
+    struct spans spans;
+    CUevent reference; /* all times are relative to it; a float of milliseconds is exact enough for some seconds */
+    int64_t reference_ns;
+    struct piece piece[METER_PIECES];
+};
+
+/* A stream. Never freed; one that ended is used again. */
+struct meter {
+    struct meter *next;
+    uint64_t key[3]; /* handle, context's id, thread for its own default stream; key[0] == 0: free */
+    CUstream stream; /* as any thread with the context current can name it */
+    struct venue *venue;
+    int card;
+    bool others_may_record; /* false for a thread's default stream */
+    uint32_t unsettled;     /* pieces open or not settled */
+    uint32_t blocked;       /* the pass of the settling one in which a piece was found unfinished */
+    struct piece *open[METER_PLACES];
+    struct {
+        struct piece *piece;
+        uint32_t launches;
+        uint64_t since;
+    } quiet[METER_PLACES]; /* only the one that settles */
+};
+
+/* Raised whenever a stream or context ends: what threads remember of meters is to be asked again. */
+extern uint64_t meter_epoch;
+
+/* Streams being captured in this process, at least. */
+extern uint32_t meter_captures;
+
+/* Work expected in flight of this process, by card of the pages. */
+extern uint64_t meter_ahead_ns[];
+
+/* The meter of a stream for the calling thread, made if need be; NULL if its card is none of the pages'. */
+struct meter *meter_of(CUstream stream, bool per_thread);
+
+/* Is this stream, as the caller names it, being captured? Asked only while any is. */
+bool meter_is_capturing(CUstream stream, bool per_thread);
+
+/* Take the stream's open piece, or open one; NULL if none can be had. */
+struct piece *meter_take(struct meter *meter);
+
+/* Add a launch, before it is made; take it out again if it fails. */
+void piece_add(struct piece *piece, struct cost *cost, uint64_t expected_ns);
+void piece_remove(struct piece *piece, struct cost *cost, uint64_t expected_ns);
+
+/* Put the piece back for more launches. */
+void meter_put(struct meter *meter, struct piece *piece);
+
+/* Record its end and hand it over for settling; `now` is the time the last launch returned. */
+void meter_close(struct piece *piece, uint64_t now);
+
+/* Close what this thread finds open on a stream: it is about to wait for it, or to put other work there. */
+void meter_flush(CUstream stream, bool per_thread);
+void meter_flush_context(void);
+
+/* A stream is about to end. */
+void meter_stream_ends(CUstream stream);
+
+/* Around calls that may end contexts: nothing of ours touches a context in between. */
+void meter_suspend(void);
+void meter_resume(void);
+
+/* Settle what is finished, close what has been quiet, unless someone else is at it. Returns the time in ns until the
+ * next look is worth while, 0 if nothing is in flight. */
+uint64_t settle_pass(void);
+
+/* Make sure that the helper thread is awake. */
+void settle_wake(void);
+
+/* For meter.c and settle.c: */
+extern struct venue *meter_venues;
+extern struct meter *meter_buckets[];
+#define METER_BUCKETS 256
+bool settle_lock(bool patient);
+void settle_unlock(void);
+void piece_free(struct piece *piece);
+void meter_drop_piece(struct piece *piece);
+bool meter_record(CUevent event, CUstream stream);
+void meter_settled(struct meter *meter);
+
+#endif

@@ -1,0 +1,419 @@
+/* Settling pieces of work: what they took by the card's own clock, against what they had paid.
+ *
+ * One thread at a time does it, the helper as a rule, for as long as the few calls need that it makes of the driver;
+ * the lock is one that others try and, where they must have it, wait for a second at most. While a thread may be ending
+ * a context it holds the lock, so that nobody touches an event of that context.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core.h"
+#include "cuda/meter.h"
+#include "cuda/place.h"
+#include "front.h"
+#include "page.h"
+#include "slots.h"
+
+#define CUDA_ERROR_NOT_READY 600
+#define LOOK_LEAST_NS 150000u /* between two looks */
+#define LOOK_MOST_NS 2000000u
+#define QUIET_NS 400000u /* no launch for so long: the piece is closed for the program */
+#define AWAKE_NS 3000000u
+#define PATIENCE_NS 1000000000u
+#define REFERENCE_MOST_NS 4000000000 /* a float of milliseconds is then exact to half a microsecond */
+
+static uint32_t busy_with_it; /* the lock */
+static uint32_t alarm_word;   /* the helper sleeps on it */
+static uint32_t asleep, started;
+static uint32_t passes;
+static double own_sharers[VCUDA_MAX_CARDS];
+static uint64_t last_seen_busy;
+static __thread bool suspended __attribute__((tls_model("initial-exec")));
+
+/* ---- the lock ---------------------------------------------------------------------------------------------------------- */
+
+bool settle_lock(bool patient) {
+    uint64_t since = 0;
+    for (unsigned tries = 1; __atomic_exchange_n(&busy_with_it, 1, __ATOMIC_ACQUIRE); tries++) {
+        if (!patient)
+            return false;
+        if (tries % 64)
+            continue;
+        uint64_t now = vcuda_now_ns();
+        since = since ? since : now;
+        if (now - since > PATIENCE_NS)
+            return false;
+        sched_yield();
+    }
+    return true;
+}
+
+void settle_unlock(void) {
+    __atomic_store_n(&busy_with_it, 0, __ATOMIC_RELEASE);
+}
+
+void meter_suspend(void) {
+    if (!__atomic_load_n(&meter_venues, __ATOMIC_ACQUIRE))
+        return;
+    suspended = settle_lock(true);
+    __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
+}
+
+/* ---- one piece ----------------------------------------------------------------------------------------------------------- */
+
+/* By how much measured time is to be divided: the host knows all processes on the card; without its word, those of our
+ * own container are what we see. */
+static uint32_t sharers(const struct vcuda_limits_view *view, int card, uint64_t now) {
+    uint32_t told = core_sharers(view, card, now);
+    double own = own_sharers[card] * 256;
+    return told > 256 || own < 256 ? told : (uint32_t)own;
+}
+
+/* Processes of this container with work in flight; the harmonic mean over the last looks, since time is divided. */
+static void look_at_own(int card) {
+    struct vcuda_usage *usage = vcuda_usage();
+    unsigned high = usage ? slots_high(usage) : 0, count = 0;
+    for (unsigned i = 0; i < high; i++)
+        count += __atomic_load_n(&usage->slot[i].state, __ATOMIC_RELAXED) == VCUDA_SLOT_LIVE &&
+                 __atomic_load_n(&usage->slot[i].inflight[card], __ATOMIC_RELAXED) != 0;
+    double inverse = count > 1 ? 1.0 / count : 1.0, old = own_sharers[card] > 0 ? 1 / own_sharers[card] : 1.0;
+    own_sharers[card] = 1 / (old + (inverse - old) / 16);
+}
+
+static int64_t time_of(struct venue *venue, CUevent event, bool *failed) {
+    float ms = 0;
+    *failed |= real.cuEventElapsedTime(&ms, venue->reference, event) != CUDA_SUCCESS;
+    return venue->reference_ns + (int64_t)((double)ms * 1e6);
+}
+
+/* The piece's start becomes what times are relative to; the piece gets a new event when it is next used. */
+static void refer_to(struct piece *piece, int64_t at) {
+    CUevent old = piece->venue->reference;
+    piece->venue->reference = piece->start;
+    piece->venue->reference_ns = at;
+    piece->start = old;
+    if (!old) { /* make both anew */
+        piece->start = piece->end;
+        piece->end = NULL;
+    }
+}
+
+/* GPU time: how much of the piece's interval was new, and how long it was itself. */
+static bool measure(struct piece *piece, uint32_t divided, int64_t *fresh, int64_t *own) {
+    struct venue *venue = piece->venue;
+    bool failed = false, first = !venue->reference;
+    float ms = 0;
+    int64_t from = first ? 0 : time_of(venue, piece->start, &failed);
+    failed |= real.cuEventElapsedTime(&ms, piece->start, piece->end) != CUDA_SUCCESS;
+    if (failed)
+        return false;
+    int64_t to = from + (int64_t)((double)ms * 1e6), late = (int64_t)piece->late_ns;
+    int64_t begin = late < to - from ? from + late : to;
+    /* The end was recorded late: the truth lies between, near what was expected. */
+    int64_t least = to - (int64_t)piece->unsure_ns > begin ? to - (int64_t)piece->unsure_ns : begin;
+    int64_t expected = begin + (int64_t)(piece->expected_ns * divided / 256);
+    int64_t end = expected < least ? least : expected > to ? to : expected;
+    if (!piece->unsure_ns)
+        end = to;
+    *fresh = spans_add(&venue->spans, begin, end);
+    *own = end - begin;
+    if (first || from - venue->reference_ns > REFERENCE_MOST_NS)
+        refer_to(piece, from);
+    return true;
+}
+
+static void teach(struct piece *piece, uint64_t own) {
+    if (!piece->launches)
+        return;
+    if (piece->kinds == 1)
+        cost_measured(piece->kind[0].cost, own / piece->launches);
+    else
+        for (uint32_t i = 0; i < piece->kinds; i++)
+            if (piece->kind[i].count)
+                cost_corrected(piece->kind[i].cost, own, piece->expected_ns);
+}
+
+static void settle(struct piece *piece, bool measured, uint64_t now) {
+    const struct vcuda_limits_view *view = vcuda_limits();
+    struct vcuda_usage *usage = vcuda_usage();
+    struct meter *meter = piece->meter;
+    int card = piece->venue->card;
+    int64_t fresh, own;
+    __atomic_fetch_sub(&meter_ahead_ns[card], piece->expected_ns, __ATOMIC_RELAXED);
+    if (view && usage && (uint32_t)card < view->card_count) {
+        const struct vcuda_card_limits *limits = &view->card[card];
+        uint64_t used = piece->expected_ns;
+        uint32_t divided = sharers(view, card, now);
+        if (measured && measure(piece, divided, &fresh, &own)) {
+            used = core_used((uint64_t)fresh, divided, limits->gain_q8);
+            uint64_t took = core_used((uint64_t)own, divided, limits->gain_q8);
+            teach(piece, took);
+            if (piece->launches)
+                core_note_longest(&usage->card[card], took / piece->launches);
+        }
+        core_settle(&usage->card[card], limits, used, piece->expected_ns);
+        __atomic_fetch_add(&usage->card[card].launches, piece->launches, __ATOMIC_RELAXED);
+    }
+    piece_free(piece);
+    meter_settled(meter);
+}
+
+/* ---- a look at everything -------------------------------------------------------------------------------------------------- */
+
+static void collect(struct venue *venue) {
+    struct piece *reversed = NULL, *piece = __atomic_exchange_n(&venue->closed, NULL, __ATOMIC_ACQUIRE);
+    while (piece) {
+        struct piece *next = __atomic_load_n(&piece->next, __ATOMIC_RELAXED);
+        piece->next = reversed;
+        reversed = piece;
+        piece = next;
+    }
+    *venue->waiting_end = reversed;
+    while (*venue->waiting_end)
+        venue->waiting_end = &(*venue->waiting_end)->next;
+}
+
+/* Errors that a context does not survive: its launches fail, and shall fail at once. */
+static bool is_fatal(CUresult result) {
+    return (result >= 700 && result < 720 && result != 702) || result == 46 || result == 201 || result == 214 ||
+           result == 999;
+}
+
+static void settle_finished(struct venue *venue, uint64_t now) {
+    struct piece **at = &venue->waiting;
+    while (*at) {
+        struct piece *piece = *at;
+        CUresult result = CUDA_SUCCESS;
+        if (piece->meter->blocked == passes)
+            result = CUDA_ERROR_NOT_READY; /* an earlier one of the stream is not finished */
+        else if (piece->measured && !venue->lost)
+            result = real.cuEventQuery(piece->end);
+        else if (now < piece->closed_ns + piece->expected_ns && !venue->lost)
+            result = CUDA_ERROR_NOT_READY;
+        if (result == CUDA_ERROR_NOT_READY) {
+            piece->meter->blocked = passes;
+            at = &piece->next;
+            continue;
+        }
+        if (is_fatal(result))
+            __atomic_store_n(&venue->lost, true, __ATOMIC_RELAXED);
+        *at = piece->next;
+        if (venue->waiting_end == &piece->next)
+            venue->waiting_end = at;
+        settle(piece, piece->measured && result == CUDA_SUCCESS && !venue->lost, now);
+    }
+}
+
+/* When the first unfinished piece should be finished, by what it was expected to cost. */
+static uint64_t next_look(const struct venue *venue, uint64_t now, const struct vcuda_limits_view *view) {
+    const struct piece *piece = venue->waiting;
+    if (!piece)
+        return LOOK_MOST_NS;
+    uint64_t due = piece->closed_ns + piece->expected_ns * (view ? sharers(view, venue->card, now) : 256) / 256;
+    return due > now + LOOK_LEAST_NS ? due - now : LOOK_LEAST_NS;
+}
+
+/* The program has launched nothing more here since the last look: close the piece in its place. */
+static void close_quiet(struct meter *meter, int i, uint64_t now) {
+    struct piece *piece = __atomic_load_n(&meter->open[i], __ATOMIC_ACQUIRE);
+    uint32_t launches = piece ? __atomic_load_n(&piece->launches, __ATOMIC_RELAXED) : 0;
+    if (!piece || piece != meter->quiet[i].piece || launches != meter->quiet[i].launches) {
+        meter->quiet[i].piece = piece;
+        meter->quiet[i].launches = launches;
+        meter->quiet[i].since = now;
+        return;
+    }
+    if (now - meter->quiet[i].since < QUIET_NS || __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) ||
+        !__atomic_compare_exchange_n(&meter->open[i], &piece, NULL, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return;
+    if (meter->others_may_record && !meter->venue->lost)
+        meter_close(piece, meter->quiet[i].since);
+    else
+        meter_drop_piece(piece);
+}
+
+static void close_all_quiet(struct venue *venue, uint64_t now) {
+    for (int i = 0; i < METER_BUCKETS; i++)
+        for (struct meter *meter = __atomic_load_n(&meter_buckets[i], __ATOMIC_ACQUIRE); meter; meter = meter->next)
+            if (meter->venue == venue && __atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE))
+                for (int place = 0; place < METER_PLACES; place++)
+                    close_quiet(meter, place, now);
+}
+
+static bool has_work(const struct venue *venue) {
+    struct vcuda_slot *slot = vcuda_slot();
+    return venue->waiting || (slot && __atomic_load_n(&slot->inflight[venue->card], __ATOMIC_RELAXED));
+}
+
+/* All of an ended context's work is settled as expected; its events went with it. */
+static void bury(struct venue *venue, uint64_t now) {
+    for (int i = 0; i < METER_BUCKETS; i++)
+        for (struct meter *meter = __atomic_load_n(&meter_buckets[i], __ATOMIC_ACQUIRE); meter; meter = meter->next) {
+            if (meter->venue != venue)
+                continue;
+            for (int place = 0; place < METER_PLACES; place++) {
+                struct piece *piece = __atomic_exchange_n(&meter->open[place], NULL, __ATOMIC_ACQUIRE);
+                if (piece)
+                    meter_drop_piece(piece);
+            }
+            __atomic_store_n(&meter->key[0], 0, __ATOMIC_RELEASE);
+        }
+    collect(venue);
+    venue->lost = true;
+    settle_finished(venue, now);
+    venue->reference = NULL;
+    venue->spans.count = 0;
+    __atomic_store_n(&venue->owner, 0, __ATOMIC_RELEASE);
+}
+
+void meter_resume(void) {
+    if (!suspended)
+        return;
+    uint64_t now = vcuda_now_ns();
+    passes++;
+    for (struct venue *venue = meter_venues; venue; venue = venue->next)
+        if (venue->owner && place_id(venue->context) != venue->owner)
+            bury(venue, now);
+    __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
+    suspended = false;
+    settle_unlock();
+}
+
+static uint64_t look(struct venue *venue, uint64_t now) {
+    CUcontext popped;
+    collect(venue);
+    if (!has_work(venue))
+        return 0;
+    struct vcuda_usage *usage = vcuda_usage();
+    if (usage)
+        __atomic_store_n(&usage->card[venue->card].last_busy_ns, now, __ATOMIC_RELAXED);
+    look_at_own(venue->card);
+    bool pushed = real.cuCtxPushCurrent_v2(venue->context) == CUDA_SUCCESS;
+    if (pushed)
+        close_all_quiet(venue, now);
+    collect(venue);
+    settle_finished(venue, now);
+    if (pushed)
+        real.cuCtxPopCurrent_v2(&popped);
+    return has_work(venue) ? next_look(venue, now, vcuda_limits()) : 0;
+}
+
+uint64_t settle_pass(void) {
+    uint64_t next = 0, now = vcuda_now_ns();
+    if (!settle_lock(false))
+        return LOOK_LEAST_NS;
+    int saved = errno, mode = 2; /* relaxed: a query of ours is no part of anybody's capture */
+    bool captures = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) != 0;
+    if (captures)
+        captures = real.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    passes++;
+    for (struct venue *venue = __atomic_load_n(&meter_venues, __ATOMIC_ACQUIRE); venue; venue = venue->next) {
+        uint64_t due = venue->owner ? look(venue, now) : 0;
+        if (due && (!next || due < next))
+            next = due;
+    }
+    if (captures)
+        real.cuThreadExchangeStreamCaptureMode(&mode);
+    settle_unlock();
+    errno = saved;
+    return next > LOOK_MOST_NS ? LOOK_MOST_NS : next;
+}
+
+/* ---- the helper ------------------------------------------------------------------------------------------------------------ */
+
+static long futex(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
+    return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, timeout, NULL, 0);
+}
+
+static void nap(uint64_t ns) {
+    struct timespec time = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+    nanosleep(&time, NULL);
+}
+
+/* Asleep until a thread opens a piece. The order of the two words lets no call go by unheard. */
+static void sleep_until_woken(void) {
+    uint32_t word = __atomic_load_n(&alarm_word, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&asleep, 1, __ATOMIC_SEQ_CST);
+    if (!settle_pass())
+        futex(&alarm_word, FUTEX_WAIT, word, NULL);
+    __atomic_store_n(&asleep, 0, __ATOMIC_SEQ_CST);
+}
+
+static void *help(void *unused) {
+    (void)unused;
+    sigset_t all;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, NULL); /* a thread's own mask, on Linux; signals are the program's */
+    prctl(PR_SET_NAME, "vcuda-meter", 0, 0, 0);
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
+    vcuda_depth = 1; /* whatever the driver calls from here on, it does not mean us */
+    for (;;) {
+        uint64_t next = settle_pass(), now = vcuda_now_ns();
+        if (next)
+            last_seen_busy = now;
+        if (next)
+            nap(next);
+        else if (now - last_seen_busy < AWAKE_NS)
+            nap(LOOK_MOST_NS / 2);
+        else
+            sleep_until_woken();
+    }
+    return NULL;
+}
+
+/* Threads belong to another library than libc on older systems; the driver depends on it, so that is where it is. */
+static int create(pthread_t *thread) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+    return pthread_create(thread, NULL, help, NULL);
+#else
+    int (*function)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
+        (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))vcuda_front_find("pthread_create");
+    return function ? function(thread, NULL, help, NULL) : ENOSYS;
+#endif
+}
+
+/* In the child of a fork there is no helper, and nothing of the parent's can be used. */
+static void forget_in_child(void) {
+    __atomic_store_n(&started, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&busy_with_it, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&asleep, 0, __ATOMIC_RELAXED);
+    meter_captures = 0;
+    meter_epoch++;
+    meter_venues = NULL;
+    memset(meter_buckets, 0, METER_BUCKETS * sizeof *meter_buckets);
+    memset(meter_ahead_ns, 0, VCUDA_MAX_CARDS * sizeof *meter_ahead_ns);
+}
+
+static void start(void) {
+    static bool watching;
+    pthread_t thread;
+    uint32_t none = 0;
+    if (!__atomic_compare_exchange_n(&started, &none, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        return;
+    if (!__atomic_exchange_n(&watching, true, __ATOMIC_RELAXED))
+        pthread_atfork(NULL, NULL, forget_in_child);
+    sigset_t all, before;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, &before);
+    create(&thread); /* without it, threads that wait for credit settle, and launches are charged as expected */
+    sigprocmask(SIG_SETMASK, &before, NULL);
+}
+
+void settle_wake(void) {
+    if (!__atomic_load_n(&started, __ATOMIC_RELAXED))
+        start();
+    if (!__atomic_load_n(&asleep, __ATOMIC_SEQ_CST))
+        return;
+    __atomic_fetch_add(&alarm_word, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_exchange_n(&asleep, 0, __ATOMIC_SEQ_CST))
+        futex(&alarm_word, FUTEX_WAKE, 1, NULL);
+}
