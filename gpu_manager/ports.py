@@ -199,6 +199,39 @@ class Processes(Protocol):
         """True while a process of the pod lives; None when that cannot be seen (no hostPID)."""
 
 
+class Witness(Protocol):
+    """What control pages tell of those who use them, for the watchdog. Beside :class:`Tenants`."""
+
+    def registered(self, name: str) -> frozenset[int]:
+        """The processes that hold a slot, by the ids they know themselves by. Raises as Tenants.usage."""
+
+    def attacks(self, name: str) -> tuple[int, str]:
+        """How often the page was found changed as the library never does it, and what was found last."""
+
+
+class HostProcesses(Protocol):
+    """Host processes by number, for the watchdog. Beside :class:`Processes`."""
+
+    def host_pid(self) -> bool:
+        """True if the processes of the whole node are visible here."""
+
+    def inner_pid(self, pid: int) -> int | None:
+        """The id that a process knows itself by; None if it is ending, gone, or not told."""
+
+
+class Backstop(Protocol):
+    """A limit on a card's memory that driver or kernel hold against every process of a container."""
+
+    def hold(self, container_id: str, card: CardUuid, limit: int) -> str | None:
+        """Set it (bytes), and say who holds it now (``nvml``, ``dmem``); None if nobody here can.
+
+        Raises NodeUnready while it cannot be set yet (the container's cgroup is not there).
+        """
+
+    def let_go(self, container_id: str, card: CardUuid) -> None:
+        """Lift it; a cgroup that is gone has taken its limit with it."""
+
+
 class Clock(Protocol):
     """Time, so that tests own it."""
 
@@ -220,6 +253,7 @@ class InventoryOf(Protocol):
 
 
 __all__ = [
+    "Backstop",
     "Card",
     "CardState",
     "CardUse",
@@ -228,6 +262,7 @@ __all__ = [
     "Entry",
     "Found",
     "HealthChange",
+    "HostProcesses",
     "Injector",
     "InventoryOf",
     "Kubelet",
@@ -239,4 +274,5 @@ __all__ = [
     "Store",
     "TenantUse",
     "Tenants",
+    "Witness",
 ]
