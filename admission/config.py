@@ -9,6 +9,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT
 
 NAMESPACE = "kube-system"
 SERVICE = "gpu-quota-admission"
+SECRET = "gpu-quota-admission-certs"  # noqa: S105 - a name
 # Who may write the annotations that say which cards a pod holds.
 TRUSTED_USERS = frozenset(
     f"system:serviceaccount:{NAMESPACE}:{account}" for account in ("gpu-manager", SERVICE)
@@ -43,14 +44,14 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class SelfSigned:
+class OwnCertificates:
     """Certificates made by the service itself: where they are kept, who is told to trust them.
 
     ``names`` are those of the webhook configurations; ``life_days`` is a certificate's life, renewed after
     two thirds; ``settle_seconds`` is how long a new authority is known to API servers before it is used.
     """
 
-    secret: str = "gpu-quota-admission-certs"  # noqa: S105 - a name
+    secret: str = SECRET
     names: tuple[str, ...] = (SERVICE,)
     life_days: int = 90
     settle_seconds: float = 60.0
@@ -72,7 +73,7 @@ class Settings:
     service: str = SERVICE
     certificate: Path | None = None
     key: Path | None = None
-    self_signed: SelfSigned = field(default_factory=SelfSigned)
+    own_certificates: OwnCertificates = field(default_factory=OwnCertificates)
     drain_seconds: float = 5.0
     api_url: str | None = None
     kubeconfig: Path | None = None

@@ -126,7 +126,7 @@ def _json(body: bytes) -> object:
     except RecursionError as error:
         raise RequestInvalid("the body is nested too deeply for a Kubernetes object") from error
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are such
-        raise RequestInvalid(f"the body is not JSON: {quoted(str(error))}") from error
+        raise RequestInvalid(f"the body is not JSON: {_cut(str(error), 120)}") from error
 
 
 def _no_constant(name: str) -> object:

@@ -1,0 +1,207 @@
+"""``gpu-quota-admission`` (``python -m admission``): reads the command line and runs the service."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import structlog
+import typer
+
+from admission.config import NAMESPACE, SECRET, SERVICE, TRUSTED_USERS, OwnCertificates, Settings, Terms
+from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable
+from gpu_manager.domain.resources import DEFAULT_UNIT, parse_quantity
+
+log = structlog.get_logger("admission")
+
+# The predecessor's flags that mean nothing any more: accepted with one warning, so that an old manifest
+# starts. The value says whether a value follows.
+OLD_FLAGS: Final = {
+    "pprofAddress": True,
+    "incluster-mode": False,
+    "config": True,
+    "logtostderr": False,
+    "alsologtostderr": False,
+    "stderrthreshold": True,
+    "vmodule": True,
+    "log-backtrace-at": True,
+    "log-dir": True,
+    "v": True,
+}
+_SETTINGS: Final = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": ["-h", "--help"],
+}
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(context_settings=_SETTINGS)
+def command(
+    context: typer.Context,
+    webhook_address: Annotated[str, typer.Option(help="Where the webhooks listen.")] = "0.0.0.0",
+    webhook_port: Annotated[int, typer.Option(help="Their port; 0 for a free one.")] = 9443,
+    tls_cert_file: Annotated[
+        Path | None, typer.Option(help="Serving certificate, watched; without it the service signs itself.")
+    ] = None,
+    tls_private_key_file: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    namespace: Annotated[str, typer.Option(envvar="POD_NAMESPACE", help="Our own namespace.")] = NAMESPACE,
+    service: Annotated[str, typer.Option(help="The Service that API servers call.")] = SERVICE,
+    cert_secret: Annotated[str, typer.Option(help="Secret for our own certificates.")] = SECRET,
+    webhook_configuration: Annotated[
+        list[str] | None, typer.Option(help="Webhook configurations to put our authority into.")
+    ] = None,
+    cert_days: Annotated[int, typer.Option(min=1, max=825, help="Life of our own certificates.")] = 90,
+    cert_settle_seconds: Annotated[
+        float, typer.Option(min=0, help="How long a new authority is known before it is used.")
+    ] = 60.0,
+    memory_unit: Annotated[str, typer.Option(help="What one vcuda-memory stands for.")] = str(DEFAULT_UNIT),
+    minimum_cores: Annotated[
+        int, typer.Option(min=1, max=100, help="The smallest part of a card that the cluster gives.")
+    ] = 1,
+    default_memory: Annotated[
+        int, typer.Option(min=0, help="Units for a part of a card without memory; 0 refuses it.")
+    ] = 0,
+    scheduler_name: Annotated[str, typer.Option(help="schedulerName for pods that ask for cards.")] = "",
+    runtime_class: Annotated[str, typer.Option(help="runtimeClassName for pods that name none.")] = "",
+    deny_node_name: Annotated[  # noqa: FBT002  # typer's way to a flag
+        bool, typer.Option("--deny-node-name", help="Refuse spec.nodeName instead of warning.")
+    ] = False,
+    trusted_user: Annotated[
+        list[str] | None, typer.Option(help="Who may write the annotations that say which cards a pod has.")
+    ] = None,
+    drain_seconds: Annotated[float, typer.Option(min=0, help="Unready for so long before the end.")] = 5.0,
+    kubeconfig: Annotated[Path | None, typer.Option(help="Default: as a pod of the cluster.")] = None,
+    api_url: Annotated[
+        str | None, typer.Option("--api-url", "--master", help="API server by address, for the sandbox.")
+    ] = None,
+    print_policies: Annotated[  # noqa: FBT002  # same
+        bool,
+        typer.Option("--print-policies", help="Print the rules as ValidatingAdmissionPolicies, and end."),
+    ] = False,
+    log_level: Annotated[
+        str, typer.Option(envvar="LOG_LEVEL", help="debug, info, warning, error, or 0..8.")
+    ] = "info",
+) -> None:
+    """Admission of fractional cards: webhooks that mend, judge and explain."""
+    configure_log(log_level)
+    _old_flags(context.args)
+    if (tls_cert_file is None) != (tls_private_key_file is None):
+        raise RequestInvalid("give --tls-cert-file and --tls-private-key-file together, or neither")
+    terms = Terms(
+        unit=_unit(memory_unit),
+        minimum_cores=minimum_cores,
+        default_memory=default_memory,
+        scheduler_name=scheduler_name,
+        runtime_class=runtime_class,
+        deny_node_name=deny_node_name,
+        trusted_users=frozenset(trusted_user) if trusted_user else TRUSTED_USERS,
+    )
+    if print_policies:
+        from admission.policy import render  # noqa: PLC0415  # each way of the program loads what it needs
+
+        sys.stdout.write(render(terms))
+        return
+    from admission.app import compose  # noqa: PLC0415  # same: FastAPI and the Kubernetes client
+
+    compose(
+        Settings(
+            terms=terms,
+            address=webhook_address,
+            port=webhook_port,
+            namespace=namespace,
+            service=service,
+            certificate=tls_cert_file,
+            key=tls_private_key_file,
+            own_certificates=OwnCertificates(
+                secret=cert_secret,
+                names=tuple(webhook_configuration or (SERVICE,)),
+                life_days=cert_days,
+                settle_seconds=cert_settle_seconds,
+            ),
+            drain_seconds=drain_seconds,
+            api_url=api_url,
+            kubeconfig=kubeconfig,
+        )
+    ).run()
+
+
+def configure_log(level: str) -> None:
+    """One line an event on stderr: for people on a terminal, else JSON. klog's numbers are understood."""
+    names = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+    number = names.get(level.lower())
+    if number is None:
+        if not level.isdecimal():
+            raise RequestInvalid(f"--log-level is {level!r}: use debug, info, warning or error")
+        number = logging.DEBUG if int(level) >= 5 else logging.INFO
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _old_flags(arguments: Sequence[str]) -> None:
+    rest = [*arguments, *os.environ.get("EXTRA_FLAGS", "").split()]
+    ignored, at = [], 0
+    while at < len(rest):
+        name, _, value = rest[at].lstrip("-").replace("_", "-").partition("=")
+        if not rest[at].startswith("-") or name not in OLD_FLAGS:
+            raise RequestInvalid(
+                f"unknown argument {rest[at]!r}: gpu-quota-admission --help lists what there is"
+            )
+        ignored.append(f"--{name}")
+        follows = OLD_FLAGS[name] and not value and at + 1 < len(rest) and not rest[at + 1].startswith("-")
+        at += 2 if follows else 1
+    if ignored:
+        log.warning("flags of the predecessor ignored", flags=ignored)
+
+
+def _unit(text: str) -> int:
+    unit = parse_quantity(text)
+    if unit.denominator != 1 or not 1 << 20 <= unit <= 1 << 40:
+        raise RequestInvalid(f"--memory-unit is {text!r}: use whole bytes from 1Mi to 1Ti, such as 256Mi")
+    return int(unit)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The program as a function; its exit code: 1 for what the operator mends, 2 for a wrong command line."""
+    try:
+        app(list(arguments), prog_name="gpu-quota-admission", standalone_mode=False)
+    except VcudaError as error:
+        return _say(str(error), 2 if isinstance(error, RequestInvalid) else 1)
+    except _USAGE_ERRORS as error:
+        return _say(error.format_message(), 2)  # type: ignore[attr-defined]  # click's own, not exported by typer
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    return 0
+
+
+_USAGE_ERRORS: tuple[type[Exception], ...] = typer.BadParameter.__bases__
+
+
+def _say(text: str, code: int) -> int:
+    sys.stderr.write(f"gpu-quota-admission: {printable(text)}\n")
+    return code
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The serving certificate: made, read, checked and switched without a connection noticing.
+
+A new certificate is taken whole, in a TLS context of its own, before any new connection gets it: a pair
+that does not match, or half a file, changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from gpu_manager.domain.errors import NodeUnready
+
+log = structlog.get_logger(__name__)
+
+BACKDATE: Final = timedelta(hours=1)  # an API server whose clock is behind must not find it too young
+_LARGEST_FILE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate (PEM, leaf first), its key, and when it ends, in seconds since the epoch."""
+
+    certificate: bytes
+    key: bytes
+    not_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A pair signed by an authority of its own, whose key nobody keeps; ``made`` at that second."""
+
+    pair: Pair
+    authority: bytes
+    made: float
+
+
+class Certificates(Protocol):
+    """Where the serving certificate comes from."""
+
+    def check(self) -> None:
+        """Look for a better one, now. Raises NodeUnready: none can be had; what is served stays."""
+
+
+class Switch:
+    """What new connections are served with; hand :attr:`context` to the server once."""
+
+    def __init__(self) -> None:
+        self.context = _context()
+        # Called in every handshake, with or without a name: the one place where contexts can be exchanged.
+        self.context.sni_callback = self._choose
+        self._current: tuple[Pair, ssl.SSLContext] | None = None
+
+    @property
+    def pair(self) -> Pair | None:
+        """What is served; None before the first."""
+        return self._current[0] if self._current else None
+
+    def take(self, pair: Pair) -> None:
+        """Serve ``pair`` from the next connection on. Raises NodeUnready: it cannot be used."""
+        context = _context()
+        try:
+            with _in_memory(pair.certificate) as certificate, _in_memory(pair.key) as key:
+                context.load_cert_chain(certificate.path, key.path, password=_no_password)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise NodeUnready(
+                f"the serving certificate cannot be used: {error}; certificate and key must be PEM and match"
+            ) from error
+        self._current = pair, context
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> int | None:
+        if self._current is None:
+            return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+        connection.context = self._current[1]
+        return None
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+class _in_memory:  # noqa: N801  # used as a verb
+    """Bytes as a file that no disk sees: OpenSSL reads pairs from files only."""
+
+    def __init__(self, content: bytes) -> None:
+        self._descriptor = os.memfd_create("certificate")
+        os.write(self._descriptor, content)
+        self.path = f"/proc/self/fd/{self._descriptor}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def read_pair(certificate: bytes, key: bytes) -> Pair:
+    """A pair from PEM. Raises NodeUnready: the certificate is none."""
+    try:
+        (leaf, *_) = x509.load_pem_x509_certificates(certificate)
+    except ValueError as error:
+        raise NodeUnready(f"the serving certificate cannot be read: {error}") from error
+    return Pair(certificate, key, leaf.not_valid_after_utc.timestamp())
+
+
+class FileCertificates:
+    """A certificate and key that someone else renews in place (cert-manager, a mounted Secret)."""
+
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path,
+        switch: Switch,
+        noted: Callable[[bool], None] = lambda _taken: None,
+    ) -> None:
+        """``noted`` is told of every new content whether it was taken."""
+        self._paths = certificate, key
+        self._switch = switch
+        self._noted = noted
+        self._seen: tuple[bytes, bytes] | None = None
+
+    def check(self) -> None:
+        """Take what the files hold if it is new. Raises NodeUnready as long as it cannot be used."""
+        certificate, key = map(_read, self._paths)
+        served = self._switch.pair
+        if served is not None and (served.certificate, served.key) == (certificate, key):
+            return
+        new, self._seen = (certificate, key) != self._seen, (certificate, key)
+        try:
+            pair = read_pair(certificate, key)
+            self._switch.take(pair)
+        except NodeUnready:
+            if new:
+                self._noted(False)  # noqa: FBT003  # its one argument
+            raise
+        self._noted(True)  # noqa: FBT003  # its one argument
+        log.info("certificate taken", file=str(self._paths[0]), until=_shown(pair.not_after))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise NodeUnready(
+            f"cannot read {path}: {error.strerror}; mount the Secret that cert-manager fills, "
+            "or leave --tls-cert-file out to let the service sign for itself"
+        ) from error
+    if len(content) > _LARGEST_FILE:
+        raise NodeUnready(f"{path} has more than {_LARGEST_FILE} bytes: it holds no certificate")
+    return content
+
+
+def issue(names: Sequence[str], now: float, life_days: int, authority_name: str) -> Issued:
+    """A new authority, and a server's certificate for ``names`` signed by it, from the second ``now`` on."""
+    start = datetime.fromtimestamp(now, UTC).replace(microsecond=0)
+    window = start - BACKDATE, start + timedelta(days=life_days)
+    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, authority_name)])
+    authority = (
+        _builder(issuer, issuer, authority_key.public_key(), window)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    leaf = (
+        _builder(subject, issuer, key.public_key(), window)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(n) for n in names]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(signer, critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Issued(
+        Pair(leaf.public_bytes(pem), private, window[1].timestamp()),
+        authority.public_bytes(pem),
+        start.timestamp(),
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, window: tuple[datetime, datetime]
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(window[0])
+        .not_valid_after(window[1])
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _shown(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -1,0 +1,128 @@
+"""One port: uvicorn in a thread of its own, with the patience that uvicorn leaves to a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+from typing import Any, Final
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gpu_manager.domain.errors import NodeUnready
+
+_HEADER_SECONDS: Final = 10.0
+_KEEP_ALIVE_SECONDS: Final = 120  # longer than API servers and schedulers keep idle connections
+_MOST_CONNECTIONS: Final = 2048
+_START_SECONDS: Final = 10.0
+
+
+class _Patient(H11Protocol):
+    """Closes a connection that begins no request, or never ends its headers."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._wait()  # headers have begun and not ended
+        else:
+            self._stop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(_HEADER_SECONDS, self._expire)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        self._deadline = None
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+
+class Listener:
+    """Serves an ASGI application on one address from :meth:`start` to :meth:`stop`."""
+
+    def __init__(
+        self,
+        app: Any,
+        address: str,
+        port: int,
+        context: ssl.SSLContext | None = None,
+        grace_seconds: int = 10,
+    ) -> None:
+        """Bind. ``port`` 0 takes a free one; ``grace_seconds`` is what requests get to end.
+
+        Raises:
+            NodeUnready: the address is taken or not ours.
+        """
+        try:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            self._socket = socket.create_server((address, port), family=family, backlog=1024)
+        except OSError as error:
+            raise NodeUnready(
+                f"cannot listen on {address}:{port}: {error.strerror or error}; choose another"
+            ) from error
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            app,
+            http=_Patient,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=grace_seconds,
+        )
+        config.load()
+        config.ssl = context
+        self._server = _Server(config)
+        self._thread = threading.Thread(target=self._serve, name=f"http-{self.port}", daemon=True)
+
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+    def start(self) -> None:
+        """Answer from now on. Raises NodeUnready: it does not come up."""
+        self._thread.start()
+        if not self._server.listens.wait(_START_SECONDS):
+            raise NodeUnready(
+                f"the server on port {self.port} did not start within {_START_SECONDS:g} seconds"
+            )
+
+    def stop(self) -> None:
+        """Take no new connection, end the requests at work, close. Idempotent."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join()
+        self._socket.close()

@@ -1,0 +1,95 @@
+"""What the admission service counts, as it is scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from admission.wire import Verdict
+
+_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
+
+
+class Metrics:
+    """Counters of one program, in a registry of their own."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = CollectorRegistry()
+        self._decisions = Counter(
+            "vcuda_admission_decisions",
+            "Answers of the webhooks, by the first rule behind them",
+            ("verb", "result", "rule"),
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "vcuda_admission_duration_seconds",
+            "Time to judge one review",
+            ("verb",),
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._responses = Counter(
+            "vcuda_admission_http_responses",
+            "Answers by path and HTTP status",
+            ("path", "code"),
+            registry=self.registry,
+        )
+        self._reloads = Counter(
+            "vcuda_admission_certificate_reloads",
+            "New serving certificates: taken, or refused because they cannot be used",
+            ("result",),
+            registry=self.registry,
+        )
+        for verb in ("mutate", "validate"):
+            self._seconds.labels(verb)
+        self.registry.register(_Build(version))
+
+    def judged(self, verb: str, verdict: Verdict, seconds: float) -> None:
+        """One review was answered."""
+        self._decisions.labels(verb, verdict.result, verdict.rules[0] if verdict.rules else "").inc()
+        self._seconds.labels(verb).observe(seconds)
+
+    def answered(self, path: str, code: int) -> None:
+        """One HTTP answer began; ``path`` is one of ours."""
+        self._responses.labels(path, str(code)).inc()
+
+    def reloaded(self, *, taken: bool) -> None:
+        """A new serving certificate was seen."""
+        self._reloads.labels("taken" if taken else "refused").inc()
+
+    def watch_expiry(self, expiry: Callable[[], float | None]) -> None:
+        """Show when the serving certificate ends; nothing while there is none."""
+        self.registry.register(_Expiry(expiry))
+
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """The scrape and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+
+class _Build(Collector):
+    def __init__(self, version: str) -> None:
+        self._version = version
+
+    def collect(self) -> Iterator[Metric]:
+        family = InfoMetricFamily("vcuda_admission_build", "The program that answers")
+        family.add_metric((), {"version": self._version})
+        yield family
+
+
+class _Expiry(Collector):
+    def __init__(self, expiry: Callable[[], float | None]) -> None:
+        self._expiry = expiry
+
+    def collect(self) -> Iterator[Metric]:
+        at = self._expiry()
+        if at is not None:
+            yield GaugeMetricFamily(
+                "vcuda_admission_certificate_expiry_timestamp_seconds",
+                "When the serving certificate ends, in seconds since 1970",
+                value=at,
+            )
