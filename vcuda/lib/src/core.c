@@ -80,7 +80,8 @@ uint64_t core_used(uint64_t elapsed_ns, uint32_t sharers_q8, uint32_t gain_q8) {
     return divided * (gain_q8 ? gain_q8 : 256) / 256;
 }
 
-/* ---- the words of the usage page ------------------------------------------------------------------------------------- */
+/* ---- the words of the usage page
+ * ------------------------------------------------------------------------------------- */
 
 static bool swap(int64_t *word, int64_t *old, int64_t new) {
     return __atomic_compare_exchange_n(word, old, new, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);

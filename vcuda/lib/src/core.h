@@ -19,7 +19,8 @@
 #define CORE_HEARTBEAT_FRESH_NS 5000000000u /* the host writes one a second */
 #define CORE_HEARTBEAT_LOST_NS 60000000000u
 
-/* ---- arithmetic ---------------------------------------------------------------------------------------------------- */
+/* ---- arithmetic ----------------------------------------------------------------------------------------------------
+ */
 
 /* The share in force, percent x 256, at least 1: the ceiling while the limits are elastic and the host, who must be
  * there, sees no other container at work on the card; else the limit. */
@@ -55,7 +56,8 @@ uint64_t core_used(uint64_t elapsed_ns, uint32_t sharers_q8, uint32_t gain_q8);
  * factor left behind by a dead host loosens no limit for ever. */
 uint32_t core_sharers(const struct vcuda_limits_view *view, int card, uint64_t now);
 
-/* ---- the words of the usage page ------------------------------------------------------------------------------------- */
+/* ---- the words of the usage page
+ * ------------------------------------------------------------------------------------- */
 
 /* Bring credit up to date; returns it. */
 int64_t core_refill(struct vcuda_card_usage *usage, const struct vcuda_card_limits *limits, uint32_t share_q8,

@@ -1,6 +1,5 @@
 /* Copies and sets. Sets and copies within the card use what kernels use, and are charged like them; copies over a bus
  * are not, and their time is kept out of the pieces that kernels beside them are measured in. */
-#include "cuda/cost.h"
 #include "cuda/meter.h"
 #include "cuda/submit.h"
 #include "front.h"
@@ -29,9 +28,8 @@ static size_t copy_bytes_of(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
 #define BYTES_2D(shape)                                                                                                \
     (shape && stays((shape)->from_type, (shape)->to_type) ? (size_t)(shape)->width * (shape)->height : 0)
 #define BYTES_3D(shape)                                                                                                \
-    (shape && stays((shape)->from_type, (shape)->to_type)                                                              \
-         ? (size_t)(shape)->width * (shape)->height * (shape)->depth                                                   \
-         : 0)
+    (shape && stays((shape)->from_type, (shape)->to_type) ? (size_t)(shape)->width * (shape)->height * (shape)->depth  \
+                                                          : 0)
 
 static size_t flat(const CUDA_MEMCPY2D *shape) {
     return BYTES_2D(shape);
@@ -55,7 +53,7 @@ static size_t solid_v1(const CUDA_MEMCPY3D_v1 *shape) {
         size_t how_many = amount;                                                                                      \
         if (!how_many)                                                                                                 \
             meter_flush(on, per_thread);                                                                               \
-        if (!how_many || !work_begin(&work, on, per_thread, cost_key(hook_##name, how_many)))                          \
+        if (!how_many || !work_may_wait() || !work_begin(&work, on, per_thread, hook_##name, how_many))                \
             return real.name arguments;                                                                                \
         CUresult result = real.name arguments;                                                                         \
         work_end(&work, result);                                                                                       \

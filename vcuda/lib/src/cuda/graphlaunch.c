@@ -1,5 +1,4 @@
 /* Launching a graph: its time is paid for and its memory reserved first. */
-#include "cuda/cost.h"
 #include "cuda/graphmem.h"
 #include "cuda/submit.h"
 #include "front.h"
@@ -7,7 +6,7 @@
 static CUresult launch(CUgraphExec exec, CUstream stream, bool per_thread, CUresult (*call)(CUgraphExec, CUstream)) {
     struct work work;
     struct growth growth;
-    bool held = work_begin(&work, stream, per_thread, cost_key(exec, 0));
+    bool held = work_may_wait() && work_begin(&work, stream, per_thread, exec, 0);
     CUresult result = graphmem_begin(&growth, exec);
     if (result == CUDA_SUCCESS) {
         result = call(exec, stream);

@@ -21,7 +21,8 @@ struct meter *meter_buckets[METER_BUCKETS];
 
 static __thread char thread_token __attribute__((tls_model("initial-exec")));
 
-/* ---- pieces ---------------------------------------------------------------------------------------------------------- */
+/* ---- pieces
+ * ---------------------------------------------------------------------------------------------------------- */
 
 /* The list of free pieces: (changes << 16 | number + 1). */
 static struct piece *take_free(struct venue *venue) {
@@ -188,7 +189,8 @@ void meter_close(struct piece *piece, uint64_t now) {
     push(piece);
 }
 
-/* ---- streams and contexts -------------------------------------------------------------------------------------------- */
+/* ---- streams and contexts
+ * -------------------------------------------------------------------------------------------- */
 
 static void *map(size_t size) {
     void *found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -339,8 +341,7 @@ void meter_flush(CUstream stream, bool per_thread) {
     int saved = errno;
     struct meter *meter = __atomic_load_n(&meter_venues, __ATOMIC_ACQUIRE) ? meter_of(stream, per_thread) : NULL;
     if (meter && has_open(meter)) {
-        bool capturing =
-            __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) && meter_is_capturing(stream, per_thread);
+        bool capturing = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) && meter_is_capturing(stream, per_thread);
         flush(meter, !capturing);
     }
     errno = saved;

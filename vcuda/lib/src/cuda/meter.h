@@ -1,9 +1,9 @@
 /* Measuring work on the card: pieces of it between two events, on each stream of each context.
  *
  * A program's thread opens a piece (records its start), adds launches, and closes it (records its end) after about a
- * millisecond of expected work; then the helper thread finds it finished and settles it. A piece belongs to whoever took
- * it out of its stream's place with an exchange, so nobody waits for anybody. No stream is ever synchronised, and no
- * event is recorded in one that is being captured.
+ * millisecond of expected work; then the helper thread finds it finished and settles it. A piece belongs to whoever
+ * took it out of its stream's place with an exchange, so nobody waits for anybody. No stream is ever synchronised, and
+ * no event is recorded in one that is being captured.
  */
 #ifndef VCUDA_METER_H
 #define VCUDA_METER_H

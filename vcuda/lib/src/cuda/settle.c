@@ -39,7 +39,8 @@ static double own_sharers[VCUDA_MAX_CARDS];
 static uint64_t last_seen_busy;
 static __thread bool suspended __attribute__((tls_model("initial-exec")));
 
-/* ---- the lock ---------------------------------------------------------------------------------------------------------- */
+/* ---- the lock
+ * ---------------------------------------------------------------------------------------------------------- */
 
 bool settle_lock(bool patient) {
     uint64_t since = 0;
@@ -68,7 +69,8 @@ void meter_suspend(void) {
     __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
 }
 
-/* ---- one piece ----------------------------------------------------------------------------------------------------------- */
+/* ---- one piece
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* By how much measured time is to be divided: the host knows all processes on the card; without its word, those of our
  * own container are what we see. */
@@ -167,7 +169,8 @@ static void settle(struct piece *piece, bool measured, uint64_t now) {
     meter_settled(meter);
 }
 
-/* ---- a look at everything -------------------------------------------------------------------------------------------------- */
+/* ---- a look at everything
+ * -------------------------------------------------------------------------------------------------- */
 
 static void collect(struct venue *venue) {
     struct piece *reversed = NULL, *piece = __atomic_exchange_n(&venue->closed, NULL, __ATOMIC_ACQUIRE);
@@ -328,7 +331,8 @@ uint64_t settle_pass(void) {
     return next > LOOK_MOST_NS ? LOOK_MOST_NS : next;
 }
 
-/* ---- the helper ------------------------------------------------------------------------------------------------------------ */
+/* ---- the helper
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static long futex(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
     return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, timeout, NULL, 0);

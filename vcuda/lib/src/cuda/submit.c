@@ -9,17 +9,15 @@
 #include "front.h"
 #include "page.h"
 
-#define UNCOUNTED_MOST 64
 #define MEASURE_FIRST 3        /* work of a kind is measured alone so often before it is trusted to the average, ... */
 #define MEASURE_ONE_IN_MASK 31 /* ... and now and then from then on, so that nothing hides behind an old average */
 #define UNKNOWN_MOST 8         /* pieces in flight on a stream while more work of unknown cost arrives */
 #define ROOM_NAP_NS 250000u
 
-/* What a thread remembers. Small: it lies in the space that the loader keeps for libraries opened late. */
+__thread struct work_view work_view __attribute__((tls_model("initial-exec")));
+
+/* What else a thread remembers. Small: it lies in the space that the loader keeps for libraries opened late. */
 static __thread struct lane {
-    const struct vcuda_limits_view *view; /* the view and generation that `limited` belongs to */
-    uint64_t generation;
-    uint32_t limited; /* bit per card */
     uint32_t dice;
     CUstream stream; /* the last launch's stream, as it was named, ... */
     CUcontext context;
@@ -28,38 +26,38 @@ static __thread struct lane {
     int64_t allowance_ns;
     int8_t card; /* of the allowance, + 1 */
     bool per_thread;
-    uint8_t uncounted; /* launches not yet in the page */
 } lane __attribute__((tls_model("initial-exec")));
 
-/* ---- without a limit ---------------------------------------------------------------------------------------------------- */
+/* ---- without a limit
+ * ---------------------------------------------------------------------------------------------------- */
 
 void work_count(void) {
     struct place place;
     struct vcuda_usage *usage = vcuda_usage();
-    if (!lane.uncounted || !usage || !place_here(&place) || place.card < 0)
-        return;
-    __atomic_fetch_add(&usage->card[place.card].launches, lane.uncounted, __ATOMIC_RELAXED);
-    lane.uncounted = 0;
+    if (work_view.uncounted && usage && place_here(&place) && place.card >= 0)
+        __atomic_fetch_add(&usage->card[place.card].launches, work_view.uncounted, __ATOMIC_RELAXED);
+    work_view.uncounted = 0;
 }
 
-static bool __attribute__((noinline)) count_slowly(void) {
+bool __attribute__((noinline)) work_look(const struct vcuda_limits_view *view) {
     int saved = errno;
-    work_count();
-    lane.uncounted = 0;
+    if (work_view.uncounted)
+        work_count();
+    if (work_view.view != view || work_view.generation != view->generation) {
+        work_view.limited = 0;
+        for (uint32_t i = 0; i < view->card_count; i++)
+            if (view->card[i].mode & VCUDA_MODE_CORES_LIMITED)
+                work_view.limited |= 1u << i;
+        work_view.view = view;
+        work_view.generation = view->generation;
+    }
+    work_view.uncounted += !work_view.limited;
     errno = saved;
-    return false;
+    return work_view.limited;
 }
 
-static void __attribute__((noinline)) learn_view(const struct vcuda_limits_view *view) {
-    lane.limited = 0;
-    for (uint32_t i = 0; i < view->card_count; i++)
-        if (view->card[i].mode & VCUDA_MODE_CORES_LIMITED)
-            lane.limited |= 1u << i;
-    lane.view = view;
-    lane.generation = view->generation;
-}
-
-/* ---- which stream --------------------------------------------------------------------------------------------------------- */
+/* ---- which stream
+ * --------------------------------------------------------------------------------------------------------- */
 
 static struct meter *__attribute__((noinline)) find_slowly(CUstream stream, bool per_thread, CUcontext context) {
     int saved = errno;
@@ -85,7 +83,8 @@ static struct meter *find(CUstream stream, bool per_thread) {
     return find_slowly(stream, per_thread, context);
 }
 
-/* ---- waiting for credit ----------------------------------------------------------------------------------------------------- */
+/* ---- waiting for credit
+ * ----------------------------------------------------------------------------------------------------- */
 
 struct wait {
     uint64_t since, now;
@@ -115,8 +114,8 @@ static uint64_t try_room(const struct vcuda_card_usage *usage, const struct mete
 }
 
 /* How long until work that costs `ns` may start; 0: now, and a slice is paid for. */
-static uint64_t try_credit(struct vcuda_card_usage *usage, const struct vcuda_limits_view *view, const struct meter *meter,
-                           const struct wait *wait, uint64_t ns) {
+static uint64_t try_credit(struct vcuda_card_usage *usage, const struct vcuda_limits_view *view,
+                           const struct meter *meter, const struct wait *wait, uint64_t ns) {
     const struct vcuda_card_limits *limits = &view->card[meter->card];
     uint32_t share = core_share(view, meter->card, wait->now);
     int64_t credit = core_refill(usage, limits, share, wait->now);
@@ -191,23 +190,17 @@ static void pay(struct meter *meter, struct cost *cost, uint64_t ns) {
         pay_slowly(meter, ns, unknown);
 }
 
-/* ---- the two ends of a call ---------------------------------------------------------------------------------------------------- */
+/* ---- the two ends of a call
+ * ---------------------------------------------------------------------------------------------------- */
 
-bool work_begin(struct work *work, CUstream stream, bool per_thread, uint64_t key) {
-    const struct vcuda_limits_view *view = vcuda_limits();
-    if (!view)
-        return false;
-    if (lane.view != view || lane.generation != view->generation)
-        learn_view(view);
-    if (!lane.limited)
-        return ++lane.uncounted >= UNCOUNTED_MOST ? count_slowly() : false;
+bool work_begin(struct work *work, CUstream stream, bool per_thread, const void *what, uint64_t size) {
     if (__builtin_expect(__atomic_load_n(&meter_captures, __ATOMIC_ACQUIRE) != 0, 0) &&
         meter_is_capturing(stream, per_thread))
         return false;
     struct meter *meter = find(stream, per_thread);
-    if (!meter || !(lane.limited >> meter->card & 1))
+    if (!meter || !(work_view.limited >> meter->card & 1))
         return false;
-    struct cost *cost = cost_find(key);
+    struct cost *cost = cost_find(cost_key(what, size));
     work->meter = meter;
     work->cost = cost;
     work->paid_ns = cost_ns(cost);

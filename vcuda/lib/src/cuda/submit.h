@@ -1,4 +1,5 @@
-/* Around every call that puts work on a card: `if (!work_begin(...)) call the driver; else call it and work_end(...)`.
+/* Around every call that puts work on a card:
+ * `if (!work_may_wait() || !work_begin(...)) call the driver; else call it and work_end(...)`.
  *
  * Beginning pays the work's expected cost out of the thread's allowance, which comes out of the container's credit; it
  * waits while there is none. Ending hands the work to the meter.
@@ -10,6 +11,7 @@
 #include <stdint.h>
 
 #include "cu_types.h"
+#include "page.h"
 
 struct work {
     struct meter *meter;
@@ -18,9 +20,35 @@ struct work {
     uint64_t paid_ns;
 };
 
-/* False: this call is not ours to hold back or to measure (no limit, in capture, a card of nobody's). `per_thread`: the
- * null stream is the thread's own. `key` is cost_key()'s. */
-bool work_begin(struct work *work, CUstream stream, bool per_thread, uint64_t key);
+/* What a thread remembers of the limits. */
+struct work_view {
+    const struct vcuda_limits_view *view; /* the view and generation that `limited` belongs to */
+    uint64_t generation;
+    uint32_t limited;   /* bit per card */
+    uint32_t uncounted; /* launches not yet in the page, while no card is limited */
+};
+extern __thread struct work_view work_view __attribute__((tls_model("initial-exec")));
+#define WORK_UNCOUNTED_MOST 64
+
+/* The rest of work_may_wait(). */
+bool work_look(const struct vcuda_limits_view *view);
+
+/* Is any card's time limited? Inline, so that a launch without a limit costs a handful of loads. */
+static inline bool work_may_wait(void) {
+    const struct vcuda_limits_view *view = vcuda_limits();
+    if (__builtin_expect(view && work_view.view == view && work_view.generation == view->generation &&
+                             !work_view.limited && work_view.uncounted < WORK_UNCOUNTED_MOST,
+                         1)) {
+        work_view.uncounted++;
+        return false;
+    }
+    return view && work_look(view);
+}
+
+/* After work_may_wait(). False: this call is not ours to hold back or to measure (no limit on its card, in capture, a
+ * card of nobody's). `per_thread`: the null stream is the thread's own. What is launched and how much of it tell kinds
+ * of work apart. */
+bool work_begin(struct work *work, CUstream stream, bool per_thread, const void *what, uint64_t size);
 
 /* After the driver's answer. */
 void work_end(struct work *work, CUresult result);

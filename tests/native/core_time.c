@@ -1,0 +1,47 @@
+/* What a launch costs: core_time <library> <launches> <null|stream>. Prints the best of several rounds' mean and the
+ * 99th percentile of rounds of 100 launches, both in ns a launch. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef int launch_fn(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                      void **);
+enum { ROUND = 100 };
+
+static double now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+int main(int argc, char **argv) {
+    static char function, stream;
+    void *library = argc > 3 ? dlopen(argv[1], RTLD_NOW) : NULL;
+    if (!library)
+        return 2;
+    launch_fn *launch = (launch_fn *)dlsym(library, "cuLaunchKernel");
+    int (*init)(unsigned) = (int (*)(unsigned))dlsym(library, "cuInit");
+    if (!launch || !init || init(0))
+        return 3;
+    long rounds = atol(argv[2]) / ROUND;
+    double *took = malloc((size_t)rounds * sizeof *took);
+    void *on = strcmp(argv[3], "null") ? &stream : NULL;
+    for (int i = 0; i < 20000; i++)
+        launch(&function, 8, 1, 1, 32, 1, 1, 0, on, NULL, NULL);
+    for (long round = 0; round < rounds; round++) {
+        double begin = now_ns();
+        for (int i = 0; i < ROUND; i++)
+            launch(&function, 8, 1, 1, 32, 1, 1, 0, on, NULL, NULL);
+        took[round] = (now_ns() - begin) / ROUND;
+    }
+    qsort(took, (size_t)rounds, sizeof *took, ascending);
+    printf("%.2f %.2f\n", took[rounds / 2], took[rounds * 99 / 100]);
+    return 0;
+}
