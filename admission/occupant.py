@@ -1,0 +1,97 @@
+"""A pod as the books of the cluster see it, read from an untrusted Kubernetes object once.
+
+Whatever a tenant can write into its own pod changes nothing of what it is charged: the amounts are those of
+its spec, which Kubernetes does not let it change; its annotation only says *which card*, and only if it
+names this very pod and the node that the pod is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpu_manager.domain import rules
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import ALLOCATION, decode_assignment
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.request import PodRequest
+from gpu_manager.domain.resources import Amount
+
+Assigned = Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A pod that asks for cards. ``assigned`` is what its annotation says, None if that is not about it.
+
+    ``nominated`` is the node where preemption is making room for it; ``began`` orders pods by age (the
+    kubelet's start, else creation). ``reserved`` marks one whose Binding is under way.
+    """
+
+    pod: Pod
+    assigned: Assigned | None = None
+    nominated: str = ""
+    began: str = ""
+    reserved: bool = False
+
+    @property
+    def uid(self) -> PodUid:
+        """What the books are keyed by."""
+        return self.pod.uid
+
+    @property
+    def occupies(self) -> bool:
+        """True from the binding until its containers have ended for good, or it is gone."""
+        return bool(self.pod.node) and not self.pod.terminal
+
+    @property
+    def waits(self) -> bool:
+        """True if it still looks for a node."""
+        return not self.pod.node and not self.pod.terminal and not self.pod.deleting
+
+    def request(self, unit: int) -> PodRequest | None:
+        """What it asks for; None if that is illegal: no node grants any of it."""
+        try:
+            return rules.pod_request(self.pod, unit)
+        except RequestInvalid:
+            return None
+
+    def on(self, node: str, placement: Mapping[str, tuple[Share, ...]]) -> Occupant:
+        """The same pod as it will be once bound there."""
+        assigned = {name: tuple((s.card, s.amount) for s in shares) for name, shares in placement.items()}
+        return replace(self, pod=replace(self.pod, node=node), assigned=assigned, nominated="", reserved=True)
+
+
+def occupant_of(pod: Pod, obj: Mapping[str, Any] | None = None) -> Occupant:
+    """The pod with what the books need beside :class:`Pod`; ``obj`` is the object it was read from."""
+    status = (obj or {}).get("status")
+    status = status if isinstance(status, Mapping) else {}
+    return Occupant(
+        pod=pod,
+        assigned=_assigned(pod),
+        nominated=_text(status.get("nominatedNodeName")),
+        began=_text(status.get("startTime")) or pod.created,
+    )
+
+
+def read_occupant(obj: Mapping[str, Any]) -> Occupant | None:
+    """Read a core/v1 Pod; None if it asks for nothing of ours, or cannot be read."""
+    try:
+        pod = parse_pod(obj)
+    except RequestInvalid:
+        return None
+    return occupant_of(pod, obj) if pod.uid and pod.asks else None
+
+
+def _assigned(pod: Pod) -> Assigned | None:
+    said = decode_assignment(pod.annotations.get(ALLOCATION))
+    if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
+        return None
+    return {name: tuple(shares) for name, shares in said.containers.items()}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
