@@ -108,7 +108,7 @@ CUresult graphmem_begin(struct growth *growth, CUgraphExec exec) {
 /* The launch cannot be undone: what it took beyond the reservation is charged whatever the limit. */
 void graphmem_end(struct growth *growth) {
     if (growth->grow && !grow_end(growth))
-        grow_settle(growth->grow);
+        grow_taken(growth);
 }
 
 CUresult hook_cuGraphUpload(CUgraphExec exec, CUstream stream) {

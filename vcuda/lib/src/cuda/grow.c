@@ -1,9 +1,11 @@
 /* How a pool's charge follows what the pool has reserved, with any number of threads allocating from it.
  *
- *   charge of a pool  =  what it has reserved, as last read  +  reservations on their way
+ *   what it has reserved, as read  <=  charge of a pool  <=  the same + reservations on their way
  *
- * A reading may be old when it is used: an allocation that ended in between has already taken its reservation off.
- * So endings are counted, and a reading is used only if none happened since; whoever ended last reads last.
+ * A reading may hold the growth of an allocation that is on its way, or not yet: between the two bounds the charge is
+ * left alone, and once nothing is on its way they meet. A reading may also be old when it is used: an allocation that
+ * ended in between has already taken its reservation off, or a later reading has been used already. So these are
+ * counted, and a reading is used only if none happened since; whoever comes last reads last.
  * Accounts are never freed, only used again: threads may be looking at them.
  */
 #include "cuda/grow.h"
@@ -12,6 +14,7 @@
 #include <stdlib.h>
 
 #include "cuda/account.h"
+#include "cuda/mem.h"
 #include "front.h"
 
 enum state { FREE, STREAM_ORDERED, GRAPHS, CLOSED };
@@ -19,19 +22,20 @@ enum state { FREE, STREAM_ORDERED, GRAPHS, CLOSED };
 struct grow {
     struct grow *next;
     uint8_t state;
-    bool busy, touched;
+    bool busy;
     int card;
     CUmemoryPool pool;
     CUdevice device;
     uint64_t charged;             /* of this pool, in the container's account */
-    uint64_t on_way, promised;    /* sums over growths */
-    uint32_t ended;
+    uint64_t on_way, promised;    /* sums over growths: reserved, and what they may take of the pool's room */
+    uint32_t growing;             /* growths on their way */
+    uint32_t changes;             /* growths that ended, and readings that changed the charge */
     uint32_t allocations;
 };
 
 static struct grow *all;
 static bool adding; /* a bit as in each account: a pool must not get two */
-static bool any_touched;
+static uint64_t frees, settled_frees; /* of what pools hold; and how many of them have been settled */
 /* How much more than asked for a pool has taken at once: pools of some drivers grow in large steps. */
 static uint64_t surplus;
 
@@ -80,7 +84,7 @@ static struct grow *add(enum state state, CUmemoryPool pool, CUdevice device, in
     grow->device = device;
     grow->card = card;
     grow->charged = grow->on_way = grow->promised = 0;
-    grow->allocations = 0;
+    grow->growing = grow->allocations = 0;
     __atomic_store_n(&grow->state, (uint8_t)state, __ATOMIC_RELEASE);
     if (fresh) {
         grow->next = first();
@@ -133,19 +137,25 @@ static void learn_surplus(uint64_t more) {
         __atomic_store_n(&surplus, more, __ATOMIC_RELAXED);
 }
 
-/* Charge what the pool has now; false if it is more than was charged and `within_limit` forbids that. */
+/* Charge what the pool has now; false if it is more than was charged and `within_limit` forbids that. What an allocation
+ * on its way took beyond its reservation is for its own thread to answer for. */
 static bool settle(struct grow *grow, bool within_limit) {
     for (;;) {
         uint64_t reserved, used;
-        uint32_t ended = __atomic_load_n(&grow->ended, __ATOMIC_ACQUIRE);
+        uint32_t changes = __atomic_load_n(&grow->changes, __ATOMIC_ACQUIRE);
         if (!read_now(grow, &reserved, &used))
             return true;
         lock(grow);
-        if (grow->ended != ended) {
+        if (grow->changes != changes) {
             unlock(grow);
             continue;
         }
-        uint64_t target = granules(reserved) + grow->on_way, before = grow->charged;
+        uint64_t before = grow->charged, target = granules(reserved);
+        if (before > target)
+            target = before < target + grow->on_way ? before : target + grow->on_way;
+        else if (grow->growing && !within_limit)
+            target = before;
+        grow->changes += target != before;
         grow->charged = target;
         unlock(grow);
         if (target <= before) {
@@ -173,12 +183,15 @@ void grow_settle(struct grow *grow) {
 /* Does the pool have room for it that nobody else was promised? Then it need not grow. */
 static bool promise(struct grow *grow, uint64_t bytes) {
     uint64_t reserved, used;
+    uint32_t changes = __atomic_load_n(&grow->changes, __ATOMIC_ACQUIRE);
     if (!read_now(grow, &reserved, &used) || used > reserved)
         return false;
     lock(grow);
-    bool room = reserved - used >= grow->promised && reserved - used - grow->promised >= bytes;
-    if (room)
+    bool room = grow->changes == changes && reserved - used >= grow->promised && reserved - used - grow->promised >= bytes;
+    if (room) {
         grow->promised += bytes;
+        grow->growing++;
+    }
     unlock(grow);
     return room;
 }
@@ -198,9 +211,12 @@ CUresult grow_begin(struct growth *growth, struct grow *grow, uint64_t bytes) {
     if (result != CUDA_SUCCESS)
         return result;
     growth->reserved = whole;
+    growth->promised = bytes;
     lock(grow);
     grow->on_way += whole;
     grow->charged += whole;
+    grow->promised += bytes;
+    grow->growing++;
     unlock(grow);
     return CUDA_SUCCESS;
 }
@@ -212,9 +228,25 @@ bool grow_end(struct growth *growth) {
     lock(grow);
     grow->on_way -= growth->reserved;
     grow->promised -= growth->promised;
-    grow->ended++;
+    grow->changes++;
     unlock(grow);
-    return settle(grow, true);
+    bool fits = settle(grow, true);
+    lock(grow);
+    grow->growing -= fits;
+    unlock(grow);
+    return fits;
+}
+
+void grow_undone(struct growth *growth) {
+    grow_trim(growth->grow);
+    grow_taken(growth);
+}
+
+void grow_taken(struct growth *growth) {
+    lock(growth->grow);
+    growth->grow->growing--;
+    unlock(growth->grow);
+    grow_settle(growth->grow);
 }
 
 void grow_allocated(struct grow *grow, CUdeviceptr at) {
@@ -222,12 +254,8 @@ void grow_allocated(struct grow *grow, CUdeviceptr at) {
         return;
     __atomic_fetch_add(&grow->allocations, 1, __ATOMIC_RELAXED);
     struct held old, item = {.key = at, .owner = (uint64_t)(uintptr_t)grow, .card = CARD_NONE, .kind = HELD_ASYNC};
-    if (held_put(&item, &old) != HELD_REPLACED)
-        return;
-    if (old.kind == HELD_ASYNC)
-        grow_freed(&old);
-    else
-        account_return(old.card, old.bytes);
+    if (held_put(&item, &old) == HELD_REPLACED)
+        mem_discharge(&old);
 }
 
 static void end(struct grow *grow) {
@@ -240,11 +268,9 @@ static void end(struct grow *grow) {
 void grow_freed(const struct held *item) {
     struct grow *grow = (struct grow *)(uintptr_t)item->owner;
     uint32_t left = __atomic_sub_fetch(&grow->allocations, 1, __ATOMIC_ACQ_REL);
-    if (state_of(grow) != CLOSED)
-        __atomic_store_n(&grow->touched, true, __ATOMIC_RELAXED);
-    else if (!left)
+    if (state_of(grow) == CLOSED && !left)
         end(grow);
-    __atomic_store_n(&any_touched, true, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&frees, 1, __ATOMIC_SEQ_CST);
 }
 
 /* As if it had one more allocation, so that it does not end before the driver has answered. */
@@ -262,19 +288,34 @@ void grow_closed(struct grow *grow, bool closed) {
 }
 
 void grow_touched(void) {
-    for (struct grow *grow = first(); grow; grow = grow->next)
-        if (state_of(grow) == GRAPHS)
-            __atomic_store_n(&grow->touched, true, __ATOMIC_RELAXED);
     if (first())
-        __atomic_store_n(&any_touched, true, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&frees, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Does it keep more than it will when the driver has given back what it owes? Another thread's synchronisation may have
+ * been too early for what this one freed. */
+static bool is_owed(const struct grow *grow) {
+    uint64_t reserved, used, threshold = 0;
+    if (state_of(grow) != STREAM_ORDERED || !read_now(grow, &reserved, &used))
+        return false;
+    real.cuMemPoolGetAttribute(grow->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold);
+    uint64_t kept = used > threshold ? used : threshold;
+    return __atomic_load_n(&grow->charged, __ATOMIC_RELAXED) > granules(kept);
 }
 
 void grow_synchronised(void) {
-    if (!__atomic_load_n(&any_touched, __ATOMIC_RELAXED) || !__atomic_exchange_n(&any_touched, false, __ATOMIC_RELAXED))
+    uint64_t now = __atomic_load_n(&frees, __ATOMIC_SEQ_CST);
+    if (now == __atomic_load_n(&settled_frees, __ATOMIC_SEQ_CST))
         return;
-    for (struct grow *grow = first(); grow; grow = grow->next)
-        if (__atomic_exchange_n(&grow->touched, false, __ATOMIC_RELAXED))
-            grow_settle(grow);
+    bool owed = false;
+    for (struct grow *grow = first(); grow; grow = grow->next) {
+        if (!__atomic_load_n(&grow->charged, __ATOMIC_RELAXED))
+            continue;
+        grow_settle(grow);
+        owed |= is_owed(grow);
+    }
+    if (!owed)
+        __atomic_store_n(&settled_frees, now, __ATOMIC_SEQ_CST);
 }
 
 void grow_settle_card(int card) {

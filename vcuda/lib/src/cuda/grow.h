@@ -29,8 +29,10 @@ struct growth {
 CUresult grow_begin(struct growth *growth, struct grow *grow, uint64_t bytes);
 
 /* After it has answered: charge what the pool has now. False if the pool took more than was reserved and the limit
- * forbids it: then the caller gives its allocation back, and calls grow_trim. */
+ * forbids it: then the caller gives its allocation back and calls grow_undone, or keeps it and calls grow_taken. */
 bool grow_end(struct growth *growth);
+void grow_undone(struct growth *growth);
+void grow_taken(struct growth *growth);
 
 /* Charge what the pool has now, whatever the limit. */
 void grow_settle(struct grow *grow);

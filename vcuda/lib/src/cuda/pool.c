@@ -68,7 +68,7 @@ static bool finish(struct growth *growth, CUresult result, CUdeviceptr at, CUstr
         return true;
     }
     give_back(at, stream);
-    grow_trim(growth->grow);
+    grow_undone(growth);
     return false;
 }
 

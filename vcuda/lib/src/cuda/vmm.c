@@ -122,22 +122,33 @@ static void each_mapping(enum held_kind kind, uint64_t at, uint64_t bytes, void 
     }
 }
 
-/* Set aside while the driver unmaps: another thread may map something else there before we are told. */
+static void let_go(struct held *mapping) {
+    account_return(mapping->card, mapping->count * GRANULE);
+}
+
+/* Set aside while the driver unmaps: another thread may map something else there before we are told. The block's
+ * reference goes now too, because its handle may be used again as soon as its last one is gone; `count` says how many
+ * granules that frees. */
 static void set_aside(struct held *mapping) {
-    struct held old;
+    struct held old, block;
     mapping->kind = HELD_LEAVING;
+    mapping->count = 0;
+    if (held_count(HELD_PHYSICAL, mapping->owner, -1, &block) && !block.count) {
+        mapping->count = (uint32_t)(block.bytes / GRANULE);
+        mapping->card = block.card;
+    }
     if (held_put(mapping, &old) == HELD_REPLACED)
-        vmm_release_reference(old.owner);
+        let_go(&old);
 }
 
 static void put_back(struct held *mapping) {
+    struct held old, block = {.key = mapping->owner, .bytes = mapping->count * GRANULE, .count = 1, .card = mapping->card,
+                              .kind = HELD_PHYSICAL};
     mapping->kind = HELD_MAPPING;
-    if (!held_put_new(mapping))
-        vmm_release_reference(mapping->owner);
-}
-
-static void let_go(struct held *mapping) {
-    vmm_release_reference(mapping->owner);
+    if (mapping->count ? !held_put_new(&block) : !held_count(HELD_PHYSICAL, mapping->owner, 1, &block))
+        let_go(mapping);
+    else if (held_put(mapping, &old) == HELD_REPLACED)
+        vmm_release_reference(old.owner);
 }
 
 /* No process has mapped more than this at once; a wilder range is the driver's to refuse. */
