@@ -19,6 +19,7 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.driver_files import DriverFiles, Host, Strategy, detect
 from gpu_manager.adapters.kube import Kube, connect
 from gpu_manager.adapters.kubelet import KubeletClient
+from gpu_manager.adapters.memory_backstop import CgroupBackstop, DriverLimits
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.adapters.tenants import PageTenants
@@ -29,9 +30,11 @@ from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import Cards, Found
 from gpu_manager.servers.device_plugin import DevicePlugin
 from gpu_manager.servers.exporter import Exporter
+from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.servers.status import Status, StatusServer
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.association import Association
+from gpu_manager.services.backstop import Backstops
 from gpu_manager.services.books import Books
 from gpu_manager.services.health import Health
 from gpu_manager.services.inventory import InventoryService
@@ -41,6 +44,7 @@ from gpu_manager.services.recovery import Reclaimer, rebuild
 from gpu_manager.services.stranded import Stranded
 from gpu_manager.services.tally import Tally
 from gpu_manager.services.usage import Usage
+from gpu_manager.services.watchdog import Watchdog
 
 log = structlog.get_logger(__name__)
 
@@ -90,6 +94,16 @@ class Agent:
             self.allocator, self.health.topology, self._kube.node, self.plugin.announce, config.labels
         )
         self.usage = Usage(self.allocator, self.cards, pods, tenants, processes, clock, self.tally)
+        self.watchdog = Watchdog(
+            self.allocator,
+            lambda: self.usage.last,
+            pods,
+            tenants,
+            processes,
+            self.tally,
+            evict=config.evict_evaders,
+        )
+        self.backstops = Backstops(self.allocator, pods, self._backstop(), clock, self.tally)
         stranded = Stranded(self.allocator, pods, self.tally, evict=config.evict)
         self.reclaimer = Reclaimer(
             self.allocator, self._kubelet, pods, tenants, injector, processes, clock, self.tally, stranded
@@ -100,6 +114,7 @@ class Agent:
                 self.allocator, self.usage, self.tally, version("gpu-manager"), legacy=config.legacy_metrics
             )
         )
+        registry.register(GuardMetrics(self.allocator, self.watchdog, self.backstops))
         status = Status(self.allocator, self.usage, registry, version("gpu-manager"), self.ready)
         self.http = StatusServer(status, config.http_address, config.http_port, config.http_token)
 
@@ -126,6 +141,8 @@ class Agent:
         self.http.start()
         self._run("device-plugin", self.plugin.run)
         self._run("usage", lambda: self.usage.run(self._stop))
+        self._run("watchdog", lambda: self.watchdog.run(self._stop))
+        self._run("backstop", lambda: self.backstops.run(self._stop))
         self._run("inventory", lambda: self.inventory.run(self._stop))
         self._run("reclaim", self._reclaim_forever)
 
@@ -151,6 +168,10 @@ class Agent:
         ended.wait()
         log.info("stopping")
         self.stop()
+
+    def _backstop(self) -> CgroupBackstop:
+        cgroups = self._config.host_root / "sys/fs/cgroup"
+        return CgroupBackstop(cgroups, lambda: self.allocator.node.cards, build_driver_limits(self._config))
 
     def _recover(self) -> None:
         states = self.health.states()
@@ -208,6 +229,15 @@ def build_cards(config: Config) -> Cards:
     from gpu_manager.adapters.nvml import NvmlCards  # noqa: PLC0415  # as above
 
     return NvmlCards()
+
+
+def build_driver_limits(config: Config) -> DriverLimits | None:
+    """The driver's own limits; simulated cards have no driver to hold any."""
+    if config.cards.partition(":")[0] == "simulated":
+        return None
+    from gpu_manager.adapters.nvml_limits import NvmlMemoryLimits  # noqa: PLC0415  # as above
+
+    return NvmlMemoryLimits()
 
 
 def build_injector(config: Config, cards: Callable[[], Sequence[CardState]]) -> DriverFiles:

@@ -15,7 +15,8 @@ class Config:
     """Settings of ``gpu-manager run``. Paths are as the agent sees them.
 
     ``cards`` is ``nvml``, or ``simulated:`` and a profile's name or a file; ``unit`` is bytes of a memory
-    unit; ``injection`` is ``auto`` or a strategy; ``evict`` lets the agent evict pods whose card is wrong.
+    unit; ``injection`` is ``auto`` or a strategy; ``evict`` lets the agent evict pods whose card is wrong,
+    ``evict_evaders`` those that were caught getting round their limits.
     """
 
     node: str
@@ -41,6 +42,7 @@ class Config:
     extra_devices: tuple[str, ...] = ()
     proc: Path = Path("/proc")
     evict: bool = True
+    evict_evaders: bool = False
     reclaim_seconds: float = 30.0
     legacy_metrics: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)

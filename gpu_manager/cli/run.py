@@ -88,6 +88,9 @@ def command(
     ] = None,
     extra_config: Annotated[Path | None, typer.Option(help="The predecessor's extra-config.json.")] = None,
     evict: Annotated[bool, typer.Option(help="Evict a controlled pod whose card is wrong.")] = True,
+    evict_evaders: Annotated[
+        bool, typer.Option(help="Evict a controlled pod that gets round its limits; else it is only named.")
+    ] = False,
     reclaim_seconds: Annotated[
         float, typer.Option(min=0.1, help="How often what dead pods held is looked for.")
     ] = 30.0,
@@ -125,6 +128,7 @@ def command(
             stand_in=stand_in,
             extra_devices=_extra(extra_config),
             evict=evict,
+            evict_evaders=evict_evaders,
             reclaim_seconds=reclaim_seconds,
             legacy_metrics=legacy_metrics,
             labels=_labels(node_labels),

@@ -90,8 +90,6 @@ class Exporter(Collector):
             )
         age = max(0.0, time.monotonic() - view.sample.at)
         yield _gauge("vcuda_sample_age_seconds", "Age of the figures in this scrape", age)
-        evaders = sum(1 for use in view.sample.shares if use.enforcement == "tampered")
-        yield _gauge("vcuda_evaders", "Containers whose control page cannot be trusted", evaders)
         for name, label, text in _COUNTERS:
             yield self._counter(name, label, text)
         for name, timer, text in (
@@ -125,6 +123,7 @@ _COUNTERS = (
     ("association_corrected", "", "Grants whose container PreStartContainer corrected"),
     ("proof_refusals", "", "Starts refused because the card was wrong"),
     ("reclaimed", "", "Allocations given back"),
+    ("evaders_named", "reason", "Times a container was named as getting round its limits"),
     ("registrations", "resource", "Registrations with the kubelet"),
     ("registration_failures", "", "Runs that ended without a registration"),
     ("recovery_disagreements", "source", "Sources that disagreed when the books were rebuilt"),
