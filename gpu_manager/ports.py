@@ -14,6 +14,7 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.topology import Topology
 
 
@@ -112,6 +113,16 @@ class Entry:
     annotation: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What the predecessor's checkpoint says of one container: cards by the number in ``/dev/nvidia<n>``."""
+
+    pod: PodUid
+    container: str
+    minors: tuple[int, ...]
+    amount: Amount
+
+
 class Kubelet(Protocol):
     """What the kubelet says it has given to whom."""
 
@@ -174,6 +185,49 @@ class Tenants(Protocol):
 
     def remove(self, name: str) -> None:
         """Delete the directory; absent is fine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What the host knows of a container on one card and the library cannot; ``None`` leaves it as it is.
+
+    ``gain`` and ``co_active`` are factors; the rest are bytes.
+    """
+
+    gain: float | None = None
+    co_active: float | None = None
+    host_adjust: int | None = None
+    host_seen_used: int | None = None
+    context_reserve: int | None = None
+    lease: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a container does on one card at this moment, by its own account.
+
+    ``in_flight`` counts streams with unsettled work, ``at_work`` living processes that have any;
+    ``last_busy_ns`` is CLOCK_MONOTONIC, 0 for never.
+    """
+
+    card: CardUuid
+    in_flight: int
+    busy_ns: int
+    last_busy_ns: int
+    at_work: int = 0
+
+
+class Activities(Protocol):
+    """The control pages as the co-activity service sees them. ``name`` as in :class:`Tenants`."""
+
+    def activity(self, name: str) -> Sequence[Activity]:
+        """Who is at work now. Raises NodeUnready if the page was tampered with or is gone."""
+
+    def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
+        """Tell the library that the host is there (CLOCK_MONOTONIC) and what it corrects, in one write.
+
+        Raises NodeUnready if the page is gone or unreadable.
+        """
 
 
 class Injector(Protocol):
@@ -253,16 +307,20 @@ class InventoryOf(Protocol):
 
 
 __all__ = [
+    "Activities",
+    "Activity",
     "Backstop",
     "Card",
     "CardState",
     "CardUse",
     "Cards",
     "Clock",
+    "Correction",
     "Entry",
     "Found",
     "HealthChange",
     "HostProcesses",
+    "Inherited",
     "Injector",
     "InventoryOf",
     "Kubelet",

@@ -13,7 +13,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,7 @@ import structlog
 from gpu_manager.adapters import tenant_files as files
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, Tampered
-from gpu_manager.ports import Limit, TenantUse
+from gpu_manager.ports import Activity, Correction, Limit, TenantUse
 from vcuda import page as abi
 
 log = structlog.get_logger(__name__)
@@ -33,35 +33,6 @@ USAGE: Final = "usage"
 LIMITS_MODE: Final = 0o644
 USAGE_MODE: Final = 0o666  # a container may run as any user
 _NS: Final = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """What the host knows of a container on one card and the library cannot; ``None`` leaves it as it is.
-
-    ``gain`` and ``co_active`` are factors; the rest are bytes.
-    """
-
-    gain: float | None = None
-    co_active: float | None = None
-    host_adjust: int | None = None
-    host_seen_used: int | None = None
-    context_reserve: int | None = None
-    lease: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """What a container does on one card at this moment, by its own account.
-
-    ``in_flight`` counts streams with unsettled work; ``last_busy_ns`` is CLOCK_MONOTONIC, 0 for never.
-    """
-
-    card: CardUuid
-    in_flight: int
-    busy_ns: int
-    last_busy_ns: int
-
 
 _Change = Callable[["abi.Limits | None"], abi.Limits]
 """From what a limits page says now (None: nothing readable) to what it shall say."""
@@ -165,7 +136,13 @@ class PageTenants:
         """Who is at work now, for the co-activity factor. Raises NodeUnready as :meth:`usage` does."""
         cards, found, slots = self._observe(name)
         return [
-            Activity(card, sum(slot.inflight[i] for slot in slots), line.busy_ns, line.last_busy_ns)
+            Activity(
+                card,
+                sum(slot.inflight[i] for slot in slots),
+                line.busy_ns,
+                line.last_busy_ns,
+                sum(slot.inflight[i] > 0 for slot in slots),
+            )
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         ]
 

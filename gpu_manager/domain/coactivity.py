@@ -1,0 +1,104 @@
+"""By how much a card's time is divided while a container has work on it.
+
+A card runs one process at a time and turns among those that have work. A container measures how long its
+work took by events; while n processes take turns, an n-th of that was its own. Which n applied is seen by the
+host alone: it samples who has work in flight. Time is divided, so what is averaged is 1/n.
+
+Pure. What tenants say of themselves is believed as far as the time they were charged supports it: a process
+in flight uses time, and having used time is what limits a container, so a container that claims to be in
+flight all day without using any convinces nobody for longer than :data:`TRUST_SECONDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+TRUST_SECONDS: Final = 0.5
+"""Claims ahead of measured use that are believed at most: work is measured when it ends."""
+TRUST_CAP_SECONDS: Final = 2.0
+SMOOTHING: Final = 0.4
+"""Weight of the newest period in the published factor; a change of who is active takes the period alone."""
+_MARGIN: Final = 1.25
+"""The driver's own figure is a percentage of an old window: it refutes only what is far beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One container at one moment: processes with work in flight, and GPU time charged so far (ns)."""
+
+    at_work: int
+    busy_ns: int
+
+
+@dataclass(slots=True)
+class _Tenant:
+    trust: float = TRUST_SECONDS
+    busy_ns: int | None = None
+    inverse: float = 0.0
+    in_flight: float = 0.0
+    others: float = 0.0
+    factor: float = 1.0
+    alone: bool = True
+
+
+class SharedCard:
+    """What is known of the containers of one card; fed with samples, asked for factors once a period."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _Tenant] = {}
+        self._sampled = 0.0
+
+    def sample(
+        self, seconds: float, seen: Mapping[str, Seen], truth: Mapping[str, float] | None = None
+    ) -> None:
+        """Take in who is at work, for the ``seconds`` since the last sample.
+
+        ``truth`` is the share of the card's time that the driver saw a container use, where it can tell.
+        """
+        for gone in self._tenants.keys() - seen.keys():
+            del self._tenants[gone]
+        believed = {
+            name: self._believed(
+                self._tenants.setdefault(name, _Tenant()), one, seconds, (truth or {}).get(name)
+            )
+            for name, one in seen.items()
+        }
+        total = sum(believed.values())
+        self._sampled += seconds
+        for name, one in seen.items():
+            tenant = self._tenants[name]
+            others = total - believed[name]
+            tenant.others += others * seconds
+            if one.at_work:
+                tenant.in_flight += seconds
+                tenant.inverse += seconds / (max(1.0, believed[name]) + others)
+
+    def factors(self) -> dict[str, float]:
+        """Each container's divisor for the time to come; begins a new period."""
+        for tenant in self._tenants.values():
+            others = tenant.others / self._sampled if self._sampled else 0.0
+            inverse = tenant.inverse / tenant.in_flight if tenant.in_flight else 1 / (1 + others)
+            changed = tenant.alone != (others == 0)
+            weight = 1.0 if changed else SMOOTHING
+            tenant.factor = 1 / (1 / tenant.factor + weight * (inverse - 1 / tenant.factor))
+            tenant.alone = others == 0
+            if tenant.alone and tenant.factor < 1.01:
+                tenant.factor = 1.0
+            tenant.inverse = tenant.in_flight = tenant.others = 0.0
+        self._sampled = 0.0
+        return {name: tenant.factor for name, tenant in self._tenants.items()}
+
+    def _believed(self, tenant: _Tenant, seen: Seen, seconds: float, truth: float | None) -> float:
+        """How many processes at work this sample is taken for."""
+        before, tenant.busy_ns = tenant.busy_ns, seen.busy_ns
+        used = max(0, seen.busy_ns - before) * 1e-9 if before is not None else 0.0
+        supported = used * tenant.factor
+        if truth is not None:
+            supported = min(supported, (truth * _MARGIN + 0.02) * seconds * tenant.factor)
+        tenant.trust = min(TRUST_CAP_SECONDS, tenant.trust + supported)
+        claimed = seen.at_work * seconds
+        spent = min(claimed, tenant.trust)
+        tenant.trust -= spent
+        return spent / seconds if seconds > 0 else 0.0

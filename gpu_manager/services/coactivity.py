@@ -1,0 +1,179 @@
+"""Tells each container on a shared card by how much the card's time is divided, and that the host is there.
+
+Costs nothing while nobody works: who is at work comes from the usage sampler's last reading. A container at
+work gets a heartbeat a second. Where one of several containers of a card is at work the others are looked at
+ten times a second; where two are, forty times, and the factor is published every 100 ms.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.coactivity import Seen, SharedCard
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports import Activities, Activity, Clock, Correction
+from gpu_manager.services.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+SURVEY_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.1
+SAMPLE_SECONDS: Final = 0.025
+PUBLISH_SECONDS: Final = 0.1
+HEARTBEAT_SECONDS: Final = 1.0
+RECENT_NS: Final = 300_000_000
+"""A container whose last work is no older is active: throttled ones pause for longer than a sample."""
+_STEP: Final = 1 / 256
+"""The page's own step: a smaller change is none."""
+_JITTER: Final = 0.6180339887498949
+"""Sampling at an irrational rhythm: work that repeats is not met at the same point each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A container on a card: its directory's name, whether it used the card lately, and which share of the
+    card's time the driver saw it use, where that is known.
+    """
+
+    name: str
+    card: CardUuid
+    at_work: bool
+    truth: float | None = None
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A card of which at least one container is at work."""
+
+    names: tuple[str, ...]
+    shared: SharedCard = field(default_factory=SharedCard)
+    truth: Mapping[str, float] = field(default_factory=dict)
+    sampled_at: float | None = None
+    next_at: float = 0.0
+    publish_at: float = 0.0
+    contended: bool = False
+
+
+class CoActivity:
+    """The loop. ``seats`` is asked once a second, from this loop's thread, and must be quick."""
+
+    def __init__(
+        self, pages: Activities, seats: Callable[[], Iterable[Seat]], clock: Clock, tally: Tally
+    ) -> None:
+        self._pages = pages
+        self._seats = seats
+        self._clock = clock
+        self._tally = tally
+        self._watched: dict[CardUuid, _Watched] = {}
+        self._published: dict[tuple[str, CardUuid], float] = {}
+        self._beat: dict[str, float] = {}
+        self._survey_at = 0.0
+        self._rhythm = 0.0
+
+    def run(self, stop: threading.Event) -> None:
+        """Until stopped. This loop may not die, whatever a page holds."""
+        pause = 0.0
+        while not stop.wait(pause):
+            try:
+                pause = self.step()
+            except Exception:
+                pause = SURVEY_SECONDS
+                self._tally.count("scrape_errors", "coactivity")
+                log.exception("co-activity round lost")
+
+    def step(self) -> float:
+        """Do what is due; seconds until something is due again."""
+        now = self._clock.monotonic()
+        if now >= self._survey_at:
+            self._survey(now)
+            self._survey_at = now + SURVEY_SECONDS
+        due = self._survey_at
+        for card, watched in self._watched.items():
+            if len(watched.names) < 2:
+                continue
+            if now >= watched.next_at:
+                self._sample(card, watched, now)
+            due = min(due, watched.next_at)
+        return max(0.0, due - self._clock.monotonic())
+
+    def _survey(self, now: float) -> None:
+        by_card: dict[CardUuid, list[Seat]] = {}
+        for seat in self._seats():
+            by_card.setdefault(seat.card, []).append(seat)
+        kept: dict[CardUuid, _Watched] = {}
+        for card, seats in by_card.items():
+            if not any(seat.at_work for seat in seats):
+                self._part(card, seats)
+                continue
+            watched = kept[card] = self._watched.get(card) or _Watched(())
+            watched.names = tuple(seat.name for seat in seats)
+            watched.truth = {seat.name: seat.truth for seat in seats if seat.truth is not None}
+            if len(seats) < 2:
+                self._part(card, seats)
+            for seat in seats:
+                if seat.at_work:
+                    self._heartbeat(seat.name, now)
+        self._watched = kept
+        known = {(seat.name, card) for card, seats in by_card.items() for seat in seats}
+        self._published = {key: value for key, value in self._published.items() if key in known}
+        self._beat = {name: at for name, at in self._beat.items() if any(name == key[0] for key in known)}
+
+    def _part(self, card: CardUuid, seats: Iterable[Seat]) -> None:
+        """Nobody to share with: no factor may stay behind."""
+        for seat in seats:
+            if self._published.get((seat.name, card), 1.0) != 1.0:
+                self._publish(seat.name, card, 1.0, self._clock.monotonic())
+
+    def _sample(self, card: CardUuid, watched: _Watched, now: float) -> None:
+        found = {name: self._activity(name, card) for name in watched.names}
+        seen = {name: Seen(a.at_work, a.busy_ns) for name, a in found.items() if a is not None}
+        now_ns = int(now * 1e9)
+        active = sum(
+            a is not None and (a.at_work > 0 or now_ns - a.last_busy_ns < RECENT_NS) for a in found.values()
+        )
+        if watched.sampled_at is not None:
+            watched.shared.sample(now - watched.sampled_at, seen, watched.truth)
+        watched.sampled_at = now
+        watched.contended = active > 1
+        self._rhythm = (self._rhythm + _JITTER) % 1.0
+        pause = SAMPLE_SECONDS * (0.6 + 0.8 * self._rhythm) if watched.contended else LOOK_SECONDS
+        watched.next_at = now + pause
+        if now >= watched.publish_at:
+            watched.publish_at = now + PUBLISH_SECONDS - SAMPLE_SECONDS / 2
+            for name, factor in watched.shared.factors().items():
+                self._publish(name, card, factor, now)
+
+    def _activity(self, name: str, card: CardUuid) -> Activity | None:
+        try:
+            return next((a for a in self._pages.activity(name) if a.card == card), None)
+        except NodeUnready as error:
+            self._tally.count("scrape_errors", "pages")
+            log.debug("activity not read", directory=name, reason=str(error))
+            return None
+
+    def _publish(self, name: str, card: CardUuid, factor: float, now: float) -> None:
+        before = self._published.get((name, card), 1.0)
+        if abs(factor - before) < _STEP and (factor != 1.0 or before == 1.0):
+            return
+        if self._write(name, now, {card: Correction(co_active=factor)}):
+            self._published[name, card] = factor
+
+    def _heartbeat(self, name: str, now: float) -> None:
+        if now - self._beat.get(name, -HEARTBEAT_SECONDS) >= HEARTBEAT_SECONDS - LOOK_SECONDS:
+            self._write(name, now, {})
+
+    def _write(self, name: str, now: float, corrections: Mapping[CardUuid, Correction]) -> bool:
+        try:
+            self._pages.publish(name, int(now * 1e9), corrections)
+        except NodeUnready as error:
+            self._tally.count("scrape_errors", "pages")
+            log.debug("correction not written", directory=name, reason=str(error))
+            return False
+        self._beat[name] = now
+        return True
