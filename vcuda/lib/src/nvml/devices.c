@@ -89,7 +89,8 @@ static nvmlReturn_t judge(nvmlReturn_t result, nvmlDevice_t found, nvmlDevice_t 
 #define BY_NAME(name, type)                                                                                            \
     nvmlReturn_t hook_##name(const type *key, nvmlDevice_t *out) {                                                     \
         nvmlDevice_t found = NULL;                                                                                     \
-        return judge(real.name(key, out ? &found : NULL), found, out);                                                 \
+        nvmlReturn_t result = real.name(key, out ? &found : NULL);                                                     \
+        return judge(result, found, out);                                                                              \
     }
 
 BY_NAME(nvmlDeviceGetHandleByUUID, char)
