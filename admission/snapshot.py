@@ -34,12 +34,12 @@ _MOST_STATES = 1 << 16  # distinct node states remembered; beyond, numbering goe
 class Snapshot:
     """The cluster at one moment. ``used`` counts pods that are bound or being bound, by model of card.
 
-    ``reserved`` are the pods whose Binding is under way. ``unit``: bytes of one unit of memory.
+    ``reserved``: each pod whose Binding is under way, and its node. ``unit``: bytes of one unit of memory.
     """
 
     nodes: Mapping[str, NodeView]
     used: Used
-    reserved: frozenset[PodUid]
+    reserved: Mapping[PodUid, str]
     budgets: tuple[Budget, ...]
     unit: int
 
@@ -162,7 +162,7 @@ class Cluster:
                 self._snapshot = Snapshot(
                     nodes=MappingProxyType(self._views.copy()),
                     used={namespace: models.copy() for namespace, models in self._used.items()},
-                    reserved=frozenset(self._reserved),
+                    reserved={uid: occupant.pod.node for uid, occupant in self._reserved.items()},
                     budgets=tuple(self._budgets.values()),
                     unit=self.unit,
                 )

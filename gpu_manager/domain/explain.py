@@ -75,7 +75,7 @@ def closed_because(state: CardState, request: PodRequest, *, listed: bool = True
     if not state.healthy:
         return f"unhealthy ({_clean(state.reason)})" if state.reason else "unhealthy"
     if state.cordoned:
-        return "cordoned"
+        return _clean(state.reason) or "cordoned"
     if not listed:
         return "not in the books of this node"
     if request.uuids and state.card.uuid not in request.uuids:

@@ -1,0 +1,228 @@
+"""The scheduler's four questions: which nodes fit, which is best, bind there, whom to evict.
+
+Filter, prioritize and preempt are functions of the snapshot and the question; no API call is on their path.
+Only bind changes anything (:mod:`admission.reservations`). :meth:`Extender.routes` is the table that a
+server mounts; every handler takes a body and returns an answer, from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+import structlog
+
+from admission.extender_wire import (
+    ExtenderArgs,
+    Obj,
+    Victims,
+    binding_answer,
+    filter_answer,
+    filter_error,
+    preemption_answer,
+    priority_answer,
+    read_args,
+    read_binding,
+    read_preemption,
+)
+from admission.judging import Fit, Judge, No, Question
+from admission.node_view import NodeView
+from admission.occupant import Occupant, occupant_of
+from admission.preemption import choose
+from admission.quota import QuotaBook
+from admission.ranking import Candidate, Cost, NodePolicy, scores
+from admission.reservations import Binder
+from admission.snapshot import Cluster, Snapshot
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.explain import LINE_LIMIT
+from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.rules import pod_request
+
+log = structlog.get_logger(__name__)
+
+FULL_LINES: Final = 8  # nodes whose refusal is told card by card in one answer; kube-scheduler joins them all
+_BRIEF_LIMIT = 300  # characters of any other
+_MOST_BRIEFS = 64  # distinct ones in one answer
+_UNKNOWN: Final = "no GPU device: this node is not known here yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What goes over HTTP; the body is JSON unless the status is an error."""
+
+    body: bytes
+    status: HTTPStatus = HTTPStatus.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A POST. ``guarded``: only over loopback or with a client certificate."""
+
+    path: str
+    verb: str
+    handle: Callable[[bytes], Reply]
+    guarded: bool = False
+
+
+class Extender:
+    """Thread-safe. ``count(name, label)`` is told every answer."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        quota: QuotaBook,
+        judge: Judge,
+        policy: NodePolicy,
+        binder: Binder,
+        *,
+        minimum_cores: int = 1,
+        count: Callable[[str, str], None] = lambda _name, _label: None,
+    ) -> None:
+        self._cluster = cluster
+        self._quota = quota
+        self._judge = judge
+        self._policy = policy
+        self._binder = binder
+        self._minimum_cores = minimum_cores
+        self._count = count
+
+    def routes(self) -> tuple[Route, ...]:
+        """Every path that a scheduler may be configured with."""
+        return (
+            Route("/scheduler/filter", "filter", self.filter),
+            Route("/scheduler/predicates", "filter", self.filter),
+            Route("/scheduler/prioritize", "prioritize", self.prioritize),
+            Route("/scheduler/priorities", "prioritize", self.prioritize),
+            Route("/scheduler/bind", "bind", self.bind, guarded=True),
+            Route("/scheduler/preempt", "preempt", self.preempt, guarded=True),
+        )
+
+    def filter(self, body: bytes) -> Reply:
+        """ExtenderArgs → ExtenderFilterResult. What keeps the whole pod out is its Error."""
+        try:
+            args = read_args(body)
+            occupant = _occupant(args.pod)
+        except RequestInvalid as error:
+            return self._filter_error(str(error))
+        if not occupant.pod.asks:
+            return Reply(filter_answer(args, args.names, {}, {}))
+        if reason := self._unready():
+            return self._filter_error(reason)
+        try:
+            question, snapshot = self._ask(occupant)
+        except RequestInvalid as error:
+            # A pod that no node can ever take: said for each, so that nobody is evicted for it.
+            return Reply(filter_answer(args, (), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT])))
+        views = self._views(args, snapshot)
+        judged = [(name, view, question.on(view) if view else No.NODE) for name, view in views]
+        fitting = [name for name, _, found in judged if isinstance(found, Fit)]
+        failed, lasting = _reasons(question, judged)
+        self._binder.offers.remember(occupant.uid, fitting)
+        self._count("filtered", "fits" if fitting else "refused")
+        log.debug("filtered", pod=occupant.pod.key, fitting=len(fitting), failed=len(failed) + len(lasting))
+        return Reply(filter_answer(args, fitting, failed, lasting))
+
+    def prioritize(self, body: bytes) -> Reply:
+        """ExtenderArgs → HostPriorityList: one 10, the others 0 to 8; all 0 for a pod that is not ours."""
+        try:
+            args = read_args(body)
+            occupant = _occupant(args.pod)
+            question, snapshot = self._ask(occupant)
+        except RequestInvalid as error:
+            return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
+        if not occupant.pod.asks or self._unready():
+            return Reply(priority_answer(args.names, [0] * len(args.names)))
+        candidates: list[Candidate] = []
+        places: list[int] = []
+        for place, (_, view) in enumerate(self._views(args, snapshot)):
+            found = question.on(view) if view else No.NODE
+            if view is not None and isinstance(found, Fit):
+                candidates.append(Candidate(view, found))
+                places.append(place)
+        costs: list[Cost | None] = [None] * len(args.names)
+        for place, cost in zip(places, self._policy.costs(question.request, candidates), strict=True):
+            costs[place] = cost
+        return Reply(priority_answer(args.names, scores(args.names, costs)))
+
+    def bind(self, body: bytes) -> Reply:
+        """ExtenderBindingArgs → ExtenderBindingResult."""
+        try:
+            args = read_binding(body)
+        except RequestInvalid as error:
+            return Reply(binding_answer(str(error)))
+        return Reply(binding_answer(self._binder.bind(args)))
+
+    def preempt(self, body: bytes) -> Reply:
+        """ExtenderPreemptionArgs → ExtenderPreemptionResult: nodes on which evicting helps, and whom."""
+        try:
+            args = read_preemption(body)
+            occupant = _occupant(args.pod)
+            question, snapshot = self._ask(occupant)
+        except RequestInvalid as error:
+            return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
+        answer: dict[str, Victims] = {}
+        for name, given in args.victims.items():
+            view = snapshot.nodes.get(name)
+            if not occupant.pod.asks:
+                answer[name] = given
+            elif view is not None and not self._unready():
+                victims = choose(question, occupant.pod, view, given, snapshot.budgets)
+                if victims is not None:
+                    answer[name] = victims
+        log.info("preemption", pod=occupant.pod.key, asked=len(args.victims), nodes=len(answer))
+        self._count("preempted", "found" if answer else "none")
+        return Reply(preemption_answer(answer))
+
+    def _ask(self, occupant: Occupant) -> tuple[Question, Snapshot]:
+        """Raises RequestInvalid: the pod is illegal."""
+        request = pod_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+        snapshot, quota = self._cluster.snapshot(), self._quota.current
+        namespace = quota.of(occupant.pod.namespace) if quota else None
+        return self._judge.ask(occupant, request, snapshot, namespace), snapshot
+
+    def _views(self, args: ExtenderArgs, snapshot: Snapshot) -> list[tuple[str, NodeView | None]]:
+        if args.nodes is not None:
+            pairs = zip(args.names, args.nodes, strict=True)
+            return [(name, snapshot.nodes.get(name) or self._cluster.view_of(node)) for name, node in pairs]
+        return [(name, snapshot.nodes.get(name)) for name in args.names]
+
+    def _unready(self) -> str:
+        if not self._cluster.synced:
+            return "nodes and pods have not been listed yet, please retry later"
+        return self._quota.missing()
+
+    def _filter_error(self, error: str) -> Reply:
+        self._count("filtered", "error")
+        return Reply(filter_error(error))
+
+
+def _reasons(
+    question: Question, judged: Sequence[tuple[str, NodeView | None, Fit | No]]
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Why each node fails: a few in full, the rest in words that a scheduler can count, all bounded."""
+    failed: dict[str, str] = {}
+    lasting: dict[str, str] = {}
+    briefs: set[str] = set()
+    full = 0
+    for name, view, no in judged:
+        if isinstance(no, Fit):
+            continue
+        if view is None:
+            failed[name] = _UNKNOWN
+            continue
+        if no in (No.ROOM, No.NEVER) and full < FULL_LINES:
+            text, full = question.why(view), full + 1
+        else:
+            text = question.brief(view, no)[:_BRIEF_LIMIT]
+            if len(briefs) < _MOST_BRIEFS:
+                briefs.add(text)
+            elif text not in briefs:
+                text = f"left out ({no.value})"
+        (lasting if no.lasting else failed)[name] = text
+    return failed, lasting
+
+
+def _occupant(pod: Obj) -> Occupant:
+    return occupant_of(parse_pod(pod), pod)

@@ -1,0 +1,93 @@
+"""Which of the nodes that fit: a policy behind one method, and the scores that say its choice on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from zlib import crc32
+
+from admission.judging import Fit
+from admission.node_view import NodeView
+from gpu_manager.domain.request import PlacementPolicy, PodRequest
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+
+BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
+_MOST = 1 << 16  # costs remembered
+
+Cost = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A node on which the pod fits, and where it would lie there."""
+
+    view: NodeView
+    fit: Fit
+
+
+class NodePolicy(Protocol):
+    """The choice among nodes."""
+
+    def costs(self, request: PodRequest, candidates: Sequence[Candidate]) -> Sequence[Cost]:
+        """One cost for each, the lowest wins. It depends on what the nodes hold, never on their names."""
+
+
+class BestFit:
+    """Least left in pieces: no idle card is broken while a broken one has room; of those, the fullest.
+
+    In this order: idle cards that a part of a card would break; what stays free on the cards taken; idle
+    cards and free cores left on the node. Under ``spread`` the emptiest card, then the emptiest node;
+    under ``topology`` the best-joined cards first. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Fit, Cost] = {}
+
+    def costs(self, request: PodRequest, candidates: Sequence[Candidate]) -> list[Cost]:
+        """See :class:`NodePolicy`."""
+        known = self._known
+        if len(known) > _MOST:
+            known.clear()
+        return [known.get(c.fit) or known.setdefault(c.fit, _cost(request, c)) for c in candidates]
+
+
+def _cost(request: PodRequest, candidate: Candidate) -> Cost:
+    view, fit = candidate.view, candidate.fit
+    facts, ledger = view.facts, view.ledger
+    taken = dict(fit.taken)
+    broken, idle, left, free, content = 0, 0, ZERO, 0, list[float]()
+    for at, state in enumerate(facts.cards):
+        room = ledger.free(state.card.uuid)
+        is_idle = ledger.idle(state.card.uuid) and state.open
+        take = taken.get(at)
+        if take is not None:
+            broken += is_idle and take.cores < CORES_PER_CARD
+            left += Amount(room.cores - take.cores, room.memory - take.memory)
+        idle += is_idle and take is None
+        free += room.cores - (take.cores if take else 0) if state.open else 0
+        content += (room.cores, room.memory, crc32(state.card.model.encode()))
+    fill: Cost = (broken, left.cores, left.memory, idle, free)
+    if request.placement is PlacementPolicy.SPREAD:
+        fill = (-left.cores, -left.memory, -idle, -free)
+    elif request.placement is PlacementPolicy.TOPOLOGY:
+        fill = (-facts.topology.sum({at for at, _ in fit.taken}), *fill)
+    return (*fill, len(facts.cards), *content)
+
+
+def scores(names: Sequence[str], costs: Sequence[Cost | None]) -> list[int]:
+    """What each node gets: exactly one 10, the others 0 to 8 by rank, 0 where the pod does not fit (None).
+
+    Nodes of equal cost get equal scores, but for the one chosen among the best: the first by name. They are
+    alike in all that the policy sees, so that the name decides nothing.
+    """
+    ranked = sorted({cost for cost in costs if cost is not None})
+    steps = max(1, len(ranked) - 1)
+    score = {cost: SECOND - SECOND * rank // steps for rank, cost in enumerate(ranked)}
+    given = [0 if cost is None else score[cost] for cost in costs]
+    if ranked:
+        winner = min(
+            (name, i) for i, (name, cost) in enumerate(zip(names, costs, strict=True)) if cost == ranked[0]
+        )
+        given[winner[1]] = BEST
+    return given

@@ -1,0 +1,318 @@
+"""Binding a pod: judged again, reserved, then told to the API server; and what becomes of a reservation.
+
+A reservation counts like a bound pod. It ends when the watch shows the pod bound or gone, or when the API
+server refuses the Binding. Where the outcome is unknown (no answer in time, or the watch is silent for a
+minute), it ends only when the API server itself says that the pod is not bound, asked after every request
+of ours for it has run out. So a Binding that is answered too late finds its cards still free.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, Protocol
+
+import structlog
+
+from admission.extender_wire import BindingArgs
+from admission.judging import Judge, No
+from admission.occupant import Occupant, occupant_of
+from admission.quota import QuotaBook
+from admission.snapshot import Cluster
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError, printable, quoted
+from gpu_manager.domain.explain import explain_placement
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.stamp import stamps
+from gpu_manager.ports import Clock
+
+log = structlog.get_logger(__name__)
+
+OFFER_SECONDS: Final = 60.0  # how long filter's answer holds for bind
+SILENCE_SECONDS: Final = 60.0  # a bound pod that the watch has not shown by then is asked for
+BIND_SECONDS: Final = 5.0  # the API server's deadline for one Binding
+_MOST_OFFERS = 4096  # pods between filter and bind
+
+
+class Outcome(Enum):
+    """How a Binding went."""
+
+    BOUND = "bound"
+    REFUSED = "refused"  # it had no effect and never will
+    UNKNOWN = "unknown"  # it may have, or may still have, an effect
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome, and the API server's words."""
+
+    outcome: Outcome
+    words: str = ""
+
+
+class Api(Protocol):
+    """What binding needs of the API server. Thread-safe."""
+
+    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+        """POST a Binding with the pod's UID as precondition. After ``seconds`` it has no effect any more.
+
+        Only an answer that says so (400 to 499) is REFUSED; no answer, and 5xx, are UNKNOWN.
+        """
+
+    def fetch(self, namespace: str, name: str) -> Pod | None:
+        """The pod as the API server has it now; None if there is none. Raises NodeUnready: no answer."""
+
+
+class Offers:
+    """Which nodes filter offered for which pod, for a minute. Thread-safe; the oldest pods go first."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._bits: dict[str, int] = {}
+        self._made: dict[PodUid, tuple[float, bytes]] = {}
+
+    def remember(self, uid: PodUid, nodes: Sequence[str]) -> None:
+        """The answer for the pod; replaces the last one."""
+        with self._lock:
+            bits = [self._bits.setdefault(name, len(self._bits)) for name in nodes]
+            field = bytearray((max(bits, default=-1) >> 3) + 1)  # a bit a node: 5,000 names are 600 bytes
+            for bit in bits:
+                field[bit >> 3] |= 1 << (bit & 7)
+            self._made.pop(uid, None)
+            self._made[uid] = self._clock.monotonic(), bytes(field)
+            while len(self._made) > _MOST_OFFERS:
+                del self._made[next(iter(self._made))]
+            if len(self._bits) > 1 << 17:  # names of nodes that came and went
+                self._bits.clear()
+                self._made.clear()
+
+    def has(self, uid: PodUid, node: str) -> bool:
+        """True if the node was offered for the pod within the last minute."""
+        with self._lock:
+            made, bit = self._made.get(uid), self._bits.get(node)
+            if made is None or bit is None or self._clock.monotonic() - made[0] > OFFER_SECONDS:
+                return False
+            return len(made[1]) > bit >> 3 and bool(made[1][bit >> 3] >> (bit & 7) & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A Binding of ours: begun at ``posted``; from ``quiet`` on no request for it can act any more."""
+
+    pod: Pod
+    node: str
+    posted: float
+    quiet: float
+    outcome: Outcome | None = None  # None while it is under way
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Who may bind what. ``schedulers``: names of ours, empty for any.
+
+    ``leads(seconds)``: True if this process alone binds for at least so long, and has taken in a list of all
+    pods since it began to.
+    """
+
+    leads: Callable[[float], bool]
+    schedulers: frozenset[str] = frozenset()
+    minimum_cores: int = 1
+    seconds: float = BIND_SECONDS
+
+
+class Binder:
+    """The extender's bind verb, and :meth:`settle` for what it left open. Thread-safe."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        quota: QuotaBook,
+        judge: Judge,
+        api: Api,
+        clock: Clock,
+        rules: Rules,
+        count: Callable[[str, str], None] = lambda _name, _label: None,
+    ) -> None:
+        self.offers = Offers(clock)
+        self._cluster = cluster
+        self._quota = quota
+        self._judge = judge
+        self._api = api
+        self._clock = clock
+        self._rules = rules
+        self._count = count
+        self._lock = threading.Lock()
+        self._trials: dict[PodUid, _Trial] = {}
+
+    def bind(self, args: BindingArgs) -> str:
+        """Bind the pod there; empty if it is bound, else why not, for the scheduler to try again.
+
+        Never raises for what the world does.
+        """
+        try:
+            self._bind(args)
+        except VcudaError as error:
+            pod = f"{args.namespace}/{args.name}"
+            log.info("not bound", pod=pod, uid=args.uid, node=args.node, reason=str(error))
+            self._count("binds", "refused")
+            return str(error)
+        self._count("binds", "bound")
+        return ""
+
+    def settle(self) -> int:
+        """Ask about reservations of unknown outcome; returns how many are left. To be called each second."""
+        now = self._clock.monotonic()
+        with self._lock:
+            trials = dict(self._trials)
+        for uid, trial in trials.items():
+            if self._cluster.reserved_on(uid) != trial.node and trial.outcome is not None:
+                self._forget(uid, trial)  # the watch has shown how it ended
+            elif trial.outcome is Outcome.UNKNOWN or now - trial.posted > SILENCE_SECONDS:
+                self._ask(uid, trial)
+        with self._lock:
+            return sum(t.outcome is Outcome.UNKNOWN for t in self._trials.values())
+
+    def _bind(self, args: BindingArgs) -> None:
+        self._may_bind(args)
+        occupant = self._pod(args)
+        pod = occupant.pod
+        trial = self._begin(occupant, args.node)
+        try:
+            annotations = self._reserve(occupant, args.node)
+        except VcudaError:
+            self._forget(pod.uid, trial)
+            raise
+        if not self._rules.leads(self._rules.seconds):
+            self._undo(pod.uid, trial)
+            raise NodeUnready(_NOT_LEADER)
+        answer = self._post(trial, annotations)
+        if answer.outcome is Outcome.REFUSED:
+            self._undo(pod.uid, trial)
+            raise DoesNotFit(f"the API server refused the binding: {answer.words}")
+        with self._lock:
+            self._trials[pod.uid] = replace(trial, outcome=answer.outcome)
+        if answer.outcome is Outcome.UNKNOWN:
+            log.warning("binding of unknown outcome", pod=pod.key, node=args.node, reason=answer.words)
+            raise NodeUnready(
+                f"the API server did not say whether {pod.key} is bound to {args.node}: {answer.words}."
+                " Its place is kept until it does"
+            )
+
+    def _may_bind(self, args: BindingArgs) -> None:
+        if not self._rules.leads(self._rules.seconds):
+            raise NodeUnready(_NOT_LEADER)
+        if reason := self._quota.missing():
+            raise NodeUnready(reason)
+        if not self.offers.has(args.uid, args.node):
+            raise RequestInvalid(
+                f"node {quoted(args.node)} was not offered for {quoted(args.name)} in the last"
+                f" {OFFER_SECONDS:.0f} s: a pod is bound only where filter said that it fits"
+            )
+
+    def _pod(self, args: BindingArgs) -> Occupant:
+        occupant = self._cluster.pod(args.uid)
+        if occupant is None:
+            pod = self._api.fetch(args.namespace, args.name)
+            if pod is None or pod.uid != args.uid:
+                raise RequestInvalid(
+                    f"pod {args.namespace}/{args.name} is gone, or another of that name came"
+                )
+            occupant = occupant_of(pod)
+        pod = occupant.pod
+        if (pod.namespace, pod.name) != (args.namespace, args.name):
+            raise RequestInvalid(f"pod {quoted(args.uid)} is {pod.key}, not {args.namespace}/{args.name}")
+        if self._rules.schedulers and pod.scheduler not in self._rules.schedulers:
+            raise RequestInvalid(
+                f"{pod.key} has schedulerName {quoted(pod.scheduler)}: this extender binds for"
+                f" {', '.join(sorted(self._rules.schedulers))} alone"
+            )
+        if pod.node or pod.terminal or pod.deleting:
+            state = f"bound to {printable(pod.node)}" if pod.node else "at its end"
+            raise RequestInvalid(f"{pod.key} is {state} already")
+        return occupant
+
+    def _begin(self, occupant: Occupant, node: str) -> _Trial:
+        """Claim the pod: one Binding at a time."""
+        uid, now = occupant.uid, self._clock.monotonic()
+        with self._lock:
+            before = self._trials.get(uid)
+        if before is not None and before.outcome is not None and self._cluster.reserved_on(uid):
+            self._ask(uid, before)
+        with self._lock:
+            before = self._trials.get(uid)
+            if before is not None and (before.outcome is None or self._cluster.reserved_on(uid)):
+                raise NodeUnready(
+                    f"{occupant.pod.key} is being bound to {before.node}: the outcome is not known yet"
+                )
+            trial = _Trial(occupant.pod, node, now, now + 2 * self._rules.seconds)
+            self._trials[uid] = trial
+            return trial
+
+    def _reserve(self, occupant: Occupant, node: str) -> dict[str, str]:
+        """Judge and reserve as one step, for the whole cluster: the quota is the whole cluster's."""
+        pod = occupant.pod
+        request = pod_request(pod, self._cluster.unit, self._rules.minimum_cores)
+        if not request.containers:
+            raise RequestInvalid(f"{pod.key} asks for no card")
+        quota = self._quota.current
+        with self._cluster.lock:
+            snapshot = self._cluster.snapshot()
+            view = snapshot.nodes.get(node)
+            if view is None:
+                raise DoesNotFit(f"node {quoted(node)} is not known here")
+            question = self._judge.ask(
+                occupant, request, snapshot, quota.of(pod.namespace) if quota else None
+            )
+            fit = question.on(view)
+            if isinstance(fit, No):
+                self._count("bind_conflicts", fit.value)
+                raise DoesNotFit(question.why(view))
+            placement = question.placement(view, fit)
+            self._cluster.reserve(pod, node, placement)
+        cards = view.facts.cards
+        log.info("placed", pod=pod.key, uid=pod.uid, node=node, cards=explain_placement(placement, cards))
+        return stamps(pod, node, placement, cards, self._clock.now(), assigned=False)
+
+    def _post(self, trial: _Trial, annotations: Mapping[str, str]) -> Answer:
+        try:
+            return self._api.bind(trial.pod, trial.node, annotations, self._rules.seconds)
+        except VcudaError as error:
+            return Answer(Outcome.UNKNOWN, str(error))
+        except BaseException:
+            with self._lock:
+                self._trials[trial.pod.uid] = replace(trial, outcome=Outcome.UNKNOWN)
+            raise
+
+    def _ask(self, uid: PodUid, trial: _Trial) -> None:
+        """Let the API server say how it ended. What was asked too early, or not answered, changes nothing."""
+        asked = self._clock.monotonic()
+        try:
+            pod = self._api.fetch(trial.pod.namespace, trial.pod.name)
+        except NodeUnready as error:
+            log.warning("binding still of unknown outcome", pod=trial.pod.key, reason=str(error))
+            return
+        if pod is not None and pod.uid == uid and pod.node:
+            self._cluster.learn(pod)
+            log.info("binding found done", pod=pod.key, node=pod.node)
+        elif pod is not None and pod.uid == uid and asked < trial.quiet:
+            return  # unbound, but a request of ours may still act
+        else:
+            self._cluster.release(uid)
+            log.warning("reservation ended: not bound", pod=trial.pod.key, node=trial.node)
+            self._count("reservations", "ended")
+        self._forget(uid, trial)
+
+    def _undo(self, uid: PodUid, trial: _Trial) -> None:
+        self._cluster.release(uid)
+        self._forget(uid, trial)
+
+    def _forget(self, uid: PodUid, trial: _Trial) -> None:
+        with self._lock:
+            if self._trials.get(uid) is trial:
+                del self._trials[uid]
+
+
+_NOT_LEADER: Final = "this replica does not lead, or not for long enough to bind: ask again"
