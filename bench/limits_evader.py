@@ -22,7 +22,7 @@ from bench.world import NODE, World
 from gpu_manager.sandbox.native import Native, find_native
 
 BAR = "≤ 5"
-LIMIT_UNITS = 4  # of 256 MiB: 1 GiB, on modelled cards of 16 GiB
+LIMIT_UNITS = 2  # of 256 MiB: what ended pods held is given back after minutes only, so all must fit
 GIVE_UP_SECONDS = 15.0
 QUIET_SECONDS = 5.0
 _INITIAL_NAMESPACE = "pid:[4026531836]"
@@ -145,9 +145,9 @@ class Stage:
         del self._running[1:]
 
     def container(self, name: str) -> Container:
-        """A pod with one container of a tenth of a card, admitted and started."""
+        """A pod with one container of a hundredth of a card, admitted and started."""
         world = self.world
-        pod = world.create([("c", 10, LIMIT_UNITS)], name=name)
+        pod = world.create([("c", 1, LIMIT_UNITS)], name=name)
         world.api.bind(name, NODE)
         bound = world.api.get("pods", name) or {}
         result = world.kubelet.admit(bound)
