@@ -76,6 +76,11 @@ static bool is_running(const struct vcuda_slot *slot, uint64_t pid_namespace) {
            start_time_of(pid) == start;
 }
 
+/* Of an unlocked slot that is not this attachment's: is its process gone, or this very one before it called exec? */
+static bool is_over(const struct vcuda_slot *slot, uint64_t pid_namespace) {
+    return __atomic_load_n(&slot->pid, __ATOMIC_RELAXED) == (uint32_t)getpid() || !is_running(slot, pid_namespace);
+}
+
 static bool lock(int fd, unsigned index, short type) {
     struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = index, .l_len = 1};
     return fcntl(fd, F_OFD_SETLK, &range) == 0;
@@ -106,7 +111,7 @@ static int find(struct vcuda_usage *usage, int fd, uint64_t pid_namespace, bool 
         if (!lock(fd, i, F_WRLCK))
             continue;
         *dead = is_live(slot); /* asked under the lock: nobody else changes it now */
-        if (!*dead || !is_running(slot, pid_namespace))
+        if (!*dead || is_over(slot, pid_namespace))
             return (int)i;
         lock(fd, i, F_UNLCK);
     }
@@ -182,7 +187,7 @@ unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own) {
         struct vcuda_slot *slot = &usage->slot[i];
         if (i == own || !is_live(slot) || !lock(fd, i, F_WRLCK))
             continue;
-        if (is_live(slot) && !is_running(slot, pid_namespace)) {
+        if (is_live(slot) && is_over(slot, pid_namespace)) {
             clear(slot);
             reaped++;
         }

@@ -6,7 +6,7 @@
  *   "text        a string                  f3       the open file descriptor 3
  * A name is looked up in libcuda.so.1 (nvml...: libnvidia-ml.so.1) as any program would, after `real:` in the library
  * named by REAL_CUDA or REAL_NVML: what the card really says. `@3020:cuMemAlloc` and `@3020/2:...` ask the resolver.
- * Lines that begin with a dot are for the program itself: .fork .exec .threads .exit .pid .closefds
+ * Any other name (open) is libc's. Lines that begin with a dot are for the program itself: .fork .exec .threads .exit .pid .closefds
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -56,8 +56,9 @@ static function *find(const char *name) {
             resolve((intptr_t)(end + 1), (intptr_t)&found, version, flags, (intptr_t)&status, 0, 0, 0, 0, 0);
         return found;
     }
-    void *library = library_of(name, real);
-    if (library)
+    bool driver = strncmp(name, "cu", 2) == 0 || strncmp(name, "nvml", 4) == 0;
+    void *library = driver ? library_of(name, real) : RTLD_DEFAULT;
+    if (library || !driver)
         *(void **)&found = dlsym(library, name);
     return found;
 }

@@ -1,0 +1,252 @@
+"""Several processes on one limit: together never past it, whenever any of them dies, forks or is born again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from tests.native.driven import CONTEXT, GRANULE, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Container, program
+from vcuda import page
+
+LIMIT = 1024 * MIB
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Container]:
+    with Container(tmp_path, LIMIT) as made:
+        yield made
+
+
+class Crowd:
+    """Hammering processes in a container, and one that watches it."""
+
+    def __init__(self, container: Container, limit: int) -> None:
+        self._container, self._seed = container, 0
+        self.watch = self._start("prog_watch", container.usage_file, limit)
+        assert self.watch.stdout
+        assert self.watch.stdout.readline() == "watching\n"
+        self.hammers: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in (*self.hammers, self.watch):
+            process.kill()
+            process.communicate()
+
+    def _start(self, name: str, *arguments: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [str(program(name, self._container.sanitize)), *map(str, arguments)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=self._container.env(),
+        )  # fmt: skip
+
+    def hammer(self, threads: int = 2, *steps: int) -> subprocess.Popen[str]:
+        """One more."""
+        self._seed += 1
+        self.hammers.append(self._start("prog_hammer", self._seed, threads, *steps))
+        return self.hammers[-1]
+
+    def kill(self, which: int) -> None:
+        """At whatever instruction it is. It must have been hammering until now: 3 is its own complaint."""
+        victim = self.hammers.pop(which)
+        victim.kill()
+        said, _ = victim.communicate()
+        assert victim.returncode == -signal.SIGKILL, f"ended with {victim.returncode}: {said}"
+
+    def now(self) -> tuple[int, int, int]:
+        """Bytes of the account, of the live slots, and what the card has given."""
+        assert self.watch.stdin
+        assert self.watch.stdout
+        self.watch.stdin.write("now\n")
+        self.watch.stdin.flush()
+        account, slots, card = map(int, self.watch.stdout.readline().split())
+        return account, slots, card
+
+    def end(self) -> tuple[int, int, int]:
+        """Samples taken, and the most by which account and card were past the limit."""
+        while self.hammers:
+            self.kill(0)
+        out, _ = self.watch.communicate(timeout=30)
+        samples, account, _, card = map(int, out.split()[-4:])
+        return samples, account, card
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_processes_killed_at_any_instant_never_hold_more_than_the_limit(container: Container, count: int) -> None:
+    with Crowd(container, LIMIT) as crowd:
+        for _ in range(count):
+            crowd.hammer()
+        chance = random.Random(count)
+        for _ in range(40):
+            time.sleep(chance.random() * 0.01)  # the instant of a kill is what varies here
+            crowd.kill(chance.randrange(count))
+            crowd.hammer()
+        samples, account, card = crowd.end()
+        assert samples > 100
+        assert (account, card) == (0, 0)
+
+
+def test_after_kills_the_account_is_true_again_within_a_second_of_being_asked(container: Container) -> None:
+    with Crowd(container, LIMIT) as crowd:
+        guest = container.program().start()
+        for _ in range(6):
+            assert crowd.hammer().stdout.readline() == "ready\n"  # type: ignore[union-attr]
+        for _ in range(6):
+            crowd.kill(0)
+        deadline = time.monotonic() + 1
+        while crowd.now()[:2] != (CONTEXT, CONTEXT):
+            assert time.monotonic() < deadline, f"{crowd.now()} a second after the last kill"
+            assert guest("cuMemGetInfo_v2", OUT, OUT).result == SUCCESS
+        assert crowd.now() == (CONTEXT, CONTEXT, CONTEXT)
+        assert guest("cuMemGetInfo_v2", OUT, OUT).out == (LIMIT - CONTEXT, LIMIT)
+
+
+def test_many_threads_that_take_and_give_back_everything_leave_a_true_account(container: Container) -> None:
+    container.change(memory_limit=400 * MIB)
+    with Crowd(container, 400 * MIB) as crowd:
+        for _ in range(3):
+            hammer = crowd.hammer(8, 3000)
+            assert hammer.stdout
+            assert hammer.stdout.readline() == "ready\n"
+            granted, refused = map(int, hammer.stdout.readline().split())
+            assert granted > 1000
+            assert refused > 1000
+            assert crowd.now() == (CONTEXT, CONTEXT, CONTEXT)
+            crowd.kill(0)
+        assert crowd.end()[1:] == (0, 0)
+
+
+def test_what_a_dead_process_held_is_there_for_the_next(container: Container) -> None:
+    first = container.program().start()
+    first("cuMemAlloc_v2", OUT, LIMIT - CONTEXT)
+    first.kill()
+    second = container.program().start()
+    assert second("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result == SUCCESS
+
+
+def test_what_a_neighbour_process_holds_is_missing(container: Container) -> None:
+    first, second = container.program().start(), container.program().start()
+    at = first("cuMemAlloc_v2", OUT, LIMIT - 2 * CONTEXT - GRANULE).value
+    assert second("cuMemGetInfo_v2", OUT, OUT).out == (GRANULE, LIMIT)
+    assert second("cuMemAlloc_v2", OUT, GRANULE + 1).result == OUT_OF_MEMORY
+    assert second("cuMemAlloc_v2", OUT, GRANULE).result == SUCCESS
+    first("cuMemFree_v2", at)
+    assert second("cuMemAlloc_v2", OUT, LIMIT - 2 * CONTEXT - GRANULE).result == SUCCESS
+
+
+def test_a_block_imported_from_another_process_is_charged_to_the_one_that_made_it(container: Container) -> None:
+    first, second = container.program().start(), container.program().start()
+    made = first("cuMemCreate", OUT, 100 * MIB, struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0), 0).value
+    descriptor = first("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
+    copy = os.open(f"/proc/{first.process.pid}/fd/{descriptor}", os.O_RDWR)
+    try:
+        own = second("open", f'"/proc/{os.getpid()}/fd/{copy}', os.O_RDWR).result
+        imported = second("cuMemImportFromShareableHandle", OUT, own, 1).value
+        assert container.charged() == first.card_used() == 2 * CONTEXT + 100 * MIB
+        assert second("cuMemRelease", imported).result == SUCCESS
+        assert first("cuMemRelease", made).result == SUCCESS
+        assert container.charged() == 2 * CONTEXT
+    finally:
+        os.close(copy)
+
+
+def test_a_child_of_fork_neither_counts_nor_harms_what_its_parent_holds(container: Container) -> None:
+    guest = container.program().start()
+    at = guest("cuMemAlloc_v2", OUT, 100 * MIB).value
+    assert guest.tell(".fork") == "child"
+    assert guest("cuMemAlloc_v2", OUT, MIB).result == guest("real:cuMemAlloc_v2", OUT, MIB).result != SUCCESS
+    assert guest("cuMemFree_v2", at).result != SUCCESS
+    assert guest("cuInit", 0).result != SUCCESS
+    assert guest.tell(".exit") == "bye"
+    assert guest.process.stdout
+    assert guest.process.stdout.readline() == "0\n"
+    assert container.charged() == guest.card_used() == CONTEXT + 100 * MIB
+    assert guest("cuMemFree_v2", at).result == SUCCESS
+    assert container.charged() == CONTEXT
+
+
+def test_a_child_forked_before_cuda_has_an_account_of_its_own(container: Container) -> None:
+    guest = container.program()
+    assert guest.tell(".fork") == "child"
+    guest.start()
+    guest("cuMemAlloc_v2", OUT, 100 * MIB)
+    assert container.charged() == CONTEXT + 100 * MIB
+    assert guest.tell(".exit") == "bye"
+    assert guest.process.stdout
+    assert guest.process.stdout.readline() == "0\n"
+    guest.start()
+    assert guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result == SUCCESS
+
+
+def test_exec_ends_the_old_programs_account(container: Container) -> None:
+    guest = container.program().start()
+    guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT)
+    assert guest.tell(".exec") == "exec"
+    guest.start()
+    assert guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result == SUCCESS
+
+
+def test_closing_descriptors_one_does_not_know_loses_no_account(container: Container) -> None:
+    guest = container.program().start()
+    guest("cuMemAlloc_v2", OUT, 600 * MIB)
+    assert guest.tell(".closefds") == "closed"
+    other = container.program().start()
+    assert other("cuMemAlloc_v2", OUT, 600 * MIB).result == OUT_OF_MEMORY
+    assert container.charged() == 2 * CONTEXT + 600 * MIB
+
+
+def test_a_process_in_a_pid_namespace_of_its_own_is_counted_and_reaped(container: Container) -> None:
+    inside = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody make PID namespaces")
+    binary = program("prog_call")
+    process = subprocess.Popen(
+        [*inside, str(binary)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=container.env()
+    )
+    guest = container.program().start()
+    assert process.stdin
+    assert process.stdout
+    for line in ("cuInit 0", "cuDevicePrimaryCtxRetain & 0"):
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        assert process.stdout.readline().startswith("0")
+    assert container.charged() == 2 * CONTEXT
+    assert guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result == OUT_OF_MEMORY
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 5
+    while guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result != SUCCESS:
+        assert time.monotonic() < deadline
+
+
+def test_a_process_beyond_the_last_slot_is_refused_and_named(container: Container) -> None:
+    """Every slot's byte is locked by somebody else: this test, through a description of its own."""
+    fd = os.open(container.usage_file, os.O_RDWR)
+    try:
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, page.MAX_SLOTS, 0)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
+        guest = container.program()
+        not_ready = 802
+        assert guest("cuInit", 0).result == not_ready
+        assert guest("cuMemAlloc_v2", OUT, MIB).result == not_ready
+        assert guest("cuDevicePrimaryCtxRetain", OUT, 0).result == not_ready
+        guest.process.stdin.close()  # type: ignore[union-attr]
+        assert guest.process.stderr
+        assert "no free slot" in guest.process.stderr.read()
+        assert container.usage.slots_exhausted >= 1
+    finally:
+        os.close(fd)
