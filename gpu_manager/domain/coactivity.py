@@ -18,6 +18,12 @@ from typing import Final
 TRUST_SECONDS: Final = 0.5
 """Claims ahead of measured use that are believed at most: work is measured when it ends."""
 TRUST_CAP_SECONDS: Final = 2.0
+MEMORY_SECONDS: Final = 30.0
+"""Over how long the driver's figures are compared with what was charged: they are coarse, not wrong."""
+PRIOR_SECONDS: Final = 1.0
+"""GPU seconds of agreement that the comparison starts with, so that the first figures do not swing it."""
+GAIN_LEAST: Final = 0.5
+GAIN_MOST: Final = 2.0
 SMOOTHING: Final = 0.4
 """Weight of the newest period in the published factor; a change of who is active takes the period alone."""
 _MARGIN: Final = 1.25
@@ -32,7 +38,7 @@ class Seen:
     busy_ns: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Tenant:
     trust: float = TRUST_SECONDS
     busy_ns: int | None = None
@@ -41,6 +47,10 @@ class _Tenant:
     others: float = 0.0
     factor: float = 1.0
     alone: bool = True
+    gain: float = 1.0
+    charged: float = 0.0  # GPU seconds since the last comparison, without the gain
+    compared: float = 0.0  # the same over the memory, ...
+    observed: float = 0.0  # ... and what the driver saw
 
 
 class SharedCard:
@@ -90,11 +100,35 @@ class SharedCard:
         self._sampled = 0.0
         return {name: tenant.factor for name, tenant in self._tenants.items()}
 
+    def gains(self, seconds: float, truth: Mapping[str, float]) -> dict[str, float]:
+        """What to multiply charges with, so that they divide the card as the driver saw it divided.
+
+        Turns among processes are not dealt to the nanosecond: who works in short spells gets a little more of
+        each turn than an n-th. Only how containers compare is taken from the driver, not the amount.
+        ``seconds`` is the time since the last call. Where fewer than two are known, nothing is corrected.
+        """
+        known = [tenant for name, tenant in self._tenants.items() if name in truth]
+        for name, tenant in self._tenants.items():
+            keep = max(0.0, 1 - seconds / MEMORY_SECONDS)
+            tenant.compared = tenant.compared * keep + tenant.charged
+            tenant.observed = tenant.observed * keep + truth.get(name, 0.0) * seconds
+            tenant.charged = 0.0
+        charged, observed = sum(t.compared for t in known), sum(t.observed for t in known)
+        for tenant in self._tenants.values():
+            tenant.gain = 1.0
+            if len(known) > 1 and charged > 0 and observed > 0 and tenant in known:
+                fair = tenant.observed * charged / observed
+                gain = (fair + PRIOR_SECONDS) / (tenant.compared + PRIOR_SECONDS)
+                tenant.gain = min(GAIN_MOST, max(GAIN_LEAST, gain))
+        return {name: tenant.gain for name, tenant in self._tenants.items()}
+
     def _believed(self, tenant: _Tenant, seen: Seen, seconds: float, truth: float | None) -> float:
         """How many processes at work this sample is taken for."""
         before, tenant.busy_ns = tenant.busy_ns, seen.busy_ns
         used = max(0, seen.busy_ns - before) * 1e-9 if before is not None else 0.0
-        supported = used * tenant.factor
+        raw = used / tenant.gain
+        tenant.charged += raw
+        supported = raw * tenant.factor
         if truth is not None:
             supported = min(supported, (truth * _MARGIN + 0.02) * seconds * tenant.factor)
         tenant.trust = min(TRUST_CAP_SECONDS, tenant.trust + supported)

@@ -31,6 +31,7 @@ RECENT_NS: Final = 300_000_000
 """A container whose last work is no older is active: throttled ones pause for longer than a sample."""
 _STEP: Final = 1 / 256
 """The page's own step: a smaller change is none."""
+_ALONE: Final = (1.0, 1.0)
 _JITTER: Final = 0.6180339887498949
 """Sampling at an irrational rhythm: work that repeats is not met at the same point each time."""
 
@@ -55,6 +56,7 @@ class _Watched:
     shared: SharedCard = field(default_factory=SharedCard)
     truth: Mapping[str, float] = field(default_factory=dict)
     sampled_at: float | None = None
+    compared_at: float | None = None
     next_at: float = 0.0
     publish_at: float = 0.0
     contended: bool = False
@@ -71,7 +73,7 @@ class CoActivity:
         self._clock = clock
         self._tally = tally
         self._watched: dict[CardUuid, _Watched] = {}
-        self._published: dict[tuple[str, CardUuid], float] = {}
+        self._published: dict[tuple[str, CardUuid], tuple[float, float]] = {}
         self._beat: dict[str, float] = {}
         self._survey_at = 0.0
         self._rhythm = 0.0
@@ -116,6 +118,7 @@ class CoActivity:
             watched.truth = {seat.name: seat.truth for seat in seats if seat.truth is not None}
             if len(seats) < 2:
                 self._part(card, seats)
+            self._compare(card, watched, now)
             for seat in seats:
                 if seat.at_work:
                     self._heartbeat(seat.name, now)
@@ -127,8 +130,15 @@ class CoActivity:
     def _part(self, card: CardUuid, seats: Iterable[Seat]) -> None:
         """Nobody to share with: no factor may stay behind."""
         for seat in seats:
-            if self._published.get((seat.name, card), 1.0) != 1.0:
-                self._publish(seat.name, card, 1.0, self._clock.monotonic())
+            self._publish(seat.name, card, (1.0, 1.0), self._clock.monotonic())
+
+    def _compare(self, card: CardUuid, watched: _Watched, now: float) -> None:
+        """What was charged since the last survey against what the driver saw, while they really share."""
+        before, watched.compared_at = watched.compared_at, now if watched.contended else None
+        if before is None or not watched.contended:
+            return
+        for name, gain in watched.shared.gains(now - before, watched.truth).items():
+            self._publish(name, card, (self._published.get((name, card), _ALONE)[0], gain), now)
 
     def _sample(self, card: CardUuid, watched: _Watched, now: float) -> None:
         found = {name: self._activity(name, card) for name in watched.names}
@@ -147,7 +157,8 @@ class CoActivity:
         if now >= watched.publish_at:
             watched.publish_at = now + PUBLISH_SECONDS - SAMPLE_SECONDS / 2
             for name, factor in watched.shared.factors().items():
-                self._publish(name, card, factor, now)
+                gain = self._published.get((name, card), _ALONE)[1] if factor != 1.0 else 1.0
+                self._publish(name, card, (factor, gain), now)
 
     def _activity(self, name: str, card: CardUuid) -> Activity | None:
         try:
@@ -157,12 +168,15 @@ class CoActivity:
             log.debug("activity not read", directory=name, reason=str(error))
             return None
 
-    def _publish(self, name: str, card: CardUuid, factor: float, now: float) -> None:
-        before = self._published.get((name, card), 1.0)
-        if abs(factor - before) < _STEP and (factor != 1.0 or before == 1.0):
+    def _publish(self, name: str, card: CardUuid, told: tuple[float, float], now: float) -> None:
+        """Factor and gain, if they differ by a step from what the page says; back to none at all exactly."""
+        before = self._published.get((name, card), _ALONE)
+        if told == before or (
+            told != _ALONE and all(abs(a - b) < _STEP for a, b in zip(told, before, strict=True))
+        ):
             return
-        if self._write(name, now, {card: Correction(co_active=factor)}):
-            self._published[name, card] = factor
+        if self._write(name, now, {card: Correction(co_active=told[0], gain=told[1])}):
+            self._published[name, card] = told
 
     def _heartbeat(self, name: str, now: float) -> None:
         if now - self._beat.get(name, -HEARTBEAT_SECONDS) >= HEARTBEAT_SECONDS - LOOK_SECONDS:
