@@ -17,6 +17,7 @@ from gpu_manager.domain.errors import NodeUnready
 _HEADER_SECONDS: Final = 10.0
 _KEEP_ALIVE_SECONDS: Final = 120  # longer than API servers and schedulers keep idle connections
 _MOST_CONNECTIONS: Final = 2048
+_FAREWELL_SECONDS: Final = 0.5
 _START_SECONDS: Final = 10.0
 
 
@@ -39,6 +40,12 @@ class _Patient(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            # TLS waits half a minute for the other side's farewell, and an idle client reads none.
+            self.loop.call_later(_FAREWELL_SECONDS, self.transport.abort)
 
     def _wait(self) -> None:
         if self._deadline is None:
@@ -67,6 +74,19 @@ class _Server(uvicorn.Server):
         self.listens.set()
 
 
+def _bound(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # asyncio turns Nagle's delay off only for sockets that say that they are TCP.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((address, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
 class Listener:
     """Serves an ASGI application on one address from :meth:`start` to :meth:`stop`."""
 
@@ -84,8 +104,7 @@ class Listener:
             NodeUnready: the address is taken or not ours.
         """
         try:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            self._socket = socket.create_server((address, port), family=family, backlog=1024)
+            self._socket = _bound(address, port)
         except OSError as error:
             raise NodeUnready(
                 f"cannot listen on {address}:{port}: {error.strerror or error}; choose another"

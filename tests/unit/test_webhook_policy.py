@@ -1,0 +1,226 @@
+"""The policies in deploy/ are those of the rulebook, and judge as the webhook does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from admission.config import Terms
+from admission.policy import guarded_checks, policies, render, request_checks, wish_checks
+from admission.webhook import validate
+from admission.wire import parse_review
+from gpu_manager.domain.contract import (
+    CORE,
+    CORE_LIMIT,
+    GPU_MODEL,
+    GPU_UUID,
+    MEMORY,
+    PLACEMENT,
+    PREDICATE_NODE,
+    PRELOAD,
+)
+from gpu_manager.domain.rulebook import Rule
+from tests.fakes.reviews import NODE_GROUPS, container, pod, review, update
+
+ROOT = Path(__file__).parents[2]
+LAX = Terms()
+STRICT = Terms(minimum_cores=5, deny_node_name=True)
+SCHEDULER = "system:serviceaccount:kube-system:gpu-quota-admission"
+
+SUMS = {"init-container-cards", "ceiling-out-of-range"}
+
+needs_cel = pytest.mark.skipif(
+    importlib.util.find_spec("celpy") is None, reason="cel-python is not installed: no CEL can be run here"
+)
+
+
+def test_the_committed_file_is_what_the_program_prints() -> None:
+    assert (ROOT / "deploy" / "policies" / "vcuda.yaml").read_text() == render(Terms())
+
+
+def test_every_rule_that_needs_no_cluster_stands_in_a_policy_once() -> None:
+    told = [c.rule for checks in (request_checks(STRICT), wish_checks(), guarded_checks()) for c in checks]
+    elsewhere = {
+        Rule.POD_UNREADABLE,  # the API server decodes before any policy
+        Rule.EPHEMERAL_CONTAINER,  # the API server forbids resources there
+        *(rule for rule in Rule if rule.is_warning and rule is not Rule.NODE_NAME_SET),
+    }
+    static = {rule for rule in Rule if rule not in elsewhere and not re.search("quota", rule.id)}
+    assert set(told) == static
+    assert sorted(r.id for r in told if told.count(r) > 1) == ["requests-differ"] * 2  # one a resource
+
+
+def test_each_policy_has_its_binding_and_only_words_that_1_30_knows() -> None:
+    objects = list(yaml.safe_load_all(render(STRICT)))
+    assert [o["kind"] for o in objects] == [
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ] * 3
+    for policy, binding in zip(objects[::2], objects[1::2], strict=True):
+        assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+        assert policy["spec"]["failurePolicy"] == "Fail"
+        for validation in policy["spec"]["validations"]:
+            assert "\n" not in validation["expression"] + validation["messageExpression"]
+            assert ".?" not in validation["expression"]  # optionals came later
+            assert validation["reason"] in ("Invalid", "Forbidden")
+
+
+def test_the_terms_of_the_cluster_stand_in_the_policies() -> None:
+    text = render(Terms(unit=1 << 30, minimum_cores=7, trusted_users=frozenset({"someone"})))
+    assert "1 GiB" in text
+    assert "this cluster gives no less than " in text
+    assert "['someone']" in text
+
+
+def compiled(terms: Terms) -> Any:
+    from tests.fakes.cel import Policy  # noqa: PLC0415  # needs cel-python
+
+    return [Policy(o["spec"]) for o in policies(terms) if o["kind"] == "ValidatingAdmissionPolicy"]
+
+
+@pytest.fixture(scope="module")
+def judges() -> Any:
+    return {terms: compiled(terms) for terms in (LAX, STRICT)}
+
+
+def refusals(judges: Any, sent: dict[str, Any], terms: Terms = LAX) -> list[tuple[str, str]]:
+    request = sent["request"]
+    return [found for p in judges[terms] if p.matches(request) for found in p.refusals(request)]
+
+
+def agreed(judges: Any, sent: dict[str, Any], terms: Terms) -> None:
+    """Both refuse by the same rules, or both allow.
+
+    Beside an amount that is no number of cores, sums over containers may be reckoned with it or without.
+    """
+    told = {fixed.removeprefix("rule ").partition(":")[0] for fixed, _ in refusals(judges, sent, terms)}
+    verdict = validate(parse_review(json.dumps(sent).encode()), terms)
+    assert (not verdict.allowed) == bool(told)
+    rules = set() if verdict.allowed else set(verdict.rules)
+    uncertain = SUMS if rules & {"core-not-whole", "core-too-large", "core-negative"} else set()
+    assert told - uncertain == rules - uncertain
+
+
+quantities = st.sampled_from(
+    ["0", "1", "4", "5", "30", "60", "99", "100", "150", "200", "300", "-1", "0.5", "99.5", "1500m", "1e25"]
+)
+containers = st.builds(
+    lambda core, memory, requests, privileged, sidecar: container(
+        "c",
+        resources={
+            "limits": {k: v for k, v in ((CORE, core), (MEMORY, memory)) if v is not None},
+            **({"requests": requests} if requests is not None else {}),
+        },
+        **({"securityContext": {"privileged": True}} if privileged else {}),
+        **({"restartPolicy": "Always"} if sidecar else {}),
+    ),
+    st.none() | quantities,
+    st.none() | quantities,
+    st.none() | st.dictionaries(st.sampled_from([CORE, MEMORY, "cpu"]), quantities, max_size=2),
+    st.booleans(),
+    st.booleans(),
+)
+annotations = st.fixed_dictionaries(
+    {},
+    optional={
+        CORE_LIMIT: st.sampled_from(["80", "+80", "0", "101", "x", "", "8.0", "9" * 19]),
+        PLACEMENT: st.sampled_from(["binpack", "random", ""]),
+        PRELOAD: st.sampled_from(["true", "no"]),
+        GPU_MODEL: st.sampled_from(["V100", " V100 , T4 ", "V100,", "-", "ä", ",".join(["T4"] * 65)]),
+        GPU_UUID: st.sampled_from(["GPU-5fd4f087-86f3-7a43-b711-4771313afc50", "GPU-x", ""]),
+        PREDICATE_NODE: st.sampled_from(["n1", "n2"]),
+        "tencent.com/predicate-gpu-idx-0": st.just("0"),
+        "x": st.just("y"),
+    },
+)
+
+
+def named(found: list[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
+    return [{**c, "name": f"{prefix}{i}"} for i, c in enumerate(found)]
+
+
+pods = st.builds(
+    lambda apps, init, notes, node: pod(
+        *named(apps, "app"), annotations=notes, initContainers=named(init, "init"), **({"nodeName": "n1"} if node else {})
+    ),
+    st.lists(containers, min_size=1, max_size=2), st.lists(containers, max_size=3), annotations, st.booleans(),
+)  # fmt: skip
+
+
+@needs_cel
+@settings(max_examples=60, deadline=None)
+@given(pods, st.sampled_from([LAX, STRICT]), st.sampled_from(["someone", SCHEDULER]))
+def test_policies_and_webhook_refuse_new_pods_by_the_same_rules(
+    judges: Any, obj: dict[str, Any], terms: Terms, user: str
+) -> None:
+    agreed(judges, review(obj, user=user), terms)
+
+
+@needs_cel
+@settings(max_examples=40, deadline=None)
+@given(
+    annotations,
+    annotations,
+    st.sampled_from(["", "status", "resize"]),
+    st.sampled_from(["someone", SCHEDULER]),
+)
+def test_policies_and_webhook_refuse_the_same_changes_of_guarded_annotations(
+    judges: Any, old: dict[str, str], new: dict[str, str], sub: str, user: str
+) -> None:
+    guarded = [{k: v for k, v in notes.items() if "predicate" in k or k == "x"} for notes in (old, new)]
+    agreed(
+        judges,
+        update(*(pod(container(core="30", memory="1"), annotations=n) for n in guarded), sub, user=user),
+        Terms(),
+    )
+
+
+@needs_cel
+def test_a_wish_that_was_bad_before_does_not_keep_a_pod_from_ending(judges: Any) -> None:
+    old = pod(container(core="30", memory="1"), annotations={PLACEMENT: "random"})
+    assert refusals(judges, update(old, {**old, "metadata": {**old["metadata"], "finalizers": []}})) == []
+    worse = pod(container(core="30", memory="1"), annotations={PLACEMENT: "other"})
+    assert [fixed for fixed, _ in refusals(judges, update(old, worse))] == [
+        "rule placement-unknown: see docs/errors.md"
+    ]
+
+
+@needs_cel
+@pytest.mark.parametrize(
+    ("obj", "annotated"),
+    [
+        (container("train", "150"), {}),
+        (container("train", "30"), {}),
+        (container("train", None, "20"), {}),
+        (container("train", "-30"), {}),
+        (container("train", "30", "20", securityContext={"privileged": True}), {}),
+        (container("train", "30", "20"), {PREDICATE_NODE: "n1"}),
+        (container("train", "30", "20"), {PLACEMENT: "random"}),
+        (container("train", "30", "20"), {CORE_LIMIT: "20"}),
+    ],
+)
+def test_the_policies_speak_the_webhooks_words(
+    judges: Any, obj: dict[str, Any], annotated: dict[str, str]
+) -> None:
+    sent = review(pod(obj, annotations=annotated))
+    ((_, text),) = refusals(judges, sent)
+    assert text == validate(parse_review(json.dumps(sent).encode()), Terms()).message
+
+
+@needs_cel
+def test_static_pods_bindings_and_pods_that_ask_for_nothing_are_judged_as_by_the_webhook(judges: Any) -> None:
+    mirror = pod(container(core="150"), annotations={"kubernetes.io/config.mirror": "x"}, nodeName="n1")
+    assert refusals(judges, review(mirror, groups=NODE_GROUPS), STRICT) == []
+    assert refusals(judges, review(mirror), STRICT) != []
+    assert refusals(judges, review(pod(container(), annotations={PLACEMENT: "random"}))) == []
+    binding = {"metadata": {"annotations": {PREDICATE_NODE: "n1"}}, "target": {"name": "n1"}}
+    for user in ("someone", SCHEDULER):
+        agreed(judges, review(binding, subResource="binding", user=user), Terms())
