@@ -13,7 +13,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -33,9 +33,18 @@ USAGE: Final = "usage"
 LIMITS_MODE: Final = 0o644
 USAGE_MODE: Final = 0o666  # a container may run as any user
 _NS: Final = 1e-9
+_KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
 
 _Change = Callable[["abi.Limits | None"], abi.Limits]
 """From what a limits page says now (None: nothing readable) to what it shall say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The last image of a usage page that was sound, and what it says."""
+
+    image: bytes
+    usage: abi.Usage
 
 
 class PageTenants:
@@ -56,6 +65,7 @@ class PageTenants:
         self._cards: dict[str, tuple[CardUuid, ...]] = {}
         self._tampered: dict[str, int] = {}
         self._attacks: dict[str, str] = {}
+        self._readings: dict[str, _Reading] = {}
 
     def open(self, name: str, limits: Sequence[Limit]) -> None:
         """Make the directory and both pages if absent, and write the limits. Idempotent.
@@ -200,7 +210,7 @@ class PageTenants:
                 found = self._read(page, name, len(cards))
             except abi.PageError as error:
                 raise self._tampering(name, str(error)) from error
-            alive = files.held(page, abi.MAX_SLOTS) if found.slots else frozenset[int]()
+            alive = files.held(page, found.slot_high) if found.slots else frozenset[int]()
         return cards, found, [slot for slot in found.slots if slot.index in alive]
 
     def _forget(self, name: str) -> None:
@@ -210,6 +220,7 @@ class PageTenants:
         self._cards.pop(name, None)
         self._tampered.pop(name, None)
         self._attacks.pop(name, None)
+        self._readings.pop(name, None)
 
     def _limits(self, now: abi.Limits | None, name: str, limits: Sequence[Limit]) -> abi.Limits:
         known = {card.uuid: card for card in now.cards} if now else {}
@@ -270,12 +281,23 @@ class PageTenants:
         return page
 
     def _read(self, page: int, name: str, cards: int) -> abi.Usage:
-        """Raises PageError for anything but a whole page; ``name`` only for the text."""
-        head = files.read(page, abi.USAGE_HEAD_SIZE)
-        if len(head) < abi.USAGE_HEAD_SIZE:
-            raise abi.PageError(f"the usage page shrank to {len(head)} bytes while {name} was read")
-        extent = abi.usage_extent(head)
-        return abi.read_usage(head if extent == len(head) else files.read(page, extent), cards)
+        """What the page says; one that is as it was is not parsed again: idle containers are the rule.
+
+        Raises PageError for anything but a whole page.
+        """
+        before = self._readings.get(name)
+        image = files.read(page, len(before.image) if before else abi.USAGE_HEAD_SIZE)
+        if before is not None and image == before.image and cards == len(before.usage.cards):
+            return before.usage
+        if len(image) < abi.USAGE_HEAD_SIZE:
+            raise abi.PageError(f"the usage page shrank to {len(image)} bytes while {name} was read")
+        extent = abi.usage_extent(image)
+        image = files.read(page, extent) if extent > len(image) else image[:extent]
+        usage = abi.read_usage(image, cards)
+        self._readings.pop(name, None)
+        if extent <= _KEPT_BYTES:
+            self._readings[name] = _Reading(image, usage)
+        return usage
 
     def _cards_of(self, name: str) -> tuple[CardUuid, ...]:
         """The cards of the limits page, in its order: usage has no names of its own."""

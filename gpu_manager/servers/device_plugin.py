@@ -34,6 +34,7 @@ log = structlog.get_logger(__name__)
 SOCKETS: Final = {CORE: CORE_SOCKET, MEMORY: MEMORY_SOCKET}
 _WORKERS: Final = 16  # each open ListAndWatch stream occupies one for its life
 _BACK_OFF: Final = (1.0, 30.0)
+_CUT_SECONDS: Final = 0.25  # within which a cut stream, or the order to stop, is seen
 RESTARTED: Final = "kubelet restarted"
 _CODES: Final = {
     RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
@@ -100,12 +101,16 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
         """The list now and whenever it differs: the kubelet rewrites its checkpoint at each message."""
         context.add_callback(self._stream_ended)
         sent: list[api_pb2.Device] | None = None
+        looked: Node | None = None
         while context.is_active() and not self._stopped:
             with self._news:
-                devices = devices_of(self.resource, self._allocator.node)
-                if devices == sent:
+                if self._allocator.node is looked:  # a node is replaced, never changed: thousands of ids rest
                     self._news.wait(timeout=1.0)
                     continue
+                looked = self._allocator.node
+            devices = devices_of(self.resource, looked)
+            if devices == sent:
+                continue
             log.info(
                 "devices sent",
                 resource=self.resource,
@@ -264,7 +269,7 @@ class DevicePlugin:
             self.registered.set()
             log.info("registered", resources=list(SOCKETS))
             while not self._stop.is_set():
-                if changed.wait(0.1):
+                if changed.wait(_CUT_SECONDS):
                     return RESTARTED if SocketChange.KUBELET in reasons else "own socket gone"
                 if any(server.cut.is_set() for server in self._servers):
                     # A restarting kubelet cuts the streams a moment before its new socket is seen.

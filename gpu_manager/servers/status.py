@@ -50,7 +50,7 @@ class Status:
         self._ready = ready
 
     def answer(self, path: str, accept: str) -> Answer:
-        """Status, content type and body for one GET."""
+        """Status, content type and body for one GET; ``accept`` is the header's value."""
         if path in ("/metric", "/metrics"):
             encoder, content_type = choose_encoder(accept)
             return HTTPStatus.OK, content_type, encoder(self._registry)
@@ -190,7 +190,7 @@ class StatusServer:
             ) from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="http"
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="http"
         )
 
     def start(self) -> None:
