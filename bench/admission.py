@@ -1,0 +1,197 @@
+"""The admission service: what a scheduler waits for, and whether a burst ends in conflicts.
+
+``extender_p99_ms_*``: one filter call with so many node names, each after a bind somewhere, from the bytes
+of the question to those of the answer; the bare loop beside it reads the question and writes the names back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from admission.extender import Extender
+from admission.judging import Judge
+from admission.memory import spare_pauses
+from admission.quota import QuotaBook
+from admission.ranking import BestFit
+from admission.reservations import Answer, Binder, Outcome, Rules
+from admission.snapshot import NODES, PODS, Cluster
+from bench.rows import Row, percentile
+from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, Inventory, encode_inventory
+from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
+from gpu_manager.domain.topology import Link, Topology
+
+Obj = dict[str, Any]
+_CARDS = 8
+_MODELS = ("Tesla-T4", "NVIDIA-A100-SXM4-80GB", "Tesla-V100-SXM2-32GB")
+_PARTS = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (100, 0))
+_SHAPES = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (100, 0), (200, 0), (400, 0))
+
+
+class _Api:
+    """Binds at once; the watch shows it at once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.pods: dict[tuple[str, str], Obj] = {}
+        self.refused = 0
+
+    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+        obj = self.pods[pod.namespace, pod.name]
+        obj["metadata"]["annotations"] = {**obj["metadata"].get("annotations", {}), **annotations}
+        obj["spec"]["nodeName"] = node
+        self.cluster.apply(PODS, "MODIFIED", obj)
+        return Answer(Outcome.BOUND)
+
+    def fetch(self, namespace: str, name: str) -> Pod | None:
+        obj = self.pods.get((namespace, name))
+        return None if obj is None else parse_pod(obj)
+
+
+class Scheduler:
+    """A cluster of so many nodes and the extender over it, called as kube-scheduler calls it."""
+
+    def __init__(self, nodes: int, seed: int = 0) -> None:
+        self.random = random.Random(seed)
+        self.cluster = Cluster(DEFAULT_UNIT)
+        self.api = _Api(self.cluster)
+        quota, judge, clock = QuotaBook(), Judge(), SystemClock()
+        quota.update(None)
+        binder = Binder(self.cluster, quota, judge, self.api, clock, Rules(leads=lambda _seconds: True))
+        self.extender = Extender(self.cluster, quota, judge, BestFit(), binder)
+        self.names = [f"node-{n:05d}" for n in range(nodes)]
+        self.cluster.replace(NODES, [_node(name, _MODELS[n % 3]) for n, name in enumerate(self.names)])
+        self.cluster.replace(PODS, [])
+        self._count = 0
+
+    def pod(self, shape: tuple[int, int] | None = None) -> Obj:
+        """The next pod, known to all."""
+        core, memory = shape or self.random.choice(_SHAPES)
+        self._count += 1
+        limits = {CORE: str(core), **({MEMORY: str(memory)} if memory else {})}
+        obj: Obj = {
+            "metadata": {
+                "name": f"pod-{self._count}",
+                "namespace": f"team-{self._count % 7}",
+                "uid": f"uid-{self._count}",
+                "annotations": {},
+            },
+            "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]},
+            "status": {"phase": "Pending"},
+        }
+        self.api.pods[obj["metadata"]["namespace"], obj["metadata"]["name"]] = obj
+        self.cluster.apply(PODS, "ADDED", obj)
+        return obj
+
+    def question(self, pod: Obj, names: Sequence[str]) -> bytes:
+        """ExtenderArgs as they come over the wire."""
+        return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": list(names)}).encode()
+
+    def fitting(self, question: bytes) -> list[str]:
+        """Filter's answer."""
+        return list(json.loads(self.extender.filter(question).body)["NodeNames"])
+
+    def best(self, question: bytes) -> str:
+        """Prioritize's choice."""
+        given = json.loads(self.extender.prioritize(question).body)
+        return str(max(given, key=lambda entry: entry["Score"])["Host"])
+
+    def bind(self, pod: Obj, node: str) -> str:
+        """Bind's error, empty if it is bound."""
+        meta = pod["metadata"]
+        body = {
+            "PodName": meta["name"],
+            "PodNamespace": meta["namespace"],
+            "PodUID": meta["uid"],
+            "Node": node,
+        }
+        return str(json.loads(self.extender.bind(json.dumps(body).encode()).body)["Error"])
+
+    def place(self, pod: Obj, names: Sequence[str]) -> str:
+        """All three; the conflict's words, empty if bound or if there was no room."""
+        fitting = self.fitting(self.question(pod, names))
+        return self.bind(pod, self.best(self.question(pod, fitting))) if fitting else ""
+
+
+def rows(*, full: bool) -> Iterator[Row]:
+    """The group's table."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    without_app = "needs the service as a program: measured by the end-to-end part of this group"
+    yield Row("webhook_p99_ms", None, "ms", "≤ 20", full=full, note=without_app)
+    for names, bar in ((500, "≤ 25"), (5000, "≤ 60")):
+        yield _latency(names, bar, full=full)
+    yield Row("pods_per_second", None, "1/s", "≥ 200", full=full, note=without_app)
+    yield _burst(full=full)
+    yield Row("burst_seconds", None, "s", "≤ 10", full=full, note=without_app)
+    yield Row("leader_change_s", None, "s", "≤ 15", full=full, note=without_app)
+
+
+def _latency(names: int, bar: str, *, full: bool) -> Row:
+    calls = 2000 if full else 200
+    scheduler = Scheduler(names)
+    for _ in range(names * 2):  # part-used, as a cluster at work is
+        pod = scheduler.pod()
+        near = scheduler.random.sample(scheduler.names, 8)
+        scheduler.place(pod, near)
+    spare_pauses()  # as the service does by itself
+    took, bare, ranking = [], [], []
+    for _ in range(calls):
+        pod = scheduler.pod()
+        question = scheduler.question(pod, scheduler.names)
+        began = time.perf_counter()
+        reply = scheduler.extender.filter(question)
+        took.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        json.dumps({"NodeNames": json.loads(question)["NodeNames"]}).encode()
+        bare.append(time.perf_counter() - began)
+        fitting = json.loads(reply.body)["NodeNames"]
+        second = scheduler.question(pod, fitting)
+        began = time.perf_counter()
+        best = scheduler.best(second)
+        ranking.append(time.perf_counter() - began)
+        scheduler.bind(pod, best)
+    figure = percentile(took, 99) * 1e3
+    note = (
+        f"filter, {_CARDS} cards a node, median {percentile(took, 50) * 1e3:.1f}, most {max(took) * 1e3:.1f} ms;"
+        f" prioritize p99 {percentile(ranking, 99) * 1e3:.1f} ms; in-process"
+    )
+    return Row(
+        f"extender_p99_ms_{names}",
+        round(figure, 2),
+        "ms",
+        bar,
+        round(percentile(bare, 99) * 1e3, 2),
+        full,
+        note,
+    )
+
+
+def _burst(*, full: bool) -> Row:
+    """1,000 pods for 100 nodes, one after the other as a scheduler's serial cycle decides them."""
+    scheduler = Scheduler(100, seed=1)
+    conflicts = placed = 0
+    began = time.perf_counter()
+    for _ in range(1000):
+        error = scheduler.place(scheduler.pod(scheduler.random.choice(_PARTS)), scheduler.names)
+        conflicts += bool(error)
+    seconds = time.perf_counter() - began
+    placed = sum(bool(pod["spec"].get("nodeName")) for pod in scheduler.api.pods.values())
+    note = f"{placed} of 1000 pods placed in {seconds:.1f} s, the rest had no room; in-process, serial"
+    return Row("burst_conflicts", conflicts, "count", "≤ 0", None, full, note)
+
+
+def _node(name: str, model: str) -> Obj:
+    states = tuple(
+        CardState(Card(i, CardUuid(f"GPU-{name}-{i}"), model, 32 * GIB, numa=i // 4)) for i in range(_CARDS)
+    )
+    text = encode_inventory(Inventory(DEFAULT_UNIT, states, Topology.uniform(_CARDS, Link.parse("NV12"))))
+    return {"metadata": {"name": name, "annotations": {INVENTORY: text}, "labels": {}}, "status": {}}

@@ -1,0 +1,293 @@
+"""A cluster on paper for the extender's tests: node and pod objects, an API server in memory, one of everything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from admission.extender import Extender, Reply
+from admission.judging import Judge
+from admission.quota import CONFIG_MAP, CONFIG_MAP_NAMESPACE, KEY, QuotaBook, QuotaNews
+from admission.ranking import BestFit, NodePolicy
+from admission.reservations import Answer, Binder, Outcome, Rules
+from admission.snapshot import BUDGETS, NODES, PODS, Cluster
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import (
+    CORE,
+    INVENTORY,
+    MEMORY,
+    Inventory,
+    encode_inventory,
+)
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from gpu_manager.domain.topology import Link, Topology
+from tests.fakes.ports import FakeClock
+
+Obj = dict[str, Any]
+UNIT = DEFAULT_UNIT
+
+
+def uuid(node: str, index: int) -> CardUuid:
+    return CardUuid(f"GPU-{node}-{index}")
+
+
+def node(
+    name: str,
+    cards: int = 2,
+    *,
+    memory: int = 16 * GIB,
+    model: str | Sequence[str] = "Tesla-T4",
+    unit: int = UNIT,
+    link: str = "PHB",
+    closed: Sequence[int] = (),
+    unhealthy: Sequence[int] = (),
+    refused: Sequence[Amount] = (),
+    labels: Mapping[str, str] | None = None,
+    inventory: bool = True,
+) -> Obj:
+    """A core/v1 Node with its inventory, memory in bytes a card."""
+    models = [model] * cards if isinstance(model, str) else model
+    states = tuple(
+        CardState(Card(i, uuid(name, i), models[i], memory), healthy=i not in unhealthy, cordoned=i in closed)
+        for i in range(cards)
+    )
+    text = encode_inventory(
+        Inventory(unit, states, Topology.uniform(cards, Link.parse(link)), tuple(refused))
+    )
+    counts = {CORE: str(100 * cards), MEMORY: str(cards * (memory // unit))}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {INVENTORY: text} if inventory else {},
+            "labels": dict(labels or {}),
+        },
+        "status": {"capacity": counts, "allocatable": counts},
+    }
+
+
+def container(name: str, core: object = None, memory: object = None, **extra: Any) -> Obj:
+    limits = {key: str(v) for key, v in ((CORE, core), (MEMORY, memory)) if v is not None}
+    return {"name": name, "image": "image", "resources": {"limits": limits}, **extra}
+
+
+def pod(
+    name: str,
+    core: object = 30,
+    memory: object = 4,
+    *,
+    namespace: str = "default",
+    uid: str | None = None,
+    on: str = "",
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    containers: Sequence[Obj] | None = None,
+    init: Sequence[Obj] = (),
+    priority: int = 0,
+    nominated: str = "",
+    phase: str = "Pending",
+    deleting: bool = False,
+    scheduler: str = "gpu-scheduler",
+    created: str = "2026-01-01T00:00:00Z",
+) -> Obj:
+    """A core/v1 Pod that asks for ``core`` units and ``memory`` units."""
+    meta: Obj = {
+        "name": name,
+        "namespace": namespace,
+        "uid": uid or f"uid-{namespace}-{name}",
+        "creationTimestamp": created,
+        "annotations": dict(annotations or {}),
+        "labels": dict(labels or {}),
+    }
+    if deleting:
+        meta["deletionTimestamp"] = "2026-01-01T01:00:00Z"
+    spec: Obj = {
+        "containers": list(containers or [container("main", core, memory)]),
+        "initContainers": list(init),
+        "priority": priority,
+        "schedulerName": scheduler,
+    }
+    if on:
+        spec["nodeName"] = on
+    status: Obj = {"phase": phase}
+    if nominated:
+        status["nominatedNodeName"] = nominated
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": status}
+
+
+def bound(obj: Mapping[str, Any], where: str, annotations: Mapping[str, str]) -> Obj:
+    """The pod as a Binding leaves it."""
+    meta = {
+        **obj["metadata"],
+        "annotations": {**obj["metadata"]["annotations"], **annotations},
+    }
+    return {**obj, "metadata": meta, "spec": {**obj["spec"], "nodeName": where}}
+
+
+class FakeApi:
+    """An API server that keeps pods; ``plan`` says how the next Bindings go, ``down`` lets nobody through."""
+
+    def __init__(self) -> None:
+        self.pods: dict[tuple[str, str], Obj] = {}
+        self.plan: list[str] = []  # "ok", "refuse", "lost" (no effect), "late" (effect, no answer), "hold"
+        self.held: list[Callable[[], None]] = []
+        self.down = False
+        self.before: Callable[[], None] = lambda: None
+        self.bindings: list[tuple[str, str, Mapping[str, str]]] = []
+        self.shown: Callable[[Obj], None] = lambda _obj: None
+
+    def put(self, obj: Obj) -> None:
+        self.pods[obj["metadata"]["namespace"], obj["metadata"]["name"]] = obj
+
+    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+        self.before()
+        how = self.plan.pop(0) if self.plan else "ok"
+        if self.down or how == "lost":
+            return Answer(Outcome.UNKNOWN, "no answer")
+        if how == "refuse":
+            return Answer(Outcome.REFUSED, "409 refused by plan")
+        if how == "raise":
+            raise NodeUnready("the wire broke")
+
+        def act() -> Answer:
+            obj = self.pods.get((pod.namespace, pod.name))
+            if obj is None or obj["metadata"]["uid"] != pod.uid:
+                return Answer(Outcome.REFUSED, "404 not found")
+            if obj["spec"].get("nodeName"):
+                return Answer(Outcome.REFUSED, f"409 already assigned to {obj['spec']['nodeName']}")
+            done = bound(obj, node, annotations)
+            self.put(done)
+            self.bindings.append((pod.name, node, annotations))
+            self.shown(done)
+            return Answer(Outcome.BOUND)
+
+        if how == "hold":
+            self.held.append(lambda: (act(), None)[1])
+            return Answer(Outcome.UNKNOWN, "timed out")
+        answer = act()
+        return Answer(Outcome.UNKNOWN, "timed out") if how == "late" else answer
+
+    def fetch(self, namespace: str, name: str) -> Pod | None:
+        if self.down:
+            raise NodeUnready("the API server is away")
+        obj = self.pods.get((namespace, name))
+        return None if obj is None else parse_pod(obj)
+
+
+class World:
+    """A cluster, an API server, and the extender between them. ``watching``: the watch shows Bindings at once."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Obj] = (),
+        pods: Sequence[Obj] = (),
+        *,
+        budgets: Sequence[Obj] = (),
+        quota: Mapping[str, Any] | None = None,
+        watching: bool = True,
+        policy: NodePolicy | None = None,
+        schedulers: frozenset[str] = frozenset({"gpu-scheduler"}),
+    ) -> None:
+        self.clock = FakeClock()
+        self.api = FakeApi()
+        self.cluster = Cluster(UNIT)
+        self.quota = QuotaBook()
+        self.leads = True
+        self.counts: dict[tuple[str, str], int] = {}
+        judge = Judge()
+        rules = Rules(leads=lambda _seconds: self.leads, schedulers=schedulers)
+        self.binder = Binder(self.cluster, self.quota, judge, self.api, self.clock, rules, self._count)
+        self.judge = judge
+        self.extender = Extender(
+            self.cluster, self.quota, judge, policy or BestFit(), self.binder, count=self._count
+        )
+        self.cluster.replace(NODES, nodes)
+        self.cluster.replace(BUDGETS, budgets)
+        for obj in pods:
+            self.api.put(obj)
+        self.cluster.replace(PODS, pods)
+        self.limit(quota)
+        if watching:
+            self.api.shown = lambda obj: self.cluster.apply(PODS, "MODIFIED", obj)
+
+    def _count(self, name: str, label: str) -> None:
+        self.counts[name, label] = self.counts.get((name, label), 0) + 1
+
+    def limit(self, quota: Mapping[str, Any] | None) -> QuotaNews:
+        return self.quota.update(None if quota is None else config_map(json.dumps(quota)))
+
+    def create(self, *pods: Obj) -> None:
+        """The API server has them, and the watch shows them."""
+        for obj in pods:
+            self.api.put(obj)
+            self.cluster.apply(PODS, "ADDED", obj)
+
+    def show(self, *pods: Obj) -> None:
+        for obj in pods:
+            self.cluster.apply(PODS, "MODIFIED", obj)
+
+    def delete(self, obj: Obj) -> None:
+        self.api.pods.pop((obj["metadata"]["namespace"], obj["metadata"]["name"]), None)
+        self.cluster.apply(PODS, "DELETED", obj)
+
+    @property
+    def nodes(self) -> list[str]:
+        return sorted(self.cluster.snapshot().nodes)
+
+    def filter(self, obj: Obj, names: Sequence[str] | None = None) -> Obj:
+        return answer(self.extender.filter(args(obj, self.nodes if names is None else names)))
+
+    def prioritize(self, obj: Obj, names: Sequence[str] | None = None) -> dict[str, int]:
+        reply = self.extender.prioritize(args(obj, self.nodes if names is None else names))
+        return {entry["Host"]: entry["Score"] for entry in json.loads(reply.body)}
+
+    def bind(self, obj: Obj, where: str) -> str:
+        meta = obj["metadata"]
+        body = {
+            "PodName": meta["name"],
+            "PodNamespace": meta["namespace"],
+            "PodUID": meta["uid"],
+            "Node": where,
+        }
+        return str(answer(self.extender.bind(json.dumps(body).encode()))["Error"])
+
+    def schedule(self, obj: Obj) -> str:
+        """As kube-scheduler does: filter, prioritize, bind to the one with the highest score. The node, or ""."""
+        fitting = self.filter(obj)["NodeNames"]
+        if not fitting:
+            return ""
+        given = self.prioritize(obj, fitting)
+        where = max(fitting, key=lambda name: given[name])
+        return "" if self.bind(obj, where) else str(where)
+
+    def booked(self, name: str) -> list[tuple[int, int]]:
+        """(cores, units of memory) booked of each card."""
+        view = self.cluster.snapshot().nodes[name]
+        amounts = [view.ledger.booked(s.card.uuid) for s in view.facts.cards]
+        return [(a.cores, a.memory // UNIT) for a in amounts]
+
+    def over_committed(self) -> list[str]:
+        views = self.cluster.snapshot().nodes.values()
+        return [
+            f"{view.name} {state.card.index}"
+            for view in views
+            for state in view.facts.cards
+            if not Amount(0, 0).fits_in(view.ledger.free(state.card.uuid))
+        ]
+
+
+def config_map(text: str) -> Obj:
+    return {"metadata": {"name": CONFIG_MAP, "namespace": CONFIG_MAP_NAMESPACE}, "data": {KEY: text}}
+
+
+def args(obj: Obj, names: Sequence[str]) -> bytes:
+    return json.dumps({"Pod": obj, "Nodes": None, "NodeNames": list(names)}).encode()
+
+
+def answer(reply: Reply) -> Obj:
+    found: Obj = json.loads(reply.body)
+    return found
