@@ -15,7 +15,7 @@ from rich.table import Table
 from bench.rows import OUTPUT, Row
 
 # Group → module with rows(full: bool) -> Iterable[Row].
-GROUPS = ("association", "allocate", "agent")
+GROUPS = ("association", "allocate", "agent", "hooks", "limits")
 
 
 def main() -> int:

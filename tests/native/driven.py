@@ -88,7 +88,7 @@ class Program:
     """A process in a container: ``program("cuMemAlloc_v2", OUT, 4096).value``."""
 
     def __init__(self, binary: Path, env: dict[str, str], **options: object) -> None:
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[str] = subprocess.Popen(
             [str(binary)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
             **options,  # type: ignore[call-overload]
         )  # fmt: skip

@@ -62,7 +62,9 @@ def test_stream_ordered_memory_stays_charged_until_the_pool_gives_it_back(
 
 
 @pytest.mark.parametrize(
-    "sync", [("cuCtxSynchronize",), ("cuStreamSynchronize", 0), ("cuStreamSynchronize_ptsz", 0), "event", "info"], ids=str
+    "sync",
+    [("cuCtxSynchronize",), ("cuStreamSynchronize", 0), ("cuStreamSynchronize_ptsz", 0), "event", "info"],
+    ids=str,
 )
 def test_every_synchronisation_settles_what_was_freed(
     container: Container, guest: Program, stream: int, sync: str | tuple[str, int]
@@ -80,7 +82,9 @@ def test_every_synchronisation_settles_what_was_freed(
     assert held(container, guest) == 0
 
 
-def test_an_allocation_takes_from_what_the_pool_keeps_at_the_limit_too(container: Container, guest: Program) -> None:
+def test_an_allocation_takes_from_what_the_pool_keeps_at_the_limit_too(
+    container: Container, guest: Program
+) -> None:
     pool = guest("cuDeviceGetDefaultMemPool", OUT, 0).value
     keep_everything(guest, pool)
     for _ in range(20):
@@ -147,7 +151,9 @@ def test_each_kind_of_memory_may_be_freed_by_the_other_call(container: Container
 
 
 def test_many_threads_on_one_pool_leave_a_true_account(container: Container, guest: Program) -> None:
-    assert guest.tell(f".threads 8 40 cuMemAllocAsync & {300 * 1024} 0") == "0", "threads have no context of their own"
+    assert guest.tell(f".threads 8 40 cuMemAllocAsync & {300 * 1024} 0") == "0", (
+        "threads have no context of their own"
+    )
     stream = guest("cuStreamCreate", OUT, 1).value
     good = int(guest.tell(f".threads 8 40 cuMemAllocAsync & {300 * 1024} {stream}"))
     guest("cuCtxSynchronize")

@@ -86,7 +86,9 @@ class Crowd:
 
 
 @pytest.mark.parametrize("count", [1, 4, 16])
-def test_processes_killed_at_any_instant_never_hold_more_than_the_limit(container: Container, count: int) -> None:
+def test_processes_killed_at_any_instant_never_hold_more_than_the_limit(
+    container: Container, count: int
+) -> None:
     with Crowd(container, LIMIT) as crowd:
         for _ in range(count):
             crowd.hammer()
@@ -148,7 +150,9 @@ def test_what_a_neighbour_process_holds_is_missing(container: Container) -> None
     assert second("cuMemAlloc_v2", OUT, LIMIT - 2 * CONTEXT - GRANULE).result == SUCCESS
 
 
-def test_a_block_imported_from_another_process_is_charged_to_the_one_that_made_it(container: Container) -> None:
+def test_a_block_imported_from_another_process_is_charged_to_the_one_that_made_it(
+    container: Container,
+) -> None:
     first, second = container.program().start(), container.program().start()
     made = first("cuMemCreate", OUT, 100 * MIB, struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0), 0).value
     descriptor = first("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
@@ -244,7 +248,8 @@ def test_a_process_beyond_the_last_slot_is_refused_and_named(container: Containe
         assert guest("cuInit", 0).result == not_ready
         assert guest("cuMemAlloc_v2", OUT, MIB).result == not_ready
         assert guest("cuDevicePrimaryCtxRetain", OUT, 0).result == not_ready
-        guest.process.stdin.close()  # type: ignore[union-attr]
+        assert guest.process.stdin
+        guest.process.stdin.close()
         assert guest.process.stderr
         assert "no free slot" in guest.process.stderr.read()
         assert container.usage.slots_exhausted >= 1

@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.driven import CARD_BYTES, CONTEXT, GRANULE, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Container, Program
+from tests.native.driven import (
+    CARD_BYTES,
+    CONTEXT,
+    GRANULE,
+    MIB,
+    OUT,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    Container,
+    Program,
+)
 from vcuda import page
 
 LIMIT = 1024 * MIB
@@ -28,9 +38,9 @@ def guest(container: Container) -> Program:
     return container.program().start()
 
 
-def monitor(container: Container, **settings: object) -> tuple[Program, int]:
+def monitor(container: Container, cards: int = 1) -> tuple[Program, int]:
     """Something like nvidia-smi, and its handle of the first card."""
-    program = container.program(**settings)
+    program = container.program(cards=cards)
     assert program("nvmlInit_v2").result == SUCCESS
     return program, program("nvmlDeviceGetHandleByIndex_v2", 0, OUT).out[0]
 
@@ -66,7 +76,10 @@ def test_a_limit_beyond_the_card_shows_the_card(container: Container, guest: Pro
 
 def test_free_is_never_more_than_the_card_has_left(tmp_path: Path) -> None:
     """A neighbour has most of the card: the share is there on paper only."""
-    with Container(tmp_path / "a", None) as wide, Container(tmp_path / "b", LIMIT, state=tmp_path / "a/state") as small:
+    with (
+        Container(tmp_path / "a", None) as wide,
+        Container(tmp_path / "b", LIMIT, state=tmp_path / "a/state") as small,
+    ):
         assert wide.program().start()("cuMemAlloc_v2", OUT, CARD_BYTES - 512 * MIB).result == SUCCESS
         free, total = small.program().start()("cuMemGetInfo_v2", OUT, OUT).out
         assert (free, total) == (512 * MIB - 2 * CONTEXT, LIMIT)
@@ -88,14 +101,20 @@ def test_a_limit_of_zero_is_zero(container: Container) -> None:
     assert guest("cuDeviceTotalMem_v2", OUT, 0).out == (0,)
 
 
-def test_a_limit_below_use_refuses_what_is_new_and_shows_nothing_free(container: Container, guest: Program) -> None:
+def test_a_limit_below_use_refuses_what_is_new_and_shows_nothing_free(
+    container: Container, guest: Program
+) -> None:
     at = guest("cuMemAlloc_v2", OUT, 500 * MIB).value
     container.change(memory_limit=200 * MIB)
     assert guest("cuMemGetInfo_v2", OUT, OUT).out == (0, 200 * MIB)
     assert guest("cuMemAlloc_v2", OUT, 1).result == OUT_OF_MEMORY
     assert guest("cuMemAlloc_v2", OUT, 0).result == guest("real:cuMemAlloc_v2", OUT, 0).result
     program, card = monitor(container)
-    assert struct.unpack("<3Q", program("nvmlDeviceGetMemoryInfo", card, bytes(24)).bytes) == (200 * MIB, 0, 200 * MIB)
+    assert struct.unpack("<3Q", program("nvmlDeviceGetMemoryInfo", card, bytes(24)).bytes) == (
+        200 * MIB,
+        0,
+        200 * MIB,
+    )
     assert guest("cuMemFree_v2", at).result == SUCCESS
     assert guest("cuMemGetInfo_v2", OUT, OUT).out == (200 * MIB - CONTEXT, 200 * MIB)
     container.change(memory_limit=LIMIT)
@@ -119,7 +138,10 @@ def test_what_the_host_sees_beyond_the_account_counts(container: Container, gues
 
 
 def test_a_full_card_refuses_unless_the_page_allows_memory_that_can_move(tmp_path: Path) -> None:
-    with Container(tmp_path / "a", None) as wide, Container(tmp_path / "b", LIMIT, state=tmp_path / "a/state") as small:
+    with (
+        Container(tmp_path / "a", None) as wide,
+        Container(tmp_path / "b", LIMIT, state=tmp_path / "a/state") as small,
+    ):
         assert wide.program().start()("cuMemAlloc_v2", OUT, CARD_BYTES - 200 * MIB).result == SUCCESS
         guest = small.program().start()
         assert guest("cuMemAlloc_v2", OUT, 500 * MIB).result == OUT_OF_MEMORY

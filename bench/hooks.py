@@ -1,0 +1,110 @@
+"""What the library costs: each figure is over the bare call, measured in the same run.
+
+To add rows: a function ``(*, full: bool) -> Iterable[Row]``, and its name in ``ROWS``.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+from collections.abc import Iterable
+from typing import Protocol
+
+from bench.native import compiled, container
+from bench.rows import Row
+from tests.native.driven import Container, fronts
+from tests.native.tools import run, tool
+
+
+def pair(made: Container | None, *arguments: object) -> tuple[float, float]:
+    """The two numbers that the program prints: bare and front."""
+    env = made.env() if made else {"PATH": os.environ["PATH"]}
+    command = [str(compiled("calls")), *map(str, arguments)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300)
+    bare, front = map(float, done.stdout.split())
+    return bare, front
+
+
+def forward(*, full: bool) -> Iterable[Row]:
+    """A call that is not hooked: one jump through the table."""
+    with container() as made:
+        bare, front = pair(made, "forward", 401 if full else 61)
+    yield Row("forward_ns", round(front - bare, 2), "ns", "≤ 2", round(bare, 2), full,
+              "cuDriverGetVersion, median of rounds of 100,000")  # fmt: skip
+
+
+def memory_call(*, full: bool) -> Iterable[Row]:
+    """The account, the table of what is held and the limits page, for a call of cuMemAlloc and cuMemFree."""
+    with container() as made:
+        bare, front = pair(made, "memory", 401 if full else 101, 4096)
+    yield Row("memory_call_ns", round(front - bare, 1), "ns", "≤ 150", round(bare, 1), full,
+              "4 KiB that share a granule, median of rounds of 1,000 pairs, per call")  # fmt: skip
+
+
+def preload_start(*, full: bool) -> Iterable[Row]:
+    """A program that uses no card, in a container whose ld.so.preload names the library."""
+    build = fronts().parent
+    run(tool("ninja"), "-C", build, "vcuda")
+    bare, loaded = pair(None, "start", 2001 if full else 501, "/bin/true", build / "libvcuda.so")
+    yield Row("preload_start_ms", round((loaded - bare) / 1e6, 3), "ms", "≤ 0.2", round(bare / 1e6, 3), full,
+              "/bin/true, median")  # fmt: skip
+
+
+class Inits:
+    """Processes that open a driver and call cuInit when told, all at once."""
+
+    def __init__(self, made: Container, library: str, count: int) -> None:
+        command = [str(compiled("calls")), "init", library]
+        self._processes = [
+            subprocess.Popen(
+                command, env=made.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(count)
+        ]
+        for process in self._processes:
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
+
+    def worst_ms(self) -> float:
+        """The slowest one's time."""
+        for process in self._processes:
+            assert process.stdin
+            process.stdin.write("\n")
+            process.stdin.flush()
+        return max(float(process.communicate(timeout=60)[0]) for process in self._processes) / 1e6
+
+
+def inits(count: int, rounds: int) -> tuple[float, float]:
+    """Median of the slowest cuInit of ``count`` processes at once: bare, front."""
+    bare, front = [], []
+    for _ in range(rounds):
+        with container() as made:
+            Inits(made, "libcuda.so.1", 1).worst_ms()  # the modelled card is there from now on
+            bare.append(Inits(made, made.env()["REAL_CUDA"], count).worst_ms())
+            front.append(Inits(made, "libcuda.so.1", count).worst_ms())
+    return statistics.median(bare), statistics.median(front)
+
+
+def cuinit(*, full: bool) -> Iterable[Row]:
+    """Opening the driver and its companions, mapping the pages, taking a slot."""
+    bare, front = inits(1, 101 if full else 21)
+    yield Row("cuinit_ms", round(front - bare, 3), "ms", "≤ 5", round(bare, 3), full,
+              "opening the library and cuInit, median")  # fmt: skip
+    bare, front = inits(64, 21 if full else 5)
+    yield Row("cuinit_64_max_ms", round(front - bare, 2), "ms", "≤ 5", round(bare, 2), full,
+              f"the slowest of 64 processes at once on {os.cpu_count()} cores")  # fmt: skip
+
+
+class Measure(Protocol):
+    """Measures some rows; ``full`` is the size for figures that docs quote."""
+
+    def __call__(self, *, full: bool) -> Iterable[Row]: ...
+
+
+ROWS: tuple[Measure, ...] = (forward, memory_call, preload_start, cuinit)
+
+
+def rows(*, full: bool) -> list[Row]:
+    """The group's rows."""
+    return [row for measure in ROWS for row in measure(full=full)]
