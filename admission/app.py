@@ -72,7 +72,13 @@ class Program:
         metrics.watch_expiry(lambda: pair.not_after if (pair := switch.pair) else None)
         doors = Doors(metrics, version("gpu-manager"), self.ready, self._draining.is_set, outlook, routers)
         app = build_app(settings, doors)
-        self._listener = Listener(app, settings.address, settings.port, switch.context)
+        self._listener = Listener(
+            app,
+            settings.address,
+            settings.port,
+            switch.context,
+            header_seconds=settings.bounds.seconds,
+        )
         self._keeper = threading.Thread(target=self._keep_certificates, name="certificates", daemon=True)
 
     @property

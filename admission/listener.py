@@ -14,7 +14,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpu_manager.domain.errors import NodeUnready
 
-_HEADER_SECONDS: Final = 10.0
 _KEEP_ALIVE_SECONDS: Final = 120  # longer than API servers and schedulers keep idle connections
 _MOST_CONNECTIONS: Final = 2048
 _FAREWELL_SECONDS: Final = 0.5
@@ -24,6 +23,7 @@ _START_SECONDS: Final = 10.0
 class _Patient(H11Protocol):
     """Closes a connection that begins no request, or never ends its headers."""
 
+    header_seconds = 10.0
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base
@@ -49,7 +49,7 @@ class _Patient(H11Protocol):
 
     def _wait(self) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(_HEADER_SECONDS, self._expire)
+            self._deadline = self.loop.call_later(self.header_seconds, self._expire)
 
     def _stop(self) -> None:
         if self._deadline is not None:
@@ -96,9 +96,13 @@ class Listener:
         address: str,
         port: int,
         context: ssl.SSLContext | None = None,
+        *,
+        header_seconds: float = 10.0,
         grace_seconds: int = 10,
     ) -> None:
         """Bind. ``port`` 0 takes a free one; ``grace_seconds`` is what requests get to end.
+
+        A connection without a whole request header after ``header_seconds`` is closed.
 
         Raises:
             NodeUnready: the address is taken or not ours.
@@ -112,7 +116,7 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http=_Patient,
+            http=type("_Patient", (_Patient,), {"header_seconds": header_seconds}),
             ws="none",
             lifespan="off",
             log_config=None,
