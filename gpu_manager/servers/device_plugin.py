@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 SOCKETS: Final = {CORE: CORE_SOCKET, MEMORY: MEMORY_SOCKET}
 _WORKERS: Final = 16  # each open ListAndWatch stream occupies one for its life
 _BACK_OFF: Final = (1.0, 30.0)
-_CUT_SECONDS: Final = 0.25  # within which a cut stream, or the order to stop, is seen
+_CUT_SECONDS: Final = 0.5  # within which a cut stream, or the order to stop, is seen
 RESTARTED: Final = "kubelet restarted"
 _CODES: Final = {
     RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,

@@ -25,7 +25,7 @@ _log = structlog.get_logger(__name__)
 
 Listener = Callable[[tuple[CardState, ...]], None]
 
-_TICK_SECONDS = 0.25  # cordons and the end of a probation are noticed within this time
+_TICK_SECONDS = 0.5  # cordons and the end of a probation are noticed within this time
 _STOP_SECONDS = 5.0  # a driver that hangs must not hang the agent's end
 VANISHED = "vanished: the driver no longer lists the card; reboot the node, or check its seat and power"
 

@@ -32,6 +32,7 @@ class PodCache:
         self._lock = threading.Lock()
         self._known: dict[PodUid, _Known] = {}
         self._next = 0
+        self._names: Mapping[str, Sequence[Found]] | None = None  # by_name's answer until something changes
 
     def replace(self, pods: Sequence[Pod]) -> list[Found]:
         """Take in a full list: who is missing has been deleted unseen."""
@@ -58,6 +59,7 @@ class PodCache:
     def remember(self, pods: Iterable[Pod]) -> None:
         """Somebody nearer to the kubelet knows these; the watch will show them, or their time runs out."""
         with self._lock:
+            self._names = None
             until = self._clock.monotonic() + self._keep
             for pod in pods:
                 known = self._known.get(pod.uid)
@@ -70,17 +72,21 @@ class PodCache:
         """``namespace/name`` → pods of that name: living before dead, newest first."""
         with self._lock:
             self._expire()
-            names: dict[str, list[Found]] = {}
-            for known in sorted(self._known.values(), key=lambda k: (k.tombstone, -k.order)):
-                names.setdefault(known.pod.key, []).append(Found(known.pod, known.tombstone))
-            return names
+            if self._names is None:
+                names: dict[str, list[Found]] = {}
+                for known in sorted(self._known.values(), key=lambda k: (k.tombstone, -k.order)):
+                    names.setdefault(known.pod.key, []).append(Found(known.pod, known.tombstone))
+                self._names = {name: tuple(found) for name, found in names.items()}
+            return self._names
 
     def _show(self, pod: Pod) -> Found:
+        self._names = None
         known = self._known.get(pod.uid)
         self._known[pod.uid] = _Known(pod, known.order if known else self._order(), None)
         return Found(pod)
 
     def _bury(self, pod: Pod) -> Found:
+        self._names = None
         known = self._known.pop(pod.uid, None)
         until = self._clock.monotonic() + self._keep
         self._known[pod.uid] = _Known(pod, known.order if known else self._order(), until, tombstone=True)
@@ -101,4 +107,5 @@ class PodCache:
             ]
         for until, uid in passing:
             if until <= now:
+                self._names = None
                 del self._known[uid]

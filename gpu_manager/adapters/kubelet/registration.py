@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -85,8 +86,8 @@ class SocketWatch:
         *,
         interval: float = POLL_SECONDS,
     ) -> None:
-        self._kubelet = directory / KUBELET_SOCKET
-        self._own = [directory / name for name in own]
+        self._kubelet = str(directory / KUBELET_SOCKET)
+        self._own = [str(directory / name) for name in own]
         self._changed = changed
         self._interval = interval
         self._seen = _state(self._kubelet)
@@ -116,10 +117,10 @@ class SocketWatch:
             self._ours = ours
 
 
-def _state(path: Path) -> tuple[int, int, int] | None:
+def _state(path: str) -> tuple[int, int, int] | None:
     """What tells a socket file from its successor (an inode number alone is soon re-used); None if absent."""
     try:
-        stat = path.stat()
+        stat = os.stat(path)  # noqa: PTH116  # four times a second for ever: half the cost of Path.stat
     except OSError:
         return None
     return (stat.st_ino, stat.st_ctime_ns, stat.st_mtime_ns)
