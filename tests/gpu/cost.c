@@ -1,0 +1,122 @@
+/* What calls of the driver cost, in nanoseconds of the caller: run bare and under the library, the difference is ours.
+ * Finds the driver as the CUDA runtime does and needs no CUDA header and no nvcc: the kernel is PTX. */
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { ROUNDS = 20, BATCH = 500, DISABLE_TIMING = 2, NON_BLOCKING = 1 };
+
+static const char ptx[] = ".version 6.3\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\n  ret;\n}\n";
+
+typedef unsigned long long pointer;
+static int (*resolve)(const char *, void **, int, unsigned long long, int *);
+
+static void *find(const char *name, int version) {
+    void *found = NULL;
+    if (resolve(name, &found, version, 0, NULL) != 0 || !found) {
+        fprintf(stderr, "the CUDA driver has no %s\n", name);
+        exit(1);
+    }
+    return found;
+}
+#define FIND(name, version, parameters)                                                                                \
+    int(*name) parameters;                                                                                             \
+    *(void **)&name = find(#name, version)
+
+static void must(int result, const char *what) {
+    if (result == 0)
+        return;
+    fprintf(stderr, "%s failed with CUDA error %d\n", what, result);
+    exit(1);
+}
+
+static double now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+/* The median round: the machine's own noise only ever adds. */
+static void say(const char *name, double rounds[ROUNDS]) {
+    qsort(rounds, ROUNDS, sizeof *rounds, ascending);
+    printf("%s %.1f\n", name, rounds[ROUNDS / 2]);
+}
+
+/* `call` BATCH times a round, what is in flight awaited outside the measured time. */
+#define MEASURE(name, call)                                                                                            \
+    do {                                                                                                               \
+        double rounds[ROUNDS];                                                                                         \
+        for (int round = 0; round < ROUNDS; round++) {                                                                 \
+            double begin = now_ns();                                                                                   \
+            for (int at = 0; at < BATCH; at++)                                                                         \
+                must(call, name);                                                                                      \
+            rounds[round] = (now_ns() - begin) / BATCH;                                                                \
+            must(cuStreamSynchronize(stream), "cuStreamSynchronize");                                                  \
+        }                                                                                                              \
+        say(name, rounds);                                                                                             \
+    } while (0)
+
+int main(int argc, char **argv) {
+    int card = argc > 1 ? atoi(argv[1]) : 0, device;
+    void *context, *module, *function, *stream, *event, *timed;
+    size_t left, total;
+    pointer memory;
+    double begin = now_ns();
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library || !(*(void **)&resolve = dlsym(library, "cuGetProcAddress_v2"))) {
+        fprintf(stderr, "no CUDA driver of 12.0 or newer\n");
+        return 1;
+    }
+    FIND(cuInit, 2000, (unsigned));
+    FIND(cuDeviceGet, 2000, (int *, int));
+    FIND(cuDevicePrimaryCtxRetain, 7000, (void **, int));
+    FIND(cuCtxSetCurrent, 4000, (void *));
+    FIND(cuModuleLoadData, 2000, (void **, const void *));
+    FIND(cuModuleGetFunction, 2000, (void **, void *, const char *));
+    FIND(cuStreamCreate, 2000, (void **, unsigned));
+    FIND(cuStreamSynchronize, 2000, (void *));
+    FIND(cuEventCreate, 2000, (void **, unsigned));
+    FIND(cuEventRecord, 2000, (void *, void *));
+    FIND(cuEventQuery, 2000, (void *));
+    FIND(cuEventSynchronize, 2000, (void *));
+    FIND(cuMemAlloc, 3020, (pointer *, size_t));
+    FIND(cuMemFree, 3020, (pointer));
+    FIND(cuMemGetInfo, 3020, (size_t *, size_t *));
+    FIND(cuLaunchKernel, 4000,
+         (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **));
+    must(cuInit(0), "cuInit");
+    printf("init_ms %.3f\n", (now_ns() - begin) / 1e6);
+    begin = now_ns();
+    must(cuDeviceGet(&device, card), "cuDeviceGet");
+    must(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+    must(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    printf("context_ms %.3f\n", (now_ns() - begin) / 1e6);
+    must(cuModuleLoadData(&module, ptx), "cuModuleLoadData");
+    must(cuModuleGetFunction(&function, module, "nothing"), "cuModuleGetFunction");
+    must(cuStreamCreate(&stream, NON_BLOCKING), "cuStreamCreate");
+    must(cuEventCreate(&event, DISABLE_TIMING), "cuEventCreate");
+    must(cuEventCreate(&timed, 0), "cuEventCreate");
+    for (int at = 0; at < BATCH; at++)
+        must(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+    must(cuStreamSynchronize(stream), "cuStreamSynchronize");
+    MEASURE("launch_ns", cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+    MEASURE("event_record_ns", cuEventRecord(event, stream));
+    MEASURE("timed_event_record_ns", cuEventRecord(timed, stream));
+    must(cuEventSynchronize(timed), "cuEventSynchronize");
+    MEASURE("event_query_ns", cuEventQuery(timed));
+    MEASURE("memory_info_ns", cuMemGetInfo(&left, &total));
+    MEASURE("alloc_free_ns", cuMemAlloc(&memory, 4 << 20) || cuMemFree(memory));
+    if (argc > 2 && strcmp(argv[2], "hold") == 0) {
+        puts("holding");
+        fflush(stdout);
+        getchar();
+    }
+    return 0;
+}

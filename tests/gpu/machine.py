@@ -1,0 +1,222 @@
+"""The machine under test: its cards, its driver, and containers made of a directory, pages and the library.
+
+A container here is what the agent makes of one, less the namespaces: the pages are the agent's own, written
+by its own adapter, and the library is found where the driver's name is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpu_manager.adapters.nvml import NvmlCards
+from gpu_manager.adapters.tenants import PageTenants
+from gpu_manager.domain.card import Card
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports import Correction, Limit
+from gpu_manager.sandbox.native import Native, find_native
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE.parents[1] / "build"
+STAND_IN = "VCUDA_GPU_TESTS_STAND_IN"
+_FIND = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(open('/proc/self/maps').read())"
+
+
+class Absent(Exception):  # noqa: N818 - it is no error that a machine has no card
+    """What the machine lacks, in one sentence: then nothing is measured."""
+
+
+def stand_in_environment(native: Native, state: str) -> dict[str, str]:
+    """What makes this program and all that it starts see the stand-in driver's card."""
+    return {
+        **os.environ,
+        STAND_IN: "1",
+        "LD_LIBRARY_PATH": str(native.driver),
+        "VCUDA_STANDIN_STATE": state,
+        "VCUDA_STANDIN_MODEL": "small",
+    }
+
+
+class Machine:
+    """One card of it, the first that is healthy. ``limits`` of containers are in force from their start on."""
+
+    def __init__(self) -> None:
+        """Raises Absent: there is no card, no driver, or this package was built without the library."""
+        self.native = find_native()
+        self.stand_in = STAND_IN in os.environ
+        self.nvml = NvmlCards()
+        try:
+            cards = [state.card for state in self.nvml.list() if state.healthy and not state.card.mig]
+        except NodeUnready as error:
+            raise Absent(f"no card here: {error}") from None
+        if not cards:
+            raise Absent("no card here that could be shared: all are out of order or in MIG mode")
+        if self.native.fronts is None or self.native.client is None:
+            raise Absent("a card, but no library to test on it: this package was built without a C compiler")
+        self.card: Card = cards[0]
+        self.real = {name: _loaded(name) for name in ("libcuda.so.1", "libnvidia-ml.so.1")}
+        self._directory = tempfile.TemporaryDirectory(prefix="vcuda-gpu-")
+        self.root = Path(self._directory.name)
+        self.tenants = PageTenants(self.root / "pages")
+        self.cost = self._compile("cost")
+        self.reserve = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.tenants.close()
+        self.nvml.close()
+        self._directory.cleanup()
+
+    @property
+    def driver(self) -> str:
+        """The driver's version and what kind of driver it is."""
+        return f"{'stand-in driver' if self.stand_in else 'driver'} {self.nvml_version()}"
+
+    def nvml_version(self) -> str:
+        """As nvidia-smi shows it."""
+        command = [str(self.native.client), "info", "--card", str(self.card.index)]
+        out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        found = re.search(r"driver (\S+),", out)
+        return found[1] if found else "of unknown version"
+
+    def memory_of(self, *pids: int) -> int | None:
+        """Bytes that these processes hold on the card by NVML's count; None while it lists none of them."""
+        _, processes = self.nvml.usage()
+        held = [p.memory for p in processes if p.pid in pids and p.uuid == self.card.uuid]
+        known = [m for m in held if m is not None]
+        return sum(known) if known else None
+
+    def busy(self) -> Mapping[int, float]:
+        """SM percent by process, by NVML's last samples."""
+        _, processes = self.nvml.usage()
+        return {p.pid: p.utilisation for p in processes if p.utilisation is not None}
+
+    def bare(self, *command: str) -> subprocess.Popen[str]:
+        """A process with the driver alone: the baseline."""
+        return _start(command, dict(os.environ))
+
+    def container(self, memory: int, cores: int = 100, ceiling: int | None = None) -> Container:
+        """A container with these limits: bytes, percent."""
+        return Container(self, memory, cores, ceiling or cores)
+
+    def client(self, *arguments: object) -> tuple[str, ...]:
+        """The command line of the C client on this card."""
+        return (str(self.native.client), *map(str, arguments), "--card", str(self.card.index))
+
+    def _compile(self, name: str) -> str:
+        compiler = os.environ.get("CC") or shutil.which("cc")
+        if compiler is None:
+            raise Absent("a card, but no C compiler to build the clients with")
+        target = self.root / name
+        command = [compiler, "-O2", "-o", str(target), str(HERE / f"{name}.c"), "-ldl"]
+        subprocess.run(command, check=True, timeout=120)
+        return str(target)
+
+
+class Container:
+    """Pages and the library in a directory; processes are started in it."""
+
+    def __init__(self, machine: Machine, memory: int, cores: int, ceiling: int) -> None:
+        self.machine = machine
+        self.name = secrets.token_hex(16)
+        self.memory = memory
+        self.limit(cores, ceiling)
+        machine.tenants.reset(self.name)
+        self.root = machine.root / "containers" / self.name
+        (self.root / "etc/vcuda").mkdir(parents=True)
+        real = self.root / "usr/local/vcuda/real"
+        real.mkdir(parents=True)
+        for page in ("limits", "usage"):
+            os.link(machine.root / "pages" / self.name / page, self.root / "etc/vcuda" / page)
+        for name, path in machine.real.items():
+            (real / name).symlink_to(path)
+        for companion in machine.real["libcuda.so.1"].parent.glob("libnvidia-*.so*"):
+            if not (real / companion.name).exists():
+                (real / companion.name).symlink_to(companion)
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+        self.machine.tenants.remove(self.name)
+
+    def limit(self, cores: int, ceiling: int | None = None) -> None:
+        """New core limits, in force at once; and what a context is known to take of the card's memory."""
+        card = self.machine.card.uuid
+        self.machine.tenants.open(self.name, [Limit(card, self.memory, cores, ceiling or cores)])
+        if self.machine.reserve:
+            correction = Correction(context_reserve=self.machine.reserve)
+            self.machine.tenants.publish(self.name, time.monotonic_ns(), {card: correction})
+
+    def start(self, *command: str, **settings: str) -> subprocess.Popen[str]:
+        """A process under the library."""
+        env = {
+            **os.environ,
+            **settings,
+            "VCUDA_ROOT": str(self.root),
+            "LD_LIBRARY_PATH": f"{self.machine.native.fronts}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+        }
+        self._started.append(_start(command, env))
+        return self._started[-1]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that run in it now."""
+        return tuple(p.pid for p in self._started if p.poll() is None)
+
+
+def said(process: subprocess.Popen[str], seconds: float = 300.0) -> str:
+    """All that a process prints until its end. Raises RuntimeError with its complaint if it fails."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise RuntimeError(f"{process.args!r} did not end within {seconds:.0f} s") from None
+    if process.returncode:
+        raise RuntimeError(f"{process.args!r} ended with {process.returncode}: {err.strip()}")
+    return out
+
+
+def _start(command: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _loaded(name: str) -> Path:
+    """The file that the loader takes for a library's name."""
+    done = subprocess.run([sys.executable, "-c", _FIND, name], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Absent(f"no card here: {done.stderr.strip().splitlines()[-1]}")
+    stem = name.removesuffix(".1")
+    for line in done.stdout.splitlines():
+        path = line.rpartition(" ")[2]
+        if path.startswith("/") and Path(path).name.startswith(stem):
+            return Path(path)
+    raise Absent(f"{name} was loaded, but from no file: {sys.executable} cannot tell from where")

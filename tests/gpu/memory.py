@@ -1,0 +1,114 @@
+"""No way to take memory of the card gets a container past its limit, by the card's own count."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from bench.rows import Row
+from tests.gpu.machine import Container, Machine
+
+MIB = 1 << 20
+WAYS = ("alloc", "pitch", "async", "vmm", "array", "managed")
+PROCESSES = 8
+HELD = "= 0"
+ENOUGH = 0.8  # of the limit: a library that refused everything would hold it too
+REFUSED = 2  # the client's exit status when the driver had no memory
+TORCH = Path(__file__).resolve().parent / "torch_client.py"
+# Name of the row, argument of the client, settings.
+ALLOCATORS = (
+    ("torch_caching", "fill", {}),
+    ("torch_expandable_segments", "fill", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    ("torch_cuda_malloc_async", "fill", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
+    ("torch_cuda_graphs", "graphs", {}),
+)
+
+
+def rows(machine: Machine, *, full: bool) -> Iterator[Row]:
+    """What is held over the limit once the driver refuses, for every way; and by several processes at once."""
+    limit = (8192 if full else 2048) * MIB
+    for way in WAYS:
+        with machine.container(limit) as container:
+            command = machine.client("alloc-to-limit", "--way", way, "--step", 16, "--hold", 600)
+            yield _judge(f"gpu_memory_over_{way}_bytes", container, [container.start(*command)], full=full)
+    with machine.container(limit) as container:
+        command = machine.client("alloc-to-limit", "--step", 4, "--hold", 600)
+        several = [container.start(*command) for _ in range(PROCESSES)]
+        yield _judge(f"gpu_memory_over_{PROCESSES}_processes_bytes", container, several, full=full)
+    for name, what, settings in ALLOCATORS:
+        row = f"gpu_memory_over_{name}_bytes"
+        if machine.stand_in or find_spec("torch") is None:
+            lacks = "a stand-in driver runs no kernels" if machine.stand_in else "PyTorch is not installed"
+            yield Row(row, None, "bytes", HELD, full=full, note=lacks)
+            continue
+        with machine.container(limit) as container:
+            process = container.start(sys.executable, str(TORCH), what, **settings)
+            yield _judge(row, container, [process], full=full)
+
+
+def _judge(name: str, container: Container, processes: list[subprocess.Popen[str]], *, full: bool) -> Row:
+    """Each process says ``held_mib <n> error <code>`` once it was refused, and holds on to what it has."""
+    held, notes = 0, []
+    for process in processes:
+        line = _last(process)
+        if line is not None:
+            held += int(line.split()[1]) * MIB
+            continue
+        complaint = _complaint(process)
+        if process.returncode != REFUSED:
+            return Row(name, None, "bytes", HELD, full=full, note=f"the client failed: {complaint}")
+        notes.append("one was refused its context")
+    used = _settled(container)
+    if used is None:
+        return Row(name, None, "bytes", HELD, full=full, note="NVML does not count memory by process here")
+    shown = f"{held // MIB} MiB allocated, {used // MIB} MiB on the card, limit {container.memory // MIB} MiB"
+    if used < container.memory * ENOUGH:
+        notes.append("less than four fifths of the limit could be had")
+    over = max(0, used - container.memory)
+    return Row(name, over, "bytes", HELD, full=full, note="; ".join([shown, *dict.fromkeys(notes)]))
+
+
+def _last(process: subprocess.Popen[str]) -> str | None:
+    """The line that says what is held; None if the process ends before it."""
+    if process.stdout is None:
+        return None
+    for line in process.stdout:
+        if line.startswith("held_mib"):
+            return line
+    return None
+
+
+def _complaint(process: subprocess.Popen[str]) -> str:
+    _, err = process.communicate(timeout=60)
+    return err.strip().splitlines()[-1] if err.strip() else f"status {process.returncode}"
+
+
+def _settled(container: Container) -> int | None:
+    """The highest of a few counts: NVML lags behind allocations."""
+    seen = []
+    for _ in range(5):
+        used = container.machine.memory_of(*container.pids)
+        if used is not None:
+            seen.append(used)
+        time.sleep(0.1)
+    return max(seen, default=None)
+
+
+def context_reserve(machine: Machine) -> int:
+    """What a context and an empty module take of the card: what the agent would publish for this model."""
+    process = machine.bare(*machine.client("alloc-to-limit", "--most", 0, "--hold", 600))
+    try:
+        deadline = time.monotonic() + 30
+        while (used := machine.memory_of(process.pid)) is None:
+            if time.monotonic() > deadline or process.poll() is not None:
+                return 0
+            time.sleep(0.05)
+        time.sleep(0.5)
+        return machine.memory_of(process.pid) or used
+    finally:
+        process.kill()
+        process.communicate()
