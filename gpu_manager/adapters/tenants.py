@@ -47,6 +47,16 @@ class _Reading:
     usage: abi.Usage
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What was last told of a usage page, and from what: the page, its cards, the slots that live."""
+
+    page: abi.Usage
+    cards: tuple[CardUuid, ...]
+    alive: tuple[int, ...]
+    uses: tuple[TenantUse, ...]
+
+
 class PageTenants:
     """:class:`gpu_manager.ports.Tenants` in a directory, normally on a tmpfs.
 
@@ -66,6 +76,7 @@ class PageTenants:
         self._tampered: dict[str, int] = {}
         self._attacks: dict[str, str] = {}
         self._readings: dict[str, _Reading] = {}
+        self._told: dict[str, _Told] = {}
 
     def open(self, name: str, limits: Sequence[Limit]) -> None:
         """Make the directory and both pages if absent, and write the limits. Idempotent.
@@ -130,7 +141,11 @@ class PageTenants:
             NodeUnready: it is gone, or cannot be read.
         """
         cards, found, slots = self._observe(name)
-        return [
+        alive = tuple(slot.index for slot in slots)
+        told = self._told.get(name)
+        if told is not None and (told.page is found and told.cards is cards and told.alive == alive):
+            return told.uses
+        uses = tuple(
             TenantUse(
                 card=card,
                 memory=min(sum(slot.charged[i] for slot in slots), abi.MAX_BYTES),
@@ -140,7 +155,9 @@ class PageTenants:
                 processes=len(slots),
             )
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
-        ]
+        )
+        self._told[name] = _Told(found, cards, alive, uses)
+        return uses
 
     def activity(self, name: str) -> Sequence[Activity]:
         """Who is at work now, for the co-activity factor. Raises NodeUnready as :meth:`usage` does."""
@@ -221,6 +238,7 @@ class PageTenants:
         self._tampered.pop(name, None)
         self._attacks.pop(name, None)
         self._readings.pop(name, None)
+        self._told.pop(name, None)
 
     def _limits(self, now: abi.Limits | None, name: str, limits: Sequence[Limit]) -> abi.Limits:
         known = {card.uuid: card for card in now.cards} if now else {}

@@ -61,10 +61,11 @@ class Sample:
 
 @dataclass(slots=True)
 class _Before:
-    """The last reading of one page, to turn busy time into a ratio."""
+    """The last reading of one page, to turn busy time into a ratio, and what was made of it."""
 
     at: float
-    busy: float
+    use: TenantUse
+    shown: ShareUse
 
 
 class Usage:
@@ -145,14 +146,19 @@ class Usage:
             return ShareUse(
                 grant.key, share, "active", memory=0, core=0.0, throttled=0.0, refusals=0, pids=pids
             )
-        before = self._before.get((grant.key, share.card))
-        self._before[grant.key, share.card] = _Before(now, use.busy_seconds)
+        place = grant.key, share.card
+        before = self._before.get(place)
+        if before is not None and before.use is use and _is_idle(before.shown, share, pids):
+            before.at = now
+            return before.shown
         core = 0.0
-        if before is not None and now > before.at and use.busy_seconds >= before.busy:
-            core = min(1.0, (use.busy_seconds - before.busy) / (now - before.at))
-        return ShareUse(
+        if before is not None and now > before.at and use.busy_seconds >= before.use.busy_seconds:
+            core = min(1.0, (use.busy_seconds - before.use.busy_seconds) / (now - before.at))
+        shown = ShareUse(
             grant.key, share, "active", use.memory, core, use.throttled_seconds, use.refusals, pids
         )
+        self._before[place] = _Before(now, use, shown)
+        return shown
 
     def _by_share(self, processes: Iterable[ProcessUse]) -> dict[tuple[Key, CardUuid], list[ProcessUse]]:
         """NVML's host processes by the container whose cgroup they are in."""
@@ -171,6 +177,11 @@ class Usage:
                 key: Key = (PodUid(named[0].uid), named[1])
                 by_share.setdefault((key, process.uuid), []).append(process)
         return by_share
+
+
+def _is_idle(shown: ShareUse, share: Share, pids: tuple[int, ...]) -> bool:
+    """True if the same reading once more makes the same figures."""
+    return shown.core == 0.0 and shown.share is share and shown.pids == pids
 
 
 def _paged(grant: Grant) -> bool:
