@@ -109,19 +109,30 @@ class QuotaLine:
     def words(self, asked: Amount) -> str:
         """The sums: what there is, what is used, what is asked, what would still fit."""
         room = self.room.peak(ZERO)
-        what = "of all models" if self.key == ANY else f"of {printable(self.key)}"
         parts = []
         if self.cores is not None:
-            parts.append(
-                f"{cards(self.cores)} cards {what}, {cards(self.used.cores)} used or being bound,"
-                f" {cards(asked.cores)} asked: {cards(room.cores)} would still fit"
-            )
+            parts.append(f"{self._of_cards}, {cards(asked.cores)} asked: {cards(room.cores)} would still fit")
         if self.memory is not None:
-            parts.append(
-                f"{format_bytes(self.memory)} {what}, {format_bytes(self.used.memory)} used or being bound,"
-                f" {format_bytes(asked.memory)} asked: {format_bytes(room.memory)} would still fit"
-            )
+            more = f"{format_bytes(asked.memory)} asked: {format_bytes(room.memory)} would still fit"
+            parts.append(f"{self._of_memory}, {more}")
         return "; ".join(parts)
+
+    def __str__(self) -> str:
+        limited = ((self.cores, self._of_cards), (self.memory, self._of_memory))
+        return "; ".join(words for limit, words in limited if limit is not None)
+
+    @property
+    def _of_cards(self) -> str:
+        return f"{cards(self.cores or 0)} cards {self._what}, {cards(self.used.cores)} used or being bound"
+
+    @property
+    def _of_memory(self) -> str:
+        used = format_bytes(self.used.memory)
+        return f"{format_bytes(self.memory or 0)} {self._what}, {used} used or being bound"
+
+    @property
+    def _what(self) -> str:
+        return "of all models" if self.key == ANY else f"of {printable(self.key)}"
 
 
 def _matches(key: str, model: str) -> bool:

@@ -161,8 +161,8 @@ def _latency(names: int, bar: str, *, full: bool) -> Row:
         scheduler.bind(pod, best)
     figure = percentile(took, 99) * 1e3
     note = (
-        f"filter, {_CARDS} cards a node, median {percentile(took, 50) * 1e3:.1f}, most {max(took) * 1e3:.1f} ms;"
-        f" prioritize p99 {percentile(ranking, 99) * 1e3:.1f} ms; in-process"
+        f"filter, {_CARDS} cards a node, median {percentile(took, 50) * 1e3:.1f} ms,"
+        f" most {max(took) * 1e3:.1f} ms; prioritize p99 {percentile(ranking, 99) * 1e3:.1f} ms; in-process"
     )
     return Row(
         f"extender_p99_ms_{names}",

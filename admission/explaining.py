@@ -1,0 +1,325 @@
+"""Why a pod waits, and the smallest change that would let it run. Pure, over a snapshot.
+
+An explanation asks the same judge as the extender, node by node and card by card, so that it cannot say
+anything else; its counts add up to the number of nodes. Every text is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final
+
+from admission.extender_wire import Victims
+from admission.judging import Fit, Judge, No, Question, describe
+from admission.node_view import NodeView
+from admission.occupant import Occupant
+from admission.preemption import choose, names
+from admission.quota import NamespaceQuota, Quota
+from admission.snapshot import Snapshot
+from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID
+from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.explain import LINE_LIMIT, explain_placement
+from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.request import PodRequest, Request
+from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules import pod_request
+
+SHOWN_NODES: Final = 200  # in full; the rest is counted
+FITS: Final = "fits"
+_WORDS: Final = {
+    FITS: "would take it",
+    No.ROOM.value: "have no room now",
+    No.NEVER.value: "could not hold it even if empty",
+    No.QUOTA.value: "are closed to it by quota",
+    No.REFUSED.value: "refused this amount a moment ago",
+    No.NODE.value: "have no cards for it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CardLine:
+    """One card: its index and UUID, what is free, and what that means for this pod."""
+
+    index: int
+    uuid: str
+    free: Amount
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLine:
+    """One node. ``outcome`` is ``fits`` or the word of :class:`No`; ``line`` says it in full.
+
+    ``victims`` are the pods whose eviction would make room, empty if there are none such.
+    """
+
+    node: str
+    outcome: str
+    line: str
+    cards: tuple[CardLine, ...] = ()
+    victims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything about one pod: ``line`` is the one sentence, ``change`` the smallest that would let it run.
+
+    ``counts`` add up to ``total`` nodes, of which ``nodes`` shows the first. ``nearest`` is the pod as that
+    change would make it, where the change is one of its own amounts.
+    """
+
+    pod: str
+    asks: str
+    line: str
+    change: str
+    counts: Mapping[str, int]
+    total: int
+    nodes: tuple[NodeLine, ...] = ()
+    quota: tuple[str, ...] = ()
+    nearest: PodRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One way to let the pod run. ``cost``: the part of what it asks that it would give up."""
+
+    cost: Fraction
+    text: str
+    nearest: PodRequest | None = None
+
+
+_ALLOW_MORE = Fraction(1, 4)  # giving up a wish for a model or a card weighs as a quarter of the amount
+_OTHERS = Fraction(1)  # others' loss: said only where nothing of the pod's own helps
+_MOST_KINDS = 500  # unlike nodes for which a change is sought
+
+
+def explain(
+    occupant: Occupant, snapshot: Snapshot, quota: Quota | None, judge: Judge, minimum_cores: int = 1
+) -> Explanation:
+    """Why the pod waits or where it would go; the pod may not exist yet."""
+    pod = occupant.pod
+    total = len(snapshot.nodes)
+    try:
+        request = pod_request(pod, snapshot.unit, minimum_cores)
+    except RequestInvalid as error:
+        text = str(error)[:LINE_LIMIT]
+        return Explanation(
+            pod.key, "", f"never runs: {text}", "Change the pod as said", {No.NEVER.value: total}, total
+        )
+    if not request.containers:
+        return Explanation(
+            pod.key, "", "asks for no part of a card: any node will do", "", {FITS: total}, total
+        )
+    mine = quota.of(pod.namespace) if quota else None
+    lines = tuple(map(str, mine.lines(snapshot.used.get(pod.namespace, {})))) if mine else ()
+    if pod.node:
+        return _placed(occupant, request, snapshot, lines)
+    question = judge.ask(occupant, request, snapshot, mine)
+    found = [(view, question.on(view)) for _, view in sorted(snapshot.nodes.items())]
+    counts = Counter(_outcome(fit) for _, fit in found)
+    found.sort(key=lambda pair: (_ORDER.index(_outcome(pair[1])), pair[0].name))
+    nodes = tuple(_node(question, pod, snapshot, view, fit) for view, fit in found[:SHOWN_NODES])
+    change = None if counts[FITS] else _smallest(occupant, request, question, found, judge, snapshot, mine)
+    return Explanation(
+        pod=pod.key,
+        asks=describe(request),
+        line=_line(counts, total, change, nodes),
+        change=change.text if change else "",
+        counts=dict(counts),
+        total=total,
+        nodes=nodes,
+        quota=lines,
+        nearest=change.nearest if change else None,
+    )
+
+
+_ORDER = [FITS, No.ROOM.value, No.REFUSED.value, No.QUOTA.value, No.NEVER.value, No.NODE.value]
+
+
+def _outcome(found: Fit | No) -> str:
+    return FITS if isinstance(found, Fit) else found.value
+
+
+def _placed(
+    occupant: Occupant, request: PodRequest, snapshot: Snapshot, quota: tuple[str, ...]
+) -> Explanation:
+    pod = occupant.pod
+    view = snapshot.nodes.get(pod.node)
+    charge = view.charges.get(pod.uid) if view else None
+    where = f"bound to node {printable(pod.node)}"
+    if view is not None and charge is not None and charge.allocations:
+        lies = {a.container: a.shares for a in charge.allocations}
+        where += f": {explain_placement(lies, view.facts.cards)}"
+        where += ", where the node would put it: its annotation does not say" if charge.guessed else ""
+    elif pod.terminal:
+        where = f"ended on node {printable(pod.node)}, and holds nothing any more"
+    total = len(snapshot.nodes)
+    counts = {"bound": 1, "not asked": total - 1} if view else {"not asked": total}
+    return Explanation(pod.key, describe(request), where, "", counts, total, (), quota)
+
+
+def _node(question: Question, pod: Pod, snapshot: Snapshot, view: NodeView, fit: Fit | No) -> NodeLine:
+    facts, ledger = view.facts, question.ledger(view)
+    free = {s.card.uuid: ledger.free(s.card.uuid).peak(ZERO) for s in facts.cards}
+    if isinstance(fit, Fit):
+        text = explain_placement(question.placement(view, fit), facts.cards)
+        taken = {facts.cards[at].card.uuid: amount for at, amount in fit.taken}
+        lines = tuple(
+            CardLine(
+                s.card.index,
+                printable(s.card.uuid),
+                free[s.card.uuid],
+                f"would hold {taken[s.card.uuid]}" if s.card.uuid in taken else f"{free[s.card.uuid]} free",
+            )
+            for s in facts.cards
+        )
+        return NodeLine(printable(view.name), FITS, f"fits: {text}", lines)
+    refusal = question.refusal(view) if fit is not No.NODE else None
+    lines = tuple(
+        CardLine(seen.index, printable(seen.uuid), free.get(seen.uuid, ZERO), reason)
+        for seen, reason in (refusal.cards if refusal else ())
+    )
+    victims: tuple[str, ...] = ()
+    if fit is No.ROOM:
+        chosen = choose(question, pod, view, Victims((), 0), snapshot.budgets)
+        victims = names(view, chosen.pods) if chosen else ()
+    return NodeLine(
+        printable(view.name), fit.value, question.why(view), lines, tuple(map(printable, victims))
+    )
+
+
+def _smallest(
+    occupant: Occupant,
+    request: PodRequest,
+    question: Question,
+    found: Sequence[tuple[NodeView, Fit | No]],
+    judge: Judge,
+    snapshot: Snapshot,
+    mine: NamespaceQuota | None,
+) -> _Change | None:
+    """The cheapest change of the pod that lets it run now, proved by judging it; else who must go."""
+    found = _unlike(found)
+    changes = [
+        *_allow_more(occupant, request, found, judge, snapshot, mine),
+        *_ask_less(occupant, request, question, found, judge, snapshot, mine),
+    ]
+    if changes:
+        return min(changes, key=lambda c: (c.cost, c.text))
+    for view, no in found:
+        chosen = (
+            choose(question, occupant.pod, view, Victims((), 0), snapshot.budgets) if no is No.ROOM else None
+        )
+        if chosen is not None:
+            who = ", ".join(map(printable, names(view, chosen.pods)[:5]))
+            return _Change(_OTHERS, f"node {printable(view.name)} takes it once {who} has left")
+    for view, no in found:
+        if no is No.QUOTA:
+            text = f"let the quota grow, or pods of the namespace end: {question.why(view)}"
+            return _Change(_OTHERS, text[:LINE_LIMIT])
+    if any(no is No.ROOM for _, no in found):
+        return _Change(_OTHERS, "wait for pods to end: every node that could hold it is taken")
+    return None
+
+
+def _unlike(found: Sequence[tuple[NodeView, Fit | No]]) -> Sequence[tuple[NodeView, Fit | No]]:
+    """One of each kind of node, bounded: what helps on one helps on all alike."""
+    kinds = {
+        (view.facts.pool, view.facts.problem, view.state, no): (view, no) for view, no in reversed(found)
+    }
+    return list(reversed(kinds.values()))[:_MOST_KINDS]
+
+
+def _ask_less(
+    occupant: Occupant,
+    request: PodRequest,
+    question: Question,
+    found: Sequence[tuple[NodeView, Fit | No]],
+    judge: Judge,
+    snapshot: Snapshot,
+    mine: NamespaceQuota | None,
+) -> Iterator[_Change]:
+    for view, no in found:
+        smaller: list[PodRequest] = []
+        refused = question.refusal(view) if no in (No.ROOM, No.NEVER, No.QUOTA) else None
+        if refused is not None and refused.nearest is not None:
+            smaller.append(refused.nearest)
+        if no is No.QUOTA and mine is not None:
+            smaller += _within_quota(request, view, mine, snapshot.used.get(occupant.pod.namespace, {}))
+        for less in smaller:
+            if isinstance(judge.ask(occupant, less, snapshot, mine).on(view), Fit):
+                text = f"ask {_differences(request, less)} (then node {printable(view.name)} takes it)"
+                yield _Change(_given_up(request, less), text[:LINE_LIMIT], less)
+
+
+def _within_quota(
+    request: PodRequest, view: NodeView, mine: NamespaceQuota, used: Mapping[str, Amount]
+) -> Iterator[PodRequest]:
+    """A pod of one part of a card, cut to what its namespace has left of each model here."""
+    if len(request.containers) != 1 or request.containers[0].request.cards:
+        return
+    asked, unit = request.containers[0], view.facts.unit
+    for model in sorted({state.card.model for state in view.facts.cards}):
+        rooms = [line.room for line in mine.lines(used, only=model)]
+        cores = min([asked.request.cores, *(room.cores for room in rooms)])
+        memory = min([asked.request.memory, *(room.memory for room in rooms)]) // unit * unit
+        if cores >= 1 and memory >= unit:
+            yield request.asking(asked.name, Request(cores, memory))
+
+
+def _allow_more(
+    occupant: Occupant,
+    request: PodRequest,
+    found: Sequence[tuple[NodeView, Fit | No]],
+    judge: Judge,
+    snapshot: Snapshot,
+    mine: NamespaceQuota | None,
+) -> Iterator[_Change]:
+    wishes = (
+        (bool(request.models), replace(request, models=()), GPU_MODEL),
+        (bool(request.uuids), replace(request, uuids=frozenset()), GPU_UUID),
+    )
+    for wished, wider, key in wishes:
+        if not wished:
+            continue
+        question = judge.ask(occupant, wider, snapshot, mine)
+        for view, _ in found:
+            if isinstance(fit := question.on(view), Fit):
+                where = explain_placement(question.placement(view, fit), view.facts.cards)
+                model = view.facts.cards[fit.taken[0][0]].card.model
+                named = f", for example by {quoted(model)}" if key == GPU_MODEL else ""
+                text = f"widen annotation {key}{named} (then node {printable(view.name)} takes it: {where})"
+                yield _Change(_ALLOW_MORE, text[:LINE_LIMIT], wider)
+                break
+
+
+def _given_up(request: PodRequest, nearest: PodRequest) -> Fraction:
+    """The largest part of any one amount that the smaller pod does without."""
+    parts = [Fraction(0)]
+    for old, new in zip(request.containers, nearest.containers, strict=True):
+        parts.append(1 - Fraction(new.request.cores, old.request.cores))
+        if old.request.memory:
+            parts.append(1 - Fraction(min(new.request.memory, old.request.memory), old.request.memory))
+    return max(parts)
+
+
+def _differences(request: PodRequest, nearest: PodRequest) -> str:
+    parts = [
+        f"{new.request} instead of {old.request} for {quoted(old.name)}"
+        for old, new in zip(request.containers, nearest.containers, strict=True)
+        if old.request != new.request
+    ]
+    return "; ".join(parts)
+
+
+def _line(counts: Counter[str], total: int, change: _Change | None, nodes: Sequence[NodeLine]) -> str:
+    if not total:
+        return "waits: the cluster has no node with cards"
+    if counts[FITS]:
+        first = next(n for n in nodes if n.outcome == FITS)
+        return f"fits on {counts[FITS]} of {total} nodes now; on {first.node} it would get {first.line[6:]}"
+    parts = (f"{counts[word]} {_WORDS[word]}" for word in _ORDER if counts[word])
+    cure = f". Smallest change: {change.text}" if change else ". No change of its amounts helps"
+    return f"waits: of {total} node{'s'[: total - 1]}, {', '.join(parts)}{cure}"[:LINE_LIMIT]
