@@ -1,6 +1,5 @@
 #include "core.h"
 
-#define HUNDRED_PERCENT_Q8 (100u * 256u)
 #define SECOND_NS 1000000000u
 #define DEBT_MOST_NS (2u * (uint64_t)SECOND_NS)
 #define AHEAD_LEAST_NS 10000000u
@@ -26,7 +25,7 @@ uint32_t core_share(const struct vcuda_limits_view *view, int card, uint64_t now
     if (view->flags & VCUDA_FLAG_ELASTIC && limits->core_ceiling_q8 > share && limits->co_active_q8 <= 256 &&
         is_fresh(view, now, CORE_HEARTBEAT_FRESH_NS))
         share = limits->core_ceiling_q8;
-    return share < 1 ? 1 : share > HUNDRED_PERCENT_Q8 ? HUNDRED_PERCENT_Q8 : share;
+    return share < 1 ? 1 : share > CORE_WHOLE_Q8 ? CORE_WHOLE_Q8 : share;
 }
 
 uint32_t core_sharers(const struct vcuda_limits_view *view, int card, uint64_t now) {
@@ -36,11 +35,11 @@ uint32_t core_sharers(const struct vcuda_limits_view *view, int card, uint64_t n
 }
 
 uint64_t core_income(uint64_t wall_ns, uint32_t share_q8) {
-    return least(wall_ns, REFILL_MOST_NS) * share_q8 / HUNDRED_PERCENT_Q8;
+    return least(wall_ns, REFILL_MOST_NS) * share_q8 / CORE_WHOLE_Q8;
 }
 
 uint64_t core_wall(uint64_t credit_ns, uint32_t share_q8) {
-    return (least(credit_ns, REFILL_MOST_NS) * HUNDRED_PERCENT_Q8 + share_q8 - 1) / share_q8;
+    return (least(credit_ns, REFILL_MOST_NS) * CORE_WHOLE_Q8 + share_q8 - 1) / share_q8;
 }
 
 int64_t core_refilled(int64_t credit, uint64_t wall_ns, uint32_t share_q8, uint64_t burst_ns, uint64_t debt_ns) {
@@ -69,6 +68,10 @@ uint64_t core_slice(uint32_t share_q8) {
 
 uint64_t core_ahead(uint64_t longest_ns) {
     return most(AHEAD_LEAST_NS, 2 * least(longest_ns, DEBT_MOST_NS));
+}
+
+uint64_t core_seniority(uint64_t waited_ns, uint32_t share_q8, uint64_t debt_ns) {
+    return least(core_income(waited_ns, share_q8), debt_ns) / 8;
 }
 
 uint64_t core_nap(uint64_t left_ns) {
@@ -109,10 +112,10 @@ int64_t core_refill(struct vcuda_card_usage *usage, const struct vcuda_card_limi
     return new;
 }
 
-bool core_take(struct vcuda_card_usage *usage, uint64_t amount) {
+bool core_take(struct vcuda_card_usage *usage, uint64_t amount, int64_t floor) {
     int64_t credit = __atomic_load_n(&usage->credit_ns, __ATOMIC_RELAXED);
     do
-        if (credit <= 0)
+        if (credit <= floor)
             return false;
     while (!swap(&usage->credit_ns, &credit, credit - (int64_t)amount));
     return true;

@@ -13,6 +13,7 @@
 
 #include "page.h"
 
+#define CORE_WHOLE_Q8 (100u * 256u)
 #define CORE_FIRST_GUESS_NS 50000u          /* what a piece of work costs that was never measured */
 #define CORE_NAP_LEAST_NS 70000u            /* no sleep is shorter */
 #define CORE_NAP_MOST_NS 5000000u           /* so that a change of limits is seen */
@@ -46,6 +47,10 @@ uint64_t core_slice(uint32_t share_q8);
 /* How much work may be queued ahead of the card. */
 uint64_t core_ahead(uint64_t longest_ns);
 
+/* Who has waited long is served before who comes now: how far below zero credit may be for it, at most an eighth of the
+ * deepest debt. */
+uint64_t core_seniority(uint64_t waited_ns, uint32_t share_q8, uint64_t debt_ns);
+
 /* How long to sleep if `left_ns` are left to wait. */
 uint64_t core_nap(uint64_t left_ns);
 
@@ -63,8 +68,9 @@ uint32_t core_sharers(const struct vcuda_limits_view *view, int card, uint64_t n
 int64_t core_refill(struct vcuda_card_usage *usage, const struct vcuda_card_limits *limits, uint32_t share_q8,
                     uint64_t now);
 
-/* Spend `amount` if there is any credit at all: a long piece runs when its turn comes and is paid off afterwards. */
-bool core_take(struct vcuda_card_usage *usage, uint64_t amount);
+/* Spend `amount` if there is more credit than `floor`: a long piece runs when its turn comes and is paid off
+ * afterwards. */
+bool core_take(struct vcuda_card_usage *usage, uint64_t amount, int64_t floor);
 
 /* Spend without asking. */
 void core_force(struct vcuda_card_usage *usage, uint64_t amount);

@@ -122,11 +122,15 @@ static uint64_t try_credit(struct vcuda_card_usage *usage, const struct vcuda_li
     uint64_t slice = core_slice(share);
     if (slice < ns)
         slice = ns;
-    if (core_take(usage, slice)) {
+    uint64_t debt = core_debt(limits->debt_ns, __atomic_load_n(&usage->longest_ns, __ATOMIC_RELAXED));
+    int64_t floor = -(int64_t)core_seniority(wait->now - wait->since, share, debt);
+    if (share >= CORE_WHOLE_Q8) /* the card itself is the limit */
+        floor = INT64_MIN;
+    if (core_take(usage, slice, floor)) {
         lane.allowance_ns += (int64_t)(slice - ns);
         return 0;
     }
-    return core_wall((uint64_t)(credit < 0 ? -credit : 0) + 1, share);
+    return core_wall((uint64_t)(credit < floor ? floor - credit : 0) + 1, share);
 }
 
 /* Give back what is left for another card. */

@@ -1,0 +1,276 @@
+"""Containers under the library on one modelled card: real processes, real pages, a real clock.
+
+Shared by the tests of core limits and by their bench.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.nvml import NvmlCards
+from gpu_manager.adapters.tenants import PageTenants
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.ports import Limit
+from gpu_manager.services.coactivity import CoActivity, Seat
+from gpu_manager.services.tally import Tally
+from tests.native import standin
+from tests.native.tools import LIB, ROOT, run, tool
+from vcuda import page
+
+HERE = Path(__file__).parent
+
+
+def uuid_of(card: int) -> CardUuid:
+    """The stand-in's cards have UUIDs that their numbers decide."""
+    return CardUuid(page.uuid_text(bytes(((card + 1) * 37 + at * 101) & 255 for at in range(16))))
+
+
+CARD = uuid_of(0)
+
+
+@functools.cache
+def _machine() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="vcuda-machine-", ignore_cleanup_errors=True)
+
+
+def one_machine() -> Path:
+    """The machine that this process's NVML looks at: the stand-in reads where it is once a process."""
+    return Path(_machine().name)
+
+
+@functools.cache
+def built_front(sanitize: str = "") -> Path:
+    """The front for a laptop's sandbox, and the unit tests beside it; built once for all workers of a run."""
+    name = f"native-{sanitize.split(',', maxsplit=1)[0]}" if sanitize else "native-test"
+    build = ROOT / "build" / name
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ninja = tool("ninja")
+        run(tool("cmake"), "-S", LIB, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
+            "-DVCUDA_TESTS=ON", f"-DVCUDA_SANITIZE={sanitize}")  # fmt: skip
+        run(ninja, "-C", build, "sandbox-cuda", "unit_core")
+    return build
+
+
+@functools.cache
+def compiled(source: str, *options: str) -> Path:
+    """One of this directory's C programs, built once for all workers of a run."""
+    target = built_front() / Path(source).stem
+    with (built_front() / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists() or target.stat().st_mtime < (HERE / source).stat().st_mtime:
+            run(
+                tool("cc"),
+                "-O2",
+                "-Wall",
+                "-Wextra",
+                *options,
+                "-o",
+                target,
+                HERE / source,
+                "-ldl",
+                "-lpthread",
+            )
+    return target
+
+
+@dataclass(slots=True)
+class Load:
+    """A running ``core_load``."""
+
+    process: subprocess.Popen[str]
+    windows: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    share: float = 0.0
+
+    def wait_running(self) -> None:
+        """Until it has initialised and begins."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line == "running\n", (line, self.process.communicate())
+
+    def finish(self, timeout: float = 120) -> Load:
+        """Until it ends; it must end well. Fills shares, in percent."""
+        out, err = self.process.communicate(timeout=timeout)
+        assert self.process.returncode == 0, (self.process.returncode, err)
+        assert err == ""
+        for line in out.splitlines():
+            match line.split():
+                case ["window", end, share]:
+                    self.ends.append(float(end))
+                    self.windows.append(float(share) * 100)
+                case ["share", share, *_]:
+                    self.share = float(share) * 100
+        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A container: its directory's name and its root."""
+
+    name: str
+    root: Path
+
+
+class World:
+    """A machine with stand-in cards, containers on it, and if wanted the host's co-activity loop."""
+
+    def __init__(
+        self, base: Path, *, version: str = "13.0", cards: int = 1, state: Path | None = None
+    ) -> None:
+        self.base, self.version, self.cards = base, version, cards
+        self.state = state or base / "state"
+        self.state.mkdir(parents=True, exist_ok=True)
+        self.tenants = PageTenants(base / "pages")
+        self.load = compiled("core_load.c")
+        self.front = built_front()
+        self.started: list[Load] = []
+        self.pids: dict[str, list[int]] = {}
+        self._count = 0
+
+    def tenant(self, cores: int, ceiling: int | None = None, cards: Sequence[CardUuid] = (CARD,)) -> Tenant:
+        """Make a container's pages and root."""
+        self._count += 1
+        name = f"{self._count:032x}"
+        self.limit(name, cores, ceiling, cards)
+        root = self.base / f"root{self._count}"
+        (root / "usr/local/vcuda/real").mkdir(parents=True)
+        (root / "etc").mkdir()
+        (root / "etc/vcuda").symlink_to(self.base / "pages" / name)
+        real = standin.built() / self.version / "libcuda.so.1"
+        (root / "usr/local/vcuda/real/libcuda.so.1").symlink_to(real)
+        return Tenant(name, root)
+
+    def limit(
+        self, name: str, cores: int, ceiling: int | None = None, cards: Sequence[CardUuid] = (CARD,)
+    ) -> None:
+        """Set or change the limits, as the agent does."""
+        self.tenants.open(
+            name, [Limit(card=card, memory=1 << 34, cores=cores, ceiling=ceiling or cores) for card in cards]
+        )
+
+    def environment(self, tenant: Tenant, **settings: object) -> dict[str, str]:
+        """What a process in the container has."""
+        return {
+            **standin.environment(self.state, self.version, cards=self.cards, **settings),
+            "VCUDA_ROOT": str(tenant.root),
+            "LD_LIBRARY_PATH": str(self.front / "sandbox"),
+        }
+
+    def start(self, tenant: Tenant, *arguments: object) -> Load:
+        """Run ``core_load`` in the container."""
+        process = subprocess.Popen(
+            [str(self.load), *map(str, arguments)],
+            env=self.environment(tenant), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.started.append(Load(process))
+        self.pids.setdefault(tenant.name, []).append(process.pid)
+        return self.started[-1]
+
+    def usage(self, tenant: Tenant, card: int = 0) -> page.CardUsage:
+        """What the container's usage page says."""
+        image = (self.base / "pages" / tenant.name / "usage").read_bytes()
+        return page.read_usage(image, card + 1).cards[card]
+
+    @contextlib.contextmanager
+    def host(self, *tenants: Tenant, driver: bool = False) -> Iterator[CoActivity]:
+        """The agent's co-activity loop over these containers; ``driver``: with what NVML sees of them."""
+        stop = threading.Event()
+        seats = _Seats(self, [tenant.name for tenant in tenants], driver=driver)
+        service = CoActivity(self.tenants, seats, SystemClock(), Tally())
+        thread = threading.Thread(target=service.run, args=(stop,))
+        thread.start()
+        try:
+            yield service
+        finally:
+            stop.set()
+            thread.join(10)
+            seats.close()
+
+    def close(self) -> None:
+        """End what still runs."""
+        for load in self.started:
+            if load.process.stdout and not load.process.stdout.closed:
+                load.kill()
+        self.tenants.close()
+
+
+class _Seats:
+    """What the usage sampler tells the loop: who used the card since the last time, and how much NVML saw."""
+
+    def __init__(self, world: World, names: Sequence[str], *, driver: bool) -> None:
+        self._world, self._names = world, names
+        self._busy: dict[str, int] = {}
+        self._cards = _nvml(world) if driver else None
+
+    def __call__(self) -> list[Seat]:
+        seen = self._driver_shares()
+        seats = []
+        for name in self._names:
+            activity = self._world.tenants.activity(name)[0]
+            at_work = activity.at_work > 0 or activity.busy_ns != self._busy.get(name, 0)
+            self._busy[name] = activity.busy_ns
+            pids = self._world.pids.get(name, [])
+            truth = sum(seen.get(pid, 0.0) for pid in pids) if seen else None
+            seats.append(Seat(name, activity.card, at_work, truth))
+        return seats
+
+    def _driver_shares(self) -> Mapping[int, float]:
+        if self._cards is None:
+            return {}
+        _, processes = self._cards.usage()
+        return {p.pid: p.utilisation / 100 for p in processes if p.utilisation is not None}
+
+    def close(self) -> None:
+        if self._cards is not None:
+            self._cards.close()
+
+
+def _nvml(world: World) -> NvmlCards:
+    """The agent's own reader on the stand-in's NVML; the world must be on :func:`one_machine`."""
+    assert world.state == one_machine(), "NVML of this process looks at another machine"
+    os.environ["VCUDA_STANDIN_STATE"] = str(world.state)
+    os.environ["VCUDA_STANDIN_MODEL"] = "small"
+    ctypes.CDLL(str(standin.built() / world.version / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
+    cards = NvmlCards()
+    cards.list()
+    return cards
+
+
+@contextlib.contextmanager
+def world(**options: object) -> Iterator[World]:
+    """A world in a directory of its own, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="vcuda-core-") as name:
+        made = World(Path(name), **options)  # type: ignore[arg-type]  # options of World's own
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def until(condition: object, seconds: float = 10.0) -> bool:
+    """Poll a condition until it holds or the time is over."""
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        threading.Event().wait(0.002)
+    return bool(condition())

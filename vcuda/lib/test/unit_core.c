@@ -1,0 +1,308 @@
+/* The arithmetic of credit on a clock of its own, and the words of the usage page under a modelled load. Each check
+ * prints a line if it fails; the program's answer is how many did. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core.h"
+#include "cuda/cost.h"
+#include "cuda/spans.h"
+
+#define MS UINT64_C(1000000)
+#define SECOND (1000 * MS)
+#define START (5 * SECOND)
+
+static int failures;
+
+#define CHECK(condition, ...)                                                                                          \
+    do                                                                                                                 \
+        if (!(condition)) {                                                                                            \
+            failures++;                                                                                                \
+            printf("%s:%d %s: ", __FILE__, __LINE__, #condition);                                                      \
+            printf(__VA_ARGS__);                                                                                       \
+            printf("\n");                                                                                              \
+        }                                                                                                              \
+    while (0)
+
+static struct vcuda_card_limits limits_of(unsigned percent) {
+    return (struct vcuda_card_limits){.core_limit_q8 = percent * 256,
+                                      .core_ceiling_q8 = percent * 256,
+                                      .burst_ns = 20 * MS,
+                                      .debt_ns = 200 * MS,
+                                      .window_ns = SECOND,
+                                      .gain_q8 = 256,
+                                      .co_active_q8 = 256,
+                                      .mode = VCUDA_MODE_CORES_LIMITED};
+}
+
+/* ---- a card, a clock, and programs that launch kernels of one length and wait for each
+ * ------------------------------- */
+
+struct program {
+    uint64_t kernel_ns, guess_ns;
+    uint64_t free_ns; /* when it launches next */
+    uint64_t ran_ns, longest_wait_ns, waits_since;
+    uint64_t allowance_ns;
+};
+
+/* One step of a program at `now`: pays or is told when to come again. */
+static void step(struct program *program, struct vcuda_card_usage *usage, const struct vcuda_card_limits *limits,
+                 uint64_t now) {
+    uint32_t share = limits->core_limit_q8;
+    int64_t credit = core_refill(usage, limits, share, now);
+    uint64_t cost = program->guess_ns;
+    if (program->allowance_ns >= cost) {
+        program->allowance_ns -= cost;
+    } else {
+        uint64_t slice = core_slice(share) > cost ? core_slice(share) : cost;
+        uint64_t debt = core_debt(limits->debt_ns, usage->longest_ns);
+        int64_t floor = -(int64_t)core_seniority(now - program->waits_since, share, debt);
+        if (!core_take(usage, slice, floor)) {
+            program->free_ns = now + core_nap(core_wall((uint64_t)(credit < floor ? floor - credit : 0) + 1, share));
+            return;
+        }
+        program->allowance_ns += slice - cost;
+    }
+    if (now - program->waits_since > program->longest_wait_ns)
+        program->longest_wait_ns = now - program->waits_since;
+    core_note_longest(usage, program->kernel_ns);
+    core_settle(usage, limits, program->kernel_ns, cost);
+    program->guess_ns = program->kernel_ns;
+    program->ran_ns += program->kernel_ns;
+    program->free_ns = program->waits_since = now + program->kernel_ns;
+}
+
+/* `count` programs of one container on a card that runs all at once, until `end`. */
+static void run(struct program *programs, int count, struct vcuda_card_usage *usage,
+                const struct vcuda_card_limits *limits, uint64_t begin, uint64_t end) {
+    for (;;) {
+        int next = 0;
+        for (int i = 1; i < count; i++)
+            if (programs[i].free_ns < programs[next].free_ns)
+                next = i;
+        if (programs[next].free_ns >= end)
+            return;
+        step(&programs[next], usage, limits, programs[next].free_ns < begin ? begin : programs[next].free_ns);
+    }
+}
+
+static struct program program_of(uint64_t kernel_ns) {
+    return (struct program){
+        .kernel_ns = kernel_ns, .guess_ns = CORE_FIRST_GUESS_NS, .free_ns = START, .waits_since = START};
+}
+
+static double percent_of(const struct program *programs, int count, uint64_t wall) {
+    uint64_t sum = 0;
+    for (int i = 0; i < count; i++)
+        sum += programs[i].ran_ns;
+    return (double)sum * 100 / (double)wall;
+}
+
+/* ---- checks
+ * ---------------------------------------------------------------------------------------------------------------- */
+
+static void every_limit_is_kept(void) {
+    static const uint64_t lengths[] = {20000, 40000, 2 * MS, 5 * MS, 8 * MS, 12 * MS, 500 * MS};
+    for (unsigned percent = 1; percent <= 99; percent++)
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+            struct vcuda_card_usage usage = {.refill_ns = START};
+            struct vcuda_card_limits limits = limits_of(percent);
+            struct program program = program_of(lengths[i]);
+            uint64_t wall = (lengths[i] > 100 * MS ? 600 : lengths[i] < MS ? 6 : 60) * SECOND;
+            run(&program, 1, &usage, &limits, START, START + wall);
+            double got = percent_of(&program, 1, wall), error = got - percent;
+            CHECK(error <= 0.3 && error >= -0.6, "%u %% with kernels of %" PRIu64 " us: %.2f %%", percent,
+                  lengths[i] / 1000, got);
+            CHECK(!usage.debt_cut_ns, "cut %" PRIu64, usage.debt_cut_ns);
+        }
+}
+
+static void windows_of_a_second_are_kept(void) {
+    for (unsigned percent = 10; percent <= 90; percent += 20) {
+        struct vcuda_card_usage usage = {.refill_ns = START};
+        struct vcuda_card_limits limits = limits_of(percent);
+        struct program program = program_of(8 * MS);
+        uint64_t before = 0;
+        for (int second = 0; second < 30; second++) {
+            run(&program, 1, &usage, &limits, START, START + (uint64_t)(second + 1) * SECOND);
+            double got = (double)(program.ran_ns - before) * 100 / (double)SECOND;
+            before = program.ran_ns;
+            CHECK(got <= percent + 1.0, "second %d: %.2f %% of %u", second, got, percent);
+        }
+    }
+}
+
+static void processes_of_a_container_share_fairly(void) {
+    for (unsigned percent = 5; percent <= 95; percent += 15) {
+        struct vcuda_card_usage usage = {.refill_ns = START};
+        struct vcuda_card_limits limits = limits_of(percent);
+        struct program programs[4];
+        for (int i = 0; i < 4; i++)
+            programs[i] = program_of(3 * MS);
+        run(programs, 4, &usage, &limits, START, START + 60 * SECOND);
+        double got = percent_of(programs, 4, 60 * SECOND);
+        CHECK(got <= percent + 0.3 && got >= percent - 0.6, "four at %u: %.2f", percent, got);
+        for (int i = 0; i < 4; i++)
+            CHECK(programs[i].ran_ns * 4 * 100 > (uint64_t)percent * 40 * SECOND, "%d of four at %u ran %" PRIu64 " ms",
+                  i, percent, programs[i].ran_ns / MS);
+    }
+}
+
+static void stalls_are_bounded(void) {
+    for (unsigned percent = 1; percent <= 99; percent += 7)
+        for (uint64_t kernel = MS; kernel <= 3000 * MS; kernel = kernel * 3 + 1) {
+            struct vcuda_card_usage usage = {.refill_ns = START};
+            struct vcuda_card_limits limits = limits_of(percent);
+            struct program program = program_of(kernel);
+            run(&program, 1, &usage, &limits, START, START + 2000 * SECOND);
+            uint64_t bound = core_wall(core_debt(limits.debt_ns, kernel), percent * 256) + 10 * MS;
+            CHECK(program.longest_wait_ns <= bound, "%u %%, %" PRIu64 " ms: waited %" PRIu64 " of %" PRIu64 " ms",
+                  percent, kernel / MS, program.longest_wait_ns / MS, bound / MS);
+            CHECK(bound <= core_guard(core_debt(limits.debt_ns, kernel), percent * 256) + 10 * MS,
+                  "the guard comes first");
+        }
+}
+
+static void what_the_bound_forgives_is_counted(void) {
+    struct vcuda_card_usage usage = {.refill_ns = START};
+    struct vcuda_card_limits limits = limits_of(10);
+    core_settle(&usage, &limits, 5 * SECOND, 50000);
+    CHECK(usage.credit_ns == -(int64_t)(200 * MS), "credit %" PRId64, usage.credit_ns);
+    CHECK(usage.debt_cut_ns == 5 * SECOND - 50000 - 200 * MS, "cut %" PRIu64, usage.debt_cut_ns);
+    CHECK(usage.busy_ns == 5 * SECOND, "busy %" PRIu64, usage.busy_ns);
+}
+
+static void idling_saves_up_a_burst_and_no_more(void) {
+    struct vcuda_card_usage usage = {.refill_ns = START};
+    struct vcuda_card_limits limits = limits_of(50);
+    CHECK(core_refill(&usage, &limits, 50 * 256, START + 3600 * SECOND) == (int64_t)(20 * MS), "after an hour");
+    core_settle(&usage, &limits, 0, 10 * SECOND);
+    CHECK(usage.credit_ns == (int64_t)(20 * MS), "paid back: %" PRId64, usage.credit_ns);
+}
+
+static void time_that_jumps_gives_nothing_away(void) {
+    struct vcuda_card_limits limits = limits_of(50);
+    struct vcuda_card_usage ahead = {.refill_ns = START + 1000 * SECOND};
+    CHECK(core_refill(&ahead, &limits, 50 * 256, START) == 0, "a stamp of the future");
+    CHECK(core_refill(&ahead, &limits, 50 * 256, START + MS) == (int64_t)(MS / 2), "and then goes on");
+    struct vcuda_card_usage fresh = {0};
+    CHECK(core_refill(&fresh, &limits, 50 * 256, START) == 0, "a new page has no credit");
+    struct vcuda_card_usage wild = {.refill_ns = START, .credit_ns = INT64_MIN, .longest_ns = UINT64_MAX};
+    CHECK(core_refill(&wild, &limits, 50 * 256, START + MS) >= -(int64_t)(3 * SECOND), "a word of garbage is bounded");
+    wild.credit_ns = INT64_MAX;
+    wild.refill_ns = START;
+    CHECK(core_refill(&wild, &limits, 50 * 256, START + MS) <= (int64_t)(20 * MS), "from above too");
+}
+
+static void the_share_in_force(void) {
+    struct vcuda_limits_view view = {.card_count = 1, .heartbeat_ns = START, .flags = VCUDA_FLAG_ELASTIC};
+    view.card[0] = limits_of(30);
+    view.card[0].core_ceiling_q8 = 80 * 256;
+    CHECK(core_share(&view, 0, START) == 80 * 256, "alone: the ceiling");
+    CHECK(core_share(&view, 0, START + 4 * SECOND) == 80 * 256, "between heartbeats");
+    CHECK(core_share(&view, 0, START + 6 * SECOND) == 30 * 256, "without a host the limit");
+    view.card[0].co_active_q8 = 300;
+    CHECK(core_share(&view, 0, START) == 30 * 256, "with others the limit");
+    view.card[0].co_active_q8 = 256;
+    view.flags = 0;
+    CHECK(core_share(&view, 0, START) == 30 * 256, "hard");
+    view.card[0].core_limit_q8 = 0;
+    CHECK(core_share(&view, 0, START) == 1, "nothing is next to nothing, not a division by zero");
+    view.card[0].co_active_q8 = 512;
+    CHECK(core_sharers(&view, 0, START + 10 * SECOND) == 512, "a host that restarts is not missed");
+    CHECK(core_sharers(&view, 0, START + 100 * SECOND) == 256, "a factor does not outlive its host for ever");
+    view.heartbeat_ns = 0;
+    CHECK(core_sharers(&view, 0, START) == 512, "no heartbeat yet");
+    view.card[0].co_active_q8 = 1;
+    CHECK(core_sharers(&view, 0, START) == 256, "never below one");
+}
+
+static void measured_time_is_divided_and_corrected(void) {
+    CHECK(core_used(10 * MS, 512, 256) == 5 * MS, "two");
+    CHECK(core_used(10 * MS, 256, 128) == 5 * MS, "gain of a half");
+    CHECK(core_used(10 * MS, 0, 0) == 10 * MS, "unset");
+    CHECK(core_used(UINT64_MAX, 256, 512) > 0, "no overflow");
+}
+
+static void slices_and_naps(void) {
+    CHECK(core_seniority(0, 25600, SECOND) == 0 && core_seniority(SECOND, 12800, 200 * MS) == 25 * MS, "seniority");
+    CHECK(core_slice(100 * 256) == MS && core_slice(256) == CORE_FIRST_GUESS_NS, "slices");
+    CHECK(core_nap(1) == CORE_NAP_LEAST_NS && core_nap(UINT64_MAX) == CORE_NAP_MOST_NS && core_nap(MS) == MS, "naps");
+    CHECK(core_ahead(0) == 10 * MS && core_ahead(50 * MS) == 100 * MS && core_ahead(UINT64_MAX) == 4 * SECOND, "ahead");
+    CHECK(core_debt(200 * MS, 0) == 200 * MS && core_debt(200 * MS, 500 * MS) == 750 * MS &&
+              core_debt(200 * MS, UINT64_MAX) == 2 * SECOND,
+          "debt");
+    for (uint32_t share = 1; share <= 25600; share += 37)
+        CHECK(core_income(core_wall(MS, share), share) >= MS, "waiting long enough at %u", share);
+}
+
+/* ---- spans and costs
+ * --------------------------------------------------------------------------------------------------------- */
+
+static void spans_are_a_union(void) {
+    unsigned seed = 7;
+    for (int round = 0; round < 300; round++) {
+        static struct spans spans;
+        char covered[2000] = {0};
+        spans.count = 0;
+        for (int i = 0; i < 60; i++) {
+            int from = rand_r(&seed) % 1900, to = from + rand_r(&seed) % (rand_r(&seed) % 2 ? 100 : 6);
+            int64_t expected = 0, got = spans_add(&spans, from, to);
+            for (int at = from; at < to; at++)
+                if (!covered[at])
+                    covered[at] = 1, expected++;
+            CHECK(got == expected, "round %d: [%d, %d) %" PRId64 " not %" PRId64, round, from, to, got, expected);
+        }
+        for (unsigned i = 1; i < spans.count; i++)
+            CHECK(spans.span[i - 1].to < spans.span[i].from, "round %d: out of order", round);
+    }
+}
+
+static void too_many_spans_never_count_twice(void) {
+    static struct spans spans;
+    int64_t sum = 0;
+    for (int64_t at = 0; at < 100000; at += 10)
+        sum += spans_add(&spans, at, at + 4);
+    CHECK(sum == 40000 && spans.count <= SPANS_MOST, "sum %" PRId64, sum);
+    CHECK(spans_add(&spans, 0, 100000) <= 60000, "a long piece that ends last counts the gaps that are remembered");
+    CHECK(spans_add(&spans, 5, 50) == 0 && spans_add(&spans, 7, 7) == 0 && spans_add(&spans, 9, 3) == 0, "nothing new");
+}
+
+static void costs_follow_what_is_measured(void) {
+    struct cost *cost = cost_find(cost_key(&failures, 64));
+    CHECK(cost_ns(cost) == CORE_FIRST_GUESS_NS && !cost_seen(cost), "first sight");
+    cost_measured(cost, 8 * MS);
+    CHECK(cost_ns(cost) == 8 * MS, "the first measurement counts whole");
+    for (int i = 0; i < 40; i++)
+        cost_measured(cost, 4 * MS);
+    CHECK(cost_ns(cost) < 4 * MS + 1000, "and later ones move it: %" PRIu64, cost_ns(cost));
+    CHECK(cost_find(cost_key(&failures, 100)) == cost && cost_find(cost_key(&failures, 128)) != cost, "powers of two");
+    cost_corrected(cost, 8 * MS, 4 * MS);
+    CHECK(cost_ns(cost) > 4 * MS && cost_ns(cost) < 6 * MS, "several at once: %" PRIu64, cost_ns(cost));
+    cost_measured(cost, 0);
+    for (int i = 0; i < 200; i++)
+        cost_measured(cost, 0);
+    CHECK(cost_ns(cost) >= 1, "never nothing");
+    for (uintptr_t i = 1; i < 5000; i++)
+        cost_measured(cost_find(cost_key((void *)(i * 4096), 1)), i);
+    CHECK(cost_find(cost_key((void *)(uintptr_t)4096, 1)) != NULL, "a full table still answers");
+}
+
+int main(void) {
+    every_limit_is_kept();
+    windows_of_a_second_are_kept();
+    processes_of_a_container_share_fairly();
+    stalls_are_bounded();
+    what_the_bound_forgives_is_counted();
+    idling_saves_up_a_burst_and_no_more();
+    time_that_jumps_gives_nothing_away();
+    the_share_in_force();
+    measured_time_is_divided_and_corrected();
+    slices_and_naps();
+    spans_are_a_union();
+    too_many_spans_never_count_twice();
+    costs_follow_what_is_measured();
+    printf(failures ? "%d failed\n" : "all hold\n", failures);
+    return failures != 0;
+}
