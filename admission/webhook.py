@@ -20,10 +20,10 @@ from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules import check_guarded, check_pod, guarded_keys, pod_request, warn_pod
 
-Judge = Callable[[Pod, PodRequest], Sequence[Violation]]
+Says = Callable[[Pod, PodRequest], Sequence[str]]
 
 
-def _silent(_pod: Pod, _request: PodRequest) -> Sequence[Violation]:
+def _silent(_pod: Pod, _request: PodRequest) -> Sequence[str]:
     return ()
 
 
@@ -31,11 +31,25 @@ def _silent(_pod: Pod, _request: PodRequest) -> Sequence[Violation]:
 class Outlook:
     """What the cluster's state says about a legal pod that is being created; must answer from memory.
 
-    ``refuse`` names what forbids it (quota), ``warn`` what will keep it waiting (no card large enough).
+    Sentences: of ``refuse`` why its namespace's quota forbids it, of ``warn`` why no card could ever hold it.
     """
 
-    refuse: Judge = _silent
-    warn: Judge = _silent
+    refuse: Says = _silent
+    warn: Says = _silent
+
+    def refusals(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
+        """What forbids it, as violations."""
+        lead = f"{Rule.QUOTA_EXCEEDED.value.words}: "
+        return tuple(
+            violation(Rule.QUOTA_EXCEEDED, "", "", "", reason=text.removeprefix(lead))
+            for text in self.refuse(pod, request)
+        )
+
+    def warnings(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
+        """What will keep it waiting, as violations."""
+        return tuple(
+            violation(Rule.NO_CARD_FITS, "", "", "", reason=text) for text in self.warn(pod, request)
+        )
 
 
 SILENT: Final = Outlook()
@@ -54,7 +68,9 @@ _HIDDEN: Final = frozenset(
     }
 )
 # These forbid an act; all others say that a value cannot be.
-_FORBIDDEN: Final = frozenset({Rule.ANNOTATION_GUARDED, Rule.ANNOTATION_CHANGED, Rule.NODE_NAME_SET})
+_FORBIDDEN: Final = frozenset(
+    {Rule.ANNOTATION_GUARDED, Rule.ANNOTATION_CHANGED, Rule.NODE_NAME_SET, Rule.QUOTA_EXCEEDED}
+)
 
 _CHANGES: Final = frozenset(
     ("", resource, "UPDATE")
@@ -126,9 +142,8 @@ def _judge_new(review: Review, terms: Terms, outlook: Outlook) -> Verdict:
         faults, warnings = (*faults, *refused), tuple(v for v in warnings if v not in refused)
     if not faults and pod.asks:
         request = pod_request(pod, terms.unit, terms.minimum_cores)
-        warnings = (*warnings, *outlook.warn(pod, request))
-        if refused := tuple(outlook.refuse(pod, request)):
-            return replace(_denied(refused, warnings), code=403, reason="Forbidden")
+        warnings = (*warnings, *outlook.warnings(pod, request))
+        faults = outlook.refusals(pod, request)
     return _denied(faults, warnings) if faults else _warned(warnings)
 
 
@@ -189,8 +204,8 @@ def _foresee(
         yield terms.deny_node_name and warning.rule is Rule.NODE_NAME_SET, warning
     if not faults:
         request = pod_request(pod, terms.unit, terms.minimum_cores)
-        yield from ((True, fault) for fault in outlook.refuse(pod, request))
-        yield from ((False, warning) for warning in outlook.warn(pod, request))
+        yield from ((True, fault) for fault in outlook.refusals(pod, request))
+        yield from ((False, warning) for warning in outlook.warnings(pod, request))
 
 
 def _detours(pod: Pod, terms: Terms) -> Iterator[Violation]:
@@ -252,7 +267,7 @@ def _denied(faults: Sequence[Violation], warnings: Sequence[Violation] = ()) -> 
     if not faults:
         return _warned(warnings)
     more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-    forbidden = all(f.rule in _FORBIDDEN or f.rule.is_warning for f in faults)
+    forbidden = all(f.rule in _FORBIDDEN for f in faults)
     return Verdict(
         allowed=False,
         message="; ".join(fault.refusal for fault in faults[:_SHOWN]) + more,

@@ -182,6 +182,14 @@ class Rule(Enum):
         "An ephemeral container joins a pod whose cards are already given; it may look, not take.",
         "Remove the resources from the ephemeral container, or start a pod of its own.",
     )
+    QUOTA_EXCEEDED = RuleText(
+        "quota-exceeded",
+        "{reason}",
+        "The namespace has a quota for the models of cards that the pod may use, and nothing of it is left. "
+        "The text has the sums: used, granted, and what would still fit.",
+        "Ask for less, free some, allow another model, or ask the operator to raise the namespace's quota.",
+        words="ExceedsGPUQuota",
+    )
     MEMORY_BESIDE_WHOLE_CARDS = RuleText(
         "memory-beside-whole-cards",
         f"{MEMORY} is {{value}} beside {{cards}}: it is ignored, a whole card comes with all its memory",

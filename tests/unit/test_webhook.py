@@ -21,7 +21,6 @@ from gpu_manager.domain.contract import (
     PREDICATE_NODE,
     PREDICATE_TIME,
 )
-from gpu_manager.domain.rulebook import Rule, violation
 from tests.fakes.reviews import NODE_GROUPS, container, patched, pod, review, update, workload
 
 SCHEDULER = "system:serviceaccount:kube-system:gpu-quota-admission"
@@ -333,7 +332,7 @@ def test_the_outlook_is_asked_about_legal_pods_that_ask_and_its_words_are_passed
 
     def no_card(about: Any, request: Any) -> Any:
         asked.append((about.namespace, request.containers[0].request.cores))
-        return (violation(Rule.NO_CARD_FITS, "", "", "", reason="no card of this cluster has 90 GiB"),)
+        return ("no card of this cluster has 90 GiB",)
 
     outlook = Outlook(warn=no_card)
     response = ask(validate, review(pod(container(core="30", memory="360"))), outlook=outlook)
@@ -343,10 +342,16 @@ def test_the_outlook_is_asked_about_legal_pods_that_ask_and_its_words_are_passed
     assert asked == [("research", 30)]
 
 
-def test_what_the_outlook_refuses_is_forbidden_not_invalid() -> None:
-    fault = violation(Rule.NO_CARD_FITS, "", "", "", reason="ExceedsGPUQuota: research has 4 of 4 T4 cards")
-    response = ask(validate, review(), outlook=Outlook(refuse=lambda *_: (fault,)))
-    assert response["status"] == {"code": 403, "reason": "Forbidden", "message": fault.message}
+def test_an_exceeded_quota_is_forbidden_not_invalid_and_foretold_for_a_template() -> None:
+    text = 'ExceedsGPUQuota: namespace "research": 4 of 4 T4 cards are used'
+    outlook = Outlook(refuse=lambda *_: (text,))
+    response = ask(validate, review(), outlook=outlook)
+    assert response["status"] == {"code": 403, "reason": "Forbidden", "message": text}
+    assert response["auditAnnotations"] == {"rules": "quota-exceeded"}
+    sent = workload(*WORKLOADS[0], around("Deployment", pod(container(core="100"))))
+    assert ask(validate, sent, outlook=outlook)["warnings"] == [
+        f"pods of this Deployment will be refused: {text}"
+    ]
 
 
 # Workload templates.
