@@ -134,8 +134,6 @@ static bool measure(struct piece *piece, uint32_t divided, int64_t *fresh, int64
 }
 
 static void teach(struct piece *piece, uint64_t own) {
-    if (!piece->launches)
-        return;
     if (piece->kinds == 1)
         cost_measured(piece->kind[0].cost, own / piece->launches);
     else
@@ -155,12 +153,11 @@ static void settle(struct piece *piece, bool measured, uint64_t now) {
         const struct vcuda_card_limits *limits = &view->card[card];
         uint64_t used = piece->expected_ns;
         uint32_t divided = sharers(view, card, now);
-        if (measured && measure(piece, divided, &fresh, &own)) {
+        if (measured && piece->launches && measure(piece, divided, &fresh, &own)) {
             used = core_used((uint64_t)fresh, divided, limits->gain_q8);
             uint64_t took = core_used((uint64_t)own, divided, limits->gain_q8);
             teach(piece, took);
-            if (piece->launches)
-                core_note_longest(&usage->card[card], took / piece->launches);
+            core_note_longest(&usage->card[card], took / piece->launches);
         }
         core_settle(&usage->card[card], limits, used, piece->expected_ns);
         __atomic_fetch_add(&usage->card[card].launches, piece->launches, __ATOMIC_RELAXED);

@@ -155,7 +155,11 @@ static bool proceed(struct vcuda_card_usage *usage, struct meter *meter, struct 
         core_force(usage, ns);
         return true;
     }
-    uint64_t room = try_room(usage, meter, unknown), left = room ? room : try_credit(usage, view, meter, wait, ns);
+    uint64_t room = try_room(usage, meter, unknown), left = room;
+    if (!room && lane.allowance_ns >= (int64_t)ns)
+        lane.allowance_ns -= (int64_t)ns;
+    else if (!room)
+        left = try_credit(usage, view, meter, wait, ns);
     if (!left)
         return true;
     if (is_too_long(usage, view, meter->card, wait)) {
