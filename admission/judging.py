@@ -145,7 +145,7 @@ class Question:
             passed = self._over(fit, used)
             if not passed:
                 return fit
-            closed |= passed.keys()
+            closed = closed.union(passed)
         return No.QUOTA if closed else None
 
     def placement(self, view: NodeView, fit: Fit) -> Placement:

@@ -58,7 +58,7 @@ class NodeView:
         One that fits only once the deleted pods are gone is charged where they lie, so that nobody takes
         what they leave; one that does not fit even then takes nothing: its nomination is out of date.
         """
-        books = (ledger or self.ledger).copy()
+        books = (self.ledger if ledger is None else ledger).copy()
         for occupant in awaited:
             request = occupant.request(self.facts.unit)
             if request is None or books.of_pod(occupant.uid):
@@ -83,7 +83,9 @@ def build_view(
     before: NodeView | None = None,
 ) -> NodeView:
     """The node with these pods on it; ``before`` is how it was, to start from where little has changed."""
-    ledger = _patched(before, facts, charges) or _fresh(facts, charges)
+    ledger = _patched(before, facts, charges)
+    if ledger is None:
+        ledger = _fresh(facts, charges)
     awaited = tuple(sorted(nominated, key=lambda o: (-o.pod.priority, o.began, o.uid)))
     booked = tuple(ledger.booked(state.card.uuid) for state in facts.cards)
     state = intern((facts.hardware, booked))
