@@ -70,6 +70,9 @@ class Machine:
         self.tenants = PageTenants(self.root / "pages")
         self.cost = self._compile("cost")
         self.reserve = 0
+        """Bytes that a context takes, once measured."""
+        self.clock = 1.0
+        """The clock that the card runs at over the one that its driver names, once measured."""
 
     def __enter__(self) -> Self:
         return self

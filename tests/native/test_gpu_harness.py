@@ -89,6 +89,7 @@ def test_calls_and_loops_are_measured_beside_the_bare_driver(tmp_path: Path) -> 
 
 def test_shares_are_measured_for_each_limit_kernel_and_split(tmp_path: Path) -> None:
     _, rows = dry_run(tmp_path, "--only", "share", "--seconds", "0.3")
+    assert 0.5 < float(str(rows["gpu_clock_ratio"]["figure"])) < 1.5
     for limit in (10, 50, 90):
         for kernel in ("40us_stream", "8000us_sync", "500000us_sync"):
             assert rows[f"gpu_share_{limit}_{kernel}_mean_error"]["figure"] is not None
