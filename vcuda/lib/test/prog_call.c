@@ -6,7 +6,8 @@
  *   "text        a string                  f3       the open file descriptor 3
  * A name is looked up in libcuda.so.1 (nvml...: libnvidia-ml.so.1) as any program would, after `real:` in the library
  * named by REAL_CUDA or REAL_NVML: what the card really says. `@3020:cuMemAlloc` and `@3020/2:...` ask the resolver.
- * Any other name (open) is libc's. Lines that begin with a dot are for the program itself: .fork .exec .threads .exit .pid .closefds
+ * Any other name (open) is libc's. Lines that begin with a dot are for the program itself: .fork .exec .threads .exit
+ * .pid .closefds
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -103,8 +104,8 @@ static void call(char *line, FILE *to) {
         fprintf(to, "missing\n");
         return;
     }
-    int result = (int)target(value[0], value[1], value[2], value[3], value[4], value[5], value[6], value[7], value[8],
-                             value[9]);
+    int result =
+        (int)target(value[0], value[1], value[2], value[3], value[4], value[5], value[6], value[7], value[8], value[9]);
     fprintf(to, "%d", result);
     for (int i = 0; i < count; i++) {
         uint64_t number;

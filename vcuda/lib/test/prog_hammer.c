@@ -124,8 +124,12 @@ static void map_block(struct worker *worker, struct item *item) {
 }
 
 static void make_array(struct worker *worker, struct item *item) {
-    struct shape shape = {1 + (size_t)rand_r(&worker->seed) % 2000, 1 + (size_t)rand_r(&worker->seed) % 2000, 0, 0x20,
-                          1u << rand_r(&worker->seed) % 3, 0};
+    struct shape shape = {1 + (size_t)rand_r(&worker->seed) % 2000,
+                          1 + (size_t)rand_r(&worker->seed) % 2000,
+                          0,
+                          0x20,
+                          1u << rand_r(&worker->seed) % 3,
+                          0};
     void *array;
     int mipmap = rand_r(&worker->seed) % 2;
     int result = mipmap ? cuMipmappedArrayCreate(&array, &shape, 1 + (unsigned)rand_r(&worker->seed) % 12)

@@ -29,7 +29,11 @@ static struct held item_of(const struct worker *worker, unsigned key) {
     static const uint8_t kinds[] = {HELD_LINEAR, HELD_SMALL, HELD_ARRAY, HELD_PHYSICAL};
     uint64_t address = UINT64_C(0x7f0000000000) + ((uint64_t)worker->number << 34) +
                        (uint64_t)key * (key % 2 ? 512 : UINT64_C(2) << 20);
-    return (struct held){.key = address, .bytes = key + 1, .owner = worker->number + 1, .count = 1, .card = 3,
+    return (struct held){.key = address,
+                         .bytes = key + 1,
+                         .owner = worker->number + 1,
+                         .count = 1,
+                         .card = 3,
                          .kind = kinds[key / 2 % 4]};
 }
 

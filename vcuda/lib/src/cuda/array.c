@@ -5,35 +5,89 @@
 #include "cuda/vmm.h"
 #include "front.h"
 
-/* What an element takes, with all its channels unless `per_channel`; `blocks`: what 4 x 4 elements take. In half
- * bytes, because the planes of 4:2:0 formats have half an element for each. */
-struct element {
-    uint32_t half_bytes;
-    bool per_channel, blocks;
+/* How an element is stored: with all its channels in the format, or each channel by itself, or 4 x 4 elements together
+ * in a compressed block. */
+enum layout { WHOLE, CHANNELS, BLOCK };
+
+/* By format, in half bytes, because the planes of 4:2:0 formats have half an element for each. */
+static const struct element {
+    uint8_t half_bytes, layout;
+} elements[256] = {
+    /* integers, half and float: 8, 16 and 32 bits */
+    [0x01] = {2, CHANNELS},
+    [0x08] = {2, CHANNELS},
+    [0x02] = {4, CHANNELS},
+    [0x09] = {4, CHANNELS},
+    [0x10] = {4, CHANNELS},
+    [0x03] = {8, CHANNELS},
+    [0x0a] = {8, CHANNELS},
+    [0x20] = {8, CHANNELS},
+    /* normalised, 1, 2 and 4 channels of 8 and 16 bits; 10:10:10:2 */
+    [0xc0] = {2, WHOLE},
+    [0xc1] = {4, WHOLE},
+    [0xc2] = {8, WHOLE},
+    [0xc3] = {4, WHOLE},
+    [0xc4] = {8, WHOLE},
+    [0xc5] = {16, WHOLE},
+    [0xc6] = {2, WHOLE},
+    [0xc7] = {4, WHOLE},
+    [0xc8] = {8, WHOLE},
+    [0xc9] = {4, WHOLE},
+    [0xca] = {8, WHOLE},
+    [0xcb] = {16, WHOLE},
+    [0x50] = {8, WHOLE},
+    /* BC1 and BC4 have 8 bytes a block, the others 16 */
+    [0x91] = {16, BLOCK},
+    [0x92] = {16, BLOCK},
+    [0x93] = {32, BLOCK},
+    [0x94] = {32, BLOCK},
+    [0x95] = {32, BLOCK},
+    [0x96] = {32, BLOCK},
+    [0x97] = {16, BLOCK},
+    [0x98] = {16, BLOCK},
+    [0x99] = {32, BLOCK},
+    [0x9a] = {32, BLOCK},
+    [0x9b] = {32, BLOCK},
+    [0x9c] = {32, BLOCK},
+    [0x9d] = {32, BLOCK},
+    [0x9e] = {32, BLOCK},
+    /* video, 4:2:0, then 4:2:2, then 4:4:4, each in 8 bits and in more */
+    [0xb0] = {3, WHOLE},
+    [0x53] = {3, WHOLE},
+    [0x59] = {3, WHOLE},
+    [0x9f] = {6, WHOLE},
+    [0xa1] = {6, WHOLE},
+    [0x54] = {6, WHOLE},
+    [0x5a] = {6, WHOLE},
+    [0xa2] = {4, WHOLE},
+    [0xa5] = {4, WHOLE},
+    [0x51] = {4, WHOLE},
+    [0x55] = {4, WHOLE},
+    [0x5b] = {4, WHOLE},
+    [0xa3] = {8, WHOLE},
+    [0xa4] = {8, WHOLE},
+    [0xa6] = {8, WHOLE},
+    [0xa7] = {8, WHOLE},
+    [0x56] = {8, WHOLE},
+    [0x5c] = {8, WHOLE},
+    [0xb2] = {6, WHOLE},
+    [0xb4] = {6, WHOLE},
+    [0x52] = {6, WHOLE},
+    [0x57] = {6, WHOLE},
+    [0x5d] = {6, WHOLE},
+    [0xa8] = {8, WHOLE},
+    [0xa9] = {8, WHOLE},
+    [0xb3] = {12, WHOLE},
+    [0xb5] = {12, WHOLE},
+    [0x58] = {12, WHOLE},
+    [0x5e] = {12, WHOLE},
+    [0xb1] = {16, WHOLE},
 };
 
+/* Of a format that came later: more than of any known. */
 static struct element element_of(int format) {
-    switch (format) {
-    case 0x01: case 0x08: return (struct element){2, true, false};             /* 8-bit integers */
-    case 0x02: case 0x09: case 0x10: return (struct element){4, true, false};  /* 16-bit integers, half */
-    case 0x03: case 0x0a: case 0x20: return (struct element){8, true, false};  /* 32-bit integers, float */
-    case 0xc0: case 0xc6: return (struct element){2, false, false};            /* normalised: channels in the format */
-    case 0xc1: case 0xc3: case 0xc7: case 0xc9: return (struct element){4, false, false};
-    case 0xc2: case 0xc4: case 0xc8: case 0xca: case 0x50: return (struct element){8, false, false};
-    case 0xc5: case 0xcb: return (struct element){16, false, false};
-    case 0x91: case 0x92: case 0x97: case 0x98: return (struct element){16, false, true}; /* BC1, BC4: 8 bytes */
-    case 0x93: case 0x94: case 0x95: case 0x96: case 0x99: case 0x9a: case 0x9b: case 0x9c: case 0x9d: case 0x9e:
-        return (struct element){32, false, true}; /* BC2, BC3, BC5, BC6H, BC7: 16 bytes */
-    case 0xb0: case 0x53: case 0x59: return (struct element){3, false, false}; /* 4:2:0 in 8 bits */
-    case 0x9f: case 0xa1: case 0x54: case 0x5a: return (struct element){6, false, false};
-    case 0xa2: case 0xa5: case 0x51: case 0x55: case 0x5b: return (struct element){4, false, false}; /* 4:2:2 */
-    case 0xa3: case 0xa4: case 0xa6: case 0xa7: case 0x56: case 0x5c: return (struct element){8, false, false};
-    case 0xb2: case 0xb4: case 0x52: case 0x57: case 0x5d: return (struct element){6, false, false}; /* 4:4:4 */
-    case 0xa8: case 0xa9: return (struct element){8, false, false};
-    case 0xb3: case 0xb5: case 0x58: case 0x5e: return (struct element){12, false, false};
-    case 0xb1: return (struct element){16, false, false};
-    default: return (struct element){32, true, false}; /* a later one: more than any known */
-    }
+    bool known = format >= 0 && format < 256 && elements[format].half_bytes;
+    return known ? elements[format] : (struct element){32, CHANNELS};
 }
 
 static uint64_t times(uint64_t left, uint64_t right) {
@@ -43,11 +97,11 @@ static uint64_t times(uint64_t left, uint64_t right) {
 
 static uint64_t plane_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, uint64_t width, uint64_t height, uint64_t depth) {
     struct element element = element_of(shape->format);
-    if (element.blocks) {
+    if (element.layout == BLOCK) {
         width = width / 4 + (width % 4 != 0);
         height = height / 4 + (height % 4 != 0);
     }
-    uint64_t channels = element.per_channel && shape->channels ? shape->channels : 1;
+    uint64_t channels = element.layout == CHANNELS && shape->channels ? shape->channels : 1;
     uint64_t halves = times(times(times(width, height), depth), times(element.half_bytes, channels));
     return halves == UINT64_MAX ? halves : halves / 2 + halves % 2;
 }
@@ -81,8 +135,11 @@ static CUresult finish(struct claim *claim, CUresult result, uint64_t handle) {
     if (result != CUDA_SUCCESS) {
         claim_undo(claim);
     } else if (claim_counts(claim) && handle) {
-        struct held old, item = {.key = handle, .bytes = claim->bytes, .owner = claim->place.owner,
-                                 .card = (int8_t)claim->place.card, .kind = HELD_ARRAY};
+        struct held old, item = {.key = handle,
+                                 .bytes = claim->bytes,
+                                 .owner = claim->place.owner,
+                                 .card = (int8_t)claim->place.card,
+                                 .kind = HELD_ARRAY};
         if (held_put(&item, &old) == HELD_REPLACED)
             mem_discharge(&old);
     }
@@ -97,8 +154,8 @@ CUresult hook_cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)
     struct claim claim;
     CUDA_ARRAY3D_DESCRIPTOR whole = {0};
     if (shape)
-        whole = (CUDA_ARRAY3D_DESCRIPTOR){.width = shape->width, .height = shape->height, .format = shape->format,
-                                          .channels = shape->channels};
+        whole = (CUDA_ARRAY3D_DESCRIPTOR){
+            .width = shape->width, .height = shape->height, .format = shape->format, .channels = shape->channels};
     CUresult result = reserve(&claim, &whole, 1);
     if (result != CUDA_SUCCESS)
         return result;
@@ -110,8 +167,8 @@ CUresult hook_cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *shape)
     struct claim claim;
     CUDA_ARRAY3D_DESCRIPTOR whole = {0};
     if (shape)
-        whole = (CUDA_ARRAY3D_DESCRIPTOR){.width = shape->width, .height = shape->height, .format = shape->format,
-                                          .channels = shape->channels};
+        whole = (CUDA_ARRAY3D_DESCRIPTOR){
+            .width = shape->width, .height = shape->height, .format = shape->format, .channels = shape->channels};
     CUresult result = reserve(&claim, &whole, 1);
     if (result != CUDA_SUCCESS)
         return result;
@@ -123,8 +180,12 @@ CUresult hook_cuArray3DCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *sh
     struct claim claim;
     CUDA_ARRAY3D_DESCRIPTOR whole = {0};
     if (shape)
-        whole = (CUDA_ARRAY3D_DESCRIPTOR){.width = shape->width, .height = shape->height, .depth = shape->depth,
-                                          .format = shape->format, .channels = shape->channels, .flags = shape->flags};
+        whole = (CUDA_ARRAY3D_DESCRIPTOR){.width = shape->width,
+                                          .height = shape->height,
+                                          .depth = shape->depth,
+                                          .format = shape->format,
+                                          .channels = shape->channels,
+                                          .flags = shape->flags};
     CUresult result = reserve(&claim, &whole, 1);
     if (result != CUDA_SUCCESS)
         return result;

@@ -11,9 +11,11 @@
 #include "cuda/meter.h"
 #include "front.h"
 
-/* ---- ends ---------------------------------------------------------------------------------------------------------- */
+/* ---- ends ----------------------------------------------------------------------------------------------------------
+ */
 
-#define OF_A_CONTEXT (1u << HELD_LINEAR | 1u << HELD_SMALL | 1u << HELD_ARRAY | 1u << HELD_SETTING | 1u << HELD_EXTERNAL)
+#define OF_A_CONTEXT                                                                                                   \
+    (1u << HELD_LINEAR | 1u << HELD_SMALL | 1u << HELD_ARRAY | 1u << HELD_SETTING | 1u << HELD_EXTERNAL)
 
 static void drop(const struct held *item, void *unused) {
     (void)unused;
@@ -54,7 +56,8 @@ CUresult hook_cuCtxDestroy_v2(CUcontext context) {
     return result;
 }
 
-/* ---- contexts of the program's own ----------------------------------------------------------------------------------- */
+/* ---- contexts of the program's own
+ * ----------------------------------------------------------------------------------- */
 
 CUresult context_reserve(struct claim *claim, CUdevice device) {
     bool refused;

@@ -13,8 +13,11 @@ CUresult hook_cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_
     if (result != CUDA_SUCCESS) {
         claim_undo(&claim);
     } else if (claim_counts(&claim) && out) {
-        struct held old, item = {.key = (uint64_t)(uintptr_t)*out, .bytes = claim.bytes, .owner = claim.place.owner,
-                                 .card = (int8_t)claim.place.card, .kind = HELD_EXTERNAL};
+        struct held old, item = {.key = (uint64_t)(uintptr_t)*out,
+                                 .bytes = claim.bytes,
+                                 .owner = claim.place.owner,
+                                 .card = (int8_t)claim.place.card,
+                                 .kind = HELD_EXTERNAL};
         if (held_put(&item, &old) == HELD_REPLACED)
             mem_discharge(&old);
     }

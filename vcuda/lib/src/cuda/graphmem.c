@@ -1,5 +1,6 @@
 /* Graphs allocate at launch, from a pool of the device that keeps what it has until it is trimmed. An executable graph
- * may take no more than the sum over its allocation nodes; that is found when it is made, and reserved before it runs. */
+ * may take no more than the sum over its allocation nodes; that is found when it is made, and reserved before it runs.
+ */
 #include "cuda/graphmem.h"
 
 #include <stdlib.h>
@@ -60,8 +61,12 @@ static CUresult made(CUresult result, CUgraphExec *out, CUgraph graph) {
     uint64_t bytes = bytes_of_graph(graph, 0);
     if (!bytes || !place_here(&place))
         return result;
-    held_put(&(struct held){.key = (uint64_t)(uintptr_t)*out, .bytes = bytes, .count = (uint32_t)place.device,
-                            .card = (int8_t)place.card, .kind = HELD_EXEC}, &old);
+    held_put(&(struct held){.key = (uint64_t)(uintptr_t)*out,
+                            .bytes = bytes,
+                            .count = (uint32_t)place.device,
+                            .card = (int8_t)place.card,
+                            .kind = HELD_EXEC},
+             &old);
     __atomic_store_n(&any_allocates, true, __ATOMIC_RELEASE);
     return result;
 }
@@ -88,8 +93,8 @@ CUresult hook_cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph,
 
 CUresult hook_cuGraphExecDestroy(CUgraphExec exec) {
     struct held item, old;
-    bool known = __atomic_load_n(&any_allocates, __ATOMIC_ACQUIRE) &&
-                 held_take(HELD_EXEC, (uint64_t)(uintptr_t)exec, &item);
+    bool known =
+        __atomic_load_n(&any_allocates, __ATOMIC_ACQUIRE) && held_take(HELD_EXEC, (uint64_t)(uintptr_t)exec, &item);
     CUresult result = real.cuGraphExecDestroy(exec);
     if (known && result != CUDA_SUCCESS)
         held_put(&item, &old);

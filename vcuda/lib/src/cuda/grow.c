@@ -26,15 +26,15 @@ struct grow {
     int card;
     CUmemoryPool pool;
     CUdevice device;
-    uint64_t charged;             /* of this pool, in the container's account */
-    uint64_t on_way, promised;    /* sums over growths: reserved, and what they may take of the pool's room */
-    uint32_t growing;             /* growths on their way */
-    uint32_t changes;             /* growths that ended, and readings that changed the charge */
+    uint64_t charged;          /* of this pool, in the container's account */
+    uint64_t on_way, promised; /* sums over growths: reserved, and what they may take of the pool's room */
+    uint32_t growing;          /* growths on their way */
+    uint32_t changes;          /* growths that ended, and readings that changed the charge */
     uint32_t allocations;
 };
 
 static struct grow *all;
-static bool adding; /* a bit as in each account: a pool must not get two */
+static bool adding;                   /* a bit as in each account: a pool must not get two */
 static uint64_t frees, settled_frees; /* of what pools hold; and how many of them have been settled */
 /* How much more than asked for a pool has taken at once: pools of some drivers grow in large steps. */
 static uint64_t surplus;
@@ -51,6 +51,15 @@ static void lock(struct grow *grow) {
 
 static void unlock(struct grow *grow) {
     __atomic_store_n(&grow->busy, false, __ATOMIC_RELEASE);
+}
+
+/* Words that are changed with the bit taken, and also read without it. */
+static uint64_t seen(const uint64_t *word) {
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
+static void set(uint64_t *word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 
 static enum state state_of(const struct grow *grow) {
@@ -83,7 +92,8 @@ static struct grow *add(enum state state, CUmemoryPool pool, CUdevice device, in
     grow->pool = pool;
     grow->device = device;
     grow->card = card;
-    grow->charged = grow->on_way = grow->promised = 0;
+    grow->on_way = grow->promised = 0;
+    set(&grow->charged, 0);
     grow->growing = grow->allocations = 0;
     __atomic_store_n(&grow->state, (uint8_t)state, __ATOMIC_RELEASE);
     if (fresh) {
@@ -137,8 +147,8 @@ static void learn_surplus(uint64_t more) {
         __atomic_store_n(&surplus, more, __ATOMIC_RELAXED);
 }
 
-/* Charge what the pool has now; false if it is more than was charged and `within_limit` forbids that. What an allocation
- * on its way took beyond its reservation is for its own thread to answer for. */
+/* Charge what the pool has now; false if it is more than was charged and `within_limit` forbids that. What an
+ * allocation on its way took beyond its reservation is for its own thread to answer for. */
 static bool settle(struct grow *grow, bool within_limit) {
     for (;;) {
         uint64_t reserved, used;
@@ -155,8 +165,8 @@ static bool settle(struct grow *grow, bool within_limit) {
             target = before < target + grow->on_way ? before : target + grow->on_way;
         else if (grow->growing && !within_limit)
             target = before;
-        grow->changes += target != before;
-        grow->charged = target;
+        __atomic_fetch_add(&grow->changes, target != before, __ATOMIC_RELEASE);
+        set(&grow->charged, target);
         unlock(grow);
         if (target <= before) {
             account_return(grow->card, before - target);
@@ -170,7 +180,7 @@ static bool settle(struct grow *grow, bool within_limit) {
         if (account_reserve(grow->card, target - before) == CUDA_SUCCESS)
             return true;
         lock(grow);
-        grow->charged -= target - before; /* not charged yet: the next one to settle will */
+        set(&grow->charged, grow->charged - (target - before)); /* not charged yet: the next one to settle will */
         unlock(grow);
         return false;
     }
@@ -187,7 +197,8 @@ static bool promise(struct grow *grow, uint64_t bytes) {
     if (!read_now(grow, &reserved, &used) || used > reserved)
         return false;
     lock(grow);
-    bool room = grow->changes == changes && reserved - used >= grow->promised && reserved - used - grow->promised >= bytes;
+    bool room =
+        grow->changes == changes && reserved - used >= grow->promised && reserved - used - grow->promised >= bytes;
     if (room) {
         grow->promised += bytes;
         grow->growing++;
@@ -214,7 +225,7 @@ CUresult grow_begin(struct growth *growth, struct grow *grow, uint64_t bytes) {
     growth->promised = bytes;
     lock(grow);
     grow->on_way += whole;
-    grow->charged += whole;
+    set(&grow->charged, grow->charged + whole);
     grow->promised += bytes;
     grow->growing++;
     unlock(grow);
@@ -228,7 +239,7 @@ bool grow_end(struct growth *growth) {
     lock(grow);
     grow->on_way -= growth->reserved;
     grow->promised -= growth->promised;
-    grow->changes++;
+    __atomic_fetch_add(&grow->changes, 1, __ATOMIC_RELEASE);
     unlock(grow);
     bool fits = settle(grow, true);
     lock(grow);
@@ -260,7 +271,7 @@ void grow_allocated(struct grow *grow, CUdeviceptr at) {
 
 static void end(struct grow *grow) {
     uint8_t expected = CLOSED;
-    uint64_t charged = grow->charged;
+    uint64_t charged = seen(&grow->charged);
     if (__atomic_compare_exchange_n(&grow->state, &expected, FREE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         account_return(grow->card, charged);
 }
@@ -300,7 +311,7 @@ static bool is_owed(const struct grow *grow) {
         return false;
     real.cuMemPoolGetAttribute(grow->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold);
     uint64_t kept = used > threshold ? used : threshold;
-    return __atomic_load_n(&grow->charged, __ATOMIC_RELAXED) > granules(kept);
+    return seen(&grow->charged) > granules(kept);
 }
 
 void grow_synchronised(void) {
@@ -309,7 +320,7 @@ void grow_synchronised(void) {
         return;
     bool owed = false;
     for (struct grow *grow = first(); grow; grow = grow->next) {
-        if (!__atomic_load_n(&grow->charged, __ATOMIC_RELAXED))
+        if (!seen(&grow->charged))
             continue;
         grow_settle(grow);
         owed |= is_owed(grow);
@@ -334,6 +345,6 @@ void grow_trim(struct grow *grow) {
 
 void grow_relieve(int card) {
     for (struct grow *grow = first(); grow; grow = grow->next)
-        if (grow->card == card && __atomic_load_n(&grow->charged, __ATOMIC_RELAXED))
+        if (grow->card == card && seen(&grow->charged))
             grow_trim(grow);
 }

@@ -108,7 +108,10 @@ CUresult hook_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int fla
         return result;
     result = real.cuMemAllocManaged(out ? &at : NULL, bytes, flags);
     if (result == CUDA_SUCCESS && claim_counts(&claim)) /* it can be resident as a whole, and shares no granule */
-        put(&(struct held){.key = at, .bytes = claim.bytes, .owner = claim.place.owner, .card = (int8_t)claim.place.card,
+        put(&(struct held){.key = at,
+                           .bytes = claim.bytes,
+                           .owner = claim.place.owner,
+                           .card = (int8_t)claim.place.card,
                            .kind = HELD_LINEAR});
     else if (result != CUDA_SUCCESS)
         claim_undo(&claim);

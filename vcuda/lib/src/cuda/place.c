@@ -24,8 +24,8 @@ static bool uuid_of(CUdevice device, uint8_t uuid[16]) {
         return true;
     }
     CUuuid found;
-    CUresult result = real_has(cuDeviceGetUuid_v2) ? real.cuDeviceGetUuid_v2(&found, device)
-                                                   : real.cuDeviceGetUuid(&found, device);
+    CUresult result =
+        real_has(cuDeviceGetUuid_v2) ? real.cuDeviceGetUuid_v2(&found, device) : real.cuDeviceGetUuid(&found, device);
     if (result != CUDA_SUCCESS)
         return false;
     memcpy(uuid, found.bytes, sizeof found.bytes);

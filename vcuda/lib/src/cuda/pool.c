@@ -148,7 +148,8 @@ CUresult hook_cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
     return result;
 }
 
-/* ---- pools -------------------------------------------------------------------------------------------------------- */
+/* ---- pools --------------------------------------------------------------------------------------------------------
+ */
 
 /* maxSize is left alone: a pool that the driver holds to today's limit would not grow with tomorrow's. */
 CUresult hook_cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {

@@ -30,7 +30,9 @@ CUresult hook_cuCtxSetLimit(int limit, size_t value) {
         return real.cuCtxSetLimit(limit, value);
     uint64_t key = claim.place.owner << 2 | (uint64_t)limit, wanted = cost(limit, value, claim.place.device);
     if (!held_get(HELD_SETTING, key, &item))
-        item = (struct held){.key = key, .owner = claim.place.owner, .card = (int8_t)claim.place.card,
+        item = (struct held){.key = key,
+                             .owner = claim.place.owner,
+                             .card = (int8_t)claim.place.card,
                              .count = (uint32_t)(cost(limit, before, claim.place.device) / GRANULE),
                              .kind = HELD_SETTING};
     uint64_t own = item.count * GRANULE, target = wanted > own ? wanted - own : 0;

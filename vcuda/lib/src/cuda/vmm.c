@@ -43,7 +43,10 @@ CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const
         return result;
     }
     if (claim_counts(&claim)) {
-        struct held old, block = {.key = handle, .bytes = claim.bytes, .count = 1, .card = (int8_t)claim.place.card,
+        struct held old, block = {.key = handle,
+                                  .bytes = claim.bytes,
+                                  .count = 1,
+                                  .card = (int8_t)claim.place.card,
                                   .kind = HELD_PHYSICAL};
         if (held_put(&block, &old) == HELD_REPLACED)
             release(&old);
@@ -142,7 +145,10 @@ static void set_aside(struct held *mapping) {
 }
 
 static void put_back(struct held *mapping) {
-    struct held old, block = {.key = mapping->owner, .bytes = mapping->count * GRANULE, .count = 1, .card = mapping->card,
+    struct held old, block = {.key = mapping->owner,
+                              .bytes = mapping->count * GRANULE,
+                              .count = 1,
+                              .card = mapping->card,
                               .kind = HELD_PHYSICAL};
     mapping->kind = HELD_MAPPING;
     if (mapping->count ? !held_put_new(&block) : !held_count(HELD_PHYSICAL, mapping->owner, 1, &block))
@@ -164,7 +170,8 @@ CUresult hook_cuMemUnmap(CUdeviceptr at, size_t bytes) {
     return result;
 }
 
-/* ---- multicast: a bound block outlives its handle, and an unbinding names none -------------------------------------- */
+/* ---- multicast: a bound block outlives its handle, and an unbinding names none --------------------------------------
+ */
 
 CUresult hook_cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t at, CUmemGenericAllocationHandle handle,
                                  size_t offset, size_t bytes, unsigned long long flags) {

@@ -23,15 +23,17 @@ static void write_v1(void *to, unsigned at, const struct share_process *process)
 }
 
 static void write_v2(void *to, unsigned at, const struct share_process *process) {
-    ((nvmlProcessInfo_t *)to)[at] = (nvmlProcessInfo_t){.pid = process->pid, .bytes = process->bytes,
+    ((nvmlProcessInfo_t *)to)[at] = (nvmlProcessInfo_t){.pid = process->pid,
+                                                        .bytes = process->bytes,
                                                         .gpu_instance = NVML_NO_INSTANCE,
                                                         .compute_instance = NVML_NO_INSTANCE};
 }
 
 static void write_detail(void *to, unsigned at, const struct share_process *process) {
-    ((nvmlProcessDetail_v1_t *)to)[at] =
-        (nvmlProcessDetail_v1_t){.pid = process->pid, .bytes = process->bytes, .gpu_instance = NVML_NO_INSTANCE,
-                                 .compute_instance = NVML_NO_INSTANCE};
+    ((nvmlProcessDetail_v1_t *)to)[at] = (nvmlProcessDetail_v1_t){.pid = process->pid,
+                                                                  .bytes = process->bytes,
+                                                                  .gpu_instance = NVML_NO_INSTANCE,
+                                                                  .compute_instance = NVML_NO_INSTANCE};
 }
 
 /* The driver's rule: the count is always told, and an array that is too short gets nothing. */

@@ -118,7 +118,8 @@ void share_each(const struct share *share, void (*each)(const struct share_proce
         if (!read_at(share->fd, slot, count * sizeof slot[0], at))
             break;
         for (unsigned i = 0; i < count; i++) {
-            struct share_process process = {.pid = slot[i].pid, .bytes = slot[i].charged[share->card] & VCUDA_CHARGED_MASK,
+            struct share_process process = {.pid = slot[i].pid,
+                                            .bytes = slot[i].charged[share->card] & VCUDA_CHARGED_MASK,
                                             .busy = slot[i].inflight[share->card] != 0};
             if (process.bytes && slots_alive(&slot[i], share->fd, from + i))
                 each(&process, argument);

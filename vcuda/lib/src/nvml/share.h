@@ -19,7 +19,8 @@ struct share {
     struct vcuda_card_usage usage;
 };
 
-/* The cards of the container's limits; false if they cannot be read: then nothing is changed of the driver's answers. */
+/* The cards of the container's limits; false if they cannot be read: then nothing is changed of the driver's answers.
+ */
 bool share_cards(struct vcuda_limits_view *view);
 
 /* Which of them this handle is, or -1. */

@@ -34,7 +34,8 @@ static unsigned percent(const struct share *share, uint64_t busy, uint64_t elaps
 
 static unsigned of_window(const struct share *share, uint64_t now) {
     uint64_t start = share->usage.window_start_ns;
-    return start && start < now && now - start < 2 * SECOND ? percent(share, share->usage.window_busy_ns, now - start) : 0;
+    return start && start < now && now - start < 2 * SECOND ? percent(share, share->usage.window_busy_ns, now - start)
+                                                            : 0;
 }
 
 /* Since this process last asked, if that tells something; else in the window that the library keeps. */
@@ -65,7 +66,8 @@ nvmlReturn_t hook_nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtiliza
     return result;
 }
 
-/* ---- by process: the card's time is kept for the container, and shared out among those with work in flight ------------ */
+/* ---- by process: the card's time is kept for the container, and shared out among those with work in flight
+ * ------------ */
 
 struct sharing {
     unsigned processes, busy;
@@ -95,7 +97,8 @@ static void write_process(const struct share_process *process, void *argument) {
         writing->samples[at] =
             (nvmlProcessUtilizationSample_t){.pid = process->pid, .time_us = writing->now, .sm = part};
     else
-        writing->infos[at] = (nvmlProcessUtilizationInfo_v1_t){.time_us = writing->now, .pid = process->pid, .sm = part};
+        writing->infos[at] =
+            (nvmlProcessUtilizationInfo_v1_t){.time_us = writing->now, .pid = process->pid, .sm = part};
 }
 
 static nvmlReturn_t by_process(struct share *share, struct writing *writing, unsigned *count) {
@@ -143,7 +146,8 @@ nvmlReturn_t hook_nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvm
     return result;
 }
 
-/* ---- samples: one, of now ------------------------------------------------------------------------------------------- */
+/* ---- samples: one, of now -------------------------------------------------------------------------------------------
+ */
 
 nvmlReturn_t hook_nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long long last_seen_us, int *value_type,
                                        unsigned int *count, nvmlSample_t *list) {
@@ -162,7 +166,8 @@ nvmlReturn_t hook_nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned l
     return result;
 }
 
-/* ---- GPM counts the card's work as a whole; there is no share of it to show ------------------------------------------- */
+/* ---- GPM counts the card's work as a whole; there is no share of it to show
+ * ------------------------------------------- */
 
 nvmlReturn_t hook_nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *out) {
     nvmlReturn_t result = real.nvmlGpmQueryDeviceSupport(device, out);
