@@ -127,9 +127,8 @@ def _clear(here: int, name: str) -> None:
             os.rmdir(name, dir_fd=here)
 
 
-def put_back(page: int, size: int, mode: int) -> str:
-    """Give a page its size and mode back; says what had been changed, or nothing."""
-    status = os.fstat(page)
+def put_back(page: int, status: os.stat_result, size: int, mode: int) -> str:
+    """Give a page of this ``status`` its size and mode back; says what had been changed, or nothing."""
     changed = []
     if status.st_size != size:
         os.ftruncate(page, size)

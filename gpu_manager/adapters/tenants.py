@@ -217,10 +217,12 @@ class PageTenants:
         with self._lock, _errors(f"{self._root}/{name}"):
             cards = self._cards_of(name)
             page = self._usage.get(name)
-            if page is None or not os.fstat(page).st_nlink:
+            status = os.fstat(page) if page is not None else None
+            if page is None or status is None or not status.st_nlink:
                 with files.directory(self._root, name) as here:
                     page = self._usage_page(here, name)
-            changed = files.put_back(page, abi.USAGE_SIZE, USAGE_MODE)
+                status = os.fstat(page)
+            changed = files.put_back(page, status, abi.USAGE_SIZE, USAGE_MODE)
             if changed:
                 raise self._tampering(name, f"{changed}; that is put back")
             try:
@@ -269,7 +271,7 @@ class PageTenants:
             os.close(page)
             return
         try:
-            changed = files.put_back(page, abi.LIMITS_SIZE, LIMITS_MODE)
+            changed = files.put_back(page, os.fstat(page), abi.LIMITS_SIZE, LIMITS_MODE)
             if changed:
                 log.warning("limits page put back", directory=f"{self._root}/{name}", change=changed)
             image = files.read(page, abi.LIMITS_SIZE)
@@ -294,7 +296,7 @@ class PageTenants:
         if old is not None:
             os.close(old)
         self._usage[name] = page
-        if create and (changed := files.put_back(page, abi.USAGE_SIZE, USAGE_MODE)):
+        if create and (changed := files.put_back(page, os.fstat(page), abi.USAGE_SIZE, USAGE_MODE)):
             log.warning("usage page put back", reason=str(self._tampering(name, changed)))
         return page
 
