@@ -1,0 +1,197 @@
+"""Preempt: exact for each card, as few victims as will do, by priority and disruption budget."""
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from admission.budgets import read_budget, violating
+from gpu_manager.domain.contract import ALLOCATION, Assignment, encode_assignment
+from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.resources import Amount
+from tests.fakes.extender import UNIT, World, answer, container, node, pod, uuid
+
+quick = settings(deadline=None, max_examples=60, derandomize=True)
+
+
+def lying(name, card, core=50, units=4, *, where="n1", **more):
+    """A running pod on a certain card."""
+    uid = more.pop("uid", f"uid-default-{name}")
+    said = Assignment(where, uid, {"main": ((uuid(where, card), Amount(core, units * UNIT)),)})
+    notes = {ALLOCATION: encode_assignment(said)}
+    return pod(name, core, units, on=where, annotations=notes, phase="Running", uid=uid, **more)
+
+
+def budget(name, allowed, *, labels=None, expressions=None, disrupted=()):
+    selector = {"matchLabels": labels or {}} | ({"matchExpressions": expressions} if expressions else {})
+    return {
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"selector": selector},
+        "status": {"disruptionsAllowed": allowed, "disruptedPods": dict.fromkeys(disrupted, "now")},
+    }
+
+
+def ask(world, obj, nodes, *, form="meta"):
+    """Node → (victims' names, violations). ``nodes``: node → the scheduler's own victims."""
+    if form == "meta":
+        given_nodes = {
+            n: {"Pods": [{"UID": p["metadata"]["uid"]} for p in v], "NumPDBViolations": 0}
+            for n, v in nodes.items()
+        }
+        question = {"Pod": obj, "NodeNameToVictims": None, "NodeNameToMetaVictims": given_nodes}
+    else:
+        given_nodes = {n: {"Pods": v, "NumPDBViolations": 0} for n, v in nodes.items()}
+        question = {"Pod": obj, "NodeNameToVictims": given_nodes, "NodeNameToMetaVictims": None}
+    said = answer(world.extender.preempt(json.dumps(question).encode()))
+    return {
+        name: (
+            sorted(v["UID"].removeprefix("uid-default-") for v in entry["Pods"]),
+            entry["NumPDBViolations"],
+        )
+        for name, entry in said["NodeNameToMetaVictims"].items()
+    }
+
+
+def test_an_empty_candidate_list_is_answered_with_victims_of_its_own():
+    world = World([node("n1", cards=1)], [lying("a", 0, 60), lying("b", 0, 40)])
+    assert ask(world, pod("big", 50, 4, priority=5), {"n1": []}) == {"n1": (["a"], 0)}
+
+
+def test_victims_are_chosen_by_card_not_by_the_sum_of_the_node():
+    """The node's sum would be met by c and d; no single card would."""
+    world = World(
+        [node("n1", cards=2)],
+        [lying("a", 0, 60, priority=2), lying("b", 1, 50, priority=1), lying("c", 0, 30), lying("d", 1, 30)],
+    )
+    assert ask(world, pod("big", 80, 4, priority=5), {"n1": []}) == {"n1": (["b", "d"], 0)}
+
+
+def test_nobody_of_equal_or_higher_priority_is_a_victim():
+    world = World([node("n1", cards=1)], [lying("a", 0, 60, priority=5)])
+    assert ask(world, pod("big", 80, 4, priority=5), {"n1": []}) == {}
+
+
+def test_a_node_that_evicting_cannot_help_is_left_out():
+    world = World([node("n1", cards=1), node("n2", cards=4)], [lying("a", 0, 60)])
+    assert ask(world, pod("big", 400, None, priority=5), {"n1": [], "n2": [], "unknown": []}) == {}
+
+
+def test_a_node_where_nobody_must_go_is_left_out_for_the_scheduler_takes_no_victims_for_a_fault():
+    world = World([node("n1", cards=1)])
+    assert ask(world, pod("a", priority=5), {"n1": []}) == {}
+
+
+def test_the_scheduler_s_own_victims_stay_and_are_counted_in_both_forms():
+    a, b = lying("a", 0, 60), lying("b", 1, 60)
+    world = World([node("n1", cards=2)], [a, b])
+    for form in ("meta", "full"):
+        assert ask(world, pod("big", 50, 4, priority=5), {"n1": [a]}, form=form) == {"n1": (["a"], 0)}
+        both = ask(world, pod("two", 200, None, priority=5), {"n1": [a]}, form=form)
+        assert both == {"n1": (["a", "b"], 0)}
+
+
+def test_a_budget_is_broken_only_where_nothing_else_helps_and_then_counted():
+    pods = [
+        lying("guarded", 0, 60, labels={"app": "db"}),
+        lying("free", 1, 60, priority=3),
+    ]
+    world = World([node("n1", cards=2)], pods, budgets=[budget("db", 0, labels={"app": "db"})])
+    assert ask(world, pod("big", 50, 4, priority=5), {"n1": []}) == {"n1": (["free"], 0)}
+    assert ask(world, pod("two", 200, None, priority=5), {"n1": []}) == {"n1": (["free", "guarded"], 1)}
+
+
+def test_a_pod_that_is_going_anyway_is_the_first_victim():
+    world = World(
+        [node("n1", cards=2)], [lying("stays", 0, 60), lying("going", 1, 60, priority=3, deleting=True)]
+    )
+    assert ask(world, pod("big", 50, 4, priority=5), {"n1": []}) == {"n1": (["going"], 0)}
+
+
+def test_a_pod_that_is_being_bound_is_nobody_s_victim():
+    world = World([node("n1", cards=1)], watching=False)
+    world.create(pod("a", 80, 4))
+    world.filter(pod("a", 80, 4))
+    assert world.bind(pod("a", 80, 4), "n1") == ""
+    assert ask(world, pod("big", 80, 4, priority=5), {"n1": []}) == {}
+
+
+def test_a_quota_that_only_others_victims_would_not_cure_is_no_cure():
+    world = World([node("n1", cards=1)], [lying("a", 0, 60)], quota={"x": {"quota": {"T4": 0}}})
+    assert ask(world, pod("big", 80, 4, priority=5, namespace="x"), {"n1": []}) == {}
+
+
+def test_evicting_one_s_own_gives_back_its_quota():
+    world = World([node("n1", cards=1)], [lying("a", 0, 60)], quota={"default": {"quota": {"T4": 1}}})
+    assert ask(world, pod("big", 80, 4, priority=5), {"n1": []}) == {"n1": (["a"], 0)}
+
+
+def test_a_pod_of_no_cards_keeps_the_scheduler_s_choice():
+    a = lying("a", 0, 60)
+    world = World([node("n1", cards=1)], [a])
+    assert ask(world, pod("cpu", None, None, priority=5), {"n1": [a]}) == {"n1": (["a"], 0)}
+
+
+def test_selectors_are_kubernetes_own():
+    labelled = parse_pod(pod("a", labels={"app": "db", "tier": "x"}))
+    plain = parse_pod(pod("b"))
+
+    def chosen(**more):
+        found = read_budget(budget("b", 0, **more))
+        return [found.selects(labelled), found.selects(plain)]
+
+    assert chosen() == [True, True]
+    assert chosen(labels={"app": "db"}) == [True, False]
+    assert chosen(expressions=[{"key": "app", "operator": "In", "values": ["web", "db"]}]) == [True, False]
+    assert chosen(expressions=[{"key": "app", "operator": "NotIn", "values": ["db"]}]) == [False, True]
+    assert chosen(expressions=[{"key": "tier", "operator": "Exists"}]) == [True, False]
+    assert chosen(expressions=[{"key": "tier", "operator": "DoesNotExist"}]) == [False, True]
+    none = budget("b", 0)
+    del none["spec"]["selector"]
+    assert not read_budget(none).selects(labelled)
+
+
+def test_budgets_are_used_up_in_the_order_of_leaving():
+    pods = [parse_pod(pod(name)) for name in "abc"]
+    assert violating(pods, [read_budget(budget("b", 2))]) == {"uid-default-c"}
+    assert violating(pods, [read_budget(budget("b", 0, disrupted=["a"]))]) == {
+        "uid-default-b",
+        "uid-default-c",
+    }
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([10, 30, 50, 100]), st.integers(0, 3)), max_size=8),
+    st.sampled_from([30, 60, 100, 200]),
+)
+@quick
+def test_the_pod_fits_without_the_victims_and_needs_every_one_of_them(held, core):
+    pods = [
+        lying(f"p{i}", card, cores, 4 if cores < 100 else None or 0, priority=p)
+        for i, (card, cores, p) in enumerate(held)
+    ]
+    world = World([node("n1", cards=3)], pods)
+    big = pod("big", core, 4 if core < 100 else None, priority=2)
+    said = ask(world, big, {"n1": []})
+    fits = bool(world.filter(big)["NodeNames"])
+    if not said:
+        low = [p for p in pods if p["spec"]["priority"] < 2]
+        for obj in low:
+            world.delete(obj)
+        assert fits or not world.filter(big)["NodeNames"]
+        return
+    assert not fits
+    victims = [p for p in pods if p["metadata"]["name"] in said["n1"][0]]
+    assert all(p["spec"]["priority"] < 2 for p in victims)
+    for obj in victims:
+        world.delete(obj)
+    assert world.filter(big)["NodeNames"] == ["n1"]
+    for obj in victims:  # each is needed
+        world.create(obj)
+        assert world.filter(big)["NodeNames"] == []
+        world.delete(obj)
+
+
+def test_several_containers_are_placed_together():
+    world = World([node("n1", cards=2)], [lying("a", 0, 60), lying("b", 1, 60)])
+    two = pod("two", priority=5, containers=[container("x", 60, 4), container("y", 60, 4)])
+    assert ask(world, two, {"n1": []}) == {"n1": (["a", "b"], 0)}
