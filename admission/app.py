@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 _FILE_SECONDS: Final = 2.0
 _VAULT_SECONDS: Final = 10.0
+_FIRST_SECONDS: Final = 0.5  # without any certificate nobody is served
 
 
 class Part(Protocol):
@@ -125,7 +126,7 @@ class Program:
         self.stop(self._settings.drain_seconds)
 
     def _keep_certificates(self) -> None:
-        while not self._ended.wait(self._check_seconds):
+        while not self._ended.wait(self._check_seconds if self._switch.pair else _FIRST_SECONDS):
             self._check()
 
     def _check(self) -> None:

@@ -35,6 +35,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.sandbox.api import ADMIN_TOKEN, Hook, StandInApi, https_hook
 from tests.fakes.https import HOST, Caller, trusting
 from tests.fakes.reviews import container, pod, review
+from tests.fakes.sandbox import until
 
 ROOT = Path(__file__).parents[2]
 ISSUED = issue((HOST,), time.time(), 90, "test authority")
@@ -202,10 +203,7 @@ def test_before_the_first_certificate_it_is_unready_and_then_ready_by_itself(ser
     with pytest.raises((ssl.SSLError, ConnectionError)), service.caller() as caller:
         caller.get("/readyz")
     service.certificates.issued = ISSUED
-    deadline = time.monotonic() + 10
-    while not service.program.ready()["certificate"]:
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
+    until(lambda: service.program.ready()["certificate"])
     with service.caller() as caller:
         assert caller.get("/readyz")[0] == 200
 

@@ -1,139 +1,31 @@
-"""Serving certificates: taken whole or not at all, renewed while callers call, shared by replicas that race."""
+"""Serving certificates: taken whole or not at all, renewed while callers call."""
 
 from __future__ import annotations
 
-import random
 import ssl
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from prometheus_client.parser import text_string_to_metric_families
 
 from admission.app import Program
-from admission.authority import SelfSigned, merge
+from admission.authority import SelfSigned
 from admission.certs import FileCertificates, Issued, Switch, issue
 from admission.config import Settings
 from admission.metrics import Metrics
-from gpu_manager.adapters.kube import connect
-from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.https import HOST, Caller, trusting
 from tests.fakes.reviews import review
-
-NAME = "gpu-quota-admission.kube-system.svc"
-AUTHORITY = f"{NAME} webhook authority"
-DAY = 86_400.0
+from tests.fakes.vault import AUTHORITY, DAY, NAME, Clock, Vault
 
 
 def made(now: float | None = None, name: str = HOST, days: int = 90) -> Issued:
     return issue((name,), time.time() if now is None else now, days, "test authority")
-
-
-class Clock:
-    """Wall and monotonic time of one replica; ``skew`` is how far its wall is off."""
-
-    def __init__(self, time_: list[float], skew: float = 0.0) -> None:
-        self._time = time_
-        self._skew = skew
-
-    def now(self) -> float:
-        return self._time[0] + self._skew
-
-    def monotonic(self) -> float:
-        return self._time[0]
-
-
-class Vault:
-    """A Secret and two webhook configurations with optimistic locking, as the API server keeps them."""
-
-    def __init__(self) -> None:
-        self.data: dict[str, bytes] | None = None
-        self.version = 0
-        self.bundles = {"mutating": {"pods": b""}, "validating": {"pods": b"", "workloads": b"\n"}}
-        self.versions = {"mutating": 0, "validating": 0}
-        self.broken: set[str] = set()
-        self.before_save = lambda: None
-
-    def load(self) -> tuple[Mapping[str, bytes], str] | None:
-        self._work("load")
-        return None if self.data is None else (dict(self.data), str(self.version))
-
-    def save(self, data: Mapping[str, bytes], version: str | None) -> bool:
-        self._work("save")
-        self.before_save()
-        if (version is None) != (self.data is None) or (version is not None and version != str(self.version)):
-            return False
-        self.data, self.version = dict(data), self.version + 1
-        return True
-
-    def anchors(self) -> Sequence[tuple[str, str, Mapping[str, bytes]]]:
-        self._work("anchors")
-        return [(name, str(self.versions[name]), dict(hooks)) for name, hooks in self.bundles.items()]
-
-    def anchor(self, name: str, version: str, bundles: Mapping[str, bytes]) -> bool:
-        self._work("anchor")
-        if version != str(self.versions[name]):
-            return False
-        self.bundles[name] = dict(bundles)
-        self.versions[name] += 1
-        return True
-
-    def _work(self, verb: str) -> None:
-        if verb in self.broken:
-            raise NodeUnready("the API server does not answer")
-
-
-class Replica:
-    def __init__(
-        self,
-        vault: Vault,
-        time_: list[float],
-        skew: float = 0.0,
-        names: tuple[str, ...] = (NAME,),
-        life_days: int = 90,
-    ) -> None:
-        self.switch = Switch()
-        self.taken = 0
-        self.keeper = SelfSigned(
-            vault,
-            self.switch,
-            Clock(time_, skew),
-            names=names,
-            life_days=life_days,
-            settle_seconds=60,
-            noted=self._noted,
-        )
-
-    def _noted(self, taken: bool) -> None:
-        self.taken += taken
-
-    def check(self) -> bytes:
-        self.keeper.check()
-        assert self.switch.pair is not None
-        return self.switch.pair.certificate
-
-
-def trusts(bundle: bytes, certificate: bytes) -> bool:
-    (leaf, *_) = x509.load_pem_x509_certificates(certificate)
-    for authority in x509.load_pem_x509_certificates(bundle) if bundle.strip() else ():
-        try:
-            leaf.verify_directly_issued_by(authority)
-        except (InvalidSignature, ValueError):
-            continue
-        return True
-    return False
-
-
-def everyone_trusts(vault: Vault, certificate: bytes) -> bool:
-    return all(trusts(bundle, certificate) for hooks in vault.bundles.values() for bundle in hooks.values())
 
 
 # The switch.
@@ -315,171 +207,6 @@ def test_case_65_rotation_of_files_under_load_fails_no_request(tmp_path: Path, s
     assert 'vcuda_admission_certificate_reloads_total{result="taken"} 6.0' in page
 
 
-# Self-signed.
-
-
-def test_the_first_start_makes_a_secret_tells_every_webhook_and_serves() -> None:
-    vault, replica = Vault(), None
-    replica = Replica(vault, [1e9])
-    certificate = replica.check()
-    assert everyone_trusts(vault, certificate)
-    assert vault.data is not None
-    assert set(vault.data) == {"tls.crt", "tls.key", "ca.crt"}
-    version = vault.version
-    assert (replica.check(), vault.version, replica.taken) == (certificate, version, 1)
-
-
-def test_replicas_that_start_at_once_serve_one_certificate() -> None:
-    vault, time_ = Vault(), [1e9]
-    first, second = Replica(vault, time_), Replica(vault, time_)
-    vault.before_save = lambda: (setattr(vault, "before_save", lambda: None), first.check())[0]
-    assert second.check() == first.check()
-    assert second.taken == 1
-
-
-def test_renewal_at_two_thirds_serves_the_new_one_only_once_everyone_has_had_time_to_trust_it() -> None:
-    vault, time_ = Vault(), [1e9]
-    one, two = Replica(vault, time_), Replica(vault, time_, skew=300)
-    old = one.check()
-    assert two.check() == old
-    time_[0] += 59 * DAY
-    assert (one.check(), two.check(), vault.version) == (old, old, 1)
-    time_[0] += 1 * DAY
-    assert (one.check(), vault.version) == (old, 2)
-    assert two.check() == old
-    assert everyone_trusts(vault, old)
-    time_[0] += 59
-    assert (one.check(), two.check()) == (old, old)
-    time_[0] += 1
-    new = one.check()
-    assert new != old
-    assert two.check() == new
-    assert everyone_trusts(vault, old)
-    assert everyone_trusts(vault, new)
-    fresh = Replica(vault, time_)
-    assert fresh.check() == old  # it cannot know yet who has seen the new one
-    time_[0] += 60
-    assert fresh.check() == new
-    time_[0] += 31 * DAY
-    assert one.check() == new
-    assert not everyone_trusts(vault, old)  # it has ended
-
-
-def test_an_authority_that_someone_takes_away_is_put_back_and_waited_for_again() -> None:
-    vault, time_ = Vault(), [1e9]
-    replica = Replica(vault, time_)
-    old = replica.check()
-    time_[0] += 60 * DAY
-    replica.check()
-    before = dict(vault.bundles["mutating"])
-    time_[0] += 50
-    vault.bundles["mutating"] = {"pods": merge(b"", [vault.data["previous-ca.crt"]], time_[0], AUTHORITY)}
-    assert replica.check() == old
-    assert vault.bundles["mutating"] == before
-    time_[0] += 50
-    assert replica.check() == old
-    time_[0] += 10
-    assert replica.check() != old
-
-
-def test_a_replica_with_an_old_view_takes_nothing_away() -> None:
-    old, new = (issue((NAME,), 1e9 + DAY * day, 90, AUTHORITY) for day in (0, 60))
-    foreign = issue((NAME,), 1e9, 90, "another authority")
-    both = merge(b"", [old.authority, new.authority], 1e9 + 60 * DAY, AUTHORITY)
-    assert merge(both, [old.authority], 1e9 + 60 * DAY, AUTHORITY) == both
-    assert merge(both + foreign.authority + b"rubbish", [new.authority], 1e9 + 60 * DAY, AUTHORITY) == both
-    assert merge(both, [new.authority], 1e9 + 91 * DAY, AUTHORITY) == new.authority
-    assert merge(b"not PEM", [new.authority], 1e9, AUTHORITY) == new.authority
-
-
-@pytest.mark.parametrize("damage", ["absent", "empty", "torn", "foreign"])
-def test_a_damaged_secret_is_replaced_and_what_was_served_goes_on_until_the_new_one_is_trusted(
-    damage: str,
-) -> None:
-    vault, time_ = Vault(), [1e9]
-    replica = Replica(vault, time_)
-    old = replica.check()
-    assert vault.data is not None
-    vault.data = {
-        "absent": None,
-        "empty": {},
-        "torn": {**vault.data, "tls.key": b"-----BEGIN"},
-        "foreign": {**vault.data, "ca.crt": made().authority},
-    }[damage]
-    assert replica.check() == old
-    time_[0] += 60
-    new = replica.check()
-    assert new != old
-    assert everyone_trusts(vault, new)
-
-
-def test_other_names_make_another_certificate() -> None:
-    vault, time_ = Vault(), [1e9]
-    old = Replica(vault, time_).check()
-    renamed = Replica(vault, time_, names=("other.kube-system.svc",))
-    assert renamed.check() == old
-    assert vault.version == 2
-
-
-@pytest.mark.parametrize("verb", ["load", "save", "anchors", "anchor"])
-def test_an_api_server_that_is_away_delays_the_renewal_and_nothing_else(verb: str) -> None:
-    vault, time_ = Vault(), [1e9]
-    replica = Replica(vault, time_)
-    old = replica.check()
-    time_[0] += 60 * DAY
-    vault.broken = {verb}
-    for _ in range(3):
-        with pytest.raises(NodeUnready):
-            replica.check()
-        assert replica.switch.pair is not None
-        assert replica.switch.pair.certificate == old
-    vault.broken = set()
-    assert replica.check() == old
-    time_[0] += 60
-    assert replica.check() != old
-
-
-def test_a_secret_that_always_changes_ends_in_a_word() -> None:
-    vault = Vault()
-    vault.before_save = lambda: setattr(vault, "data", {} if vault.data is None else None)
-    with pytest.raises(NodeUnready, match="another program"):
-        Replica(vault, [1e9]).check()
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_whatever_replicas_do_every_api_server_trusts_what_each_of_them_serves(seed: int) -> None:
-    """API servers see the configurations up to 50 s late; clocks differ by half an hour; replicas come and go."""
-    chance, vault, time_ = random.Random(seed), Vault(), [1e9]
-    replicas = [Replica(vault, time_, skew=chance.uniform(-1800, 1800), life_days=10) for _ in range(2)]
-    for replica in replicas:
-        replica.check()
-    seen: list[tuple[float, bytes]] = [(time_[0], vault.bundles["mutating"]["pods"])]
-    renewals = vault.version
-    for _ in range(250):
-        time_[0] += chance.choice([1, 5, 10, 10, 30, 61, 3600, 40 * 3600])
-        if chance.random() < 0.05:
-            replicas[chance.randrange(2)] = Replica(
-                vault, time_, skew=chance.uniform(-1800, 1800), life_days=10
-            )
-        vault.broken = (
-            {chance.choice(["load", "save", "anchors", "anchor"])} if chance.random() < 0.1 else set()
-        )
-        for replica in chance.sample(replicas, 2):
-            try:
-                replica.check()
-            except NodeUnready:
-                continue
-        seen.append((time_[0], vault.bundles["mutating"]["pods"]))
-        late = [i for i, (at, _) in enumerate(seen) if at <= time_[0] - 50]
-        known = [bundle for _, bundle in seen[late[-1] :]] if late else []
-        for replica in replicas:
-            pair = replica.switch.pair
-            if pair is not None:
-                assert all(trusts(bundle, pair.certificate) for bundle in known)
-                assert pair.not_after > time_[0] or vault.broken
-    assert vault.version > renewals + 3
-
-
 def test_case_65_self_signed_renewal_under_load_fails_no_request_of_callers_that_lag(served: Any) -> None:
     vault, time_, switch = Vault(), [time.time() - 17 * 3600], Switch()
     keeper = SelfSigned(vault, switch, Clock(time_), names=(HOST,), life_days=1, settle_seconds=60)
@@ -501,81 +228,3 @@ def test_case_65_self_signed_renewal_under_load_fails_no_request_of_callers_that
             load.wait_for(1)
         load.wait_for(20)
     assert load.failures == []
-
-
-# The Secret and the configurations in an API server.
-
-
-@pytest.fixture
-def api():
-    with StandInApi() as api:
-        yield api
-
-
-@pytest.fixture
-def kube(api: StandInApi):
-    connection = connect(url=api.url, token=ADMIN_TOKEN)
-    yield KubeCertificates(connection, "kube-system", "certs", ("admission", "absent"))
-    connection.close()
-
-
-def configuration(kind: str) -> dict[str, Any]:
-    hooks = [
-        {
-            "name": name,
-            "clientConfig": {"service": {"name": "s", "namespace": "kube-system"}},
-            "sideEffects": "None",
-        }
-        for name in ("pods.x.io", "workloads.x.io")
-    ]
-    version = "admissionregistration.k8s.io/v1"
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": "admission"}, "webhooks": hooks}
-
-
-def test_the_secret_is_created_once_and_replaced_only_by_who_read_it_last(kube: KubeCertificates) -> None:
-    assert kube.load() is None
-    assert kube.save({"a": b"1", "b": b"2"}, None)
-    assert not kube.save({"a": b"3"}, None)
-    found = kube.load()
-    assert found is not None
-    assert found[0] == {"a": b"1", "b": b"2"}
-    assert kube.save({"a": b"4"}, found[1])
-    assert not kube.save({"a": b"5"}, found[1])
-    assert kube.load()[0] == {"a": b"4"}  # type: ignore[index]
-
-
-def test_each_webhook_is_told_and_a_stale_writer_is_refused(api: StandInApi, kube: KubeCertificates) -> None:
-    assert kube.anchors() == []
-    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
-        api.create(configuration(kind))
-    anchors = kube.anchors()
-    assert [bundles for _, _, bundles in anchors] == [{"pods.x.io": b"", "workloads.x.io": b""}] * 2
-    for path, version, bundles in anchors:
-        assert kube.anchor(path, version, dict.fromkeys(bundles, b"PEM"))
-        assert not kube.anchor(path, version, dict.fromkeys(bundles, b"other"))
-    assert [bundles for _, _, bundles in kube.anchors()] == [
-        {"pods.x.io": b"PEM", "workloads.x.io": b"PEM"}
-    ] * 2
-
-
-def test_the_whole_of_it_works_against_an_api_server(api: StandInApi, kube: KubeCertificates) -> None:
-    api.create(configuration("MutatingWebhookConfiguration"))
-    switch, time_ = Switch(), [time.time()]
-    keeper = SelfSigned(kube, switch, Clock(time_), names=(NAME,))
-    keeper.check()
-    first = switch.pair
-    ((_, _, bundles),) = kube.anchors()
-    assert first is not None
-    assert all(trusts(bundle, first.certificate) for bundle in bundles.values())
-    time_[0] += 61 * DAY
-    keeper.check()
-    time_[0] += 61
-    keeper.check()
-    assert switch.pair not in (None, first)
-
-
-def test_an_api_server_that_is_gone_is_unready(api: StandInApi, kube: KubeCertificates) -> None:
-    api.stop()
-    for call in (kube.load, kube.anchors, lambda: kube.save({}, None), lambda: kube.anchor("/x", "1", {})):
-        with pytest.raises(NodeUnready):
-            call()
