@@ -123,7 +123,9 @@ class QuotaLine:
 
     @property
     def _of_cards(self) -> str:
-        return f"{cards(self.cores or 0)} cards {self._what}, {cards(self.used.cores)} used or being bound"
+        limit = cards(self.cores or 0)
+        noun = "card" if limit == "1" else "cards"
+        return f"{limit} {noun} {self._what}, {cards(self.used.cores)} used or being bound"
 
     @property
     def _of_memory(self) -> str:

@@ -1,0 +1,178 @@
+"""Explanations: counts that add up, a change that really helps, one line that a person understands."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from admission.explaining import explain
+from admission.occupant import occupant_of
+from admission.quota import NO_QUOTA
+from admission.views import as_json, as_text, quota_rows, quota_text
+from gpu_manager.domain.contract import GPU_MODEL, MEMORY
+from gpu_manager.domain.pod import parse_pod
+from tests.fakes.extender import UNIT, World, node, pod
+
+quick = settings(deadline=None, max_examples=60, derandomize=True)
+
+
+def why(world, obj):
+    occupant = occupant_of(parse_pod(obj), obj)
+    return explain(occupant, world.cluster.snapshot(), world.quota.current, world.judge)
+
+
+def full(*amounts, names="n1"):
+    return [pod(f"x{i}", core, units, on=names) for i, (core, units) in enumerate(amounts)]
+
+
+def test_a_pod_that_fits_learns_where_it_would_lie():
+    told = why(World([node("n1"), node("n2", cards=0)]), pod("a"))
+    assert told.line == "fits on 1 of 2 nodes now; on n1 it would get 30 cores, 1 GiB of card 0"
+    assert told.counts == {"fits": 1, "node": 1}
+    assert told.change == ""
+
+
+def test_a_pod_that_waits_says_why_in_one_line_and_the_smallest_change():
+    world = World([node("n1"), node("n2", cards=1)], [*full((80, 4), (75, 4)), pod("y", 90, 4, on="n2")])
+    told = why(world, pod("a", 30, 4))
+    assert told.line.startswith(
+        "waits: of 2 nodes, 2 have no room now. Smallest change: ask 25 cores, 1 GiB instead of"
+    )
+    assert told.nearest.containers[0].request.cores == 25
+
+
+def test_the_table_has_a_line_for_each_card():
+    world = World([node("n1")], full((80, 4), (90, 4)))
+    text = as_text(why(world, pod("a", 30, 4)))
+    assert "pod default/a asks 30 cores, 1 GiB" in text
+    assert "  card 0 (GPU-n1-0): 30 cores asked, 20 free; 1 GiB asked, 15 GiB free" in text
+    assert "n1: no room now" in text
+
+
+def test_json_says_the_same_as_the_text():
+    world = World([node("n1")], full((80, 4), (90, 4)))
+    told = as_json(why(world, pod("a", 30, 4)))
+    assert told["counts"] == {"room": 1}
+    assert told["nodes"][0]["cards"][0]["free"] == {"cores": 20, "memory": 60 * UNIT}
+    assert told["line"] == why(world, pod("a", 30, 4)).line
+
+
+def test_a_wish_for_a_model_is_the_smallest_change_where_another_model_is_free():
+    world = World([node("n1", model="Tesla-V100"), node("n2")], full((100, None), (100, None)))
+    told = why(world, pod("a", annotations={GPU_MODEL: "V100"}))
+    assert told.change.startswith(f'widen annotation {GPU_MODEL}, for example by "Tesla-T4"')
+
+
+def test_where_nothing_of_its_own_helps_the_pods_in_the_way_are_named():
+    world = World([node("n1", cards=1)], full((100, None)))
+    told = why(world, pod("a", priority=5))
+    assert told.change == "node n1 takes it once default/x0 has left"
+    assert told.nodes[0].victims == ("default/x0",)
+    assert "would have room without: default/x0" in as_text(told)
+
+
+def test_a_quota_that_is_in_the_way_is_told_with_what_is_left():
+    world = World([node("n1")], [pod("x", 80, 4, on="n1")], quota={"default": {"quota": {"T4": 1}}})
+    told = why(world, pod("a", 30, 4))
+    assert told.counts == {"quota": 1}
+    assert told.quota == ("1 card of T4, 0.8 used or being bound",)
+    assert "ask 20 cores, 1 GiB instead of 30 cores, 1 GiB" in told.change
+    used_up = why(
+        World([node("n1")], [pod("x", 100, None, on="n1")], quota={"default": {"quota": {"T4": 1}}}), pod("a")
+    )
+    assert "let the quota grow" in used_up.change
+
+
+def test_an_illegal_pod_is_told_the_rule():
+    told = why(World([node("n1")]), pod("a", 150, None))
+    assert told.line.startswith("never runs: cores are greater than 100")
+    assert 'container "main": tencent.com/vcuda-core is 150' in told.line
+    assert sum(told.counts.values()) == told.total == 1
+    assert MEMORY not in told.line
+
+
+def test_a_bound_pod_is_told_what_it_has():
+    world = World([node("n1"), node("n2")])
+    world.create(pod("a"))
+    where = world.schedule(pod("a"))
+    told = why(world, world.api.pods["default", "a"])
+    assert told.line == f"bound to node {where}: 30 cores, 1 GiB of card 0"
+    assert sum(told.counts.values()) == told.total == 2
+
+
+def test_an_empty_cluster_and_a_pod_without_cards_are_told_too():
+    assert why(World(), pod("a")).line == "waits: the cluster has no node with cards"
+    assert "any node will do" in why(World([node("n1")]), pod("a", None, None)).line
+
+
+def test_every_text_is_bounded():
+    world = World([node(f"n{i:03}", cards=8) for i in range(250)], quota={"default": {"quota": {"T4": 0}}})
+    told = why(world, pod("a"))
+    assert len(told.nodes) == 200
+    assert told.total == 250 == sum(told.counts.values())
+    assert len(told.line) <= 900
+    assert all(len(n.line) <= 900 for n in told.nodes)
+    assert "and 50 more nodes, counted above" in as_text(told)
+
+
+def test_text_of_foreign_origin_cannot_move_a_cursor():
+    world = World([node("n1", model="T4\x1b[2J"[:2])], [pod("x", 90, 4, on="n1")])
+    assert "\x1b" not in as_text(why(world, pod("a\x1b[2J", 30, 4)))
+
+
+def test_quota_usage_as_rows_and_as_a_table():
+    quota = {"a": {"quota": {"T4": 2}, "memory": {"T4": 4096}}, "*": {"quota": {"*": 1}}}
+    world = World(
+        [node("n1")],
+        [pod("x", 30, 4, on="n1", namespace="a"), pod("y", 10, 4, on="n1", namespace="b")],
+        quota=quota,
+    )
+    rows = quota_rows(world.quota.current, world.cluster.snapshot())
+    assert rows[0] == {
+        "namespace": "a",
+        "model": "T4",
+        "cores": 200,
+        "cores_used": 30,
+        "memory": 4096 << 20,
+        "memory_used": 4 * UNIT,
+    }
+    assert [row["namespace"] for row in rows] == ["a", "b"]
+    assert quota_text(world.quota.current, world.cluster.snapshot()).splitlines()[1:] == [
+        "a          T4     2      0.3   4 GiB   1 GiB",
+        "b          *      1      0.1   -       1 GiB",
+    ]
+    assert quota_rows(NO_QUOTA, world.cluster.snapshot()) == []
+
+
+shapes = st.sampled_from([(10, 1), (30, 4), (70, 40), (100, None), (200, None), (400, None)])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["T4", "V100"]), st.booleans()), max_size=5),
+    st.lists(st.tuples(st.integers(0, 4), shapes), max_size=8),
+    shapes,
+    st.sampled_from(
+        [None, {"default": {"quota": {"T4": 1}}}, {"default": {"quota": {"*": 1}, "memory": {"V100": 2048}}}]
+    ),
+    st.sampled_from([{}, {GPU_MODEL: "V100"}]),
+)
+@quick
+def test_counts_add_up_to_the_nodes_agree_with_filter_and_the_change_lets_the_pod_run(
+    nodes, pods, shape, quota, notes
+):
+    built = [
+        node(f"n{i}", cards, model=model, inventory=known) for i, (cards, model, known) in enumerate(nodes)
+    ]
+    placed = (
+        [pod(f"p{i}", *held, on=f"n{at % max(1, len(nodes))}") for i, (at, held) in enumerate(pods)]
+        if nodes
+        else []
+    )
+    world = World(built, placed, quota=quota)
+    obj = pod("new", *shape, annotations=notes)
+    told = why(world, obj)
+    assert sum(told.counts.values()) == told.total == len(world.nodes)
+    assert told.counts.get("fits", 0) == len(world.filter(obj)["NodeNames"])
+    if told.nearest is not None:
+        snapshot = world.cluster.snapshot()
+        mine = world.quota.current.of("default")
+        again = world.judge.ask(occupant_of(parse_pod(obj)), told.nearest, snapshot, mine)
+        assert any(hasattr(again.on(view), "positions") for view in snapshot.nodes.values())
