@@ -1,0 +1,100 @@
+"""Golden files: what kube-scheduler sends and what it gets, to the letter (case 58 of spec/kubelet.md).
+
+Each file of tests/data/extender is one exchange over the cluster that ``world`` builds; the names are Go's.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from admission.extender_wire import Victims, preemption_answer, read_args, read_binding, read_preemption
+from gpu_manager.domain.errors import RequestInvalid
+from tests.fakes.extender import World, args, node, pod
+
+GOLDEN = sorted((Path(__file__).parent.parent / "data" / "extender").glob("*.json"))
+
+
+def world():
+    """n1 idle, n2 with a card nearly full, n3 without an inventory."""
+    made = World(
+        [node("n1"), node("n2", cards=1), node("n3", inventory=False)],
+        [pod("x", 80, 40, on="n2", uid="uid-x")],
+    )
+    made.create(pod("train", 30, 8, uid="0d1e7c1a-0000-0000-0000-000000000001", priority=10))
+    return made
+
+
+def test_there_are_golden_files():
+    assert len(GOLDEN) >= 8
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_every_exchange_is_to_the_letter(path):
+    exchange = json.loads(path.read_text("utf-8"))
+    made = world()
+    for before in exchange.get("before", []):
+        handle(made, before["path"], before["question"])
+    reply = handle(made, exchange["path"], exchange["question"])
+    assert reply.status == exchange.get("status", 200)
+    said = json.loads(reply.body)
+    assert said == exchange["answer"]
+    assert list(said) == list(exchange["answer"])
+
+
+def handle(made, path, question):
+    route = next(route for route in made.extender.routes() if route.path == path)
+    return route.handle(json.dumps(question).encode())
+
+
+def test_bind_and_preempt_alone_need_loopback_or_a_client_certificate():
+    assert {route.path for route in world().extender.routes() if route.guarded} == {
+        "/scheduler/bind",
+        "/scheduler/preempt",
+    }
+
+
+def test_five_hundred_names_are_answered_within_twenty_milliseconds():
+    made = World(
+        [node(f"n{i:03}", cards=8) for i in range(500)],
+        [pod(f"x{i}", 1 + i % 90, 4, on=f"n{i:03}") for i in range(500)],
+    )
+    questions = [args(pod(f"a{i}", 30, 8), made.nodes) for i in range(10)]
+    took = []
+    for question in questions:
+        began = time.perf_counter()
+        made.extender.filter(question)
+        took.append(time.perf_counter() - began)
+    assert min(took) < 0.020  # the machine may be busy with something else at times
+
+
+def test_a_body_beyond_all_measure_is_refused_unread():
+    with pytest.raises(RequestInvalid, match="nodeCacheCapable"):
+        read_args(b" " * ((64 << 20) + 1))
+
+
+def test_victims_come_in_both_forms_and_go_back_in_one():
+    meta = {"Pod": {}, "NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "u"}], "NumPDBViolations": 2}}}
+    full = {
+        "Pod": {},
+        "NodeNameToVictims": {"n": {"Pods": [{"metadata": {"uid": "u"}}], "NumPDBViolations": 2}},
+    }
+    none = {
+        "Pod": {},
+        "NodeNameToVictims": None,
+        "NodeNameToMetaVictims": {"n": {"Pods": None, "NumPDBViolations": 0}},
+    }
+    assert read_preemption(json.dumps(meta).encode()).victims == {"n": Victims(("u",), 2)}
+    assert read_preemption(json.dumps(full).encode()).victims == {"n": Victims(("u",), 2)}
+    assert read_preemption(json.dumps(none).encode()).victims == {"n": Victims((), 0)}
+    assert json.loads(preemption_answer({"n": Victims(("u",), 2)})) == {
+        "NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "u"}], "NumPDBViolations": 2}}
+    }
+
+
+@pytest.mark.parametrize("missing", ["PodName", "PodNamespace", "PodUID", "Node"])
+def test_a_binding_without_one_of_its_parts_is_none(missing):
+    whole = {"PodName": "a", "PodNamespace": "b", "PodUID": "c", "Node": "d"}
+    with pytest.raises(RequestInvalid, match=missing):
+        read_binding(json.dumps({**whole, missing: ""}).encode())
