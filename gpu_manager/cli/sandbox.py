@@ -153,5 +153,5 @@ def _quiet() -> None:
 
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # as it is when the line is written
     )
