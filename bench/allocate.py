@@ -47,7 +47,7 @@ class Stopwatch:
         self.bare: list[float] = []
         self.preferred: list[tuple[int, float]] = []
         self.paused = False
-        self._ledger = world.root / "state/ledger/ledger"
+        self._ledger = world.root / "state/ledger"
         self._file = os.open(world.root / "state/bare", os.O_WRONLY | os.O_CREAT, 0o600)
         self._started = 0.0
         world.kubelet.hooks.before = self._before
@@ -71,7 +71,8 @@ class Stopwatch:
 
     def _bare_fsync(self) -> float:
         """As many bytes as the books have now, in the file system that they are in."""
-        data = self._ledger.read_bytes()
+        newest = max(self._ledger.glob("ledger.?"), key=lambda path: path.stat().st_mtime_ns)
+        data = newest.read_bytes().rstrip(b"\0")
         started = time.perf_counter()
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, data, 0)

@@ -1,8 +1,12 @@
 """The books on disk (implements :class:`gpu_manager.ports.Store`).
 
-One file, ``ledger``, in a directory of its own (0700): a header line with format version, length and
-SHA-256, then the state. A new state is written beside it, made durable, and renamed over it; the one
-before stays as ``ledger.old``. So at every instant, also in mid-write, one complete state is on disk.
+Two files, ``ledger.a`` and ``ledger.b``, in a directory of their own (0700). Each holds a whole state behind
+a header line: format, generation, length, SHA-256. A new state goes over the older one, and the newer stays
+as it is until that is durable: so at every instant, also in mid-write, one complete state is on disk.
+
+It is written in place, because the kubelet waits for it in every Allocate: that costs one flush of a few
+pages, where a fresh file renamed into place costs two commits of the file system's journal. Only a file that
+is absent or too short is made anew, with room to grow.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import os
 import re
 import stat
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -22,10 +27,13 @@ import structlog
 from gpu_manager.domain.errors import NodeUnready
 
 FORMAT = 1
-NEWEST, OLDER, FRESH, KEEPING = "ledger", "ledger.old", "ledger.new", "ledger.keep"
+NAMES, FRESH = ("ledger.a", "ledger.b"), "ledger.new"
 SIZE_LIMIT = 64 << 20  # bytes; a node's books are some hundred KiB, so more is not ours
 
-_HEADER = re.compile(rb"gpu-manager ledger v(\d{1,9}) sha256=([0-9a-f]{64}) bytes=(\d{1,9})\n")
+_ROOM = 64 << 10  # bytes; files are made in multiples of it, and twice as large as need be
+_VERSION = re.compile(rb"gpu-manager ledger v(\d{1,9}) ")
+_HEADER = re.compile(_VERSION.pattern + rb"generation=(\d{1,18}) sha256=([0-9a-f]{64}) bytes=(\d{1,9})\n")
+_GIVEN_UP = b"gpu-manager ledger given up\n"  # at the start of a file: what was to be saved here was refused
 _HEADER_LIMIT = 256
 _CURES = {
     errno.ENOSPC: "the disk is full: free space there",
@@ -40,14 +48,26 @@ _CURES = {
 _log = structlog.get_logger(__name__)
 
 
+_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO under its name must not make us wait
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A complete state, as one of the files holds it."""
+
+    name: str
+    generation: int
+    state: bytes
+
+
 class Files(Protocol):
     """The steps a save is made of, so that a test can end the world after any of them."""
 
     def write(self, path: Path, data: bytes) -> None:
         """Create or replace the file, durably."""
 
-    def link(self, source: Path, target: Path) -> None:
-        """Give the file a second name."""
+    def overwrite(self, path: Path, data: bytes) -> None:
+        """Put ``data`` over the start of a file that is there and large enough, durably."""
 
     def rename(self, source: Path, target: Path) -> None:
         """Replace ``target``, atomically."""
@@ -61,18 +81,21 @@ class DiskFiles:
 
     def write(self, path: Path, data: bytes) -> None:
         """Write, then wait until the bytes are on the disk."""
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o600)
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(handle, rest) :]
+            _write(handle, data)
             os.fsync(handle)
         finally:
             os.close(handle)
 
-    def link(self, source: Path, target: Path) -> None:
-        """A hard link."""
-        os.link(source, target, follow_symlinks=False)
+    def overwrite(self, path: Path, data: bytes) -> None:
+        """Write over what is there; with no byte more to find room for, a data flush is enough."""
+        handle = os.open(path, os.O_WRONLY | _OPEN)
+        try:
+            _write(handle, data)
+            os.fdatasync(handle)
+        finally:
+            os.close(handle)
 
     def rename(self, source: Path, target: Path) -> None:
         """Atomic on every file system of a node."""
@@ -94,7 +117,8 @@ class FileStore:
         self._directory = directory
         self._files = files or DiskFiles()
         self._lock = threading.Lock()
-        self._newest_is_whole: bool | None = None  # not known before the first load or save
+        self._known = False  # whether _newest is; not before the first load or save
+        self._newest: tuple[str, int] | None = None  # name and generation
         self.warning: str | None = None
 
     def load(self) -> bytes | None:
@@ -106,25 +130,24 @@ class FileStore:
         with self._lock:
             try:
                 self._prepare()
-                newest, older = self._read(NEWEST), self._read(OLDER)
+                found, wrong = self._look()
             except OSError as error:
                 raise self._unready("read", error) from error
             self.warning = None
-            self._newest_is_whole = isinstance(newest, bytes)
-            if isinstance(newest, bytes):
-                return newest
-            if isinstance(older, bytes):
-                what = newest or "it is missing"
-                self.warning = f"{self._directory / NEWEST}: {what}; went on with the generation before"
-                _log.warning("ledger_torn", path=str(self._directory / NEWEST), reason=what, used=OLDER)
-                return older
-            if newest is None and older is None:
+            if found is None and wrong:
+                raise NodeUnready(
+                    f"no readable ledger in {self._directory}: {', '.join(wrong)}. Move both files away and "
+                    f"restart the agent: it rebuilds its books from the kubelet's checkpoint"
+                )
+            if found is None:
                 return None
-            raise NodeUnready(
-                f"no readable ledger in {self._directory}: {NEWEST} {newest or 'is missing'}, "
-                f"{OLDER} {older or 'is missing'}. Move both files away and restart the agent: it rebuilds "
-                f"its books from the kubelet's checkpoint"
-            )
+            if wrong:
+                self.warning = (
+                    f"{self._directory}: {wrong[0]}; went on with generation {found.generation}, in "
+                    f"{found.name}. After a power cut in mid-write that is the last; else look at the disk"
+                )
+                _log.warning("ledger_torn", directory=str(self._directory), reason=wrong[0], used=found.name)
+            return found.state
 
     def save(self, state: bytes) -> None:
         """Replace the state; when this returns it survives a power cut.
@@ -134,31 +157,58 @@ class FileStore:
         """
         if len(state) > SIZE_LIMIT:
             raise NodeUnready(f"the ledger has {len(state)} bytes, more than {SIZE_LIMIT}: this is not sane")
-        header = (
-            f"gpu-manager ledger v{FORMAT} sha256={hashlib.sha256(state).hexdigest()} bytes={len(state)}\n"
-        )
         with self._lock:
+            target = None
             try:
                 self._prepare()
-                self._replace(header.encode() + state)
+                if not self._known:
+                    self._look()
+                name, generation = self._newest or (NAMES[1], 0)
+                target = NAMES[1 - NAMES.index(name)]
+                self._put(self._directory / target, _framed(state, generation + 1))
+                self._newest = (target, generation + 1)
             except OSError as error:
-                self._newest_is_whole = None
-                with contextlib.suppress(OSError):
-                    (self._directory / FRESH).unlink(missing_ok=True)  # on a full disk it is in the way
+                self._give_up(target)
                 raise self._unready("write", error) from error
 
-    def _replace(self, data: bytes) -> None:
-        newest, older, fresh, keeping = (self._directory / name for name in (NEWEST, OLDER, FRESH, KEEPING))
-        self._files.write(fresh, data)
-        if self._newest_is_whole is None:
-            self._newest_is_whole = isinstance(self._read(NEWEST), bytes)
-        if self._newest_is_whole:  # a torn one must not push out the last that is whole
-            keeping.unlink(missing_ok=True)  # of an interrupted save: rename leaves a second link to one file
-            self._files.link(newest, keeping)
-            self._files.rename(keeping, older)
-        self._files.rename(fresh, newest)
-        self._newest_is_whole = True
+    def _put(self, path: Path, data: bytes) -> None:
+        if _room_of(path) >= len(data):
+            self._files.overwrite(path, data)
+            return
+        room = -(-2 * len(data) // _ROOM) * _ROOM
+        fresh = self._directory / FRESH
+        self._files.write(fresh, data.ljust(room, b"\0"))
+        self._files.rename(fresh, path)
         self._files.sync(self._directory)
+
+    def _give_up(self, target: str | None) -> None:
+        """What was refused must not be found by the next start, in whatever part it got to the disk."""
+        self._known = False
+        with contextlib.suppress(OSError):
+            (self._directory / FRESH).unlink(missing_ok=True)  # on a full disk it is in the way
+        if target is not None:
+            with contextlib.suppress(OSError):
+                handle = os.open(self._directory / target, os.O_WRONLY | _OPEN)
+                try:
+                    _write(handle, _GIVEN_UP)
+                finally:
+                    os.close(handle)
+
+    def _look(self) -> tuple[_Saved | None, list[str]]:
+        """The newest complete state, and what is wrong with the other file (with both if there is none)."""
+        found = {name: self._read(name) for name in NAMES}
+        whole = [one for one in found.values() if isinstance(one, _Saved)]
+        newest = max(whole, key=lambda one: one.generation, default=None)
+        self._newest = (newest.name, newest.generation) if newest else None
+        self._known = True
+        wrong = [f"{name} {why}" for name, why in found.items() if isinstance(why, str)]
+        if newest is not None and newest.generation > 1:
+            wrong += [
+                f"{name} is missing"
+                for name, one in found.items()
+                if one is None and not (self._directory / name).exists()
+            ]
+        return newest, wrong
 
     def _prepare(self) -> None:
         try:
@@ -171,33 +221,63 @@ class FileStore:
         if stat.S_IMODE(info.st_mode) & 0o077:
             self._directory.chmod(0o700)
 
-    def _read(self, name: str) -> bytes | str | None:
-        """The state in the file, or why it is none (a phrase), or None if there is no file."""
+    def _read(self, name: str) -> _Saved | str | None:
+        """The state in the file, or why it is none (a phrase), or None if nothing was saved there."""
         path = self._directory / name
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            handle = os.open(path, os.O_RDONLY | _OPEN)
         except FileNotFoundError:
             return None
         with os.fdopen(handle, "rb") as file:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 return "is no plain file"
-            data = file.read(SIZE_LIMIT + _HEADER_LIMIT + 1)
-        return _verify(data)
+            data = file.read(SIZE_LIMIT + _HEADER_LIMIT)
+        return None if data.startswith(_GIVEN_UP) else _verify(name, data)
 
     def _unready(self, verb: str, error: OSError) -> NodeUnready:
         cure = _CURES.get(error.errno or 0, error.strerror or str(error))
         return NodeUnready(f"cannot {verb} the ledger in {self._directory}: {cure}")
 
 
-def _verify(data: bytes) -> bytes | str:
+def _framed(state: bytes, generation: int) -> bytes:
+    digest = _digest(state, generation)
+    header = f"gpu-manager ledger v{FORMAT} generation={generation} sha256={digest} bytes={len(state)}\n"
+    return header.encode() + state
+
+
+def _digest(state: bytes, generation: int) -> str:
+    """Over both: a generation that the disk has altered must not win."""
+    return hashlib.sha256(b"%d:" % generation + state).hexdigest()
+
+
+def _verify(name: str, data: bytes) -> _Saved | str:
+    version = _VERSION.match(data)
+    if version is not None and int(version[1]) != FORMAT:
+        return f"has format {int(version[1])} and this agent reads format {FORMAT}: upgrade the agent"
     match = _HEADER.match(data[:_HEADER_LIMIT])
     if match is None:
         return f"is torn (no header in its {len(data)} bytes)"
-    if int(match[1]) != FORMAT:
-        return f"has format {int(match[1])} and this agent reads format {FORMAT}: upgrade the agent"
-    state = data[match.end() :]
-    if len(state) != int(match[3]):
-        return f"is torn ({len(state)} of {int(match[3])} bytes)"
-    if hashlib.sha256(state).hexdigest().encode() != match[2]:
+    generation, length = int(match[2]), int(match[4])
+    state = data[match.end() : match.end() + length]
+    if len(state) != length:
+        return f"is torn ({len(state)} of {length} bytes)"
+    if _digest(state, generation).encode() != match[3]:
         return "is torn (the checksum differs)"
-    return state
+    return _Saved(name, generation, state)
+
+
+def _room_of(path: Path) -> int:
+    """How many bytes can be written without asking the file system for room; 0 for what is no plain file."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def _write(handle: int, data: bytes) -> None:
+    """All of ``data``, from the file's start."""
+    rest, offset = memoryview(data), 0
+    while rest:
+        done = os.pwrite(handle, rest, offset)
+        rest, offset = rest[done:], offset + done
