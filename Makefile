@@ -52,6 +52,9 @@ proto-check: proto
 bench: $(STAMP) ## the bars; ONLY=<group> for one, FULL=1 for the figures that docs quote
 	python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)
 
+gpu: $(STAMP) ## the same promises on a real card; says so and stops where there is none
+	python -m tests.gpu $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)
+
 soak: $(STAMP) ## 100,000 shuffled admissions with faults
 	python -m bench --only association --full
 
@@ -72,4 +75,4 @@ ci: check proto-check test native wheel ## what a commit must pass
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help setup check format test native demo proto proto-check bench soak wheel lock ci clean
+.PHONY: help setup check format test native demo proto proto-check bench gpu soak wheel lock ci clean

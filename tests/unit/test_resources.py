@@ -46,7 +46,7 @@ def oracle(text: str) -> Fraction | None:
     else:
         return None
     value = value.quantize(Decimal("1e-9"), rounding=ROUND_UP, context=EXACT)
-    return Fraction(-value if text.startswith("-") else value)
+    return -Fraction(value) if text.startswith("-") else Fraction(value)
 
 
 def parsed(value: object) -> Fraction | None:
@@ -68,6 +68,7 @@ suffixes = st.sampled_from([*POWERS, *BINARY]) | st.from_regex(r"[eE][+-]?[0-9]{
 @example("1E3")
 @example("16Ei")
 @example("-0.9n")
+@example("-10000000000000000000000000001n")
 @example("100000m")
 def test_every_quantity_form_equals_the_oracle(text: str) -> None:
     assert parsed(text) == oracle(text)
