@@ -1,8 +1,11 @@
 """The scheduler's four questions: which nodes fit, which is best, bind there, whom to evict.
 
-Filter, prioritize and preempt are functions of the snapshot and the question; no API call is on their path.
-Only bind changes anything (:mod:`admission.reservations`). :meth:`Extender.routes` is the table that a
-server mounts; every handler takes a body and returns an answer, from any thread.
+Answers are functions of the snapshot and the question; no API call is on the path of any but bind. A
+scheduler decides on the next pod before it binds this one, and never says what it decided. So the node that
+got the 10 (or was the only one to fit) counts as taken by a pod that waits, for a few seconds or until its
+bind comes: without that, a burst of pods would be sent to the same card and most be refused at bind.
+
+:meth:`Extender.routes` is the table that a server mounts; its handlers may be called from any thread.
 """
 
 from __future__ import annotations
@@ -32,17 +35,19 @@ from admission.node_view import NodeView
 from admission.occupant import Occupant, occupant_of
 from admission.preemption import choose
 from admission.quota import QuotaBook
-from admission.ranking import Candidate, Cost, NodePolicy, scores
+from admission.ranking import BEST, Candidate, Cost, NodePolicy, scores
 from admission.reservations import Binder
 from admission.snapshot import Cluster, Snapshot
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.explain import LINE_LIMIT
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.rules import pod_request
+from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)
 
 FULL_LINES: Final = 8  # nodes whose refusal is told card by card in one answer; kube-scheduler joins them all
+EXPECT_SECONDS: Final = 5.0  # from a scheduler's choice to its bind
 _BRIEF_LIMIT = 300  # characters of any other
 _MOST_BRIEFS = 64  # distinct ones in one answer
 _UNKNOWN: Final = "no GPU device: this node is not known here yet"
@@ -67,7 +72,7 @@ class Route:
 
 
 class Extender:
-    """Thread-safe. ``count(name, label)`` is told every answer."""
+    """Thread-safe. ``count(name, label)`` is told every answer. Without a ``clock`` nothing is expected."""
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class Extender:
         policy: NodePolicy,
         binder: Binder,
         *,
+        clock: Clock | None = None,
         minimum_cores: int = 1,
         count: Callable[[str, str], None] = lambda _name, _label: None,
     ) -> None:
@@ -85,6 +91,7 @@ class Extender:
         self._judge = judge
         self._policy = policy
         self._binder = binder
+        self._clock = clock
         self._minimum_cores = minimum_cores
         self._count = count
 
@@ -120,6 +127,8 @@ class Extender:
         fitting = [name for name, _, found in judged if isinstance(found, Fit)]
         failed, lasting = _reasons(question, judged)
         self._binder.offers.remember(occupant.uid, fitting)
+        if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
+            self._expect(question, occupant, *next((v, f) for _, v, f in judged if isinstance(f, Fit)))
         self._count("filtered", "fits" if fitting else "refused")
         log.debug("filtered", pod=occupant.pod.key, fitting=len(fitting), failed=len(failed) + len(lasting))
         return Reply(filter_answer(args, fitting, failed, lasting))
@@ -144,7 +153,11 @@ class Extender:
         costs: list[Cost | None] = [None] * len(args.names)
         for place, cost in zip(places, self._policy.costs(question.request, candidates), strict=True):
             costs[place] = cost
-        return Reply(priority_answer(args.names, scores(args.names, costs)))
+        given = scores(args.names, costs)
+        if candidates:
+            best = candidates[places.index(given.index(BEST))]
+            self._expect(question, occupant, best.view, best.fit)
+        return Reply(priority_answer(args.names, given))
 
     def bind(self, body: bytes) -> Reply:
         """ExtenderBindingArgs → ExtenderBindingResult."""
@@ -178,9 +191,20 @@ class Extender:
     def _ask(self, occupant: Occupant) -> tuple[Question, Snapshot]:
         """Raises RequestInvalid: the pod is illegal."""
         request = pod_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+        if self._clock is not None:
+            self._cluster.expire(self._clock.monotonic())
         snapshot, quota = self._cluster.snapshot(), self._quota.current
         namespace = quota.of(occupant.pod.namespace) if quota else None
         return self._judge.ask(occupant, request, snapshot, namespace), snapshot
+
+    def _expect(self, question: Question, occupant: Occupant, view: NodeView | None, fit: Fit) -> None:
+        """Count the pod as lying there; only as the watch shows it, for a question can say anything."""
+        known = self._cluster.pod(occupant.uid)
+        if self._clock is None or view is None or known is None:
+            return
+        if known.pod.containers == occupant.pod.containers and self._binder.binds(known.pod):
+            until = self._clock.monotonic() + EXPECT_SECONDS
+            self._cluster.expect(occupant.uid, view.name, question.placement(view, fit), until)
 
     def _views(self, args: ExtenderArgs, snapshot: Snapshot) -> list[tuple[str, NodeView | None]]:
         if args.nodes is not None:

@@ -158,9 +158,15 @@ class Binder:
             pod = f"{args.namespace}/{args.name}"
             log.info("not bound", pod=pod, uid=args.uid, node=args.node, reason=str(error))
             self._count("binds", "refused")
+            self._cluster.unexpect(args.uid)
             return str(error)
         self._count("binds", "bound")
         return ""
+
+    def binds(self, pod: Pod) -> bool:
+        """True if this process, now, is who binds such a pod."""
+        mine = not self._rules.schedulers or pod.scheduler in self._rules.schedulers
+        return mine and self._rules.leads(self._rules.seconds)
 
     def settle(self) -> int:
         """Ask about reservations of unknown outcome; returns how many are left. To be called each second."""

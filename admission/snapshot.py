@@ -34,7 +34,7 @@ _MOST_STATES = 1 << 16  # distinct node states remembered; beyond, numbering goe
 class Snapshot:
     """The cluster at one moment. ``used`` counts pods that are bound or being bound, by model of card.
 
-    ``reserved``: each pod whose Binding is under way, and its node. ``unit``: bytes of one unit of memory.
+    ``reserved``: each pod whose Binding is under way or expected, and its node. ``unit``: bytes of one unit.
     """
 
     nodes: Mapping[str, NodeView]
@@ -55,6 +55,7 @@ class Cluster:
         self._pods: dict[PodUid, Occupant] = {}
         self._names: dict[str, PodUid] = {}
         self._reserved: dict[PodUid, Occupant] = {}
+        self._expected: dict[PodUid, tuple[float, Occupant]] = {}  # until when; the oldest first
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
         self._budgets: dict[tuple[str, str], Budget] = {}
         self._views: dict[str, NodeView] = {}
@@ -111,10 +112,41 @@ class Cluster:
     def reserve(self, pod: Pod, node: str, placement: Mapping[str, tuple[Share, ...]]) -> None:
         """Count the pod as lying there, until the watch shows it bound or gone, or :meth:`release`."""
         with self._lock:
+            self._unexpect(pod.uid)
             occupant = (self._pods.get(pod.uid) or occupant_of(pod)).on(node, placement)
             self._reserved[pod.uid] = occupant
             self._touch(node, pod.uid)
             self._snapshot = None
+
+    def expect(
+        self, uid: PodUid, node: str, placement: Mapping[str, tuple[Share, ...]], until: float
+    ) -> None:
+        """Count a waiting pod as lying there, as one that its scheduler will bind in a moment.
+
+        Ends with :meth:`reserve`, when the watch shows the pod bound or gone, with :meth:`unexpect`, or by
+        :meth:`expire` once it is ``until``.
+        """
+        with self._lock:
+            known = self._pods.get(uid)
+            if known is None or not known.waits or uid in self._reserved:
+                return
+            self._unexpect(uid)
+            self._expected[uid] = until, known.on(node, placement)
+            self._touch(node, uid)
+            self._snapshot = None
+
+    def unexpect(self, uid: PodUid) -> None:
+        """Its scheduler has decided otherwise."""
+        with self._lock:
+            self._unexpect(uid)
+
+    def expire(self, now: float) -> None:
+        """End the expectations whose time is over."""
+        with self._lock:
+            for uid, (until, _) in list(self._expected.items()):
+                if until > now:
+                    return
+                self._unexpect(uid)
 
     def release(self, uid: PodUid) -> bool:
         """Undo a reservation; False if there is none any more."""
@@ -162,7 +194,10 @@ class Cluster:
                 self._snapshot = Snapshot(
                     nodes=MappingProxyType(self._views.copy()),
                     used={namespace: models.copy() for namespace, models in self._used.items()},
-                    reserved={uid: occupant.pod.node for uid, occupant in self._reserved.items()},
+                    reserved={
+                        **{uid: occupant.pod.node for uid, (_, occupant) in self._expected.items()},
+                        **{uid: occupant.pod.node for uid, occupant in self._reserved.items()},
+                    },
                     budgets=tuple(self._budgets.values()),
                     unit=self.unit,
                 )
@@ -207,8 +242,9 @@ class Cluster:
             self._release(uid)
         for node in _places(occupant):
             self._touch(node, uid)
-        if uid in self._reserved:
-            self._touch(self._reserved[uid].pod.node, uid)
+        coming = self._coming(uid)
+        if coming is not None:
+            self._touch(coming.pod.node, uid)
 
     def _forget(self, uid: PodUid) -> None:
         occupant = self._pods.pop(uid, None)
@@ -219,15 +255,28 @@ class Cluster:
         self._release(uid)
 
     def _release(self, uid: PodUid) -> bool:
+        self._unexpect(uid)
         occupant = self._reserved.pop(uid, None)
-        if occupant is None:
-            return False
+        if occupant is not None:
+            self._leave(occupant)
+        return occupant is not None
+
+    def _unexpect(self, uid: PodUid) -> None:
+        _, occupant = self._expected.pop(uid, (0.0, None))
+        if occupant is not None:
+            self._leave(occupant)
+
+    def _leave(self, occupant: Occupant) -> None:
+        """It is not coming after all, or has come: back to what the watch shows of it."""
         self._untouch(occupant)
-        if uid in self._pods:
-            for node in _places(self._pods[uid]):
-                self._touch(node, uid)
+        if occupant.uid in self._pods:
+            for node in _places(self._pods[occupant.uid]):
+                self._touch(node, occupant.uid)
         self._snapshot = None
-        return True
+
+    def _coming(self, uid: PodUid) -> Occupant | None:
+        """The pod as it will be once bound, while that is under way or expected."""
+        return self._reserved.get(uid) or self._expected.get(uid, (0.0, None))[1]
 
     def _touch(self, node: str, uid: PodUid) -> None:
         self._at.setdefault(node, set()).add(uid)
@@ -274,7 +323,7 @@ class Cluster:
         before, facts = self._views.pop(name, None), self._facts.get(name)
         if before is not None:
             self._add_usage(before, -1)
-        here = [self._reserved.get(uid) or self._pods[uid] for uid in self._at.get(name, ())]
+        here = [self._coming(uid) or self._pods[uid] for uid in self._at.get(name, ())]
         if facts is None:
             if not any(o.occupies for o in here):
                 return

@@ -10,7 +10,9 @@ import json
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import structlog
@@ -43,9 +45,10 @@ class _Api:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.pods: dict[tuple[str, str], Obj] = {}
-        self.refused = 0
+        self.seconds = 0.0  # that a Binding takes
 
     def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+        time.sleep(self.seconds)
         obj = self.pods[pod.namespace, pod.name]
         obj["metadata"]["annotations"] = {**obj["metadata"].get("annotations", {}), **annotations}
         obj["spec"]["nodeName"] = node
@@ -67,7 +70,7 @@ class Scheduler:
         quota, judge, clock = QuotaBook(), Judge(), SystemClock()
         quota.update(None)
         binder = Binder(self.cluster, quota, judge, self.api, clock, Rules(leads=lambda _seconds: True))
-        self.extender = Extender(self.cluster, quota, judge, BestFit(), binder)
+        self.extender = Extender(self.cluster, quota, judge, BestFit(), binder, clock=clock)
         self.names = [f"node-{n:05d}" for n in range(nodes)]
         self.cluster.replace(NODES, [_node(name, _MODELS[n % 3]) for n, name in enumerate(self.names)])
         self.cluster.replace(PODS, [])
@@ -176,16 +179,32 @@ def _latency(names: int, bar: str, *, full: bool) -> Row:
 
 
 def _burst(*, full: bool) -> Row:
-    """1,000 pods for 100 nodes, one after the other as a scheduler's serial cycle decides them."""
+    """1,000 pods for 100 nodes as kube-scheduler runs them: decided one by one, bound beside that."""
     scheduler = Scheduler(100, seed=1)
-    conflicts = placed = 0
+    scheduler.api.seconds = 0.005
+    waiting = deque(scheduler.pod(scheduler.random.choice(_PARTS)) for _ in range(1000))
+    binding: deque[tuple[Obj, Future[str]]] = deque()
+    conflicts = unplaced = 0
     began = time.perf_counter()
-    for _ in range(1000):
-        error = scheduler.place(scheduler.pod(scheduler.random.choice(_PARTS)), scheduler.names)
-        conflicts += bool(error)
+    with ThreadPoolExecutor(32) as pool:
+        while waiting or binding:
+            if waiting:
+                pod = waiting.popleft()
+                fitting = scheduler.fitting(scheduler.question(pod, scheduler.names))
+                if fitting:
+                    node = scheduler.best(scheduler.question(pod, fitting))
+                    binding.append((pod, pool.submit(scheduler.bind, pod, node)))
+                else:
+                    unplaced += 1
+            while binding and (binding[0][1].done() or not waiting):
+                pod, bound = binding.popleft()
+                if bound.result():
+                    conflicts += 1
+                    waiting.append(pod)
     seconds = time.perf_counter() - began
-    placed = sum(bool(pod["spec"].get("nodeName")) for pod in scheduler.api.pods.values())
-    note = f"{placed} of 1000 pods placed in {seconds:.1f} s, the rest had no room; in-process, serial"
+    note = (
+        f"1,000 pods in {seconds:.1f} s, {unplaced} found no room; in-process, 5 ms a Binding, 32 at a time"
+    )
     return Row("burst_conflicts", conflicts, "count", "≤ 0", None, full, note)
 
 

@@ -179,7 +179,10 @@ class FakeApi:
 
 
 class World:
-    """A cluster, an API server, and the extender between them. ``watching``: the watch shows Bindings at once."""
+    """A cluster, an API server, and the extender between them. ``watching``: the watch shows Bindings at once.
+
+    ``expecting``: a node that got the 10 counts as taken until the bind comes.
+    """
 
     def __init__(
         self,
@@ -191,6 +194,7 @@ class World:
         watching: bool = True,
         policy: NodePolicy | None = None,
         schedulers: frozenset[str] = frozenset({"gpu-scheduler"}),
+        expecting: bool = False,
     ) -> None:
         self.clock = FakeClock()
         self.api = FakeApi()
@@ -203,7 +207,13 @@ class World:
         self.binder = Binder(self.cluster, self.quota, judge, self.api, self.clock, rules, self._count)
         self.judge = judge
         self.extender = Extender(
-            self.cluster, self.quota, judge, policy or BestFit(), self.binder, count=self._count
+            self.cluster,
+            self.quota,
+            judge,
+            policy or BestFit(),
+            self.binder,
+            clock=self.clock if expecting else None,
+            count=self._count,
         )
         self.cluster.replace(NODES, nodes)
         self.cluster.replace(BUDGETS, budgets)
