@@ -20,6 +20,7 @@ from gpu_manager.adapters.driver_files import DriverFiles, Host, Strategy, detec
 from gpu_manager.adapters.kube import Kube, connect
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.memory_backstop import CgroupBackstop, DriverLimits
+from gpu_manager.adapters.old_checkpoint import read_old_checkpoint
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.adapters.tenants import PageTenants
@@ -190,7 +191,9 @@ class Agent:
                 listing = self._kubelet.listing()
             except NodeUnready as error:
                 log.info("kubelet not asked", reason=str(error))
-        self.allocator.replace(rebuild(stored, entries, listing, self._kube.pods.local(), node, self.tally))
+        inherited = read_old_checkpoint(self._config.old_checkpoint) if stored is None else ()
+        local = self._kube.pods.local()
+        self.allocator.replace(rebuild(stored, entries, listing, local, node, self.tally, inherited))
         for found in [f for named in self._kube.pods.local().values() for f in named]:
             self._pod_changed(found)
 

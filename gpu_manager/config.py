@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, PAGES_DIR, STATE_DIR
+from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.resources import DEFAULT_UNIT
 
 
@@ -27,7 +27,7 @@ class Config:
     pod_resources: Path = Path(KUBELET_DIR) / "pod-resources"
     state: Path = Path(STATE_DIR)
     pages: Path = Path(PAGES_DIR)
-    old_checkpoint: Path = Path("/etc/gpu-manager/checkpoint")
+    old_checkpoint: Path = Path(OLD_CHECKPOINT_DIR)
     http_address: str = "0.0.0.0"
     http_port: int = HTTP_PORT
     http_token: str | None = None

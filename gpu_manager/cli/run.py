@@ -13,7 +13,7 @@ import structlog
 import typer
 
 from gpu_manager.config import Config
-from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, PAGES_DIR, STATE_DIR
+from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import DEFAULT_UNIT, parse_quantity
 
@@ -28,7 +28,6 @@ OLD_FLAGS = {
     "allocation-check-period": True,
     "virtual-manager-path": True,
     "device-plugin-path": True,
-    "checkpoint-path": True,
     "share-mode": False,
     "container-runtime-endpoint": True,
     "cgroup-driver": True,
@@ -62,6 +61,9 @@ def command(
         Path, typer.Option(help="The books and the libraries; must outlive a reboot.")
     ] = Path(STATE_DIR),
     pages_dir: Annotated[Path, typer.Option(help="The control pages; a tmpfs.")] = Path(PAGES_DIR),
+    checkpoint_path: Annotated[
+        Path, typer.Option(help="The predecessor's checkpoint, read while there are no books of ours.")
+    ] = Path(OLD_CHECKPOINT_DIR),
     http_address: Annotated[str, typer.Option(help="Where metrics are served.")] = "0.0.0.0",
     http_port: Annotated[int, typer.Option(help="Port of metrics; 0 for a free one.")] = HTTP_PORT,
     metrics_auth: Annotated[
@@ -115,6 +117,7 @@ def command(
             pod_resources=kubelet_dir / "pod-resources",
             state=state_dir,
             pages=pages_dir,
+            old_checkpoint=checkpoint_path,
             http_address=http_address,
             http_port=http_port,
             http_token=_secret(metrics_auth),

@@ -58,6 +58,7 @@ CDI_KIND: Final = "tencent.com/vcuda"
 STATE_DIR: Final = "/var/lib/gpu-manager"
 PAGES_DIR: Final = "/run/gpu-manager/pages"
 KUBELET_DIR: Final = "/var/lib/kubelet"
+OLD_CHECKPOINT_DIR: Final = "/etc/gpu-manager/checkpoint"  # the predecessor's
 HTTP_PORT: Final = 5678
 
 VERSION: Final = 1

@@ -23,6 +23,7 @@ from gpu_manager.domain.stamp import differs, stamps
 from gpu_manager.ports import Clock, Entry, Kubelet, Pods, Tenants
 from gpu_manager.services.allocator import Allocator, limits_of, success_text
 from gpu_manager.services.books import Books, Grant
+from gpu_manager.services.inheritance import is_inherited
 from gpu_manager.services.planner import Node
 from gpu_manager.services.tally import Tally
 
@@ -83,6 +84,8 @@ class Proof:
     def _settle(self, entry: Entry, entries: Sequence[Entry]) -> Grant:
         """The grant of this entry; corrected if the books had it under another name."""
         known = self._allocator.read(lambda books, _: books.grants.get((entry.pod, entry.container)))
+        if is_inherited({CORE: entry.ids}):
+            return self._inherited(entry, known)
         if known is not None and known.ids.get(CORE) == entry.ids and known.directory:
             return known
         memory = next(
@@ -106,6 +109,17 @@ class Proof:
             "association corrected", pod=entry.pod, container=entry.container, directory=grant.directory
         )
         return grant
+
+    def _inherited(self, entry: Entry, known: Grant | None) -> Grant:
+        """A container that the predecessor granted starts again. The kubelet replays the predecessor's
+        answer: a whole card works as before, a fraction's library looks for a manager that is gone.
+        """
+        if known is not None and all(share.whole for share in known.allocation.shares):
+            return known
+        why = "no record says on which card" if known is None else "its library needs that manager to start"
+        reason = f"the predecessor admitted it, and {why}; delete the pod, so that a new one is admitted"
+        self._refuse(entry, self._pod(entry.pod), reason)
+        raise DoesNotFit(f"container {entry.container!r} cannot start again: {reason}")
 
     def _start(self, grants: Sequence[Grant]) -> None:
         fresh = [g for g in grants if not g.proven]

@@ -17,9 +17,21 @@ from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
-from gpu_manager.ports import Clock, Entry, Found, Injector, Kubelet, Listed, Pods, Processes, Tenants
+from gpu_manager.ports import (
+    Clock,
+    Entry,
+    Found,
+    Inherited,
+    Injector,
+    Kubelet,
+    Listed,
+    Pods,
+    Processes,
+    Tenants,
+)
 from gpu_manager.services.allocator import UNIDENTIFIED, Allocator
 from gpu_manager.services.books import Books, Grant, Key, decode
+from gpu_manager.services.inheritance import is_inherited, shares_by_annotation, shares_by_record
 from gpu_manager.services.planner import Node
 from gpu_manager.services.stranded import Stranded
 from gpu_manager.services.tally import Tally
@@ -45,8 +57,12 @@ def rebuild(
     local: Mapping[str, Sequence[Found]],
     node: Node,
     tally: Tally,
+    inherited: Sequence[Inherited] = (),
 ) -> Books:
-    """The books after a start. Every source may be missing; none is asked twice."""
+    """The books after a start. Every source may be missing; none is asked twice.
+
+    ``inherited`` is what the predecessor left, for containers that the kubelet or the API still shows.
+    """
     grants: dict[Key, Grant] = {}
     planned: tuple[Allocation, ...] = ()
     if stored is not None:
@@ -58,8 +74,13 @@ def rebuild(
             log.error("ledger not used", reason=str(error))
     pods = {f.pod.uid: f.pod for named in local.values() for f in named}
     held = _by_entry(entries) if entries is not None else _by_listing(listing or {}, local)
+    records = {(record.pod, record.container): record for record in inherited}
+    for key in records:
+        pod = pods.get(key[0])
+        if key not in held and (entries is None or (pod is not None and not pod.terminal)):
+            held[key] = _Held()
     for key, truth in held.items():
-        grant = _grant(key, truth, grants.get(key), pods.get(key[0]), node, tally)
+        grant = _grant(key, truth, grants.get(key), pods.get(key[0]), node, tally, records.get(key))
         if grant is not None:
             grants[key] = grant
     books = Books((s.card for s in node.cards), node.unit, grants.values())
@@ -100,7 +121,13 @@ def _by_listing(
 
 
 def _grant(
-    key: Key, truth: _Held, stored: Grant | None, pod: Pod | None, node: Node, tally: Tally
+    key: Key,
+    truth: _Held,
+    stored: Grant | None,
+    pod: Pod | None,
+    node: Node,
+    tally: Tally,
+    record: Inherited | None,
 ) -> Grant | None:
     if stored is not None:
         if any(stored.ids.get(r) != ids for r, ids in truth.ids.items()):
@@ -114,6 +141,9 @@ def _grant(
     if told is not None and told.containers:
         shares = tuple(Share(card, amount) for card, amount in next(iter(told.containers.values())))
         directory = told.directory
+    elif record is not None or is_inherited(truth.ids):
+        shares, directory = shares_by_record(record, node) if record else (), ""
+        shares = shares or shares_by_annotation(pod, key[1], truth.ids, node)
     else:
         shares, directory = _from_ids(cores, memory, node), ""
     if not shares:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kubelet import KubeletClient
+from gpu_manager.adapters.old_checkpoint import read_old_checkpoint
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, Assignment, encode_assignment
 from gpu_manager.domain.errors import NodeUnready
@@ -97,6 +98,7 @@ class NodeRig:
         self.injector = FakeInjector()
         self.tally = Tally()
         self.evict = evict
+        self.old_checkpoint = directory / "old"
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -116,7 +118,9 @@ class NodeRig:
         if entries is None:
             with contextlib.suppress(NodeUnready):
                 listing = self.client.listing()
-        books: Books = rebuild(self.store.load(), entries, listing, self.pods.local(), node, self.tally)
+        stored = self.store.load()
+        inherited = read_old_checkpoint(self.old_checkpoint) if stored is None else ()
+        books: Books = rebuild(stored, entries, listing, self.pods.local(), node, self.tally, inherited)
         self.allocator = Allocator(
             node,
             books,

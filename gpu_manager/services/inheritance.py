@@ -1,0 +1,64 @@
+"""Containers that the predecessor started and that run on across an upgrade: booked here, by its word.
+
+The kubelet shows them with ids of the predecessor's form, which say nothing about the card. Its checkpoint
+does, else the index in the pod's annotation. They keep running as they were started; none has control pages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.contract import ASSIGNED, CORE, MEMORY, PREDICATE_INDEX
+from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.pod import ContainerKind, Pod
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.ports import Inherited
+from gpu_manager.services.planner import Node
+
+_CORE_ID = re.compile(re.escape(CORE) + r"-\d{1,9}")
+_MEMORY_ID = re.compile(re.escape(MEMORY) + r"-(\d{1,13})-\d{1,9}")
+
+
+def is_inherited(ids: Mapping[str, frozenset[str]]) -> bool:
+    """True if these ids, by resource, are of the predecessor's form."""
+    core = ids.get(CORE, frozenset())
+    return bool(core) and all(_CORE_ID.fullmatch(device) for device in core)
+
+
+def shares_by_record(record: Inherited, node: Node) -> tuple[Share, ...]:
+    """The cards of a record of its checkpoint; empty if one of them is not there."""
+    states = [_by_minor(node, minor) for minor in record.minors]
+    found = [state for state in states if state is not None]
+    return _shares(found, record.amount, node) if len(found) == len(states) else ()
+
+
+def shares_by_annotation(
+    pod: Pod | None, container: str, ids: Mapping[str, frozenset[str]], node: Node
+) -> tuple[Share, ...]:
+    """The cards that its annotation names by index, the amounts that its ids count; empty without."""
+    apps = [c.name for c in pod.containers if c.kind is ContainerKind.APP] if pod else []
+    if pod is None or container not in apps or pod.annotations.get(ASSIGNED) != "true":
+        return ()
+    written = pod.annotations.get(f"{PREDICATE_INDEX}{apps.index(container)}", "").split(",")
+    by_index = {str(s.card.index): s for s in node.cards}
+    found = [by_index[text.strip()] for text in written if text.strip() in by_index]
+    cores = len(ids.get(CORE, ()))
+    if not found or len(found) != len(written) or len(found) != max(1, cores // CORES_PER_CARD):
+        return ()
+    sizes = (_MEMORY_ID.fullmatch(device) for device in ids.get(MEMORY, ()))
+    return _shares(found, Amount(cores, sum(int(match[1]) for match in sizes if match)), node)
+
+
+def _shares(states: list[CardState], amount: Amount, node: Node) -> tuple[Share, ...]:
+    if amount.cores >= CORES_PER_CARD:
+        return tuple(Share(s.card.uuid, s.card.capacity(node.unit)) for s in states)
+    return (Share(states[0].card.uuid, amount),)
+
+
+def _by_minor(node: Node, minor: int) -> CardState | None:
+    """By the number in ``/dev/nvidia<n>``, which is the index where the driver does not tell."""
+    return next(
+        (s for s in node.cards if (s.card.index if s.card.minor is None else s.card.minor) == minor), None
+    )
