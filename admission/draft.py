@@ -10,12 +10,15 @@ from typing import Any, Final
 from admission.config import Terms
 from admission.wire import Operation, Review, pointer
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Container, Pod, parse_pod
 from gpu_manager.domain.resources import format_bytes, format_number
 from gpu_manager.domain.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules import check_pod, guarded_keys, warn_pod
 
 _DEFAULT_SCHEDULER: Final = "default-scheduler"  # what the API server writes where nothing is written
+_MOST_CONTAINERS: Final = 1000
+_MOST_REMOVALS: Final = 64  # one by one; more are removed by writing the rest
 _MIRROR: Final = "kubernetes.io/config.mirror"
 
 
@@ -26,6 +29,19 @@ class Draft:
     pod: Pod
     patch: tuple[Operation, ...]
     changes: tuple[Violation, ...]
+
+
+def read_pod(obj: Mapping[str, Any]) -> Pod:
+    """A pod of a size that can be judged at once; a body has room for tens of thousands of containers.
+
+    Raises:
+        RequestInvalid: it is none, or larger than any node could run.
+    """
+    groups = (_spec(obj).get(group) for group in ("initContainers", "containers", "ephemeralContainers"))
+    count = sum(len(group) for group in groups if isinstance(group, list))
+    if count > _MOST_CONTAINERS:
+        raise RequestInvalid(f"the pod has {count} containers: use {_MOST_CONTAINERS} at most")
+    return parse_pod(obj)
 
 
 def draft_pod(obj: Mapping[str, Any], terms: Terms, *, trusted: bool) -> Draft:
@@ -39,15 +55,17 @@ def draft_pod(obj: Mapping[str, Any], terms: Terms, *, trusted: bool) -> Draft:
     Raises:
         RequestInvalid: it is no pod.
     """
-    pod = parse_pod(obj)
+    pod = read_pod(obj)
     patch: list[Operation] = []
     changes: list[Violation] = []
     if not trusted:
-        for key in guarded_keys(pod.annotations):
-            patch.append(Operation("remove", pointer("metadata", "annotations", key)))
-            changes.append(violation(Rule.ANNOTATION_REMOVED, "", key, ""))
-        kept = {k: v for k, v in pod.annotations.items() if k not in guarded_keys(pod.annotations)}
-        pod = replace(pod, annotations=kept)
+        guarded = frozenset(guarded_keys(pod.annotations))
+        changes += [violation(Rule.ANNOTATION_REMOVED, "", k, "") for k in pod.annotations if k in guarded]
+        pod = replace(pod, annotations={k: v for k, v in pod.annotations.items() if k not in guarded})
+        if len(guarded) > _MOST_REMOVALS:
+            patch.append(Operation("replace", pointer("metadata", "annotations"), dict(pod.annotations)))
+        else:
+            patch += [Operation("remove", pointer("metadata", "annotations", key)) for key in sorted(guarded)]
     containers = []
     for container, steps in zip(pod.containers, _places(obj), strict=True):
         mended, operations, change = _mend(container, steps, terms)
@@ -71,7 +89,8 @@ def _scheduler(name: str, terms: Terms) -> str:
 
 
 def _spec(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    return obj.get("spec") or {}
+    spec = obj.get("spec")
+    return spec if isinstance(spec, Mapping) else {}
 
 
 def _places(obj: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from admission.config import Terms
-from admission.draft import Draft, draft_pod, ephemeral_faults, is_mirror
+from admission.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_pod
 from admission.wire import ALLOWED, Review, Verdict
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules import check_guarded, check_pod, guarded_keys, pod_request, warn_pod
@@ -128,7 +128,7 @@ def _judge_new(review: Review, terms: Terms, outlook: Outlook) -> Verdict:
     obj = review.obj or {}
     guarded = () if _is_trusted(review, terms) else _guarded(obj)
     try:
-        pod = replace(parse_pod(obj), namespace=review.namespace or "default")
+        pod = replace(read_pod(obj), namespace=review.namespace or "default")
         ephemeral = ephemeral_faults(obj)
     except RequestInvalid as error:
         return _denied((*guarded, _unreadable(error)))
@@ -162,7 +162,7 @@ def _judge_change(review: Review, terms: Terms) -> Verdict:
 
 
 def _faults(obj: Mapping[str, Any], terms: Terms) -> tuple[Violation, ...]:
-    return (*check_pod(parse_pod(obj), terms.unit, terms.minimum_cores), *ephemeral_faults(obj))
+    return (*check_pod(read_pod(obj), terms.unit, terms.minimum_cores), *ephemeral_faults(obj))
 
 
 def _faults_or_none(obj: Mapping[str, Any], terms: Terms) -> tuple[Violation, ...] | None:

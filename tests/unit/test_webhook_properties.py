@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -204,8 +205,32 @@ def test_a_body_that_cannot_be_read_is_named(body: bytes, says: str) -> None:
         parse_review(body)
 
 
-def test_a_pod_of_ten_thousand_containers_is_answered_in_bounded_size() -> None:
-    many = pod(*(container(f"c{i}", "150", "1") for i in range(10_000)))
-    many["metadata"]["annotations"] = {f"tencent.com/predicate-gpu-idx-{i}": "0" for i in range(1000)}
-    answer = encode_answer("u", validate(read(review(many)), Terms()))
-    assert len(answer) < 20_000
+@pytest.mark.parametrize("judge", [mutate, validate])
+def test_a_pod_of_tens_of_thousands_of_containers_is_refused_unread(judge: Any) -> None:
+    many = [container(f"c{i}", "150", "1") for i in range(10_000)]
+    for obj in (
+        pod(*many),
+        pod(container(), initContainers=many),
+        pod(container(), ephemeralContainers=many),
+    ):
+        begun = time.process_time()
+        verdict = judge(read(review(obj)), Terms())
+        assert (
+            "10001 containers: use 1000 at most" in verdict.message or "10000 containers" in verdict.message
+        )
+        assert time.process_time() - begun < 1
+    assert judge(read(review(pod(*many[:1000]))), Terms()).message.count("containers: use") == 0
+
+
+@pytest.mark.parametrize("judge", [mutate, validate])
+def test_tens_of_thousands_of_guarded_annotations_cost_no_more_than_their_bytes(judge: Any) -> None:
+    flood = pod(container(), annotations={f"tencent.com/predicate-gpu-idx-{i}": "0" for i in range(50_000)})
+    flood["metadata"]["annotations"]["mine"] = "kept"
+    begun = time.process_time()
+    answer = json.loads(encode_answer("u", judge(read(review(flood)), Terms())))["response"]
+    assert time.process_time() - begun < 10  # a quadratic way takes minutes
+    assert len(answer.get("warnings", ())) <= 16
+    assert len(answer.get("status", {}).get("message", "")) < 8192
+    assert len(json.dumps(answer)) < 10_000
+    if answer["allowed"]:
+        assert patched(flood, answer)["metadata"]["annotations"] == {"mine": "kept"}
