@@ -152,7 +152,7 @@ def _judge_change(review: Review, terms: Terms) -> Verdict:
     obj, old = review.obj or {}, review.old or {}
     faults = [] if _is_trusted(review, terms) else list(_tampered(old, obj))
     if (obj.get("spec"), _annotations(obj)) != (old.get("spec"), _annotations(old)):
-        before = _faults_or_none(old, terms) or ()
+        before = frozenset(_faults_or_none(old, terms) or ())
         try:
             faults += (fault for fault in _faults(obj, terms) if fault not in before)
         except RequestInvalid as error:
