@@ -25,9 +25,6 @@ from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import ZERO, Amount
 
-_MOST_SHAPES = 512  # distinct requests remembered
-_MOST_STATES = 1 << 16  # answers remembered for each
-
 
 class No(Enum):
     """Why a node is left out; the value is its word for counts and metrics."""
@@ -66,9 +63,13 @@ class _Shape:
 
 
 class Judge:
-    """Remembers answers. Thread-safe; what it says does not depend on what it remembers."""
+    """Remembers answers. Thread-safe; what it says does not depend on what it remembers.
 
-    def __init__(self) -> None:
+    ``most_shapes``: distinct requests remembered; ``most_answers``: answers in all, some 600 bytes each.
+    """
+
+    def __init__(self, most_shapes: int = 512, most_answers: int = 1 << 18) -> None:
+        self._most_shapes, self._most_answers = most_shapes, most_answers
         self._lock = threading.Lock()
         self._shapes: dict[PodRequest, _Shape] = {}
 
@@ -80,13 +81,17 @@ class Judge:
         plain = replace(request, uid=PodUid(""), containers=tuple(containers), ceiling=None)
         with self._lock:
             shape = self._shapes.pop(plain, None) or _Shape(plain)
-            if len(self._shapes) >= _MOST_SHAPES:
-                del self._shapes[next(iter(self._shapes))]
+            self._make_room()
+            if len(shape.found) > self._most_answers // 2:
+                shape.found.clear()  # states of nodes that are long gone
             self._shapes[plain] = shape  # the newest last
-            for remembered in (shape.found, shape.ever):
-                if len(remembered) > _MOST_STATES:
-                    remembered.clear()
         return Question(occupant, request, shape, snapshot, quota)
+
+    def _make_room(self) -> None:
+        """Forget the requests asked longest ago."""
+        answers = sum(len(shape.found) for shape in self._shapes.values())
+        while self._shapes and (len(self._shapes) >= self._most_shapes or answers > self._most_answers):
+            answers -= len(self._shapes.pop(next(iter(self._shapes))).found)
 
 
 class Question:

@@ -193,6 +193,7 @@ class World:
         quota: Mapping[str, Any] | None = None,
         watching: bool = True,
         policy: NodePolicy | None = None,
+        judge: Judge | None = None,
         schedulers: frozenset[str] = frozenset({"gpu-scheduler"}),
         expecting: bool = False,
     ) -> None:
@@ -202,7 +203,7 @@ class World:
         self.quota = QuotaBook()
         self.leads = True
         self.counts: dict[tuple[str, str], int] = {}
-        judge = Judge()
+        judge = judge or Judge()
         rules = Rules(leads=lambda _seconds: self.leads, schedulers=schedulers)
         self.binder = Binder(self.cluster, self.quota, judge, self.api, self.clock, rules, self._count)
         self.judge = judge

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.extender import FULL_LINES
+from admission.judging import Judge
 from admission.snapshot import NODES
 from gpu_manager.domain.contract import ALLOCATION, GPU_MODEL, GPU_UUID, PLACEMENT, decode_assignment
 from gpu_manager.domain.placement import follow
@@ -289,3 +290,12 @@ def test_several_containers_are_told_by_name():
 def test_uuid_of_the_fake_is_what_the_inventory_says():
     view = World([node("n1")]).cluster.snapshot().nodes["n1"]
     assert [state.card.uuid for state in view.facts.cards] == [uuid("n1", 0), uuid("n1", 1)]
+
+
+def test_what_is_remembered_is_bounded_and_makes_no_difference():
+    nodes = [node(f"n{i}", 1 + i % 3) for i in range(4)]
+    forgetful = Judge(most_shapes=3, most_answers=4)
+    world, other = World(nodes, judge=forgetful), World(nodes)
+    for core in (10, 20, 30, 40, 10, 20):
+        assert world.filter(pod("a", core, 4)) == other.filter(pod("a", core, 4))
+        assert len(forgetful._shapes) <= 3
