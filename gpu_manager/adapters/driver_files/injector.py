@@ -143,16 +143,22 @@ class DriverFiles:
             known = self._records.names() | (self._specs.names() if self._specs else frozenset())
             orphans = known - frozenset(alive)
             gone, self._orphans = orphans & self._orphans, orphans
-            for name in gone:
-                self._records.remove(name)
-                log.info("injection forgotten", directory=name)
             kept = known - gone
             if self._specs is not None:
                 self._specs.keep(kept)
             self._restore(frozenset(alive) & known)
-            used = self._records.libraries(kept | frozenset(alive))
-            if used is not None and self._delivery is not None:
-                self._delivery.prune(used)
+        # Slow, and about names that nobody asks for any more: no Allocate must wait for it.
+        for name in gone:
+            self._records.remove(name)
+            log.info("injection forgotten", directory=name)
+        settled = kept | frozenset(alive)
+        used = self._records.libraries(settled)
+        if used is None or self._delivery is None:
+            return
+        with self._lock:
+            since = self._records.libraries(self._records.names() - settled)
+            if since is not None:
+                self._delivery.prune(used | since)
 
     def _restore(self, names: Collection[str]) -> None:
         if self._specs is not None:
