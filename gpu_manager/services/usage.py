@@ -18,6 +18,7 @@ from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import Cards, CardUse, Clock, Pods, Processes, ProcessUse, Tenants, TenantUse
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.books import Grant, Key
+from gpu_manager.services.coactivity import Seat
 from gpu_manager.services.tally import Tally
 
 log = structlog.get_logger(__name__)
@@ -115,6 +116,20 @@ class Usage:
         self.last = Sample(now, grants, card_uses, tuple(shares), by_share)
         return self.last
 
+    def seats(self) -> list[Seat]:
+        """Who sits on which card with a page, and whether it worked in the last second."""
+        sample = self.last
+        return [
+            Seat(
+                name=sample.grants[use.key].directory,
+                card=use.share.card,
+                at_work=bool(use.core),
+                truth=_driver_share(sample.processes.get((use.key, use.share.card), ())),
+            )
+            for use in sample.shares
+            if use.enforcement == "active"
+        ]
+
     def _card_figures(self) -> tuple[dict[CardUuid, CardUse], list[ProcessUse]]:
         try:
             cards, processes = self._cards.usage()
@@ -184,6 +199,12 @@ def _is_idle(shown: ShareUse, share: Share, pids: tuple[int, ...]) -> bool:
     return shown.core == 0.0 and shown.share is share and shown.pids == pids
 
 
+def _driver_share(processes: Sequence[ProcessUse]) -> float | None:
+    """The share of the card's time that the driver saw these processes use; None if it told of none."""
+    seen = [p.utilisation for p in processes if p.utilisation is not None]
+    return min(1.0, sum(seen) / 100) if seen else None
+
+
 def _paged(grant: Grant) -> bool:
     return bool(grant.directory) and not any(s.whole for s in grant.allocation.shares)
 
@@ -193,12 +214,11 @@ def _whole(grant: Grant, by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse
     for share in grant.allocation.shares:
         processes = by_share.get((grant.key, share.card), [])
         memory = [p.memory for p in processes if p.memory is not None]
-        busy = [p.utilisation for p in processes if p.utilisation is not None]
         yield ShareUse(
             grant.key,
             share,
             "exclusive" if share.whole else "unknown",
             memory=sum(memory) if memory else None,
-            core=min(1.0, sum(busy) / 100) if busy else None,
+            core=_driver_share(processes),
             pids=tuple(sorted(p.pid for p in processes)),
         )
