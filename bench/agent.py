@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from bench.rows import Row, percentile
+from bench.rows import Row, in_memory, percentile
 from bench.world import World
 from gpu_manager.adapters import profiles, tenant_files
 from gpu_manager.domain.card_sets import best_set, fragment
@@ -69,7 +69,9 @@ class Idlers:
 def rows(*, full: bool) -> list[Row]:
     """Run it."""
     seconds = 60 if full else 20
-    with World(profile="a100x8", seed=11, reclaim_seconds=30.0) as world, ExitStack() as stack:
+    with ExitStack() as stack:
+        pages = stack.enter_context(in_memory()) / "pages"
+        world = stack.enter_context(World(profile="a100x8", seed=11, reclaim_seconds=30.0, pages=pages))
         if world.agent is None:
             raise RuntimeError("the agent does not run")
         agent = world.agent.pid

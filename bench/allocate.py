@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from bench.rows import Row, file_system, percentile
+from bench.rows import Row, file_system, in_memory, percentile
 from bench.world import World
 from gpu_manager.domain.contract import MEMORY
 from gpu_manager.domain.errors import DoesNotFit
@@ -34,6 +33,7 @@ CARDS = 8
 BYSTANDERS = 100  # other pods of the node: every listing shows them
 MOST = 60  # pods at once; mostly the cards are full before
 WARM_UP = 20
+RECLAIM_SECONDS = 30.0  # the agent's default
 
 
 class Stopwatch:
@@ -81,7 +81,7 @@ class Stopwatch:
 
 
 class Mix:
-    """Pods of many shapes come and go; an extender has placed most of them."""
+    """Pods of many shapes come and go; an extender has placed them."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -131,7 +131,7 @@ class Mix:
             for n, c in enumerate(pod.containers)
             if c.name in chosen
         )
-        obj = self._world.bind(made, chosen if self._random.random() < 0.9 else None)
+        obj = self._world.bind(made, chosen)
         result = self._world.kubelet.admit(obj)
         self._alive.append(obj)
         self.counts["pods"] += 1
@@ -163,7 +163,7 @@ def _shape(chance: random.Random) -> dict[str, Any]:
 def rows(*, full: bool) -> list[Row]:
     """Run it."""
     wanted, calls = (20_000, 2_000) if full else (2_000, 300)
-    with tempfile.TemporaryDirectory(prefix="vcuda-bench-") as place, _world(Path(place)) as world:
+    with in_memory() as place, _world(place) as world:
         watch, mix = Stopwatch(world), Mix(world)
         mix.bystanders()
         watch.paused = True
@@ -204,7 +204,7 @@ def _world(place: Path) -> World:
     shipped["cards"][0] |= {"count": CARDS, "memory": f"{UNITS * 256}Mi", "reserved": 0}
     profile = place / "cards.yaml"
     profile.write_text(yaml.safe_dump(shipped), encoding="utf-8")
-    return World(profile=str(profile), seed=7)
+    return World(profile=str(profile), seed=7, reclaim_seconds=RECLAIM_SECONDS, pages=place / "pages")
 
 
 def _allocate_row(

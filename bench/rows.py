@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +16,7 @@ _HOLDS = {"≤": operator.le, "≥": operator.ge, "=": operator.eq}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``bar`` is written like ``≤ 3``. ``figure`` is None where it cannot be measured here; ``note`` says why."""
+    """``bar`` is written like ``≤ 3``. Without a ``figure`` it cannot be measured here; ``note`` says why."""
 
     name: str
     figure: float | None
@@ -51,3 +53,12 @@ def file_system(path: Path) -> str:
     ]
     above = [(len(point), kind) for point, kind in mounts if path.resolve().is_relative_to(point)]
     return max(above)[1]
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """A directory on a tmpfs, where a node has its control pages; on the disk where there is none."""
+    shared = Path("/dev/shm")
+    kind = file_system(shared) if shared.is_dir() else ""
+    with tempfile.TemporaryDirectory(prefix="vcuda-bench-", dir=shared if kind == "tmpfs" else None) as place:
+        yield Path(place)

@@ -1,4 +1,4 @@
-"""A node to measure: API server and kubelet stand-ins here, the agent as a process of its own that can be killed."""
+"""A node to measure: API server and kubelet stand-ins here, the agent a process of its own, to be killed."""
 
 from __future__ import annotations
 
@@ -35,16 +35,26 @@ NODE = "bench"
 
 
 class World:
-    """Start, admit, judge. ``kill`` is SIGKILL; the next ``start_agent`` finds what the dead one left on disk."""
+    """Start, admit, judge. ``kill`` is SIGKILL; the next ``start_agent`` finds what the dead one left."""
 
-    def __init__(self, *, profile: str = "a100x8", seed: int = 0, reclaim_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        *,
+        profile: str = "a100x8",
+        seed: int = 0,
+        reclaim_seconds: float = 1.0,
+        pages: Path | None = None,
+    ) -> None:
+        """``pages`` may lie on a tmpfs, as a node's do."""
         self._directory = tempfile.TemporaryDirectory(prefix="vcuda-bench-")
         self.root = Path(self._directory.name)
+        self.pages = pages or self.root / "pages"
         self.profile, self.reclaim_seconds = profile, reclaim_seconds
         self.api = StandInApi()
         self.kubelet = StandInKubelet(self.root / "kubelet", seed=seed)
         self.agent: subprocess.Popen[bytes] | None = None
         self.starts = 0
+        self.port = 0  # of the agent's HTTP, once it has said so
         self._names = itertools.count()
 
     def __enter__(self) -> Self:
@@ -90,7 +100,7 @@ class World:
             "--api-url": self.api.url,
             "--kubelet-dir": str(self.root / "kubelet"),
             "--state-dir": str(self.root / "state"),
-            "--pages-dir": str(self.root / "pages"),
+            "--pages-dir": str(self.pages),
             "--http-address": "127.0.0.1",
             "--http-port": "0" if self.starts == 1 else str(self.port),
             "--cards": f"simulated:{self.profile}",
@@ -160,7 +170,7 @@ class World:
         return dict(bound)
 
     def limits(self, result: AdmissionResult, container: str) -> dict[CardUuid, tuple[int, int]]:
-        """Card → (cores, memory bytes) in force under the mounts that the kubelet was handed; whole cards by name."""
+        """Card → (cores, memory bytes) in force under the mounts that the kubelet was handed."""
         response = result.containers[container]
         mounts = {m.container_path: m.host_path for m in response.mounts}
         if "/etc/vcuda/limits" not in mounts:

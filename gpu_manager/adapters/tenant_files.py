@@ -108,7 +108,7 @@ def create_page(here: int, name: str, content: bytes, mode: int, label: bytes | 
     page = os.open(draft, _PAGE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=here)
     try:
         os.posix_fallocate(page, 0, len(content))
-        write(page, 0, content)
+        write(page, 0, content.rstrip(b"\0"))  # the room is zeros already, and a usage page little else
         put_label(page, label)
         os.fchmod(page, mode)  # not the creation mode: umask would cut it
         os.rename(draft, name, src_dir_fd=here, dst_dir_fd=here)
