@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterable
 from typing import Protocol
 
+from bench import hooks_launch
 from bench.native import compiled, container
 from bench.rows import Row
 from tests.native.driven import Container, fronts
@@ -102,7 +103,7 @@ class Measure(Protocol):
     def __call__(self, *, full: bool) -> Iterable[Row]: ...
 
 
-ROWS: tuple[Measure, ...] = (forward, memory_call, preload_start, cuinit)
+ROWS: tuple[Measure, ...] = (forward, memory_call, preload_start, cuinit, hooks_launch.rows)
 
 
 def rows(*, full: bool) -> list[Row]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from bench import limits_evader
+from bench import limits_evader, limits_share
 from bench.native import container
 from bench.rows import Row
 from tests.native.driven import Container, program
@@ -113,7 +113,7 @@ class Measure(Protocol):
     def __call__(self, *, full: bool) -> Iterable[Row]: ...
 
 
-ROWS: tuple[Measure, ...] = (memory, limits_evader.rows)
+ROWS: tuple[Measure, ...] = (memory, limits_evader.rows, limits_share.rows)
 
 
 def rows(*, full: bool) -> list[Row]:

@@ -206,8 +206,8 @@ class Correction:
 class Activity:
     """What a container does on one card at this moment, by its own account.
 
-    ``in_flight`` counts streams with unsettled work, ``at_work`` living processes that have any;
-    ``last_busy_ns`` is CLOCK_MONOTONIC, 0 for never.
+    ``in_flight`` counts streams with unsettled work, ``at_work`` the processes that have any, of the
+    ``processes`` alive; ``last_busy_ns`` is CLOCK_MONOTONIC, 0 for never.
     """
 
     card: CardUuid
@@ -215,6 +215,7 @@ class Activity:
     busy_ns: int
     last_busy_ns: int
     at_work: int = 0
+    processes: int = 0
 
 
 class Activities(Protocol):

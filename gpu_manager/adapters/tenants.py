@@ -169,6 +169,7 @@ class PageTenants:
                 line.busy_ns,
                 line.last_busy_ns,
                 sum(slot.inflight[i] > 0 for slot in slots),
+                len(slots),
             )
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         ]

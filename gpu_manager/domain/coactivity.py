@@ -18,6 +18,8 @@ from typing import Final
 TRUST_SECONDS: Final = 0.5
 """Claims ahead of measured use that are believed at most: work is measured when it ends."""
 TRUST_CAP_SECONDS: Final = 2.0
+LAG: Final = 1.1
+"""Work is known to be over a little after it is: so much longer may a container seem to be in flight."""
 MEMORY_SECONDS: Final = 30.0
 """Over how long the driver's figures are compared with what was charged: they are coarse, not wrong."""
 PRIOR_SECONDS: Final = 1.0
@@ -32,10 +34,13 @@ _MARGIN: Final = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One container at one moment: processes with work in flight, and GPU time charged so far (ns)."""
+    """One container at one moment: processes with work in flight, GPU time charged so far (ns), and whether
+    it is to be reckoned with at all: one that has ended, or has not worked for a while, is not.
+    """
 
     at_work: int
     busy_ns: int
+    present: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +51,8 @@ class _Tenant:
     in_flight: float = 0.0
     others: float = 0.0
     factor: float = 1.0
-    alone: bool = True
+    alone: bool = True  # in the last period
+    left_alone: bool = True  # as of the last sample
     gain: float = 1.0
     charged: float = 0.0  # GPU seconds since the last comparison, without the gain
     compared: float = 0.0  # the same over the memory, ...
@@ -76,11 +82,13 @@ class SharedCard:
             for name, one in seen.items()
         }
         total = sum(believed.values())
+        present = sum(one.present for one in seen.values())
         self._sampled += seconds
         for name, one in seen.items():
             tenant = self._tenants[name]
             others = total - believed[name]
             tenant.others += others * seconds
+            tenant.left_alone = present - one.present == 0
             if one.at_work:
                 tenant.in_flight += seconds
                 tenant.inverse += seconds / (max(1.0, believed[name]) + others)
@@ -90,12 +98,11 @@ class SharedCard:
         for tenant in self._tenants.values():
             others = tenant.others / self._sampled if self._sampled else 0.0
             inverse = tenant.inverse / tenant.in_flight if tenant.in_flight else 1 / (1 + others)
-            changed = tenant.alone != (others == 0)
-            weight = 1.0 if changed else SMOOTHING
+            if tenant.left_alone:
+                inverse = 1.0
+            weight = 1.0 if tenant.left_alone or tenant.alone else SMOOTHING
             tenant.factor = 1 / (1 / tenant.factor + weight * (inverse - 1 / tenant.factor))
-            tenant.alone = others == 0
-            if tenant.alone and tenant.factor < 1.01:
-                tenant.factor = 1.0
+            tenant.alone = tenant.left_alone
             tenant.inverse = tenant.in_flight = tenant.others = 0.0
         self._sampled = 0.0
         return {name: tenant.factor for name, tenant in self._tenants.items()}
@@ -128,7 +135,7 @@ class SharedCard:
         used = max(0, seen.busy_ns - before) * 1e-9 if before is not None else 0.0
         raw = used / tenant.gain
         tenant.charged += raw
-        supported = raw * tenant.factor
+        supported = raw * tenant.factor * LAG
         if truth is not None:
             supported = min(supported, (truth * _MARGIN + 0.02) * seconds * tenant.factor)
         tenant.trust = min(TRUST_CAP_SECONDS, tenant.trust + supported)

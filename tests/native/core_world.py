@@ -189,6 +189,10 @@ class World:
         image = (self.base / "pages" / tenant.name / "usage").read_bytes()
         return page.read_usage(image, card + 1).cards[card]
 
+    def slot_offset(self, slot: int = 0) -> int:
+        """Where a process's slot begins in the usage page."""
+        return page.USAGE_HEAD_SIZE + slot * page.SLOT_SIZE
+
     @contextlib.contextmanager
     def host(self, *tenants: Tenant, driver: bool = False) -> Iterator[CoActivity]:
         """The agent's co-activity loop over these containers; ``driver``: with what NVML sees of them."""

@@ -25,7 +25,7 @@
 
 #define CUDA_ERROR_NOT_READY 600
 #define LOOK_LEAST_NS 150000u /* between two looks */
-#define LOOK_MOST_NS 2000000u
+#define LOOK_MOST_NS 1000000u
 #define QUIET_NS 400000u /* no launch for so long: the piece is closed for the program */
 #define AWAKE_NS 3000000u
 #define PATIENCE_NS 1000000000u
@@ -364,7 +364,7 @@ static void *help(void *unused) {
         if (next)
             nap(next);
         else if (now - last_seen_busy < AWAKE_NS)
-            nap(LOOK_MOST_NS / 2);
+            nap(LOOK_MOST_NS);
         else
             sleep_until_woken();
     }

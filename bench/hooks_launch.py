@@ -1,0 +1,71 @@
+"""What holding launches to a limit costs the launching thread, on a driver that does nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.rows import Row
+from tests.native.core_world import built_front, compiled
+from vcuda import page
+
+EIGHT = 8
+
+
+@contextmanager
+def container(core_limit: float | None) -> Iterator[dict[str, str]]:
+    """The environment of a container with one card, whose driver is tests/native/core_driver.c."""
+    with tempfile.TemporaryDirectory(prefix="vcuda-launch-") as name:
+        root = Path(name)
+        (root / "etc/vcuda").mkdir(parents=True)
+        (root / "usr/local/vcuda/real").mkdir(parents=True)
+        card = page.CardLimits(bytes(range(16)), 1 << 34, core_limit)
+        (root / "etc/vcuda/limits").write_bytes(page.build_limits(page.Limits((card,))))
+        (root / "etc/vcuda/usage").write_bytes(page.build_usage())
+        (root / "usr/local/vcuda/real/libcuda.so.1").symlink_to(_driver())
+        yield {"PATH": os.environ["PATH"], "VCUDA_ROOT": name}
+
+
+def timed(
+    library: Path, env: dict[str, str], launches: int, stream: str, count: int = 1
+) -> tuple[float, float]:
+    """Median and 99th percentile in ns a launch; the worst of ``count`` processes at once."""
+    own = ["own"] if count > 1 else []
+    command = [str(compiled("core_time.c")), str(library), str(launches), stream, *own]
+    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    results = []
+    for process in running:
+        out, _ = process.communicate(timeout=300)
+        if process.returncode:
+            raise RuntimeError(f"core_time ended with {process.returncode}")
+        results.append(tuple(map(float, out.split())))
+    return max(median for median, _ in results), max(high for _, high in results)
+
+
+def rows(*, full: bool) -> Iterable[Row]:
+    """Without a limit, with one, and eight processes of one container at once."""
+    launches = 20_000_000 if full else 3_000_000
+    front = built_front() / "sandbox/libcuda.so.1"
+    with container(None) as env:
+        bare, _ = timed(_driver(), env, launches, "stream")
+        unlimited, _ = timed(front, env, launches, "stream")
+    yield Row("launch_unlimited_ns", round(unlimited - bare, 2), "ns", "≤ 5", bare, full,
+              "cuLaunchKernel, median of rounds of 100")  # fmt: skip
+    with container(50.0) as env:
+        limited, _ = timed(front, env, launches, "stream")
+        null, _ = timed(front, env, launches, "null")
+    yield Row("launch_limited_ns", round(limited - bare, 2), "ns", "≤ 30", bare, full,
+              f"credit at hand, events free; {null - bare:.1f} ns on the null stream")  # fmt: skip
+    with container(50.0) as env:
+        _, bare_high = timed(_driver(), env, launches // EIGHT, "stream", EIGHT)
+        _, high = timed(front, env, launches // EIGHT, "stream", EIGHT)
+    yield Row("launch_8proc_p99_ns", round(high - bare_high, 1), "ns", "≤ 150", bare_high, full,
+              f"worst of 8 processes of one container on {os.cpu_count()} cores, rounds of 100")  # fmt: skip
+
+
+def _driver() -> Path:
+    return compiled("core_driver.c", "-shared", "-fPIC")
