@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import platform
 import sys
 import time
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.rows import OUTPUT, Row
+from bench.rows import MACHINE, OUTPUT, Row, machine
 
 # Group → module with rows(full: bool) -> Iterable[Row].
 GROUPS = ("association", "allocate", "agent", "hooks", "limits")
@@ -29,17 +28,25 @@ def main() -> int:
         started = time.monotonic()
         rows += importlib.import_module(f"bench.{group}").rows(full=arguments.full)
         print(f"{group}: {time.monotonic() - started:.0f} s", file=sys.stderr)
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_text(
-        json.dumps([row.as_json() for row in rows], indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    keep([row.as_json() for row in rows], others=bool(arguments.only))
     Console().print(table(rows))
     return 1 if any(row.holds is False for row in rows) else 0
 
 
+def keep(rows: list[dict[str, object]], *, others: bool) -> None:
+    """Write build/bench.json. After a run of one group the rows of the ``others`` stay as they were."""
+    before = json.loads(OUTPUT.read_text(encoding="utf-8")) if others and OUTPUT.exists() else []
+    new = {row["name"]: row for row in rows}
+    place = {row["name"] for row in before}
+    rows = [new.get(row["name"], row) for row in before] + [row for row in rows if row["name"] not in place]
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    MACHINE.write_text(machine() + "\n", encoding="utf-8")
+
+
 def table(rows: list[Row]) -> Table:
     """The rows for people."""
-    shown = Table(title=f"{platform.machine()}, Python {platform.python_version()}")
+    shown = Table(title=machine())
     for heading in ("name", "figure", "unit", "bar", "holds", "baseline", "note"):
         shown.add_column(heading)
     for row in rows:

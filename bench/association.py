@@ -269,7 +269,7 @@ class Driver:
 
 
 def _shape(chance: random.Random) -> dict[str, Any]:
-    """A pod's containers: fractions equal in cores and unequal in memory, several, init, sidecars, whole cards."""
+    """A pod's containers: fractions equal in cores and unequal in memory, several, init, sidecars, whole."""
     core, memory = chance.choice((10, 20, 30, 30, 30, 50)), chance.choice((4, 8, 8, 20))
     kind = chance.random()
     if kind < 0.45:
@@ -324,7 +324,8 @@ def rows(*, full: bool) -> list[Row]:
     for complaint in driver.complaints[:20]:
         print(complaint, file=sys.stderr)
     seconds = time.monotonic() - started
-    note = f"seed {SEED}: " + ", ".join(f"{n} {what}" for what, n in sorted(driver.counts.items())) + f", {seconds:.0f} s"
+    counted = ", ".join(f"{n} {what}" for what, n in sorted(driver.counts.items()))
+    note = f"seed {SEED}: {counted}, {seconds:.0f} s"
     figures = {
         "association_wrong": driver.counts["wrong"],
         "association_overcommit": driver.counts["overcommit"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
+import os
+import platform
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 OUTPUT = Path(__file__).resolve().parent.parent / "build" / "bench.json"
+MACHINE = OUTPUT.with_name("bench-machine.txt")  # what OUTPUT was measured on
 _HOLDS = {"≤": operator.le, "≥": operator.ge, "=": operator.eq}
 
 
@@ -62,3 +65,15 @@ def in_memory() -> Iterator[Path]:
     kind = file_system(shared) if shared.is_dir() else ""
     with tempfile.TemporaryDirectory(prefix="vcuda-bench-", dir=shared if kind == "tmpfs" else None) as place:
         yield Path(place)
+
+
+def machine() -> str:
+    """What the figures were measured on, in one line."""
+    cpus = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    model = next((line.partition(": ")[2] for line in cpus if line.startswith("model name")), "")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
+    kernel = ".".join(platform.release().split(".")[:2])
+    return (
+        f"{os.cpu_count()} CPUs ({model or platform.machine()}), {memory} GiB, Linux {kernel}, "
+        f"Python {platform.python_version()}, {file_system(OUTPUT.parent)}"
+    )
