@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import structlog
 import typer
 
 from admission.config import NAMESPACE, SECRET, SERVICE, TRUSTED_USERS, OwnCertificates, Settings, Terms
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable
-from gpu_manager.domain.resources import DEFAULT_UNIT, parse_quantity
-
-log = structlog.get_logger("admission")
+from gpu_manager.domain.resources import DEFAULT_UNIT
+from gpu_manager.program import configure_log, pass_over_old_flags, unit_bytes
 
 # The predecessor's flags that mean nothing any more: accepted with one warning, so that an old manifest
 # starts. The value says whether a value follows.
@@ -90,11 +86,11 @@ def command(
 ) -> None:
     """Admission of fractional cards: webhooks that mend, judge and explain."""
     configure_log(log_level)
-    _old_flags(context.args)
+    pass_over_old_flags(context.args, OLD_FLAGS, "gpu-quota-admission")
     if (tls_cert_file is None) != (tls_private_key_file is None):
         raise RequestInvalid("give --tls-cert-file and --tls-private-key-file together, or neither")
     terms = Terms(
-        unit=_unit(memory_unit),
+        unit=unit_bytes(memory_unit),
         minimum_cores=minimum_cores,
         default_memory=default_memory,
         scheduler_name=scheduler_name,
@@ -129,52 +125,6 @@ def command(
             kubeconfig=kubeconfig,
         )
     ).run()
-
-
-def configure_log(level: str) -> None:
-    """One line an event on stderr: for people on a terminal, else JSON. klog's numbers are understood."""
-    names = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-    number = names.get(level.lower())
-    if number is None:
-        if not level.isdecimal():
-            raise RequestInvalid(f"--log-level is {level!r}: use debug, info, warning or error")
-        number = logging.DEBUG if int(level) >= 5 else logging.INFO
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
-    )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-
-
-def _old_flags(arguments: Sequence[str]) -> None:
-    rest = [*arguments, *os.environ.get("EXTRA_FLAGS", "").split()]
-    ignored, at = [], 0
-    while at < len(rest):
-        name, _, value = rest[at].lstrip("-").replace("_", "-").partition("=")
-        if not rest[at].startswith("-") or name not in OLD_FLAGS:
-            raise RequestInvalid(
-                f"unknown argument {rest[at]!r}: gpu-quota-admission --help lists what there is"
-            )
-        ignored.append(f"--{name}")
-        follows = OLD_FLAGS[name] and not value and at + 1 < len(rest) and not rest[at + 1].startswith("-")
-        at += 2 if follows else 1
-    if ignored:
-        log.warning("flags of the predecessor ignored", flags=ignored)
-
-
-def _unit(text: str) -> int:
-    unit = parse_quantity(text)
-    if unit.denominator != 1 or not 1 << 20 <= unit <= 1 << 40:
-        raise RequestInvalid(f"--memory-unit is {text!r}: use whole bytes from 1Mi to 1Ti, such as 256Mi")
-    return int(unit)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import socket
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import structlog
 import typer
@@ -15,7 +12,8 @@ import typer
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.resources import DEFAULT_UNIT, parse_quantity
+from gpu_manager.domain.resources import DEFAULT_UNIT
+from gpu_manager.program import configure_log, pass_over_old_flags, unit_bytes
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +102,7 @@ def command(
 ) -> None:
     """Run the node's agent until SIGTERM."""
     configure_log(log_level)
-    _old_flags(context.args)
+    pass_over_old_flags(context.args, OLD_FLAGS, "gpu-manager run")
     from gpu_manager.agent import main  # noqa: PLC0415  # gRPC and the Kubernetes client, only when they are needed
 
     main(
@@ -123,7 +121,7 @@ def command(
             http_token=_secret(metrics_auth),
             cards=cards,
             control=control,
-            unit=_unit(memory_unit),
+            unit=unit_bytes(memory_unit),
             injection=device_injection,
             host_root=host_root,
             driver_root=driver_root,
@@ -141,50 +139,6 @@ def command(
 
 # Read by the program: unknown options of this command are looked at by the command itself.
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-def configure_log(level: str) -> None:
-    """One line an event on stderr: for people on a terminal, else JSON. klog's numbers are understood."""
-    names = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-    number = names.get(level.lower())
-    if number is None:
-        if not level.isdecimal():
-            raise RequestInvalid(f"--log-level is {level!r}: use debug, info, warning or error")
-        number = logging.DEBUG if int(level) >= 5 else logging.INFO
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
-    )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # as it is when the line is written
-    )
-
-
-def _old_flags(arguments: list[str]) -> None:
-    rest = [*arguments, *os.environ.get("EXTRA_FLAGS", "").split()]
-    ignored, at = [], 0
-    while at < len(rest):
-        name, _, value = rest[at].lstrip("-").replace("_", "-").partition("=")
-        if not rest[at].startswith("-") or name not in OLD_FLAGS:
-            raise RequestInvalid(f"unknown argument {rest[at]!r}: gpu-manager run --help lists what there is")
-        ignored.append(f"--{name}")
-        follows = OLD_FLAGS[name] and not value and at + 1 < len(rest) and not rest[at + 1].startswith("-")
-        at += 2 if follows else 1
-    if ignored:
-        log.warning("flags of the predecessor ignored", flags=ignored)
-
-
-def _unit(text: str) -> int:
-    unit = parse_quantity(text)
-    if unit.denominator != 1 or not 1 << 20 <= unit <= 1 << 40:
-        raise RequestInvalid(f"--memory-unit is {text!r}: use whole bytes from 1Mi to 1Ti, such as 256Mi")
-    return int(unit)
 
 
 def _labels(text: str) -> dict[str, str]:

@@ -1,0 +1,75 @@
+"""What both programs' command lines share: the log, the memory unit, the predecessor's flags."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.resources import parse_quantity
+
+log = structlog.get_logger(__name__)
+
+
+def configure_log(level: str) -> None:
+    """One line an event on stderr: for people on a terminal, else JSON. klog's numbers are understood.
+
+    Raises:
+        RequestInvalid: no such level.
+    """
+    names = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+    number = names.get(level.lower())
+    if number is None:
+        if not level.isdecimal():
+            raise RequestInvalid(f"--log-level is {level!r}: use debug, info, warning or error")
+        number = logging.DEBUG if int(level) >= 5 else logging.INFO
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # as it is when the line is written
+    )
+
+
+def pass_over_old_flags(arguments: Sequence[str], known: Mapping[str, bool], program: str) -> None:
+    """Accept the predecessor's flags that mean nothing any more, with one warning, so that an old manifest
+    starts. ``known`` says of each whether a value follows; ``EXTRA_FLAGS`` of the environment count too.
+
+    Raises:
+        RequestInvalid: an argument that neither knew.
+    """
+    rest = [*arguments, *os.environ.get("EXTRA_FLAGS", "").split()]
+    ignored, at = [], 0
+    while at < len(rest):
+        name, _, value = rest[at].lstrip("-").replace("_", "-").partition("=")
+        if not rest[at].startswith("-") or name not in known:
+            raise RequestInvalid(f"unknown argument {rest[at]!r}: {program} --help lists what there is")
+        ignored.append(f"--{name}")
+        follows = known[name] and not value and at + 1 < len(rest) and not rest[at + 1].startswith("-")
+        at += 2 if follows else 1
+    if ignored:
+        log.warning("flags of the predecessor ignored", flags=ignored)
+
+
+def unit_bytes(text: str) -> int:
+    """The bytes of one unit of memory, as ``--memory-unit`` gives them.
+
+    Raises:
+        RequestInvalid: not whole, or absurd.
+    """
+    unit = parse_quantity(text)
+    if unit.denominator != 1 or not 1 << 20 <= unit <= 1 << 40:
+        raise RequestInvalid(f"--memory-unit is {text!r}: use whole bytes from 1Mi to 1Ti, such as 256Mi")
+    return int(unit)
