@@ -21,9 +21,14 @@ from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable
 # name → (module, summary): one line makes a command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
+    "cordon": ("gpu_manager.cli.cordon", "Close cards to new shares."),
+    "graph": ("gpu_manager.cli.graph", "Show the cards of the running agent, and who holds what of them."),
     "run": ("gpu_manager.cli.run", "Run the agent of this node."),
     "sandbox": ("gpu_manager.cli.sandbox", "Keep a node with simulated cards up, on a laptop."),
+    "status": ("gpu_manager.cli.status", "Say whether the running agent can serve pods."),
     "topology": ("gpu_manager.cli.topology", "Pick the best-joined cards of an nvidia-smi topo -m matrix."),
+    "uncordon": ("gpu_manager.cli.uncordon", "Open cards that were closed."),
+    "usage": ("gpu_manager.cli.usage", "Show what each container asked for and uses."),
     "version": ("gpu_manager.cli.version", "Print the version."),
 }
 

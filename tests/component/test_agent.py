@@ -93,6 +93,12 @@ class World:
                 self.kubelet.start_container(made["metadata"]["uid"], entry["name"])
         return result
 
+    def limits_card(self, result: AdmissionResult) -> str:
+        """The card whose limits are under the mounts of container ``c``."""
+        mounts = {m.container_path: m.host_path for m in result.containers["c"].mounts}
+        (card,) = page.read_limits(Path(mounts["/etc/vcuda/limits"]).read_bytes()).cards
+        return page.uuid_text(card.uuid)
+
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:

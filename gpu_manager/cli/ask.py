@@ -1,0 +1,126 @@
+"""``gpu-manager status``, ``graph`` and ``usage``: what the running agent of this node says."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from gpu_manager.domain.contract import HTTP_PORT
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
+
+_LARGEST_BYTES = 16 << 20
+
+
+class Output(Enum):
+    """The forms of the answer."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+Url = Annotated[str, typer.Option(help="The agent's address.")]
+Form = Annotated[Output, typer.Option("--output", "-o", help="Form of the answer.")]
+Token = Annotated[
+    str,
+    typer.Option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token, where the agent asks for one."),
+]
+DEFAULT = f"http://127.0.0.1:{HTTP_PORT}"
+
+
+def graph(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> None:
+    """Show the cards and who holds what of them."""
+    if output is Output.TABLE:
+        typer.echo(_get(url, "/graph", "text/plain", token).rstrip())
+    else:
+        _print(_read(url, "/graph", token), output)
+
+
+def usage(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> None:
+    """Show what each container asked for and uses."""
+    data = _read(url, "/usage", token)
+    if output is not Output.TABLE:
+        _print(data, output)
+        return
+    for pod in data.get("usage", {}).values():
+        for container, spec in pod.get("spec", {}).items():
+            devices = pod.get("stat", {}).get(container, {}).get("dev", [])
+            used = "; ".join(_device(device) for device in devices) or "not known"
+            asked = f"{spec['gpu']:g} cards, {spec['mem']:g} MiB"
+            typer.echo(printable(f"{pod['project']}/{pod['pod']} {container}: asked {asked}; used {used}"))
+
+
+def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> None:
+    """Say whether the agent can serve pods, and how its cards stand."""
+    ready = json.loads(_get(url, "/readyz", "application/json", token, ok=(200, 503)))
+    data = {
+        "version": _read(url, "/version", token).get("version"),
+        "ready": ready,
+        **_read(url, "/graph", token),
+    }
+    if output is not Output.TABLE:
+        _print(data, output)
+    else:
+        checks = ", ".join(f"{name}: {'yes' if holds else 'NO'}" for name, holds in ready.items())
+        typer.echo(printable(f"gpu-manager {data['version']} on {data['node']}; {checks}"))
+        for card in data["cards"]:
+            state = "MIG" if card["mig"] else "cordoned" if card["cordoned"] else "open"
+            state = state if card["healthy"] else f"unhealthy: {card['reason']}"
+            held = ", ".join(f"{h['namespace']}/{h['pod']} {h['cores']}" for h in card["holders"]) or "nobody"
+            typer.echo(printable(f"  card {card['index']}: {card['cores_free']} cores free, {state}; {held}"))
+    if not all(ready.values()):
+        raise typer.Exit(1)
+
+
+def _device(device: dict[str, Any]) -> str:
+    core = f"{device['gpu']:.0f} %" if "gpu" in device else "? %"
+    memory = f"{device['mem']:.0f} MiB" if "mem" in device else "? MiB"
+    return f"{core} and {memory} of card {device.get('card_idx', device.get('uuid', '?'))}"
+
+
+def _read(url: str, path: str, token: str) -> dict[str, Any]:
+    try:
+        data = json.loads(_get(url, path, "application/json", token))
+    except ValueError as error:
+        raise NodeUnready(
+            f"{url}{path} answered with something that is not JSON: is that the agent?"
+        ) from error
+    if not isinstance(data, dict):
+        raise NodeUnready(f"{url}{path} answered with something else: is that the agent?")
+    return data
+
+
+def _get(url: str, path: str, accept: str, token: str, ok: tuple[int, ...] = (200,)) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise RequestInvalid(f"--url is {url!r}: write it like {DEFAULT}")
+    headers = {"Accept": accept, **({"Authorization": f"Bearer {token}"} if token else {})}
+    request = urllib.request.Request(url.rstrip("/") + path, headers=headers)  # noqa: S310  # http(s), checked above
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310  # same
+            return str(answer.read(_LARGEST_BYTES).decode("utf-8", "replace"))
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code in ok:
+                return str(error.read(_LARGEST_BYTES).decode("utf-8", "replace"))
+            cure = "give --token" if error.code == 401 else "is that the agent?"
+            raise NodeUnready(f"the agent at {url} refused {path}: {error.code}; {cure}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise NodeUnready(
+            f"no agent answers at {url} ({reason}): start it, or name its address with --url"
+        ) from error
+
+
+def _print(data: dict[str, Any], output: Output) -> None:
+    if output is Output.JSON:
+        typer.echo(json.dumps(data, indent=1))
+    else:
+        import yaml  # noqa: PLC0415  # only here
+
+        typer.echo(yaml.safe_dump(data, sort_keys=False).rstrip(os.linesep))

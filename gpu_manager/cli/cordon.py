@@ -1,0 +1,47 @@
+"""``gpu-manager cordon`` and ``uncordon``: close cards to new shares, and open them again."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpu_manager.domain.card import CardUuid
+
+Uuids = Annotated[list[str], typer.Argument(metavar="UUID...", help="Cards, as `nvidia-smi -L` names them.")]
+NodeName = Annotated[
+    str, typer.Option("--node-name", envvar="NODE_NAME", help="Their node; default: this host's name.")
+]
+Kubeconfig = Annotated[Path | None, typer.Option(help="Default: as a pod of the cluster.")]
+ApiUrl = Annotated[str | None, typer.Option(help="API server by address, for the sandbox.")]
+
+
+def command(
+    uuids: Uuids, node_name: NodeName = "", kubeconfig: Kubeconfig = None, api_url: ApiUrl = None
+) -> None:
+    """Close cards: what runs there runs on, nothing new is placed."""
+    _change(uuids, node_name, kubeconfig, api_url, close=True)
+
+
+def uncordon(
+    uuids: Uuids, node_name: NodeName = "", kubeconfig: Kubeconfig = None, api_url: ApiUrl = None
+) -> None:
+    """Open cards that were closed."""
+    _change(uuids, node_name, kubeconfig, api_url, close=False)
+
+
+def _change(
+    uuids: list[str], node: str, kubeconfig: Path | None, api_url: str | None, *, close: bool
+) -> None:
+    from gpu_manager.adapters.kube import connect  # noqa: PLC0415  # the client is heavy; check must not wait
+    from gpu_manager.adapters.kube.cordon import cordon  # noqa: PLC0415  # same
+
+    node = node or socket.gethostname().lower()
+    connection = connect(kubeconfig=kubeconfig, url=api_url)
+    try:
+        closed = cordon(connection, node, [CardUuid(uuid) for uuid in uuids], close=close)
+    finally:
+        connection.close()
+    typer.echo(f"{node}: {len(closed)} cordoned" + "".join(f"\n  {uuid}" for uuid in sorted(closed)))
