@@ -180,6 +180,8 @@ class World:
             [str(self.load), *map(str, arguments)],
             env=self.environment(tenant), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
+        assert process.stdout
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)  # it shall never wait for its reader
         self.started.append(Load(process))
         self.pids.setdefault(tenant.name, []).append(process.pid)
         return self.started[-1]

@@ -42,6 +42,10 @@ uint64_t core_wall(uint64_t credit_ns, uint32_t share_q8) {
     return (least(credit_ns, REFILL_MOST_NS) * CORE_WHOLE_Q8 + share_q8 - 1) / share_q8;
 }
 
+uint64_t core_burst(const struct vcuda_card_limits *limits, uint32_t share_q8) {
+    return least(least(limits->burst_ns, REFILL_MOST_NS), core_income(limits->window_ns / 10, share_q8));
+}
+
 int64_t core_refilled(int64_t credit, uint64_t wall_ns, uint32_t share_q8, uint64_t burst_ns, uint64_t debt_ns) {
     int64_t floor = -(int64_t)least(debt_ns, REFILL_MOST_NS), cap = (int64_t)least(burst_ns, REFILL_MOST_NS);
     if (credit < floor)
@@ -107,7 +111,7 @@ int64_t core_refill(struct vcuda_card_usage *usage, const struct vcuda_card_limi
     uint64_t debt = debt_of(usage, limits);
     int64_t new;
     do
-        new = core_refilled(credit, wall, share_q8, limits->burst_ns, debt);
+        new = core_refilled(credit, wall, share_q8, core_burst(limits, share_q8), debt);
     while (!swap(&usage->credit_ns, &credit, new));
     return new;
 }
@@ -130,7 +134,8 @@ void core_settle(struct vcuda_card_usage *usage, const struct vcuda_card_limits 
     int64_t change = (int64_t)paid - (int64_t)used;
     if (!change)
         return;
-    int64_t floor = -(int64_t)debt_of(usage, limits), cap = (int64_t)least(limits->burst_ns, REFILL_MOST_NS);
+    uint32_t share = limits->core_ceiling_q8 > limits->core_limit_q8 ? limits->core_ceiling_q8 : limits->core_limit_q8;
+    int64_t floor = -(int64_t)debt_of(usage, limits), cap = (int64_t)core_burst(limits, share);
     int64_t credit = __atomic_load_n(&usage->credit_ns, __ATOMIC_RELAXED), new;
     do {
         /* What pays back an estimate may pass the burst no more than income may; debt it finds it does not deepen. */

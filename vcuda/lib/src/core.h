@@ -31,6 +31,10 @@ uint32_t core_share(const struct vcuda_limits_view *view, int card, uint64_t now
 uint64_t core_income(uint64_t wall_ns, uint32_t share_q8);
 uint64_t core_wall(uint64_t credit_ns, uint32_t share_q8);
 
+/* What idling may save up: the limits' burst, but no more than a tenth of a window's worth, so that a small share stays
+ * small and a lowered one is low at once. */
+uint64_t core_burst(const struct vcuda_card_limits *limits, uint32_t share_q8);
+
 /* Credit after `wall_ns` more: never above the burst, never below minus the debt. */
 int64_t core_refilled(int64_t credit, uint64_t wall_ns, uint32_t share_q8, uint64_t burst_ns, uint64_t debt_ns);
 
