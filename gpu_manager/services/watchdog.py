@@ -111,15 +111,27 @@ class Watchdog:
     def _verdicts(self, sample: Sample, pods: Mapping[PodUid, Pod]) -> dict[_Accused, str]:
         """What this sample shows of every container on every card where it is, should be, or was accused."""
         uses = {(use.key, use.share.card): use for use in sample.shares}
-        places = {*uses, *sample.processes, *(place for place, _ in self._cases)}
+        accused = {place for place, _ in self._cases}
+        places = {*uses, *sample.processes, *accused}
         known = {grant.directory for grant in sample.grants.values()}
         self._attacks = {name: count for name, count in self._attacks.items() if name in known}
         return {
             (place, reason): evidence
             for place in places
             if place[0] in sample.grants or place[0][0] in pods
+            if place in accused or not self._is_quiet(place, uses.get(place), sample)
             for reason, evidence in judge(self._facts(place, uses.get(place), sample, pods)).items()
         }
+
+    def _is_quiet(self, place: _Place, use: ShareUse | None, sample: Sample) -> bool:
+        """True if nothing can be shown: no process on the card, and a sound page that nobody has changed.
+
+        Most containers idle most of the time, and an agent's rest is made of not looking further.
+        """
+        grant = sample.grants.get(place[0])
+        if grant is None or use is None or use.enforcement != "active" or sample.processes.get(place):
+            return False
+        return self._witness.attacks(grant.directory)[0] == self._attacks.get(grant.directory, 0)
 
     def _facts(
         self, place: _Place, use: ShareUse | None, sample: Sample, pods: Mapping[PodUid, Pod]
