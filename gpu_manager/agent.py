@@ -33,7 +33,8 @@ from gpu_manager.ports import Cards, Found
 from gpu_manager.servers.device_plugin import DevicePlugin
 from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.guards import GuardMetrics
-from gpu_manager.servers.status import Status, StatusServer
+from gpu_manager.servers.http import StatusServer
+from gpu_manager.servers.status import Status
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.association import Association
 from gpu_manager.services.backstop import Backstops
@@ -94,7 +95,7 @@ class Agent:
         self.plugin = DevicePlugin(config.device_plugins, self.allocator, proof, self.tally, self._stop)
         self.health = Health(self.cards, self._kube.node, clock)
         self.inventory = InventoryService(
-            self.allocator, self.health.topology, self._kube.node, self.plugin.announce, config.labels
+            self.allocator, self.health, self._kube.node, self.plugin.announce, config.labels
         )
         self.usage = Usage(self.allocator, self.cards, pods, tenants, processes, clock, self.tally)
         self.coactivity = CoActivity(tenants, self.usage.seats, clock, self.tally)
@@ -115,11 +116,16 @@ class Agent:
         registry = CollectorRegistry()
         registry.register(
             Exporter(
-                self.allocator, self.usage, self.tally, version("gpu-manager"), legacy=config.legacy_metrics
+                self.allocator,
+                self.usage,
+                self.tally,
+                version("gpu-manager"),
+                legacy=config.legacy_metrics,
+                events=self.health.counts,
             )
         )
         registry.register(GuardMetrics(self.allocator, self.watchdog, self.backstops))
-        status = Status(self.allocator, self.usage, registry, version("gpu-manager"), self.ready)
+        status = Status(self.allocator, self.usage, registry, version("gpu-manager"), self.ready, self.why)
         self.http = StatusServer(status, config.http_address, config.http_port, config.http_token)
 
     def ready(self) -> dict[str, bool]:
@@ -129,6 +135,10 @@ class Agent:
             "cards": bool(self.allocator.node.cards),
             "pods": self._kube.pods.error is None,
         }
+
+    def why(self) -> str:
+        """What stands in the way of being ready, as far as it is known; empty otherwise."""
+        return "; ".join(filter(None, (self.health.trouble, self._kube.pods.error)))
 
     def start(self) -> None:
         """Rebuild the books, then open for business. Raises VcudaError if the books cannot be had."""

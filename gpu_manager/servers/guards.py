@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gpu_manager.domain.card import CardUuid
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.backstop import Backstops
-from gpu_manager.services.watchdog import Watchdog
+from gpu_manager.services.watchdog import Evader, Watchdog
 
 _EVADING = ("namespace", "pod", "container", "uuid", "card", "reason")
 _LACKS = ("host-pid", "cards")
@@ -24,38 +25,53 @@ class GuardMetrics(Collector):
         self._backstops = backstops
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing ahead of the first scrape."""
-        return ()
+        """Every family without its series."""
+        return describe()
 
     def collect(self) -> Iterator[Metric]:
         """Build every family from what was found last."""
-        evaders = self._watchdog.evaders
-        yield GaugeMetricFamily(
-            "vcuda_evaders",
-            "Containers named as getting round their limits now",
-            value=len({(e.namespace, e.pod, e.container) for e in evaders}),
-        )
         index = self._allocator.read(lambda _, node: {s.card.uuid: s.card.index for s in node.cards})
-        evading = GaugeMetricFamily(
-            "vcuda_container_evading", "1 while the container is named for the reason", labels=_EVADING
-        )
-        for e in evaders:
-            card = str(index.get(e.card, ""))
-            evading.add_metric((e.namespace, e.pod, e.container, e.card, card, e.reason.value), 1)
-        yield evading
-        blind = GaugeMetricFamily(
-            "vcuda_watchdog_blind",
-            "1 where the watchdog lacks what it compares with: the node's processes, the driver's figures",
-            labels=("lacks",),
-        )
-        for lack in _LACKS:
-            blind.add_metric((lack,), float(lack in self._watchdog.blind))
-        yield blind
-        backstop = GaugeMetricFamily(
-            "vcuda_memory_backstop",
-            "Memory limits of containers that the driver (nvml) or the kernel (dmem) holds too, or nobody",
-            labels=("kind",),
-        )
-        for kind in ("nvml", "dmem", "none"):
-            backstop.add_metric((kind,), self._backstops.kinds.get(kind, 0))
-        yield backstop
+        return _families(self._watchdog.evaders, index, self._watchdog.blind, self._backstops.kinds)
+
+
+def describe() -> Iterator[Metric]:
+    """The families as they are while nobody is named."""
+    return _families((), {}, frozenset(), {})
+
+
+def _families(
+    evaders: Sequence[Evader],
+    index: Mapping[CardUuid, int],
+    lacking: Collection[str],
+    kinds: Mapping[str, int],
+) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "vcuda_evaders",
+        "Containers named as getting round their limits now",
+        value=len({(e.namespace, e.pod, e.container) for e in evaders}),
+    )
+    evading = GaugeMetricFamily(
+        "vcuda_container_evading", "1 while the container is named for the reason", labels=_EVADING
+    )
+    named = {
+        (e.namespace, e.pod, e.container, e.card, str(index.get(e.card, "")), e.reason.value) for e in evaders
+    }
+    for labels in sorted(named):
+        evading.add_metric(labels, 1)
+    yield evading
+    blind = GaugeMetricFamily(
+        "vcuda_watchdog_blind",
+        "1 where the watchdog lacks what it compares with: the node's processes, the driver's figures",
+        labels=("lacks",),
+    )
+    for lack in _LACKS:
+        blind.add_metric((lack,), float(lack in lacking))
+    yield blind
+    backstop = GaugeMetricFamily(
+        "vcuda_memory_backstop",
+        "Memory limits of containers that the driver (nvml) or the kernel (dmem) holds too, or nobody",
+        labels=("kind",),
+    )
+    for kind in ("nvml", "dmem", "none"):
+        backstop.add_metric((kind,), kinds.get(kind, 0))
+    yield backstop

@@ -1,35 +1,27 @@
 """The agent's HTTP on :5678: metrics, usage and graph for programs and people, health for the kubelet.
 
-The paths and the shape of ``/usage`` are the predecessor's. Requests are read-only, bounded and answered
-from memory; a bearer token can be asked for everything but the health answers.
+The paths and the shape of ``/usage`` are the predecessor's. Every answer comes from memory;
+:mod:`gpu_manager.servers.http` serves them.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
-import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import printable
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, format_bytes
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.usage import Sample, Usage
 
-log = structlog.get_logger(__name__)
-
-REQUEST_SECONDS: Final = 10.0
 Answer = tuple[HTTPStatus, str, bytes]
 _JSON: Final = "application/json"
-_TEXT: Final = "text/plain; charset=utf-8"
+TEXT: Final = "text/plain; charset=utf-8"
 
 
 class Status:
@@ -42,12 +34,15 @@ class Status:
         registry: CollectorRegistry,
         version: str,
         ready: Callable[[], Mapping[str, bool]],
+        why: Callable[[], str] = str,
     ) -> None:
+        """``ready`` names what must hold, ``why`` says in words what stands in the way."""
         self._allocator = allocator
         self._usage = usage
         self._registry = registry
         self._version = version
         self._ready = ready
+        self._why = why
 
     def answer(self, path: str, accept: str) -> Answer:
         """Status, content type and body for one GET; ``accept`` is the header's value."""
@@ -61,20 +56,26 @@ class Status:
             return (
                 _json(HTTPStatus.OK, graph)
                 if _JSON in accept
-                else (HTTPStatus.OK, _TEXT, draw(graph).encode())
+                else (HTTPStatus.OK, TEXT, draw(graph).encode())
             )
         if path == "/version":
             return _json(HTTPStatus.OK, {"version": self._version})
         if path == "/healthz":
-            return HTTPStatus.OK, _TEXT, b"ok\n"
+            return HTTPStatus.OK, TEXT, b"ok\n"
         if path == "/readyz":
-            checks = dict(self._ready())
-            return _json(HTTPStatus.OK if all(checks.values()) else HTTPStatus.SERVICE_UNAVAILABLE, checks)
+            return self._readiness()
         return (
             HTTPStatus.NOT_FOUND,
-            _TEXT,
+            TEXT,
             b"paths: /metric /metrics /usage /graph /version /healthz /readyz\n",
         )
+
+    def _readiness(self) -> Answer:
+        checks: dict[str, Any] = dict(self._ready())
+        if all(checks.values()):
+            return _json(HTTPStatus.OK, checks)
+        why = self._why()
+        return _json(HTTPStatus.SERVICE_UNAVAILABLE, checks | ({"why": why} if why else {}))
 
     def usage(self) -> dict[str, Any]:
         """Pod UID → its containers, their cards and what they asked for (MiB, percent, cards)."""
@@ -149,98 +150,24 @@ class Status:
 
 
 def draw(graph: Mapping[str, Any]) -> str:
-    """The graph as text, one line a card and one a holder."""
-    lines = [f"{graph['node']}: {len(graph['cards'])} cards"]
+    """The graph as text, one line a card and one a holder. What others wrote cannot move the cursor."""
+    lines = [f"{printable(graph['node'])}: {len(graph['cards'])} cards"]
     for card in graph["cards"]:
         state = "" if card["healthy"] else f", unhealthy: {card['reason']}"
         state += ", cordoned" if card["cordoned"] else ""
         state += ", MIG (left alone)" if card["mig"] else ""
-        lines.append(
-            f"|---card {card['index']} ({card['model']}, {card['uuid']}): {card['cores_free']} of 100 cores free, "
-            f"{format_bytes(card['memory_free'])} of {format_bytes(card['memory'])} free{state}"
+        free = (
+            f"{card['cores_free']} of {CORES_PER_CARD} cores free, "
+            f"{format_bytes(card['memory_free'])} of {format_bytes(card['memory'])} free"
         )
+        lines.append(printable(f"|---card {card['index']} ({card['model']}, {card['uuid']}): {free}{state}"))
         for holder in card["holders"]:
             planned = ", planned" if holder["planned"] else ""
-            lines.append(
-                f"|   |---{holder['namespace']}/{holder['pod']} {holder['container']}: "
-                f"{holder['cores']} cores, {format_bytes(holder['memory'])}{planned}"
-            )
+            name = f"{holder['namespace']}/{holder['pod']} {holder['container']}"
+            amount = f"{holder['cores']} cores, {format_bytes(holder['memory'])}"
+            lines.append(printable(f"|   |---{name}: {amount}{planned}"))
     return "\n".join(lines) + "\n"
 
 
 def _json(status: HTTPStatus, value: object) -> Answer:
     return status, _JSON, (json.dumps(value, indent=1) + "\n").encode()
-
-
-class StatusServer:
-    """Serves :class:`Status` on one address until stopped."""
-
-    def __init__(self, status: Status, address: str, port: int, token: str | None = None) -> None:
-        """Bind. ``port`` 0 takes a free one; with ``token`` all but health asks for ``Authorization: Bearer``.
-
-        Raises:
-            NodeUnready: the address is taken or not ours.
-        """
-        handler = type("Handler", (_Handler,), {"status": status, "token": token})
-        try:
-            self._server = _Server((address, port), handler)
-        except OSError as error:
-            raise NodeUnready(
-                f"cannot listen on {address}:{port}: {error.strerror}; choose another --http-port"
-            ) from error
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="http"
-        )
-
-    def start(self) -> None:
-        """Begin to answer."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop answering and close the socket."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-
-class _Handler(BaseHTTPRequestHandler):
-    status: Status
-    token: str | None
-    timeout = REQUEST_SECONDS
-    server_version = "gpu-manager"
-    sys_version = ""
-
-    def do_GET(self) -> None:  # http.server's name
-        path = urlsplit(self.path).path.rstrip("/") or "/"
-        if (
-            self.token is not None
-            and path not in ("/healthz", "/readyz")
-            and not self._authorised(self.token)
-        ):
-            self._send(HTTPStatus.UNAUTHORIZED, _TEXT, b"a bearer token is needed\n")
-            return
-        self._send(*self.status.answer(path, self.headers.get("Accept", "")))
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def _authorised(self, token: str) -> bool:
-        return hmac.compare_digest(self.headers.get("Authorization", "").encode(), f"Bearer {token}".encode())
-
-    def _send(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
-        log.debug("http", client=self.client_address[0], line=format % args)

@@ -15,9 +15,9 @@ import structlog
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import INVENTORY, MODEL_LABEL, MODEL_LABEL_GAIA, Inventory, encode_inventory
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import InventoryOf
 from gpu_manager.services.allocator import Allocator
+from gpu_manager.services.health import Health
 
 log = structlog.get_logger(__name__)
 
@@ -30,13 +30,13 @@ class InventoryService:
     def __init__(
         self,
         allocator: Allocator,
-        topology: Callable[[Sequence[CardState]], Topology],
+        health: Health,
         inventory: InventoryOf,
         announce: Callable[[], None],
         labels: Mapping[str, str],
     ) -> None:
         self._allocator = allocator
-        self._topology = topology
+        self._health = health
         self._inventory = inventory
         self._announce = announce
         self._labels = dict(labels)
@@ -45,7 +45,7 @@ class InventoryService:
 
     def cards_changed(self, states: tuple[CardState, ...]) -> None:
         """Cards came, went, or changed their state."""
-        self._allocator.refit(states, self._topology(states))
+        self._allocator.refit(states, self._health.topology(states))
         self._announce()
         self.changed()
 
@@ -64,6 +64,16 @@ class InventoryService:
         self._published = (text, labels)
         return True
 
+    def forget_vanished(self) -> None:
+        """Drop the cards that the driver no longer lists, once nobody holds anything of them."""
+        idle = self._allocator.read(
+            lambda books, node: [
+                s.card.uuid for s in node.cards if not s.healthy and not books.ledger.holders(s.card.uuid)
+            ]
+        )
+        for uuid in idle:
+            self._health.forget(uuid)
+
     def run(self, stop: threading.Event) -> None:
         """Publish on news, and look every few seconds for refusals that have aged away."""
         while not stop.is_set():
@@ -71,6 +81,7 @@ class InventoryService:
             self._news.clear()
             if stop.is_set():
                 return
+            self.forget_vanished()
             try:
                 self.publish()
             except NodeUnready as error:

@@ -194,6 +194,13 @@ class Usage:
         return by_share
 
 
+def unread(grant: Grant, share: Share) -> ShareUse:
+    """What is known of a container that no sample has seen yet: the page of a fraction was opened empty."""
+    if not _paged(grant):
+        return ShareUse(grant.key, share, "exclusive" if share.whole else "unknown")
+    return ShareUse(grant.key, share, "active", memory=0, core=0.0, throttled=0.0, refusals=0)
+
+
 def _is_idle(shown: ShareUse, share: Share, pids: tuple[int, ...]) -> bool:
     """True if the same reading once more makes the same figures."""
     return shown.core == 0.0 and shown.share is share and shown.pids == pids

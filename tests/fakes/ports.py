@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from gpu_manager.domain.injection import Injection, Mount
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import GIB
-from gpu_manager.ports import Found, Limit, TenantUse
+from gpu_manager.domain.topology import Link, LinkKind, Topology
+from gpu_manager.ports import CardUse, Found, HealthChange, Limit, ProcessUse, TenantUse
 
 
 def cards(
@@ -60,6 +61,35 @@ class FakeStore:
             raise NodeUnready("no space left on the disk of the ledger")
         self.state = state
         self.saves += 1
+
+
+@dataclass
+class FakeCards:
+    """Tells the figures that the test gives it; ``lost`` cannot be asked."""
+
+    states: tuple[CardState, ...] = ()
+    uses: list[CardUse] = field(default_factory=list)
+    processes: list[ProcessUse] = field(default_factory=list)
+    lost: bool = False
+
+    def list(self) -> Sequence[CardState]:
+        if self.lost:
+            raise NodeUnready("the driver does not answer")
+        return self.states
+
+    def topology(self) -> Topology:
+        return Topology.uniform(len(self.states), Link(LinkKind.SYS))
+
+    def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
+        if self.lost:
+            raise NodeUnready("the driver does not answer")
+        return self.uses, self.processes
+
+    def watch(self, changed: Callable[[HealthChange], None]) -> None:
+        """Nothing ever changes by itself."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 @dataclass

@@ -1,0 +1,349 @@
+"""What is on /metric: lint as promtool does it, hostile names, absent figures, nothing stale, nothing twice."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
+
+from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
+from gpu_manager.domain.resources import GIB, Amount
+from gpu_manager.ports import CardUse, ProcessUse, TenantUse
+from gpu_manager.servers.exporter import COUNTERS, Exporter, describe
+from gpu_manager.servers.guards import describe as describe_guards
+from gpu_manager.services.allocator import UNIDENTIFIED
+from gpu_manager.services.books import Grant
+from gpu_manager.services.usage import Usage
+from tests.fakes.node import NODE, NodeRig, container, pod
+from tests.fakes.ports import FakeCards, FakeClock
+
+SOURCES = Path(__file__).parents[2] / "gpu_manager"
+Labels = tuple[tuple[str, str], ...]
+# The predecessor's names and units are kept as they were.
+LEGACY = {
+    "container_gpu_memory_total",
+    "container_gpu_utilization",
+    "container_request_gpu_memory",
+    "container_request_gpu_utilization",
+}
+
+
+class Board:
+    """A node and what a scrape of it shows."""
+
+    def __init__(self, rig: NodeRig) -> None:
+        self.rig = rig
+        self.cards = FakeCards(rig.states)
+        self.usage = Usage(
+            rig.allocator, self.cards, rig.pods, rig.tenants, rig.processes, rig.clock, rig.tally
+        )
+        self.events: dict[str, int] = {}
+        self.registry = CollectorRegistry()
+        self.registry.register(
+            Exporter(rig.allocator, self.usage, rig.tally, "1.2.3", events=lambda: self.events)
+        )
+
+    def text(self) -> str:
+        return generate_latest(self.registry).decode()
+
+    def scrape(self) -> dict[str, dict[Labels, float]]:
+        found: dict[str, dict[Labels, float]] = {}
+        for family in parse_prometheus(self.text()):
+            for sample in family.samples:
+                labels = tuple(sorted(sample.labels.items()))
+                assert labels not in found.setdefault(sample.name, {}), f"{sample.name} {labels} twice"
+                found[sample.name][labels] = sample.value
+        return found
+
+    def of(self, name: str, **labels: str) -> list[float]:
+        return [v for have, v in self.scrape().get(name, {}).items() if labels.items() <= dict(have).items()]
+
+    def admit(self, name: str, cores: int, memory: int) -> dict[str, object]:
+        obj = pod(name, container("c", cores, memory))
+        assert self.rig.admit(obj).admitted
+        return obj
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Board]:
+    with NodeRig(tmp_path, clock=FakeClock()) as rig:
+        yield Board(rig)
+
+
+def grant(name: str, *, namespace: str = "default", uid: str = "", card: int = 0, cores: int = 10) -> Grant:
+    uuid = f"GPU-{card:08x}-0000-0000-0000-000000000000"
+    share = Share(uuid, Amount(cores, GIB))  # type: ignore[arg-type]  # a NewType of str
+    allocation = Allocation(
+        PodUid(uid or f"uid-{name}"), "c", ContainerKind.APP, 0, (share,), namespace, name
+    )
+    return Grant(allocation, f"dir-{uid or name}")
+
+
+def everything(board: Board) -> None:
+    """A node on which every family has a series."""
+    board.admit("part", 30, 20)
+    board.admit("whole", 100, 0)
+    uuids = [s.card.uuid for s in board.rig.states]
+    board.cards.uses = [CardUse(uuid, 5 * GIB, 40.0) for uuid in uuids]
+    board.events = {"card_closed": 1}
+    for name, label, known, _ in COUNTERS:
+        board.rig.tally.count(name, (known or ("x",))[0] if label else "")
+    board.usage.sample()
+
+
+def test_case_57_every_family_follows_promtools_rules(board: Board) -> None:
+    everything(board)
+    families = list(parse_prometheus(board.text()))
+    names = [f.name for f in families]
+    assert len(names) == len(set(names))
+    for family in families:
+        if family.name in LEGACY:
+            continue
+        assert re.fullmatch(r"vcuda_[a-z]+(_[a-z]+)*", family.name), family.name
+        assert family.documentation, family.name
+        assert not family.documentation.endswith("."), family.name
+        assert not re.search(
+            r"(_milli|_micro|_kilo|_mega|_mib|_gib|_kb|_percent|_minutes|_ms)(_|$)", family.name
+        )
+        assert not any(word in family.name for word in ("gauge", "counter", "histogram")), family.name
+        if family.type == "counter":
+            assert all(s.name == f"{family.name}_total" for s in family.samples), family.name
+        if family.type == "gauge":
+            assert not re.search(r"_(total|count|sum|bucket)$", family.name), family.name
+        for sample in family.samples:
+            assert sample.name.endswith("_bucket") == ("le" in sample.labels)
+            assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", label) for label in sample.labels)
+
+
+def test_case_57_both_formats_parse_and_say_the_same(board: Board) -> None:
+    everything(board)
+    plain, ours = board.scrape(), Counter[str]()
+    for family in parse_openmetrics(generate_openmetrics(board.registry).decode()):
+        for sample in family.samples:
+            labels = tuple(sorted(sample.labels.items()))
+            if sample.name != "vcuda_sample_age_seconds":
+                assert plain[sample.name][labels] == sample.value, sample.name
+            ours[sample.name] += 1
+    assert set(ours) == set(plain)
+
+
+def test_the_names_of_the_contract_are_all_there(board: Board) -> None:
+    everything(board)
+    cards = "info healthy memory_total_bytes memory_used_bytes memory_booked_bytes cores_booked_ratio"
+    containers = (
+        "core_limit_ratio core_ceiling_ratio core_usage_ratio core_delivered_ratio throttled_seconds_total "
+        "memory_limit_bytes memory_used_bytes memory_refusals_total enforcement"
+    )
+    wanted = {
+        *LEGACY,
+        *(f"vcuda_card_{name}" for name in cards.split()),
+        *(f"vcuda_container_{name}" for name in containers.split()),
+        "vcuda_node_fragmentation_ratio",
+        "vcuda_allocations_total",
+        "vcuda_allocate_duration_seconds_count",
+        "vcuda_ids_off_card",
+        "vcuda_scrape_errors_total",
+        "vcuda_sample_age_seconds",
+        "vcuda_build_info",
+    }
+    found = board.scrape()
+    assert wanted - set(found) == set()
+    assert "vcuda_evaders" in {f.name for f in describe_guards()}
+    labels = dict(next(iter(found["vcuda_container_core_limit_ratio"])))
+    assert set(labels) == {"namespace", "pod", "container", "uuid", "card"}
+
+
+def test_the_predecessors_series_have_its_labels_and_units(board: Board) -> None:
+    everything(board)
+    found = board.scrape()
+    mine = {"container_name": "c", "namespace": "default", "node": NODE, "pod_name": "part"}
+    assert found["container_request_gpu_memory"][labels(mine, req_of_gpu_memory="total")] == 5120
+    assert found["container_request_gpu_utilization"][labels(mine, req_of_gpu="total")] == 0.3
+    assert found["container_gpu_memory_total"][labels(mine, gpu_memory="total")] == 0
+    assert found["container_gpu_memory_total"][labels(mine, gpu_memory="gpu0")] == 0
+    assert found["container_gpu_utilization"][labels(mine, gpu="total")] == 0
+
+
+def labels(base: Mapping[str, str], **more: str) -> Labels:
+    return tuple(sorted({**base, **more}.items()))
+
+
+def test_request_and_limits_are_there_before_the_first_sample(board: Board) -> None:
+    board.admit("part", 30, 20)
+    assert board.of("container_request_gpu_memory", pod_name="part") == [5120]
+    assert board.of("vcuda_container_core_limit_ratio", pod="part") == [0.3]
+    assert board.of("vcuda_container_memory_used_bytes", pod="part") == [0], "its page is empty"
+    board.admit("whole", 100, 0)
+    assert board.of("vcuda_container_memory_used_bytes", pod="whole") == [], "nobody has looked yet"
+    assert board.of("vcuda_container_enforcement", pod="whole", state="exclusive") == [1]
+
+
+def test_a_released_pod_leaves_no_series_behind(board: Board) -> None:
+    one = board.admit("gone", 30, 20)
+    board.usage.sample()
+    assert board.of("vcuda_container_core_limit_ratio", pod="gone")
+    uid = PodUid(one["metadata"]["uid"])  # type: ignore[index]  # a pod object
+    board.rig.allocator.change(lambda books, _: books.release(uid))
+    assert board.of("vcuda_container_core_limit_ratio") == board.of("container_request_gpu_memory") == [], (
+        "not even before the next sample"
+    )
+
+
+def test_what_the_driver_cannot_tell_has_no_series(board: Board) -> None:
+    board.admit("whole", 100, 0)
+    first, second = (s.card.uuid for s in board.rig.states[:2])
+    board.cards.uses = [CardUse(first, None, None), CardUse(second, GIB, None)]
+    board.usage.sample()
+    assert board.of("vcuda_card_memory_used_bytes") == [GIB]
+    assert board.of("vcuda_card_utilization_ratio") == []
+    assert board.of("vcuda_container_memory_used_bytes") == []
+    assert board.of("container_gpu_memory_total") == []
+    assert len(board.of("vcuda_card_memory_total_bytes")) == 8
+    board.cards.lost = True
+    board.usage.sample()
+    assert board.of("vcuda_card_memory_used_bytes") == []
+    assert board.of("vcuda_scrape_errors_total", source="cards") == [1]
+
+
+def test_whole_cards_are_measured_by_the_drivers_processes(board: Board) -> None:
+    one = board.admit("whole", 100, 0)
+    uid = one["metadata"]["uid"]  # type: ignore[index]  # a pod object
+    live = board.rig.kubelet.start_container(uid, "c", container_id="c" * 64)
+    assert live is not None
+    board.rig.pods.bind(parse_pod(board.rig.kubelet.pod(uid)))
+    (index,) = board.rig.cards_of(one, "c")
+    board.cards.processes = [ProcessUse(board.rig.states[index].card.uuid, 42, 3 * GIB, 50.0)]
+    board.rig.processes.containers[42] = (PodUid(uid), "c" * 64)
+    board.usage.sample()
+    assert board.of("vcuda_container_memory_used_bytes", pod="whole") == [3 * GIB]
+    assert board.of("vcuda_container_core_usage_ratio", pod="whole") == [0.5]
+    assert board.of("container_gpu_memory_total", pod_name="whole", gpu_memory="total") == [3072]
+
+
+def test_a_fractions_figures_come_from_its_page(board: Board) -> None:
+    one = board.admit("part", 30, 20)
+    (index,) = board.rig.cards_of(one, "c")
+    (name,) = board.rig.tenants.limits
+    uuid = board.rig.states[index].card.uuid
+    board.rig.tenants.uses[name] = (TenantUse(uuid, 2 * GIB, 10.0, 4.0, 7, 1),)
+    board.usage.sample()
+    assert isinstance(board.rig.clock, FakeClock)
+    board.rig.clock.pass_(1.0)
+    board.rig.tenants.uses[name] = (TenantUse(uuid, 2 * GIB, 10.15, 4.5, 7, 1),)
+    board.usage.sample()
+    assert board.of("vcuda_container_memory_used_bytes", pod="part") == [2 * GIB]
+    assert board.of("vcuda_container_core_usage_ratio", pod="part") == [pytest.approx(0.15)]
+    assert board.of("vcuda_container_core_delivered_ratio", pod="part") == [pytest.approx(0.5)]
+    assert board.of("vcuda_container_throttled_seconds_total", pod="part") == [4.5]
+    assert board.of("vcuda_container_memory_refusals_total", pod="part") == [7]
+
+
+def test_a_page_that_cannot_be_trusted_gives_a_state_and_no_figures(board: Board) -> None:
+    board.admit("bad", 30, 20)
+    board.rig.tenants.tampered = set(board.rig.tenants.limits)
+    board.usage.sample()
+    assert board.of("vcuda_container_enforcement", pod="bad", state="tampered") == [1]
+    assert board.of("vcuda_container_memory_used_bytes", pod="bad") == []
+    assert board.of("vcuda_container_memory_limit_bytes", pod="bad") == [5 * GIB]
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb 1", "} 1\nvcuda_evaders 99", "ünïcödé", "a" * 253])
+def test_hostile_names_stay_one_label(board: Board, name: str) -> None:
+    hostile = grant(name, namespace=name)
+    board.rig.allocator.change(lambda books, _: books.put(hostile))
+    assert board.of("vcuda_container_core_limit_ratio", pod=name, namespace=name) == [0.1]
+    assert board.of("container_request_gpu_utilization", pod_name=name) == [0.1]
+    assert "vcuda_evaders" not in board.scrape()
+    list(parse_openmetrics(generate_openmetrics(board.registry).decode()))
+
+
+def test_namesakes_and_the_unnamed_do_not_make_a_series_twice(board: Board) -> None:
+    """A force-deleted pod whose process lives on, and its successor of the same name on the same card."""
+    several = [
+        grant("db-0", uid="old", cores=10),
+        grant("db-0", uid="new", cores=20),
+        grant("", uid=f"{UNIDENTIFIED}1"),
+        grant("", uid=f"{UNIDENTIFIED}2"),
+    ]
+    for one in several:
+        board.rig.allocator.change(lambda books, _, one=one: books.put(one))
+    board.usage.sample()
+    assert board.of("vcuda_container_core_limit_ratio") == [0.2], "the last granted is shown"
+    assert board.of("vcuda_unnamed_allocations") == [2]
+    assert board.of("vcuda_card_cores_booked_ratio", card="0") == [0.5], "all of them are booked"
+
+
+def test_a_container_on_vanished_cards_keeps_its_limits(board: Board) -> None:
+    lost = replace(
+        grant("big"),
+        allocation=replace(
+            grant("big").allocation,
+            shares=tuple(Share(f"GPU-lost-{n}", Amount(100, GIB)) for n in range(2)),  # type: ignore[arg-type]
+        ),
+    )
+    board.rig.allocator.change(lambda books, _: books.grants.update({lost.key: lost}))
+    assert board.of("vcuda_container_core_limit_ratio", pod="big", card="") == [1, 1]
+    assert board.of("container_request_gpu_utilization", pod_name="big") == [2]
+
+
+def test_ids_off_their_card_are_counted_while_they_are(board: Board) -> None:
+    one = board.admit("part", 30, 20)
+    assert board.of("vcuda_ids_off_card") == [0, 0]
+    key = (PodUid(one["metadata"]["uid"]), "c")  # type: ignore[index]  # a pod object
+    other = board.rig.allocator.node.ids.of_card[CORE][board.rig.states[7].card.uuid][:30]
+
+    def move(books: object, _: object) -> None:
+        grants = books.grants  # type: ignore[attr-defined]
+        grants[key] = replace(grants[key], ids={**grants[key].ids, CORE: frozenset(other)})
+
+    board.rig.allocator.change(move)
+    assert board.of("vcuda_ids_off_card", resource=CORE) == [1]
+    assert board.of("vcuda_ids_off_card", resource=MEMORY) == [0]
+
+
+def test_counters_with_known_labels_start_at_zero(board: Board) -> None:
+    assert board.of("vcuda_allocations_total") == [0, 0, 0]
+    assert board.of("vcuda_registrations_total", resource=CORE) == [1]
+    assert board.of("vcuda_reclaimed_total") == [0]
+    assert board.of("vcuda_scrape_errors_total") == []
+
+
+def test_the_cards_events_are_counted(board: Board) -> None:
+    board.events = {"card_closed": 3, "card_opened": 2}
+    assert board.of("vcuda_card_events_total", event="card_closed") == [3]
+
+
+def test_without_legacy_metrics_the_predecessors_are_gone(board: Board) -> None:
+    registry = CollectorRegistry()
+    registry.register(Exporter(board.rig.allocator, board.usage, board.rig.tally, "1", legacy=False))
+    board.admit("part", 30, 20)
+    assert "container_gpu" not in generate_latest(registry).decode()
+    assert "vcuda_container_core_limit_ratio" in generate_latest(registry).decode()
+
+
+def test_everything_that_is_counted_is_exported() -> None:
+    """A counter that nobody can see is no counter."""
+    counted = {
+        name
+        for file in SOURCES.rglob("*.py")
+        for name in re.findall(r'tally\.count\(\s*"([a-z_]+)"', file.read_text(encoding="utf-8"))
+    }
+    assert len(counted) > 10
+    assert counted - {"ids_off_card"} == {name for name, _, _, _ in COUNTERS}, "ids_off_card is a gauge"
+
+
+def test_the_description_is_what_a_scrape_has(board: Board) -> None:
+    everything(board)
+    described = {f.name: (f.type, f.documentation) for f in describe()}
+    found = {f.name: (f.type, f.documentation) for f in board.registry.collect()}
+    assert described == found

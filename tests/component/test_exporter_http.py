@@ -1,0 +1,217 @@
+"""The port that anybody may talk to: methods, paths, tokens, slow peers, too many peers, faults."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.resources import GIB
+from gpu_manager.servers.exporter import Exporter
+from gpu_manager.servers.http import MOST_CONNECTIONS, StatusServer
+from gpu_manager.servers.status import Status
+from gpu_manager.services.usage import Usage
+from tests.fakes.node import NodeRig, container, pod
+from tests.fakes.ports import FakeCards
+
+PATHS = ("/metric", "/metrics", "/usage", "/graph", "/version", "/healthz", "/readyz")
+
+
+class Served:
+    """A node's pages on a port of their own."""
+
+    def __init__(self, rig: NodeRig, *, token: str | None = None, seconds: float = 10.0) -> None:
+        self.checks = {"registered": True, "cards": True}
+        self.why = ""
+        self.usage = Usage(
+            rig.allocator, FakeCards(rig.states), rig.pods, rig.tenants, rig.processes, rig.clock, rig.tally
+        )
+        registry = CollectorRegistry()
+        registry.register(Exporter(rig.allocator, self.usage, rig.tally, "1.2.3"))
+        self.status = Status(
+            rig.allocator, self.usage, registry, "1.2.3", lambda: self.checks, lambda: self.why
+        )
+        self.server = StatusServer(self.status, "127.0.0.1", 0, token, connection_seconds=seconds)
+        self.server.start()
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.server.port}{path}", method=method, headers=headers
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return answer.status, answer.headers["Content-Type"], answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with closing(error):
+                return error.code, str(error.headers["Content-Type"]), error.read().decode()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=5)
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[NodeRig]:
+    with tempfile.TemporaryDirectory(prefix="gm-") as directory, NodeRig(Path(directory)) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def pages(rig: NodeRig) -> Iterator[Served]:
+    running = Served(rig)
+    yield running
+    running.server.stop()
+
+
+@pytest.fixture
+def served(pages: Served) -> Iterator[Served]:
+    """The shared pages, as they were before the test."""
+    before = pages.status.usage
+    yield pages
+    pages.checks["cards"], pages.why = True, ""
+    pages.status.usage = before  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_answers_get_and_head_alike(served: Served, path: str) -> None:
+    code, kind, body = served.ask(path)
+    assert code == 200
+    assert body
+    assert served.ask(path, "HEAD") == (200, kind, "")
+    assert served.ask(path + "/?x=1")[0] == 200
+
+
+def test_an_unknown_path_names_the_known_ones(served: Served) -> None:
+    code, _, body = served.ask("/metricz")
+    assert code == 404
+    assert set(PATHS) <= set(body.split())
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "CONNECT"])
+def test_nothing_can_be_written(served: Served, method: str) -> None:
+    assert served.ask("/graph", method)[0] == 501
+
+
+def test_prometheus_chooses_the_format(served: Served) -> None:
+    assert served.ask("/metrics")[1].startswith("text/plain")
+    openmetrics = served.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert openmetrics[1].startswith("application/openmetrics-text")
+    assert openmetrics[2].endswith("# EOF\n")
+
+
+def test_with_a_token_all_but_health_asks_for_it(rig: NodeRig) -> None:
+    pages = Served(rig, token="s3cret")
+    try:
+        for path in PATHS:
+            expected = 200 if path in ("/healthz", "/readyz") else 401
+            assert pages.ask(path)[0] == expected, path
+            assert pages.ask(path, Authorization="Bearer wrong")[0] == expected, path
+            assert pages.ask(path, Authorization="Bearer s3cret")[0] == 200, path
+        assert pages.ask("/nowhere")[0] == 401, "what exists is not told"
+        assert "s3cret" not in pages.ask("/metrics")[2]
+        assert pages.ask("/metrics", Authorization="Bearer s3cr\u00e9t")[0] == 401
+    finally:
+        pages.server.stop()
+
+
+def test_not_ready_says_why(served: Served) -> None:
+    served.checks["cards"], served.why = False, "could not load the NVML library: not found"
+    code, _, body = served.ask("/readyz")
+    assert code == 503
+    assert json.loads(body) == {"registered": True, "cards": False, "why": served.why}
+    assert served.ask("/healthz")[0] == 200
+
+
+def test_a_peer_that_talks_slowly_is_cut_off_in_bounded_time(rig: NodeRig) -> None:
+    pages = Served(rig, seconds=0.5)
+    try:
+        with pages.connect() as slow:
+            slow.sendall(b"GET /metric HTTP/1.1\r\n")
+            tick, ended = threading.Event(), False
+            for _ in range(60):
+                try:
+                    slow.sendall(b"x")  # one byte at a time, for ever
+                except OSError:
+                    ended = True
+                    break
+                tick.wait(0.1)
+            assert ended, "the connection is still open"
+        assert pages.ask("/healthz")[0] == 200
+    finally:
+        pages.server.stop()
+
+
+def test_too_many_connections_do_not_make_more_threads_and_others_get_their_turn(rig: NodeRig) -> None:
+    pages = Served(rig, seconds=0.5)
+    before = threading.active_count()
+    peers: list[socket.socket] = []
+    try:
+        for _ in range(MOST_CONNECTIONS * 2):
+            try:
+                peers.append(pages.connect())
+            except OSError:
+                break
+        assert threading.active_count() <= before + MOST_CONNECTIONS
+        rig.until(lambda: _answers(pages))
+    finally:
+        for peer in peers:
+            peer.close()
+        pages.server.stop()
+
+
+def _answers(pages: Served) -> bool:
+    try:
+        return pages.ask("/healthz")[0] == 200
+    except OSError:
+        return False
+
+
+def test_a_request_line_without_end_is_refused(served: Served) -> None:
+    with served.connect() as peer:
+        peer.sendall(b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n")
+        assert b" 414 " in peer.recv(200)
+
+
+def test_a_peer_that_leaves_is_no_news_and_a_fault_of_ours_is_one_line(
+    served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with served.connect() as peer:
+        peer.sendall(b"GET /metr")
+    served.status.usage = None  # type: ignore[method-assign,assignment]  # nothing could be more broken
+    with pytest.raises(OSError):
+        served.ask("/usage")
+    assert served.ask("/healthz")[0] == 200
+    captured = capfd.readouterr()
+    assert "Exception occurred during processing" not in captured.err
+    assert "http request lost" in captured.out
+
+
+@pytest.mark.parametrize("port", [1 << 17, -1])
+def test_an_impossible_port_is_one_sentence(served: Served, port: int) -> None:
+    with pytest.raises(NodeUnready, match="--http-port"):
+        StatusServer(served.status, "127.0.0.1", port)
+
+
+def test_a_taken_port_is_one_sentence(served: Served) -> None:
+    with pytest.raises(NodeUnready, match="choose another --http-port"):
+        StatusServer(served.status, "127.0.0.1", served.server.port)
+
+
+def test_the_graph_cannot_move_a_terminals_cursor(rig: NodeRig, served: Served) -> None:
+    one: dict[str, Any] = pod("evil", container("c", 30, 20), on={"c": [(rig.states[0], 30, 5 * GIB)]})
+    one["metadata"]["name"] = "evil\x1b[2J\nforged: line"
+    assert rig.admit(one).admitted
+    _, _, text = served.ask("/graph")
+    assert "\x1b" not in text
+    assert "\nforged" not in text
+    assert "30 cores, 5 GiB" in text
