@@ -106,7 +106,12 @@ typedef struct {
 } CUDA_ARRAY3D_DESCRIPTOR;
 
 /* Flags of an array. */
-enum { CUDA_ARRAY3D_LAYERED = 0x01, CUDA_ARRAY3D_CUBEMAP = 0x04, CUDA_ARRAY3D_SPARSE = 0x40, CUDA_ARRAY3D_DEFERRED = 0x80 };
+enum {
+    CUDA_ARRAY3D_LAYERED = 0x01,
+    CUDA_ARRAY3D_CUBEMAP = 0x04,
+    CUDA_ARRAY3D_SPARSE = 0x40,
+    CUDA_ARRAY3D_DEFERRED = 0x80
+};
 
 /* One operation of cuMemMapArrayAsync. */
 typedef struct {

@@ -50,7 +50,12 @@ typedef struct {
     unsigned long long protected_bytes;
 } nvmlProcessDetail_v1_t;
 
-enum { NVML_PROCESS_MODE_COMPUTE = 0, NVML_PROCESS_MODE_GRAPHICS = 1, NVML_PROCESS_MODE_MPS = 2, NVML_PROCESS_MODE_ALL = 3 };
+enum {
+    NVML_PROCESS_MODE_COMPUTE = 0,
+    NVML_PROCESS_MODE_GRAPHICS = 1,
+    NVML_PROCESS_MODE_MPS = 2,
+    NVML_PROCESS_MODE_ALL = 3
+};
 
 typedef struct {
     unsigned int version, mode, count;

@@ -29,7 +29,8 @@ void slots_abandon(const struct slots_claim *claim);
 /* Free the slots of dead processes, but for slot `own`. Returns how many there were. */
 unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own);
 
-/* Does slot `index`, of which `slot` is a copy, belong to a living process? `fd` is the usage file, open for reading. */
+/* Does slot `index`, of which `slot` is a copy, belong to a living process? `fd` is the usage file, open for reading.
+ */
 bool slots_alive(const struct vcuda_slot *slot, int fd, unsigned index);
 
 /* How many slots may hold anything; never more than there are. */
