@@ -38,7 +38,8 @@ test: $(STAMP) ## every test that needs neither card nor cluster
 	python -m pytest -n auto tests/unit tests/component
 
 native: $(STAMP) ## libvcuda and its stand-in drivers: built, sanitised, tested
-	python -m pytest -n auto tests/native
+	python -m pytest -n auto -m "not timed" tests/native
+	python -m pytest -m timed tests/native
 
 demo: $(STAMP) ## a node with 8 simulated cards, and pods that share them
 	gpu-manager sandbox --demo

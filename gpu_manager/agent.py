@@ -27,7 +27,7 @@ from gpu_manager.adapters.store import FileStore
 from gpu_manager.adapters.tenants import PageTenants
 from gpu_manager.config import Config
 from gpu_manager.domain.card import CardState
-from gpu_manager.domain.errors import NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import Cards, Found
 from gpu_manager.servers.device_plugin import DevicePlugin
@@ -59,7 +59,7 @@ class Agent:
     """One node's agent. ``start`` returns once everything runs; ``stop`` once everything has ended."""
 
     def __init__(self, config: Config) -> None:
-        """Build. Raises VcudaError when a setting or a directory is wrong."""
+        """Build. Raises VcudaError when a setting is wrong."""
         self._config = config
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -141,7 +141,13 @@ class Agent:
         return "; ".join(filter(None, (self.health.trouble, self._kube.pods.error)))
 
     def start(self) -> None:
-        """Rebuild the books, then open for business. Raises VcudaError if the books cannot be had."""
+        """Rebuild the books, then open for business.
+
+        Without cards (no driver yet) it runs all the same, offers nothing and is not ready.
+
+        Raises:
+            NodeUnready: the books cannot be written.
+        """
         self._kube.start()
         self._kube.pods.wait(SYNC_SECONDS)
         self.health.discover()
@@ -210,6 +216,8 @@ class Agent:
         inherited = read_old_checkpoint(self._config.old_checkpoint) if stored is None else ()
         local = self._kube.pods.local()
         self.allocator.replace(rebuild(stored, entries, listing, local, node, self.tally, inherited))
+        # Better no plugin here than one that refuses each pod: a node without devices gets none.
+        self.allocator.change(lambda _books, _node: None)
         for found in [f for named in self._kube.pods.local().values() for f in named]:
             self._pod_changed(found)
 
@@ -234,9 +242,11 @@ class Agent:
 def build_cards(config: Config) -> Cards:
     """The cards that ``config.cards`` names; NVML's library is loaded only for real ones.
 
+    A missing library is found when the cards are first asked for, and then again and again: a driver may
+    be installed after the agent has started.
+
     Raises:
         RequestInvalid: an unknown kind or profile.
-        NodeUnready: the NVML library is missing.
     """
     kind, _, name = config.cards.partition(":")
     if kind == "simulated":
@@ -245,6 +255,8 @@ def build_cards(config: Config) -> Cards:
         if Path(name).suffix == ".txt":
             return SimulatedCards.from_topology(Path(name), node=config.node, control=config.control)
         return SimulatedCards.named(name, node=config.node, control=config.control)
+    if kind != "nvml":
+        raise RequestInvalid(f"--cards is {config.cards!r}: use nvml, or simulated:<profile or file>")
     from gpu_manager.adapters.nvml import NvmlCards  # noqa: PLC0415  # as above
 
     return NvmlCards()
@@ -296,8 +308,5 @@ def installed_libraries() -> Path | None:
 
 
 def main(config: Config) -> None:
-    """Build and run; an error of ours ends as one line, not as a traceback."""
-    try:
-        Agent(config).run()
-    except VcudaError as error:
-        raise SystemExit(f"gpu-manager: {error}") from error
+    """Build and run until SIGTERM. Raises VcudaError, which the command line turns into one sentence."""
+    Agent(config).run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import urllib.error
 import urllib.request
 from enum import Enum
@@ -13,6 +14,7 @@ import typer
 
 from gpu_manager.domain.contract import HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
+from gpu_manager.domain.resources import format_bytes
 
 _LARGEST_BYTES = 16 << 20
 
@@ -58,10 +60,12 @@ def usage(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") ->
 
 def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> None:
     """Say whether the agent can serve pods, and how its cards stand."""
-    ready = json.loads(_get(url, "/readyz", "application/json", token, ok=(200, 503)))
+    ready = _object(url, "/readyz", _get(url, "/readyz", "application/json", token, ok=(200, 503)))
+    why = ready.pop("why", "")
     data = {
         "version": _read(url, "/version", token).get("version"),
         "ready": ready,
+        "why": why,
         **_read(url, "/graph", token),
     }
     if output is not Output.TABLE:
@@ -69,13 +73,48 @@ def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -
     else:
         checks = ", ".join(f"{name}: {'yes' if holds else 'NO'}" for name, holds in ready.items())
         typer.echo(printable(f"gpu-manager {data['version']} on {data['node']}; {checks}"))
-        for card in data["cards"]:
-            state = "MIG" if card["mig"] else "cordoned" if card["cordoned"] else "open"
-            state = state if card["healthy"] else f"unhealthy: {card['reason']}"
-            held = ", ".join(f"{h['namespace']}/{h['pod']} {h['cores']}" for h in card["holders"]) or "nobody"
-            typer.echo(printable(f"  card {card['index']}: {card['cores_free']} cores free, {state}; {held}"))
+        if why:
+            typer.echo(printable(f"  {why}"))
+        _show_cards(data["cards"])
     if not all(ready.values()):
         raise typer.Exit(1)
+
+
+def _show_cards(cards: list[dict[str, Any]]) -> None:
+    """A table on a terminal, plain lines elsewhere."""
+    rows = [(c, _state(c), [_holder(h) for h in c["holders"]] or ["nobody"]) for c in cards]
+    if not sys.stdout.isatty():
+        for card, state, holders in rows:
+            typer.echo(
+                printable(f"  card {card['index']}: {_free(card)} free, {state}; {', '.join(holders)}")
+            )
+        return
+    from rich.console import Console  # noqa: PLC0415  # only here
+    from rich.table import Table  # noqa: PLC0415  # same
+    from rich.text import Text  # noqa: PLC0415  # same
+
+    table = Table(show_edge=False, pad_edge=False)
+    for title in ("card", "model", "free", "state", "who holds it"):
+        table.add_column(title, overflow="fold")
+    for card, state, holders in rows:
+        cells = (str(card["index"]), card["model"], _free(card), state, "\n".join(map(printable, holders)))
+        table.add_row(*(Text(cell, style="" if state == "open" else "red") for cell in cells))
+    Console().print(table)
+
+
+def _state(card: dict[str, Any]) -> str:
+    if card["mig"]:
+        return "MIG, left alone"
+    return ("cordoned" if card["cordoned"] else "open") if card["healthy"] else f"unhealthy: {card['reason']}"
+
+
+def _free(card: dict[str, Any]) -> str:
+    return f"{card['cores_free']} cores, {format_bytes(card['memory_free'])}"
+
+
+def _holder(holder: dict[str, Any]) -> str:
+    planned = " (planned)" if holder["planned"] else ""
+    return f"{holder['namespace']}/{holder['pod']} {holder['container']} {holder['cores']}{planned}"
 
 
 def _device(device: dict[str, Any]) -> str:
@@ -85,8 +124,12 @@ def _device(device: dict[str, Any]) -> str:
 
 
 def _read(url: str, path: str, token: str) -> dict[str, Any]:
+    return _object(url, path, _get(url, path, "application/json", token))
+
+
+def _object(url: str, path: str, text: str) -> dict[str, Any]:
     try:
-        data = json.loads(_get(url, path, "application/json", token))
+        data = json.loads(text)
     except ValueError as error:
         raise NodeUnready(
             f"{url}{path} answered with something that is not JSON: is that the agent?"

@@ -63,7 +63,9 @@ def command(
         Path, typer.Option(help="The predecessor's checkpoint, read while there are no books of ours.")
     ] = Path(OLD_CHECKPOINT_DIR),
     http_address: Annotated[str, typer.Option(help="Where metrics are served.")] = "0.0.0.0",
-    http_port: Annotated[int, typer.Option(help="Port of metrics; 0 for a free one.")] = HTTP_PORT,
+    http_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of metrics; 0 for a free one.")
+    ] = HTTP_PORT,
     metrics_auth: Annotated[
         Path | None, typer.Option(help="File with a bearer token that metrics and status ask for.")
     ] = None,

@@ -243,6 +243,8 @@ class DevicePlugin:
         """
         self._allocator.node.ids.check_size()
         self._await_kubelet()
+        if self._stop.is_set():
+            return "stopped"
         with ExitStack() as undo:
             self._servers = tuple(self._serve(resource, undo) for resource in SOCKETS)
             undo.callback(self._forget)

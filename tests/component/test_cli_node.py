@@ -25,7 +25,7 @@ def test_status_graph_and_usage_show_the_node(world: World, capsys: pytest.Captu
     world.agent.usage.sample()
     url = f"http://127.0.0.1:{world.agent.http.port}"
     assert run(["status", "--url", url]) == 0
-    assert "default/seen 30" in capsys.readouterr().out
+    assert "default/seen c 30" in capsys.readouterr().out
     assert run(["graph", "--url", url]) == 0
     assert "default/seen c: 30 cores, 2 GiB" in capsys.readouterr().out
     assert run(["usage", "--url", url]) == 0

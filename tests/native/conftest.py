@@ -126,3 +126,14 @@ def limits(memory: int = 4096, **values: object) -> page.Limits:
 def usage_of(root: Path) -> page.Usage:
     """What the usage page says now."""
     return page.read_usage((root / "etc/vcuda/usage").read_bytes(), 1)
+
+
+# Figures of time are true only while nothing else wants the processor: these files run alone, one by one.
+TIMED = ("test_core_share", "test_core_tenants", "test_standin_time", "test_gpu_harness")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what measures time."""
+    for item in items:
+        if item.path.stem in TIMED:
+            item.add_marker(pytest.mark.timed)
