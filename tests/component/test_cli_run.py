@@ -1,0 +1,131 @@
+"""``gpu-manager run`` with bad settings and on bad nodes: one line, the right exit code, no traceback."""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_manager.sandbox.api import StandInApi
+from gpu_manager.sandbox.kubelet import StandInKubelet
+
+NODE = "n1"
+
+
+def command(directory: Path, *arguments: str, api: str = "http://127.0.0.1:1") -> list[str]:
+    places = {
+        "--node-name": NODE,
+        "--api-url": api,
+        "--kubelet-dir": str(directory / "kubelet"),
+        "--state-dir": str(directory / "state"),
+        "--pages-dir": str(directory / "pages"),
+        "--http-address": "127.0.0.1",
+        "--http-port": "0",
+        "--cards": "simulated:t4x4",
+        "--device-injection": "simulated",
+    }
+    given = {name for name in arguments if name.startswith("--")}
+    defaults = [word for pair in places.items() if pair[0] not in given for word in pair]
+    return [sys.executable, "-m", "gpu_manager", "run", *defaults, *arguments]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--memory-unit", "3"], "--memory-unit is '3'"),
+        (["--log-level", "loud"], "--log-level is 'loud'"),
+        (["--cards", "simulated:nope"], "there is no profile 'nope'"),
+        (["--cards", "floppy"], "--cards is 'floppy'"),
+        (["--device-injection", "magic"], "--device-injection is 'magic'"),
+        (["--http-port", "99999"], "--http-port"),
+        (["--metrics-auth", "/nowhere/token"], "--metrics-auth /nowhere/token"),
+        (["--surprise"], "unknown argument '--surprise'"),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_2(tmp_path: Path, arguments: list[str], text: str) -> None:
+    done = subprocess.run(
+        command(tmp_path, *arguments), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert text in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_ledger_that_cannot_be_written_ends_the_agent_with_1(tmp_path: Path) -> None:
+    """Better no plugin than one that refuses each pod: a node without devices gets none."""
+    api = StandInApi()
+    api.start()
+    try:
+        done = subprocess.run(
+            command(tmp_path, "--state-dir", "/proc/self/nowhere", api=api.url),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        api.stop()
+    assert done.returncode == 1, done.stderr
+    assert "cannot write the ledger in /proc/self/nowhere/ledger" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(
+    ctypes.util.find_library("nvidia-ml") is not None, reason="this machine has an NVML library"
+)
+def test_without_nvml_the_agent_runs_on_without_cards_and_says_so(tmp_path: Path) -> None:
+    api, kubelet = StandInApi(), StandInKubelet(tmp_path / "kubelet")
+    api.start()
+    api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    kubelet.start()
+    agent = subprocess.Popen(
+        command(tmp_path, "--cards", "nvml", api=api.url),
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LD_LIBRARY_PATH": ""},
+    )
+    assert agent.stderr is not None
+    lines: list[str] = []
+    try:
+        port = 0
+        for line in agent.stderr:
+            lines.append(line)
+            if '"event": "running"' in line:
+                port = json.loads(line)["port"]
+                break
+        reader = threading.Thread(target=lambda: lines.extend(agent.stderr or ()))
+        reader.start()
+        answer = _not_ready(port)
+        assert answer["cards"] is False
+        assert "could not load the NVML library" in answer["why"]
+        assert "install the NVIDIA driver" in answer["why"]
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(20) == 0
+        reader.join(5)
+    finally:
+        agent.kill()
+        agent.wait()
+        agent.stderr.close()
+        kubelet.stop()
+        api.stop()
+    assert "Traceback" not in "".join(lines)
+    assert any("cards_unreadable" in line for line in lines)
+
+
+def _not_ready(port: int) -> dict[str, Any]:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5)
+    with refused.value as answer:
+        assert answer.code == 503
+        return dict(json.loads(answer.read()))
