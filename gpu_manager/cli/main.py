@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
     "cordon": ("gpu_manager.cli.cordon", "Close cards to new shares."),
     "graph": ("gpu_manager.cli.graph", "Show the cards of the running agent, and who holds what of them."),
+    "reference": ("gpu_manager.cli.reference", "Print a page of the reference: metrics, annotations, flags."),
     "run": ("gpu_manager.cli.run", "Run the agent of this node."),
     "sandbox": ("gpu_manager.cli.sandbox", "Keep a node with simulated cards up, on a laptop."),
     "status": ("gpu_manager.cli.status", "Say whether the running agent can serve pods."),

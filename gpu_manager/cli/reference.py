@@ -1,0 +1,196 @@
+"""``gpu-manager reference metrics|annotations|flags``: pages of docs/reference, from the code itself.
+
+``docs/reference`` holds what this prints; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from gpu_manager.domain import contract as c
+
+
+class Page(Enum):
+    """The pages there are."""
+
+    METRICS = "metrics"
+    ANNOTATIONS = "annotations"
+    FLAGS = "flags"
+
+
+def command(page: Annotated[Page, typer.Argument(help="Which page.")]) -> None:
+    """Print a page of the reference as Markdown."""
+    typer.echo(text_of(page), nl=False)
+
+
+def text_of(page: Page) -> str:
+    """The page as it stands in docs/reference."""
+    if page is Page.METRICS:
+        return _metrics()
+    return _names() if page is Page.ANNOTATIONS else _flags()
+
+
+_MADE = "Printed by `gpu-manager reference {page}`; do not edit by hand."
+
+
+def _metrics() -> str:
+    """Name, type, labels and help of every metric that the agent exports."""
+    from gpu_manager.servers import exporter, guards  # noqa: PLC0415  # the agent's parts, for this page only
+
+    families = [*exporter.describe(), *guards.describe()]
+    legacy = [f for f in families if not f.name.startswith("vcuda_")]
+    ours = sorted((f for f in families if f not in legacy), key=lambda f: f.name)
+    return _page(
+        "Metrics of the agent",
+        Page.METRICS,
+        "Served on `:5678` under `/metric` and `/metrics`, as Prometheus text or OpenMetrics. Figures that "
+        "cannot be read have no series.",
+        "A card is named by `uuid` and `card` (its index), a container by `namespace`, `pod`, `container`.",
+        _table(("name", "type", "labels", "meaning"), map(_family, ours)),
+        "## The predecessor's",
+        "Names, labels and units (MiB, percent) as they were; left out with `--no-legacy-metrics`.",
+        _table(("name", "type", "labels", "meaning"), map(_family, legacy)),
+    )
+
+
+_SUFFIX = {"counter": "_total", "info": "_info"}
+
+
+def _family(family: Any) -> tuple[str, ...]:
+    # The client keeps the label names of a family to itself; the samples of one without labels name them.
+    names = list(family._labelnames or {n for s in family.samples for n in s.labels})  # noqa: SLF001
+    labels = ", ".join(f"`{name}`" for name in names)
+    return (
+        f"`{family.name}{_SUFFIX.get(family.type, '')}`",
+        str(family.type),
+        labels,
+        str(family.documentation),
+    )
+
+
+# Constant, who writes it, value, meaning.
+_POD = (
+    (c.CORE_LIMIT, "you", "percent, up to 100", "Elastic ceiling: what a fraction may use of an idle card."),
+    (c.GPU_MODEL, "you", "models, comma-separated", "Allow list: whole names or tokens of them (`V100`)."),
+    (c.GPU_UUID, "you", "card UUIDs, comma-separated", "Allow list of cards."),
+    (c.PLACEMENT, "you", "`binpack`, `spread`, `topology`", "Which of the cards that would do is taken."),
+    (c.PRELOAD, "you", "`false`", "Leave `/etc/ld.so.preload` of the image alone."),
+    (c.ALLOCATION, "scheduler, agent", "JSON", "The cards of each container; memory in bytes."),
+    (c.PREDICATE_NODE, "scheduler, agent", "node name", "The predecessor's: the node chosen."),
+    (c.PREDICATE_TIME, "scheduler, agent", "nanoseconds", "The predecessor's: when it was chosen."),
+    (
+        f"{c.PREDICATE_INDEX}<n>",
+        "scheduler, agent",
+        "card indices",
+        "The predecessor's: cards of app container n.",
+    ),
+    (
+        c.ASSIGNED,
+        "scheduler, agent",
+        "`true`, `false`",
+        "The predecessor's: whether a container has started.",
+    ),
+)
+_NODE = (
+    (c.INVENTORY, "agent", "JSON", "The cards, their state, how they are joined, what was refused last."),
+    (c.CORDON, "`gpu-manager cordon`", "card UUIDs, comma-separated", "Cards that take nothing new."),
+)
+_LABELS = (
+    (c.MODEL_LABEL, "agent", "model", "The node's model of card, where all are alike."),
+    (c.MODEL_LABEL_GAIA, "agent", "model", "The same under the predecessor's name."),
+    (c.POOL_LABEL, "you", "text", "The pool that quotas name."),
+)
+_RESOURCES = (
+    (c.CORE, "hundredths of a card: 1 to 99 with memory, or a multiple of 100 for whole cards"),
+    (c.MEMORY, "units of 256 MiB, or what `--memory-unit` says"),
+)
+_CONTAINER = (
+    (c.LIMITS_PATH, "The limits, read-only."),
+    (c.USAGE_PATH, "What the container's processes use; theirs to write."),
+    (c.LIBRARY_DIR, "The library."),
+    (c.PRELOAD_PATH, "Loads the library into every program, where the pod does not opt out."),
+    (f"${c.CARDS_ENV}", "UUIDs of the container's cards."),
+    (f"${c.VISIBLE_ENV}", "`void`, or the same UUIDs where the NVIDIA runtime injects them."),
+)
+_CRI = (
+    (c.CRI_DEVICE, "Card device nodes, on the runtime's container object (the predecessor's)."),
+    (c.CDI_KIND, "Kind of the device names where devices are injected by CDI."),
+)
+_HOST = (
+    (c.STATE_DIR, "The books and the library; must outlive a reboot."),
+    (c.PAGES_DIR, "The control pages; made again after a reboot."),
+    (c.KUBELET_DIR, "The kubelet's."),
+    (c.OLD_CHECKPOINT_DIR, "The predecessor's checkpoint, read while there are no books of ours."),
+)
+
+
+def _names() -> str:
+    """Every name that is promised outside: resources, annotations, labels, paths."""
+    writing = ("name", "written by", "value", "meaning")
+    return _page(
+        "Names: resources, annotations, labels, paths",
+        Page.ANNOTATIONS,
+        "What others wrote is read with care: a value that cannot be read counts as absent. What the "
+        "scheduler and the agent write on a pod nobody else may set or change.",
+        "## Resources",
+        _table(("name", "counts"), _coded(_RESOURCES)),
+        "## Annotations of a pod",
+        _table(writing, _coded(_POD)),
+        "## Annotations of a node",
+        _table(writing, _coded(_NODE)),
+        "## Labels of a node",
+        _table(writing, _coded(_LABELS)),
+        "## In a container with a fraction",
+        _table(("name", "meaning"), _coded(_CONTAINER)),
+        "## At the container runtime",
+        _table(("name", "meaning"), _coded(_CRI)),
+        "## On the host",
+        _table(("name", "meaning"), _coded(_HOST)),
+    )
+
+
+def _flags() -> str:
+    """The options of ``gpu-manager run``."""
+    from gpu_manager.cli import run  # noqa: PLC0415  # for this page only
+
+    one = typer.Typer(add_completion=False)
+    one.command("run", context_settings=run.SETTINGS)(run.command)
+    options = [p for p in typer.main.get_command(one).params if p.name != "help"]
+    ignored = ", ".join(f"`--{name}`" for name in run.OLD_FLAGS)
+    return _page(
+        "Flags of `gpu-manager run`",
+        Page.FLAGS,
+        _table(("flag", "default", "environment", "meaning"), map(_option, options)),
+        "## The predecessor's",
+        f"Accepted, with one warning, and without effect: {ignored}. Those in `EXTRA_FLAGS` count too.",
+    )
+
+
+def _option(option: Any) -> tuple[str, ...]:
+    name = ", ".join(f"`{text}`" for text in (*option.opts, *option.secondary_opts))
+    default = "" if option.default is None else str(option.default)
+    if option.is_flag:
+        default = default.lower()
+    return (
+        name,
+        f"`{default}`" if default else "",
+        f"`{option.envvar}`" if option.envvar else "",
+        (option.help or "").replace("<", "&lt;"),
+    )
+
+
+def _coded(rows: Iterable[Sequence[str]]) -> Iterable[tuple[str, ...]]:
+    return ((f"`{name}`", *rest) for name, *rest in rows)
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def _page(title: str, page: Page, *parts: str) -> str:
+    return "\n\n".join((f"# {title}", _MADE.format(page=page.value), *parts)) + "\n"
