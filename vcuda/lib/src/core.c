@@ -34,6 +34,10 @@ uint32_t core_sharers(const struct vcuda_limits_view *view, int card, uint64_t n
     return lost || sharers < 256 ? 256 : sharers;
 }
 
+bool core_is_silent(const struct vcuda_limits_view *view, uint64_t now) {
+    return view->heartbeat_ns && !is_fresh(view, now, CORE_HEARTBEAT_FRESH_NS / 2);
+}
+
 uint64_t core_income(uint64_t wall_ns, uint32_t share_q8) {
     return least(wall_ns, REFILL_MOST_NS) * share_q8 / CORE_WHOLE_Q8;
 }

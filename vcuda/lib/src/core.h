@@ -65,6 +65,9 @@ uint64_t core_used(uint64_t elapsed_ns, uint32_t sharers_q8, uint32_t gain_q8);
  * factor left behind by a dead host loosens no limit for ever. */
 uint32_t core_sharers(const struct vcuda_limits_view *view, int card, uint64_t now);
 
+/* Has the host been silent for so long that what it said last was said of a moment that is gone? */
+bool core_is_silent(const struct vcuda_limits_view *view, uint64_t now);
+
 /* ---- the words of the usage page
  * ------------------------------------------------------------------------------------- */
 

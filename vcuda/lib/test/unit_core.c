@@ -212,8 +212,9 @@ static void the_share_in_force(void) {
     view.card[0].co_active_q8 = 512;
     CHECK(core_sharers(&view, 0, START + 10 * SECOND) == 512, "a host that restarts is not missed");
     CHECK(core_sharers(&view, 0, START + 100 * SECOND) == 256, "a factor does not outlive its host for ever");
+    CHECK(!core_is_silent(&view, START + 2 * SECOND) && core_is_silent(&view, START + 3 * SECOND), "silence");
     view.heartbeat_ns = 0;
-    CHECK(core_sharers(&view, 0, START) == 512, "no heartbeat yet");
+    CHECK(!core_is_silent(&view, START) && core_sharers(&view, 0, START) == 512, "no heartbeat yet");
     view.card[0].co_active_q8 = 1;
     CHECK(core_sharers(&view, 0, START) == 256, "never below one");
 }

@@ -27,6 +27,7 @@
 #define LOOK_LEAST_NS 150000u /* between two looks */
 #define LOOK_MOST_NS 1000000u
 #define QUIET_NS 400000u /* no launch for so long: the piece is closed for the program */
+#define LATELY_NS 3e9
 #define AWAKE_NS 3000000u
 #define PATIENCE_NS 1000000000u
 #define REFERENCE_MOST_NS 4000000000 /* a float of milliseconds is then exact to half a microsecond */
@@ -36,6 +37,11 @@ static uint32_t alarm_word;   /* the helper sleeps on it */
 static uint32_t asleep, started;
 static uint32_t passes;
 static double own_sharers[VCUDA_MAX_CARDS];
+/* The host's factors over the last seconds: the harmonic mean, for when it falls silent. */
+static struct {
+    double inverse;
+    uint64_t at;
+} told_lately[VCUDA_MAX_CARDS];
 static uint64_t last_seen_busy;
 static __thread bool suspended __attribute__((tls_model("initial-exec")));
 
@@ -76,8 +82,21 @@ void meter_suspend(void) {
  * own container are what we see. */
 static uint32_t sharers(const struct vcuda_limits_view *view, int card, uint64_t now) {
     uint32_t told = core_sharers(view, card, now);
+    if (told > 256 && told_lately[card].inverse > 0 && core_is_silent(view, now))
+        told = (uint32_t)(256 / told_lately[card].inverse);
     double own = own_sharers[card] * 256;
     return told > 256 || own < 256 ? told : (uint32_t)own;
+}
+
+/* A factor holds for a tenth of a second; the one that a host leaves behind would be in force for a minute. */
+static void remember_told(const struct vcuda_limits_view *view, int card, uint64_t now) {
+    if (!view || (uint32_t)card >= view->card_count || core_is_silent(view, now))
+        return;
+    double inverse = 256.0 / core_sharers(view, card, now), weight = (double)(now - told_lately[card].at) / LATELY_NS;
+    if (!told_lately[card].at || weight > 1)
+        weight = 1;
+    told_lately[card].inverse += weight * (inverse - told_lately[card].inverse);
+    told_lately[card].at = now;
 }
 
 /* Processes of this container with work in flight; the harmonic mean over the last looks, since time is divided. */
@@ -297,6 +316,7 @@ static uint64_t look(struct venue *venue, uint64_t now) {
     if (usage)
         __atomic_store_n(&usage->card[venue->card].last_busy_ns, now, __ATOMIC_RELAXED);
     look_at_own(venue->card);
+    remember_told(vcuda_limits(), venue->card, now);
     bool pushed = real.cuCtxPushCurrent_v2(venue->context) == CUDA_SUCCESS;
     if (pushed)
         close_all_quiet(venue, now);
