@@ -24,15 +24,21 @@ class _Known:
 
 
 class PodCache:
-    """Keyed by UID; any thread. Methods that change it return what changed, for those who listen."""
+    """Keyed by UID; any thread. Methods that change it return what changed, for those who listen.
+
+    Thousands of tombstones must not slow the questions: what a pod changes is worked out for its name alone.
+    """
 
     def __init__(self, clock: Clock, keep_seconds: float = TOMBSTONE_SECONDS) -> None:
         self._clock = clock
         self._keep = keep_seconds
         self._lock = threading.Lock()
         self._known: dict[PodUid, _Known] = {}
+        self._passing: dict[PodUid, float] = {}  # whose time runs out when, the soonest first
         self._next = 0
-        self._names: Mapping[str, Sequence[Found]] | None = None  # by_name's answer until something changes
+        self._named: dict[str, set[PodUid]] = {}
+        self._stale: set[str] = set()  # names of which _answer is behind
+        self._answer: Mapping[str, Sequence[Found]] = {}  # handed out: replaced, never changed
 
     def replace(self, pods: Sequence[Pod]) -> list[Found]:
         """Take in a full list: who is missing has been deleted unseen."""
@@ -59,37 +65,39 @@ class PodCache:
     def remember(self, pods: Iterable[Pod]) -> None:
         """Somebody nearer to the kubelet knows these; the watch will show them, or their time runs out."""
         with self._lock:
-            self._names = None
             until = self._clock.monotonic() + self._keep
             for pod in pods:
                 known = self._known.get(pod.uid)
                 if known is None:
-                    self._known[pod.uid] = _Known(pod, self._order(), until)
+                    self._set(_Known(pod, self._order(), until))
                 elif known.until is not None and not known.tombstone:
-                    known.pod, known.until = pod, until
+                    self._set(_Known(pod, known.order, until))
 
     def by_name(self) -> Mapping[str, Sequence[Found]]:
         """``namespace/name`` → pods of that name: living before dead, newest first."""
         with self._lock:
             self._expire()
-            if self._names is None:
-                names: dict[str, list[Found]] = {}
-                for known in sorted(self._known.values(), key=lambda k: (k.tombstone, -k.order)):
-                    names.setdefault(known.pod.key, []).append(Found(known.pod, known.tombstone))
-                self._names = {name: tuple(found) for name, found in names.items()}
-            return self._names
+            if self._stale:
+                answer = dict(self._answer)
+                for name in self._stale:
+                    known = [self._known[uid] for uid in self._named.get(name, ())]
+                    known.sort(key=lambda k: (k.tombstone, -k.order))
+                    answer[name] = tuple(Found(k.pod, k.tombstone) for k in known)
+                    if not known:
+                        del answer[name]
+                self._stale.clear()
+                self._answer = answer
+            return self._answer
 
     def _show(self, pod: Pod) -> Found:
-        self._names = None
         known = self._known.get(pod.uid)
-        self._known[pod.uid] = _Known(pod, known.order if known else self._order(), None)
+        self._set(_Known(pod, known.order if known else self._order(), None))
         return Found(pod)
 
     def _bury(self, pod: Pod) -> Found:
-        self._names = None
-        known = self._known.pop(pod.uid, None)
+        known = self._known.get(pod.uid)
         until = self._clock.monotonic() + self._keep
-        self._known[pod.uid] = _Known(pod, known.order if known else self._order(), until, tombstone=True)
+        self._set(_Known(pod, known.order if known else self._order(), until, tombstone=True))
         self._expire()
         return Found(pod, tombstone=True)
 
@@ -97,15 +105,30 @@ class PodCache:
         self._next += 1
         return self._next
 
+    def _set(self, known: _Known) -> None:
+        uid = known.pod.uid
+        self._drop(uid)
+        self._known[uid] = known
+        if known.until is not None:
+            self._passing[uid] = known.until
+        self._named.setdefault(known.pod.key, set()).add(uid)
+        self._stale.add(known.pod.key)
+
+    def _drop(self, uid: PodUid) -> None:
+        known = self._known.pop(uid, None)
+        self._passing.pop(uid, None)
+        if known is None:
+            return
+        name = known.pod.key
+        self._stale.add(name)
+        self._named[name].discard(uid)
+        if not self._named[name]:
+            del self._named[name]
+
     def _expire(self) -> None:
         now = self._clock.monotonic()
-        passing = [(k.until, uid) for uid, k in self._known.items() if k.until is not None]
-        if len(passing) > _TOMBSTONES:
-            passing.sort()
-            passing = [
-                (now if i < len(passing) - _TOMBSTONES else t, uid) for i, (t, uid) in enumerate(passing)
-            ]
-        for until, uid in passing:
-            if until <= now:
-                self._names = None
-                del self._known[uid]
+        while self._passing:
+            uid, until = next(iter(self._passing.items()))
+            if until > now and len(self._passing) <= _TOMBSTONES:
+                return
+            self._drop(uid)
