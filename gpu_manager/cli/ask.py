@@ -97,7 +97,13 @@ def _show_cards(cards: list[dict[str, Any]]) -> None:
     for title in ("card", "model", "free", "state", "who holds it"):
         table.add_column(title, overflow="fold")
     for card, state, holders in rows:
-        cells = (str(card["index"]), card["model"], _free(card), state, "\n".join(map(printable, holders)))
+        cells = (
+            str(card["index"]),
+            printable(card["model"]),
+            _free(card),
+            printable(state),
+            "\n".join(map(printable, holders)),
+        )
         table.add_row(*(Text(cell, style="" if state == "open" else "red") for cell in cells))
     Console().print(table)
 
