@@ -98,8 +98,10 @@ def _open_again(here: int, name: str) -> int:
         os.close(handle)
 
 
-def create_page(here: int, name: str, content: bytes, mode: int, label: bytes | None = None) -> int:
-    """Make a page whole under its name at once, and return its descriptor.
+def create_page(
+    here: int, name: str, content: bytes, size: int, mode: int, label: bytes | None = None
+) -> int:
+    """Make a page whole under its name at once, and return its descriptor. After ``content`` come zeros.
 
     Space is taken now: a full disk is an error here, not a SIGBUS in the tenant.
     """
@@ -107,8 +109,8 @@ def create_page(here: int, name: str, content: bytes, mode: int, label: bytes | 
     draft = f".{name}.{secrets.token_hex(8)}"
     page = os.open(draft, _PAGE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=here)
     try:
-        os.posix_fallocate(page, 0, len(content))
-        write(page, 0, content.rstrip(b"\0"))  # the room is zeros already, and a usage page little else
+        os.posix_fallocate(page, 0, size)
+        write(page, 0, content)
         put_label(page, label)
         os.fchmod(page, mode)  # not the creation mode: umask would cut it
         os.rename(draft, name, src_dir_fd=here, dst_dir_fd=here)

@@ -268,7 +268,9 @@ class PageTenants:
     def _write_limits(self, here: int, name: str, change: _Change) -> None:
         page = files.open_page(here, LIMITS)
         if page is None:
-            page = files.create_page(here, LIMITS, abi.build_limits(change(None)), LIMITS_MODE, self._label)
+            page = files.create_page(
+                here, LIMITS, abi.build_limits(change(None)), abi.LIMITS_SIZE, LIMITS_MODE, self._label
+            )
             os.close(page)
             return
         try:
@@ -292,7 +294,9 @@ class PageTenants:
                 raise NodeUnready(
                     f"the usage page of {self._root}/{name} is gone: its container must start again"
                 )
-            page = files.create_page(here, USAGE, abi.build_usage(), USAGE_MODE, self._label)
+            page = files.create_page(
+                here, USAGE, abi.build_usage()[: abi.USAGE_HEAD_SIZE], abi.USAGE_SIZE, USAGE_MODE, self._label
+            )
         old = self._usage.pop(name, None)
         if old is not None:
             os.close(old)
