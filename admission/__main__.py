@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from admission.config import NAMESPACE, SECRET, SERVICE, TRUSTED_USERS, OwnCertificates, Settings, Terms
-from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable
+from admission.config import (
+    EXTENDER,
+    LEASE,
+    NAMESPACE,
+    QUOTA,
+    SCHEDULER_USER,
+    SECRET,
+    SERVICE,
+    TRUSTED_USERS,
+    ExtenderDoor,
+    LeaderMode,
+    Leadership,
+    OwnCertificates,
+    Settings,
+    Terms,
+)
+from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.program import configure_log, pass_over_old_flags, unit_bytes
 
@@ -56,14 +72,64 @@ def command(
     cert_settle_seconds: Annotated[
         float, typer.Option(min=0, help="How long a new authority is known before it is used.")
     ] = 60.0,
-    memory_unit: Annotated[str, typer.Option(help="What one vcuda-memory stands for.")] = str(DEFAULT_UNIT),
+    extender_address: Annotated[
+        str,
+        typer.Option("--extender-address", "--address", help="Where schedulers ask, HOST:PORT; port 0: any."),
+    ] = EXTENDER,
+    extender_tls_cert_file: Annotated[
+        Path | None, typer.Option(help="Serve schedulers over TLS with this certificate, watched.")
+    ] = None,
+    extender_tls_private_key_file: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    extender_client_ca_file: Annotated[
+        Path | None, typer.Option(help="Whose client certificates may bind and preempt; watched.")
+    ] = None,
+    extender_client_name: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Common names that may, signed by it; {SCHEDULER_USER} if none is given."),
+    ] = None,
+    leader_mode: Annotated[
+        LeaderMode,
+        typer.Option(
+            help="scheduler: who holds the Lease of the kube-scheduler in this pod binds; lease: who holds"
+            " our own, and labels its pod; alone: there is one replica."
+        ),
+    ] = LeaderMode.SCHEDULER,
+    lease_name: Annotated[str, typer.Option(help="That Lease, in either mode.")] = LEASE,
+    lease_namespace: Annotated[str, typer.Option(help="Its namespace; our own if empty.")] = "",
+    lease_seconds: Annotated[
+        float, typer.Option(min=8, max=60, help="Life of our own Lease without a renewal.")
+    ] = 10.0,
+    pod_name: Annotated[str, typer.Option(envvar="POD_NAME", help="This pod; the hostname if empty.")] = "",
+    quota_configmap: Annotated[str, typer.Option(help="The quota, NAMESPACE/NAME.")] = QUOTA,
+    exclude_namespace: Annotated[
+        list[str] | None,
+        typer.Option(help="Namespaces that the webhooks do not see; our own and kube-system always."),
+    ] = None,
+    memory_unit: Annotated[
+        str, typer.Option(envvar="VCUDA_MEMORY_UNIT", help="What one vcuda-memory stands for.")
+    ] = str(DEFAULT_UNIT),
     minimum_cores: Annotated[
-        int, typer.Option(min=1, max=100, help="The smallest part of a card that the cluster gives.")
+        int,
+        typer.Option(
+            envvar="VCUDA_MINIMUM_CORES",
+            min=1,
+            max=100,
+            help="The smallest part of a card that the cluster gives.",
+        ),
     ] = 1,
     default_memory: Annotated[
-        int, typer.Option(min=0, help="Units for a part of a card without memory; 0 refuses it.")
+        int,
+        typer.Option(
+            envvar="VCUDA_DEFAULT_MEMORY",
+            min=0,
+            help="Units for a part of a card without memory; 0 refuses it.",
+        ),
     ] = 0,
     scheduler_name: Annotated[str, typer.Option(help="schedulerName for pods that ask for cards.")] = "",
+    bind_scheduler: Annotated[
+        list[str] | None,
+        typer.Option(help="schedulerNames whose pods are bound here; --scheduler-name, else any."),
+    ] = None,
     runtime_class: Annotated[str, typer.Option(help="runtimeClassName for pods that name none.")] = "",
     deny_node_name: Annotated[  # noqa: FBT002  # typer's way to a flag
         bool, typer.Option("--deny-node-name", help="Refuse spec.nodeName instead of warning.")
@@ -87,8 +153,15 @@ def command(
     """Admission of fractional cards: webhooks that mend, judge and explain."""
     configure_log(log_level)
     pass_over_old_flags(context.args, OLD_FLAGS, "gpu-quota-admission")
-    if (tls_cert_file is None) != (tls_private_key_file is None):
-        raise RequestInvalid("give --tls-cert-file and --tls-private-key-file together, or neither")
+    _all_or_none({"--tls-cert-file": tls_cert_file, "--tls-private-key-file": tls_private_key_file})
+    _all_or_none(
+        {
+            "--extender-tls-cert-file": extender_tls_cert_file,
+            "--extender-tls-private-key-file": extender_tls_private_key_file,
+            "--extender-client-ca-file": extender_client_ca_file,
+        }
+    )
+    host, port = _host_port(extender_address)
     terms = Terms(
         unit=unit_bytes(memory_unit),
         minimum_cores=minimum_cores,
@@ -120,11 +193,48 @@ def command(
                 life_days=cert_days,
                 settle_seconds=cert_settle_seconds,
             ),
+            extender=ExtenderDoor(
+                address=host,
+                port=port,
+                certificate=extender_tls_cert_file,
+                key=extender_tls_private_key_file,
+                client_ca=extender_client_ca_file,
+                client_names=frozenset(extender_client_name or (SCHEDULER_USER,)),
+            ),
+            leadership=Leadership(
+                mode=leader_mode,
+                namespace=lease_namespace or namespace,
+                lease=lease_name,
+                pod=pod_name or socket.gethostname(),
+                seconds=lease_seconds,
+            ),
+            binds_for=frozenset(bind_scheduler or filter(None, (scheduler_name,))),
+            quota_map=_named(quota_configmap),
+            unseen_namespaces=frozenset({"kube-system", namespace, *(exclude_namespace or ())}),
             drain_seconds=drain_seconds,
             api_url=api_url,
             kubeconfig=kubeconfig,
         )
     ).run()
+
+
+def _all_or_none(files: Mapping[str, Path | None]) -> None:
+    if len({path is None for path in files.values()}) > 1:
+        raise RequestInvalid(f"give {', '.join(files)} together, or none of them")
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or not port.isascii() or int(port) > 65535:
+        raise RequestInvalid(f"--extender-address is {quoted(text)}: use HOST:PORT, such as {EXTENDER}")
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def _named(text: str) -> tuple[str, str]:
+    namespace, slash, name = text.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise RequestInvalid(f"--quota-configmap is {quoted(text)}: use NAMESPACE/NAME, such as {QUOTA}")
+    return namespace, name
 
 
 def run(arguments: Sequence[str]) -> int:

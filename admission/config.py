@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
+from typing import Final
 
 from gpu_manager.domain.resources import DEFAULT_UNIT
 
 NAMESPACE = "kube-system"
 SERVICE = "gpu-quota-admission"
 SECRET = "gpu-quota-admission-certs"  # noqa: S105 - a name
+LEASE = "gpu-quota-admission"
+QUOTA = "kube-system/gpuquota"  # the predecessor's ConfigMap
+SCHEDULER_USER = "system:kube-scheduler"  # the common name in kube-scheduler's client certificate
+EXTENDER = "127.0.0.1:3456"  # the predecessor's flag and its default
+# What the leading pod labels itself with under --leader-mode=lease, for a Service to select.
+LEADER_LABEL: Final = "tencent.com/admission-leader"
 # Who may write the annotations that say which cards a pod holds.
 TRUSTED_USERS = frozenset(
     f"system:serviceaccount:{NAMESPACE}:{account}" for account in ("gpu-manager", SERVICE)
@@ -57,12 +65,52 @@ class OwnCertificates:
     settle_seconds: float = 60.0
 
 
+class LeaderMode(Enum):
+    """How it is known which replica binds."""
+
+    SCHEDULER = "scheduler"  # the one whose pod holds the Lease of the kube-scheduler that runs beside it
+    LEASE = "lease"  # the one that holds a Lease of our own; it labels its pod
+    ALONE = "alone"  # there is no other replica
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Who leads. ``namespace``/``lease``: the Lease that is held or watched.
+
+    ``pod`` is this pod's name; ``seconds`` how long a Lease of our own holds without a renewal.
+    """
+
+    mode: LeaderMode = LeaderMode.SCHEDULER
+    namespace: str = NAMESPACE
+    lease: str = LEASE
+    pod: str = ""
+    seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderDoor:
+    """Where schedulers ask.
+
+    With ``certificate``, ``key`` and ``client_ca`` it speaks TLS, and bind and preempt are open to clients
+    whose certificate that authority signed for one of ``client_names``; without, to loopback alone.
+    """
+
+    address: str = "127.0.0.1"
+    port: int = 3456
+    certificate: Path | None = None
+    key: Path | None = None
+    client_ca: Path | None = None
+    client_names: frozenset[str] = frozenset({SCHEDULER_USER})
+    body: int = 64 << 20  # 5,000 whole Node objects are some 50 MB
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of ``gpu-quota-admission``.
 
     With ``certificate`` and ``key`` those files are served and watched (cert-manager); without, the service
-    signs for itself.
+    signs for itself. ``binds_for``: schedulerNames whose pods are bound here, empty for any; ``quota_map`` is
+    namespace and name; pods of ``unseen_namespaces`` never pass the webhooks.
     """
 
     terms: Terms = field(default_factory=Terms)
@@ -74,6 +122,11 @@ class Settings:
     certificate: Path | None = None
     key: Path | None = None
     own_certificates: OwnCertificates = field(default_factory=OwnCertificates)
+    extender: ExtenderDoor = field(default_factory=ExtenderDoor)
+    leadership: Leadership = field(default_factory=Leadership)
+    binds_for: frozenset[str] = frozenset()
+    quota_map: tuple[str, str] = ("kube-system", "gpuquota")
+    unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})
     drain_seconds: float = 5.0
     api_url: str | None = None
     kubeconfig: Path | None = None
