@@ -12,13 +12,16 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import structlog
 
+from gpu_manager import ui
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.servers.status import TEXT, Status
 
@@ -127,12 +130,13 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:  # http.server's name
-        path = urlsplit(self.path).path.rstrip("/") or "/"
-        if (
-            self.token is not None
-            and path not in ("/healthz", "/readyz")
-            and not self._authorised(self.token)
-        ):
+        asked = urlsplit(self.path).path
+        if asked == "/ui/":  # its links are relative, so that it works behind a proxy's prefix
+            self._send(HTTPStatus.PERMANENT_REDIRECT, TEXT, b"", {"Location": "../ui"})
+            return
+        path = asked.rstrip("/") or "/"
+        open_to_all = path in ("/healthz", "/readyz") or ui.asset(path) is not None
+        if self.token is not None and not open_to_all and not self._authorised(self.token):
             self._send(HTTPStatus.UNAUTHORIZED, TEXT, b"a bearer token is needed\n")
             return
         self._send(*self.status.answer(path, self.headers.get("Accept", "")))
@@ -142,11 +146,20 @@ class _Handler(BaseHTTPRequestHandler):
     def _authorised(self, token: str) -> bool:
         return hmac.compare_digest(self.headers.get("Authorization", "").encode(), f"Bearer {token}".encode())
 
-    def _send(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+    def _send(
+        self,
+        status: HTTPStatus,
+        content_type: str,
+        body: bytes,
+        more: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", ui.CONTENT_POLICY)
+        for name, value in more.items():
+            self.send_header(name, value)
         if status is HTTPStatus.UNAUTHORIZED:
             self.send_header("WWW-Authenticate", "Bearer")
         self.end_headers()

@@ -1,4 +1,4 @@
-"""The agent's HTTP on :5678: metrics, usage and graph for programs and people, health for the kubelet.
+"""The agent's HTTP on :5678: metrics, usage, graph, a page for people, health for the kubelet.
 
 The paths and the shape of ``/usage`` are the predecessor's. Every answer comes from memory;
 :mod:`gpu_manager.servers.http` serves them.
@@ -14,6 +14,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from gpu_manager import ui
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, format_bytes
 from gpu_manager.services.allocator import Allocator
@@ -58,6 +59,10 @@ class Status:
                 if _JSON in accept
                 else (HTTPStatus.OK, TEXT, draw(graph).encode())
             )
+        if path == "/ui/data":
+            return _json(HTTPStatus.OK, {"nodes": [self.graph()], "waiting": None})
+        if (file := ui.asset(path)) is not None:
+            return HTTPStatus.OK, *file
         if path == "/version":
             return _json(HTTPStatus.OK, {"version": self._version})
         if path == "/healthz":
@@ -67,7 +72,7 @@ class Status:
         return (
             HTTPStatus.NOT_FOUND,
             TEXT,
-            b"paths: /metric /metrics /usage /graph /version /healthz /readyz\n",
+            b"paths: /ui /metric /metrics /usage /graph /version /healthz /readyz\n",
         )
 
     def _readiness(self) -> Answer:
