@@ -72,7 +72,7 @@ class Status:
         return (
             HTTPStatus.NOT_FOUND,
             TEXT,
-            b"paths: /ui /metric /metrics /usage /graph /version /healthz /readyz\n",
+            b"paths: /ui /ui/data /metric /metrics /usage /graph /version /healthz /readyz\n",
         )
 
     def _readiness(self) -> Answer:

@@ -25,7 +25,7 @@ from gpu_manager.services.usage import Usage
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeCards
 
-PATHS = ("/metric", "/metrics", "/usage", "/graph", "/version", "/healthz", "/readyz")
+PATHS = ("/ui", "/ui/data", "/metric", "/metrics", "/usage", "/graph", "/version", "/healthz", "/readyz")
 
 
 class Served:
@@ -109,11 +109,18 @@ def test_prometheus_chooses_the_format(served: Served) -> None:
     assert openmetrics[2].endswith("# EOF\n")
 
 
-def test_with_a_token_all_but_health_asks_for_it(rig: NodeRig) -> None:
+def test_the_page_comes_with_a_policy_that_lets_nothing_else_in(served: Served) -> None:
+    address = f"http://127.0.0.1:{served.server.port}"
+    with urllib.request.urlopen(f"{address}/ui/", timeout=5) as answer:  # to where its relative links hold
+        assert answer.url == f"{address}/ui"
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'")
+
+
+def test_with_a_token_all_but_health_and_the_empty_page_asks_for_it(rig: NodeRig) -> None:
     pages = Served(rig, token="s3cret")
     try:
         for path in PATHS:
-            expected = 200 if path in ("/healthz", "/readyz") else 401
+            expected = 200 if path in ("/ui", "/healthz", "/readyz") else 401  # the page without its figures
             assert pages.ask(path)[0] == expected, path
             assert pages.ask(path, Authorization="Bearer wrong")[0] == expected, path
             assert pages.ask(path, Authorization="Bearer s3cret")[0] == 200, path

@@ -1,0 +1,194 @@
+"""The page for people: what a browser makes of it, what a hostile name does to it, what it costs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_manager import ui
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NEEDS_A_BROWSER = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium (Debian: apt-get install chromium)"
+)
+GIB = 1 << 30
+EVIL = "<img src=x onerror=document.title='broken'>"
+
+
+def holder(pod: str, cores: int, **more: Any) -> dict[str, Any]:
+    return {
+        "namespace": "team-a",
+        "pod": pod,
+        "container": "main",
+        "cores": cores,
+        "memory": 5 * GIB,
+        "planned": False,
+        "core_used": None,
+        "memory_used": None,
+        **more,
+    }
+
+
+def card(index: int, *holders: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "index": index,
+        "uuid": f"GPU-{index}",
+        "model": "A100",
+        "healthy": True,
+        "cordoned": False,
+        "mig": False,
+        "reason": "",
+        "cores_free": 100 - sum(h["cores"] for h in holders),
+        "memory": 40 * GIB,
+        "memory_free": 40 * GIB - sum(h["memory"] for h in holders),
+        "holders": list(holders),
+        **more,
+    }
+
+
+class Served:
+    """The page's files and `data`, on a port of their own."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, Any] = {"nodes": [], "waiting": None}
+        self.token = ""
+        served = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                file = ui.asset(self.path)
+                kind, body = file or ("application/json", json.dumps(served.data).encode())
+                given = self.headers.get("Authorization", "")
+                allowed = file is not None or not served.token or given == f"Bearer {served.token}"
+                self.send_response(200 if allowed else 401)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Security-Policy", ui.CONTENT_POLICY)
+                self.end_headers()
+                self.wfile.write(body if allowed else b"a bearer token is needed\n")
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+    def browse(self, profile: Path) -> tuple[str, str]:
+        """The page's text as drawn, and what the browser complains about."""
+        assert CHROMIUM is not None
+        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        command += [f"--user-data-dir={profile}", "--enable-logging=stderr", "--virtual-time-budget=3000"]
+        command += ["--dump-dom", f"http://127.0.0.1:{self.server.server_address[1]}/ui"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        complaints = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
+        return ran.stdout, "\n".join(complaints)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    running = Served()
+    yield running
+    running.stop()
+
+
+@NEEDS_A_BROWSER
+def test_a_look_at_the_page_answers_who_uses_which_card_how_much_and_what_waits_for_what(
+    served: Served, tmp_path: Path
+) -> None:
+    used = holder("notebook", 30, core_used=0.21, memory_used=2 * GIB)
+    served.data = {
+        "nodes": [
+            {"node": "n1", "cards": [card(0, used), card(1, healthy=False, reason="XID 79")]},
+            {"node": "n2", "cards": [card(0, cordoned=True), card(1, holder("next", 50, planned=True))]},
+        ],
+        "waiting": [
+            {"pod": "team-b/big", "asks": "80 cores, 5 GiB", "why": "card 1 of n2 has 50 cores free"}
+        ],
+    }
+    page, complaints = served.browse(tmp_path)
+    assert complaints == ""
+    assert "21 of 30 cores, 2 of 5 GiB" in page
+    assert "unhealthy: XID 79" in page
+    assert "cordoned: nothing new is placed here" in page
+    assert "team-a/next main (not started yet)" in page
+    assert "card 1 of n2 has 50 cores free" in page
+    assert "card 0, A100: 30 of 100 cores and 5 GiB of 40 GiB booked" in page  # for who hears the page
+    assert "2 nodes" in page
+
+
+@NEEDS_A_BROWSER
+def test_what_others_wrote_stays_text(served: Served, tmp_path: Path) -> None:
+    served.data = {
+        "nodes": [
+            {"node": EVIL, "cards": [card(0, holder(EVIL, 10), model=EVIL, healthy=False, reason=EVIL)]}
+        ],
+        "waiting": [{"pod": EVIL, "asks": EVIL, "why": EVIL}],
+    }
+    page, complaints = served.browse(tmp_path)
+    assert complaints == ""
+    assert "<img" not in page
+    assert page.count("&lt;img src=x") >= 6
+    assert "<title>gpu-manager</title>" in page
+
+
+@NEEDS_A_BROWSER
+def test_without_the_right_to_see_the_page_asks_for_a_token_and_shows_no_figure(
+    served: Served, tmp_path: Path
+) -> None:
+    served.token = "sesame"
+    page, _ = served.browse(tmp_path)
+    assert re.search(r'<form id="login">', page)
+    assert "Nothing to show: a bearer token is needed" in page
+
+
+def test_the_page_is_small_asks_nobody_else_and_brings_no_inline_code() -> None:
+    files = {path: ui.asset(path) for path in ("/ui", "/ui/page.css", "/ui/page.js")}
+    bodies = {path: found[1].decode() for path, found in files.items() if found is not None}
+    assert len(bodies) == 3
+    assert sum(len(body.encode()) for body in bodies.values()) <= 100 * 1024
+    assert not re.search(
+        r"https?://|@import|innerHTML|outerHTML|insertAdjacentHTML|eval\(", "".join(bodies.values())
+    )
+    assert not re.search(r"<script(?! src)|<style| on\w+=| style=", bodies["/ui"])
+
+
+def test_everything_that_acts_has_a_name_and_can_be_reached_with_the_keyboard() -> None:
+    page = ui.asset("/ui")[1].decode()  # type: ignore[index]
+    for field in re.findall(r"<input[^>]*>", page):
+        before = page[: page.index(field)]
+        assert before.rindex("<label>") > before.rfind("</label>"), field
+    assert not re.search(r'tabindex="[1-9]', page)
+    script = ui.asset("/ui/page.js")[1].decode()  # type: ignore[index]
+    assert 'tabindex: "0", "aria-label": label' in script
+    for section in re.findall(r'aria-labelledby="([^"]+)"', page):
+        assert f'id="{section}"' in page
+
+
+def luminance(color: str) -> float:
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("name", ["ink", "faint", "bad", "warn"])
+def test_text_stands_out_from_the_paper_by_wcag_aa_in_light_and_in_dark(name: str) -> None:
+    style = ui.asset("/ui/page.css")[1].decode()  # type: ignore[index]
+    inks, papers = (re.findall(rf"--{what}: (#[0-9a-f]{{6}})", style) for what in (name, "paper"))
+    assert len(inks) == len(papers) == 2
+    for ink, paper in zip(inks, papers, strict=True):
+        light, dark = sorted((luminance(ink), luminance(paper)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5
