@@ -9,6 +9,7 @@ import os
 import statistics
 import subprocess
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from bench import hooks_launch
@@ -53,48 +54,64 @@ def preload_start(*, full: bool) -> Iterable[Row]:
 
 
 class Inits:
-    """Processes that open a driver and call cuInit when told, all at once."""
+    """Processes that open a driver and call cuInit when told, all at the same instant: they wait on one pipe."""
 
     def __init__(self, made: Container, library: str, count: int) -> None:
         command = [str(compiled("calls")), "init", library]
+        waiting, self._go = os.pipe()
         self._processes = [
-            subprocess.Popen(
-                command, env=made.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            subprocess.Popen(command, env=made.env(), stdin=waiting, stdout=subprocess.PIPE, text=True)
             for _ in range(count)
         ]
+        os.close(waiting)
         for process in self._processes:
             assert process.stdout
             assert process.stdout.readline() == "ready\n"
 
-    def worst_ms(self) -> float:
-        """The slowest one's time."""
-        for process in self._processes:
-            assert process.stdin
-            process.stdin.write("\n")
-            process.stdin.flush()
-        return max(float(process.communicate(timeout=60)[0]) for process in self._processes) / 1e6
+    def worst_ms(self) -> tuple[float, float]:
+        """The slowest one's time: with a core or asleep, and by the clock on the wall.
+
+        The two differ by waiting for a core. Where there are fewer cores than processes, that is what the others
+        of the crowd and of the machine do, not the library; what they wait for inside it counts in both.
+        """
+        os.close(self._go)
+        said = [process.communicate(timeout=60)[0].split() for process in self._processes]
+        times = [(float(took), float(waited)) for took, waited in said]
+        return max(took - waited for took, waited in times) / 1e6, max(took for took, _ in times) / 1e6
 
 
-def inits(count: int, rounds: int) -> tuple[float, float]:
-    """Median of the slowest cuInit of ``count`` processes at once: bare, front."""
-    bare, front = [], []
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The slowest cuInit of many, in ms, medians of rounds: bare, and what the front takes longer in its round."""
+
+    bare: float
+    over: float
+    wall_over: float
+
+
+def inits(count: int, rounds: int) -> Started:
+    """Bare and front follow each other closely, so that what else the machine does at the time weighs on both."""
+    bare, over, wall = [], [], []
     for _ in range(rounds):
         with container() as made:
             Inits(made, "libcuda.so.1", 1).worst_ms()  # the modelled card is there from now on
-            bare.append(Inits(made, made.env()["REAL_CUDA"], count).worst_ms())
-            front.append(Inits(made, "libcuda.so.1", count).worst_ms())
-    return statistics.median(bare), statistics.median(front)
+            own, clock = Inits(made, made.env()["REAL_CUDA"], count).worst_ms()
+            front_own, front_clock = Inits(made, "libcuda.so.1", count).worst_ms()
+            bare.append(own)
+            over.append(front_own - own)
+            wall.append(front_clock - clock)
+    return Started(statistics.median(bare), statistics.median(over), statistics.median(wall))
 
 
 def cuinit(*, full: bool) -> Iterable[Row]:
     """Opening the driver and its companions, mapping the pages, taking a slot."""
-    bare, front = inits(1, 101 if full else 21)
-    yield Row("cuinit_ms", round(front - bare, 3), "ms", "≤ 5", round(bare, 3), full,
+    one = inits(1, 101 if full else 21)
+    yield Row("cuinit_ms", round(one.wall_over, 3), "ms", "≤ 5", round(one.bare, 3), full,
               "opening the library and cuInit, median")  # fmt: skip
-    bare, front = inits(64, 21 if full else 5)
-    yield Row("cuinit_64_max_ms", round(front - bare, 2), "ms", "≤ 5", round(bare, 2), full,
-              f"the slowest of 64 processes at once on {os.cpu_count()} cores")  # fmt: skip
+    many = inits(64, 101 if full else 21)
+    yield Row("cuinit_64_max_ms", round(many.over, 2), "ms", "≤ 5", round(many.bare, 2), full,
+              f"the slowest of 64 processes at the same instant, without waiting for one of {os.cpu_count()} cores; "
+              f"with that {many.wall_over:.1f}")  # fmt: skip
 
 
 class Measure(Protocol):

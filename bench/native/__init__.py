@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from bench.rows import in_memory
 from tests.native.driven import Container
 from tests.native.tools import ROOT, run, tool
 
@@ -27,9 +27,6 @@ def compiled(name: str) -> Path:
 
 @contextmanager
 def container(memory: int | None = 5 << 30, **settings: object) -> Iterator[Container]:
-    """A container on a card of 16 GiB."""
-    with (
-        tempfile.TemporaryDirectory(prefix="vcuda-bench-") as base,
-        Container(Path(base), memory, **settings) as made,  # type: ignore[arg-type]
-    ):
+    """A container on a card of 16 GiB; its pages lie in memory, as on a node."""
+    with in_memory() as base, Container(base, memory, **settings) as made:  # type: ignore[arg-type]
         yield made

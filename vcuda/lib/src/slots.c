@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -39,11 +38,24 @@ static bool file_identity(int fd, const char *path, uint64_t *device, uint64_t *
     return true;
 }
 
+/* Into /proc/<pid>/stat. By hand: the first snprintf of a process costs it ten page faults. */
+static const char *stat_path(char path[32], uint32_t pid) {
+    char digits[10];
+    size_t count = 0, used = 6;
+    memcpy(path, "/proc/", used);
+    do
+        digits[count++] = (char)('0' + pid % 10);
+    while (pid /= 10);
+    while (count)
+        path[used++] = digits[--count];
+    memcpy(path + used, "/stat", sizeof "/stat");
+    return path;
+}
+
 /* Field 22 of /proc/<pid>/stat, or 0 if there is no such process any more. */
 static uint64_t start_time_of(uint32_t pid) {
     char path[32], text[512];
-    snprintf(path, sizeof path, "/proc/%u/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(stat_path(path, pid), O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return 0;
     ssize_t length = read(fd, text, sizeof text - 1);
@@ -104,17 +116,19 @@ unsigned slots_high(const struct vcuda_usage *usage) {
     return high < VCUDA_MAX_SLOTS ? high : VCUDA_MAX_SLOTS;
 }
 
-/* Lock the first slot that nobody living holds: a free one, or a dead process's. */
+/* Lock the first slot that nobody living holds: a free one, or if there is none a dead process's. Trying a lock asks
+ * the kernel to walk all that are held, so a slot that says LIVE is passed over without one as long as others don't. */
 static int find(struct vcuda_usage *usage, int fd, uint64_t pid_namespace, bool *dead) {
-    for (unsigned i = 0; i < VCUDA_MAX_SLOTS; i++) {
-        struct vcuda_slot *slot = &usage->slot[i];
-        if (!lock(fd, i, F_WRLCK))
-            continue;
-        *dead = is_live(slot); /* asked under the lock: nobody else changes it now */
-        if (!*dead || is_over(slot, pid_namespace))
-            return (int)i;
-        lock(fd, i, F_UNLCK);
-    }
+    for (int pass = 0; pass < 2; pass++)
+        for (unsigned i = 0; i < VCUDA_MAX_SLOTS; i++) {
+            struct vcuda_slot *slot = &usage->slot[i];
+            if ((pass == 0 && is_live(slot)) || !lock(fd, i, F_WRLCK))
+                continue;
+            *dead = is_live(slot); /* asked under the lock: nobody else changes it now */
+            if (!*dead || is_over(slot, pid_namespace))
+                return (int)i;
+            lock(fd, i, F_UNLCK);
+        }
     return -1;
 }
 
