@@ -1,0 +1,207 @@
+"""Build the image of agent and admission from Debian's packages and locked wheels: no registry, no Docker.
+
+Three layers, the seldom changed first: Python as Debian ships it, the locked dependencies, the project. The
+archive is an OCI layout that ``docker load`` reads too. The same sources give the same layers: entries are
+sorted, owned by root and dated by ``SOURCE_DATE_EPOCH`` or the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import datetime
+import os
+import platform
+import py_compile
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from archive import Image, pack, write_archive
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+LOCK: Final = Path(__file__).resolve().parent / "requirements.lock"
+SUITE: Final = "bookworm"
+PACKAGES: Final = ("base-files", "base-passwd", "libc6", "libstdc++6", "python3.11")
+ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the machine's word → Debian's and OCI's
+GLIBCS: Final = (17, 24, 26, 27, 28, 31, 34, 35, 36)  # of wheels that run on SUITE
+SITE: Final = "usr/local/lib/python3.11/dist-packages"
+NOBODY: Final = 65532
+PRUNED: Final = (  # what no service reads
+    *(f"usr/share/{name}" for name in ("doc", "man", "info", "locale", "lintian", "perl5", "bash-completion")),
+    *(f"usr/lib/python3.11/{name}" for name in ("test", "idlelib", "lib2to3", "tkinter", "ensurepip")),
+    *("usr/lib/*/perl*", "usr/lib/*/gconv", "usr/bin/perl*", "var/lib/apt", "var/cache", "var/log"),
+    *("usr/lib/python3.11/pydoc_data", "usr/lib/python3.11/turtle.py", "dev", "usr/lib/apt"),
+)
+PRUNED_WHEELS: Final = ("numpy/**/tests", "numpy/f2py", "bin", "*/_pyinstaller", "grpc/**/*.proto")
+SCRIPT: Final = "#!/usr/bin/python3.11 -I\nfrom {module} import {function}\n\n{function}()\n"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="deploy/image/build.py", description="Build the image.")
+    parser.add_argument("--output", type=Path, default=ROOT / "build/image/gpu-manager.tar")
+    output: Path = parser.parse_args().output
+    machine = platform.machine()
+    if machine not in ARCHITECTURES:
+        sys.exit(f"no image for {machine}: there are {', '.join(ARCHITECTURES)}")
+    if shutil.which("mmdebstrap") is None:
+        sys.exit("mmdebstrap is needed (Debian: apt-get install mmdebstrap)")
+    work = output.parent
+    work.mkdir(parents=True, exist_ok=True)
+    dated = commit_time()
+    stages = (debian(work, machine), dependencies(work, machine), project(work))
+    image = describe(machine, dated)
+    image.layers.extend(pack(stage, dated) for stage in stages)
+    write_archive(image, output, dated)
+    print(f"{output}: {image.tag}, {output.stat().st_size >> 20} MiB")
+
+
+def describe(machine: str, dated: int) -> Image:
+    """The image's name and configuration, without layers yet."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    created = datetime.datetime.fromtimestamp(dated, datetime.UTC).isoformat()
+    label = "org.opencontainers.image"
+    return Image(
+        tag=f"gpu-manager:{version}",
+        architecture=ARCHITECTURES[machine],
+        created=created,
+        config={
+            "User": f"{NOBODY}:{NOBODY}",  # the agent's pod says 0: the kubelet's sockets are root's
+            "WorkingDir": "/",
+            "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "PYTHONUNBUFFERED=1"],
+            "Cmd": ["gpu-manager", "run"],
+            "Labels": {
+                f"{label}.title": "gpu-manager",
+                f"{label}.description": "Share NVIDIA cards between Kubernetes pods",
+                f"{label}.version": version,
+                f"{label}.revision": revision(),
+                f"{label}.created": created,
+                f"{label}.licenses": "Apache-2.0",
+                f"{label}.base.name": f"debian:{SUITE}",
+            },
+        },
+    )
+
+
+def debian(work: Path, machine: str) -> Path:
+    """Python and what it needs, extracted from the packages: no package's script runs, none is left."""
+    target, stamp = work / "debian", work / "debian.packages"
+    wanted = "\n".join((SUITE, *PACKAGES, *PRUNED))
+    if target.is_dir() and stamp.exists() and stamp.read_text("utf-8") == wanted:
+        return target
+    shutil.rmtree(target, ignore_errors=True)
+    tar = work / "debian.tar"
+    hook = "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"
+    options = ["--quiet", "--variant=extract", f"--architectures={ARCHITECTURES[machine]}", hook]
+    run("mmdebstrap", *options, f"--include={','.join(PACKAGES)}", SUITE, str(tar))
+    target.mkdir()
+    run("tar", "-C", str(target), "--exclude=./dev/*", "--no-same-owner", "-xf", str(tar))
+    tar.unlink()
+    prune(target, PRUNED)
+    for name in ("passwd", "group"):
+        shutil.copy(target / f"usr/share/base-passwd/{name}.master", target / "etc" / name)
+    with (target / "etc/passwd").open("a", encoding="utf-8") as users:
+        users.write(f"nonroot:x:{NOBODY}:{NOBODY}::/nonexistent:/usr/sbin/nologin\n")
+    compile_all(target / "usr/lib/python3.11", "/usr/lib/python3.11")
+    stamp.write_text(wanted, "utf-8")
+    return target
+
+
+def dependencies(work: Path, machine: str) -> Path:
+    """The wheels that the lock names, by hash."""
+    target, stamp = work / "dependencies", work / "dependencies.lock"
+    wanted = LOCK.read_text("utf-8") + "\n".join(PRUNED_WHEELS)
+    if target.is_dir() and stamp.exists() and stamp.read_text("utf-8") == wanted:
+        return target
+    shutil.rmtree(target, ignore_errors=True)
+    site = target / SITE
+    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in GLIBCS]
+    version = ["--only-binary=:all:", "--python-version=3.11", "--implementation=cp", *platforms]
+    pip("install", "--require-hashes", "--no-deps", "--no-compile", *version, f"--target={site}", f"-r{LOCK}")
+    prune(site, PRUNED_WHEELS)
+    compile_all(site, f"/{SITE}")
+    stamp.write_text(wanted, "utf-8")
+    return target
+
+
+def project(work: Path) -> Path:
+    """The project's wheel, and its programs."""
+    target, wheels = work / "project", work / "wheel"
+    for old in (target, wheels):
+        shutil.rmtree(old, ignore_errors=True)
+    pip("wheel", "--no-build-isolation", "--no-deps", f"--wheel-dir={wheels}", str(ROOT))
+    site = target / SITE
+    [wheel] = wheels.glob("*.whl")
+    pip("install", "--no-deps", "--no-compile", "--no-index", f"--target={site}", str(wheel))
+    prune(site, ("bin", "*.dist-info/direct_url.json"))
+    compile_all(site, f"/{SITE}")
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
+    programs = target / "usr/local/bin"
+    programs.mkdir(parents=True)
+    for name, entry in scripts.items():
+        module, _, function = entry.partition(":")
+        (programs / name).write_text(SCRIPT.format(module=module, function=function), "utf-8")
+        (programs / name).chmod(0o755)
+    return target
+
+
+def compile_all(directory: Path, inside: str) -> None:
+    """Byte code beside the sources: the image's file system is read-only where it runs."""
+    compileall.compile_dir(
+        directory,
+        quiet=2,
+        stripdir=str(directory),
+        prependdir=inside,
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+
+
+def prune(directory: Path, patterns: Iterable[str]) -> None:
+    """Remove what the patterns name."""
+    for pattern in patterns:
+        for path in list(directory.glob(pattern)):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def commit_time() -> int:
+    """Seconds since 1970 that every file of the image is dated by."""
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    return int(given or git("log", "-1", "--format=%ct") or 0)
+
+
+def revision() -> str:
+    """The commit, with a word where the tree differs from it."""
+    changed = "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return git("rev-parse", "HEAD") + changed
+
+
+def git(*arguments: str) -> str:
+    """What git says; empty outside a repository."""
+    done = subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def pip(*arguments: str) -> None:
+    """Run this interpreter's pip."""
+    run(sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments)
+
+
+def run(*command: str) -> None:
+    """Run a program; its failure ends this one, with its words on the terminal."""
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if code:
+        sys.exit(f"{command[0]} failed with {code}: {' '.join(command)}")
+
+
+if __name__ == "__main__":
+    main()
