@@ -1,0 +1,105 @@
+"""Checks of what the running agent of one node says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gpu_manager.domain.doctor.check import Check, Severity, Unseen
+from gpu_manager.domain.doctor.facts import AgentFacts
+
+_OLD_SAMPLE_SECONDS: Final = 10.0
+
+
+def _agent_not_ready(agent: AgentFacts, _: float) -> Iterator[str]:
+    for name, holds in agent.ready.items():
+        if not holds:
+            yield f"{name} does not hold{f': {agent.why}' if agent.why else ''}"
+
+
+def _unenforced(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.enforced is None:
+        raise Unseen("the agent's metrics cannot be read")
+    for container, state in sorted(agent.enforced.items()):
+        if state not in ("active", "exclusive"):
+            yield f"{container}: enforcement is {state}"
+
+
+def _evading(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.evading is None:
+        raise Unseen("the agent's metrics cannot be read")
+    yield from agent.evading
+
+
+def _watchdog_blind(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.blind is None:
+        raise Unseen("the agent's metrics cannot be read")
+    lacks = {"host-pid": "the agent runs without hostPID", "cards": "the driver gives the agent no figures"}
+    for name in agent.blind:
+        yield f"{lacks.get(name, name)}: whoever gets round a limit is not seen"
+
+
+def _closed(agent: AgentFacts, _: float) -> Iterator[str]:
+    yield from agent.closed
+
+
+def _old_sample(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.sample_age_seconds is None:
+        raise Unseen("the agent's metrics cannot be read")
+    if agent.sample_age_seconds > _OLD_SAMPLE_SECONDS:
+        yield f"usage was last sampled {agent.sample_age_seconds:.0f} s ago, it is once a second"
+
+
+AGENT: Final = (
+    Check(
+        id="agent-not-ready",
+        group="agent",
+        severity=Severity.TROUBLE,
+        what="The running agent cannot serve pods yet.",
+        cure="As the text says; the agent's log has the first cause.",
+        judge=_agent_not_ready,
+    ),
+    Check(
+        id="enforcement-off",
+        group="agent",
+        severity=Severity.TROUBLE,
+        what="A container with a fraction is not held to it.",
+        cure=(
+            "`none`: it runs with another libcuda or without the preload: restart the pod; without the "
+            'annotation `tencent.com/vcuda-preload: "false"` statically loaded drivers are caught too.'
+        ),
+        judge=_unenforced,
+    ),
+    Check(
+        id="evading",
+        group="agent",
+        severity=Severity.TROUBLE,
+        what="A container gets round its limits.",
+        cure="See docs/security; `--evict-evaders` evicts such pods.",
+        judge=_evading,
+    ),
+    Check(
+        id="watchdog-blind",
+        group="agent",
+        severity=Severity.WARNING,
+        what="The degraded mode: limits hold, but nobody watches for those who get round them.",
+        cure="Run the agent with `hostPID: true` (the chart's default).",
+        judge=_watchdog_blind,
+    ),
+    Check(
+        id="card-closed",
+        group="agent",
+        severity=Severity.WARNING,
+        what="A card takes no new shares.",
+        cure="`gpu-manager uncordon UUID` opens a cordoned one; an unhealthy one as its reason says.",
+        judge=_closed,
+    ),
+    Check(
+        id="sample-old",
+        group="agent",
+        severity=Severity.WARNING,
+        what="Figures of usage are stale.",
+        cure="Look for `sample` in the agent's log; a driver that hangs shows in `nvidia-smi` too.",
+        judge=_old_sample,
+    ),
+)

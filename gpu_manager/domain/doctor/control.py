@@ -1,0 +1,188 @@
+"""Checks of webhooks, schedulers and waiting or running pods, as the API server shows them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from gpu_manager.domain.contract import ALLOCATION, CORE
+from gpu_manager.domain.doctor.check import Check, Severity
+from gpu_manager.domain.doctor.facts import ClusterFacts
+from gpu_manager.domain.doctor.shown import bounded, known, nodes_of, pods_of
+from gpu_manager.domain.errors import printable
+
+_DAY: Final = 86_400.0
+_SOON_SECONDS: Final = 7 * _DAY  # as the alert: spec of metrics, "webhook certificate expires in < 7 d"
+_HOOKS: Final = "webhook configurations"
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+
+
+def _webhook_missing(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    hooks = known(cluster, cluster.webhooks, _HOOKS)
+    for mutating, kind in ((True, "mutating"), (False, "validating")):
+        if not any(hook.mutating is mutating for hook in hooks):
+            yield f"no {kind} webhook configuration names the service gpu-quota-admission"
+
+
+def _webhook_expiry(cluster: ClusterFacts, now: float) -> Iterator[str]:
+    for hook in known(cluster, cluster.webhooks, _HOOKS):
+        who = f"{printable(hook.configuration)}/{printable(hook.name)}"
+        if hook.expires is None:
+            yield f"{who}: its caBundle holds no certificate"
+        elif text := _expiry(hook.expires, now):
+            yield f"{who}: the authority that it trusts {text}"
+    if cluster.serving_expires is not None and (text := _expiry(cluster.serving_expires, now)):
+        yield f"the certificate of the admission service {text}"
+
+
+def _expiry(until: float, now: float) -> str:
+    if until <= now:
+        return f"expired {(now - until) / _DAY:.1f} days ago"
+    return f"expires in {(until - now) / _DAY:.1f} days" if until - now < _SOON_SECONDS else ""
+
+
+def _webhook_down(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    hooks = known(cluster, cluster.webhooks, _HOOKS)
+    ready = known(cluster, cluster.services_ready, "the pods of the admission service")
+    for service in sorted({hook.service for hook in hooks}):
+        if not ready.get(service, 0):
+            yield f"service {printable(service)} has no ready pod"
+
+
+def _fails_open(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    for hook in known(cluster, cluster.webhooks, _HOOKS):
+        if hook.policy == "Ignore" and not hook.mutating:
+            yield f"{printable(hook.configuration)}/{printable(hook.name)}: failurePolicy is Ignore"
+
+
+def _no_extender(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    schedulers = known(cluster, cluster.schedulers, "configmaps")
+    with_us = {name for s in schedulers if s.extender for name in s.profiles}
+    if not with_us:
+        yield f"no KubeSchedulerConfiguration in a ConfigMap names an extender that manages {CORE}"
+        return
+    live = (f.pod for f in pods_of(cluster) if not f.pod.terminal and not f.static)
+    counts = Counter(pod.scheduler or DEFAULT_SCHEDULER for pod in live)
+    for name, count in sorted(counts.items()):
+        if name not in with_us:
+            yield (
+                f"{count} pods that ask for {CORE} name scheduler {printable(name)}, which has no extender; "
+                f"with one: {', '.join(sorted(map(printable, with_us)))}"
+            )
+
+
+def _without_card(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    publishing = {n.name for n in nodes_of(cluster) if n.inventory}
+    lines = []
+    for pod in (f.pod for f in pods_of(cluster) if not f.static and f.pod.phase == "Running"):
+        if pod.node not in publishing:
+            lines.append(f"pod {printable(pod.key)} runs on {printable(pod.node)}, which publishes no cards")
+        elif ALLOCATION not in pod.annotations:
+            lines.append(f"pod {printable(pod.key)} runs on {printable(pod.node)}, on no card that is said")
+    yield from bounded(lines)
+
+
+def _static(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    pods = [f.pod for f in pods_of(cluster) if f.static]
+    yield from bounded([f"pod {printable(p.key)} on node {printable(p.node)} is static" for p in pods])
+
+
+def _runtime_class(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    classes = known(cluster, cluster.runtime_classes, "runtimeclasses")
+    named = [(f"pod {printable(f.pod.key)}", f.runtime_class) for f in pods_of(cluster) if not f.pod.terminal]
+    if cluster.agents is not None:
+        named.append(("the agent's DaemonSet", cluster.agents.runtime_class))
+    yield from bounded(
+        [
+            f"{who} names runtimeClass {printable(name)}, which does not exist"
+            for who, name in named
+            if name and name not in classes
+        ]
+    )
+
+
+CONTROL: Final = (
+    Check(
+        id="webhook-missing",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what="Nobody refuses an illegal pod before it meets a node, and defaults are not filled in.",
+        cure="Install the chart with admission, or apply its webhook configurations again.",
+        judge=_webhook_missing,
+    ),
+    Check(
+        id="webhook-certificate",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what=(
+            "Once its certificate has ended API servers stop calling the webhook, and pods that ask for "
+            "cards cannot be created."
+        ),
+        cure=(
+            "The service renews its own certificate after two thirds of its life: its log says "
+            "`certificate not renewed` and why. With cert-manager look at the Certificate."
+        ),
+        judge=_webhook_expiry,
+    ),
+    Check(
+        id="webhook-down",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what="Pods that ask for cards are refused while no replica answers; others are not touched.",
+        cure="`kubectl describe deployment gpu-quota-admission` in its namespace, and its log.",
+        judge=_webhook_down,
+    ),
+    Check(
+        id="webhook-fails-open",
+        group="cluster",
+        severity=Severity.WARNING,
+        what="While the service is away, illegal pods pass unjudged.",
+        cure="Set failurePolicy to Fail: matchConditions keep it to pods that ask for cards.",
+        judge=_fails_open,
+    ),
+    Check(
+        id="scheduler-without-extender",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what=(
+            "Without the extender a scheduler counts a node's cores as one heap: pods reach nodes where no "
+            "single card has room."
+        ),
+        cure=(
+            "Name the chart's scheduler in schedulerName (the webhook does it where it is told to), or add "
+            "the extender to the cluster's own KubeSchedulerConfiguration."
+        ),
+        judge=_no_extender,
+    ),
+    Check(
+        id="pod-without-card",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what=(
+            "The pod was admitted before the node knew the resource, or got past it: it runs without a card, "
+            "or on one without limits."
+        ),
+        cure="Delete it; its controller makes a new one. Else the agent's log says why it has no allocation.",
+        judge=_without_card,
+    ),
+    Check(
+        id="static-pod-in-cluster",
+        group="cluster",
+        severity=Severity.WARNING,
+        what="Static pods are unsupported: they pass neither webhook nor scheduler.",
+        cure="Run it as a Deployment or DaemonSet.",
+        judge=_static,
+    ),
+    Check(
+        id="runtime-class-missing",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what="A pod names a runtimeClass that is not there, and never starts.",
+        cure=(
+            "Create the RuntimeClass (`nvidia` comes with the GPU operator), or leave the name out: "
+            "fractions need none."
+        ),
+        judge=_runtime_class,
+    ),
+)

@@ -1,0 +1,181 @@
+"""Checks of the NVIDIA driver of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gpu_manager.domain.doctor.check import Check, Severity, Unseen
+from gpu_manager.domain.doctor.facts import DriverFacts
+
+_CONTROL_DEVICES: Final = ("nvidiactl", "nvidia-uvm")
+
+
+def _no_card(driver: DriverFacts, _: float) -> Iterator[str]:
+    if driver.pci_cards is None:
+        raise Unseen("/sys/bus/pci cannot be read")
+    if driver.pci_cards == 0 and not driver.nvml_cards:
+        yield "the PCI bus shows no NVIDIA card"
+
+
+def _with_cards(driver: DriverFacts) -> int:
+    """How many cards there are. Raises Unseen where there is none: nothing is missing then."""
+    count = max(driver.pci_cards or 0, driver.nvml_cards or 0)
+    if not count:
+        raise Unseen("this machine shows no NVIDIA card")
+    return count
+
+
+def _not_loaded(driver: DriverFacts, _: float) -> Iterator[str]:
+    count = _with_cards(driver)
+    if driver.kernel is None and driver.nvml_cards is None:
+        yield f"the PCI bus shows {count} NVIDIA cards, but no NVIDIA kernel module is loaded"
+
+
+def _no_library(driver: DriverFacts, _: float) -> Iterator[str]:
+    _with_cards(driver)
+    if driver.library is None:
+        yield driver.library_problem or "the driver's libraries were not found"
+
+
+def _mismatch(driver: DriverFacts, _: float) -> Iterator[str]:
+    _with_cards(driver)
+    if driver.kernel is None or not driver.library:
+        raise Unseen("the driver's versions are not both known")
+    if driver.kernel != driver.library:
+        yield f"the loaded kernel module is {driver.kernel}, the libraries on disk are {driver.library}"
+
+
+def _nvml(driver: DriverFacts, _: float) -> Iterator[str]:
+    _with_cards(driver)
+    if driver.nvml_problem is None:
+        raise Unseen("NVML was not asked")
+    if driver.nvml_problem:
+        yield driver.nvml_problem
+
+
+def _cards_lost(driver: DriverFacts, _: float) -> Iterator[str]:
+    _with_cards(driver)
+    if driver.pci_cards is None or driver.nvml_cards is None:
+        raise Unseen("the cards were not counted both ways")
+    if driver.nvml_cards < driver.pci_cards:
+        yield f"the PCI bus shows {driver.pci_cards} NVIDIA cards, the driver {driver.nvml_cards}"
+
+
+def _no_device(driver: DriverFacts, _: float) -> Iterator[str]:
+    count = _with_cards(driver)
+    for name in _CONTROL_DEVICES:
+        if name not in driver.devices:
+            yield f"/dev/{name} is missing"
+    nodes = sum(name.removeprefix("nvidia").isdecimal() for name in driver.devices)
+    wanted = driver.nvml_cards if driver.nvml_cards is not None else count
+    if nodes < wanted:
+        yield f"there are {wanted} cards and {nodes} nodes /dev/nvidia<n>"
+
+
+def _upgraded(driver: DriverFacts, _: float) -> Iterator[str]:
+    _with_cards(driver)
+    if driver.in_use is None:
+        raise Unseen("other processes cannot be seen: run as root in the host's PID namespace")
+    if not driver.library:
+        raise Unseen("the version of the driver's libraries is not known")
+    for version, count in sorted(driver.in_use.items()):
+        if version != driver.library:
+            is_or_are = "process has" if count == 1 else "processes have"
+            yield f"{count} {is_or_are} libcuda {version} open, the node now has {driver.library}"
+
+
+DRIVER: Final = (
+    Check(
+        id="no-card",
+        group="driver",
+        severity=Severity.TROUBLE,
+        what="The machine has no NVIDIA card, or the hypervisor hides it.",
+        cure=(
+            "Nothing, if the node is to have none: keep the agent off it by its node selector. Else "
+            "`lspci -d 10de:` must show the card."
+        ),
+        judge=_no_card,
+    ),
+    Check(
+        id="driver-not-loaded",
+        group="driver",
+        severity=Severity.TROUBLE,
+        what="A card is there, but nothing drives it.",
+        cure=(
+            "Install the NVIDIA driver of the card's generation; with the GPU operator name its root "
+            "with `--driver-root`. `modprobe nvidia` says why it does not load; with Secure Boot its "
+            "modules must be signed."
+        ),
+        judge=_not_loaded,
+    ),
+    Check(
+        id="driver-library-missing",
+        group="driver",
+        severity=Severity.TROUBLE,
+        what="Containers are given the driver's own libraries, and these were not found.",
+        cure=(
+            "Install the NVIDIA driver of the card's generation; with the GPU operator name its root "
+            "with `--driver-root`."
+        ),
+        judge=_no_library,
+    ),
+    Check(
+        id="driver-mismatch",
+        group="driver",
+        severity=Severity.TROUBLE,
+        what=(
+            "The driver was upgraded on disk while the old kernel module stayed loaded: new containers "
+            "fail with a version mismatch."
+        ),
+        cure=(
+            "Reboot the node, or drain it and reload the kernel modules (`rmmod nvidia_uvm nvidia; "
+            "modprobe nvidia`), then restart the agent."
+        ),
+        judge=_mismatch,
+    ),
+    Check(
+        id="nvml-unusable",
+        group="driver",
+        severity=Severity.TROUBLE,
+        what="The library by which cards are counted and measured does not answer.",
+        cure="As the text says; `nvidia-smi` on the node must work first.",
+        judge=_nvml,
+    ),
+    Check(
+        id="card-not-driven",
+        group="driver",
+        severity=Severity.TROUBLE,
+        what=(
+            "A card that the bus shows is not served by the driver: fallen off the bus, bound to vfio, "
+            "or too old for this driver."
+        ),
+        cure=(
+            "Look for NVRM and Xid lines in `dmesg`; a card passed to a virtual machine is meant to be "
+            "missing."
+        ),
+        judge=_cards_lost,
+    ),
+    Check(
+        id="device-node-missing",
+        group="driver",
+        severity=Severity.TROUBLE,
+        what=(
+            "Without the nodes in /dev no container can open a card; /dev/nvidia-uvm appears with the "
+            "first use only."
+        ),
+        cure="`nvidia-modprobe -u -c=0` on the host makes them; nvidia-persistenced keeps them over reboots.",
+        judge=_no_device,
+    ),
+    Check(
+        id="driver-upgraded",
+        group="driver",
+        severity=Severity.WARNING,
+        what=(
+            "The driver was upgraded under running pods: they run on with the old libraries, and mixed "
+            "with new ones a restart of one container fails."
+        ),
+        cure="Restart those pods once the node runs the new driver.",
+        judge=_upgraded,
+    ),
+)

@@ -1,0 +1,184 @@
+"""Everything that the doctor can know, as frozen values; adapters/diagnosis gathers them.
+
+A group is None where it could not be looked at (:attr:`Facts.blind` says why), a field None where the one
+fact could not. Names and texts in them come from files and from the API server: they are data, not trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpu_manager.domain.contract import Inventory
+from gpu_manager.domain.pod import Pod
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFacts:
+    """The NVIDIA driver of the machine.
+
+    ``pci_cards`` counts NVIDIA's display controllers on the bus; ``kernel`` is the loaded module's version,
+    None while none is loaded; ``library`` that of the libraries on disk, None with ``library_problem`` where
+    there are none; ``nvml_problem`` is what NVML itself says, empty if it answers (with ``nvml_cards``);
+    ``devices`` are names in /dev; ``in_use`` maps the version of a libcuda that processes have open to their
+    number, None where other processes cannot be seen.
+    """
+
+    pci_cards: int | None = None
+    kernel: str | None = None
+    library: str | None = None
+    library_problem: str = ""
+    nvml_problem: str | None = None
+    nvml_cards: int | None = None
+    devices: frozenset[str] = frozenset()
+    in_use: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFacts:
+    """The container runtime. ``strategy`` is what ``--device-injection auto`` chooses, ``why`` its reason.
+
+    ``config`` is the file that was read, empty if none; ``runtimes`` maps each configured runtime's name to
+    its binary (empty: the default's); ``missing`` are those binaries that are not there. ``cri`` is the
+    socket that the kubelet is told to use, None if that is not known; ``sockets`` are those that exist.
+    ``toolkit`` is the version of libnvidia-container; ``cgroups`` is 1 or 2.
+    """
+
+    strategy: str
+    why: str
+    config: str = ""
+    default_runtime: str = ""
+    runtimes: Mapping[str, str] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()
+    systemd_cgroup: bool | None = None
+    cdi: bool | None = None
+    sockets: tuple[str, ...] = ()
+    cri: str | None = None
+    toolkit: Version | None = None
+    cgroups: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletFacts:
+    """The kubelet's files. ``registered`` are the resources its checkpoint names, None if it cannot be read.
+
+    ``cgroup_driver`` is empty where its configuration names none. ``static_pods`` are
+    ``namespace/name (file)`` of static pods that ask for a share.
+    """
+
+    socket: bool
+    pod_resources: bool
+    registered: frozenset[str] | None = None
+    own_sockets: frozenset[str] = frozenset()
+    cgroup_driver: str | None = None
+    fail_cgroup_v1: bool | None = None
+    cgroups: int | None = None
+    static_pods: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What the running agent of the node says.
+
+    ``enforced`` maps ``namespace/pod container`` to the state of its enforcement; ``evading``, ``closed`` and
+    ``blind`` are as its metrics and its graph name them.
+    """
+
+    url: str
+    version: str
+    ready: Mapping[str, bool]
+    why: str = ""
+    closed: tuple[str, ...] = ()
+    enforced: Mapping[str, str] | None = None
+    evading: tuple[str, ...] | None = None
+    blind: tuple[str, ...] | None = None
+    sample_age_seconds: float | None = None
+    scrape_errors: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node as the API server shows it. ``gpu`` counts ``nvidia.com/gpu``; ``hinted`` says why it should
+    have cards though no agent says so, empty if nothing does.
+    """
+
+    name: str
+    inventory: Inventory | None
+    core: int | None
+    memory: int | None
+    gpu: int = 0
+    hinted: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    runtime: str = ""
+    inventory_unreadable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPods:
+    """The agent's DaemonSet: ``selector`` of nodes, and by node whether its pod is ready."""
+
+    name: str
+    selector: Mapping[str, str]
+    ready: Mapping[str, bool]
+    runtime_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """One webhook that calls our service. ``expires``: when the first of its trust anchors ends (seconds)."""
+
+    configuration: str
+    name: str
+    mutating: bool
+    policy: str
+    expires: float | None
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFacts:
+    """A kube-scheduler configuration found in a ConfigMap: its profiles, whether it calls our extender."""
+
+    where: str
+    profiles: tuple[str, ...]
+    extender: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """One pod that asks for a share, with what the books do not need."""
+
+    pod: Pod
+    static: bool = False
+    runtime_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What the API server shows. A part is None where it refused to show it; ``refused`` says why."""
+
+    nodes: tuple[NodeFacts, ...] | None = None
+    pods: tuple[PodFacts, ...] | None = None
+    agents: AgentPods | None = None
+    agents_known: bool = False
+    webhooks: tuple[Webhook, ...] | None = None
+    services_ready: Mapping[str, int] | None = None
+    serving_expires: float | None = None
+    schedulers: tuple[SchedulerFacts, ...] | None = None
+    runtime_classes: frozenset[str] | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All of it, at ``now`` (seconds since 1970). ``blind``: group → why it is None."""
+
+    now: float
+    driver: DriverFacts | None = None
+    runtime: RuntimeFacts | None = None
+    kubelet: KubeletFacts | None = None
+    agent: AgentFacts | None = None
+    cluster: ClusterFacts | None = None
+    blind: Mapping[str, str] = field(default_factory=dict)

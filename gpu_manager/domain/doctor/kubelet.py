@@ -1,0 +1,151 @@
+"""Checks of the kubelet of one machine, and of how it goes with the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gpu_manager.domain.contract import CORE, CORE_SOCKET, MEMORY, MEMORY_SOCKET
+from gpu_manager.domain.doctor.check import Check, Severity, Unseen
+from gpu_manager.domain.doctor.facts import KubeletFacts, RuntimeFacts
+
+FOREIGN_GPU: Final = "nvidia.com/gpu"
+
+
+def _cgroup_v1(kubelet: KubeletFacts, _: float) -> Iterator[str]:
+    if kubelet.cgroups is None:
+        raise Unseen("/sys/fs/cgroup cannot be read")
+    if kubelet.cgroups == 1:
+        more = (
+            ""
+            if kubelet.fail_cgroup_v1 is False
+            else "; kubelets from 1.35 on refuse it unless failCgroupV1 is false"
+        )
+        yield f"the node has cgroup v1: the driver's own memory limit (dmem) needs v2{more}"
+
+
+def _no_kubelet_socket(kubelet: KubeletFacts, _: float) -> Iterator[str]:
+    if not kubelet.socket:
+        yield "device-plugins/kubelet.sock is not there: nobody to register with"
+
+
+def _no_pod_resources(kubelet: KubeletFacts, _: float) -> Iterator[str]:
+    if not kubelet.pod_resources:
+        yield "pod-resources/kubelet.sock is not there: whose an Allocate is cannot be asked"
+
+
+def _not_registered(kubelet: KubeletFacts, _: float) -> Iterator[str]:
+    if kubelet.registered is None:
+        raise Unseen("the kubelet's checkpoint cannot be read: run as root")
+    for resource, socket in ((CORE, CORE_SOCKET), (MEMORY, MEMORY_SOCKET)):
+        if resource not in kubelet.registered:
+            told = (
+                "the agent's socket is there" if socket in kubelet.own_sockets else "no agent's socket either"
+            )
+            yield f"the kubelet does not know {resource} ({told})"
+
+
+def _two_plugins(kubelet: KubeletFacts, _: float) -> Iterator[str]:
+    if kubelet.registered is None:
+        raise Unseen("the kubelet's checkpoint cannot be read: run as root")
+    if CORE in kubelet.registered and FOREIGN_GPU in kubelet.registered:
+        yield f"the kubelet gives both {CORE} and {FOREIGN_GPU} of the same cards"
+
+
+def _cgroup_drivers(pair: tuple[KubeletFacts, RuntimeFacts], _: float) -> Iterator[str]:
+    kubelet, runtime = pair
+    if not kubelet.cgroup_driver or runtime.systemd_cgroup is None:
+        raise Unseen("the cgroup drivers of kubelet and runtime are not both known")
+    runs = "systemd" if runtime.systemd_cgroup else "cgroupfs"
+    if kubelet.cgroup_driver != runs:
+        yield f"the kubelet uses the cgroup driver {kubelet.cgroup_driver}, {runtime.config} uses {runs}"
+
+
+def _static_pods(kubelet: KubeletFacts, _: float) -> Iterator[str]:
+    if kubelet.static_pods is None:
+        raise Unseen("the directory of static pods cannot be read")
+    for name in kubelet.static_pods:
+        yield f"static pod {name} asks for {CORE}"
+
+
+KUBELET: Final = (
+    Check(
+        id="kubelet-socket-absent",
+        group="kubelet",
+        severity=Severity.TROUBLE,
+        what="The agent registers at the kubelet's device-plugin socket.",
+        cure=(
+            "Start the kubelet; where its directory is not /var/lib/kubelet, name it with "
+            "`--kubelet-dir` and mount it into the agent as a directory, not as a socket."
+        ),
+        judge=_no_kubelet_socket,
+    ),
+    Check(
+        id="pod-resources-absent",
+        group="kubelet",
+        severity=Severity.TROUBLE,
+        what="The agent asks the kubelet's PodResources API which container holds what.",
+        cure="Mount the directory pod-resources into the agent; kubelets from 1.20 on serve it.",
+        judge=_no_pod_resources,
+    ),
+    Check(
+        id="plugin-not-registered",
+        group="kubelet",
+        severity=Severity.TROUBLE,
+        what="The kubelet has never heard of the resources, so the node offers none.",
+        cure=(
+            "`gpu-manager status` says what the agent waits for; a kubelet that was restarted is "
+            "registered with again within a second."
+        ),
+        judge=_not_registered,
+    ),
+    Check(
+        id="two-plugins",
+        group="kubelet",
+        severity=Severity.TROUBLE,
+        what="Two device plugins give away the same cards: pods of the one run past the limits of the other.",
+        cure=(
+            "Take nvidia-device-plugin off this node (with the GPU operator: label "
+            "`nvidia.com/gpu.deploy.device-plugin=false`)."
+        ),
+        judge=_two_plugins,
+    ),
+    Check(
+        id="static-pod",
+        group="kubelet",
+        severity=Severity.WARNING,
+        what=(
+            "Static pods are unsupported: they pass neither webhook nor scheduler, and one started "
+            "before the plugin registers runs without any card."
+        ),
+        cure="Run it as a Deployment or DaemonSet.",
+        judge=_static_pods,
+    ),
+    Check(
+        id="cgroup-v1",
+        group="kubelet",
+        severity=Severity.WARNING,
+        what="cgroup v1 is at its end in Kubernetes; limits of the library hold on it all the same.",
+        cure=(
+            "Boot the node with `systemd.unified_cgroup_hierarchy=1`, as newer distributions do by "
+            "themselves."
+        ),
+        judge=_cgroup_v1,
+    ),
+)
+BOTH: Final = (
+    Check(
+        id="cgroup-driver-differs",
+        group="kubelet+runtime",
+        severity=Severity.TROUBLE,
+        what=(
+            "Kubelet and runtime must keep cgroups the same way, or containers are killed and processes "
+            "cannot be told apart."
+        ),
+        cure=(
+            "Set `SystemdCgroup = true` for runc in the runtime's configuration and `cgroupDriver: "
+            "systemd` in the kubelet's, and restart both."
+        ),
+        judge=_cgroup_drivers,
+    ),
+)

@@ -1,0 +1,223 @@
+"""Checks of nodes, cards and the agent's pods, as the API server shows them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from gpu_manager.domain.contract import ALLOCATION, CORE, MODEL_LABEL, MODEL_LABEL_GAIA, decode_assignment
+from gpu_manager.domain.doctor.check import Check, Severity, Unseen
+from gpu_manager.domain.doctor.facts import AgentPods, ClusterFacts
+from gpu_manager.domain.doctor.shown import bounded, nodes_of, pods_of
+from gpu_manager.domain.errors import printable
+from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
+
+
+def _no_node(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    nodes = nodes_of(cluster)
+    if not any(node.inventory for node in nodes):
+        yield f"none of {len(nodes)} nodes publishes an inventory of cards"
+
+
+def _unreadable(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    names = [printable(n.name) for n in nodes_of(cluster) if n.inventory_unreadable]
+    yield from bounded([f"node {name}: this version cannot read its inventory" for name in names])
+
+
+def _not_offered(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    lines = []
+    for node in nodes_of(cluster):
+        cards = [s for s in node.inventory.cards if not s.card.mig] if node.inventory else []
+        if cards and not node.core:
+            offers = f"no {CORE}" if node.core is None else f"0 {CORE}"
+            lines.append(f"node {printable(node.name)} has {len(cards)} cards and offers {offers}")
+    yield from bounded(lines)
+
+
+def _agents(cluster: ClusterFacts) -> AgentPods:
+    if cluster.agents is not None:
+        return cluster.agents
+    if cluster.agents_known:
+        raise Unseen("there is no DaemonSet of the agent")
+    raise Unseen(cluster.refused.get("daemonsets", "the API server did not show daemonsets"))
+
+
+def _no_agent(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    if cluster.agents is None and cluster.agents_known:
+        yield "no DaemonSet gpu-manager-daemonset in any namespace"
+        return
+    silent = [node for node, ready in sorted(_agents(cluster).ready.items()) if not ready]
+    yield from bounded([f"the agent's pod on node {printable(node)} is not ready" for node in silent])
+
+
+def _gone_agent(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    agents = _agents(cluster)
+    names = [printable(n.name) for n in nodes_of(cluster) if n.inventory and n.name not in agents.ready]
+    yield from bounded([f"node {name} publishes cards, but no agent's pod runs there" for name in names])
+
+
+def _labels(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    agents = _agents(cluster)
+    lines = []
+    for node in nodes_of(cluster):
+        missing = [f"{k}={v}" for k, v in agents.selector.items() if node.labels.get(k) != v]
+        if missing and node.hinted and node.name not in agents.ready:
+            lines.append(
+                f"node {printable(node.name)} has cards ({node.hinted}), but not the label "
+                f"{', '.join(map(printable, missing))} that the agent asks for"
+            )
+    yield from bounded(lines)
+
+
+def _model_label(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    lines = []
+    for node in nodes_of(cluster):
+        models = {s.card.model for s in node.inventory.cards} if node.inventory else set()
+        if len(models) == 1 and not (node.labels.get(MODEL_LABEL) or node.labels.get(MODEL_LABEL_GAIA)):
+            lines.append(f"node {printable(node.name)}: neither {MODEL_LABEL} nor {MODEL_LABEL_GAIA} is set")
+    yield from bounded(lines)
+
+
+def _units(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    units = Counter(n.inventory.unit for n in nodes_of(cluster) if n.inventory)
+    if len(units) > 1:
+        counts = (f"{count} in {format_bytes(unit)}" for unit, count in units.most_common())
+        yield f"nodes count memory in different units: {', '.join(counts)}"
+
+
+def _two_plugins(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    both = [n for n in nodes_of(cluster) if n.gpu and n.core]
+    yield from bounded(
+        [f"node {printable(n.name)} offers {n.gpu} nvidia.com/gpu beside {n.core} {CORE}" for n in both]
+    )
+
+
+def _unhealthy(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    ill = [
+        (n.name, s.card) for n in nodes_of(cluster) if n.inventory for s in n.inventory.cards if not s.healthy
+    ]
+    yield from bounded(
+        [f"node {printable(name)}: card {card.index} ({printable(card.uuid)})" for name, card in ill]
+    )
+
+
+def _over(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    known = {n.name for n in nodes_of(cluster) if n.inventory}
+    held: Counter[tuple[str, str]] = Counter()
+    for pod in (fact.pod for fact in pods_of(cluster)):
+        said = decode_assignment(pod.annotations.get(ALLOCATION))
+        if said is None or said.pod != pod.uid or said.node != pod.node or pod.terminal:
+            continue
+        init = {c.name for c in pod.containers if c.kind is ContainerKind.INIT}  # these run before the rest
+        for name, shares in said.containers.items():
+            for uuid, amount in shares if name not in init else ():
+                held[said.node, uuid] += amount.cores
+    lines = [
+        f"node {printable(node)}: {cores} of {CORES_PER_CARD} cores of card {printable(uuid)} are handed out"
+        for (node, uuid), cores in sorted(held.items())
+        if node in known and cores > CORES_PER_CARD
+    ]
+    yield from bounded(lines)
+
+
+NODES: Final = (
+    Check(
+        id="no-gpu-node",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what="No node offers cards.",
+        cure=(
+            "Install the chart; the agent publishes a node's cards within seconds. "
+            "`gpu-manager doctor` on a node with cards says what is in the way."
+        ),
+        judge=_no_node,
+    ),
+    Check(
+        id="inventory-unreadable",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what="A node's agent is of a version that this one does not understand, or somebody wrote over it.",
+        cure="Bring both to one version; the agent writes the annotation anew when it starts.",
+        judge=_unreadable,
+    ),
+    Check(
+        id="node-offers-nothing",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what="The agent sees cards but is not registered with the kubelet, or all its cards are unhealthy.",
+        cure="`gpu-manager doctor` on the node: plugin-not-registered says what is missing.",
+        judge=_not_offered,
+    ),
+    Check(
+        id="agent-absent",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what="The agent does not run, or not everywhere where it should.",
+        cure="`kubectl describe pod` and its log; `helm status` if there is no DaemonSet.",
+        judge=_no_agent,
+    ),
+    Check(
+        id="agent-gone",
+        group="cluster",
+        severity=Severity.WARNING,
+        what="Nobody keeps this node's books any more; what runs there keeps its limits.",
+        cure=(
+            "Give the node back the label that the DaemonSet selects, or remove the annotation "
+            "tencent.com/vcuda-inventory."
+        ),
+        judge=_gone_agent,
+    ),
+    Check(
+        id="node-label-missing",
+        group="cluster",
+        severity=Severity.WARNING,
+        what="The agent's DaemonSet passes over a node that has cards.",
+        cure="`kubectl label node NODE KEY=VALUE` as the text names it, or widen the chart's nodeSelector.",
+        judge=_labels,
+    ),
+    Check(
+        id="model-label-missing",
+        group="cluster",
+        severity=Severity.WARNING,
+        what="Node selectors by model of card find nothing there.",
+        cure="The agent writes it when it starts: give its service account the right to patch its node.",
+        judge=_model_label,
+    ),
+    Check(
+        id="units-differ",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what="The extender refuses nodes whose unit of memory is not its own.",
+        cure="Set one unit in the chart's values; a node takes it when its agent restarts.",
+        judge=_units,
+    ),
+    Check(
+        id="two-plugins-on-node",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what="Two device plugins give away the same cards.",
+        cure=(
+            "Take nvidia-device-plugin off this node (with the GPU operator: label the node "
+            "`nvidia.com/gpu.deploy.device-plugin=false`)."
+        ),
+        judge=_two_plugins,
+    ),
+    Check(
+        id="card-unhealthy",
+        group="cluster",
+        severity=Severity.WARNING,
+        what="The card takes no new shares.",
+        cure="`gpu-manager status` on the node has the reason; it comes back by itself once it is well.",
+        judge=_unhealthy,
+    ),
+    Check(
+        id="card-over-committed",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what="The annotations of a node's pods add up to more than a card.",
+        cure="Please report it with the annotations; delete the youngest of the pods.",
+        judge=_over,
+    ),
+)

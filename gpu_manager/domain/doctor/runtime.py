@@ -1,0 +1,150 @@
+"""Checks of the container runtime of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gpu_manager.domain.doctor.check import Check, Severity, Unseen
+from gpu_manager.domain.doctor.facts import RuntimeFacts
+
+_FIRST_TOOLKIT_OF_V2: Final = (1, 8, 0)
+
+
+def _no_runtime(runtime: RuntimeFacts, _: float) -> Iterator[str]:
+    if not runtime.sockets and not runtime.config:
+        yield "no socket and no configuration of containerd, CRI-O or cri-dockerd was found"
+
+
+def _wrong_socket(runtime: RuntimeFacts, _: float) -> Iterator[str]:
+    if runtime.cri is None:
+        raise Unseen("the kubelet's configuration does not say which socket it uses")
+    if runtime.cri not in runtime.sockets:
+        there = ", ".join(runtime.sockets) or "none"
+        yield f"the kubelet is told to use {runtime.cri}, which does not exist; there is {there}"
+
+
+def _runtime_binary(runtime: RuntimeFacts, _: float) -> Iterator[str]:
+    for name in sorted(runtime.missing):
+        default = ", and it is the default" if name == runtime.default_runtime else ""
+        yield f"runtime {name} in {runtime.config} is {runtime.runtimes.get(name, '')}, not there{default}"
+
+
+def _default_unknown(runtime: RuntimeFacts, _: float) -> Iterator[str]:
+    name = runtime.default_runtime
+    if name and runtime.runtimes and name not in runtime.runtimes:
+        known = ", ".join(sorted(runtime.runtimes))
+        yield f"{runtime.config}: default_runtime_name is {name}, configured are {known}"
+
+
+def _cdi_off(runtime: RuntimeFacts, _: float) -> Iterator[str]:
+    if runtime.cdi is None:
+        raise Unseen("no configuration shows whether the runtime reads CDI specs")
+    if not runtime.cdi and runtime.strategy != "cdi":
+        yield f"{runtime.why}; containers get their cards by {runtime.strategy} instead"
+
+
+def _uses_toolkit(runtime: RuntimeFacts) -> bool:
+    return runtime.strategy == "nvidia" or "nvidia" in runtime.default_runtime
+
+
+def _devices_allow(runtime: RuntimeFacts, _: float) -> Iterator[str]:
+    if not _uses_toolkit(runtime):
+        return
+    if runtime.toolkit is None or runtime.cgroups is None:
+        raise Unseen("the version of libnvidia-container, or that of the cgroups, is not known")
+    if runtime.cgroups == 2 and runtime.toolkit < _FIRST_TOOLKIT_OF_V2:
+        version = ".".join(map(str, runtime.toolkit))
+        yield (
+            f"libnvidia-container {version} knows cgroup v1 alone, the node has v2: containers end with "
+            "nvidia-container-cli: mount error: devices.allow: no such file or directory"
+        )
+
+
+def _lost_on_reload(runtime: RuntimeFacts, _: float) -> Iterator[str]:
+    if runtime.strategy == "nvidia" and runtime.systemd_cgroup:
+        yield (
+            "the NVIDIA runtime gives devices behind systemd's back: after systemctl daemon-reload running "
+            "containers lose them (Failed to initialize NVML: Unknown Error)"
+        )
+
+
+RUNTIME: Final = (
+    Check(
+        id="runtime-not-found",
+        group="runtime",
+        severity=Severity.TROUBLE,
+        what="No container runtime was recognised.",
+        cure=(
+            "Start containerd or CRI-O; where its files lie elsewhere, say how cards are injected with "
+            "`--device-injection`."
+        ),
+        judge=_no_runtime,
+    ),
+    Check(
+        id="cri-socket-wrong",
+        group="runtime",
+        severity=Severity.TROUBLE,
+        what="The kubelet talks to a runtime that is not there.",
+        cure=(
+            "Set containerRuntimeEndpoint of the kubelet's configuration to the socket that exists, and "
+            "restart the kubelet."
+        ),
+        judge=_wrong_socket,
+    ),
+    Check(
+        id="runtime-binary-missing",
+        group="runtime",
+        severity=Severity.TROUBLE,
+        what="A configured runtime has no binary: pods that use it fail with `executable file not found`.",
+        cure=(
+            "Install nvidia-container-toolkit, or take the runtime out: `direct` and `cdi` need no "
+            "NVIDIA runtime."
+        ),
+        judge=_runtime_binary,
+    ),
+    Check(
+        id="default-runtime-wrong",
+        group="runtime",
+        severity=Severity.TROUBLE,
+        what="The default runtime is not configured: no pod without a runtimeClass starts.",
+        cure="Set default_runtime_name to `runc`, or configure the runtime it names.",
+        judge=_default_unknown,
+    ),
+    Check(
+        id="cdi-off",
+        group="runtime",
+        severity=Severity.WARNING,
+        what=(
+            "The runtime reads no CDI specs. Cards are given another way; `--device-injection cdi` would "
+            "fail."
+        ),
+        cure=(
+            "Nothing, or set `enable_cdi = true` (containerd 1.7; 2 has it on) with `/var/run/cdi` among "
+            "cdi_spec_dirs, and restart containerd."
+        ),
+        judge=_cdi_off,
+    ),
+    Check(
+        id="devices-allow",
+        group="runtime",
+        severity=Severity.TROUBLE,
+        what="The NVIDIA runtime on the node is older than cgroup v2.",
+        cure=(
+            "Upgrade nvidia-container-toolkit and libnvidia-container to 1.8 or newer, or take `nvidia` "
+            "out as default runtime: `direct` needs neither."
+        ),
+        judge=_devices_allow,
+    ),
+    Check(
+        id="devices-lost-on-reload",
+        group="runtime",
+        severity=Severity.WARNING,
+        what="systemd takes away devices that it was not told of.",
+        cure=(
+            "Use CDI (`enable_cdi = true`) or `--device-injection direct`: both tell the runtime of "
+            "every device."
+        ),
+        judge=_lost_on_reload,
+    ),
+)

@@ -1,0 +1,61 @@
+"""Every check in reading order, and the judgement over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gpu_manager.domain.doctor.agent import AGENT
+from gpu_manager.domain.doctor.check import Check, Finding, Report, Severity, Skipped, Unseen
+from gpu_manager.domain.doctor.control import CONTROL
+from gpu_manager.domain.doctor.driver import DRIVER
+from gpu_manager.domain.doctor.facts import Facts
+from gpu_manager.domain.doctor.kubelet import BOTH, KUBELET
+from gpu_manager.domain.doctor.nodes import NODES
+from gpu_manager.domain.doctor.runtime import RUNTIME
+
+NODE_CHECKS: Final[tuple[Check, ...]] = (*DRIVER, *RUNTIME, *KUBELET, *BOTH, *AGENT)
+CLUSTER_CHECKS: Final[tuple[Check, ...]] = (*NODES, *CONTROL)
+CHECKS: Final[tuple[Check, ...]] = (*NODE_CHECKS, *CLUSTER_CHECKS)
+_ORDER: Final = (Severity.TROUBLE, Severity.WARNING)
+
+
+def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> Report:
+    """Make every check; trouble comes first. What cannot be looked at is said, once for each reason."""
+    findings: list[Finding] = []
+    passed: list[str] = []
+    unseen: dict[str, list[str]] = {}
+    for check in checks:
+        try:
+            texts = list(check.judge(_group(facts, check.group), facts.now))
+        except Unseen as why:
+            unseen.setdefault(str(why), []).append(check.id)
+            continue
+        findings += [Finding(check, text) for text in texts]
+        if not texts:
+            passed.append(check.id)
+    findings.sort(key=lambda f: _ORDER.index(f.check.severity))
+    skipped = tuple(Skipped(tuple(ids), why) for why, ids in unseen.items())
+    return Report(tuple(findings), tuple(passed), skipped, tuple(_notes(facts)))
+
+
+def _group(facts: Facts, name: str) -> Any:
+    """The part of the facts that a check receives. Raises Unseen: it was not looked at."""
+    parts = []
+    for part in name.split("+"):
+        found = getattr(facts, part)
+        if found is None:
+            raise Unseen(facts.blind.get(part, f"the {part} was not looked at"))
+        parts.append(found)
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _notes(facts: Facts) -> list[str]:
+    notes = []
+    if facts.driver is not None and facts.driver.library:
+        notes.append(f"driver {facts.driver.library}")
+    if facts.runtime is not None:
+        notes.append(f"cards are injected by {facts.runtime.strategy}: {facts.runtime.why}")
+    if facts.agent is not None:
+        notes.append(f"the agent at {facts.agent.url} is {facts.agent.version}")
+    return notes
