@@ -297,6 +297,20 @@ class Clock(Protocol):
         """Seconds that only go forward."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """A Lease as it stands: who holds it (empty: nobody), for how long from each renewal on.
+
+    ``mark`` is another after each renewal, and after nothing else. Its times are another machine's clock:
+    nobody may compare them with his own.
+    """
+
+    holder: str
+    seconds: float
+    transitions: int
+    mark: str
+
+
 class InventoryOf(Protocol):
     """Where the node's inventory and labels are published."""
 
@@ -325,6 +339,7 @@ __all__ = [
     "Injector",
     "InventoryOf",
     "Kubelet",
+    "LeaseRecord",
     "Limit",
     "Listed",
     "Pods",

@@ -31,10 +31,19 @@ class Pause:
         return whole * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
 
 
+PAGE = 500  # objects of one answer: what a list costs in memory at a time
+
+
+def _whole(obj: Obj) -> Obj | None:
+    return obj
+
+
 class Reflector:
     """One thread. ``replaced`` gets every full list, ``changed`` each (object, gone) after it.
 
-    Both are called from that thread; an error of theirs is logged and answered with a new list.
+    Both are called from that thread; an error of theirs is logged and answered with a new list. A list is
+    asked for in pages, and ``keep`` says what of each object is kept until it is whole (None: nothing), so
+    that a large cluster costs no more memory than what is wanted of it.
     """
 
     def __init__(
@@ -47,7 +56,9 @@ class Reflector:
         replaced: Callable[[Sequence[Obj]], None],
         changed: Callable[[Obj, bool], None],
         pause: Pause | None = None,
+        keep: Callable[[Obj], Obj | None] = _whole,
     ) -> None:
+        self._keep = keep
         self._connection = connection
         self._name = name
         self._path = path
@@ -62,7 +73,10 @@ class Reflector:
         self._thread = threading.Thread(target=self._run, name=f"watch-{name}", daemon=True)
         self._version: str | None = None
         self._failures = 0
+        self._again = threading.Event()
         self.error: str | None = None  # why the picture may be old, None while it is kept fresh
+        self.listed: float | None = None  # monotonic: when the last list that was taken in was asked for
+        self.heard: float | None = None  # monotonic: when the API server last said anything
 
     def start(self) -> None:
         """Begin."""
@@ -71,6 +85,13 @@ class Reflector:
     def wait(self, seconds: float) -> bool:
         """True once the first list has been taken in."""
         return self._synced.wait(seconds)
+
+    def relist(self) -> None:
+        """Take in a full list that is asked for from now on, soon; ``listed`` says when it was."""
+        self._again.set()
+        with self._lock:
+            if self._watch is not None:
+                self._watch.close()
 
     def close(self, seconds: float = 1.0) -> None:
         """Stop; waits at most ``seconds`` (a request without an answer ends by its own time-out)."""
@@ -103,39 +124,58 @@ class Reflector:
 
     def _round(self) -> None:
         what = f"watch {self._name}"
+        if self._again.is_set():
+            self._again.clear()
+            self._version = None
         if self._version is None:
-            listing = self._connection.request(f"list {self._name}", "GET", self._path, query=self._query)
-            items, version = _contents(listing)
-            self._replaced(items)
-            self._version = version
+            self._version = self._list()
             self._synced.set()
         with self._lock:
-            if self._stopped.is_set():
+            if self._stopped.is_set() or self._again.is_set():
                 return
         watch = self._connection.watch(what, self._path, {**self._query, "resourceVersion": self._version})
         with self._lock:
             self._watch = watch
-            if self._stopped.is_set():
+            if self._stopped.is_set() or self._again.is_set():
                 watch.close()
         self._fresh()
-        began, seen = time.monotonic(), False
+        self.heard = began = time.monotonic()
+        seen = False
         try:
             for kind, obj in watch:
-                if self._stopped.is_set():
+                if self._stopped.is_set() or self._again.is_set():
                     return
                 self._take(kind, obj)
                 seen = True
         finally:
             with self._lock:
                 self._watch = None
-        if seen or time.monotonic() - began >= 1.0:
+        if seen or self._again.is_set() or time.monotonic() - began >= 1.0:
             return
         self._failures += 1
         if self._failures == 1:
             _log.info("watch_ended_at_once", resource=self._name)
         self._stopped.wait(self._pause.seconds(self._failures))
 
+    def _list(self) -> str:
+        """Take in a full list; returns its version."""
+        began = time.monotonic()
+        kept: list[Obj] = []
+        query = {**self._query, "limit": str(PAGE)}
+        while True:
+            page = self._connection.request(f"list {self._name}", "GET", self._path, query=query)
+            items, meta = _contents(page)
+            kept += filter(None, map(self._keep, items))
+            more = str(meta.get("continue") or "")
+            if not more:
+                break
+            query["continue"] = more
+        self._replaced(kept)
+        self.listed, self.heard = began, time.monotonic()
+        return str(meta.get("resourceVersion") or "")
+
     def _take(self, kind: str, obj: Obj) -> None:
+        self.heard = time.monotonic()
         if kind in ("ADDED", "MODIFIED", "DELETED"):
             self._changed(obj, kind == "DELETED")
         version = (obj.get("metadata") or {}).get("resourceVersion")
@@ -158,8 +198,8 @@ class Reflector:
         self._stopped.wait(self._pause.seconds(self._failures))
 
 
-def _contents(listing: Obj) -> tuple[list[Obj], str]:
-    """Items and version; whatever has no items must not pass for a node without pods."""
+def _contents(listing: Obj) -> tuple[list[Obj], Obj]:
+    """Items and metadata; whatever has no items must not pass for a node without pods."""
     items, meta = listing.get("items"), listing.get("metadata")
     if (
         not str(listing.get("kind")).endswith("List")
@@ -167,4 +207,4 @@ def _contents(listing: Obj) -> tuple[list[Obj], str]:
         or not isinstance(meta, dict)
     ):
         raise Unreachable("the API server answered a list request with something else")
-    return [item for item in items or () if isinstance(item, dict)], str(meta.get("resourceVersion") or "")
+    return [item for item in items or () if isinstance(item, dict)], meta

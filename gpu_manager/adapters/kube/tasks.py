@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
@@ -128,12 +128,40 @@ class PublishNode:
         return refusal.code in FINAL - {404, 409}
 
 
+class Subject(Protocol):
+    """What an event is about: a pod, or something that is named like one."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """Something that is no pod (``kind``, of core/v1), as the subject of an event."""
+
+    kind: str
+    uid: str
+    namespace: str
+    name: str
+
+    @property
+    def key(self) -> str:
+        """For people."""
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
 @dataclass(frozen=True, slots=True)
 class PostEvent:
     """Tell what happened to a pod; the same said again only counts. ``first``, ``last`` in epoch seconds."""
 
     teller: EventTeller
-    pod: Pod
+    pod: Subject
     reason: str
     message: str
     warning: bool
@@ -173,7 +201,8 @@ class EventTeller:
     SERIES_SECONDS = 600.0  # the same text after a longer silence is a new event
     _REMEMBERED = 1024
 
-    def __init__(self, connection: Connection, clock: Clock, node: str) -> None:
+    def __init__(self, connection: Connection, clock: Clock, node: str, component: str = COMPONENT) -> None:
+        self._component = component
         self._connection = connection
         self._clock = clock
         self._node = node
@@ -213,7 +242,7 @@ class EventTeller:
         name = f"{pod.name[:230].rstrip('.-')}.{secrets.token_hex(8)}"
         about = {
             "apiVersion": "v1",
-            "kind": "Pod",
+            "kind": pod.kind if isinstance(pod, Thing) else "Pod",
             "name": pod.name,
             "namespace": pod.namespace,
             "uid": pod.uid,
@@ -226,15 +255,15 @@ class EventTeller:
             "reason": event.reason[:_REASON_LIMIT],
             "message": _cut(event.message),
             "type": "Warning" if event.warning else "Normal",
-            "source": {"component": COMPONENT, "host": self._node},
-            "reportingComponent": COMPONENT,
+            "source": {"component": self._component, "host": self._node},
+            "reportingComponent": self._component,
             "reportingInstance": self._node,
             "firstTimestamp": _timestamp(event.first),
             "lastTimestamp": _timestamp(event.last),
             "count": event.count,
         }
         path = f"/api/v1/namespaces/{pod.namespace}/events"
-        self._connection.request(f"tell an event of the pod {pod.key}", "POST", path, body=body)
+        self._connection.request(f"tell an event of {pod.key}", "POST", path, body=body)
         _remember(self._series, event.key, (name, event.count, now), self._REMEMBERED)
 
 

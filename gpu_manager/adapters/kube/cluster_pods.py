@@ -1,0 +1,133 @@
+"""The pods of the whole cluster: bind them, ask for one, tell and mark what becomes of them.
+
+Serves ``admission.reservations.Api``; :meth:`bind` and :meth:`fetch` wait for the API server, all else is
+written in the background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused, Unreachable
+from gpu_manager.adapters.kube.outbox import FINAL, Outbox, Task
+from gpu_manager.adapters.kube.tasks import (
+    AnnotatePod,
+    EventTeller,
+    PostEvent,
+    Subject,
+    Thing,
+    named_path,
+    pod_path,
+)
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.ports import Clock
+
+_ROOM: Final = 4096  # writes that wait: a quota change marks every pod that waits for it
+
+
+class ClusterPods:
+    """Thread-safe. ``component`` signs the events, ``host`` is who says so."""
+
+    def __init__(self, connection: Connection, clock: Clock, *, component: str, host: str) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._outbox = Outbox(clock, room=_ROOM)
+        self._teller = EventTeller(connection, clock, host, component)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._outbox.start()
+
+    def close(self) -> None:
+        """End, within about a second."""
+        self._outbox.close()
+
+    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> str:
+        """POST a Binding with the pod's UID as precondition; after ``seconds`` the API server drops it.
+
+        Returns why it was refused for good (400 to 499), empty if it is bound.
+
+        Raises:
+            NodeUnready: no answer, or one that leaves open whether it had an effect.
+        """
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod.name, "uid": pod.uid, "annotations": dict(annotations)},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        path, query = f"{pod_path(pod)}/binding", {"timeout": f"{seconds:g}s"}
+        try:
+            self._connection.request(f"bind the pod {pod.key}", "POST", path, query=query, body=body)
+        except Refused as refusal:
+            if 400 <= refusal.code < 500:
+                return str(refusal)
+            raise
+        return ""
+
+    def fetch(self, namespace: str, name: str) -> Pod | None:
+        """The pod as the API server has it now; None if there is none. Raises NodeUnready: no answer."""
+        what = f"read the pod {namespace}/{name}"
+        try:
+            return parse_pod(self._connection.request(what, "GET", named_path(namespace, name)))
+        except Refused as refusal:
+            if refusal.code == 404:
+                return None
+            raise
+        except RequestInvalid as error:
+            raise Unreachable(f"cannot {what}: {error}") from error
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+        """Merge annotations into exactly this pod, in the background."""
+        self._outbox.put(AnnotatePod(self._connection, pod, dict(annotations)))
+
+    def event(self, pod: Pod, reason: str, message: str, *, warning: bool = True) -> None:
+        """Tell an Event of the pod; said again it counts up."""
+        self._tell(pod, reason, message, warning=warning)
+
+    def event_of_map(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
+        """Tell a warning of a ConfigMap."""
+        self._tell(Thing("ConfigMap", uid, namespace, name), reason, message, warning=True)
+
+    def label(self, namespace: str, name: str, key: str, value: str | None) -> None:
+        """Give a pod a label, or take it away (None), in the background."""
+        self._outbox.put(_LabelPod(self._connection, namespace, name, {key: value}))
+
+    def _tell(self, subject: Subject, reason: str, message: str, *, warning: bool) -> None:
+        now = self._clock.now()
+        self._outbox.put(PostEvent(self._teller, subject, reason, message, warning, now, now))
+
+
+@dataclass(frozen=True, slots=True)
+class _LabelPod:
+    """Merge labels into a pod by name: a restarted pod of that name is the same to those who select it."""
+
+    connection: Connection
+    namespace: str
+    name: str
+    labels: Mapping[str, str | None]
+
+    expendable = False
+
+    @property
+    def key(self) -> Hashable:
+        """One per pod."""
+        return ("label", self.namespace, self.name)
+
+    def over(self, older: Task) -> Task:
+        """The last value of each label wins."""
+        assert isinstance(older, _LabelPod)  # noqa: S101 - same key, same type
+        return replace(self, labels={**older.labels, **self.labels})
+
+    def run(self) -> None:
+        """PATCH."""
+        what, path = f"label the pod {self.namespace}/{self.name}", named_path(self.namespace, self.name)
+        body = {"metadata": {"labels": dict(self.labels)}}
+        self.connection.request(what, "PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    def final(self, refusal: Refused) -> bool:
+        """Gone, or not ours to label."""
+        return refusal.code in FINAL

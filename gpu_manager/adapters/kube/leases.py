@@ -1,0 +1,79 @@
+"""One Lease of coordination.k8s.io (serves ``admission.leading.Leases``)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from gpu_manager.adapters.kube.connection import Connection, Refused
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports import Clock, LeaseRecord
+
+_ABSENT, _CONFLICT = 404, 409
+_LONGEST: Final = 3600.0
+
+
+class KubeLease:
+    """Read it, write it over the version that was read."""
+
+    def __init__(self, connection: Connection, clock: Clock, namespace: str, name: str) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._namespace = namespace
+        self._name = name
+        self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._read: dict[str, Any] | None = None
+
+    def read(self) -> LeaseRecord | None:
+        """As it is now (a quorum read); None if there is none. Raises NodeUnready: no answer."""
+        try:
+            found = self._connection.request(
+                f"read the Lease {self._name}", "GET", f"{self._all}/{self._name}"
+            )
+        except Refused as refusal:
+            if refusal.code != _ABSENT:
+                raise
+            self._read = None
+            return None
+        self._read = found
+        return _record(found)
+
+    def write(self, holder: str, seconds: float, transitions: int) -> bool:
+        """Renew or take what was last read; False if it has changed since. Raises NodeUnready."""
+        now = datetime.fromtimestamp(self._clock.now(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        old = self._read or {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        before = old.get("spec") or {}
+        taken = before.get("holderIdentity") != holder
+        spec = {
+            **before,
+            "holderIdentity": holder,
+            "leaseDurationSeconds": max(1, round(seconds)),
+            "renewTime": now,
+            "acquireTime": now if taken else before.get("acquireTime") or now,
+            "leaseTransitions": transitions,
+        }
+        meta = {**(old.get("metadata") or {}), "name": self._name, "namespace": self._namespace}
+        method, path = ("PUT", f"{self._all}/{self._name}") if self._read else ("POST", self._all)
+        try:
+            self._read = self._connection.request(
+                f"write the Lease {self._name}", method, path, body={**old, "metadata": meta, "spec": spec}
+            )
+        except Refused as refusal:
+            if refusal.code in (_CONFLICT, _ABSENT):
+                return False
+            raise
+        return True
+
+
+def _record(found: dict[str, Any]) -> LeaseRecord:
+    spec = found.get("spec")
+    if not isinstance(spec, dict):
+        raise NodeUnready("the API server answered with something that is no Lease")
+    seconds, transitions = spec.get("leaseDurationSeconds"), spec.get("leaseTransitions")
+    return LeaseRecord(
+        holder=str(spec.get("holderIdentity") or ""),
+        seconds=min(_LONGEST, float(seconds)) if isinstance(seconds, int) else 0.0,
+        transitions=transitions if isinstance(transitions, int) else 0,
+        # Not the version: that changes with any label, and would pass for a renewal.
+        mark=" ".join(str(spec.get(key)) for key in ("holderIdentity", "acquireTime", "renewTime")),
+    )
