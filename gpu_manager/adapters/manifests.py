@@ -51,21 +51,31 @@ def read_objects(data: bytes) -> tuple[tuple[int, Mapping[str, Any]], ...]:
     Raises:
         RequestInvalid: as :func:`read_manifests`.
     """
-    if len(data) > LONGEST_BYTES:
-        raise RequestInvalid(f"larger than {LONGEST_BYTES >> 20} MiB: no Kubernetes object is")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RequestInvalid(f"not UTF-8 text (byte {error.start}): not a manifest") from error
+    parsed = read_documents(data)
     objects = tuple(
         (number, entry)
-        for number, document in enumerate(_documents(text), 1)
+        for number, document in enumerate(parsed, 1)
         if document is not None
         for entry in _objects(number, document)
     )
     if not objects:
         raise RequestInvalid("empty: no Kubernetes object in it")
     return objects
+
+
+def read_documents(data: bytes) -> list[object]:
+    """The documents of a file as they stand there, empty ones (None) included.
+
+    Raises:
+        RequestInvalid: neither YAML nor JSON, or larger or deeper than any manifest.
+    """
+    if len(data) > LONGEST_BYTES:
+        raise RequestInvalid(f"larger than {LONGEST_BYTES >> 20} MiB: no Kubernetes object is")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestInvalid(f"not UTF-8 text (byte {error.start}): not a manifest") from error
+    return _documents(text)
 
 
 # Which objects run pods, by kind: the API groups that define it, and where the pod stands in it.

@@ -9,6 +9,10 @@ from gpu_manager.cli.program import Commands, Program
 # name → (module, summary): one line makes a command.
 COMMANDS: Commands = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
+    "migrate": (
+        "gpu_manager.cli.kubectl.migrate",
+        "Turn manifests of gpu-manager, HAMi, gpushare, time-slicing or vgpu-manager into ours.",
+    ),
     "version": ("gpu_manager.cli.version", "Print the version."),
 }
 

@@ -1,0 +1,183 @@
+"""The command: reads files, shows a diff or the new manifests, and says what was lost."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpu_manager.adapters.manifests import LONGEST_BYTES
+from gpu_manager.cli.kubectl.migrate.model import Finding, Kind, System, Terms
+from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
+from gpu_manager.cli.kubectl.migrate.text import documents, json_text, rewrite
+from gpu_manager.cli.kubectl.migrate.translate import translate
+from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.resources import MIB, format_number, parse_quantity
+
+
+class Output(Enum):
+    """What is printed."""
+
+    DIFF = "diff"
+    YAML = "yaml"
+
+
+class From(Enum):
+    """Whose manifests they are."""
+
+    AUTO = "auto"
+    GPU_MANAGER = "gpu-manager"
+    HAMI = "hami"
+    GPUSHARE = "gpushare"
+    NVIDIA = "nvidia"
+    VGPU_MANAGER = "vgpu-manager"
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """One file before and after, and what there is to tell."""
+
+    name: str
+    old: str
+    new: str
+    findings: tuple[Finding, ...]
+
+
+def command(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Manifests, YAML or JSON; - reads standard input.")
+    ],
+    output: Annotated[
+        Output, typer.Option("--output", "-o", help="A diff with what was found, or the new manifests.")
+    ] = Output.DIFF,
+    source: Annotated[From, typer.Option("--from", help="Whose manifests they are.")] = From.AUTO,
+    cores: Annotated[
+        int, typer.Option(min=1, max=99, help="Cores for a container that asked for memory alone.")
+    ] = 10,
+    card_memory: Annotated[
+        str, typer.Option(help="Memory of a card, such as 40Gi: what parts in percent or turns are parts of.")
+    ] = "",
+    replicas: Annotated[
+        int, typer.Option(min=0, max=100, help="Users of a card under NVIDIA time-slicing; 0: whole cards.")
+    ] = 0,
+    gpushare_unit: Annotated[
+        str, typer.Option(help="What one aliyun.com/gpu-mem counts: 1Gi or 1Mi.")
+    ] = "1Gi",
+) -> int:
+    """Turn manifests of gpu-manager, HAMi, Aliyun gpushare, NVIDIA time-slicing or vgpu-manager into ours.
+
+    Every pod template is translated, whatever kind of workload it is in, and judged by the rules of check;
+    one that breaks a rule is left as it was. Lists and several documents stay as they are, and so do
+    comments, but in a document that had to be written anew (it is named). With -o yaml the new manifests go
+    to standard output and all else to standard error. Exit code: 0 all translated, 1 something has no
+    equivalent or was refused, 2 bad input.
+    """
+    terms = Terms(
+        cores=cores,
+        card_memory=_bytes("--card-memory", card_memory) if card_memory else None,
+        replicas=replicas or None,
+        gpushare_unit=_bytes("--gpushare-unit", gpushare_unit),
+    )
+    if terms.replicas and terms.card_memory is None:
+        raise RequestInvalid("--replicas needs --card-memory: a turn comes with its part of the memory")
+    system = next((s for s in SYSTEMS if s.name == source.value), None)
+    done = [_migrate(name, terms, system) for name in files]
+    report = [line for one in done for line in _report(one, several=len(done) > 1)]
+    if output is Output.DIFF:
+        for one in done:
+            _write(_coloured(_diff(one)))
+        typer.echo("\n".join(report))
+    else:
+        texts = [one.new if one.new.endswith("\n") else one.new + "\n" for one in done]
+        _write([texts[0], *(t if t.startswith("---") else "---\n" + t for t in texts[1:])])
+        typer.echo("\n".join(report), err=True)
+    bad = (Kind.LOST, Kind.REFUSED)
+    return 1 if any(f.kind in bad for one in done for f in one.findings) else 0
+
+
+def _bytes(option: str, text: str) -> int:
+    size = parse_quantity(text)
+    if size.denominator != 1 or not MIB <= size <= 1 << 50:
+        raise RequestInvalid(f"{option} is {format_number(size)}: use bytes such as 40Gi")
+    return int(size)
+
+
+def _migrate(name: str, terms: Terms, system: System | None) -> Migrated:
+    shown = "standard input" if name == "-" else name
+    try:
+        data = sys.stdin.buffer.read(LONGEST_BYTES + 1) if name == "-" else _read(Path(name))
+        return migrate(shown, data, terms, system)
+    except OSError as error:
+        raise RequestInvalid(f"{shown}: {error.strerror or error}") from error
+    except RequestInvalid as error:
+        raise RequestInvalid(f"{shown}: {error}") from error
+    except ValueError as error:  # a NUL in the name
+        raise RequestInvalid(f"{shown}: no such file") from error
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(LONGEST_BYTES + 1)
+
+
+def migrate(name: str, data: bytes, terms: Terms, system: System | None = None) -> Migrated:
+    """One file, translated. Raises RequestInvalid where it is no manifest."""
+    texts, findings, old = [], [], []
+    for document in documents(data):
+        new, found = translate(document.value, terms, system)
+        text = old_text = json_text(document.value) if document.is_json else document.text
+        if new != document.value:
+            text, kept = rewrite(document, new)
+            if not kept:
+                told = "written anew, for the change cannot be made line by line: its comments are lost"
+                found.append(Finding(Kind.CHANGED, f"document {document.number}", told))
+        texts.append(text)
+        old.append(old_text)
+        findings += found
+    return Migrated(name, "".join(old), "".join(texts), tuple(findings))
+
+
+# What people see.
+
+
+def _diff(one: Migrated) -> Iterator[str]:
+    old, new = one.old.splitlines(keepends=True), one.new.splitlines(keepends=True)
+    for line in difflib.unified_diff(old, new, one.name, f"{one.name} (migrated)"):
+        yield line if line.endswith("\n") else line + "\n"
+
+
+def _coloured(lines: Iterator[str]) -> Iterator[str]:
+    plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
+    colours = {"+": typer.colors.GREEN, "-": typer.colors.RED, "@": typer.colors.CYAN}
+    for line in lines:
+        text = printable(line.rstrip("\r\n")) + "\n"
+        colour = None if line.startswith(("+++", "---")) else colours.get(line[:1])
+        yield text if plain or colour is None else typer.style(text, fg=colour)
+
+
+def _write(pieces: Iterator[str] | Sequence[str]) -> None:
+    sys.stdout.write("".join(pieces))
+
+
+def _report(one: Migrated, *, several: bool) -> Iterator[str]:
+    if several:
+        yield printable(f"{one.name}:")
+    if not one.findings:
+        yield "nothing to translate: no pod here asks for cards by the names of another system"
+        return
+    where = ""
+    for finding in one.findings:
+        if finding.where != where:
+            where = finding.where
+            yield printable(where)
+        yield printable(f"  {finding.kind.value:13} {finding.text}")
+    counts = {kind: sum(f.kind is kind for f in one.findings) for kind in (Kind.LOST, Kind.REFUSED)}
+    bad = ", ".join(f"{count} {kind.value}" for kind, count in counts.items() if count)
+    yield f"{bad}: see docs/migration" if bad else "everything has its equivalent"

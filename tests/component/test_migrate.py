@@ -1,0 +1,252 @@
+"""``kubectl vcuda migrate``: five systems, five manifests each, with what is expected of them beside them.
+
+Beside ``NAME.yaml`` stand ``NAME.report`` (what is told) and ``NAME.out`` (the new text; none where every pod
+was refused). After a deliberate change: ``python -m tests.component.test_migrate`` writes both anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_manager.adapters.manifests import read_documents, read_manifests
+from gpu_manager.cli.kubectl.main import run
+from gpu_manager.cli.kubectl.migrate.command import migrate
+from gpu_manager.cli.kubectl.migrate.model import Kind, Terms
+from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
+from gpu_manager.cli.kubectl.migrate.text import documents, rewrite
+from gpu_manager.cli.kubectl.migrate.translate import translate
+from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.resources import GIB, MIB
+from gpu_manager.domain.rules import check_pod
+
+DATA = Path(__file__).parents[1] / "data" / "migrate"
+EXAMPLES = sorted(p for p in DATA.glob("*/*") if p.suffix in (".yaml", ".json"))
+TERMS = {
+    "hami/percentage": Terms(card_memory=24 * GIB),
+    "gpushare/mebibytes": Terms(gpushare_unit=MIB),
+    "nvidia/turn": Terms(replicas=4, card_memory=40 * GIB),
+    "nvidia/shared-name": Terms(replicas=4, card_memory=40 * GIB),
+}
+FOREIGN = {name for s in SYSTEMS if s.name != "gpu-manager" for name in s.resources}
+
+
+def done(path: Path) -> Any:
+    key = f"{path.parent.name}/{path.stem}"
+    return migrate(path.name, path.read_bytes(), TERMS.get(key, Terms()))
+
+
+def report(path: Path) -> str:
+    return "".join(f"{f.kind.value} | {f.where} | {f.text}\n" for f in done(path).findings)
+
+
+def test_there_are_five_manifests_of_each_system() -> None:
+    assert {s.name for s in SYSTEMS} == {p.parent.name for p in EXAMPLES}
+    assert len(EXAMPLES) == 25
+    assert all(sum(p.parent.name == s.name for p in EXAMPLES) == 5 for s in SYSTEMS)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_the_manifest_becomes_what_stands_beside_it_or_is_refused_by_name(path: Path) -> None:
+    one = done(path)
+    assert report(path) == path.with_suffix(".report").read_text()
+    expected = path.with_suffix(".out")
+    if expected.exists():
+        assert one.new == expected.read_text()
+        assert one.new != one.old
+    else:
+        assert one.new == one.old
+        assert any(f.kind is Kind.REFUSED for f in one.findings)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_what_comes_out_is_legal_names_nothing_foreign_and_stays_as_it_is(path: Path) -> None:
+    one = done(path)
+    refused = {f.where for f in one.findings if f.kind is Kind.REFUSED}
+    for manifest in read_manifests(one.new.encode()):
+        if manifest.pod is None or f"{manifest.kind} {manifest.namespace}/{manifest.name}" in refused:
+            continue
+        assert check_pod(parse_pod(manifest.pod)) == ()
+        assert not any(f'"{name}"' in json.dumps(manifest.pod) for name in FOREIGN)
+    again = migrate(path.name, one.new.encode(), TERMS.get(f"{path.parent.name}/{path.stem}", Terms()))
+    assert again.new == one.new
+
+
+def test_a_document_that_did_not_change_keeps_every_character() -> None:
+    one = done(DATA / "gpushare" / "two-containers.yaml")
+    assert one.new.endswith(
+        "metadata: {name: sidecar}  # kept to the letter\nspec:\n    ports:  [ {port: 80} ]\n"
+    )
+
+
+def pod(
+    *containers: dict[str, Any], annotations: dict[str, str] | None = None, **spec: Any
+) -> dict[str, Any]:
+    meta = {"name": "p", **({"annotations": annotations} if annotations else {})}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": meta,
+        "spec": {"containers": list(containers), **spec},
+    }
+
+
+def asks(name: str, **limits: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "resources": {"limits": {f"nvidia.com/{k.replace('_', '-')}": v for k, v in limits.items()}},
+    }
+
+
+def test_a_pod_that_asks_by_two_systems_is_refused_until_it_is_said_which() -> None:
+    both = pod(asks("a", vgpu_cores=10), asks("b", gpumem=1024))
+    new, findings = translate(both, Terms())
+    assert new == both
+    assert [f.kind for f in findings] == [Kind.REFUSED]
+    assert "vgpu-manager and HAMi" in findings[0].text
+
+
+def test_a_ceiling_is_not_written_over_a_container_with_a_fixed_share() -> None:
+    mixed = pod(asks("free", gpu=1, gpumem=1024), asks("fixed", gpu=1, gpumem=1024, gpucores=30))
+    new, findings = translate(mixed, Terms())
+    assert "annotations" not in new["metadata"]
+    assert [f.kind for f in findings if "not written" in f.text] == [Kind.LOST]
+
+
+def test_the_same_wish_twice_keeps_the_first_and_says_so() -> None:
+    wishes = {"nvidia.com/device-scheduler-policy": "spread", "nvidia.com/device-topology-mode": "link"}
+    new, findings = translate(pod(asks("c", vgpu_cores=10, vgpu_memory=256), annotations=wishes), Terms())
+    assert new["metadata"]["annotations"] == {"tencent.com/placement": "spread"}
+    assert any('is "spread" already' in f.text for f in findings)
+
+
+def test_quotas_of_other_names_are_told_of() -> None:
+    quota = {
+        "kind": "ResourceQuota",
+        "metadata": {"name": "q"},
+        "spec": {"hard": {"requests.nvidia.com/gpumem": 9}},
+    }
+    new, findings = translate(quota, Terms())
+    assert new == quota
+    assert [(f.kind, f.where) for f in findings] == [(Kind.LOST, "ResourceQuota default/q")]
+
+
+def test_affinity_by_labels_of_another_plugin_is_told_of() -> None:
+    term = {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A"]}]}
+    affinity = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    }
+    _, findings = translate(pod(asks("c", gpu=1), affinity=affinity), Terms())
+    assert [f.text for f in findings if f.kind is Kind.LOST] == [
+        "affinity names nvidia.com/gpu.product: take it out, or say it with tencent.com/gpu-model"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["gpu-manager/exported-pod.yaml"], 0, "everything has its equivalent"),
+        (["hami/fraction.yaml", "nvidia/mig.yaml"], 1, "1 refused"),
+        (["nvidia/turn.yaml", "--replicas", "4"], 2, "--replicas needs --card-memory"),
+        (["hami/percentage.yaml", "--card-memory", "forty"], 2, "not a Kubernetes quantity"),
+        (["hami/fraction.yaml", "--card-memory", "1"], 2, "use bytes such as 40Gi"),
+        (["nowhere.yaml"], 2, "No such file"),
+        (["../migrate"], 2, "Is a directory"),
+    ],
+)
+def test_the_exit_code_says_whether_all_was_translated(
+    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(DATA / a) if "/" in a or a.endswith(".yaml") else a for a in arguments]
+    assert run(["migrate", *files]) == code
+    out, err = capsys.readouterr()
+    assert says in out + err
+    assert "Traceback" not in err
+
+
+def test_with_yaml_the_manifests_alone_go_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [DATA / "hami" / "fraction.yaml", DATA / "nvidia" / "whole.json"]
+    assert run(["migrate", "-o", "yaml", *map(str, files)]) == 0
+    out, err = capsys.readouterr()
+    assert [m.name for m in read_manifests(out.encode())] == ["notebook", "whole"]
+    assert "schedulerName hami-scheduler removed" in err
+
+
+def test_a_list_that_lost_an_entry_below_an_anchor_is_written_anew_and_named() -> None:
+    text = """\
+# who
+kind: Pod
+apiVersion: v1
+metadata: {name: p}
+spec:
+  containers:
+  - &one
+    name: a
+    env:
+    - name: CUDA_DISABLE_CONTROL  # first
+      value: "1"
+    - name: RATE
+      value: "0.10"
+    args: [1.50]
+    resources: {limits: {nvidia.com/gpumem: 256, nvidia.com/gpucores: 5}}
+  - <<: *one
+    name: b
+"""
+    one = migrate("f", text.encode(), Terms())
+    assert "comments are lost" in one.findings[-1].text
+    assert "#" not in one.new
+    assert "args: [1.50]" in one.new, "numbers stay as they were written"
+    [value] = read_documents(one.new.encode())
+    assert isinstance(value, dict)
+    for container in value["spec"]["containers"]:
+        assert container["resources"]["limits"] == {
+            "tencent.com/vcuda-core": 5,
+            "tencent.com/vcuda-memory": 1,
+        }
+        assert container["env"] == [{"name": "RATE", "value": "0.10"}]
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.sampled_from(["", "x", "a: b", "# no", "1", "é\n", " y"])
+)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "b c", "1", "d/e", "f"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+MAPS = st.dictionaries(st.sampled_from(["kind", "x", "spec", "y"]), TREES, min_size=1, max_size=4)
+
+
+@given(old=MAPS, new=MAPS, flow=st.sampled_from([False, None, True]), indent=st.sampled_from([2, 4]))
+def test_whatever_changed_the_new_text_says_it(old: Any, new: Any, flow: bool | None, indent: int) -> None:
+    text = yaml.safe_dump(old, default_flow_style=flow, indent=indent, sort_keys=False)
+    [document] = documents(text.encode())
+    written, _ = rewrite(document, {**document.value, **new})
+    assert read_documents(written.encode()) == [{**document.value, **new}]
+
+
+@given(document=MAPS)
+def test_what_is_no_pod_is_left_alone(document: Any) -> None:
+    assert translate(document, Terms()) == (document, [])
+
+
+if __name__ == "__main__":
+    for example in EXAMPLES:
+        example.with_suffix(".report").write_text(report(example))
+        result = done(example)
+        if result.new != result.old:
+            example.with_suffix(".out").write_text(result.new)
+        else:
+            example.with_suffix(".out").unlink(missing_ok=True)
