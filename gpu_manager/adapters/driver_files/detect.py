@@ -27,13 +27,13 @@ _CONTAINERD: Final = (
     ("/var/snap/microk8s/common/run/containerd.sock", "/var/snap/microk8s/current/args/containerd.toml"),
     ("/run/containerd/containerd.sock", "/etc/containerd/config.toml"),
 )
+_SHIMS: Final = ("/run/cri-dockerd.sock", "/var/run/dockershim.sock")
 _CRI_PLUGINS: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
 
 
 def detect(root: Path = Path("/")) -> tuple[Strategy, str]:
     """The strategy for the node whose file system is at ``root``, and the fact that decided it."""
-    host = Host(root)
-    facts = [fact for judge in (_crio, _containerd, _docker) for fact in judge(host)]
+    facts = evidence(Host(root))
     for wanted in (Strategy.CDI, Strategy.NVIDIA):
         for strategy, why in facts:
             if strategy is wanted:
@@ -42,15 +42,45 @@ def detect(root: Path = Path("/")) -> tuple[Strategy, str]:
     return Strategy.DIRECT, "; ".join(whys) or "no configuration of containerd, CRI-O or Docker shows CDI"
 
 
-def _crio(host: Host) -> Iterator[tuple[Strategy, str]]:
-    """CRI-O has CDI on since 1.23 unless its spec directories are set to others."""
+def evidence(host: Host) -> list[tuple[Strategy, str]]:
+    """Everything that the node's files say for one strategy or another."""
+    return [fact for judge in (_crio, _containerd, _docker) for fact in judge(host)]
+
+
+def containerd_config(host: Host) -> tuple[str, Mapping[str, Any], Mapping[str, Any]] | None:
+    """(path, whole configuration, its CRI plugin's part) of the node's containerd; None if there is none."""
+    for socket, path in _CONTAINERD:
+        config = _imported(host, path)
+        if not config and not host.exists(socket):
+            continue
+        cri: dict[str, Any] = {}
+        for plugin in _CRI_PLUGINS:
+            cri = {**_table(_table(config, "plugins"), plugin), **cri}
+        return path, config, cri
+    return None
+
+
+def crio_config(host: Host) -> Mapping[str, Any] | None:
+    """The table crio.runtime of the node's CRI-O; None if there is none."""
     paths = ["/etc/crio/crio.conf"]
     for directory in ("/usr/share/containers/crio.conf.d", "/etc/crio/crio.conf.d"):
         paths += [f"{directory}/{name}" for name in host.listing(directory)]
     runtime: dict[str, Any] = {}
     for path in paths:
         runtime |= _table(_table(_toml(host, path), "crio"), "runtime")
-    if not host.exists("/run/crio/crio.sock") and not runtime:
+    return runtime if runtime or host.exists("/run/crio/crio.sock") else None
+
+
+def sockets(host: Host) -> tuple[str, ...]:
+    """The sockets of container runtimes that are there."""
+    known = (*(socket for socket, _ in _CONTAINERD), "/run/crio/crio.sock", *_SHIMS)
+    return tuple(socket for socket in dict.fromkeys(known) if host.exists(socket))
+
+
+def _crio(host: Host) -> Iterator[tuple[Strategy, str]]:
+    """CRI-O has CDI on since 1.23 unless its spec directories are set to others."""
+    runtime = crio_config(host)
+    if runtime is None:
         return
     directories = runtime.get("cdi_spec_dirs")
     if directories is None or _has_spec_dir(directories):
@@ -62,19 +92,10 @@ def _crio(host: Host) -> Iterator[tuple[Strategy, str]]:
 
 
 def _containerd(host: Host) -> Iterator[tuple[Strategy, str]]:
-    for socket, path in _CONTAINERD:
-        config = _imported(host, path)
-        if not config and not host.exists(socket):
-            continue
-        yield from _judge_containerd(path, config)
+    found = containerd_config(host)
+    if found is None:
         return
-
-
-def _judge_containerd(path: str, config: Mapping[str, Any]) -> Iterator[tuple[Strategy, str]]:
-    plugins = _table(config, "plugins")
-    cri: dict[str, Any] = {}
-    for plugin in _CRI_PLUGINS:
-        cri = {**_table(plugins, plugin), **cri}
+    path, config, cri = found
     version = config.get("version")
     enabled = cri.get("enable_cdi")
     directories = cri.get("cdi_spec_dirs")
@@ -99,7 +120,7 @@ def _docker(host: Host) -> Iterator[tuple[Strategy, str]]:
     except (ValueError, RecursionError):
         return
     # dockerd beside a kubelet's containerd is nobody's container runtime
-    shim = any(host.exists(p) for p in ("/run/cri-dockerd.sock", "/var/run/dockershim.sock"))
+    shim = any(host.exists(p) for p in _SHIMS)
     if shim and isinstance(data, dict) and data.get("default-runtime") == "nvidia":
         yield Strategy.NVIDIA, f"{path}: the default runtime is nvidia"
 

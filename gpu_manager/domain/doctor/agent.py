@@ -65,8 +65,8 @@ AGENT: Final = (
         severity=Severity.TROUBLE,
         what="A container with a fraction is not held to it.",
         cure=(
-            "`none`: it runs with another libcuda or without the preload: restart the pod; without the "
-            'annotation `tencent.com/vcuda-preload: "false"` statically loaded drivers are caught too.'
+            "`tampered`: its process wrote what the library never writes; look at the pod. `unknown`: its "
+            "control page cannot be read, and the agent's log says why; a restart of the pod makes it anew."
         ),
         judge=_unenforced,
     ),
