@@ -1,0 +1,231 @@
+"""How much of the free cards of a node the mix of requests cannot use, in cores. The one user of numpy.
+
+Two answers are joined:
+
+*fill-up*   Fill the node with copies of one shape until no more fit; what stays idle, averaged over shapes.
+*roll-out*  Offer the node bags of requests drawn from the mix, each to the card with the least room that
+            fits; what stays idle, averaged over bags. The bags are the same for all nodes, so that nodes
+            differ by what they hold and not by luck.
+
+All sums are of integers: a value never depends on what else is worked out in the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.score.shapes import Mix, Room, Shape, Stock
+
+BAGS: Final = 48
+BAG: Final = 24  # requests in the middle bag; the shortest holds half of it, the longest twice
+_SEED: Final = 20_241
+_BATCH: Final = 256  # rooms worked on at a time: what fits a processor's cache
+_ENDLESS: Final = 1 << 30  # host CPU where it is not known
+_PARTS: Final = 256  # the memory's weight is a multiple of 1/256 …
+_VALUE: Final = 1000 * _PARTS  # … and this is one core
+_WEIGHT: Final = 1_000_000  # a shape's weight in the fill-up is a multiple of a millionth
+
+# A card in one number, so that one subtraction takes a request and one minimum finds the best fit:
+# cores, then a guard bit and units of memory where they count, then the card's place to tell equals apart.
+_PLACE_BITS: Final = 6
+_MEMORY_BITS: Final = 17
+_MOST_MEMORY: Final = (1 << _MEMORY_BITS) - 1
+
+_Ints = npt.NDArray[np.int64]
+
+
+class Waste:
+    """Values rooms under one mix. ``parts`` are the weights of fill-up and roll-out."""
+
+    def __init__(
+        self, mix: Mix, stock: Mapping[str, Stock], parts: tuple[float, float] = (0.2, 1.0), bags: int = BAGS
+    ) -> None:
+        self._weights = parts
+        self._models = {model: at for at, model in enumerate(sorted(stock))}
+        self._memory_weight = round(mix.memory_weight(stock) * _PARTS)
+        self._with_memory = any(shape.memory for shape, _ in mix.counts)
+        self._known: dict[Room, float] = {}
+        self._fill = _FillUp(mix, tuple(self._models))
+        self._roll = _RollOut(mix, tuple(self._models), bags, with_memory=self._with_memory)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, rooms: Sequence[Room]) -> list[float]:
+        """The waste of each, in cores; worked out once for each room."""
+        known = self._known
+        new = [room for room in dict.fromkeys(rooms) if room not in known]
+        for at in range(0, len(new), _BATCH):
+            batch = new[at : at + _BATCH]
+            known.update(zip(batch, self._work_out(batch), strict=True))
+        return [known[room] for room in rooms]
+
+    def _work_out(self, rooms: Sequence[Room]) -> list[float]:
+        cards = max(1, *(sum(1 for cores, _ in room.free if cores) for room in rooms))
+        cores = np.zeros((len(rooms), cards), np.int64)
+        memory = np.zeros((len(rooms), cards), np.int64)
+        for at, room in enumerate(rooms):
+            free = [card for card in room.free if card[0]]
+            if free:
+                cores[at, : len(free)], memory[at, : len(free)] = zip(*free, strict=True)
+        cpu = np.array([_ENDLESS if r.cpu is None else r.cpu for r in rooms], np.int64)
+        model = np.array([self._models[r.model] for r in rooms])
+        sizes = np.array([max(1, r.memory) for r in rooms], np.int64)
+        a_core = 1000 * (_PARTS - self._memory_weight)
+        a_unit = (CORES_PER_CARD * 1000 * self._memory_weight + sizes // 2) // sizes
+        fill = self._fill.idle(cores, memory, cpu, model, a_core, a_unit)
+        rest_cores, rest_memory = self._roll.left(cores, memory, cpu, model)
+        roll = rest_cores * a_core + rest_memory * a_unit
+        first, second = self._weights
+        filled = first / (_WEIGHT * _VALUE)
+        rolled = second / (self._roll.bags * _VALUE)
+        return [filled * f + rolled * r for f, r in zip(fill.tolist(), roll.tolist(), strict=True)]
+
+
+class _FillUp:
+    """Every shape that asks for cards, weighted by how often it comes times its number of cards."""
+
+    def __init__(self, mix: Mix, models: Sequence[str]) -> None:
+        asking = [(shape, n) for shape, n in mix.counts if shape.cores]
+        shapes = [shape for shape, _ in asking]
+        share = sum(n for _, n in asking) / mix.total if mix.total else 0.0
+        spread = sum(n * max(1, shape.cards) for shape, n in asking)
+        weights = [round(_WEIGHT * share * n * max(1, s.cards) / spread) for s, n in asking]
+        self._weights = np.array(weights, np.int64)
+        self._cores = np.array([s.cores for s in shapes], np.int64)
+        self._memory = np.array([s.memory for s in shapes], np.int64)
+        self._cpu = np.array([max(1, s.cpu) for s in shapes], np.int64)
+        self._part = np.array([s.cards == 0 for s in shapes], bool)
+        self._cards = np.array([max(1, s.cards) for s in shapes], np.int64)
+        self._allowed = np.array([[s.allows(m) for s in shapes] for m in models], bool)
+        # Copies that a card with so many cores free holds; of whole cards that is one where it is idle.
+        table = np.arange(CORES_PER_CARD + 1)[:, None] // np.maximum(1, self._cores)[None, :]
+        self._copies = np.where(self._part, table, np.arange(CORES_PER_CARD + 1)[:, None] == CORES_PER_CARD)
+        self._by_memory = np.flatnonzero(self._memory)
+
+    def idle(
+        self, cores: _Ints, memory: _Ints, cpu: _Ints, model: _Ints, a_core: int, a_unit: _Ints
+    ) -> _Ints:
+        """Weighted idle value of each room, in parts of a core and of a weight."""
+        free = cores.sum(1) * a_core + memory.sum(1) * a_unit
+        if not len(self._weights):
+            return np.zeros_like(free)
+        copies = self._copies[cores]
+        for at in self._by_memory:
+            np.minimum(copies[:, :, at], memory // self._memory[at], out=copies[:, :, at])
+        held = copies.sum(1) // np.where(self._part, 1, self._cards)
+        np.minimum(held, cpu[:, None] // self._cpu, out=held)
+        held *= self._allowed[model]
+        part = self._cores * a_core + self._memory * a_unit[:, None]
+        value = np.where(self._part, part, self._cores * _VALUE)
+        used: _Ints = (held * value * self._weights).sum(1)
+        rest: _Ints = free * int(self._weights.sum()) - used
+        return rest
+
+
+class _RollOut:
+    """Bags of requests for one card each, a fraction or a whole one."""
+
+    def __init__(self, mix: Mix, models: Sequence[str], bags: int, *, with_memory: bool) -> None:
+        self.bags = bags
+        self._with_memory = with_memory
+        singles = [(shape, n) for shape, n in mix.counts if 0 < shape.cores <= CORES_PER_CARD]
+        drawn = _draw([n for _, n in singles], mix.number, bags)
+        shapes = [shape for shape, _ in singles]
+        # One more stands for "no request": nothing holds it.
+        never = Shape(CORES_PER_CARD + 1, cpu=0)
+        asked = np.array([self._packed(shape) for shape in (*shapes, never)], self._type)
+        table = np.tile(asked, (max(1, len(models)), 1))
+        for row, model in enumerate(models):
+            for at, shape in enumerate(shapes):
+                if not shape.allows(model):
+                    table[row, at] = asked[-1]
+        self._asked = np.ascontiguousarray(np.moveaxis(table[:, drawn], 1, 0))  # step, model, bag
+        self._cpu = np.array([*(s.cpu for s in shapes), 0], np.int32)[drawn]  # step, bag
+        lengths = (drawn != len(shapes)).sum(0)
+        self._first = [int((lengths <= step).sum()) for step in range(len(drawn))]  # bags are in rising order
+
+    @property
+    def _type(self) -> type[np.uint16 | np.uint32]:
+        return np.uint32 if self._with_memory else np.uint16
+
+    def _packed(self, shape: Shape) -> int:
+        if not self._with_memory:
+            return shape.cores << _PLACE_BITS
+        return self._pack(shape.cores, min(shape.memory, _MOST_MEMORY))
+
+    @staticmethod
+    def _pack(cores: int, memory: int) -> int:
+        return cores << (_PLACE_BITS + _MEMORY_BITS + 1) | memory << _PLACE_BITS
+
+    def left(self, cores: _Ints, memory: _Ints, cpu: _Ints, model: _Ints) -> tuple[_Ints, _Ints]:
+        """Cores and units of memory that no bag's request took, summed over bags, of each room."""
+        rooms, cards = cores.shape
+        if self._with_memory:
+            packed = (
+                cores << (_PLACE_BITS + _MEMORY_BITS + 1) | np.minimum(memory, _MOST_MEMORY) << _PLACE_BITS
+            )
+            packed |= 1 << (_PLACE_BITS + _MEMORY_BITS)
+        else:
+            packed = cores << _PLACE_BITS
+        packed += np.arange(cards)
+        free = np.repeat(packed.T.astype(self._type)[:, :, None], self.bags, axis=2)
+        host = np.repeat(cpu.astype(np.int32)[:, None], self.bags, axis=1)
+        asked = self._asked[:, model]
+        for step, first in enumerate(self._first):
+            # Only the bags that are still so long; of few rooms all, since then the calls are what costs.
+            at = first if rooms > 8 else 0
+            self._take(free[:, :, at:], host[:, at:], asked[step][:, at:], self._cpu[step, at:])
+        if self._with_memory:
+            return (
+                (free >> (_PLACE_BITS + _MEMORY_BITS + 1)).sum((0, 2), np.int64),
+                (free >> _PLACE_BITS & _MOST_MEMORY).sum((0, 2), np.int64),
+            )
+        return (free >> _PLACE_BITS).sum((0, 2), np.int64), np.zeros(rooms, np.int64)
+
+    def _take(
+        self,
+        free: npt.NDArray[np.unsignedinteger],
+        host: npt.NDArray[np.int32],
+        asked: npt.NDArray[np.unsignedinteger],
+        cpu: npt.NDArray[np.int32],
+    ) -> None:
+        """One request of each bag from the card with the least left, where one fits."""
+        rest = free - asked  # of a card with too few cores this wraps round, to more than any card has
+        limit: np.unsignedinteger
+        if self._with_memory:
+            limit = np.uint32(1 << 31)
+            short = rest & np.uint32(1 << (_PLACE_BITS + _MEMORY_BITS)) == 0
+            best = np.where(short, limit, rest).min(0)
+        else:
+            limit = np.uint16(1 << 15)
+            best = rest.min(0)
+        fits = best < limit
+        fits &= host >= cpu
+        best = np.where(fits, best, limit)  # no card has just that
+        np.copyto(free, rest, where=rest == best)
+        np.subtract(host, cpu, out=host, where=fits)
+
+
+def _draw(counts: Sequence[int], number: int, bags: int) -> npt.NDArray[np.intp]:
+    """Which shape each bag holds at each step; the last index + 1 where it holds none.
+
+    Bags are stratified: a bag of n has one request from each n-th of the mix, in random order. So every bag
+    is a fair sample, and their mean moves little with the draw.
+    """
+    lengths = [round(BAG * 2 ** (2 * (k + 0.5) / bags - 1)) for k in range(bags)]
+    drawn = np.full((max(lengths), bags), len(counts), np.intp)
+    if not counts:
+        return drawn
+    random = np.random.default_rng((_SEED, number))
+    edges = np.cumsum(counts)
+    for k, length in enumerate(lengths):
+        points = (np.arange(length) + random.random(length)) / length * edges[-1]
+        bag = np.searchsorted(edges, points, side="right")
+        drawn[:length, k] = np.minimum(bag, len(counts) - 1)[np.argsort(random.random(length), kind="stable")]
+    return drawn
