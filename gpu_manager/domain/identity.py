@@ -77,13 +77,22 @@ def unsatisfied(pods: Iterable[tuple[Pod, ListedPod]], resource: str, holds: Hol
 
 
 def matching(candidates: Iterable[Candidate], question: Question, holds: Holds) -> tuple[Candidate, ...]:
-    """Those whose next container asks for exactly this many ids and owns what must be included."""
+    """Those whose next container asks for exactly this many ids, and may be meant by what must be included.
+
+    Ids that must be included are an ordinary init container's, handed on: then their owner alone is meant. Or
+    nobody holds them: under a NUMA policy the kubelet takes the aligned ids before it asks about the rest.
+    """
+    lacking = tuple(candidates)
+    owned: dict[PodUid, frozenset[str]] = {
+        c.pod.uid: question.must
+        & frozenset().union(*(holds(c.pod.uid, o.name, question.resource) for o in c.pod.containers))
+        for c in lacking
+    }
+    handed_on = frozenset().union(*owned.values())
     return tuple(
         c
-        for c in candidates
-        if c.container.wants(question.resource) == question.size
-        and question.must
-        <= frozenset().union(*(holds(c.pod.uid, o.name, question.resource) for o in c.pod.containers))
+        for c in lacking
+        if c.container.wants(question.resource) == question.size and owned[c.pod.uid] == handed_on
     )
 
 

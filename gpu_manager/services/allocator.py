@@ -20,9 +20,9 @@ from gpu_manager.domain.contract import CORE, MEMORY, Assignment, encode_assignm
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
 from gpu_manager.domain.identity import Candidate, Question, reuser
 from gpu_manager.domain.injection import Injection
-from gpu_manager.domain.ledger import Allocation, Share
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
-from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.domain.ledger import Allocation
+from gpu_manager.domain.pod import Container, Pod, PodUid
+from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import Clock, Injector, Limit, Pods, Processes, Store, Tenants
 from gpu_manager.services.association import Association
@@ -30,6 +30,7 @@ from gpu_manager.services.books import Books, Grant, Key
 from gpu_manager.services.departures import Departures
 from gpu_manager.services.planner import Node, Planner
 from gpu_manager.services.tally import Tally
+from gpu_manager.services.unnamed import Unnamed
 
 T = TypeVar("T")
 
@@ -38,7 +39,6 @@ log = structlog.get_logger(__name__)
 QUIET_SECONDS = 2.0  # after the last call of an admission, before the kubelet may be asked for a listing
 REFUSED_SECONDS = 30.0  # how long the extender is told of a shape that was refused here
 _REMEMBERED = 64  # decisions kept for Allocate; the kubelet has one in flight
-UNIDENTIFIED = "unidentified-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class Allocator:
     ) -> None:
         self._planner = Planner(node, books, tally)
         self._books = books
+        self._unnamed = Unnamed(self._planner)
         self._association = association
         self._pods = pods
         self._store = store
@@ -185,7 +186,7 @@ class Allocator:
                 log.warning("pod not identified", resource=resource, size=size, reason=answer.reason)
                 return self._planner.best_ids(resource, free, must, size)
             self._never |= answer.passed_over
-            ids, decision = self._decide(resource, answer.candidate, free, must, size)
+            ids, decision = self._decide(resource, answer.candidate, answer.has, free, must, size)
             while len(self._decisions) >= _REMEMBERED:
                 del self._decisions[next(iter(self._decisions))]
             self._decisions[resource, frozenset(ids)] = decision
@@ -194,10 +195,17 @@ class Allocator:
             return ids
 
     def _decide(
-        self, resource: str, candidate: Candidate, free: Sequence[str], must: Sequence[str], size: int
+        self,
+        resource: str,
+        candidate: Candidate,
+        listed: Mapping[str, frozenset[str]],
+        free: Sequence[str],
+        must: Sequence[str],
+        size: int,
     ) -> tuple[tuple[str, ...], Decision]:
         pod, container = candidate.pod, candidate.container
         try:
+            self._unnamed.name(candidate, listed)
             allocation = self._planner.allocation_of(pod, container)
             ids = self._planner.pick(resource, allocation.cards, free, must, size)
             granted = self._books.ledger.granted(pod.uid)
@@ -316,32 +324,29 @@ class Allocator:
         return allocation
 
     def _grant_unidentified(self, resource: str, ids: frozenset[str]) -> Injection:
-        """Nobody was asked for a preference: the ids decide, PreStartContainer settles whose it is."""
-        if self._books.owners(ids):
+        """Nobody was asked for a preference: the next listing or PreStartContainer settles whose it is."""
+        if not self._unnamed.owns(ids):
             raise DoesNotFit(f"device ids of {resource} are still held by another pod")
-        counts: dict[CardUuid, int] = {}
-        for device in ids:
-            card = self.node.ids.card_of[resource][device]
-            counts[card] = counts.get(card, 0) + 1
-        if resource == CORE and len(ids) < CORES_PER_CARD:
-            counts = {max(counts, key=lambda c: (counts[c], c)): len(ids)}
-        shares = tuple(
-            Share(
-                card,
-                Amount(n, self._books.ledger.capacity(card).memory if n >= CORES_PER_CARD else 0)
-                if resource == CORE
-                else Amount(0, n * self.node.unit),
-            )
-            for card, n in sorted(counts.items())
+        question = Question(resource, len(ids))
+        likely = self._association.likely(
+            question, self._books.holds, never=self._never, partner=self._partner
         )
-        name = secrets.token_hex(16)
-        allocation = Allocation(PodUid(UNIDENTIFIED + name), resource, ContainerKind.APP, 0, shares)
-        grant = Grant(allocation, name, ids={resource: ids})
-        self._books.put(grant)
+        try:
+            grant = self._unnamed.book(resource, ids, likely)
+        except DoesNotFit:
+            self._tally.count("allocations", "refused")
+            raise
         injection = self._inject(grant, None) if resource == CORE else Injection()
         self._store.save(self._books.encode())
         self._tally.count("allocations", "unidentified")
-        log.warning("granted to an unidentified pod", resource=resource, ids=len(ids), directory=name)
+        log.warning(
+            "granted to an unidentified pod",
+            resource=resource,
+            ids=len(ids),
+            cards=[self._index(c) for c in grant.allocation.cards],
+            directory=grant.directory,
+            likely=likely.pod.key if likely else "",
+        )
         return injection
 
     # --- small things -----------------------------------------------------------------------------

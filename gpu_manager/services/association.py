@@ -7,7 +7,7 @@ Nothing here is called from Allocate: a listing there makes the kubelet forget i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -44,6 +44,7 @@ class Answer:
     active: frozenset[Name] | None
     passed_over: frozenset[PodUid] = frozenset()
     held: Mapping[str, Name] | None = None  # id → the active pod that PodResources shows it at
+    has: Mapping[str, frozenset[str]] = field(default_factory=dict)  # what is listed at the container already
     reason: str = ""
 
 
@@ -95,8 +96,25 @@ class Association:
                 for listed in containers
                 for device in listed.ids.get(question.resource, ())
             },
+            has=_listed_at(candidate, listing) if candidate else {},
             reason="" if candidate else _uncertain(question, fitting, lacking, len(listing)),
         )
+
+    def likely(
+        self,
+        question: Question,
+        holds: Holds,
+        *,
+        never: frozenset[PodUid],
+        partner: tuple[PodUid, str] | None,
+    ) -> Candidate | None:
+        """Who it may be, as far as the pods at hand and the own books tell, asking nobody: for a choice of
+        cards that should suit it. Never an identification: a pod may have been rejected since.
+        """
+        living = (f.pod for found in self._pods.local().values() for f in found if not f.tombstone)
+        objects = [(pod, _as_booked(pod, question.resource, holds)) for pod in living if not pod.terminal]
+        lacking = unsatisfied(objects, question.resource, holds)
+        return choose(matching(lacking, question, holds), never=never, partner=partner)
 
     def active(self) -> frozenset[Name] | None:
         """The pods that the kubelet counts as active; None if it does not answer."""
@@ -178,6 +196,17 @@ class Association:
         if pod is None:
             self._gone[name] = now + _GONE_SECONDS
         return pod
+
+
+def _as_booked(pod: Pod, resource: str, holds: Holds) -> ListedPod:
+    return {c.name: {resource: holds(pod.uid, c.name, resource)} for c in pod.containers if c.asks}
+
+
+def _listed_at(
+    candidate: Candidate, listing: Mapping[Name, Sequence[Listed]]
+) -> Mapping[str, frozenset[str]]:
+    listed = listing.get((candidate.pod.namespace, candidate.pod.name), ())
+    return next((one.ids for one in listed if one.container == candidate.container.name), {})
 
 
 def _uncertain(

@@ -29,12 +29,13 @@ from gpu_manager.ports import (
     Processes,
     Tenants,
 )
-from gpu_manager.services.allocator import UNIDENTIFIED, Allocator
+from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.books import Books, Grant, Key, decode
 from gpu_manager.services.inheritance import is_inherited, shares_by_annotation, shares_by_record
 from gpu_manager.services.planner import Node
 from gpu_manager.services.stranded import Stranded
 from gpu_manager.services.tally import Tally
+from gpu_manager.services.unnamed import is_unnamed
 
 log = structlog.get_logger(__name__)
 
@@ -209,9 +210,7 @@ class Reclaimer:
         """One look; returns what was released."""
         allocations = self._allocator.read(lambda books, _: tuple(books.ledger))
         unnamed = self._allocator.read(
-            lambda books, _: {
-                g.key: g.ids for g in books.grants.values() if g.allocation.pod.startswith(UNIDENTIFIED)
-            }
+            lambda books, _: {g.key: g.ids for g in books.grants.values() if is_unnamed(g.allocation.pod)}
         )
         entries = self._kubelet.checkpoint()
         listing = self._allocator.listing_when_idle()

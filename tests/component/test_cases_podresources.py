@@ -307,21 +307,23 @@ def test_case_55_refused_calls_are_spread_and_never_more_than_the_limiter_gives(
     assert attempts <= 40 + 8 * (took / 0.005 + 1), "a refused caller waits at least 5 ms"
 
 
-_UNASKED = (
-    "where exactly as many aligned ids are left as are needed, the kubelet asks for no preference: the grant is "
-    "unidentified, and its card is taken from the ids although another has room"
-)
-
-
-@pytest.mark.parametrize(
-    "policy", [NumaPolicy.NONE, pytest.param(NumaPolicy.SINGLE, marks=pytest.mark.xfail(reason=_UNASKED))]
-)
-def test_case_52_holds_under_a_numa_policy(tmp_path: Path, policy: NumaPolicy) -> None:
+@pytest.mark.parametrize("policy", list(NumaPolicy))
+@pytest.mark.parametrize("seed", range(4))
+def test_case_52_holds_under_a_numa_policy(tmp_path: Path, policy: NumaPolicy, seed: int) -> None:
+    """Where exactly as many aligned ids are left as are needed, the kubelet asks for no preference: then the
+    start settles whose they are.
+    """
     states = tuple(replace(s, card=replace(s.card, numa=s.card.index // 4)) for s in cards())
-    with NodeRig(tmp_path, states, numa=policy) as rig:
+    with NodeRig(tmp_path, states, numa=policy, seed=seed) as rig:
         for number in range(12):
-            assert rig.admit(pod(f"p{number}", container("c", 40, 4))).admitted
+            one = pod(f"p{number}", container("c", 40, 4))
+            result = rig.admit(one)
+            assert result.admitted, result.message
+            rig.start(one)
             assert theirs(rig) == ours(rig)
+            (limit,) = rig.limits(result, "c")
+            assert (limit.cores, limit.memory) == (40, GIB)
+            assert limit.card == rig.states[rig.cards_of(one, "c")[0]].card.uuid
 
 
 def test_nodes_without_cards_offer_nothing_and_say_so(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports import CardUse, ProcessUse, TenantUse
 from gpu_manager.servers.exporter import COUNTERS, Exporter, describe
 from gpu_manager.servers.guards import describe as describe_guards
-from gpu_manager.services.allocator import UNIDENTIFIED
 from gpu_manager.services.books import Grant
+from gpu_manager.services.unnamed import UNIDENTIFIED
 from gpu_manager.services.usage import Usage
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeClock

@@ -91,7 +91,7 @@ class StandInKubelet:
         self._changed = changed
         self._pods = PodTable()
         self._sync = threading.Lock()  # the sync loop: one admission at a time
-        self._foreign: dict[str, int] = {}
+        self._foreign: dict[str, tuple[int, Sequence[int]]] = {}
         self._node: dict[str, int] = {}  # allocatable as last published
         self._published_at = self._clock.monotonic()
         self._process: _Process | None = None
@@ -120,8 +120,8 @@ class StandInKubelet:
             process.stop()
             raise
         self._process = process
-        for resource, count in self._foreign.items():
-            self._offer(resource, count)
+        for resource, (count, nodes) in self._foreign.items():
+            self._offer(resource, count, nodes)
 
     def stop(self) -> None:
         """End as if killed: connections break, an admission in flight leaves nothing, containers run on."""
@@ -274,11 +274,11 @@ class StandInKubelet:
 
     # Faults and neighbours.
 
-    def set_foreign(self, resource: str, count: int) -> None:
-        """Another vendor's plugin with ``count`` devices, which may run out; 0 leaves none."""
-        self._foreign[resource] = count
+    def set_foreign(self, resource: str, count: int, nodes: Sequence[int] = ()) -> None:
+        """Another vendor's plugin with ``count`` devices on NUMA ``nodes``; they may run out."""
+        self._foreign[resource] = count, nodes
         if self._process is not None:
-            self._offer(resource, count)
+            self._offer(resource, count, nodes)
 
     def cut(self, resource: str) -> None:
         """Break the connection to a plugin; the kubelet does not redial."""
@@ -309,10 +309,12 @@ class StandInKubelet:
             raise NodeUnready("the kubelet is not running")
         return process
 
-    def _offer(self, resource: str, count: int) -> None:
+    def _offer(self, resource: str, count: int, nodes: Sequence[int]) -> None:
         books = self._live().books
         books.connected(resource, ForeignPlugin())
-        books.update(resource, [Device(f"{resource}-{i}", healthy=True) for i in range(count)])
+        books.update(
+            resource, [Device(f"{resource}-{i}", healthy=True, nodes=tuple(nodes)) for i in range(count)]
+        )
 
     def _handle(self, process: _Process, pods: Sequence[KnownPod]) -> list[AdmissionResult]:
         with self._sync:

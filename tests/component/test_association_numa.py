@@ -1,0 +1,191 @@
+"""Association under a NUMA policy: calls that no question preceded, and aligned ids that nobody holds yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from gpu_manager.sandbox.kubelet import NumaPolicy, Step
+from gpu_manager.services.unnamed import is_unnamed
+from tests.fakes.node import NodeRig, container, pod
+from tests.fakes.ports import cards
+
+NIC = "x.io/nic"
+
+
+def core_first(resources: Sequence[str]) -> list[str]:
+    return sorted(resources)
+
+
+def memory_first(resources: Sequence[str]) -> list[str]:
+    return sorted(resources, reverse=True)
+
+
+def on_nodes(count: int, per_node: int) -> tuple[Any, ...]:
+    return tuple(replace(s, card=replace(s.card, numa=s.card.index // per_node)) for s in cards(count))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[NodeRig]:
+    """Two NUMA nodes of two cards; a policy that lets pods lie on one node alone."""
+    with NodeRig(tmp_path, on_nodes(4, 2), numa=NumaPolicy.SINGLE) as node:
+        yield node
+
+
+def fill(rig: NodeRig, *amounts: tuple[int, int, int]) -> None:
+    """(card, cores, memory units) of pods that run."""
+    for n, (card, cores, units) in enumerate(amounts):
+        one = pod(
+            f"fill{n}", container("c", cores, units), on={"c": [(rig.states[card], cores, units << 28)]}
+        )
+        assert rig.admit(one).admitted
+        rig.start(one)
+        assert rig.cards_of(one, "c") == (card,)
+
+
+def unnamed(rig: NodeRig) -> int:
+    return rig.allocator.read(lambda books, _: sum(is_unnamed(a.pod) for a in books.ledger))
+
+
+def booked_of(rig: NodeRig, card: CardUuid) -> Amount:
+    return rig.allocator.read(lambda books, _: books.ledger.booked(card))
+
+
+def calls(rig: NodeRig, obj: dict[str, Any], resource: str) -> list[str]:
+    uid = obj["metadata"]["uid"]
+    return [s.name for s in rig.kubelet.steps if (s.pod, s.resource) == (uid, resource)]
+
+
+@pytest.mark.parametrize("order", [core_first, memory_first])
+def test_ids_that_nobody_asked_about_are_tokens_and_the_container_gets_a_card_with_room(
+    rig: NodeRig, order: Any
+) -> None:
+    """Node 0 has 40 ids left, 20 on each card; the kubelet takes all of them without a word."""
+    fill(rig, (0, 80, 4), (1, 80, 4))
+    rig.kubelet.hooks.order = order
+    one = pod("one", container("c", 40, 8))
+    result = rig.admit(one)
+    assert result.admitted, result.message
+    assert calls(rig, one, CORE) == ["Allocate"], "the kubelet did not ask"
+    assert unnamed(rig) == (order is memory_first), "the question about memory names the core ids' owner"
+    rig.start(one)
+    assert unnamed(rig) == 0
+    (card,) = rig.cards_of(one, "c")
+    assert card in (2, 3)
+    (limit,) = rig.limits(result, "c")
+    assert (limit.card, limit.cores, limit.memory) == (rig.states[card].card.uuid, 40, 2 * GIB)
+    held = booked_of(rig, rig.states[card].card.uuid)
+    assert (held.cores, held.memory) == (40, 2 * GIB), "booked once"
+
+
+@pytest.mark.parametrize("order", [core_first, memory_first])
+def test_the_assigned_card_is_taken_although_nobody_asked(rig: NodeRig, order: Any) -> None:
+    fill(rig, (0, 80, 4), (1, 80, 4))
+    rig.kubelet.hooks.order = order
+    one = pod("one", container("c", 40, 8), on={"c": [(rig.states[3], 40, 8 << 28)]})
+    assert rig.admit(one).admitted
+    rig.start(one)
+    assert rig.cards_of(one, "c") == (3,)
+
+
+def test_ids_of_one_card_with_room_decide(rig: NodeRig) -> None:
+    """Node 0 has 40 ids left, all of card 1: the policy has chosen that card."""
+    fill(rig, (0, 100, 0), (1, 60, 4))
+    one = pod("one", container("c", 40, 8), on={"c": [(rig.states[3], 40, 8 << 28)]})
+    assert rig.admit(one).admitted
+    rig.start(one)
+    assert rig.cards_of(one, "c") == (1,)
+    assert rig.pods.annotations, "the truth is written back"
+
+
+def test_without_room_on_any_card_the_pod_is_refused_with_the_reason(rig: NodeRig) -> None:
+    fill(rig, (0, 80, 4), (1, 80, 4), (2, 70, 4), (3, 70, 4))
+    result = rig.admit(pod("one", container("c", 40, 8)))
+    assert not result.admitted
+    assert "40 cores" in result.message
+    assert unnamed(rig) == 0
+
+
+@pytest.mark.parametrize("order", [core_first, memory_first])
+def test_a_pod_rejected_after_an_unasked_grant_leaves_nothing_with_its_heir(rig: NodeRig, order: Any) -> None:
+    """Another manager refuses the first pod between the calls; the second looks the same and has a card."""
+    fill(rig, (0, 80, 4), (1, 80, 4))
+    rig.kubelet.hooks.order = order
+    ghost = pod("ghost", container("c", 40, 8), on={"c": [(rig.states[2], 40, 8 << 28)]})
+    second = order([CORE, MEMORY])[1]
+
+    def refuse(step: Step) -> None:
+        if step.name == "resource" and step.resource == second and step.pod == ghost["metadata"]["uid"]:
+            raise NodeUnready("the CPU manager has no room")
+
+    rig.kubelet.hooks.before = refuse
+    assert not rig.admit(ghost).admitted
+    rig.delete(ghost)
+    heir = pod("heir", container("c", 40, 8), on={"c": [(rig.states[3], 40, 8 << 28)]})
+    result = rig.admit(heir)
+    assert result.admitted, result.message
+    rig.start(heir)
+    (card,) = rig.cards_of(heir, "c")
+    (limit,) = rig.limits(result, "c")
+    assert (limit.card, limit.cores, limit.memory) == (rig.states[card].card.uuid, 40, 2 * GIB)
+    assert card == 3
+
+
+def test_both_resources_without_a_question_are_booked_once_and_named_at_the_start(tmp_path: Path) -> None:
+    states = tuple(replace(s, card=replace(s.card, memory=4 * GIB)) for s in on_nodes(4, 2))
+    with NodeRig(tmp_path, states, numa=NumaPolicy.SINGLE) as rig:
+        fill(rig, (0, 80, 12), (1, 80, 12))
+        one = pod("one", container("c", 40, 8))
+        result = rig.admit(one)
+        assert result.admitted, result.message
+        assert calls(rig, one, CORE) == calls(rig, one, MEMORY) == ["Allocate"]
+        assert unnamed(rig) == 1
+        rig.start(one)
+        (card,) = rig.cards_of(one, "c")
+        assert card in (2, 3)
+        for state in rig.states[2:]:
+            booked = booked_of(rig, state.card.uuid)
+            assert (booked.cores, booked.memory) == ((40, 2 * GIB) if state.card.index == card else (0, 0))
+        assert rig.limits(result, "c")[0].memory == 8 * DEFAULT_UNIT
+
+
+def test_an_unasked_whole_card_is_an_idle_one(rig: NodeRig) -> None:
+    """The 100 ids left on node 0 lie on two cards: neither is whole."""
+    fill(rig, (0, 50, 4), (1, 50, 4))
+    one = pod("one", container("c", 100, 0))
+    result = rig.admit(one)
+    assert result.admitted, result.message
+    rig.start(one)
+    assert rig.cards_of(one, "c") in ((2,), (3,))
+
+
+@pytest.mark.parametrize("order", [core_first, memory_first])
+def test_aligned_ids_that_nobody_holds_do_not_hide_the_pod(tmp_path: Path, order: Any) -> None:
+    """Best effort: a device of another vendor pulls the pod to node 0, where too few ids are left. The kubelet
+    takes these, and asks about the rest with them as what must be included.
+    """
+    with NodeRig(tmp_path, on_nodes(2, 1), numa=NumaPolicy.BEST_EFFORT) as rig:
+        fill(rig, (0, 80, 60))
+        rig.kubelet.set_foreign(NIC, 4, nodes=(0,))
+        rig.kubelet.publish_node()
+        rig.kubelet.hooks.order = lambda names: order([n for n in names if n != NIC]) + [NIC] * (NIC in names)
+        one = pod("one", container("c", 30, 8), on={"c": [(rig.states[1], 30, 8 << 28)]})
+        one["spec"]["containers"][0]["resources"]["limits"][NIC] = 1
+        result = rig.admit(one)
+        assert result.admitted, result.message
+        (asked,) = [
+            s for s in rig.kubelet.steps if s.name == "GetPreferredAllocation" and s.resource == CORE
+        ][1:]
+        assert len(asked.must_include) == 20, "the aligned ids"
+        assert rig.tally.counts("unidentified") == {}
+        assert rig.cards_of(one, "c") == (1,), "named before it starts"
+        rig.start(one)
+        assert rig.limits(result, "c")[0].card == rig.states[1].card.uuid
