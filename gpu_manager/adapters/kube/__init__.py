@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpu_manager.adapters.kube.connection import Connection, Refused, Timeouts, Unreachable, connect
+from gpu_manager.adapters.kube.connection import (
+    Connection,
+    Refused,
+    Timeouts,
+    Unreachable,
+    connect,
+    connect_person,
+)
 from gpu_manager.adapters.kube.kubelet_pods import SERVICE_ACCOUNT, KubeletPods
 from gpu_manager.adapters.kube.node import KubeNode
 from gpu_manager.adapters.kube.outbox import Outbox
@@ -86,4 +93,5 @@ __all__ = [
     "Timeouts",
     "Unreachable",
     "connect",
+    "connect_person",
 ]

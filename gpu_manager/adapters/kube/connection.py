@@ -19,7 +19,7 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import OpenApiException
 
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_BODY = "application/json"
@@ -45,8 +45,16 @@ class Unreachable(NodeUnready):
 class Refused(NodeUnready):
     """An answer that is no success. ``code`` is HTTP's; ``retry_after`` is seconds, 0 if not said."""
 
-    def __init__(self, what: str, code: int, message: str, retry_after: float = 0.0) -> None:
-        super().__init__(f"the API server refused to {what}: {message} ({code}){_CURES.get(code, '')}")
+    def __init__(
+        self,
+        what: str,
+        code: int,
+        message: str,
+        retry_after: float = 0.0,
+        cures: Mapping[int, str] | None = None,
+    ) -> None:
+        cure = (_CURES if cures is None else cures).get(code, "")
+        super().__init__(f"the API server refused to {what}: {message} ({code}){cure}")
         self.code = code
         self.retry_after = retry_after
 
@@ -54,6 +62,11 @@ class Refused(NodeUnready):
 _CURES = {
     401: ": the token is not valid; restart the agent's pod, check its service account",
     403: ": the service account lacks this right; install the ClusterRole of this version",
+}
+# The same to a person with a kubeconfig.
+_CURES_OF_A_PERSON = {
+    401: ": your login is not valid any more; log in anew, or name another --context",
+    403: ": you lack this right; ask your administrator for it",
 }
 
 
@@ -69,11 +82,17 @@ class Timeouts:
 class Connection:
     """Requests to one API server, from any thread."""
 
-    def __init__(self, configuration: Configuration, timeouts: Timeouts | None = None) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        timeouts: Timeouts | None = None,
+        cures: Mapping[int, str] | None = None,
+    ) -> None:
         configuration.retries = False  # who asks knows best when to ask again
         configuration.socket_options = _KEEPALIVE
         self.timeouts = timeouts or Timeouts()
         self.host = str(configuration.host)
+        self._cures = cures
         self._client = ApiClient(configuration)
         self._client.user_agent = "gpu-manager"
 
@@ -108,6 +127,28 @@ class Connection:
             raise Unreachable(f"cannot {what}: the API server at {self.host} answered with something else")
         return data
 
+    def text(
+        self, what: str, path: str, accept: str = "text/plain", headers: Mapping[str, str] | None = None
+    ) -> str:
+        """The body of a GET as it stands, at most 16 MiB; for what the API server only passes on.
+
+        Raises:
+            Refused, Unreachable: as :meth:`request`.
+        """
+        response = self._open(what, "GET", path, None, None, JSON_BODY, {"Accept": accept, **(headers or {})})
+        try:
+            return str(response.read(_LINE_LIMIT).decode(errors="replace"))
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise self._unreachable(what, error) from error
+        finally:
+            response.close()
+
+    @property
+    def token(self) -> str:
+        """The caller's bearer token; empty where it shows a certificate instead."""
+        shown = self._client.configuration.get_api_key_with_prefix("BearerToken") or ""
+        return str(shown).removeprefix("Bearer ").strip()
+
     def watch(self, what: str, path: str, query: Mapping[str, str]) -> Watch:
         """Open a watch; ends by itself after the time-out. Raises as :meth:`request`."""
         seconds = self.timeouts.watch
@@ -127,8 +168,9 @@ class Connection:
         query: Mapping[str, str] | None,
         body: Mapping[str, Any] | None,
         content_type: str,
+        more_headers: Mapping[str, str] | None = None,
     ) -> Any:
-        headers = {"Accept": JSON_BODY}
+        headers = {"Accept": JSON_BODY, **(more_headers or {})}
         if body is not None:
             headers["Content-Type"] = content_type
         try:
@@ -148,7 +190,9 @@ class Connection:
             response.release_conn()
         except _TRANSPORT as error:
             raise self._unreachable(what, error) from error
-        raise _refused(what, int(response.status), text, str(response.headers.get("Retry-After") or ""))
+        raise _refused(
+            what, int(response.status), text, str(response.headers.get("Retry-After") or ""), self._cures
+        )
 
     def _unreachable(self, what: str, error: Exception) -> Unreachable:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -201,13 +245,13 @@ class Watch:
         return kind, obj
 
 
-def _refused(what: str, code: int, text: bytes, retry_after: str) -> Refused:
+def _refused(what: str, code: int, text: bytes, retry_after: str, cures: Mapping[int, str] | None) -> Refused:
     try:
         status = json.loads(text)
         message = str(status["message"])
     except (ValueError, RecursionError, KeyError, TypeError):
         message = text[:200].decode(errors="replace") or "no reason given"
-    return Refused(what, code, message, float(retry_after) if retry_after.isdigit() else 0.0)
+    return Refused(what, code, message, float(retry_after) if retry_after.isdigit() else 0.0, cures)
 
 
 # What the client's loaders raise for a file that is not there, not YAML, or of another shape.
@@ -255,4 +299,33 @@ def connect(
         raise NodeUnready(
             f"cannot find the API server by {url or place}: {reason}. Run in a pod with a service account, "
             f"or give --kubeconfig"
+        ) from error
+
+
+def connect_person(kubeconfig: str, context: str = "") -> tuple[Connection, str]:
+    """A connection with a person's own rights, and the namespace that their context names.
+
+    ``kubeconfig`` is a path, or several as KUBECONFIG has them; ``context`` is empty for the current one.
+
+    Raises:
+        RequestInvalid: the kubeconfig cannot be read, or has no such context.
+    """
+    configuration = Configuration()
+    try:
+        contexts, current = config.list_kube_config_contexts(  # type: ignore[no-untyped-call] # as above
+            config_file=kubeconfig
+        )
+        chosen = next((c for c in contexts if c["name"] == context), None) if context else current
+        if chosen is None:
+            names = ", ".join(str(c["name"]) for c in contexts)
+            raise RequestInvalid(f"the kubeconfig {kubeconfig} has no context {context!r}; it has {names}")
+        config.load_kube_config(  # type: ignore[no-untyped-call] # untyped upstream
+            kubeconfig, context=chosen["name"], client_configuration=configuration
+        )
+        namespace = str(chosen["context"].get("namespace") or "default")
+        return Connection(configuration, Timeouts(connect=5.0, answer=30.0), _CURES_OF_A_PERSON), namespace
+    except _MALFORMED as error:
+        reason = " ".join(str(error).split())[:300]
+        raise RequestInvalid(
+            f"cannot use the kubeconfig {kubeconfig}: {reason}; name another with --kubeconfig"
         ) from error
