@@ -1,0 +1,148 @@
+{{/* The two service accounts: the only writers of the annotations that say which card a pod holds. */}}
+{{- define "vcuda.agentUser" -}}
+system:serviceaccount:{{ .Release.Namespace }}:gpu-manager
+{{- end }}
+{{- define "vcuda.admissionUser" -}}
+system:serviceaccount:{{ .Release.Namespace }}:gpu-quota-admission
+{{- end }}
+
+{{/* Labels: (list $ component). */}}
+{{- define "vcuda.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "vcuda.selector" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: gpu-manager
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- end }}
+{{/* Of pods: a new chart with the same program does not start them anew. */}}
+{{- define "vcuda.podLabels" -}}
+{{ include "vcuda.selector" . }}
+app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
+{{- end }}
+{{- define "vcuda.selector" -}}
+app.kubernetes.io/name: gpu-manager
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{/* An image: (list $ repositoryTagDigest). */}}
+{{- define "vcuda.image" -}}
+{{- $root := index . 0 }}{{ $image := index . 1 -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}
+{{- end }}
+{{- end }}
+
+{{- define "vcuda.pullSecrets" -}}
+{{- with .Values.image.pullSecrets -}}
+imagePullSecrets:
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* client-go and our own client find the API server by these two; the kubelet sets them to the Service's. */}}
+{{- define "vcuda.apiServerEnv" -}}
+{{- with .Values.apiServer.host -}}
+- {name: KUBERNETES_SERVICE_HOST, value: {{ . | quote }}}
+- {name: KUBERNETES_SERVICE_PORT, value: {{ $.Values.apiServer.port | toString | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* "true" where nothing but the agent itself opens the cards; empty otherwise. */}}
+{{- define "vcuda.privileged" -}}
+{{- if ne (toString .Values.agent.privileged) "" -}}
+{{- if eq (toString .Values.agent.privileged) "true" }}true{{ end -}}
+{{- else if and (eq .Values.cards.source "nvml") (has .Values.cards.injection (list "auto" "direct")) (not .Values.agent.runtimeClassName) -}}
+true
+{{- end }}
+{{- end }}
+
+{{- define "vcuda.simulated" -}}
+{{- if hasPrefix "simulated:" .Values.cards.source }}true{{ end -}}
+{{- end }}
+
+{{/* Bytes of a memory unit, whatever form it is written in. */}}
+{{- define "vcuda.unitBytes" -}}
+{{- $text := toString .Values.terms.memoryUnit -}}
+{{- $number := regexFind "^[0-9]+" $text | int64 -}}
+{{- $suffix := regexReplaceAll "^[0-9]+" $text "" -}}
+{{- $factors := dict "" 1 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "k" 1000 "M" 1000000 "G" 1000000000 -}}
+{{- mul $number (get $factors $suffix | int64) -}}
+{{- end }}
+
+{{/* The same for people. */}}
+{{- define "vcuda.unitText" -}}
+{{- $bytes := include "vcuda.unitBytes" . | int64 -}}
+{{- if eq (mod $bytes 1073741824) 0 }}{{ div $bytes 1073741824 }} GiB
+{{- else if eq (mod $bytes 1048576) 0 }}{{ div $bytes 1048576 }} MiB
+{{- else if eq (mod $bytes 1024) 0 }}{{ div $bytes 1024 }} KiB
+{{- else }}{{ $bytes }} B{{ end -}}
+{{- end }}
+
+{{/* The version of the cluster's kube-scheduler, without what vendors append. */}}
+{{- define "vcuda.schedulerTag" -}}
+{{- .Values.scheduler.sidecar.tag | default (regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version) -}}
+{{- end }}
+
+{{- define "vcuda.sidecar" -}}
+{{- if and .Values.admission.enabled (eq .Values.scheduler.mode "sidecar") }}true{{ end -}}
+{{- end }}
+{{- define "vcuda.cluster" -}}
+{{- if and .Values.admission.enabled (eq .Values.scheduler.mode "cluster") }}true{{ end -}}
+{{- end }}
+
+{{/* Who asks the extender, in both ways of scheduling. */}}
+{{- define "vcuda.extender" -}}
+filterVerb: filter
+prioritizeVerb: prioritize
+bindVerb: bind
+preemptVerb: preempt
+weight: {{ int .Values.scheduler.weight }}
+nodeCacheCapable: true
+httpTimeout: 5s
+ignorable: false
+managedResources:
+- {name: tencent.com/vcuda-core, ignoredByScheduler: false}
+- {name: tencent.com/vcuda-memory, ignoredByScheduler: false}
+{{- end }}
+
+{{- define "vcuda.unprivileged" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* A webhook's common part: (list $ name path failurePolicy). */}}
+{{- define "vcuda.webhook" }}
+{{- $root := index . 0 }}
+- name: {{ index . 1 }}
+  admissionReviewVersions: [v1]
+  clientConfig:
+    {{- if $root.Values.webhook.url }}
+    url: {{ trimSuffix "/" $root.Values.webhook.url }}{{ index . 2 }}
+    {{- else }}
+    service: {name: gpu-quota-admission, namespace: {{ $root.Release.Namespace }}, path: {{ index . 2 }}, port: 443}
+    {{- end }}
+  failurePolicy: {{ index . 3 }}
+  sideEffects: None
+  timeoutSeconds: {{ $root.Values.webhook.timeoutSeconds }}
+  # Our own pods, and what the cluster needs to run at all, never wait for us.
+  namespaceSelector:
+    matchExpressions:
+    - key: kubernetes.io/metadata.name
+      operator: NotIn
+      values: {{ concat (list "kube-system" $root.Release.Namespace) $root.Values.webhook.excludedNamespaces | uniq | toJson }}
+{{- end }}
+{{- define "vcuda.webhookMeta" }}
+metadata:
+  name: gpu-quota-admission
+  labels: {{- include "vcuda.labels" (list . "admission") | nindent 4 }}
+  {{- if .Values.certificates.issuer }}
+  annotations:
+    cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/gpu-quota-admission-certs
+  {{- end }}
+{{- end }}
