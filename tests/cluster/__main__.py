@@ -1,0 +1,35 @@
+"""``python -m tests.cluster up|down|status``: the cluster by hand."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.cluster.cluster import Cluster, NotRunning
+from tests.cluster.parts import Missing
+
+
+def main() -> int:
+    """Exit code 2 where something must be installed first."""
+    words = sys.argv[1:]
+    cluster = Cluster()
+    try:
+        if words == ["up"]:
+            cluster.up()
+            print(f"export KUBECONFIG={cluster.kubeconfig}")
+            print(f"export PATH={cluster.parts.paths['kubectl'].parent}:$PATH")
+        elif words == ["down"]:
+            cluster.down()
+        elif words == ["status"]:
+            for part in cluster.running.parts:
+                print(f"{part:26}{cluster.pid(part) or 'not running'}")
+        else:
+            print(__doc__)
+            return 2
+    except (Missing, NotRunning) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,346 @@
+"""The cluster as one object: up, down, any part killed and started again, its API and its files.
+
+A process of its own is not needed: what runs is written to ``cluster.json`` below the scratch directory, and
+every object of :class:`Cluster` reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from gpu_manager.adapters.simulated import SimulatedCards
+from gpu_manager.domain.card import Card
+from gpu_manager.sandbox.native import find_native
+from tests.cluster import images, layout
+from tests.cluster.api import Api, ApiError
+from tests.cluster.parts import BUILD, Missing, Parts, find
+from tests.cluster.pki import Pki
+
+PROFILE: Final = "a100x8"
+HIERARCHIES: Final = Path("/sys/fs/cgroup")
+_HERE: Final = Path(__file__).resolve().parent
+
+
+class NotRunning(RuntimeError):
+    """There is no cluster; the text is one line and says how to get one."""
+
+
+@dataclass(slots=True)
+class Running:
+    """What ``cluster.json`` holds: the first process of the namespaces, the API's port on loopback, parts."""
+
+    init: int
+    port: int
+    parts: dict[str, int]
+
+
+class Cluster:
+    """One cluster of this machine."""
+
+    def __init__(self, scratch: Path = BUILD / "run") -> None:
+        self.scratch = scratch
+        self.pki = Pki(scratch / "pki")
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The programs; raises Missing."""
+        return find()
+
+    @cached_property
+    def cards(self) -> tuple[Card, ...]:
+        """The node's simulated cards, as the agent makes them."""
+        return tuple(s.card for s in SimulatedCards.named(PROFILE, node=layout.NODE).list())
+
+    # Life.
+
+    def up(self) -> None:
+        """Start everything; a cluster that runs already stays. Raises Missing."""
+        if self._running() is not None:
+            return
+        parts = self.parts
+        self.down()
+        self.scratch.mkdir(mode=0o700, parents=True)
+        native = find_native()
+        if native.client is None or native.driver is None:
+            raise Missing("the stand-in driver is not built: make setup")
+        archives = images.make(parts, native, self.cards, self.scratch / "images")
+        product = BUILD.parent / "image/gpu-manager.tar"
+        if not product.exists():
+            raise Missing("the image is not built: make image")
+        self.pki.make(layout.SERVER, layout.NODE, ("127.0.0.1", layout.ADDRESS, layout.SERVICE))
+        layout.write_files(self.pki, self.scratch, resource_limits=_may_lower_oom_score())
+        for hierarchy in _hierarchies():
+            (hierarchy / layout.CGROUP).mkdir(exist_ok=True)
+        self._hold()
+        for part in ("etcd", "kube-apiserver"):
+            self.start(part)
+        self._relay()
+        self.wait(lambda: self.api.get("/readyz", text=True) == "ok", 60, "the API server is not ready")
+        for part in layout.ORDER[2:-1]:
+            self.start(part)
+        self.wait(lambda: self.inside("test", "-S", layout.CONTAINERD).returncode == 0, 20, "no containerd")
+        for archive in (*archives, product):
+            self.load(archive)
+        self.start("kubelet")
+        self.wait(self.node_ready, 60, "the node is not ready")
+        self._write_kubeconfig()
+
+    def down(self) -> None:
+        """End everything and remove every trace. Idempotent."""
+        running = self._read()
+        if running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(running.init, signal.SIGKILL)  # ends all processes of its PID namespace
+            ends = time.monotonic() + 20
+            while _alive(running.init) and time.monotonic() < ends:
+                time.sleep(0.05)
+        for hierarchy in _hierarchies():
+            _remove_cgroup(hierarchy / layout.CGROUP)
+        if self.scratch.exists():
+            _remove_tree(self.scratch)
+
+    def _hold(self) -> None:
+        log = (self.scratch / "holder.log").open("wb")
+        command = ["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc", sys.executable]
+        command += [str(_HERE / "holder.py"), str(self.scratch)]
+        command += [layout.ADDRESS, layout.SERVICE, layout.NODE]
+        outer = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd="/")
+        held = self.scratch / "held"
+        ends = time.monotonic() + 20
+        while not held.exists():
+            if outer.poll() is not None or time.monotonic() > ends:
+                raise Missing(f"the namespaces cannot be made: see {self.scratch / 'holder.log'}")
+            time.sleep(0.05)
+        [init] = _children(outer.pid)
+        self._save(Running(init, 0, {}))
+
+    def _relay(self) -> None:
+        listening = socket.create_server(("127.0.0.1", _free_port()))
+        running = self.running
+        running.port = listening.getsockname()[1]
+        self._save(running)
+        descriptor = listening.fileno()
+        target = [str(_HERE / "relay.py"), str(descriptor), layout.SERVICE, "443"]
+        self._spawn("relay", [sys.executable, *target], fds=(descriptor,))
+        listening.close()
+
+    # Parts.
+
+    def start(self, part: str) -> None:
+        """Start a part that does not run; returns at once."""
+        argv = layout.commands(self.parts, self.pki, self.scratch, sys.executable)[part]
+        self._spawn(part, list(argv))
+
+    def kill(self, part: str, number: int = signal.SIGKILL) -> None:
+        """End a part and wait until it has ended."""
+        pid = self.pid(part)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        self.wait(lambda: not _alive(pid), 30, f"{part} does not end")
+
+    def restart(self, part: str, number: int = signal.SIGKILL) -> None:
+        """Kill and start again."""
+        self.kill(part, number)
+        self.start(part)
+
+    def pid(self, part: str) -> int:
+        """The part's own process (not the one that entered the namespaces for it); 0 if there is none."""
+        outer = self.running.parts.get(part, 0)
+        children = _children(outer) if outer else []
+        return children[0] if children else 0
+
+    def _spawn(self, part: str, argv: list[str], fds: tuple[int, ...] = ()) -> None:
+        with (self.scratch / f"{part}.log").open("ab") as log:
+            enter = ["nsenter", f"--target={self.running.init}", "--mount", "--pid", "--net", "--"]
+            started = subprocess.Popen(
+                [*enter, *argv], stdout=log, stderr=log, start_new_session=True, cwd="/", pass_fds=fds
+            )
+        ends = time.monotonic() + 10
+        while not _children(started.pid) and started.poll() is None and time.monotonic() < ends:
+            time.sleep(0.01)
+        running = self.running
+        running.parts[part] = started.pid
+        self._save(running)
+
+    def inside(self, *command: str, check: bool = False) -> subprocess.CompletedProcess[str]:
+        """Run a command in the cluster's namespaces."""
+        enter = ["nsenter", f"--target={self.running.init}", "--mount", "--pid", "--net", "--"]
+        return subprocess.run([*enter, *command], capture_output=True, text=True, check=check, cwd="/")
+
+    def load(self, archive: Path) -> None:
+        """Give containerd an image."""
+        images_import = ("images", "import", "--all-platforms", str(archive))
+        done = self.inside(self.parts["ctr"], "-a", layout.CONTAINERD, "-n", "k8s.io", *images_import)
+        if done.returncode:
+            raise Missing(f"{archive} cannot be loaded: {done.stderr.strip()}")
+
+    # What is there.
+
+    @property
+    def running(self) -> Running:
+        """Raises NotRunning."""
+        found = self._running()
+        if found is None:
+            raise NotRunning("no cluster runs: make cluster-up")
+        return found
+
+    def root(self, path: str) -> Path:
+        """A path of the node, as this process reaches it."""
+        return Path(f"/proc/{self.running.init}/root") / path.lstrip("/")
+
+    @property
+    def api(self) -> Api:
+        """The API server, as an administrator."""
+        token = Path(self.pki / "admin.token").read_text("utf-8")
+        return Api("127.0.0.1", self.running.port, token, Path(self.pki / "ca.crt"))
+
+    @property
+    def kubeconfig(self) -> Path:
+        """For kubectl and helm on this machine."""
+        return self.scratch / "kubeconfig"
+
+    def node_ready(self) -> bool:
+        """True once the real node takes pods."""
+        try:
+            node = self.api.get(f"/api/v1/nodes/{layout.NODE}")
+        except ApiError:
+            return False
+        conditions = node["status"].get("conditions", [])
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    def kubectl(self, *arguments: str, given: str | None = None) -> str:
+        """What kubectl says; raises CalledProcessError with its words."""
+        return self._tool("kubectl", arguments, given)
+
+    def helm(self, *arguments: str) -> str:
+        """The same for helm."""
+        return self._tool("helm", arguments, None)
+
+    def _tool(self, name: str, arguments: tuple[str, ...], given: str | None) -> str:
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        done = subprocess.run(
+            [self.parts[name], *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{name} {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def wait(self, holds: Callable[[], Any], seconds: float, otherwise: str) -> Any:
+        """Poll until something holds; its value. Raises TimeoutError."""
+        ends = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(ApiError, OSError):
+                if value := holds():
+                    return value
+            if time.monotonic() > ends:
+                raise TimeoutError(f"{otherwise} within {seconds:g} s")
+            time.sleep(0.1)
+
+    def _write_kubeconfig(self) -> None:
+        text = Path(self.pki / "admin.kubeconfig").read_text("utf-8")
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(text.replace(layout.SERVER, f"https://127.0.0.1:{self.running.port}"), "utf-8")
+
+    # The record.
+
+    def _save(self, running: Running) -> None:
+        draft = self.scratch / "cluster.json.new"
+        draft.write_text(json.dumps({"init": running.init, "port": running.port, "parts": running.parts}))
+        draft.replace(self.scratch / "cluster.json")
+
+    def _read(self) -> Running | None:
+        try:
+            return Running(**json.loads((self.scratch / "cluster.json").read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _running(self) -> Running | None:
+        found = self._read()
+        return found if found is not None and _is_holder(found.init) else None
+
+
+def _is_holder(pid: int) -> bool:
+    try:
+        return b"holder.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _alive(pid: int) -> bool:
+    """False for a zombie: it has ended, and its parent has not looked yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8")
+    except OSError:
+        return []
+    return [int(word) for word in text.split()]
+
+
+def _hierarchies() -> list[Path]:
+    """Each mounted cgroup hierarchy: one directory for v2, one a controller for v1."""
+    if (HIERARCHIES / "cgroup.controllers").exists():
+        return [HIERARCHIES]
+    return [d for d in HIERARCHIES.iterdir() if d.is_dir() and not d.is_symlink() and (d / "cgroup.procs").exists()]
+
+
+def _remove_cgroup(directory: Path) -> None:
+    """A cgroup and all below it; its processes have ended, the kernel may need a moment to agree."""
+    if not directory.is_dir():
+        return
+    for path in sorted((d for d in directory.rglob("*") if d.is_dir()), reverse=True):
+        _remove_directory(path)
+    _remove_directory(directory)
+
+
+def _remove_directory(path: Path) -> None:
+    ends = time.monotonic() + 5
+    while path.is_dir():
+        try:
+            path.rmdir()
+        except OSError:
+            if time.monotonic() > ends:
+                raise
+            time.sleep(0.05)
+
+
+def _remove_tree(directory: Path) -> None:
+    """Mounts were in the namespaces that have ended; overlayfs leaves a directory without rights."""
+    for work in directory.glob("*.work"):
+        for inner in work.iterdir():
+            inner.chmod(0o700)
+    shutil.rmtree(directory)
+
+
+def _may_lower_oom_score() -> bool:
+    """CAP_SYS_RESOURCE, bit 24."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("CapEff"))
+    return bool(int(line.split()[1], 16) >> 24 & 1)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

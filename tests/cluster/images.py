@@ -1,0 +1,134 @@
+"""The cluster's small images: what pods run, the pause container, and kube-scheduler as the chart wants it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from gpu_manager.domain.card import Card
+from gpu_manager.sandbox.native import Native
+from tests.cluster.parts import ROOT, Parts
+
+sys.path.insert(0, str(ROOT / "deploy/image"))
+
+from archive import Image, pack, write_archive
+
+WORKLOAD: Final = "cluster-test/workload:1"
+PAUSE: Final = "cluster-test/pause:1"
+APPLETS: Final = ("sh", "sleep", "cat", "echo", "ls", "kill", "ps", "true", "false", "env", "touch", "trap", "stat", "wc", "grep", "head", "tail", "mkdir", "rm", "readlink", "id")
+GLIBC: Final = ("libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1")
+CONFIG: Final = "/tmp/stand-in.conf"
+# What a container's stand-in driver shows: the cards that the kubelet gave it, at their real sizes.
+ENTRY: Final = f"""#!/bin/sh
+n=0
+: > {CONFIG}
+IFS=,
+for uuid in $VCUDA_CARDS; do
+    while read -r known model memory pci; do
+        [ "$known" = "$uuid" ] || continue
+        echo "card.$n.model = $model
+card.$n.memory_mib = $memory
+card.$n.uuid = $uuid
+card.$n.pci = $pci" >> {CONFIG}
+        n=$((n + 1))
+    done < /etc/stand-in.cards
+done
+unset IFS
+echo "cards = $n" >> {CONFIG}
+[ -d /stand-in ] && echo "state = /stand-in" >> {CONFIG}
+exec "$@"
+"""
+_MODELS: Final = ("h200", "h100", "a100", "a10", "l4", "t4")
+
+
+def make(parts: Parts, native: Native, cards: Sequence[Card], directory: Path) -> list[Path]:
+    """Write every archive below ``directory``; the workload's is also unpacked, for the registry."""
+    directory.mkdir(parents=True, exist_ok=True)
+    made = [
+        _write(_workload(parts, native, cards, directory / "workload"), WORKLOAD, directory, ["/entry"]),
+        _write(_pause(parts, directory / "pause"), PAUSE, directory, ["/bin/sh", "-c"]),
+        _write(
+            _scheduler(parts, directory / "scheduler"),
+            f"registry.k8s.io/kube-scheduler:{parts.kubernetes}",
+            directory,
+            [],
+        ),
+    ]
+    layout = directory / "layout"
+    shutil.rmtree(layout, ignore_errors=True)
+    with tarfile.open(made[0]) as tar:
+        tar.extractall(layout, filter="data")
+    return made
+
+
+def _write(root: Path, tag: str, directory: Path, entry: list[str]) -> Path:
+    command = ["trap 'exit 0' TERM; sleep 1000000 & wait"]
+    image = Image(
+        tag=tag,
+        architecture="amd64" if platform.machine() == "x86_64" else "arm64",
+        created="1970-01-01T00:00:00Z",
+        config={
+            "Entrypoint": entry,
+            "Cmd": command if tag == PAUSE else ["/bin/sh", "-c", *command],
+            "Env": ["PATH=/bin:/usr/bin:/usr/local/bin", f"VCUDA_STANDIN_CONFIG={CONFIG}"],
+        },
+        layers=[pack(root, 0)],
+    )
+    path = directory / f"{root.name}.tar"
+    write_archive(image, path, 0)
+    return path
+
+
+def _workload(parts: Parts, native: Native, cards: Sequence[Card], root: Path) -> Path:
+    """busybox, glibc, the stand-in driver's client, and the cards of the node."""
+    _busybox(parts, root)
+    host = Path(f"/lib/{platform.machine()}-linux-gnu")
+    loader = next(p for p in (Path("/lib64/ld-linux-x86-64.so.2"), Path("/lib/ld-linux-aarch64.so.1")) if p.exists())
+    trusted = root / f"usr/lib/{platform.machine()}-linux-gnu"
+    trusted.mkdir(parents=True)
+    (root / "lib").symlink_to("usr/lib")
+    place = root / str(loader.parent).lstrip("/")
+    place.mkdir(exist_ok=True)
+    shutil.copy(loader.resolve(), place / loader.name)
+    for name in GLIBC:
+        shutil.copy((host / name).resolve(), trusted / name)
+    assert native.client is not None
+    shutil.copy(native.client, root / "bin/vcuda-client")
+    table = []
+    for card in cards:
+        model = next((m for m in _MODELS if m in card.model.lower()), "small")
+        table.append(f"{card.uuid} {model} {card.memory >> 20} {card.pci_bus_id}\n")
+    (root / "etc/stand-in.cards").write_text("".join(table), "utf-8")
+    (root / "entry").write_text(ENTRY, "utf-8")
+    (root / "entry").chmod(0o755)
+    return root
+
+
+def _pause(parts: Parts, root: Path) -> Path:
+    _busybox(parts, root)
+    return root
+
+
+def _busybox(parts: Parts, root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    for name in ("bin", "etc", "proc", "sys", "dev", "tmp"):
+        (root / name).mkdir(parents=True)
+    (root / "tmp").chmod(0o1777)
+    shutil.copy(parts["busybox"], root / "bin/busybox")
+    for applet in APPLETS:
+        (root / "bin" / applet).symlink_to("busybox")
+    (root / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\n", "utf-8")
+
+
+def _scheduler(parts: Parts, root: Path) -> Path:
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "usr/local/bin").mkdir(parents=True)
+    (root / "etc").mkdir()
+    (root / "etc/passwd").write_text("nonroot:x:65532:65532::/:/sbin/nologin\n", "utf-8")
+    shutil.copy(parts["kube-scheduler"], root / "usr/local/bin/kube-scheduler")
+    return root

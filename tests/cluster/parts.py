@@ -1,0 +1,105 @@
+"""The foreign programs that a cluster is made of: where they come from, and building Kubernetes' own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+BUILD: Final = ROOT / "build/cluster"
+MODULE: Final = Path(__file__).resolve().parent / "kubernetes"
+KUBERNETES: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+# Program → Debian's package.
+DEBIAN: Final = {
+    "etcd": "etcd-server",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "busybox": "busybox-static",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+}
+CNI: Final = Path("/usr/lib/cni")
+
+
+class Missing(RuntimeError):
+    """Something that must be installed first; the text is one line and says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Every program by name."""
+
+    kubernetes: str  # version
+    paths: dict[str, Path]
+
+    def __getitem__(self, name: str) -> str:
+        return str(self.paths[name])
+
+    def versions(self) -> dict[str, str]:
+        """What each program says of itself, for the results' record."""
+        found = {"kubernetes": self.kubernetes}
+        for name, flag in (("containerd", "--version"), ("runc", "--version"), ("etcd", "--version")):
+            text = subprocess.run((self[name], flag), capture_output=True, text=True, check=False).stdout
+            number = re.search(r"\d+\.\d+\.\d+", text)
+            found[name] = number[0] if number else "unknown"
+        return found
+
+
+def kubernetes_version() -> str:
+    """The version that the module pins."""
+    text = (MODULE / "go.mod").read_text("utf-8")
+    [version] = re.findall(r"^require k8s\.io/kubernetes (v\S+)$", text, re.MULTILINE)
+    return str(version)
+
+
+def find() -> Parts:
+    """Every program, Kubernetes' built where it is not yet.
+
+    Raises:
+        Missing: Go, a package of Debian, or kubectl and helm are not there.
+    """
+    absent = sorted({package for name, package in DEBIAN.items() if shutil.which(name) is None})
+    if not CNI.is_dir():
+        absent.append("containernetworking-plugins")
+    if absent:
+        raise Missing(f"not installed: apt-get install --no-install-recommends {' '.join(absent)}")
+    tools = ROOT / "build/tools"
+    if not (tools / "helm").exists():
+        raise Missing("kubectl and helm are missing: make tools")
+    paths = {name: Path(str(shutil.which(name))) for name in DEBIAN}
+    paths |= {name: tools / name for name in ("kubectl", "helm")}
+    version = kubernetes_version()
+    return Parts(version, paths | {name: build(version) / name for name in KUBERNETES})
+
+
+def build(version: str) -> Path:
+    """Directory of Kubernetes' programs of this version; the first time it takes some ten minutes.
+
+    Raises:
+        Missing: there is no Go, or the build failed.
+    """
+    target = BUILD / f"bin-{version}"
+    if all((target / name).exists() for name in KUBERNETES):
+        return target
+    go = shutil.which("go")
+    if go is None:
+        raise Missing("Go is not installed, and Kubernetes' programs are not built: get Go 1.26 or newer")
+    print(f"building Kubernetes {version}: about ten minutes the first time", flush=True)
+    major, minor, _ = version.removeprefix("v").split(".", 2)
+    names = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
+    flags = " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in names.items())
+    target.mkdir(parents=True, exist_ok=True)
+    command = [go, "build", "-trimpath", "-ldflags", f"-s -w {flags}", "-o", f"{target}/"]
+    command += [f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES]
+    environment = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
+    done = subprocess.run(["nice", *command], cwd=MODULE, env={**os.environ, **environment}, check=False)
+    if done.returncode:
+        raise Missing(f"building Kubernetes failed with {done.returncode}: its words are above")
+    return target
+
