@@ -54,7 +54,7 @@ def preload_start(*, full: bool) -> Iterable[Row]:
 
 
 class Inits:
-    """Processes that open a driver and call cuInit when told, all at the same instant: they wait on one pipe."""
+    """Processes that open a driver and call cuInit at the same instant: they wait on one pipe."""
 
     def __init__(self, made: Container, library: str, count: int) -> None:
         command = [str(compiled("calls")), "init", library]
@@ -71,8 +71,8 @@ class Inits:
     def worst_ms(self) -> tuple[float, float]:
         """The slowest one's time: with a core or asleep, and by the clock on the wall.
 
-        The two differ by waiting for a core. Where there are fewer cores than processes, that is what the others
-        of the crowd and of the machine do, not the library; what they wait for inside it counts in both.
+        The two differ by waiting for a core. Where there are fewer cores than processes, that is what others
+        of the crowd and of the machine do, not the library; what is waited for inside it counts in both.
         """
         os.close(self._go)
         said = [process.communicate(timeout=60)[0].split() for process in self._processes]
@@ -82,7 +82,7 @@ class Inits:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The slowest cuInit of many, in ms, medians of rounds: bare, and what the front takes longer in its round."""
+    """The slowest cuInit of many, in ms, medians of rounds: bare, and by how much the front takes longer."""
 
     bare: float
     over: float
@@ -90,7 +90,7 @@ class Started:
 
 
 def inits(count: int, rounds: int) -> Started:
-    """Bare and front follow each other closely, so that what else the machine does at the time weighs on both."""
+    """Bare and front follow each other closely, so that what else the machine does weighs on both."""
     bare, over, wall = [], [], []
     for _ in range(rounds):
         with container() as made:
@@ -110,8 +110,8 @@ def cuinit(*, full: bool) -> Iterable[Row]:
               "opening the library and cuInit, median")  # fmt: skip
     many = inits(64, 101 if full else 21)
     yield Row("cuinit_64_max_ms", round(many.over, 2), "ms", "≤ 5", round(many.bare, 2), full,
-              f"the slowest of 64 processes at the same instant, without waiting for one of {os.cpu_count()} cores; "
-              f"with that {many.wall_over:.1f}")  # fmt: skip
+              f"the slowest of 64 processes at once, less the wait for one of {os.cpu_count()} cores; "
+              f"{many.wall_over:.1f} with it")  # fmt: skip
 
 
 class Measure(Protocol):
