@@ -1,0 +1,341 @@
+"""What the dashboards show: queries, panel by panel. :mod:`deploy.grafana.dashboards` writes the JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+CONTAINER = '{namespace=~"$namespace", pod=~"$pod"}'
+NODE = '{node=~"$node"}'
+WHO = "{{namespace}}/{{pod}} {{container}}"
+CARD = "{{node}} card {{card}}"
+EXPIRY = "vcuda_admission_certificate_expiry_timestamp_seconds"
+QUOTA = "max by (namespace, model) (vcuda_admission_quota_memory_bytes_{})"
+MEMORY = "vcuda_container_memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture: its queries by legend. ``about`` answers what a reader asks of it."""
+
+    title: str
+    queries: Mapping[str, str]
+    about: str = ""
+    kind: str = "timeseries"
+    unit: str = "short"
+    width: int = 12
+    height: int = 8
+    stack: bool = False
+    most: float | None = None
+    alarm: float | None = None  # red from here on
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: label → title
+
+
+def rise(metric: str, by: str = "", minutes: int = 5) -> str:
+    """How much a counter grew of late, summed by some labels."""
+    grown = f"increase({metric}[{minutes}m])"
+    return f"sum by ({by}) ({grown})" if by else grown
+
+
+def slowest(metric: str, by: str, selector: str = "") -> str:
+    """The 99th percentile of a histogram."""
+    return f"histogram_quantile(0.99, sum by (le, {by}) (rate({metric}_bucket{selector}[5m])))"
+
+
+def hours(metric: str) -> str:
+    """Core-hours of a pod over the dashboard's range."""
+    mean = f"avg_over_time(vcuda_container_core_{metric}_ratio{CONTAINER}[$__range])"
+    return f"100 * sum by (namespace, pod) ({mean}) * $__range_s / 3600"
+
+
+def stat(
+    title: str, query: str, *, unit: str = "short", alarm: float | None = None, about: str = ""
+) -> Panel:
+    return Panel(title, {"": query}, about, "stat", unit, 4, 4, alarm=alarm)
+
+
+def gauge(title: str, queries: Mapping[str, str], about: str = "", width: int = 12) -> Panel:
+    return Panel(title, queries, about, "bargauge", "percentunit", width, 8, most=1.0)
+
+
+CLUSTER = (
+    "Cards: cluster",
+    (("node", "vcuda_card_info"),),
+    (
+        stat("Cards", "count(vcuda_card_info)"),
+        stat(
+            "Unhealthy or cordoned",
+            "sum(clamp_max(1 - vcuda_card_healthy + vcuda_card_cordoned, 1))",
+            alarm=1,
+        ),
+        stat("Booked", "avg(vcuda_card_cores_booked_ratio)", unit="percentunit"),
+        stat("Used", "sum(vcuda_container_core_usage_ratio) / count(vcuda_card_info)", unit="percentunit"),
+        stat("Pods that wait", "max(vcuda_admission_waiting_pods)", alarm=1),
+        stat("Evaders", "sum(vcuda_evaders)", alarm=1, about="Containers that get round their limits now."),
+        Panel(
+            "Cores booked and used, in cards",
+            {
+                "booked": "sum(vcuda_card_cores_booked_ratio)",
+                "used": "sum(vcuda_container_core_usage_ratio)",
+                "there": "count(vcuda_card_info)",
+            },
+            "The gap between booked and used is waste; the one between there and booked is room.",
+        ),
+        Panel(
+            "Memory booked and used",
+            {
+                "booked": "sum(vcuda_card_memory_booked_bytes)",
+                "used": "sum(vcuda_card_memory_used_bytes)",
+                "there": "sum(vcuda_card_memory_total_bytes)",
+            },
+            unit="bytes",
+        ),
+        gauge("Booked, by node", {"{{node}}": "avg by (node) (vcuda_card_cores_booked_ratio)"}),
+        Panel(
+            "Fragmentation",
+            {"{{node}}": "vcuda_node_fragmentation_ratio"},
+            "Share of the free cores that lie on cards partly used: room for parts, not for whole ones.",
+            unit="percentunit",
+            most=1.0,
+        ),
+        Panel(
+            "Cores booked, by namespace", {"{{namespace}}": "namespace:vcuda_booked_cores:sum"}, stack=True
+        ),
+        Panel(
+            "Waste, by namespace",
+            {"{{namespace}}": "namespace:vcuda_wasted_cores:sum"},
+            "Cores booked and not used, container by container.",
+            stack=True,
+        ),
+        Panel(
+            "Memory booked, by namespace",
+            {"{{namespace}}": "namespace:vcuda_booked_memory_bytes:sum"},
+            unit="bytes",
+            stack=True,
+        ),
+        Panel(
+            "Quota: cards used and granted",
+            {
+                "used": "max by (namespace, model) (vcuda_admission_quota_cards_used)",
+                "granted": "max by (namespace, model) (vcuda_admission_quota_cards_limit)",
+            },
+            kind="table",
+            columns={"namespace": "Namespace", "model": "Model"},
+        ),
+        Panel(
+            "Quota: memory used over granted",
+            {"{{namespace}} {{model}}": f"{QUOTA.format('used')} / {QUOTA.format('limit')}"},
+            kind="bargauge",
+            unit="percentunit",
+            most=1.0,
+        ),
+        Panel(
+            "Refusals",
+            {
+                "webhook: {{result}} {{rule}}": rise(
+                    'vcuda_admission_decisions_total{result="denied"}', "result, rule"
+                ),
+                "extender: {{step}} {{result}}": rise("vcuda_admission_scheduling_total", "step, result"),
+                "node: {{node}}": rise('vcuda_allocations_total{result="refused"}', "node"),
+                "memory limit: {{namespace}}": rise("vcuda_container_memory_refusals_total", "namespace"),
+            },
+            "In the last 5 minutes, by who refused.",
+            width=24,
+        ),
+        Panel(
+            "Webhook and extender: 99th percentile",
+            {
+                "webhook {{verb}}": slowest("vcuda_admission_duration_seconds", "verb"),
+                "extender {{verb}}": slowest("vcuda_admission_extender_duration_seconds", "verb"),
+            },
+            unit="s",
+        ),
+        Panel(
+            "Admission",
+            {
+                "leaders": "sum(vcuda_admission_leader)",
+                "places kept for pods being bound": "sum(vcuda_admission_reservations)",
+                "days to the certificate's end": f"min({EXPIRY} - time()) / 86400",
+            },
+        ),
+        Panel(
+            "Health",
+            {"healthy": f"vcuda_card_healthy{NODE}", "cordoned": f"vcuda_card_cordoned{NODE}"},
+            kind="table",
+            width=24,
+            columns={"node": "Node", "card": "Card", "uuid": "UUID"},
+        ),
+    ),
+)
+
+NODE_BOARD = (
+    "Cards: node",
+    (("node", "vcuda_card_info"),),
+    (
+        gauge("Cores booked, by card", {CARD: f"vcuda_card_cores_booked_ratio{NODE}"}),
+        gauge("Cores used, by card", {CARD: f"sum by (node, card) (vcuda_container_core_usage_ratio{NODE})"}),
+        Panel(
+            "Who has what",
+            {
+                "cores": f"100 * vcuda_container_core_limit_ratio{NODE}",
+                "memory": f"vcuda_container_memory_limit_bytes{NODE}",
+                "used cores": f"100 * vcuda_container_core_usage_ratio{NODE}",
+                "used memory": f"vcuda_container_memory_used_bytes{NODE}",
+            },
+            "Each container's share of each card, and what it uses of it now.",
+            kind="table",
+            width=24,
+            height=10,
+            columns={
+                "node": "Node",
+                "card": "Card",
+                "namespace": "Namespace",
+                "pod": "Pod",
+                "container": "Container",
+            },
+        ),
+        Panel(
+            "Use, by container",
+            {WHO: f"vcuda_container_core_usage_ratio{NODE}"},
+            unit="percentunit",
+            stack=True,
+        ),
+        Panel(
+            "Delivered share against target",
+            {WHO: f"vcuda_container_core_delivered_ratio{NODE}"},
+            "What a container used over what it may: 1 is its share, more is what an idle card lent it.",
+            unit="percentunit",
+        ),
+        Panel(
+            "Throttled",
+            {WHO: f"rate(vcuda_container_throttled_seconds_total{NODE}[1m])"},
+            "Seconds a second that its processes waited for their share, over all of them.",
+            unit="s",
+        ),
+        Panel(
+            "Memory used over limit",
+            {WHO: f"{MEMORY}_used_bytes{NODE} / ({MEMORY}_limit_bytes{NODE} > 0)"},
+            unit="percentunit",
+        ),
+        Panel(
+            "Memory, by card",
+            {
+                f"{CARD} used": f"vcuda_card_memory_used_bytes{NODE}",
+                f"{CARD} booked": f"vcuda_card_memory_booked_bytes{NODE}",
+            },
+            unit="bytes",
+        ),
+        Panel(
+            "Busy, by the driver's count",
+            {CARD: f"vcuda_card_utilization_ratio{NODE}"},
+            unit="percentunit",
+            most=1.0,
+        ),
+        Panel(
+            "Refusals",
+            {
+                "Allocate: {{result}}": rise(f"vcuda_allocations_total{NODE}", "result"),
+                "start refused": rise(f"vcuda_proof_refusals_total{NODE}"),
+                f"memory limit: {WHO}": rise(f"vcuda_container_memory_refusals_total{NODE}"),
+            },
+            "In the last 5 minutes.",
+        ),
+        Panel(
+            "Allocate: 99th percentile",
+            {"{{resource}}": slowest("vcuda_allocate_duration_seconds", "resource", NODE)},
+            unit="s",
+        ),
+        Panel(
+            "Health",
+            {"healthy": f"vcuda_card_healthy{NODE}", "cordoned": f"vcuda_card_cordoned{NODE}"},
+            kind="table",
+            columns={"node": "Node", "card": "Card", "uuid": "UUID"},
+        ),
+        Panel(
+            "The agent",
+            {
+                "age of usage, s": f"vcuda_sample_age_seconds{NODE}",
+                "watchdog lacks {{lacks}}": f"vcuda_watchdog_blind{NODE}",
+                "evaders": f"vcuda_evaders{NODE}",
+                "ids off their card: {{resource}}": f"vcuda_ids_off_card{NODE}",
+                "allocations without a pod": f"vcuda_unnamed_allocations{NODE}",
+            },
+        ),
+        Panel(
+            "Fragmentation",
+            {"{{node}}": f"vcuda_node_fragmentation_ratio{NODE}"},
+            unit="percentunit",
+            most=1.0,
+        ),
+        Panel("Memory limits held too by", {"{{kind}}": f"sum by (kind) (vcuda_memory_backstop{NODE})"}),
+    ),
+)
+
+POD = (
+    "Cards: pod",
+    (
+        ("namespace", "vcuda_container_core_limit_ratio"),
+        ("pod", 'vcuda_container_core_limit_ratio{namespace=~"$namespace"}'),
+    ),
+    (
+        Panel(
+            "Share of the card's time",
+            {
+                f"{WHO} used": f"vcuda_container_core_usage_ratio{CONTAINER}",
+                f"{WHO} share": f"vcuda_container_core_limit_ratio{CONTAINER}",
+                f"{WHO} ceiling": f"vcuda_container_core_ceiling_ratio{CONTAINER}",
+            },
+            unit="percentunit",
+        ),
+        Panel(
+            "Memory",
+            {
+                f"{WHO} used": f"vcuda_container_memory_used_bytes{CONTAINER}",
+                f"{WHO} limit": f"vcuda_container_memory_limit_bytes{CONTAINER}",
+            },
+            unit="bytes",
+        ),
+        Panel(
+            "Delivered share against target",
+            {WHO: f"vcuda_container_core_delivered_ratio{CONTAINER}"},
+            unit="percentunit",
+        ),
+        Panel(
+            "Throttled",
+            {WHO: f"rate(vcuda_container_throttled_seconds_total{CONTAINER}[1m])"},
+            "Seconds a second that its processes waited for their share, over all of them.",
+            unit="s",
+        ),
+        Panel(
+            "Memory refused",
+            {WHO: rise(f"vcuda_container_memory_refusals_total{CONTAINER}")},
+            "Allocations in the last 5 minutes that the limit refused.",
+        ),
+        Panel(
+            "How its limits are held",
+            {"held": f"vcuda_container_enforcement{CONTAINER}"},
+            kind="table",
+            columns={
+                "namespace": "Namespace",
+                "pod": "Pod",
+                "container": "Container",
+                "node": "Node",
+                "card": "Card",
+                "state": "State",
+            },
+        ),
+        Panel(
+            "Core-hours in this range",
+            {
+                "booked": hours("limit"),
+                "used": hours("usage"),
+            },
+            "As if it had run through the whole range; kubectl vcuda cost counts the minutes.",
+            kind="table",
+            columns={"namespace": "Namespace", "pod": "Pod"},
+            width=24,
+        ),
+    ),
+)
+
+BOARDS = {"cluster": CLUSTER, "node": NODE_BOARD, "pod": POD}

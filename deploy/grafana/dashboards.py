@@ -1,0 +1,147 @@
+"""Writes the Grafana dashboards of the chart: cluster, node, pod.
+
+``python -m deploy.grafana.dashboards`` writes ``deploy/helm/gpu-manager/files/dashboards``; a test keeps the
+two equal, and asks a real Prometheus every query.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.grafana.boards import BOARDS, Panel
+
+FILES = Path(__file__).parents[1] / "helm" / "gpu-manager" / "files" / "dashboards"
+SOURCE = {"type": "prometheus", "uid": "$datasource"}
+WIDTH = 24
+
+
+def dashboard(title: str, variables: Sequence[tuple[str, str]], panels: Sequence[Panel]) -> dict[str, Any]:
+    """A dashboard as Grafana reads it; panels flow from left to right and top to bottom."""
+    placed, x, y, row = [], 0, 0, 0
+    for number, panel in enumerate(panels, 1):
+        if x + panel.width > WIDTH:
+            x, y, row = 0, y + row, 0
+        placed.append(_panel(number, panel, {"x": x, "y": y, "w": panel.width, "h": panel.height}))
+        x, row = x + panel.width, max(row, panel.height)
+    return {
+        "title": title,
+        "tags": ["vcuda"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [_source(), *(_variable(name, metric) for name, metric in variables)]},
+        "links": [
+            {"type": "dashboards", "tags": ["vcuda"], "title": "Cards", "asDropdown": True, "keepTime": True}
+        ],
+        "panels": placed,
+    }
+
+
+def _source() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+
+
+def _variable(name: str, metric: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": name.capitalize(),
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": f"label_values({metric}, {name})", "refId": name},
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any]:
+    is_table, instant = panel.kind == "table", panel.kind != "timeseries"
+    targets = [
+        {
+            "refId": chr(ord("A") + i),
+            "datasource": SOURCE,
+            "expr": query,
+            "legendFormat": legend or "__auto",
+            "instant": instant,
+            "range": not instant,
+            **({"format": "table"} if is_table else {}),
+        }
+        for i, (legend, query) in enumerate(panel.queries.items())
+    ]
+    return {
+        "id": number,
+        "title": panel.title,
+        "description": panel.about,
+        "type": panel.kind,
+        "datasource": SOURCE,
+        "gridPos": dict(place),
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
+        "options": _options(panel),
+        "targets": targets,
+        **({"transformations": _table(panel)} if is_table else {}),
+    }
+
+
+def _defaults(panel: Panel) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    if panel.alarm is not None:
+        steps.append({"color": "red", "value": panel.alarm})
+    defaults: dict[str, Any] = {
+        "unit": panel.unit,
+        "min": 0,
+        "thresholds": {"mode": "absolute", "steps": steps},
+    }
+    if panel.most is not None:
+        defaults["max"] = panel.most
+    if panel.kind == "timeseries":
+        stacking = {"mode": "normal" if panel.stack else "none", "group": "A"}
+        defaults["custom"] = {"fillOpacity": 30 if panel.stack else 0, "stacking": stacking}
+    return defaults
+
+
+def _options(panel: Panel) -> dict[str, Any]:
+    if panel.kind == "timeseries":
+        return {
+            "legend": {"displayMode": "list", "placement": "bottom"},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        }
+    if panel.kind == "bargauge":
+        return {
+            "orientation": "horizontal",
+            "displayMode": "basic",
+            "reduceOptions": {"calcs": ["lastNotNull"]},
+        }
+    return {"reduceOptions": {"calcs": ["lastNotNull"]}} if panel.kind == "stat" else {}
+
+
+def _table(panel: Panel) -> list[dict[str, Any]]:
+    """Join the queries by their labels, and give the columns names."""
+    values = {f"Value #{chr(ord('A') + i)}": legend for i, legend in enumerate(panel.queries)}
+    if len(values) == 1:
+        values = {"Value": next(iter(panel.queries))}
+    shown = {**panel.columns, **values}
+    return [
+        {"id": "merge", "options": {}},
+        {"id": "filterFieldsByName", "options": {"include": {"names": list(shown)}}},
+        {
+            "id": "organize",
+            "options": {"renameByName": shown, "indexByName": {name: i for i, name in enumerate(shown)}},
+        },
+    ]
+
+
+def texts() -> dict[str, str]:
+    """The files by name."""
+    return {f"{name}.json": json.dumps(dashboard(*board), indent=1) + "\n" for name, board in BOARDS.items()}
+
+
+if __name__ == "__main__":
+    for file_name, content in texts().items():
+        (FILES / file_name).write_text(content, encoding="utf-8")
