@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import urllib.error
 import urllib.request
-from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
+from gpu_manager.cli.output import Form, Output, emit
 from gpu_manager.domain.contract import HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
 from gpu_manager.domain.resources import format_bytes
@@ -19,16 +18,7 @@ from gpu_manager.domain.resources import format_bytes
 _LARGEST_BYTES = 16 << 20
 
 
-class Output(Enum):
-    """The forms of the answer."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-
-
 Url = Annotated[str, typer.Option(help="The agent's address.")]
-Form = Annotated[Output, typer.Option("--output", "-o", help="Form of the answer.")]
 Token = Annotated[
     str,
     typer.Option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token, where the agent asks for one."),
@@ -39,16 +29,16 @@ DEFAULT = f"http://127.0.0.1:{HTTP_PORT}"
 def graph(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> None:
     """Show the cards and who holds what of them."""
     if output is Output.TABLE:
-        typer.echo(_get(url, "/graph", "text/plain", token).rstrip())
+        typer.echo(get(url, "/graph", "text/plain", token).rstrip())
     else:
-        _print(_read(url, "/graph", token), output)
+        emit(_read(url, "/graph", token), output)
 
 
 def usage(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> None:
     """Show what each container asked for and uses."""
     data = _read(url, "/usage", token)
     if output is not Output.TABLE:
-        _print(data, output)
+        emit(data, output)
         return
     for pod in data.get("usage", {}).values():
         for container, spec in pod.get("spec", {}).items():
@@ -60,7 +50,7 @@ def usage(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") ->
 
 def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> None:
     """Say whether the agent can serve pods, and how its cards stand."""
-    ready = _object(url, "/readyz", _get(url, "/readyz", "application/json", token, ok=(200, 503)))
+    ready = _object(url, "/readyz", get(url, "/readyz", "application/json", token, ok=(200, 503)))
     why = ready.pop("why", "")
     data = {
         "version": _read(url, "/version", token).get("version"),
@@ -69,7 +59,7 @@ def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -
         **_read(url, "/graph", token),
     }
     if output is not Output.TABLE:
-        _print(data, output)
+        emit(data, output)
     else:
         checks = ", ".join(f"{name}: {'yes' if holds else 'NO'}" for name, holds in ready.items())
         typer.echo(printable(f"gpu-manager {data['version']} on {data['node']}; {checks}"))
@@ -130,7 +120,7 @@ def _device(device: dict[str, Any]) -> str:
 
 
 def _read(url: str, path: str, token: str) -> dict[str, Any]:
-    return _object(url, path, _get(url, path, "application/json", token))
+    return _object(url, path, get(url, path, "application/json", token))
 
 
 def _object(url: str, path: str, text: str) -> dict[str, Any]:
@@ -145,7 +135,8 @@ def _object(url: str, path: str, text: str) -> dict[str, Any]:
     return data
 
 
-def _get(url: str, path: str, accept: str, token: str, ok: tuple[int, ...] = (200,)) -> str:
+def get(url: str, path: str, accept: str, token: str, ok: tuple[int, ...] = (200,)) -> str:
+    """The text of one of the agent's pages. Raises NodeUnready: no answer, or a refusal."""
     if not url.startswith(("http://", "https://")):
         raise RequestInvalid(f"--url is {url!r}: write it like {DEFAULT}")
     headers = {"Accept": accept, **({"Authorization": f"Bearer {token}"} if token else {})}
@@ -164,12 +155,3 @@ def _get(url: str, path: str, accept: str, token: str, ok: tuple[int, ...] = (20
         raise NodeUnready(
             f"no agent answers at {url} ({reason}): start it, or name its address with --url"
         ) from error
-
-
-def _print(data: dict[str, Any], output: Output) -> None:
-    if output is Output.JSON:
-        typer.echo(json.dumps(data, indent=1))
-    else:
-        import yaml  # noqa: PLC0415  # only here
-
-        typer.echo(yaml.safe_dump(data, sort_keys=False).rstrip(os.linesep))

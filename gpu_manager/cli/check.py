@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import Annotated
 import typer
 
 from gpu_manager.adapters.manifests import LONGEST_BYTES, Manifest, read_manifests
+from gpu_manager.cli.output import Form, Output, coloured, emit
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.request import ContainerRequest
@@ -28,14 +27,6 @@ class State(Enum):
     LEGAL = "legal"
     ILLEGAL = "illegal"
     SKIPPED = "skipped"
-
-
-class Output(Enum):
-    """The forms of the answer."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +45,7 @@ def command(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Manifests, YAML or JSON; - reads standard input.")
     ],
-    output: Annotated[Output, typer.Option("--output", "-o", help="Form of the answer.")] = Output.TABLE,
+    output: Form = Output.TABLE,
     unit: Annotated[str, typer.Option(help="Bytes of one unit of tencent.com/vcuda-memory.")] = "256Mi",
     minimum_cores: Annotated[
         int, typer.Option(min=1, max=100, help="The smallest part of a card that the cluster gives.")
@@ -70,7 +61,7 @@ def command(
     if output is Output.TABLE:
         typer.echo("\n".join(_table(verdicts, several_files=len(files) > 1)))
     else:
-        typer.echo(_serialised(_document(verdicts, unit_bytes), output))
+        emit(_document(verdicts, unit_bytes), output)
     return 1 if any(v.state is State.ILLEGAL for v in verdicts) else 0
 
 
@@ -154,9 +145,7 @@ def _subject(manifest: Manifest) -> str:
 def _word(word: str) -> str:
     colours = {"legal": typer.colors.GREEN, "illegal": typer.colors.RED}
     plain = f"{word:8}  "
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
-        return plain
-    return typer.style(plain, fg=colours.get(word), bold=True)
+    return coloured(plain, colours[word]) if word in colours else plain
 
 
 # For programs: the same as one value.
@@ -202,11 +191,3 @@ def _fault(fault: Violation) -> Mapping[str, object]:
         "nearest": list(fault.nearest),
         "cure": fault.rule.value.cure,
     }
-
-
-def _serialised(document: Mapping[str, object], output: Output) -> str:
-    if output is Output.JSON:
-        return json.dumps(document, indent=2)
-    import yaml  # noqa: PLC0415  # the answer in YAML is rare, and its writer heavy
-
-    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=False)).rstrip("\n")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
 
 Uuids = Annotated[list[str], typer.Argument(metavar="UUID...", help="Cards, as `nvidia-smi -L` names them.")]
@@ -19,21 +20,35 @@ ApiUrl = Annotated[str | None, typer.Option(help="API server by address, for the
 
 
 def command(
-    uuids: Uuids, node_name: NodeName = "", kubeconfig: Kubeconfig = None, api_url: ApiUrl = None
+    uuids: Uuids,
+    node_name: NodeName = "",
+    kubeconfig: Kubeconfig = None,
+    api_url: ApiUrl = None,
+    output: Form = Output.TABLE,
 ) -> None:
     """Close cards: what runs there runs on, nothing new is placed."""
-    _change(uuids, node_name, kubeconfig, api_url, close=True)
+    _change(uuids, node_name, kubeconfig, api_url, output, close=True)
 
 
 def uncordon(
-    uuids: Uuids, node_name: NodeName = "", kubeconfig: Kubeconfig = None, api_url: ApiUrl = None
+    uuids: Uuids,
+    node_name: NodeName = "",
+    kubeconfig: Kubeconfig = None,
+    api_url: ApiUrl = None,
+    output: Form = Output.TABLE,
 ) -> None:
     """Open cards that were closed."""
-    _change(uuids, node_name, kubeconfig, api_url, close=False)
+    _change(uuids, node_name, kubeconfig, api_url, output, close=False)
 
 
 def _change(
-    uuids: list[str], node: str, kubeconfig: Path | None, api_url: str | None, *, close: bool
+    uuids: list[str],
+    node: str,
+    kubeconfig: Path | None,
+    api_url: str | None,
+    output: Output,
+    *,
+    close: bool,
 ) -> None:
     from gpu_manager.adapters.kube import connect  # noqa: PLC0415  # the client is heavy; check must not wait
     from gpu_manager.adapters.kube.cordon import cordon  # noqa: PLC0415  # same
@@ -44,4 +59,7 @@ def _change(
         closed = cordon(connection, node, [CardUuid(uuid) for uuid in uuids], close=close)
     finally:
         connection.close()
+    if for_program(output):
+        emit({"node": node, "cordoned": sorted(closed)}, output)
+        return
     typer.echo(f"{node}: {len(closed)} cordoned" + "".join(f"\n  {uuid}" for uuid in sorted(closed)))

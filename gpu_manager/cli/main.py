@@ -10,6 +10,7 @@ from gpu_manager.cli.program import Commands, Program
 COMMANDS: Commands = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
     "cordon": ("gpu_manager.cli.cordon", "Close cards to new shares."),
+    "doctor": ("gpu_manager.cli.doctor", "Find what is wrong on this machine, each with its cure."),
     "graph": ("gpu_manager.cli.graph", "Show the cards of the running agent, and who holds what of them."),
     "reference": ("gpu_manager.cli.reference", "Print a page of the reference: metrics, annotations, flags."),
     "run": ("gpu_manager.cli.run", "Run the agent of this node."),

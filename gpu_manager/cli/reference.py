@@ -1,6 +1,6 @@
-"""``gpu-manager reference metrics|annotations|flags``: pages of docs/reference, from the code itself.
+"""``gpu-manager reference metrics|annotations|flags|doctor``: pages of the documentation, from the code.
 
-``docs/reference`` holds what this prints; a test keeps the two equal.
+``docs/reference`` (and ``docs/doctor.md``) hold what this prints; a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gpu_manager.cli.report import page as doctor_page
 from gpu_manager.domain import contract as c
 
 
@@ -20,6 +21,7 @@ class Page(Enum):
     METRICS = "metrics"
     ANNOTATIONS = "annotations"
     FLAGS = "flags"
+    DOCTOR = "doctor"
 
 
 def command(page: Annotated[Page, typer.Argument(help="Which page.")]) -> None:
@@ -28,9 +30,11 @@ def command(page: Annotated[Page, typer.Argument(help="Which page.")]) -> None:
 
 
 def text_of(page: Page) -> str:
-    """The page as it stands in docs/reference."""
+    """The page as it stands in docs."""
     if page is Page.METRICS:
         return _metrics()
+    if page is Page.DOCTOR:
+        return doctor_page()
     return _names() if page is Page.ANNOTATIONS else _flags()
 
 
@@ -94,6 +98,7 @@ _POD = (
         "`true`, `false`",
         "The predecessor's: whether a container has started.",
     ),
+    (c.QUOTA_SEEN, "admission", "8 hex digits", "Its namespace's quota changed: schedulers look again."),
 )
 _NODE = (
     (c.INVENTORY, "agent", "JSON", "The cards, their state, how they are joined, what was refused last."),
@@ -103,6 +108,7 @@ _LABELS = (
     (c.MODEL_LABEL, "agent", "model", "The node's model of card, where all are alike."),
     (c.MODEL_LABEL_GAIA, "agent", "model", "The same under the predecessor's name."),
     (c.POOL_LABEL, "you", "text", "The pool that quotas name."),
+    (c.LEADER_LABEL, "admission", "`true`", "On its own pod: this replica binds (`--leader-mode=lease`)."),
 )
 _RESOURCES = (
     (c.CORE, "hundredths of a card: 1 to 99 with memory, or a multiple of 100 for whole cards"),

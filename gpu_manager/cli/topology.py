@@ -6,14 +6,13 @@ the agent makes on a machine they only have the matrix of.
 
 from __future__ import annotations
 
-import json
 import sys
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card_sets import best_set
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.topology import Affinity, ParsedTopology, Topology, format_topology, parse_topology
@@ -22,30 +21,23 @@ MAX_BYTES = 1 << 20  # the largest real matrix is 10 KiB
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # what a redirect in PowerShell writes
 
 
-class Output(Enum):
-    """How to print the answer."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 def command(
     file: Annotated[Path, typer.Argument(help="Output of `nvidia-smi topo -m`; - reads standard input.")],
     pick: Annotated[int, typer.Option(help="How many whole cards to choose.")],
     busy: Annotated[str, typer.Option(help="Cards that are taken, such as 0,2.")] = "",
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to print the answer.")] = Output.TABLE,
+    output: Form = Output.TABLE,
 ) -> None:
     """Choose the best-joined cards of a machine.
 
-    JSON is {"cards": indices, "score": the sum of the weights of their pairs, "links": the matrix among the
-    chosen cards, in their order}. Exit status: 0, 1 if too few cards are free, 2 for bad input.
+    JSON and YAML are {"cards": indices, "score": the sum of the weights of their pairs, "links": the matrix
+    among the chosen cards, in their order}. Exit status: 0, 1 if too few cards are free, 2 for bad input.
     """
     parsed = parse_topology(_read(file))
     cards = _pick(parsed.topology, pick, busy)
     links = tuple(tuple(parsed.topology.link(i, j) for j in cards) for i in cards)
-    if output is Output.JSON:
+    if for_program(output):
         cells = [[str(link) for link in row] for row in links]
-        typer.echo(json.dumps({"cards": list(cards), "score": parsed.topology.sum(cards), "links": cells}))
+        emit({"cards": list(cards), "score": parsed.topology.sum(cards), "links": cells}, output)
         return
     typer.echo(f"{_names(cards)}, score {parsed.topology.sum(cards)}\n")
     typer.echo(_table(Topology(links), cards, parsed.affinities), nl=False)

@@ -6,11 +6,16 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
+from gpu_manager.cli.output import Form, Output, emit, for_program
 
-def command() -> None:
+
+def command(output: Form = Output.TABLE) -> None:
     """Print the version."""
     try:
         number = version("gpu-manager")
     except PackageNotFoundError:
         number = "(not installed)"
-    typer.echo(f"gpu-manager {number}")
+    if for_program(output):
+        emit({"version": number}, output)
+    else:
+        typer.echo(f"gpu-manager {number}")

@@ -109,6 +109,7 @@ class Connection:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = JSON_BODY,
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Ask once. ``what`` completes "refused to …" in the error text.
 
@@ -116,7 +117,7 @@ class Connection:
             Refused: the server says no.
             Unreachable: it says nothing, or nothing that can be read.
         """
-        response = self._open(what, method, path, query, body, content_type)
+        response = self._open(what, method, path, query, body, content_type, headers)
         try:
             data = json.loads(response.read())
         except (urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError) as error:

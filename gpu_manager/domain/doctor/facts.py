@@ -65,7 +65,8 @@ class KubeletFacts:
     """The kubelet's files. ``registered`` are the resources its checkpoint names, None if it cannot be read.
 
     ``cgroup_driver`` is empty where its configuration names none. ``static_pods`` are
-    ``namespace/name (file)`` of static pods that ask for a share.
+    ``namespace/name (file)`` of static pods that ask for a share; ``agent_problem`` is why the agent beside
+    the kubelet does not answer, empty if it does.
     """
 
     socket: bool
@@ -76,6 +77,7 @@ class KubeletFacts:
     fail_cgroup_v1: bool | None = None
     cgroups: int | None = None
     static_pods: tuple[str, ...] | None = None
+    agent_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,6 @@ class AgentFacts:
     evading: tuple[str, ...] | None = None
     blind: tuple[str, ...] | None = None
     sample_age_seconds: float | None = None
-    scrape_errors: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

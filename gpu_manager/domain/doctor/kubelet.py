@@ -52,6 +52,11 @@ def _two_plugins(kubelet: KubeletFacts, _: float) -> Iterator[str]:
         yield f"the kubelet gives both {CORE} and {FOREIGN_GPU} of the same cards"
 
 
+def _agent_silent(kubelet: KubeletFacts, _: float) -> Iterator[str]:
+    if kubelet.agent_problem:
+        yield kubelet.agent_problem
+
+
 def _cgroup_drivers(pair: tuple[KubeletFacts, RuntimeFacts], _: float) -> Iterator[str]:
     kubelet, runtime = pair
     if not kubelet.cgroup_driver or runtime.systemd_cgroup is None:
@@ -98,6 +103,17 @@ KUBELET: Final = (
             "registered with again within a second."
         ),
         judge=_not_registered,
+    ),
+    Check(
+        id="agent-silent",
+        group="kubelet",
+        severity=Severity.TROUBLE,
+        what="A kubelet runs here, and no agent answers beside it: nobody offers the cards.",
+        cure=(
+            "Look at the pod of gpu-manager-daemonset on this node (`kubectl vcuda doctor` says if there "
+            "is one); name its address with `--url`, its token with `--token`."
+        ),
+        judge=_agent_silent,
     ),
     Check(
         id="two-plugins",

@@ -1,0 +1,82 @@
+"""What the running agent says of itself, over its own pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_manager.domain.doctor.facts import AgentFacts
+from gpu_manager.domain.errors import NodeUnready, printable
+
+Read = Callable[[str], str]  # path → text; raises NodeUnready
+
+
+def gather_agent(url: str, read: Read) -> AgentFacts:
+    """The agent behind ``read``. Raises NodeUnready: it does not answer, or something else does."""
+    ready = _object(read("/readyz"), url)
+    version = str(_object(read("/version"), url).get("version") or "of an unknown version")
+    graph = _object(read("/graph"), url)
+    why = str(ready.pop("why", ""))
+    checks = {name: holds for name, holds in ready.items() if isinstance(holds, bool)}
+    facts = AgentFacts(url, printable(version), checks, printable(why), tuple(_closed(graph)))
+    try:
+        samples = _samples(read("/metric"))
+    except (NodeUnready, ValueError):
+        return facts
+    named = _named(samples, "vcuda_container_enforcement", "state")
+    return AgentFacts(
+        facts.url,
+        facts.version,
+        facts.ready,
+        facts.why,
+        facts.closed,
+        enforced=dict(named),
+        evading=tuple(f"{who}: {how}" for who, how in _named(samples, "vcuda_container_evading", "reason")),
+        blind=tuple(labels["lacks"] for labels, value in samples.get("vcuda_watchdog_blind", ()) if value),
+        sample_age_seconds=next((value for _, value in samples.get("vcuda_sample_age_seconds", ())), None),
+    )
+
+
+Samples = Mapping[str, list[tuple[Mapping[str, str], float]]]
+
+
+def _samples(text: str) -> Samples:
+    found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def _named(samples: Samples, name: str, label: str) -> Iterator[tuple[str, str]]:
+    for labels, value in samples.get(name, ()):
+        if value:
+            who = f"{labels.get('namespace')}/{labels.get('pod')} {labels.get('container')}"
+            yield printable(who), printable(labels.get(label, ""))
+
+
+def _closed(graph: Mapping[str, Any]) -> Iterator[str]:
+    cards = graph.get("cards")
+    for card in cards if isinstance(cards, list) else ():
+        if not isinstance(card, dict):
+            continue
+        name = f"card {card.get('index')} ({printable(str(card.get('uuid')))})"
+        if card.get("mig"):
+            continue
+        if not card.get("healthy", True):
+            yield f"{name} is unhealthy: {printable(str(card.get('reason') or 'no reason given'))}"
+        elif card.get("cordoned"):
+            yield f"{name} is cordoned"
+
+
+def _object(text: str, url: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise NodeUnready(f"{url} answers with something else: is that the agent?")
+    return data

@@ -1,0 +1,256 @@
+"""What the API server shows of the cluster, with the rights of whoever asks."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import yaml
+from cryptography import x509
+
+from gpu_manager.adapters.kube import Connection, Refused
+from gpu_manager.adapters.kube.reading import list_all
+from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, decode_inventory
+from gpu_manager.domain.doctor.facts import (
+    AgentPods,
+    ClusterFacts,
+    NodeFacts,
+    PodFacts,
+    SchedulerFacts,
+    Webhook,
+)
+from gpu_manager.domain.doctor.kubelet import FOREIGN_GPU
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.resources import parse_quantity
+
+DAEMONSET: Final = "gpu-manager-daemonset"
+SERVICE: Final = "gpu-quota-admission"
+_SECRET: Final = "gpu-quota-admission-certs"  # noqa: S105  # a name
+_HOOKS: Final = "/apis/admissionregistration.k8s.io/v1"
+_HINTS: Final = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
+_MIRROR: Final = "kubernetes.io/config.mirror"
+
+T = TypeVar("T")
+
+
+def gather_cluster(connection: Connection) -> ClusterFacts:
+    """Everything that the caller may see; what is refused is said in ``refused``.
+
+    Raises:
+        NodeUnready: the API server does not answer at all.
+    """
+    connection.request("say its version", "GET", "/version")
+    looked = _Looked(connection)
+    hooks = looked.part("webhook configurations", looked.webhooks)
+    namespaces = sorted({namespace for namespace, _ in looked.services} | {"kube-system"})
+    agents = looked.part("daemonsets", looked.daemonset)
+    return ClusterFacts(
+        nodes=looked.part("nodes", looked.nodes),
+        pods=looked.part("pods", looked.pods),
+        agents=agents[0] if agents else None,
+        agents_known=agents is not None,
+        webhooks=hooks,
+        services_ready=looked.part("the pods of the admission service", looked.endpoints),
+        serving_expires=looked.part("the certificate's Secret", looked.serving_expiry),
+        schedulers=looked.part("configmaps", lambda: tuple(looked.schedulers(namespaces))),
+        runtime_classes=looked.part("runtimeclasses", looked.runtime_classes),
+        refused=looked.refused,
+    )
+
+
+class _Looked:
+    """One look: each part is asked for once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.refused: dict[str, str] = {}
+        self.services: set[tuple[str, str]] = set()  # (namespace, name) of what webhooks call
+
+    def part(self, name: str, look: Callable[[], T]) -> T | None:
+        try:
+            return look()
+        except Refused as error:
+            missing = "the API server does not serve this kind" if error.code == 404 else str(error)
+            self.refused[name] = f"{name}: {missing}"
+        except NodeUnready as error:
+            self.refused[name] = f"{name}: {error}"
+        return None
+
+    def _list(self, what: str, path: str, **query: str) -> Iterator[Mapping[str, Any]]:
+        return list_all(self._connection, f"list {what}", path, query)
+
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        return tuple(_node(obj) for obj in self._list("nodes", "/api/v1/nodes"))
+
+    def pods(self) -> tuple[PodFacts, ...]:
+        return tuple(fact for obj in self._list("pods", "/api/v1/pods") if (fact := _pod(obj)) is not None)
+
+    def daemonset(self) -> tuple[AgentPods | None]:
+        found = next(
+            self._list("daemonsets", "/apis/apps/v1/daemonsets", fieldSelector=f"metadata.name={DAEMONSET}"),
+            None,
+        )
+        if found is None:
+            return (None,)
+        spec = _map(found.get("spec"))
+        template = _map(_map(spec.get("template")).get("spec"))
+        labels = _texts(_map(spec.get("selector")).get("matchLabels"))
+        namespace = _text(_map(found.get("metadata")).get("namespace"))
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        pods = self._list("the agent's pods", f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
+        ready = {_text(_map(pod.get("spec")).get("nodeName")): _is_ready(pod) for pod in pods}
+        return (
+            AgentPods(
+                f"{namespace}/{DAEMONSET}",
+                _texts(template.get("nodeSelector")),
+                {node: holds for node, holds in ready.items() if node},
+                _text(template.get("runtimeClassName")),
+            ),
+        )
+
+    def webhooks(self) -> tuple[Webhook, ...]:
+        found = []
+        for kind in ("mutating", "validating"):
+            for obj in self._list(f"{kind} webhooks", f"{_HOOKS}/{kind}webhookconfigurations"):
+                name = _text(_map(obj.get("metadata")).get("name"))
+                for hook in _maps(obj.get("webhooks")):
+                    client = _map(hook.get("clientConfig"))
+                    service = _map(client.get("service"))
+                    if _text(service.get("name")) != SERVICE:
+                        continue
+                    place = _text(service.get("namespace")), SERVICE
+                    self.services.add(place)
+                    found.append(
+                        Webhook(
+                            configuration=name,
+                            name=_text(hook.get("name")),
+                            mutating=kind == "mutating",
+                            policy=_text(hook.get("failurePolicy")) or "Fail",
+                            expires=_expiry(client.get("caBundle")),
+                            service="/".join(place),
+                        )
+                    )
+        return tuple(found)
+
+    def endpoints(self) -> dict[str, int]:
+        ready: dict[str, int] = {}
+        for namespace, name in self.services:
+            path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+            slices = self._list("endpoints", path, labelSelector=f"kubernetes.io/service-name={name}")
+            ready[f"{namespace}/{name}"] = sum(
+                _map(one.get("conditions")).get("ready") is not False
+                for found in slices
+                for one in _maps(found.get("endpoints"))
+            )
+        return ready
+
+    def serving_expiry(self) -> float | None:
+        for namespace, _ in sorted(self.services):
+            path = f"/api/v1/namespaces/{namespace}/secrets/{_SECRET}"
+            try:
+                secret = self._connection.request("read the certificate's Secret", "GET", path)
+            except Refused as error:
+                if error.code == 404:  # cert-manager's, or another name: its caBundle tells enough
+                    continue
+                raise
+            return _expiry(_map(secret.get("data")).get("tls.crt"))
+        return None
+
+    def schedulers(self, namespaces: Sequence[str]) -> Iterator[SchedulerFacts]:
+        for namespace in namespaces:
+            for obj in self._list("configmaps", f"/api/v1/namespaces/{namespace}/configmaps"):
+                name = _text(_map(obj.get("metadata")).get("name"))
+                for text in _map(obj.get("data")).values():
+                    if isinstance(text, str) and "KubeSchedulerConfiguration" in text:
+                        yield from _scheduler(f"{namespace}/{name}", text)
+
+    def runtime_classes(self) -> frozenset[str]:
+        found = self._list("runtimeclasses", "/apis/node.k8s.io/v1/runtimeclasses")
+        return frozenset(_text(_map(obj.get("metadata")).get("name")) for obj in found)
+
+
+def _node(obj: Mapping[str, Any]) -> NodeFacts:
+    meta, status = _map(obj.get("metadata")), _map(obj.get("status"))
+    written = _map(meta.get("annotations")).get(INVENTORY)
+    inventory = decode_inventory(written if isinstance(written, str) else None)
+    labels, allocatable = _texts(meta.get("labels")), _map(status.get("allocatable"))
+    gpu = _count(allocatable.get(FOREIGN_GPU)) or 0
+    hints = [f"label {key}" for key in _HINTS if labels.get(key) == "true"]
+    return NodeFacts(
+        name=_text(meta.get("name")),
+        inventory=inventory,
+        core=_count(allocatable.get(CORE)),
+        memory=_count(allocatable.get(MEMORY)),
+        gpu=gpu,
+        hinted=next(iter([*hints, f"{gpu} {FOREIGN_GPU}"] if gpu else hints), ""),
+        labels=labels,
+        runtime=_text(_map(status.get("nodeInfo")).get("containerRuntimeVersion")),
+        inventory_unreadable=written is not None and inventory is None,
+    )
+
+
+def _pod(obj: Mapping[str, Any]) -> PodFacts | None:
+    try:
+        pod = parse_pod(obj)
+    except RequestInvalid:
+        return None
+    if not pod.asks:
+        return None
+    return PodFacts(pod, _MIRROR in pod.annotations, _text(_map(obj.get("spec")).get("runtimeClassName")))
+
+
+def _is_ready(pod: Mapping[str, Any]) -> bool:
+    conditions = _maps(_map(pod.get("status")).get("conditions"))
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def _scheduler(where: str, text: str) -> Iterator[SchedulerFacts]:
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return
+    config = _map(data)
+    if config.get("kind") != "KubeSchedulerConfiguration":
+        return
+    managed = {
+        _text(resource.get("name"))
+        for extender in _maps(config.get("extenders"))
+        for resource in _maps(extender.get("managedResources"))
+    }
+    profiles = tuple(_text(p.get("schedulerName")) for p in _maps(config.get("profiles")))
+    yield SchedulerFacts(where, profiles or ("default-scheduler",), CORE in managed)
+
+
+def _expiry(bundle: object) -> float | None:
+    """When the first of these PEM certificates ends (base64, as Kubernetes stores them); None without any."""
+    try:
+        found = x509.load_pem_x509_certificates(base64.b64decode(str(bundle or ""), validate=True))
+    except (ValueError, binascii.Error):
+        return None
+    return min((one.not_valid_after_utc.timestamp() for one in found), default=None)
+
+
+def _count(value: object) -> int | None:
+    try:
+        return None if value is None else int(parse_quantity(value))
+    except RequestInvalid:
+        return None
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _maps(value: object) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {k: v for k, v in _map(value).items() if isinstance(k, str) and isinstance(v, str)}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,106 @@
+"""The NVIDIA driver of the machine: kernel module, libraries, nodes in /dev, who has which libcuda open."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from gpu_manager.adapters.driver_files.driver import DriverFinder
+from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.domain.doctor.facts import DriverFacts
+from gpu_manager.domain.errors import VcudaError
+from gpu_manager.ports import Cards
+
+_NVIDIA: Final = "0x10de"
+_DISPLAY: Final = ("0x0300", "0x0302")  # VGA and 3D controllers, not the card's audio or USB functions
+_OPEN: Final = re.compile(rb"libcuda\.so\.(\d{3,}\.\d+(?:\.\d+)?)")
+_MOST_PROCESSES: Final = 1 << 16
+_MAPS_BYTES: Final = 4 << 20  # a process with CUDA and torch has about 1 MiB of maps
+
+
+def gather_driver(
+    host: Host,
+    driver_root: str,
+    cards: Cards | None,
+    *,
+    sysfs: Path = Path("/sys"),
+    proc: Path = Path("/proc"),
+) -> DriverFacts:
+    """``cards`` asks NVML, None not to ask it; ``sysfs`` and ``proc`` are the kernel's on any node."""
+    library, problem = _library(host, driver_root)
+    count, nvml = _ask(cards)
+    return DriverFacts(
+        pci_cards=_pci(sysfs),
+        kernel=_text(sysfs / "module/nvidia/version"),
+        library=library,
+        library_problem=problem,
+        nvml_problem=nvml,
+        nvml_cards=count,
+        devices=frozenset(name for name in host.listing("/dev") if name.startswith("nvidia")),
+        in_use=_in_use(proc),
+    )
+
+
+def _library(host: Host, driver_root: str) -> tuple[str | None, str]:
+    with tempfile.TemporaryDirectory() as links:  # the finder makes links; none of ours may stay
+        try:
+            return DriverFinder(host, driver_root, Path(links)).find().version, ""
+        except VcudaError as error:
+            return None, str(error)
+
+
+def _ask(cards: Cards | None) -> tuple[int | None, str | None]:
+    if cards is None:
+        return None, None
+    try:
+        return len(cards.list()), ""
+    except VcudaError as error:
+        return None, str(error)
+
+
+def _pci(sysfs: Path) -> int | None:
+    try:
+        slots = sorted((sysfs / "bus/pci/devices").iterdir())
+    except OSError:
+        return None
+    return sum(
+        _text(slot / "vendor") == _NVIDIA and (_text(slot / "class") or "").startswith(_DISPLAY)
+        for slot in slots
+    )
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")[:200].strip()
+    except OSError:
+        return None
+
+
+def _in_use(proc: Path) -> Mapping[str, int] | None:
+    """Version of libcuda → processes that have it open; None where other users' processes are hidden."""
+    found: Counter[str] = Counter()
+    hidden = os.geteuid() != 0
+    for pid in _pids(proc):
+        try:
+            with (proc / pid / "maps").open("rb") as file:
+                text = file.read(_MAPS_BYTES)
+        except PermissionError:
+            hidden = True
+            continue
+        except OSError:  # it has ended
+            continue
+        found.update({match.decode() for match in _OPEN.findall(text)})
+    return None if hidden and not found else found
+
+
+def _pids(proc: Path) -> Iterator[str]:
+    try:
+        names = os.listdir(proc)  # noqa: PTH208  # names, of which there may be thousands
+    except OSError:
+        return
+    yield from [name for name in names if name.isdecimal()][:_MOST_PROCESSES]

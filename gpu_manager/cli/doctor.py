@@ -1,0 +1,96 @@
+"""``gpu-manager doctor``: what stands in the way of pods' shares on this machine, and its cure."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from gpu_manager.cli import ask
+from gpu_manager.cli.output import Form, Output
+from gpu_manager.cli.report import show
+from gpu_manager.domain.contract import KUBELET_DIR
+from gpu_manager.domain.doctor import NODE_CHECKS, Facts, examine
+from gpu_manager.domain.doctor.facts import AgentFacts
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+
+
+def command(
+    output: Form = Output.TABLE,
+    url: ask.Url = ask.DEFAULT,
+    token: ask.Token = "",
+    host_root: Annotated[Path, typer.Option(help="The host's root, as seen from here.")] = Path("/"),
+    driver_root: Annotated[Path, typer.Option(help="Where the driver is installed, on the host.")] = Path(
+        "/"
+    ),
+    kubelet_dir: Annotated[Path, typer.Option(help="The kubelet's directory, on the host.")] = Path(
+        KUBELET_DIR
+    ),
+    device_injection: Annotated[
+        str, typer.Option(help="What the agent is told: auto, direct, cdi or nvidia.")
+    ] = "auto",
+) -> int:
+    """Find what is wrong on this machine: driver, container runtime, kubelet, agent. Each with its cure.
+
+    Changes nothing, and needs neither a GPU nor a cluster: what cannot be looked at is said. `kubectl vcuda
+    doctor` looks at the cluster. Exit code: 0 good (or warnings alone), 1 trouble, 2 bad input.
+    """
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    facts = _gather(url, token, host_root, str(driver_root), str(kubelet_dir), device_injection)
+    return show(examine(facts, NODE_CHECKS), output)
+
+
+def _gather(url: str, token: str, root: Path, driver_root: str, kubelet_dir: str, injection: str) -> Facts:
+    from gpu_manager.adapters.diagnosis.driver import gather_driver  # noqa: PLC0415  # only where it is needed
+    from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet, runtime_socket  # noqa: PLC0415  # same
+    from gpu_manager.adapters.diagnosis.runtime import gather_runtime  # noqa: PLC0415  # same
+    from gpu_manager.adapters.driver_files import Strategy  # noqa: PLC0415  # same
+    from gpu_manager.adapters.driver_files.host import Host  # noqa: PLC0415  # same
+
+    known = ["auto", *(s.value for s in Strategy if s is not Strategy.SIMULATED)]
+    if injection not in known:
+        raise RequestInvalid(f"--device-injection is {injection!r}: use {', '.join(known)}")
+    if not root.is_dir():
+        raise RequestInvalid(f"--host-root is {str(root)!r}: no such directory")
+    host = Host(root)
+    agent, silent = _agent(url, token)
+    kubelet = gather_kubelet(host, kubelet_dir)
+    if kubelet is not None:
+        kubelet = replace(kubelet, agent_problem=silent)
+    cards = _cards() if root == Path("/") else None
+    try:
+        driver = gather_driver(host, driver_root, cards)
+    finally:
+        if cards is not None:
+            cards.close()
+    return Facts(
+        now=time.time(),
+        driver=driver,
+        runtime=gather_runtime(host, runtime_socket(host, kubelet_dir), injection=injection),
+        kubelet=kubelet,
+        agent=agent,
+        blind={
+            "kubelet": f"there is no kubelet: no {kubelet_dir} (another place: --kubelet-dir)",
+            "agent": silent,
+        },
+    )
+
+
+def _cards() -> Any:
+    from gpu_manager.adapters.nvml import NvmlCards  # noqa: PLC0415  # the driver's library, only here
+
+    return NvmlCards()
+
+
+def _agent(url: str, token: str) -> tuple[AgentFacts | None, str]:
+    from gpu_manager.adapters.diagnosis.agent import gather_agent  # noqa: PLC0415  # as above
+
+    try:
+        return gather_agent(url, lambda path: ask.get(url, path, "application/json", token, (200, 503))), ""
+    except NodeUnready as error:
+        return None, str(error)

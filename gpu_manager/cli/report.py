@@ -1,0 +1,104 @@
+"""Prints what the doctor found, and its page of the documentation, from one table of checks."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+
+from gpu_manager.cli.output import Output, coloured, emit, for_program
+from gpu_manager.domain.doctor import CLUSTER_CHECKS, NODE_CHECKS, Check, Report, Severity
+from gpu_manager.domain.errors import printable
+
+_COLOURS = {Severity.TROUBLE: typer.colors.RED, Severity.WARNING: typer.colors.YELLOW}
+_WIDTH = 100
+_INTRODUCTION = """\
+`gpu-manager doctor` looks at the machine it runs on: driver, container runtime, kubelet and the running
+agent. `kubectl vcuda doctor` looks at the cluster through the API server, with your own rights.
+Both say what is wrong and its cure, and what they could not look at; the first also which way of injecting
+cards will work and why, by the judgement of `--device-injection auto`.
+Exit code: 0 good (warnings do not count), 1 trouble, 2 bad input. `-o json` and `-o yaml` for programs."""
+
+
+def show(report: Report, output: Output) -> int:
+    """Print the report. The exit code: 1 where there is trouble."""
+    if for_program(output):
+        emit(_document(report), output)
+    else:
+        typer.echo("\n".join(_lines(report)))
+    return 0 if report.healthy else 1
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield from (printable(note) for note in report.notes)
+    last: Check | None = None
+    for finding in report.findings:
+        if finding.check is not last:
+            word = coloured(f"{finding.check.severity.value:7}", _COLOURS[finding.check.severity])
+            yield f"{word}  {finding.check.id}: {finding.check.what}"
+        last = finding.check
+        yield from _wrapped(printable(finding.text), "         - ")
+        if finding is _last_of(report, finding.check):
+            yield from _wrapped(f"cure: {finding.check.cure}", "         ")
+    for skipped in report.skipped:
+        yield from _wrapped(f"not looked at: {printable(skipped.why)} ({', '.join(skipped.checks)})", "")
+    yield _sum(report)
+
+
+def _last_of(report: Report, check: Check) -> object:
+    return [finding for finding in report.findings if finding.check is check][-1]
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    rest = " " * len(indent)
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=indent, subsequent_indent=rest or "  ", break_on_hyphens=False
+    )
+
+
+def _sum(report: Report) -> str:
+    counts = {s: len({f.check.id for f in report.findings if f.check.severity is s}) for s in Severity}
+    skipped = sum(len(one.checks) for one in report.skipped)
+    return (
+        f"{len(report.passed)} checks good, {counts[Severity.TROUBLE]} trouble, "
+        f"{counts[Severity.WARNING]} warning, {skipped} not looked at"
+    )
+
+
+def _document(report: Report) -> Mapping[str, Any]:
+    return {
+        "healthy": report.healthy,
+        "notes": list(report.notes),
+        "findings": [
+            {
+                "check": f.check.id,
+                "severity": f.check.severity.value,
+                "text": f.text,
+                "meaning": f.check.what,
+                "cure": f.check.cure,
+            }
+            for f in report.findings
+        ],
+        "passed": list(report.passed),
+        "skipped": [{"checks": list(one.checks), "why": one.why} for one in report.skipped],
+    }
+
+
+def page() -> str:
+    """docs/doctor.md."""
+    parts = [
+        "# The doctor's checks",
+        "Printed by `gpu-manager reference doctor`; do not edit by hand.",
+        _INTRODUCTION,
+        "## On a node",
+        *(_entry(check) for check in NODE_CHECKS),
+        "## In the cluster",
+        *(_entry(check) for check in CLUSTER_CHECKS),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _entry(check: Check) -> str:
+    return f"### {check.id}\n\n*{check.severity.value.capitalize()}.* {check.what}\n\n**Cure.** {check.cure}"
