@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.fakes.prometheus import needs_prometheus, promtool
@@ -84,13 +84,21 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 PRESENT = 'vcuda_admission_build_info{version="0"}'  # or its absence would be an alert of its own
 
 
-def judged(directory: Path, series: dict[str, str], *expectations: dict[str, Any]) -> None:
-    inputs = [{"series": name, "values": values} for name, values in series.items()]
-    test = {
-        "rule_files": [str(RULES)],
-        "evaluation_interval": "1m",
-        "tests": [{"interval": "1m", "input_series": inputs, "promql_expr_test": list(expectations)}],
-    }
+Case = tuple[str, dict[str, str], list[dict[str, Any]]]
+
+
+def judge(directory: Path, *cases: Case) -> None:
+    """Series and what is expected of them, all in one run of promtool."""
+    tests = [
+        {
+            "name": name,
+            "interval": "1m",
+            "input_series": [{"series": key, "values": values} for key, values in series.items()],
+            "promql_expr_test": expectations,
+        }
+        for name, series, expectations in cases
+    ]
+    test = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}
     (directory / "test.yaml").write_text(yaml.safe_dump(test))
     promtool("test", "rules", directory / "test.yaml")
 
@@ -111,12 +119,14 @@ def test_every_alert_is_tried() -> None:
 
 
 @needs_prometheus
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_an_alert_fires_when_it_should_and_only_then(name: str, tmp_path: Path) -> None:
-    bad, good = CASES[name]
-    present = {} if name == "VcudaAdmissionDown" else {PRESENT: "1x30"}
-    for series, expected in ((bad, [name]), (good, [])):
-        judged(tmp_path, {**present, **series}, firing(expected))
+def test_an_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
+    def cases() -> Iterator[Case]:
+        for name, (bad, good) in CASES.items():
+            present = {} if name == "VcudaAdmissionDown" else {PRESENT: "1x30"}
+            yield f"{name} fires", {**present, **bad}, [firing([name])]
+            yield f"{name} is silent", {**present, **good}, [firing([])]
+
+    judge(tmp_path, *cases())
 
 
 def test_every_alert_says_what_is_wrong_how_grave_it_is_and_what_to_do() -> None:
@@ -154,9 +164,7 @@ def test_an_hour_of_thirty_cores_costs_thirty_core_hours_and_only_what_is_known_
         }
 
     hour = "sum_over_time_1h"
-    judged(
-        tmp_path,
-        series,
+    expected = [
         costs(f"namespace:vcuda_booked_core_hours:{hour}", 30 + 50),
         costs(f"namespace:vcuda_used_core_hours:{hour}", 10),
         costs(f"namespace:vcuda_wasted_core_hours:{hour}", 20),
@@ -165,4 +173,5 @@ def test_an_hour_of_thirty_cores_costs_thirty_core_hours_and_only_what_is_known_
         costs(f"namespace:vcuda_wasted_memory_gib_hours:{hour}", 4),
         costs("namespace_team:vcuda_booked_cores:sum", 130, '{namespace="a", label_team="t"}', "20m"),
         costs("namespace_team:vcuda_used_memory_bytes:sum", gib, '{namespace="a", label_team="t"}', "20m"),
-    )
+    ]
+    judge(tmp_path, ("an hour", series, expected))
