@@ -6,8 +6,9 @@ looked up in a dict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from fractions import Fraction
 from typing import NewType
@@ -19,6 +20,12 @@ from gpu_manager.domain.resources import parse_quantity
 PodUid = NewType("PodUid", str)
 
 _SHOWN = 8  # complaints about one pod in one text
+
+# A static pod comes from a file of the node. The kubelet knows it by a digest of that file (MD5: 32 hex), and
+# makes a copy of it in the API, its mirror, which has a UID of its own and names the digest twice.
+MIRROR = "kubernetes.io/config.mirror"
+_DIGEST = "kubernetes.io/config.hash"
+_STATIC_UID = re.compile(r"[0-9a-f]{32}")
 
 
 class ContainerKind(Enum):
@@ -59,7 +66,10 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod object. ``containers`` stand in the kubelet's order: init containers, then apps."""
+    """One pod object. ``containers`` stand in the kubelet's order: init containers, then apps.
+
+    ``twin`` is set for a static pod alone, where both its UIDs are known: the one that is not ``uid``.
+    """
 
     uid: PodUid
     namespace: str
@@ -75,6 +85,7 @@ class Pod:
     priority: int = 0
     scheduler: str = ""
     created: str = ""
+    twin: PodUid = PodUid("")
 
     @property
     def key(self) -> str:
@@ -85,6 +96,21 @@ class Pod:
     def asks(self) -> bool:
         """True if any container asks for a part of a card."""
         return any(c.asks for c in self.containers)
+
+    @property
+    def static(self) -> bool:
+        """True if it comes from a file of its node: nobody can evict it, and its manifest is there."""
+        return bool(self.twin or _STATIC_UID.fullmatch(self.uid))
+
+    @property
+    def api_uid(self) -> PodUid:
+        """The UID that its object in the API has, as far as that is known."""
+        return self.twin if _STATIC_UID.fullmatch(self.uid) and self.twin else self.uid
+
+    def as_on_node(self) -> Pod:
+        """The same pod under the UID that the kubelet, its checkpoint and its cgroups know it by."""
+        mirror = self.twin and not _STATIC_UID.fullmatch(self.uid)
+        return replace(self, uid=self.twin, twin=self.uid) if mirror else self
 
     @property
     def terminal(self) -> bool:
@@ -106,23 +132,38 @@ def parse_pod(obj: object) -> Pod:
     meta, spec = _mapping(pod.get("metadata"), "metadata"), _mapping(pod.get("spec"), "spec")
     status = _mapping(pod.get("status"), "status")
     owners = _mappings(meta.get("ownerReferences"), "metadata.ownerReferences")
+    annotations = _texts(meta.get("annotations"), "annotation")
+    node = _text(spec.get("nodeName"), "spec.nodeName")
     return Pod(
         uid=PodUid(_text(meta.get("uid"), "metadata.uid")),
         namespace=_text(meta.get("namespace"), "metadata.namespace") or "default",
         name=_text(meta.get("name"), "metadata.name")
         or _text(meta.get("generateName"), "metadata.generateName"),
         containers=_containers(spec, status),
-        node=_text(spec.get("nodeName"), "spec.nodeName"),
+        node=node,
         phase=_text(status.get("phase"), "status.phase"),
-        annotations=_texts(meta.get("annotations"), "annotation"),
+        annotations=annotations,
         labels=_texts(meta.get("labels"), "label"),
         deleting=bool(meta.get("deletionTimestamp")),
         started=bool(status.get("startTime")),
-        controlled=any(owner.get("controller") is True for owner in owners),
+        controlled=any(owner.get("controller") is True and owner.get("kind") != "Node" for owner in owners),
         priority=_priority(spec.get("priority")),
         scheduler=_text(spec.get("schedulerName"), "spec.schedulerName"),
         created=_text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
+        twin=_mirrored(annotations, owners, node),
     )
+
+
+def _mirrored(annotations: Mapping[str, str], owners: Sequence[Mapping[str, object]], node: str) -> PodUid:
+    """The kubelet's UID of the static pod that the object is the mirror of; empty if it is no mirror.
+
+    The kubelet makes its node the mirror's owner. Whoever forges all of this names a digest: never the UID of
+    a pod that the API server knows.
+    """
+    digest = annotations.get(MIRROR, "")
+    of_node = any(owner.get("kind") == "Node" and owner.get("name") == node for owner in owners)
+    genuine = of_node and node and digest == annotations.get(_DIGEST) and _STATIC_UID.fullmatch(digest)
+    return PodUid(digest if genuine else "")
 
 
 def _containers(spec: Mapping[str, object], status: Mapping[str, object]) -> tuple[Container, ...]:

@@ -39,7 +39,7 @@ def stamps(
         ALLOCATION: encode_assignment(
             Assignment(
                 node,
-                pod.uid,
+                pod.api_uid,
                 {n: tuple((s.card, s.amount) for s in shares) for n, shares in placement.items()},
             )
         ),

@@ -117,9 +117,13 @@ class Allocator:
 
     def pod_changed(self, pod: Pod) -> None:
         """A pod bound here with an assignment is booked at once, so that nothing takes its place."""
-        if not pod.asks or pod.terminal or pod.deleting or self._planner.assignment(pod) is None:
+        if not pod.asks or pod.terminal or pod.deleting:
             return
         with self._lock:
+            if self._books.introduce(pod):
+                self.changed()
+            if self._planner.assignment(pod) is None:
+                return
             if not self._books.ledger.of_pod(pod.uid):
                 try:
                     self._planner.plan(pod, free_choice=False)

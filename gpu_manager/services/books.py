@@ -15,7 +15,7 @@ from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.ids import compact, expand
 from gpu_manager.domain.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import Amount
 
 Key = tuple[PodUid, str]
@@ -95,6 +95,22 @@ class Books:
                 self.grants[key] = replace(grant, ids={r: held - taken for r, held in grant.ids.items()})
         for device in taken:
             self._owners.pop(device, None)
+
+    def introduce(self, pod: Pod) -> bool:
+        """Fill in the names of what was granted to a pod before anybody had seen it; True if there were any.
+
+        A static pod is admitted before the kubelet makes its copy in the API.
+        """
+        order = {c.name: (n, c.kind) for n, c in enumerate(pod.containers)}
+        strangers = [g for g in self._of(pod.uid) if not g.allocation.pod_name and g.key[1] in order]
+        for grant in strangers:
+            place, kind = order[grant.key[1]]
+            known = replace(
+                grant.allocation, kind=kind, order=place, namespace=pod.namespace, pod_name=pod.name
+            )
+            self.release(*grant.key)
+            self.put(replace(grant, allocation=known))
+        return bool(strangers)
 
     def release(self, pod: PodUid, container: str | None = None) -> tuple[Allocation, ...]:
         """Give back what a container or a whole pod holds or is planned to hold."""

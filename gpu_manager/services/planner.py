@@ -164,7 +164,7 @@ class Planner:
     def assignment(self, pod: Pod) -> Mapping[str, Sequence[tuple[CardUuid, Amount]]] | None:
         """The extender's choice if it is about this pod and node; only *which card* is taken from it."""
         assignment = decode_assignment(pod.annotations.get(ALLOCATION))
-        if assignment is None or assignment.node != self.node.name or assignment.pod != pod.uid:
+        if assignment is None or assignment.node != self.node.name or assignment.pod != pod.api_uid:
             return None
         return assignment.containers
 

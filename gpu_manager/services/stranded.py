@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import structlog
 
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
+from gpu_manager.domain.pod import MIRROR, ContainerKind, Pod, PodUid
 from gpu_manager.ports import Entry, Pods
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.tally import Tally
@@ -20,7 +20,6 @@ from gpu_manager.services.tally import Tally
 log = structlog.get_logger(__name__)
 
 ROUNDS = 2
-_MIRROR = "kubernetes.io/config.mirror"  # a static pod's copy in the API: the kubelet knows it by another UID
 
 
 class Stranded:
@@ -59,10 +58,12 @@ class Stranded:
 
     def _name(self, pod: Pod, container: str, resource: str) -> None:
         evicted = self._evict and pod.controlled
+        cure = "the pod is evicted" if evicted else "delete the pod"
+        if pod.static:
+            cure = "move the pod's manifest out of the kubelet's directory and back"
         text = (
             f'container "{container}" was admitted before this node offered {resource}: it holds no card and '
-            f"cannot be started again; {'the pod is evicted' if evicted else 'delete the pod'}, "
-            f"so that a new one is admitted in its place"
+            f"cannot be started again; {cure}, so that a new one is admitted in its place"
         )
         self._tally.count("stranded")
         log.warning("stranded", pod=pod.key, container=container, resource=resource, evicted=evicted)
@@ -76,7 +77,8 @@ def _lacking(pod: Pod, holders: Collection[tuple[PodUid, str, str]]) -> tuple[st
 
     Ordinary init containers do not decide: all containers of a pod are granted at its admission.
     """
-    if not pod.started or pod.deleting or pod.terminal or _MIRROR in pod.annotations:
+    unknown = MIRROR in pod.annotations and not pod.static  # of what, nobody can say
+    if not pod.started or pod.deleting or pod.terminal or unknown:
         return None
     return next(
         (

@@ -61,7 +61,8 @@ class Unnamed:
         before = [g for g in self._held_by_nobody(ids) if g is not base]
         for old in {a.key for a in (planned, base, *before) if a is not None}:
             books.release(*old)
-        cards = planned.cards if planned else tuple(card for g in before for card in g.allocation.cards)
+        near = before or (self._waiting(resource) if likely is None else [])
+        cards = planned.cards if planned else tuple(card for g in near for card in g.allocation.cards)
         try:
             grant = self._grant(resource, ids, likely, base, cards)
             books.put(grant)
@@ -109,6 +110,11 @@ class Unnamed:
             ids = {r: listed[r] for r in (CORE, MEMORY) if listed.get(r)}
             books.put(Grant(allocation, grant.directory, rules.ceiling_of(pod) or 0, ids))
             log.info("pod identified", pod=pod.key, container=container.name, directory=grant.directory)
+
+    def _waiting(self, resource: str) -> list[Grant]:
+        """The last grant that lacks this resource: its container may be the one that is asked for."""
+        found = [g for g in self._planner.books.grants.values() if is_unnamed(g.allocation.pod)]
+        return [g for g in found if resource not in g.ids][-1:]
 
     def _held_by_nobody(self, ids: frozenset[str]) -> list[Grant]:
         grants = self._planner.books.grants.values()

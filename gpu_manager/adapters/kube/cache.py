@@ -107,6 +107,9 @@ class PodCache:
 
     def _set(self, known: _Known) -> None:
         uid = known.pod.uid
+        before = self._known.get(uid)
+        if before is not None and not before.tombstone and before.pod.key != known.pod.key:
+            return  # a forged mirror: names never change, and the UID of a static pod is no secret
         self._drop(uid)
         self._known[uid] = known
         if known.until is not None:

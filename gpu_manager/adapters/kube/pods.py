@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -93,7 +94,7 @@ class KubePods:
             self._cache.remember(listed)
             same = [pod for pod in listed if (pod.namespace, pod.name) == (namespace, name)]
             if same:
-                return min(same, key=lambda pod: (pod.deleting, pod.terminal))
+                return self._twinned(min(same, key=lambda pod: (pod.deleting, pod.terminal)))
         what = f"read the pod {namespace}/{name}"
         try:
             obj = self._connection.request(what, "GET", named_path(namespace, name))
@@ -102,7 +103,7 @@ class KubePods:
                 return None
             raise
         try:
-            pod = parse_pod(obj)
+            pod = parse_pod(obj).as_on_node()
         except RequestInvalid as error:
             raise Unreachable(f"cannot {what}: {error}") from error
         if pod.node == self._node:
@@ -111,17 +112,29 @@ class KubePods:
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
         """See :meth:`gpu_manager.ports.Pods.annotate`."""
-        self._outbox.put(AnnotatePod(self._connection, pod, dict(annotations)))
+        self._outbox.put(AnnotatePod(self._connection, self._in_api(pod), dict(annotations)))
 
     def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
         """See :meth:`gpu_manager.ports.Pods.event`."""
         now = self._clock.now()
-        self._outbox.put(PostEvent(self._teller, pod, reason, message, warning, now, now))
+        self._outbox.put(PostEvent(self._teller, self._in_api(pod), reason, message, warning, now, now))
 
     def evict(self, pod: Pod, reason: str) -> None:
         """See :meth:`gpu_manager.ports.Pods.evict`; retried while a disruption budget holds it back."""
         _log.warning("evicting", pod=pod.key, uid=pod.uid, reason=reason)
-        self._outbox.put(EvictPod(self._connection, pod))
+        self._outbox.put(EvictPod(self._connection, self._in_api(pod)))
+
+    def _twinned(self, pod: Pod) -> Pod:
+        """A static pod as the kubelet lists it, with the UID of its mirror if the watch has shown that."""
+        if not pod.static or pod.twin:
+            return pod
+        found = self._cache.by_name().get(pod.key, ())
+        return next((replace(pod, twin=f.pod.twin) for f in found if f.pod.uid == pod.uid), pod)
+
+    def _in_api(self, pod: Pod) -> Pod:
+        """The pod under the UID that its object in the API has."""
+        pod = self._twinned(pod)
+        return replace(pod, uid=pod.api_uid)
 
     def _replaced(self, objects: Sequence[Mapping[str, Any]]) -> None:
         pods = [pod for pod in map(_read, objects) if pod is not None]
@@ -143,7 +156,7 @@ class KubePods:
 
 def _read(obj: Mapping[str, Any]) -> Pod | None:
     try:
-        return parse_pod(obj)
+        return parse_pod(obj).as_on_node()
     except RequestInvalid as error:
         _log.warning("pod_unreadable", reason=str(error))
         return None
