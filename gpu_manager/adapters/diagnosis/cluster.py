@@ -11,7 +11,7 @@ import yaml
 from cryptography import x509
 
 from gpu_manager.adapters.kube import Connection, Refused
-from gpu_manager.adapters.kube.reading import list_all
+from gpu_manager.adapters.kube.reading import DAEMONSET, list_all
 from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, decode_inventory
 from gpu_manager.domain.doctor.facts import (
     AgentPods,
@@ -26,7 +26,6 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import parse_quantity
 
-DAEMONSET: Final = "gpu-manager-daemonset"
 SERVICE: Final = "gpu-quota-admission"
 _SECRET: Final = "gpu-quota-admission-certs"  # noqa: S105  # a name
 _HOOKS: Final = "/apis/admissionregistration.k8s.io/v1"

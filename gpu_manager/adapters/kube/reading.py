@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import Connection
+from gpu_manager.domain.contract import INVENTORY, decode_inventory
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.survey import NodeSaid
 
+DAEMONSET: Final = "gpu-manager-daemonset"
 _PAGE: Final = "500"
 
 
@@ -38,3 +44,54 @@ def service_path(namespace: str, name: str, port: int | str, page: str, scheme: 
 
 def _safe(part: str) -> str:
     return quote(part, safe="")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One look: nodes that publish cards, pods that ask for a share, node → its agent's (namespace, pod)."""
+
+    nodes: tuple[NodeSaid, ...]
+    pods: tuple[Pod, ...]
+    agents: Mapping[str, tuple[str, str]]
+
+
+def read_cluster(connection: Connection) -> Cluster:
+    """Nodes and pods, now. Raises NodeUnready: the API server refuses, or is away."""
+    nodes = tuple(
+        said
+        for obj in list_all(connection, "list nodes", "/api/v1/nodes")
+        if (said := _node(obj)) is not None
+    )
+    pods: list[Pod] = []
+    agents: dict[str, tuple[str, str]] = {}
+    for obj in list_all(connection, "list the pods of all namespaces", "/api/v1/pods"):
+        try:
+            pod = parse_pod(obj)
+        except RequestInvalid:
+            continue
+        if pod.asks:
+            pods.append(pod)
+        elif _is_agent(obj) and pod.phase == "Running":
+            agents[pod.node] = pod.namespace, pod.name
+    return Cluster(nodes, tuple(pods), agents)
+
+
+def _node(obj: Mapping[str, Any]) -> NodeSaid | None:
+    meta = obj.get("metadata")
+    meta = meta if isinstance(meta, Mapping) else {}
+    annotations, labels = _texts(meta.get("annotations")), _texts(meta.get("labels"))
+    inventory = decode_inventory(annotations.get(INVENTORY))
+    return None if inventory is None else NodeSaid.of(str(meta.get("name")), inventory, annotations, labels)
+
+
+def _is_agent(obj: Mapping[str, Any]) -> bool:
+    meta = obj.get("metadata")
+    owners = meta.get("ownerReferences") if isinstance(meta, Mapping) else None
+    return isinstance(owners, list) and any(
+        isinstance(o, Mapping) and o.get("kind") == "DaemonSet" and o.get("name") == DAEMONSET for o in owners
+    )
+
+
+def _texts(value: object) -> dict[str, str]:
+    pairs = value.items() if isinstance(value, Mapping) else ()
+    return {k: v for k, v in pairs if isinstance(k, str) and isinstance(v, str)}
