@@ -6,26 +6,42 @@ The only module of the service that knows the Kubernetes client. Nothing decides
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Final, Protocol
 
 import structlog
 from fastapi import APIRouter
 
+from admission.access import Access
 from admission.authority import SelfSigned
-from admission.certs import Certificates, FileCertificates, Switch
-from admission.config import Settings
+from admission.certs import Certificates, ClientGuard, FileCertificates, Switch
+from admission.config import SERVICE, Bounds, ExtenderDoor, LeaderMode, Settings
 from admission.doors import Doors, build_app
-from admission.listener import Listener
+from admission.figures import Figures
+from admission.leading import Alone, Claim, Held, Watched
+from admission.listener import Listener, Peers
 from admission.metrics import Metrics
+from admission.outlook import outlook
+from admission.people import Knowledge, people
+from admission.reservations import Answer, Outcome
+from admission.schedulers import build_extender
+from admission.scheduling import QUOTA, Outside, Scheduling, Wanted
+from admission.snapshot import BUDGETS, NODES, PODS
 from admission.webhook import SILENT, Outlook
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.adapters.kube import connect
+from gpu_manager.adapters.kube import Connection, Pause, Timeouts, connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
+from gpu_manager.adapters.kube.cluster_pods import ClusterPods
+from gpu_manager.adapters.kube.leases import KubeLease
+from gpu_manager.adapters.kube.reflector import Reflector
+from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.pod import Pod
+from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)
 
@@ -61,14 +77,15 @@ class Program:
         outlook: Outlook = SILENT,
         routers: Sequence[APIRouter] = (),
         parts: Sequence[Part] = (),
+        draining: threading.Event | None = None,
     ) -> None:
-        """Bind the port. Raises NodeUnready: it is taken."""
+        """Bind the port. Raises NodeUnready: it is taken. ``draining`` is set once the end has begun."""
         self._settings = settings
         self._certificates = certificates
         self._switch = switch
         self._check_seconds = check_seconds
         self._parts = tuple(parts)
-        self._draining = threading.Event()
+        self._draining = draining or threading.Event()
         self._ended = threading.Event()
         metrics.watch_expiry(lambda: pair.not_after if (pair := switch.pair) else None)
         doors = Doors(metrics, version("gpu-manager"), self.ready, self._draining.is_set, outlook, routers)
@@ -120,10 +137,16 @@ class Program:
         for sign in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sign, lambda *_: asked.set())
         self.start()
-        log.info("running", port=self.port, ready=self.ready())
+        log.info("running", port=self.port, **self._ports(), ready=self.ready())
         asked.wait()
         log.info("stopping", drain_seconds=self._settings.drain_seconds)
         self.stop(self._settings.drain_seconds)
+
+    def _ports(self) -> dict[str, int]:
+        for part in self._parts:
+            if isinstance(part, Scheduling) and part.listener is not None:
+                return {"extender_port": part.listener.port}
+        return {}
 
     def _keep_certificates(self) -> None:
         while not self._ended.wait(self._check_seconds if self._switch.pair else _FIRST_SECONDS):
@@ -138,17 +161,46 @@ class Program:
 
 def compose(settings: Settings) -> Program:
     """The service as deployed. Raises NodeUnready: a port is taken, or the API server cannot be found."""
-    switch, metrics = Switch(), Metrics(version("gpu-manager"))
-    if settings.certificate is not None and settings.key is not None:
-        certificates: Certificates = FileCertificates(
-            settings.certificate, settings.key, switch, lambda taken: metrics.reloaded(taken=taken)
-        )
-        certificates.check()
-        return Program(settings, certificates, switch, metrics, check_seconds=_FILE_SECONDS)
-    own = settings.own_certificates
+    number, clock = version("gpu-manager"), SystemClock()
+    metrics, switch = Metrics(number), Switch()
+    files = _given(settings, switch, metrics)
     connection = connect(kubeconfig=settings.kubeconfig, url=settings.api_url)
+    certificates = files or _own(settings, connection, switch, metrics)
+    figures = Figures(metrics.registry)
+    pods = ClusterPods(connection, clock, component=SERVICE, host=settings.leadership.pod)
+    scheduling = Scheduling(settings, _outside(settings, connection, pods, clock), figures, clock)
+    draining = threading.Event()
+    _open_extender(settings.extender, scheduling, figures, number, draining.is_set)
+    cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
+    knowledge = Knowledge(cluster, quota, judge, settings.terms, pods.fetch)
+    return Program(
+        settings,
+        certificates,
+        switch,
+        metrics,
+        check_seconds=_VAULT_SECONDS if files is None else _FILE_SECONDS,
+        outlook=outlook(cluster, quota, judge),
+        routers=(people(knowledge, Access(KubeReviews(connection), clock)),),
+        parts=(scheduling,),
+        draining=draining,
+    )
+
+
+def _given(settings: Settings, switch: Switch, metrics: Metrics) -> Certificates | None:
+    """Certificates of files that someone else renews; None if the service signs for itself."""
+    if settings.certificate is None or settings.key is None:
+        return None
+    files = FileCertificates(
+        settings.certificate, settings.key, switch, lambda taken: metrics.reloaded(taken=taken)
+    )
+    files.check()
+    return files
+
+
+def _own(settings: Settings, connection: Connection, switch: Switch, metrics: Metrics) -> Certificates:
+    own = settings.own_certificates
     service = f"{settings.service}.{settings.namespace}.svc"
-    certificates = SelfSigned(
+    return SelfSigned(
         KubeCertificates(connection, settings.namespace, own.secret, own.names),
         switch,
         SystemClock(),
@@ -157,4 +209,81 @@ def compose(settings: Settings) -> Program:
         settle_seconds=own.settle_seconds,
         noted=lambda taken: metrics.reloaded(taken=taken),
     )
-    return Program(settings, certificates, switch, metrics, check_seconds=_VAULT_SECONDS)
+
+
+def _outside(settings: Settings, connection: Connection, pods: ClusterPods, clock: Clock) -> Outside:
+    namespace, name = settings.quota_map
+    places = {
+        NODES: ("/api/v1/nodes", ""),
+        PODS: ("/api/v1/pods", "status.phase!=Succeeded,status.phase!=Failed"),
+        BUDGETS: ("/apis/policy/v1/poddisruptionbudgets", ""),
+        QUOTA: (f"/api/v1/namespaces/{namespace}/configmaps", f"metadata.name={name}"),
+    }
+
+    def watch(wanted: Wanted) -> Reflector:
+        path, selector = places[wanted.resource]
+        return Reflector(
+            connection,
+            wanted.resource,
+            path,
+            selector,
+            replaced=wanted.replaced,
+            changed=wanted.changed,
+            keep=wanted.keep,
+            pause=Pause(0.2, 5.0),
+        )
+
+    return Outside(_Bindings(pods), pods, _claim(settings, clock), watch)
+
+
+def _claim(settings: Settings, clock: Clock) -> Claim:
+    leadership = settings.leadership
+    if leadership.mode is LeaderMode.ALONE:
+        return Alone()
+    # A connection of its own: a renewal must not wait behind anything, nor for long.
+    line = connect(kubeconfig=settings.kubeconfig, url=settings.api_url, timeouts=Timeouts(1.0, 2.0))
+    lease = KubeLease(line, clock, leadership.namespace, leadership.lease)
+    if leadership.mode is LeaderMode.LEASE:
+        return Held(lease, clock, leadership.pod, leadership.seconds)
+    # kube-scheduler signs its Lease with its hostname: the pod's name, cut as the kubelet cuts it.
+    hosts = {leadership.pod, leadership.pod[:63].rstrip("-."), socket.gethostname()}
+    return Watched(lease, clock, frozenset(hosts))
+
+
+class _Bindings:
+    """:class:`admission.reservations.Api` over the adapter."""
+
+    def __init__(self, pods: ClusterPods) -> None:
+        self._pods = pods
+
+    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+        """See :class:`admission.reservations.Api`."""
+        try:
+            words = self._pods.bind(pod, node, annotations, seconds)
+        except NodeUnready as error:
+            return Answer(Outcome.UNKNOWN, str(error))
+        return Answer(Outcome.REFUSED, words) if words else Answer(Outcome.BOUND)
+
+    def fetch(self, namespace: str, name: str) -> Pod | None:
+        """See :class:`admission.reservations.Api`."""
+        return self._pods.fetch(namespace, name)
+
+
+def _open_extender(
+    door: ExtenderDoor,
+    scheduling: Scheduling,
+    figures: Figures,
+    number: str,
+    draining: Callable[[], bool],
+) -> None:
+    """Give the part its listener. Raises NodeUnready: the port is taken, or a file cannot be used."""
+    peers, context = Peers(), None
+    if door.certificate is not None and door.key is not None and door.client_ca is not None:
+        guarded = ClientGuard(door.certificate, door.key, door.client_ca)
+        guarded.check()
+        scheduling.checks.append(guarded.look)
+        context = guarded.context
+    app = build_extender(door, scheduling.extender, peers, figures, number, draining)
+    scheduling.listener = Listener(
+        app, door.address, door.port, context, header_seconds=Bounds().seconds, peers=peers
+    )

@@ -54,10 +54,15 @@ class Certificates(Protocol):
 
 
 class Switch:
-    """What new connections are served with; hand :attr:`context` to the server once."""
+    """What new connections are served with; hand :attr:`context` to the server once.
 
-    def __init__(self) -> None:
+    ``prepare`` is given every context before it is used.
+    """
+
+    def __init__(self, prepare: Callable[[ssl.SSLContext], None] = lambda _context: None) -> None:
+        self._prepare = prepare
         self.context = _context()
+        prepare(self.context)
         # Called in every handshake, with or without a name: the one place where contexts can be exchanged.
         self.context.sni_callback = self._choose
         self._current: tuple[Pair, ssl.SSLContext] | None = None
@@ -70,6 +75,7 @@ class Switch:
     def take(self, pair: Pair) -> None:
         """Serve ``pair`` from the next connection on. Raises NodeUnready: it cannot be used."""
         context = _context()
+        self._prepare(context)
         try:
             with _in_memory(pair.certificate) as certificate, _in_memory(pair.key) as key:
                 context.load_cert_chain(certificate.path, key.path, password=_no_password)
@@ -152,6 +158,54 @@ class FileCertificates:
             raise
         self._noted(True)  # noqa: FBT003  # its one argument
         log.info("certificate taken", file=str(self._paths[0]), until=_shown(pair.not_after))
+
+
+class ClientGuard:
+    """Serves a certificate of files, and verifies those that clients show against an authority of a file.
+
+    A client may come without one; whoever serves decides what for.
+    """
+
+    def __init__(self, certificate: Path, key: Path, authority: Path) -> None:
+        self._authority = authority
+        self._trusted = b""
+        self._switch = Switch(self._prepare)
+        self._files = FileCertificates(certificate, key, self._switch)
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For the server."""
+        return self._switch.context
+
+    def check(self) -> None:
+        """Take what the files hold if it is new. Raises NodeUnready: it cannot be used; the old one stays."""
+        trusted, before = _read(self._authority), self._trusted
+        if trusted != before:
+            if not _certificates(trusted):
+                raise NodeUnready(f"{self._authority} holds no certificate of an authority in PEM")
+            self._trusted = trusted
+            if self._switch.pair is not None:
+                self._switch.take(self._switch.pair)
+        self._files.check()
+
+    def look(self) -> None:
+        """The same, for a run loop."""
+        try:
+            self.check()
+        except NodeUnready as error:
+            log.warning("extender certificate not renewed", reason=str(error))
+
+    def _prepare(self, context: ssl.SSLContext) -> None:
+        context.verify_mode = ssl.CERT_OPTIONAL
+        if self._trusted:
+            context.load_verify_locations(cadata=self._trusted.decode())
+
+
+def _certificates(pem: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        return []
 
 
 def _read(path: Path) -> bytes:

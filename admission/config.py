@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Final
 
 from gpu_manager.domain.resources import DEFAULT_UNIT
 
@@ -16,8 +15,6 @@ LEASE = "gpu-quota-admission"
 QUOTA = "kube-system/gpuquota"  # the predecessor's ConfigMap
 SCHEDULER_USER = "system:kube-scheduler"  # the common name in kube-scheduler's client certificate
 EXTENDER = "127.0.0.1:3456"  # the predecessor's flag and its default
-# What the leading pod labels itself with under --leader-mode=lease, for a Service to select.
-LEADER_LABEL: Final = "tencent.com/admission-leader"
 # Who may write the annotations that say which cards a pod holds.
 TRUSTED_USERS = frozenset(
     f"system:serviceaccount:{NAMESPACE}:{account}" for account in ("gpu-manager", SERVICE)

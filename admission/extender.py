@@ -40,7 +40,7 @@ from admission.reservations import Binder
 from admission.snapshot import Cluster, Snapshot
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.explain import LINE_LIMIT
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.rules import pod_request
 from gpu_manager.ports import Clock
 
@@ -72,7 +72,10 @@ class Route:
 
 
 class Extender:
-    """Thread-safe. ``count(name, label)`` is told every answer. Without a ``clock`` nothing is expected."""
+    """Thread-safe. ``count(name, label)`` is told every answer, ``refused`` every pod that no node takes.
+
+    Without a ``clock`` nothing is expected.
+    """
 
     def __init__(
         self,
@@ -85,7 +88,9 @@ class Extender:
         clock: Clock | None = None,
         minimum_cores: int = 1,
         count: Callable[[str, str], None] = lambda _name, _label: None,
+        refused: Callable[[PodUid], None] = lambda _uid: None,
     ) -> None:
+        self._refused = refused
         self._cluster = cluster
         self._quota = quota
         self._judge = judge
@@ -121,6 +126,7 @@ class Extender:
             question, snapshot = self._ask(occupant)
         except RequestInvalid as error:
             # A pod that no node can ever take: said for each, so that nobody is evicted for it.
+            self._refused(occupant.uid)
             return Reply(filter_answer(args, (), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT])))
         views = self._views(args, snapshot)
         judged = [(name, view, question.on(view) if view else No.NODE) for name, view in views]
@@ -130,6 +136,8 @@ class Extender:
         if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
             self._expect(question, occupant, *next((v, f) for _, v, f in judged if isinstance(f, Fit)))
         self._count("filtered", "fits" if fitting else "refused")
+        if not fitting:
+            self._refused(occupant.uid)
         log.debug("filtered", pod=occupant.pod.key, fitting=len(fitting), failed=len(failed) + len(lasting))
         return Reply(filter_answer(args, fitting, failed, lasting))
 

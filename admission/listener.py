@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import threading
+from collections.abc import Mapping
 from typing import Any, Final
 
 import h11
@@ -20,15 +21,39 @@ _FAREWELL_SECONDS: Final = 0.5
 _START_SECONDS: Final = 10.0
 
 
+class Peers:
+    """Which certificates the clients of a listener have shown, by their address as ASGI has it."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, int], frozenset[str]] = {}
+
+    def names(self, client: tuple[str, int] | None) -> frozenset[str]:
+        """The common names of the verified certificate behind that connection; empty if there is none."""
+        return self._names.get(client, frozenset()) if client else frozenset()
+
+    def come(self, client: tuple[str, int], certificate: Mapping[str, Any]) -> None:
+        """A connection was made with this certificate (as :meth:`ssl.SSLSocket.getpeercert` has it)."""
+        parts = (part for group in certificate.get("subject", ()) for part in group)
+        self._names[client] = frozenset(value for key, value in parts if key == "commonName")
+
+    def go(self, client: tuple[str, int]) -> None:
+        """It has ended."""
+        self._names.pop(client, None)
+
+
 class _Patient(H11Protocol):
     """Closes a connection that begins no request, or never ends its headers."""
 
     header_seconds = 10.0
+    peers = Peers()
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base
         super().connection_made(transport)
         self._wait()
+        certificate = transport.get_extra_info("peercert")  # only of a handshake that verified it
+        if certificate and self.client:
+            self.peers.come(self.client, certificate)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -39,6 +64,8 @@ class _Patient(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
+        if self.client:
+            self.peers.go(self.client)
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -99,8 +126,11 @@ class Listener:
         *,
         header_seconds: float = 10.0,
         grace_seconds: int = 10,
+        peers: Peers | None = None,
     ) -> None:
         """Bind. ``port`` 0 takes a free one; ``grace_seconds`` is what requests get to end.
+
+        ``peers`` learns which certificates clients show.
 
         A connection without a whole request header after ``header_seconds`` is closed.
 
@@ -116,7 +146,7 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http=type("_Patient", (_Patient,), {"header_seconds": header_seconds}),
+            http=type("_Patient", (_Patient,), {"header_seconds": header_seconds, "peers": peers or Peers()}),
             ws="none",
             lifespan="off",
             log_config=None,

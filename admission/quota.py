@@ -267,9 +267,13 @@ class QuotaNews:
 
 
 class QuotaBook:
-    """The quota in force; ``current`` is None before the first word of the API. Thread-safe."""
+    """The quota in force; ``current`` is None before the first word of the API. Thread-safe.
 
-    def __init__(self) -> None:
+    ``place``: namespace and name of the ConfigMap, for texts.
+    """
+
+    def __init__(self, place: tuple[str, str] = (CONFIG_MAP_NAMESPACE, CONFIG_MAP)) -> None:
+        self._place = "/".join(place)
         self._lock = threading.Lock()
         self._current: Quota | None = None
         self._complaint = ""
@@ -303,9 +307,10 @@ class QuotaBook:
         try:
             quota = parse_quota(text) if isinstance(text, str) and text.strip() else NO_QUOTA
         except NodeUnready as error:
+            complaint = str(error).replace(f"{CONFIG_MAP_NAMESPACE}/{CONFIG_MAP}", self._place, 1)
             with self._lock:
-                self._complaint = str(error)
-            return QuotaNews(complaint=str(error))
+                self._complaint = complaint
+            return QuotaNews(complaint=complaint)
         with self._lock:
             old = self._current or NO_QUOTA
             self._current, self._complaint = quota, ""

@@ -33,6 +33,8 @@ PREDICATE_NODE: Final = "tencent.com/predicate-node"
 PREDICATE_TIME: Final = "tencent.com/predicate-time"
 PREDICATE_INDEX: Final = "tencent.com/predicate-gpu-idx-"
 ASSIGNED: Final = "tencent.com/gpu-assigned"
+# Written into a pod that waits when its namespace's quota changes: schedulers then look at it again.
+QUOTA_SEEN: Final = "tencent.com/vcuda-quota-seen"
 # Annotations of the CRI container (the predecessor's).
 CRI_CORE: Final = CORE
 CRI_MEMORY: Final = MEMORY
@@ -44,6 +46,8 @@ CORDON: Final = "tencent.com/vcuda-cordon"
 MODEL_LABEL: Final = "tencent.com/gpu-model"
 MODEL_LABEL_GAIA: Final = "gaia.tencent.com/gpu-model"
 POOL_LABEL: Final = "gaia.tencent.com/gpu-pool"
+# Label of the admission service's pod that binds, for a Service to select.
+LEADER_LABEL: Final = "tencent.com/admission-leader"
 
 # In the container.
 LIMITS_PATH: Final = "/etc/vcuda/limits"

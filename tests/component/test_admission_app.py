@@ -334,7 +334,7 @@ def test_a_review_at_work_is_answered_before_the_end(serve: Any) -> None:
     assert results == [200]
 
 
-def test_the_program_serves_files_and_ends_with_sigterm(tmp_path: Path) -> None:
+def test_the_program_serves_files_and_ends_with_sigterm(tmp_path: Path, cluster: StandInApi) -> None:
     (tmp_path / "tls.crt").write_bytes(ISSUED.pair.certificate)
     (tmp_path / "tls.key").write_bytes(ISSUED.pair.key)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -342,7 +342,7 @@ def test_the_program_serves_files_and_ends_with_sigterm(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "admission", f"--tls-cert-file={tmp_path / 'tls.crt'}",
         f"--tls-private-key-file={tmp_path / 'tls.key'}", "--webhook-address=127.0.0.1", f"--webhook-port={port}",
-        "--drain-seconds=0", "--default-memory=4", "--pprofAddress", "127.0.0.1:1", "--logtostderr=true",
+        f"--api-url={cluster.url}", "--extender-address=127.0.0.1:0", "--drain-seconds=0", "--default-memory=4", "--pprofAddress", "127.0.0.1:1", "--logtostderr=true",
     ]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k not in ("LOG_LEVEL", "EXTRA_FLAGS")}
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=environment, text=True) as program:

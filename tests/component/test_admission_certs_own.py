@@ -12,7 +12,7 @@ import pytest
 from admission.app import compose
 from admission.authority import SelfSigned, merge
 from admission.certs import Switch, issue
-from admission.config import OwnCertificates, Settings
+from admission.config import ExtenderDoor, OwnCertificates, Settings
 from gpu_manager.adapters.kube import connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.domain.errors import NodeUnready
@@ -21,6 +21,8 @@ from tests.fakes.https import Caller, trusting
 from tests.fakes.reviews import review
 from tests.fakes.sandbox import until
 from tests.fakes.vault import AUTHORITY, DAY, NAME, Clock, Replica, Vault, everyone_trusts, trusts
+
+ANY_PORT = ExtenderDoor(port=0)
 
 
 def test_the_first_start_makes_a_secret_tells_every_webhook_and_serves() -> None:
@@ -266,7 +268,9 @@ def test_an_api_server_that_is_gone_is_unready(api: StandInApi, kube: KubeCertif
 def test_the_program_as_deployed_signs_for_itself_and_tells_the_api_server(api: StandInApi) -> None:
     api.create(configuration("ValidatingWebhookConfiguration"))
     own = OwnCertificates(names=("admission",))
-    program = compose(Settings(address="127.0.0.1", port=0, api_url=api.url, own_certificates=own))
+    program = compose(
+        Settings(address="127.0.0.1", port=0, api_url=api.url, own_certificates=own, extender=ANY_PORT)
+    )
     program.start()
     try:
         hooks = api.get("validatingwebhookconfigurations", "admission")["webhooks"]  # type: ignore[index]
@@ -274,7 +278,7 @@ def test_the_program_as_deployed_signs_for_itself_and_tells_the_api_server(api: 
         context.check_hostname = False  # its name is the Service's
         with Caller(program.port, context) as caller:
             assert caller.post("/validate", review())[0] == 200
-            assert caller.get("/readyz")[0] == 200
+            until(lambda: caller.get("/readyz")[0] == 200)
         secret = api.get("secrets", own.secret, "kube-system")
         assert secret is not None
         assert set(secret["data"]) == {"tls.crt", "tls.key", "ca.crt"}
@@ -285,11 +289,11 @@ def test_the_program_as_deployed_signs_for_itself_and_tells_the_api_server(api: 
 def test_the_program_starts_while_the_api_server_is_away_and_is_ready_once_it_is_back(
     api: StandInApi,
 ) -> None:
-    api.fail(2, 503)
-    program = compose(Settings(address="127.0.0.1", port=0, api_url=api.url))
+    api.fail(2, 503, match="secrets")
+    program = compose(Settings(address="127.0.0.1", port=0, api_url=api.url, extender=ANY_PORT))
     program.start()
     try:
-        assert program.ready() == {"certificate": False}
-        until(lambda: program.ready()["certificate"])
+        assert not program.ready()["certificate"]
+        until(lambda: all(program.ready().values()))
     finally:
         program.stop()

@@ -1,0 +1,73 @@
+"""May whoever shows this token read pods there? Asked of the API server, remembered for a moment."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from gpu_manager.ports import Clock
+
+YES_SECONDS: Final = 30.0  # how long a right that was taken away may still be used here
+NO_SECONDS: Final = 5.0
+_ROOM: Final = 1024
+_LONGEST_TOKEN: Final = 16 << 10
+
+User = Mapping[str, Any]
+
+
+class Reviews(Protocol):
+    """Both raise NodeUnready where no answer comes."""
+
+    def who(self, token: str) -> User | None:
+        """The token's user; None if nobody has it."""
+
+    def may_read_pods(self, user: User, namespace: str) -> bool:
+        """True if the user may get pods there (empty: everywhere)."""
+
+
+class Verdict(Enum):
+    """What became of a question."""
+
+    YES = 200
+    NOBODY = 401
+    NO = 403
+
+
+class Access:
+    """Thread-safe. Tokens are remembered by their digest alone."""
+
+    def __init__(self, reviews: Reviews, clock: Clock) -> None:
+        self._reviews = reviews
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[bytes, str], tuple[float, Verdict]] = OrderedDict()
+
+    def may(self, authorization: str, namespace: str) -> Verdict:
+        """The header's value, and the namespace (empty: all). Raises NodeUnready: nobody can say now."""
+        scheme, _, token = authorization.partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token or len(token) > _LONGEST_TOKEN:
+            return Verdict.NOBODY
+        key, now = (hashlib.sha256(token.encode()).digest(), namespace), self._clock.monotonic()
+        with self._lock:
+            until, verdict = self._known.get(key, (0.0, Verdict.NOBODY))
+        if now < until:
+            return verdict
+        verdict = self._ask(token, namespace)
+        with self._lock:
+            until = now + (YES_SECONDS if verdict is Verdict.YES else NO_SECONDS)
+            self._known[key] = until, verdict
+            self._known.move_to_end(key)
+            if len(self._known) > _ROOM:
+                self._known.popitem(last=False)
+        return verdict
+
+    def _ask(self, token: str, namespace: str) -> Verdict:
+        user = self._reviews.who(token)
+        if user is None:
+            return Verdict.NOBODY
+        return Verdict.YES if self._reviews.may_read_pods(user, namespace) else Verdict.NO

@@ -1,0 +1,70 @@
+"""What of a pod or a node the snapshot needs: so that a list of a large cluster costs no more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gpu_manager.domain.contract import CORE, MEMORY
+
+_OURS: Final = "tencent.com/"
+_GROUPS: Final = ("initContainers", "containers")
+_META: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "labels")
+_SPEC: Final = ("nodeName", "priority", "schedulerName", "overhead")
+_STATUS: Final = ("phase", "startTime", "nominatedNodeName")
+_OTHERS: Final = ("name", "resources", "restartPolicy")
+_NODE_STATUS: Final = ("capacity", "allocatable")
+_CONTAINER: Final = ("name", "resources", "securityContext", "restartPolicy")
+
+Obj = Mapping[str, Any]
+
+
+def slim_pod(obj: Obj) -> Obj | None:
+    """A core/v1 Pod with what is read here; None if it is on no node and names no resource of ours.
+
+    Of a pod on a node that asks for no card, what it takes of the node's CPU is kept.
+    """
+    meta, spec = _map(obj.get("metadata")), _map(obj.get("spec"))
+    groups = {group: [c for c in spec.get(group) or () if isinstance(c, Mapping)] for group in _GROUPS}
+    if not any(_asks(container) for group in groups.values() for container in group):
+        if not spec.get("nodeName"):
+            return None
+        small = {name: [_picked(c, _OTHERS) for c in group] for name, group in groups.items() if group}
+        return {
+            "metadata": _picked(meta, ("name", "namespace", "uid")),
+            "spec": {**_picked(spec, ("nodeName", "overhead")), **small},
+            "status": _picked(_map(obj.get("status")), ("phase",)),
+        }
+    containers = {name: [_picked(c, _CONTAINER) for c in group] for name, group in groups.items()}
+    return {
+        "metadata": {**_picked(meta, _META), "annotations": _annotations(meta)},
+        "spec": {**_picked(spec, _SPEC), **containers},
+        "status": _picked(_map(obj.get("status")), _STATUS),
+    }
+
+
+def slim_node(obj: Obj) -> Obj:
+    """A core/v1 Node with what is read here."""
+    meta = _map(obj.get("metadata"))
+    labels = {k: v for k, v in _map(meta.get("labels")).items() if _OURS in k}
+    return {
+        "metadata": {"name": meta.get("name"), "labels": labels, "annotations": _annotations(meta)},
+        "status": _picked(_map(obj.get("status")), _NODE_STATUS),
+    }
+
+
+def _asks(container: Obj) -> bool:
+    resources = _map(container.get("resources"))
+    return any(key in _map(resources.get(part)) for part in ("limits", "requests") for key in (CORE, MEMORY))
+
+
+def _annotations(meta: Obj) -> Obj:
+    return {k: v for k, v in _map(meta.get("annotations")).items() if _OURS in k}
+
+
+def _picked(obj: Obj, keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: obj[key] for key in keys if key in obj}
+
+
+def _map(value: object) -> Obj:
+    return value if isinstance(value, Mapping) else {}
