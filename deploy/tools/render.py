@@ -38,10 +38,9 @@ _HEADER = "# Rendered from deploy/helm/gpu-manager with its default values by de
 _KUSTOMIZATION = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
-# The images as your registry has them, and the kube-scheduler of your cluster's version:
+# The image as your registry has it, and the kube-scheduler of your cluster's version:
 # images:
 # - {name: gpu-manager, newName: registry.example/gpu-manager, newTag: 0.1.0}
-# - {name: gpu-quota-admission, newName: registry.example/gpu-quota-admission, newTag: 0.1.0}
 # - {name: registry.k8s.io/kube-scheduler, newTag: v1.36.2}
 resources:
 """
@@ -93,16 +92,16 @@ def helm(*arguments: str) -> str:
 
 def template(*arguments: str, namespace: str = "kube-system", version: str = KUBE_VERSION) -> str:
     """The chart rendered."""
-    return helm(
-        "template", "gpu-manager", str(CHART), "-n", namespace, "--kube-version", version, *arguments
-    )
+    return helm("template", "gpu-manager", str(CHART), "-n", namespace, "--kube-version", version, *arguments)
 
 
 def manifests() -> Iterator[tuple[Path, str]]:
     """deploy/manifests: the chart with its defaults, without what only Helm reads."""
     for name, templates in _PARTS:
         shown = [word for part in templates for word in ("--show-only", f"templates/{part}.yaml")]
-        text = re.sub(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by):.*\n", "", template(*shown), flags=re.M)
+        text = re.sub(
+            r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by):.*\n", "", template(*shown), flags=re.M
+        )
         text = re.sub(r"^# Source: .*\n", "", text, flags=re.M)
         text = re.sub(r"\n\n+---", "\n---", text).rstrip() + "\n"
         yield MANIFESTS / f"{name}.yaml", _HEADER + text
@@ -169,7 +168,9 @@ def _files(check: bool) -> Iterator[tuple[Path, str]]:  # noqa: FBT001  # one ca
     yield from made.items()
     for path in sorted(MANIFESTS.glob("*")):
         if path not in made:
-            raise SystemExit(f"{path.relative_to(ROOT)} is rendered from nothing: {'remove' if check else 'removing'} it")
+            raise SystemExit(
+                f"{path.relative_to(ROOT)} is rendered from nothing: {'remove' if check else 'removing'} it"
+            )
 
 
 if __name__ == "__main__":

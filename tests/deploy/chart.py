@@ -1,0 +1,102 @@
+"""The chart as Helm renders it, for each way of installing it that we know of."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "helm" / "gpu-manager"
+MANIFESTS = ROOT / "deploy" / "manifests"
+HELM = ROOT / "build" / "tools" / "helm"
+KUBECTL = ROOT / "build" / "tools" / "kubectl"
+Obj = dict[str, Any]
+
+# name → arguments of `helm template`
+SETS: dict[str, tuple[str, ...]] = {
+    "defaults": (),
+    "simulated": ("-f", str(CHART / "values-simulated.yaml")),
+    "unprivileged": (
+        "--set=agent.runtimeClassName=nvidia,agent.metricsTokenSecret=metrics,agent.seLinuxOptions.type=spc_t",
+        "--set=image.digest=sha256:" + "0" * 64 + ",image.pullSecrets[0].name=pull",
+        "--set=admission.runtimeClass=nvidia,agent.nodeLabels.gaia\\.tencent\\.com/gpu-pool=training",
+        '--set-json=agent.hostPaths=["/usr","/dev","/etc/containerd"]',
+    ),
+    "nvidia": ("--set=cards.injection=nvidia",),
+    "cluster": (
+        "--set=scheduler.mode=cluster,scheduler.name=,scheduler.cluster.url=https://10.96.0.9:3456",
+        "--set=certificates.issuer.kind=ClusterIssuer,certificates.issuer.name=ours",
+    ),
+    "cluster-by-hand": ("--set=scheduler.mode=cluster,admission.replicas=1",),
+    "monitored": (
+        "--set=monitoring.podMonitor=true,monitoring.serviceMonitor=true,monitoring.labels.release=prometheus",
+    ),
+    "own-namespace": ("-n", "gpu", "--set=namespace.create=true"),
+    "bare-network": (
+        "--set=agent.hostNetwork=true,admission.hostNetwork=true,scheduler.sidecar.port=10260",
+        "--set=apiServer.host=10.0.0.1,apiServer.port=6443",
+        "--set=webhook.url=https://gpu-quota-admission.kube-system.svc:9443",
+    ),
+    "least": (
+        "--set=admission.enabled=false,policies.requests=false,policies.agent=false,networkPolicy.enabled=false",
+        "--set=agent.evict=false,agent.kubeletPodsURL=,agent.hostPID=false,agent.legacyMetrics=false",
+        "--set=monitoring.scrapeAnnotations=false,cards.injection=cdi",
+    ),
+    "terms": (
+        "--set=terms.memoryUnit=1Gi,terms.minimumCores=5,terms.defaultMemory=2,terms.denyNodeName=true",
+        "--set=agent.evictEvaders=true,webhook.excludedNamespaces={ops},webhook.failurePolicy=Ignore",
+        '--set-json=quota={"team-a":{"quota":{"Tesla-T4":4},"memory":{"Tesla-T4":8192},"pool":["x"]}}',
+    ),
+}
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run helm; the caller judges."""
+    assert HELM.exists(), "helm is not there: run make tools"
+    return subprocess.run([str(HELM), *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+@functools.cache
+def text_of(name: str, version: str = "1.36.2") -> str:
+    """What Helm prints for a set of values."""
+    namespace = () if "-n" in SETS[name] else ("-n", "kube-system")
+    done = helm("template", "gpu-manager", str(CHART), *namespace, "--kube-version", version, *SETS[name])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(name: str) -> list[Obj]:
+    """The same, read."""
+    return [o for o in yaml.safe_load_all(text_of(name)) if o]
+
+
+def of_kind(name: str, kind: str) -> Iterator[Obj]:
+    """Its objects of a kind."""
+    return (o for o in objects(name) if o["kind"] == kind)
+
+
+def the(name: str, kind: str, called: str) -> Obj:
+    """One of them."""
+    (found,) = (o for o in of_kind(name, kind) if o["metadata"]["name"] == called)
+    return found
+
+
+def agent_pod(name: str) -> Obj:
+    """The agent's pod."""
+    return the(name, "DaemonSet", "gpu-manager-daemonset")["spec"]["template"]["spec"]
+
+
+def admission_pod(name: str) -> Obj:
+    """The admission service's pod."""
+    return the(name, "Deployment", "gpu-quota-admission")["spec"]["template"]["spec"]
+
+
+def container(pod: Obj, called: str) -> Obj:
+    """One container of a pod."""
+    (found,) = (c for c in pod["containers"] if c["name"] == called)
+    return found
