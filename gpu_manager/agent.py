@@ -38,7 +38,7 @@ from gpu_manager.servers.status import Status
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.association import Association
 from gpu_manager.services.backstop import Backstops
-from gpu_manager.services.books import Books
+from gpu_manager.services.books import Books, decode_held_cards
 from gpu_manager.services.coactivity import CoActivity
 from gpu_manager.services.health import Health
 from gpu_manager.services.inventory import InventoryService
@@ -150,9 +150,11 @@ class Agent:
         """
         self._kube.start()
         self._kube.pods.wait(SYNC_SECONDS)
+        stored = self._load()
+        self.health.remember(decode_held_cards(stored) if stored is not None else ())
         self.health.discover()
         self.health.settle()
-        self._recover()
+        self._recover(stored)
         self._kube.pods.on_change(self._pod_changed)
         self.health.subscribe(self.inventory.cards_changed)
         self.allocator.changed = self.inventory.changed
@@ -196,15 +198,16 @@ class Agent:
         cgroups = self._config.host_root / "sys/fs/cgroup"
         return CgroupBackstop(cgroups, lambda: self.allocator.node.cards, build_driver_limits(self._config))
 
-    def _recover(self) -> None:
-        states = self.health.states()
-        self.inventory.cards_changed(states)
+    def _load(self) -> bytes | None:
         try:
-            stored = self._store.load()
+            return self._store.load()
         except NodeUnready as error:
             log.error("ledger not used", reason=str(error))
             self.tally.count("recovery_disagreements", "store")
-            stored = None
+            return None
+
+    def _recover(self, stored: bytes | None) -> None:
+        self.inventory.cards_changed(self.health.states())
         node = self.allocator.node
         entries = self._kubelet.checkpoint()
         listing = None

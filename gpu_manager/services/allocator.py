@@ -28,6 +28,7 @@ from gpu_manager.ports import Clock, Injector, Limit, Pods, Processes, Store, Te
 from gpu_manager.services.association import Association
 from gpu_manager.services.books import Books, Grant, Key
 from gpu_manager.services.departures import Departures
+from gpu_manager.services.inheritance import recognised
 from gpu_manager.services.planner import Node, Planner
 from gpu_manager.services.tally import Tally
 from gpu_manager.services.unnamed import Unnamed
@@ -99,7 +100,11 @@ class Allocator:
         """The cards as they are now."""
         with self._lock:
             self._planner.node = Node.of(self.node.name, self.node.unit, cards, topology)
-            self._books.ledger.refit(s.card for s in cards)
+            self._books.refit(s.card for s in cards)
+            for grant in tuple(self._books.grants.values()):
+                known = recognised(grant, self.node)
+                if known != grant:
+                    self._books.state(known)
 
     def replace(self, books: Books) -> None:
         """Open for business with rebuilt books; called once, before anyone asks."""

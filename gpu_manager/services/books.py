@@ -47,12 +47,28 @@ class Books:
 
     def __init__(self, cards: Iterable[Card], unit: int, grants: Iterable[Grant] = ()) -> None:
         facts = tuple(grants)
-        self.ledger = Ledger(cards, unit, (g.allocation for g in facts))
+        self.cards: dict[CardUuid, Card] = {card.uuid: card for card in cards}
+        self.ledger = Ledger(self.cards.values(), unit, (g.allocation for g in facts))
         self.grants: dict[Key, Grant] = {g.key: g for g in facts}
         self._owners: dict[str, set[PodUid]] = {}
         self._written: dict[Key, _Row] = {}
         for grant in facts:
             self._own(grant)
+
+    def refit(self, cards: Iterable[Card]) -> None:
+        """The node's cards as they are now. One that is lost stays known while somebody holds any of it."""
+        lost = {uuid: card for uuid, card in self.cards.items() if self.ledger.holders(uuid)}
+        self.cards = lost | {card.uuid: card for card in cards}
+        self.ledger.refit(self.cards.values())
+
+    def state(self, grant: Grant) -> None:
+        """Record a grant that exists already, as a fact: a card may end up with more than it has."""
+        others = [g for key, g in self.grants.items() if key != grant.key]
+        planned = [a for a in self.ledger if a.key not in self.grants]
+        facts = [*(g.allocation for g in (*others, grant)), *planned]
+        self.ledger = Ledger(self.cards.values(), self.ledger.unit, facts)
+        self.grants[grant.key] = grant
+        self._own(grant)
 
     def holds(self, pod: PodUid, container: str, resource: str) -> frozenset[str]:
         """The ids that container holds of the resource."""
@@ -153,7 +169,9 @@ class Books:
                 known = _Row(allocation, grant, _text(allocation, grant))
             rows[key] = known
         self._written = rows
-        return f'{{"v":{FORMAT},"allocations":[{",".join(row.text for row in rows.values())}]}}'.encode()
+        cards = json.dumps([_facts(card) for card in self.cards.values()], separators=(",", ":"))
+        allocations = ",".join(row.text for row in rows.values())
+        return f'{{"v":{FORMAT},"cards":{cards},"allocations":[{allocations}]}}'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +201,26 @@ def _text(allocation: Allocation, grant: Grant | None) -> str:
             "proven": grant.proven,
         }
     return json.dumps(row, separators=(",", ":"))
+
+
+def _facts(card: Card) -> list[object]:
+    return [card.index, card.uuid, card.model, card.memory, card.reserved, card.numa, card.minor]
+
+
+def decode_held_cards(state: bytes) -> tuple[Card, ...]:
+    """The cards of which a stored state says that somebody holds some: they may be lost by now. What cannot
+    be read is left out; :func:`decode` says why.
+    """
+    try:
+        data = json.loads(state)
+        held = {share[0] for row in data["allocations"] for share in row["shares"]}
+        rows = [row for row in data.get("cards", ()) if row[1] in held]
+        return tuple(
+            Card(int(index), CardUuid(str(uuid)), str(model), int(memory), int(reserved), numa, minor)
+            for index, uuid, model, memory, reserved, numa, minor in rows
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        return ()
 
 
 def decode(state: bytes) -> tuple[tuple[Grant, ...], tuple[Allocation, ...]]:

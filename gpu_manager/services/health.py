@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -86,6 +86,7 @@ class Health:
         self._watching = self._news = self._look_now = self._stopping = False
         self._settling = threading.Lock()
         self._links = KnownLinks()
+        self._remembered: tuple[Card, ...] = ()
         self._counts: Counter[str] = Counter()
         self._threads: list[threading.Thread] = []
 
@@ -131,6 +132,13 @@ class Health:
             self._news = True
             self._turn.notify_all()
             return True
+
+    def remember(self, cards: Iterable[Card]) -> None:
+        """Cards that were here and that somebody holds. Those that the first listing lacks have vanished:
+        they are shown so until :meth:`forget`, as if we had been running when they went.
+        """
+        with self._turn:
+            self._remembered = tuple(cards)
 
     def look(self) -> None:
         """Have the cards listed now rather than at the next period."""
@@ -234,6 +242,9 @@ class Health:
             else:
                 self._close(entry, state.reason)
         present = {state.card.uuid for state in states}
+        lost = [card for card in self._remembered if card.uuid not in present | self._entries.keys()]
+        self._entries |= {card.uuid: _Entry(card, well_since=None) for card in lost}
+        self._remembered = ()
         for uuid, entry in list(self._entries.items()):
             if uuid in present or entry.missing:
                 continue

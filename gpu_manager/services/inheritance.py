@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
-from gpu_manager.domain.card import CardState
+from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import ASSIGNED, CORE, MEMORY, PREDICATE_INDEX
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.pod import ContainerKind, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.ports import Inherited
+from gpu_manager.services.books import Grant
 from gpu_manager.services.planner import Node
 
+_ABSENT = "nvidia"  # and the number in /dev/nvidia<n>: a card that only a record knows; no UUID is like that
 _CORE_ID = re.compile(re.escape(CORE) + r"-\d{1,9}")
 _MEMORY_ID = re.compile(re.escape(MEMORY) + r"-(\d{1,13})-\d{1,9}")
 
@@ -28,10 +31,33 @@ def is_inherited(ids: Mapping[str, frozenset[str]]) -> bool:
 
 
 def shares_by_record(record: Inherited, node: Node) -> tuple[Share, ...]:
-    """The cards of a record of its checkpoint; empty if one of them is not there."""
-    states = [_by_minor(node, minor) for minor in record.minors]
-    found = [state for state in states if state is not None]
-    return _shares(found, record.amount, node) if len(found) == len(states) else ()
+    """The cards of a record of its checkpoint. One that is not there keeps its number: the container may hold
+    it all the same, and finds it held when it is back (:func:`recognised`).
+    """
+    whole = record.amount.cores >= CORES_PER_CARD
+    absent = Amount(CORES_PER_CARD, 0) if whole else record.amount
+    return tuple(
+        Share(CardUuid(f"{_ABSENT}{minor}"), absent)
+        if (state := _by_minor(node, minor)) is None
+        else Share(state.card.uuid, state.card.capacity(node.unit) if whole else record.amount)
+        for minor in record.minors
+    )
+
+
+def recognised(grant: Grant, node: Node) -> Grant:
+    """The same with the cards under their UUID that were known by their number alone and are there now."""
+    shares = tuple(_recognised(share, node) for share in grant.allocation.shares)
+    return replace(grant, allocation=replace(grant.allocation, shares=shares))
+
+
+def _recognised(share: Share, node: Node) -> Share:
+    number = share.card.removeprefix(_ABSENT)
+    if number == share.card or not number.isdecimal():
+        return share
+    state = _by_minor(node, int(number))
+    if state is None:
+        return share
+    return Share(state.card.uuid, state.card.capacity(node.unit) if share.whole else share.amount)
 
 
 def shares_by_annotation(

@@ -31,7 +31,7 @@ from gpu_manager.ports import (
 )
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.books import Books, Grant, Key, decode
-from gpu_manager.services.inheritance import is_inherited, shares_by_annotation, shares_by_record
+from gpu_manager.services.inheritance import is_inherited, recognised, shares_by_annotation, shares_by_record
 from gpu_manager.services.planner import Node
 from gpu_manager.services.stranded import Stranded
 from gpu_manager.services.tally import Tally
@@ -84,6 +84,7 @@ def rebuild(
         grant = _grant(key, truth, grants.get(key), pods.get(key[0]), node, tally, records.get(key))
         if grant is not None:
             grants[key] = grant
+    grants = {key: recognised(grant, node) for key, grant in grants.items()}
     books = Books((s.card for s in node.cards), node.unit, grants.values())
     for allocation in planned:
         try:

@@ -18,11 +18,12 @@ from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
+from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports import Inherited
 from gpu_manager.services.recovery import SETTLE_SECONDS
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.plugin import Plugin, device
-from tests.fakes.ports import FakeClock
+from tests.fakes.ports import FakeClock, cards
 
 UNIT = 268435456
 
@@ -149,11 +150,36 @@ def test_inherited_books_survive_a_restart_and_end_with_their_pod(tmp_path: Path
         assert rig.cards_of(part, "c") == ()
 
 
-def test_records_of_ended_pods_and_of_missing_cards_are_not_booked(tmp_path: Path) -> None:
-    part = pod("part", container("c", 30, 20))
-    mapping = {uid(part): {"c": row([99], 30, 5 * GIB)}, "ended": {"c": row([0], 100, 0)}}
-    with upgraded(tmp_path, mapping, part) as rig:
+def test_records_of_ended_pods_are_not_booked(tmp_path: Path) -> None:
+    with upgraded(tmp_path, {"ended": {"c": row([0], 100, 0)}}) as rig:
         assert rig.allocator.read(lambda books, _: len(books.ledger)) == 0
+
+
+def booked(rig: NodeRig) -> dict[int, tuple[int, int]]:
+    """Card → what is booked of it, of cards of which anything is."""
+    found = {
+        s.card.index: rig.allocator.read(lambda books, _, uuid=s.card.uuid: books.ledger.booked(uuid))  # type: ignore[misc]
+        for s in rig.states
+    }
+    return {index: (amount.cores, amount.memory) for index, amount in found.items() if amount.cores}
+
+
+def test_a_card_that_is_away_is_held_by_its_number_and_found_held_when_it_is_back(tmp_path: Path) -> None:
+    """The driver lists it late, or the upgrade came while it was lost: nobody else may have it then."""
+    part, wide = pod("part", container("c", 30, 20)), pod("wide", container("c", 200, 0))
+    mapping = {uid(part): {"c": row([9], 30, 5 * GIB)}, uid(wide): {"c": row([1, 8], 200, 0)}}
+    with upgraded(tmp_path, mapping, part, wide) as rig:
+        assert booked(rig) == {1: (100, 16 * GIB)}, "the card that is here is held"
+        assert rig.admit(pod("new", container("c", 10, 4))).admitted
+        (rig.old_checkpoint / FILE_NAME).unlink()
+        rig.restart_agent()
+        rig.states = cards(10)
+        rig.allocator.refit(rig.states, Topology.uniform(10, Link(LinkKind.SYS)))
+        held = booked(rig)
+        assert (held[1], held[8], held[9]) == ((100, 16 * GIB), (100, 16 * GIB), (30, 5 * GIB))
+        assert rig.cards_of(wide, "c") == (1, 8)
+        rig.restart_agent()
+        assert booked(rig) == held
 
 
 def test_a_checkpoint_is_read_as_the_predecessor_wrote_it(tmp_path: Path) -> None:
