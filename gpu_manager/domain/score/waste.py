@@ -182,10 +182,9 @@ class _RollOut:
             at = first if rooms > 8 else 0
             self._take(free[:, :, at:], host[:, at:], asked[step][:, at:], self._cpu[step, at:])
         if self._with_memory:
-            return (
-                (free >> (_PLACE_BITS + _MEMORY_BITS + 1)).sum((0, 2), np.int64),
-                (free >> _PLACE_BITS & _MOST_MEMORY).sum((0, 2), np.int64),
-            )
+            cores_left = free >> (_PLACE_BITS + _MEMORY_BITS + 1)
+            units_left = np.where(cores_left, free >> _PLACE_BITS & _MOST_MEMORY, 0)  # no use without cores
+            return cores_left.sum((0, 2), np.int64), units_left.sum((0, 2), np.int64)
         return (free >> _PLACE_BITS).sum((0, 2), np.int64), np.zeros(rooms, np.int64)
 
     def _take(
