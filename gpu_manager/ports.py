@@ -199,7 +199,6 @@ class Correction:
     host_adjust: int | None = None
     host_seen_used: int | None = None
     context_reserve: int | None = None
-    lease: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ _CARD_USAGE: Final = struct.Struct("<QQQQ96xqQ112xQQQQQ88xQQQQ96x")
 _SLOT: Final = struct.Struct("<IIQQQQ24x16I16Q")
 
 _FAIL_OPEN, _ELASTIC, _OVERSUBSCRIBE, _OBSERVE = 1, 2, 4, 8
-_MEMORY_LIMITED, _CORES_LIMITED, _LEASE = 1, 2, 4
+_MEMORY_LIMITED, _CORES_LIMITED = 1, 2
 _SLOT_LIVE = 1
 _U64: Final = (1 << 64) - 1
 _I64_MIN: Final = -(1 << 63)
@@ -68,8 +68,10 @@ class CardLimits:
 
     ``memory_limit``, ``context_reserve``, ``host_adjust``, ``host_seen_used`` in bytes; ``core_limit`` and
     ``core_ceiling`` in percent (steps of 1/256); ``gain`` and ``co_active`` are factors (steps of 1/256).
-    ``core_ceiling`` of ``None`` is the limit itself. A burst of 20 ms, a debt of 200 ms and
-    a window of 1 s are the defaults that held the limit best in the model (docs/isolation).
+    ``core_ceiling`` of ``None`` is the limit itself. ``context_reserve`` is charged for each context of each
+    process. ``co_active`` counts processes, whosever they are, that have the card at work at once: between
+    processes the driver takes turns. A burst of 20 ms, a debt of 200 ms and a window of 1 s are the defaults
+    that held the limit best in the model (docs/isolation).
     """
 
     uuid: bytes
@@ -84,7 +86,6 @@ class CardLimits:
     window_ns: int = 1_000_000_000
     gain: float = 1.0
     co_active: float = 1.0
-    lease: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +213,8 @@ def _q8(value: float, what: str, low: int = 0) -> int:
 def _encode_card(card: CardLimits) -> bytes:
     if len(card.uuid) != 16:
         raise PageError(f"a card UUID has 16 bytes, not {len(card.uuid)}")
-    mode = (
-        (_MEMORY_LIMITED if card.memory_limit is not None else 0)
-        | (_CORES_LIMITED if card.core_limit is not None else 0)
-        | (_LEASE if card.lease else 0)
+    mode = (_MEMORY_LIMITED if card.memory_limit is not None else 0) | (
+        _CORES_LIMITED if card.core_limit is not None else 0
     )
     limit = card.core_limit or 0.0
     ceiling = limit if card.core_ceiling is None else card.core_ceiling
@@ -286,7 +285,6 @@ def _decode_card(copy: bytes, offset: int) -> CardLimits:
         window_ns=window,
         gain=(gain or 256) / 256,
         co_active=(active or 256) / 256,
-        lease=bool(mode & _LEASE),
     )
 
 

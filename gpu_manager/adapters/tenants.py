@@ -369,7 +369,6 @@ def _corrected(card: abi.CardLimits, corrections: Mapping[CardUuid, Correction])
         host_adjust=card.host_adjust if told.host_adjust is None else told.host_adjust,
         host_seen_used=card.host_seen_used if told.host_seen_used is None else told.host_seen_used,
         context_reserve=card.context_reserve if told.context_reserve is None else told.context_reserve,
-        lease=card.lease if told.lease is None else told.lease,
     )
 
 

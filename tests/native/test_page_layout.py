@@ -133,10 +133,8 @@ def test_constants_agree(facts: dict[str, int]) -> None:
     assert flags == tuple(
         facts[f"VCUDA_FLAG_{name}"] for name in ("FAIL_OPEN", "ELASTIC", "OVERSUBSCRIBE", "OBSERVE")
     )
-    modes = (page._MEMORY_LIMITED, page._CORES_LIMITED, page._LEASE)
-    assert modes == tuple(
-        facts[f"VCUDA_MODE_{name}"] for name in ("MEMORY_LIMITED", "CORES_LIMITED", "LEASE")
-    )
+    modes = (page._MEMORY_LIMITED, page._CORES_LIMITED)
+    assert modes == tuple(facts[f"VCUDA_MODE_{name}"] for name in ("MEMORY_LIMITED", "CORES_LIMITED"))
     levels = tuple(facts[f"VCUDA_LOG_{level.name}"] for level in page.LogLevel)
     assert levels == tuple(page.LogLevel)
 

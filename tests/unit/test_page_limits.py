@@ -31,7 +31,6 @@ def card_limits(draw: st.DrawFn) -> page.CardLimits:
         window_ns=draw(U64),
         gain=draw(FACTOR),
         co_active=draw(FACTOR),
-        lease=draw(st.booleans()),
     )
 
 

@@ -45,7 +45,6 @@
 /* vcuda_card_limits.mode: a limit is in force only if its bit is set; a zero limit with the bit is zero. */
 #define VCUDA_MODE_MEMORY_LIMITED 0x1u
 #define VCUDA_MODE_CORES_LIMITED 0x2u
-#define VCUDA_MODE_LEASE 0x4u /* take turns: the host saw the active tenants' limits nearly fill the card */
 
 /* vcuda_limits_copy.log_level: lines on stderr; the default is silence. */
 #define VCUDA_LOG_SILENT 0u
@@ -56,7 +55,7 @@
 struct vcuda_card_limits {
     uint8_t uuid[16];         /* as cuDeviceGetUuid_v2 returns it; a MIG instance has its own */
     uint64_t memory_limit;    /* bytes */
-    uint64_t context_reserve; /* bytes charged for a process's first context on this card */
+    uint64_t context_reserve; /* bytes charged for each context of a process on this card */
     int64_t host_adjust;      /* bytes NVML sees beyond the ledger (negative: below); added to charged */
     uint64_t host_seen_used;  /* bytes NVML saw for this container at the heartbeat */
     uint32_t core_limit_q8;   /* percent x 256 of GPU time in each window */
@@ -65,7 +64,7 @@ struct vcuda_card_limits {
     uint64_t debt_ns;         /* credit never falls below minus this */
     uint64_t window_ns;       /* the limit holds over each window of this length */
     uint32_t gain_q8;         /* charge = elapsed x gain / 256; 0 means 256 */
-    uint32_t co_active_q8;    /* containers active on the card x 256; 0 means 256 */
+    uint32_t co_active_q8;    /* processes, of all containers, at work on the card at once x 256; 0 means 256 */
     uint32_t mode;            /* VCUDA_MODE_* */
     uint32_t reserved0;
     uint64_t reserved[4];
