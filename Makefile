@@ -41,6 +41,10 @@ native: $(STAMP) ## libvcuda and its stand-in drivers: built, sanitised, tested
 	python -m pytest -n auto -m "not timed" tests/native
 	python -m pytest -m timed tests/native
 
+TSAN := page_attach page_ledger core_arithmetic memory_table memory_model threads
+native-tsan: $(STAMP) ## what threads and processes share, under the thread sanitizer
+	VCUDA_SANITIZE=thread python -m pytest --timeout 600 $(TSAN:%=tests/native/test_%.py)
+
 demo: $(STAMP) ## a node with 8 simulated cards, and pods that share them
 	gpu-manager sandbox --demo
 
@@ -87,4 +91,4 @@ ci: check proto-check test native wheel demo ## what a commit must pass
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help setup check format test native demo proto proto-check bench gpu soak docs tools wheel lock ci clean
+.PHONY: help setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools wheel lock ci clean

@@ -24,7 +24,8 @@
 struct meter;
 
 struct piece {
-    struct piece *next; /* in a list of pieces */
+    struct piece *next;  /* in `free_head` or `closed`: any thread may look at it */
+    struct piece *after; /* in `waiting`: only the one that settles */
     struct venue *venue;
     struct meter *meter;
     CUevent start, end;

@@ -191,14 +191,13 @@ static void settle(struct piece *piece, bool measured, uint64_t now) {
 static void collect(struct venue *venue) {
     struct piece *reversed = NULL, *piece = __atomic_exchange_n(&venue->closed, NULL, __ATOMIC_ACQUIRE);
     while (piece) {
-        struct piece *next = __atomic_load_n(&piece->next, __ATOMIC_RELAXED);
-        piece->next = reversed;
+        piece->after = reversed;
         reversed = piece;
-        piece = next;
+        piece = __atomic_load_n(&piece->next, __ATOMIC_RELAXED);
     }
     *venue->waiting_end = reversed;
     while (*venue->waiting_end)
-        venue->waiting_end = &(*venue->waiting_end)->next;
+        venue->waiting_end = &(*venue->waiting_end)->after;
 }
 
 /* Errors that a context does not survive: its launches fail, and shall fail at once. */
@@ -220,13 +219,13 @@ static void settle_finished(struct venue *venue, uint64_t now) {
             result = CUDA_ERROR_NOT_READY;
         if (result == CUDA_ERROR_NOT_READY) {
             piece->meter->blocked = passes;
-            at = &piece->next;
+            at = &piece->after;
             continue;
         }
         if (is_fatal(result))
             __atomic_store_n(&venue->lost, true, __ATOMIC_RELAXED);
-        *at = piece->next;
-        if (venue->waiting_end == &piece->next)
+        *at = piece->after;
+        if (venue->waiting_end == &piece->after)
             venue->waiting_end = at;
         settle(piece, piece->measured && result == CUDA_SUCCESS && !venue->lost, now);
     }
