@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpu_manager.adapters.manifests import LONGEST_BYTES, Manifest, read_manifests
+from gpu_manager.adapters.manifests import Manifest
+from gpu_manager.cli.files import load_manifests, shown
 from gpu_manager.cli.output import Form, Output, coloured, emit
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.pod import parse_pod
@@ -73,24 +72,8 @@ def _unit(text: str) -> int:
 
 
 def _judge_file(name: str, unit: int, minimum_cores: int) -> Iterator[Verdict]:
-    shown = "standard input" if name == "-" else name
-    try:
-        manifests = read_manifests(_read(name))
-    except OSError as error:
-        raise RequestInvalid(f"{shown}: {error.strerror or error}") from error
-    except ValueError as error:  # a NUL in the name
-        raise RequestInvalid(f"{shown}: no such file") from error
-    except RequestInvalid as error:
-        raise RequestInvalid(f"{shown}: {error}") from error
-    for manifest in manifests:
-        yield _judge(shown, manifest, unit, minimum_cores)
-
-
-def _read(name: str) -> bytes:
-    if name == "-":
-        return sys.stdin.buffer.read(LONGEST_BYTES + 1)
-    with Path(name).open("rb") as file:
-        return file.read(LONGEST_BYTES + 1)
+    for manifest in load_manifests(name):
+        yield _judge(shown(name), manifest, unit, minimum_cores)
 
 
 def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int) -> Verdict:

@@ -9,6 +9,7 @@ from gpu_manager.cli.program import Commands, Program
 # name → (module, summary): one line makes a command.
 COMMANDS: Commands = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
+    "completion": ("gpu_manager.cli.completion", "Print the script that completes commands in a shell."),
     "cordon": ("gpu_manager.cli.cordon", "Close cards to new shares."),
     "doctor": ("gpu_manager.cli.doctor", "Find what is wrong on this machine, each with its cure."),
     "graph": ("gpu_manager.cli.graph", "Show the cards of the running agent, and who holds what of them."),

@@ -7,7 +7,10 @@ must not wait for the Kubernetes client. A command's exit code is what it return
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.completion import completion_init, shell_complete  # type: ignore[attr-defined] # re-exported
 from typer.core import TyperCommand, TyperGroup
 
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable
@@ -46,8 +50,15 @@ class Program:
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run one command line and return its exit code: 2 for bad input, 1 for "no", 0 for "yes"."""
+        if self.completion_variable in os.environ:
+            completion_init()  # the shells, which typer only knows of with options of its own for them
         try:
-            result = self.group().main(list(arguments), prog_name=self.name, standalone_mode=False)
+            result = self.group().main(
+                list(arguments),
+                prog_name=self.name,
+                complete_var=self.completion_variable,
+                standalone_mode=False,
+            )
             sys.stdout.flush()
         except VcudaError as error:
             return self._say(str(error), 2 if isinstance(error, RequestInvalid) else 1)
@@ -66,6 +77,22 @@ class Program:
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a terminal without UTF-8
         sys.exit(self.run(sys.argv[1:]))
+
+    @property
+    def completion_variable(self) -> str:
+        """Set by a shell that asks for completions."""
+        return f"_{self.name.replace('-', '_').replace(' ', '_').upper()}_COMPLETE"
+
+    def completions(self, words: Sequence[str]) -> list[str]:
+        """What may stand in the place of the last of ``words``, which follow the program's name."""
+        *before, begun = words or [""]
+        completion_init()
+        os.environ["COMP_WORDS"] = f"{shlex.join(['-', *before])} {shlex.quote(begun) if begun else ''}"
+        os.environ["COMP_CWORD"] = str(len(before) + 1)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            shell_complete(self.group(), {}, self.name, self.completion_variable, "complete_bash")
+        return [line for line in said.getvalue().splitlines() if line]
 
     def group(self) -> Any:
         """The program as typer sees it."""

@@ -37,7 +37,8 @@ def _lines(report: Report) -> Iterator[str]:
     for finding in report.findings:
         if finding.check is not last:
             word = coloured(f"{finding.check.severity.value:7}", _COLOURS[finding.check.severity])
-            yield f"{word}  {finding.check.id}: {finding.check.what}"
+            head, *rest = _wrapped(f"{finding.check.id}: {finding.check.what}", "         ")
+            yield from (f"{word}  {head.strip()}", *rest)
         last = finding.check
         yield from _wrapped(printable(finding.text), "         - ")
         if finding is _last_of(report, finding.check):

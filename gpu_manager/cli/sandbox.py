@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
 
-from gpu_manager.adapters.manifests import LONGEST_BYTES, read_objects
+from gpu_manager.cli.files import load_objects
 from gpu_manager.domain.errors import RequestInvalid, printable
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def command(
 
         _quiet()
         return run(profile, port or None, directory, native)
-    objects = [obj for name in apply or () for obj in _objects(name)]
+    objects = [obj for name in apply or () for _, obj in load_objects(name)]
     from gpu_manager.sandbox.control import Order, send  # noqa: PLC0415  # gRPC, only where it is needed
     from gpu_manager.sandbox.whole import Settings, default_directory  # noqa: PLC0415  # as above
 
@@ -128,23 +127,6 @@ def _models(sandbox: Sandbox) -> str:
 
 def _interrupt() -> None:
     raise KeyboardInterrupt
-
-
-def _objects(name: str) -> Sequence[Any]:
-    shown = "standard input" if name == "-" else name
-    try:
-        if name == "-":
-            data = sys.stdin.buffer.read(LONGEST_BYTES + 1)
-        else:
-            with Path(name).open("rb") as file:
-                data = file.read(LONGEST_BYTES + 1)
-        return [obj for _, obj in read_objects(data)]
-    except OSError as error:
-        raise RequestInvalid(f"{shown}: {error.strerror or error}") from error
-    except RequestInvalid as error:
-        raise RequestInvalid(f"{shown}: {error}") from error
-    except ValueError as error:  # a NUL in the name
-        raise RequestInvalid(f"{shown}: no such file") from error
 
 
 def _quiet() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from gpu_manager.cli.program import Commands, Program
@@ -9,10 +10,19 @@ from gpu_manager.cli.program import Commands, Program
 # name → (module, summary): one line makes a command.
 COMMANDS: Commands = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
+    "doctor": ("gpu_manager.cli.kubectl.doctor", "Find what is wrong in the cluster, each with its cure."),
+    "explain": ("gpu_manager.cli.kubectl.explain", "Say why a pod waits, or where one would go."),
+    "graph": ("gpu_manager.cli.kubectl.graph", "Show the cards of the cluster, and who holds what of them."),
+    "cost": (
+        "gpu_manager.cli.kubectl.cost",
+        "Show core-hours, GiB-hours and waste, by namespace, pod or label.",
+    ),
     "migrate": (
         "gpu_manager.cli.kubectl.migrate",
         "Turn manifests of gpu-manager, HAMi, gpushare, time-slicing or vgpu-manager into ours.",
     ),
+    "quota": ("gpu_manager.cli.kubectl.quota", "Show what namespaces may hold of cards, and what they hold."),
+    "top": ("gpu_manager.cli.kubectl.top", "Show what each container was given, and what it uses of it."),
     "version": ("gpu_manager.cli.version", "Print the version."),
 }
 
@@ -27,3 +37,12 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """The console script."""
     PROGRAM.main()
+
+
+def complete() -> None:
+    """``kubectl_complete-vcuda``, which kubectl calls with the words typed so far.
+
+    The last line is a number that tells the shell what else to do: 0 to complete files too, 4 not to.
+    """
+    found = PROGRAM.completions(sys.argv[1:])
+    print("\n".join([*found, f":{4 if found else 0}"]))

@@ -1,0 +1,214 @@
+"""``kubectl vcuda explain``: why a pod waits, or where one would go that is not created yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import typer
+
+from gpu_manager.cli.files import load_manifests
+from gpu_manager.cli.kubectl import service
+from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
+from gpu_manager.cli.output import Form, Output, emit, for_program
+from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.explain import Refusal, explain_placement
+from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.survey import NodeBooks, survey
+
+_SUFFIXES = (".yaml", ".yml", ".json")
+_SHOWN = 20  # nodes in full for people
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A pod, and the object it stands in; ``created`` is False for one that a file describes."""
+
+    pod: Pod
+    manifest: Mapping[str, Any]
+    created: bool
+
+
+def command(
+    target: Annotated[
+        str, typer.Argument(metavar="POD|FILE", help="A pod, or a manifest; - reads standard input.")
+    ],
+    namespace: Namespace = "",
+    output: Form = Output.TABLE,
+    admission: service.Admission = service.USUAL,
+    kubeconfig: Kubeconfig = "",
+    context: Context = "",
+) -> int:
+    """Say why a pod waits, card by card, and the smallest change that would let it run.
+
+    A FILE (.yaml, .yml, .json, a path, or -) need not be created: the answer is where its pod would go now.
+    The admission service answers, which also knows quotas and priorities; where it cannot be asked the same
+    judgement is made here, and said so. Exit code: 0 it runs or fits, 1 it waits, 2 bad input.
+    """
+    asked = [_drafted(*one) for one in _manifests(target)] if _is_file(target) else []
+    if _is_file(target) and not asked:
+        raise RequestInvalid(f"{target}: holds no pod and no workload with pods")
+    with log_in(kubeconfig, context, namespace) as login:
+        if not asked:
+            asked = [_named(login, object_name(target, "POD"))]
+        asked = [_placed(one, login.namespace, forced=bool(namespace)) for one in asked]
+        answers = [_answer(login, admission, one) for one in asked]
+    if for_program(output):
+        emit({"pods": [{**answer, "answeredBy": by} for answer, by in answers]}, output)
+    else:
+        typer.echo("\n\n".join("\n".join(_lines(answer)) for answer, _ in answers))
+        for by in dict.fromkeys(by for _, by in answers):
+            typer.echo(f"judged by {printable(by)}", err=True)
+    return 0 if all(_runs(answer) for answer, _ in answers) else 1
+
+
+def _is_file(target: str) -> bool:
+    return target == "-" or "/" in target or target.endswith(_SUFFIXES)
+
+
+def _manifests(target: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """(name, namespace, pod) of everything in the file that runs pods."""
+    for manifest in load_manifests(target):
+        if manifest.pod is not None:
+            yield manifest.name, manifest.namespace, manifest.pod
+
+
+def _drafted(name: str, namespace: str, pod: Mapping[str, Any]) -> _Asked:
+    meta = pod.get("metadata")
+    meta = {**(meta if isinstance(meta, Mapping) else {}), "name": name}
+    if namespace:
+        meta["namespace"] = namespace
+    obj = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod.get("spec")}
+    return _Asked(replace(parse_pod(obj), node="", phase=""), obj, created=False)
+
+
+def _named(login: Login, name: str) -> _Asked:
+    path = f"/api/v1/namespaces/{login.namespace}/pods/{name}"
+    obj = login.connection.request(f"read the pod {login.namespace}/{name}", "GET", path)
+    return _Asked(parse_pod(obj), obj, created=True)
+
+
+def _placed(asked: _Asked, namespace: str, *, forced: bool) -> _Asked:
+    """A manifest without a namespace means the caller's, as with kubectl create."""
+    meta = asked.manifest["metadata"]
+    if asked.created or (meta.get("namespace") and not forced):
+        return asked
+    manifest = {**asked.manifest, "metadata": {**meta, "namespace": namespace}}
+    return replace(asked, pod=replace(asked.pod, namespace=namespace), manifest=manifest)
+
+
+def _answer(login: Login, admission: str, asked: _Asked) -> tuple[Mapping[str, Any], str]:
+    """The explanation and who gave it."""
+    try:
+        if asked.created:
+            path = f"/explain/{service.escaped(asked.pod.namespace)}/{service.escaped(asked.pod.name)}"
+            answer = service.ask(login, admission, path)
+        else:
+            answer = service.ask(login, admission, "/explain", asked.manifest)
+        return answer, f"the admission service ({admission})"
+    except service.Silent as why:
+        return _here(login, asked.pod), f"this program, without quotas and priorities ({why})"
+
+
+def _here(login: Login, pod: Pod) -> Mapping[str, Any]:
+    """The same shape as the service's, by the domain's own judgement."""
+    from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
+
+    cluster = read_cluster(login.connection)
+    books = survey(cluster.nodes, cluster.pods)
+    if not pod.asks:
+        return _explained(
+            pod, "asks for no part of a card: any node will do", {"fits": len(books)}, len(books)
+        )
+    if pod.node:
+        return _bound(pod, books)
+    try:
+        verdicts = [(one, one.verdict(pod)) for one in books]
+    except RequestInvalid as error:
+        return _explained(pod, f"never runs: {error}", {"never": len(books)}, len(books))
+    nodes = [_node(one, verdict) for one, verdict in verdicts]
+    nodes.sort(key=lambda node: (node["outcome"] != "fits", node["node"]))
+    counts = Counter(str(node["outcome"]) for node in nodes)
+    if not nodes:
+        line = "waits: the cluster has no node with cards"
+    elif counts["fits"]:
+        first = nodes[0]
+        line = f"fits on {counts['fits']} of {len(nodes)} nodes now; on {first['node']}: {first['line']}"
+    else:
+        line = f"waits: none of {len(nodes)} nodes has room now; {nodes[0]['node']}: {nodes[0]['line']}"
+    return _explained(pod, line, counts, len(nodes), nodes)
+
+
+def _bound(pod: Pod, books: Sequence[NodeBooks]) -> Mapping[str, Any]:
+    where = next((one for one in books if one.name == pod.node), None)
+    line = f"bound to node {pod.node}"
+    if where is None:
+        line += ", which publishes no cards: kubectl vcuda doctor says why"
+    elif held := where.ledger.of_pod(pod.uid):
+        placement = {name: allocation.shares for name, allocation in held.items()}
+        line += f": {explain_placement(placement, where.said.inventory.cards)}"
+        if pod.uid in where.guessed:
+            line += ", where the node would put it: its annotation does not say"
+    elif pod.terminal:
+        line = f"ended on node {pod.node}, and holds nothing any more"
+    else:
+        line += ", where no card has room for it"
+    return _explained(pod, line, {"bound": 1, "not asked": len(books) - bool(where)}, len(books))
+
+
+def _node(books: NodeBooks, verdict: Any) -> dict[str, Any]:
+    cards = books.said.inventory.cards
+    if not isinstance(verdict, Refusal):
+        return {"node": books.name, "outcome": "fits", "line": explain_placement(verdict, cards), "cards": []}
+    return {
+        "node": books.name,
+        "outcome": "room",
+        "line": verdict.line(),
+        "cards": [
+            {
+                "index": view.index,
+                "uuid": str(view.uuid),
+                "free": {"cores": view.free.cores, "memory": view.free.memory},
+                "reason": reason,
+            }
+            for view, reason in verdict.cards
+        ],
+    }
+
+
+def _explained(
+    pod: Pod,
+    line: str,
+    counts: Mapping[str, int],
+    total: int,
+    nodes: Sequence[Mapping[str, Any]] = (),
+) -> Mapping[str, Any]:
+    return {"pod": pod.key, "line": line, "counts": dict(counts), "total": total, "nodes": list(nodes)}
+
+
+def _runs(answer: Mapping[str, Any]) -> bool:
+    counts = answer.get("counts")
+    return isinstance(counts, Mapping) and bool(counts.get("fits") or counts.get("bound"))
+
+
+def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    """For people. What comes from the service is data of another program: whatever shape it has."""
+    asks = f" asks {answer['asks']}" if answer.get("asks") else ""
+    yield printable(f"pod {answer.get('pod')}{asks}")
+    yield printable(str(answer.get("line")))
+    for words in answer.get("quota") or ():
+        yield printable(f"quota: {words}")
+    nodes = [node for node in answer.get("nodes") or () if isinstance(node, Mapping)]
+    for node in nodes[:_SHOWN]:
+        cards = [card for card in node.get("cards") or () if isinstance(card, Mapping)]
+        fits = "fits" if node.get("outcome") == "fits" else "no room"
+        yield printable(f"{node.get('node')}: {fits if cards else node.get('line')}")
+        for card in cards:
+            yield printable(f"  card {card.get('index')} ({card.get('uuid')}): {card.get('reason')}")
+        if node.get("victims"):
+            yield printable(f"  would have room without: {', '.join(map(str, node['victims']))}")
+    total = answer.get("total")
+    if nodes and isinstance(total, int) and total > min(len(nodes), _SHOWN):
+        yield f"and {total - min(len(nodes), _SHOWN)} more nodes; -o json shows more"

@@ -1,0 +1,60 @@
+"""What every command of the plugin takes: kubeconfig, context, namespace. kubectl hands none of them on."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpu_manager.domain.errors import RequestInvalid, quoted
+
+if TYPE_CHECKING:
+    from gpu_manager.adapters.kube import Connection
+
+Kubeconfig = Annotated[
+    str, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, else ~/.kube/config.", show_default=False)
+]
+Context = Annotated[
+    str, typer.Option("--context", help="Of the kubeconfig; default: the current one.", show_default=False)
+]
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", help="Default: the context's.", show_default=False)
+]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Pods of all namespaces.")]
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """An open connection with the caller's rights, and the namespace they mean."""
+
+    connection: Connection
+    namespace: str
+
+
+@contextmanager
+def log_in(kubeconfig: str, context: str, namespace: str = "") -> Iterator[Login]:
+    """Connect; closed at the end. Raises RequestInvalid: no such kubeconfig, context or namespace's name."""
+    if namespace:
+        object_name(namespace, "--namespace")
+    from gpu_manager.adapters.kube import connect_person  # noqa: PLC0415  # the client is heavy; --help must not wait
+
+    path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    connection, usual = connect_person(path, context)
+    try:
+        yield Login(connection, namespace or usual)
+    finally:
+        connection.close()
+
+
+def object_name(text: str, what: str) -> str:
+    """The text, if it can be the name of an object. Raises RequestInvalid."""
+    if not _NAME.fullmatch(text):
+        raise RequestInvalid(f"{what} is {quoted(text)}: use lower-case letters, digits, - and .")
+    return text

@@ -1,0 +1,84 @@
+"""Asks the admission service through the API server's service proxy, with the caller's own token.
+
+The API server takes a caller's Authorization header off what it passes on, so the token travels in a header
+of its own as well. Where the service cannot be asked, :class:`Silent` says why and commands judge by
+themselves, by the same functions of the domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from gpu_manager.cli.kubectl.login import Login, object_name
+from gpu_manager.domain.contract import TOKEN_HEADER
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
+
+Admission = Annotated[
+    str,
+    typer.Option(
+        "--admission", envvar="VCUDA_ADMISSION", help="Its service: NAMESPACE/NAME; - to judge without it."
+    ),
+]
+USUAL = "kube-system/gpu-quota-admission"
+_PORT = 443
+
+
+class Silent(Exception):  # noqa: N818  # no error: the command goes on without the service
+    """The service did not answer; the text says why."""
+
+
+def ask(
+    login: Login,
+    admission: str,
+    path: str,
+    manifest: Mapping[str, Any] | None = None,
+    query: Mapping[str, str] | None = None,
+) -> Mapping[str, Any]:
+    """GET the path, or POST the manifest to it.
+
+    Raises:
+        Silent: it cannot be asked. RequestInvalid: it refuses the manifest, or ``admission`` names nothing.
+    """
+    from gpu_manager.adapters.kube import Refused  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.reading import service_path  # noqa: PLC0415  # same
+
+    if admission == "-":
+        raise Silent("--admission is -")
+    namespace, slash, name = admission.partition("/")
+    if not slash:
+        raise RequestInvalid(f"--admission is {quoted(admission)}: write NAMESPACE/NAME, such as {USUAL}")
+    where = service_path(object_name(namespace, "--admission"), object_name(name, "--admission"), _PORT, path)
+    token = login.connection.token
+    if not token:
+        raise Silent("your login is a certificate, and the service asks for a token")
+    headers = {TOKEN_HEADER: f"Bearer {token}", "Accept": "application/json"}
+    try:
+        method = "GET" if manifest is None else "POST"
+        return login.connection.request(
+            f"ask {admission}", method, where, query=query, body=manifest, headers=headers
+        )
+    except Refused as error:
+        raise Silent(_reason(error.code, admission)) from error
+    except NodeUnready as error:
+        raise Silent(str(error)) from error
+
+
+_REASONS = {
+    401: "it takes no token that comes through the API server",
+    403: "you may not ask it: that needs get and create on services/proxy, and get on pods",
+    404: "there is no such service, or it does not know the pod",
+    503: "no pod of it is ready",
+}
+
+
+def _reason(code: int, admission: str) -> str:
+    return f"{admission}: {_REASONS.get(code, f'it answered {code}')}"
+
+
+def escaped(part: str) -> str:
+    """One step of a path."""
+    return quote(part, safe="")

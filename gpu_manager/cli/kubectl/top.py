@@ -1,0 +1,177 @@
+"""``kubectl vcuda top``: what each container was given, and what it uses of it now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
+from gpu_manager.cli.output import WideForm, WideOutput, columns, emit, for_program
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import HTTP_PORT
+from gpu_manager.domain.errors import NodeUnready, printable
+from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.resources import MIB, format_bytes
+from gpu_manager.domain.survey import NodeBooks, survey
+
+if TYPE_CHECKING:
+    from gpu_manager.adapters.kube.reading import Cluster
+
+_AT_ONCE = 16  # agents asked at the same time
+_Used = Mapping[tuple[str, str, str], Mapping[str, Any]]  # (pod UID, container, card) → the agent's figures
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    node: str
+    model: str
+    index: int
+    guessed: bool
+    allocation: Allocation
+    share: Share
+    used: Mapping[str, Any]
+
+
+def command(
+    namespace: Namespace = "",
+    all_namespaces: AllNamespaces = False,
+    output: WideForm = WideOutput.TABLE,
+    kubeconfig: Kubeconfig = "",
+    context: Context = "",
+) -> int:
+    """Show each container's share of a card, and what it uses of it where the node's agent can be asked.
+
+    That goes through the API server and needs get on pods/proxy; without it usage is left out, and said so.
+    """
+    from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
+
+    with log_in(kubeconfig, context, namespace) as login:
+        cluster = read_cluster(login.connection)
+        books = survey(cluster.nodes, cluster.pods)
+        wanted = [one for one in books if any(_shown(a, login, all_namespaces) for a in one.ledger)]
+        used, silent = _usage(login, cluster, wanted)
+        found = (row for one in wanted for row in _rows(one, used))
+        rows = [row for row in found if _shown(row.allocation, login, all_namespaces)]
+        where = "any namespace" if all_namespaces else f"namespace {login.namespace}"
+    if for_program(output):
+        emit({"containers": [_json(row) for row in rows], "silent": silent}, output)
+        return 0
+    if rows:
+        typer.echo(_table(rows, wide=output is WideOutput.WIDE))
+    else:
+        typer.echo(f"no container in {where} holds a share of a card")
+    for reason in dict.fromkeys(silent.values()):
+        nodes = [node for node, why in silent.items() if why == reason]
+        named = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")
+        typer.echo(printable(f"usage of {named} is not known: {reason}"), err=True)
+    return 0
+
+
+def _shown(allocation: Allocation, login: Login, everywhere: bool) -> bool:
+    return everywhere or allocation.namespace == login.namespace
+
+
+def _rows(books: NodeBooks, used: _Used) -> Iterator[_Row]:
+    cards = {s.card.uuid: s.card for s in books.said.inventory.cards}
+    for allocation in sorted(books.ledger, key=lambda a: (a.namespace, a.pod_name, a.order)):
+        for share in allocation.shares:
+            card = cards[share.card]
+            yield _Row(
+                books.name,
+                card.model,
+                card.index,
+                allocation.pod in books.guessed,
+                allocation,
+                share,
+                used.get((allocation.pod, allocation.container, share.card), {}),
+            )
+
+
+def _usage(login: Login, cluster: Cluster, books: list[NodeBooks]) -> tuple[_Used, dict[str, str]]:
+    """What the agents say, and why others say nothing."""
+    used: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+    silent: dict[str, str] = {}
+
+    def ask(node: str) -> tuple[str, _Used | str]:
+        place = cluster.agents.get(node)
+        if place is None:
+            return node, "no pod of the agent's DaemonSet runs there"
+        from gpu_manager.adapters.kube.reading import pod_path  # noqa: PLC0415  # as in log_in
+
+        try:
+            path = pod_path(*place, HTTP_PORT, "/usage")
+            return node, _parsed(login.connection.text(f"ask the agent of {node}", path, "application/json"))
+        except NodeUnready as error:
+            return node, str(error)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for node, said in pool.map(ask, [one.name for one in books]):
+            if isinstance(said, str):
+                silent[node] = said
+            else:
+                used |= said
+    return used, silent
+
+
+def _parsed(text: str) -> _Used:
+    """The agent's ``/usage``. Raises NodeUnready: it is none."""
+    found: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+    try:
+        for uid, pod in json.loads(text)["usage"].items():
+            for container, stat in pod["stat"].items():
+                for device in stat["dev"]:
+                    found[uid, container, str(device["uuid"])] = dict(device)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise NodeUnready("its agent answered with something else") from error
+    return found
+
+
+def _figure(row: _Row, key: str) -> float | None:
+    value = row.used.get(key)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _table(rows: list[_Row], *, wide: bool) -> str:
+    titles = ["NAMESPACE", "POD", "CONTAINER", "NODE", "CARD", "CORES", "USED", "MEMORY", "USED"]
+    if wide:
+        titles += ["MODEL", "UUID"]
+    return columns(titles, [_cells(row, wide=wide) for row in rows])
+
+
+def _cells(row: _Row, *, wide: bool) -> list[str]:
+    core, memory = _figure(row, "gpu"), _figure(row, "mem")
+    cells = [
+        row.allocation.namespace,
+        row.allocation.pod_name,
+        row.allocation.container,
+        row.node,
+        f"{row.index}{'?' if row.guessed else ''}",
+        str(row.share.amount.cores),
+        "-" if core is None else f"{core:.0f} %",
+        format_bytes(row.share.amount.memory),
+        "-" if memory is None else format_bytes(int(memory * MIB)),
+    ]
+    return cells + ([row.model, str(row.share.card)] if wide else [])
+
+
+def _json(row: _Row) -> Mapping[str, Any]:
+    core, memory = _figure(row, "gpu"), _figure(row, "mem")
+    return {
+        "namespace": row.allocation.namespace,
+        "pod": row.allocation.pod_name,
+        "container": row.allocation.container,
+        "node": row.node,
+        "card": row.index,
+        "uuid": CardUuid(row.share.card),
+        "model": row.model,
+        "cardKnown": not row.guessed,
+        "cores": row.share.amount.cores,
+        "coresUsed": core,
+        "memory": row.share.amount.memory,
+        "memoryUsed": None if memory is None else int(memory * MIB),
+    }
