@@ -21,6 +21,7 @@ from gpu_manager.adapters.driver_files import DriverFiles, Host, Strategy, detec
 from gpu_manager.adapters.kube import Kube, connect
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.memory_backstop import CgroupBackstop, DriverLimits
+from gpu_manager.adapters.nvml_faults import FaultPolicy
 from gpu_manager.adapters.old_checkpoint import read_old_checkpoint
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.store import FileStore
@@ -262,7 +263,8 @@ def build_cards(config: Config) -> Cards:
         raise RequestInvalid(f"--cards is {config.cards!r}: use nvml, or simulated:<profile or file>")
     from gpu_manager.adapters.nvml import NvmlCards  # noqa: PLC0415  # as above
 
-    return NvmlCards()
+    policy = FaultPolicy(config.program_xids, config.card_xids, config.quiet_seconds)
+    return NvmlCards(policy=policy, library=config.nvml)
 
 
 def build_driver_limits(config: Config) -> DriverLimits | None:

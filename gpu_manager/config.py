@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpu_manager.adapters.nvml_faults import QUIET_SECONDS
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.resources import DEFAULT_UNIT
 
@@ -16,7 +17,9 @@ class Config:
 
     ``cards`` is ``nvml``, or ``simulated:`` and a profile's name or a file; ``unit`` is bytes of a memory
     unit; ``injection`` is ``auto`` or a strategy; ``evict`` lets the agent evict pods whose card is wrong,
-    ``evict_evaders`` those that were caught getting round their limits.
+    ``evict_evaders`` those that were caught getting round their limits. ``program_xids`` are driver errors
+    that never close a card, ``card_xids`` those that always do; a card opens again when it was well for
+    ``quiet_seconds``. ``nvml`` is the NVML library where the loader does not find it.
     """
 
     node: str
@@ -33,6 +36,10 @@ class Config:
     http_token: str | None = None
     cards: str = "nvml"
     control: Path | None = None
+    nvml: Path | None = None
+    program_xids: frozenset[int] = frozenset()
+    card_xids: frozenset[int] = frozenset()
+    quiet_seconds: float = QUIET_SECONDS
     unit: int = DEFAULT_UNIT
     injection: str = "auto"
     host_root: Path = Path("/")

@@ -124,6 +124,9 @@ def recovery_text(action: int) -> str:
     return RECOVERY_ACTIONS.get(action, f"the driver asks for recovery action {action}")
 
 
+QUIET_SECONDS = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class FaultPolicy:
     """What closes a card, and for how long at least.
@@ -136,7 +139,7 @@ class FaultPolicy:
 
     application: frozenset[int] = frozenset()
     critical: frozenset[int] = frozenset()
-    quiet_seconds: float = 60.0
+    quiet_seconds: float = QUIET_SECONDS
     pending_remap_closes: bool = True
 
     def closes(self, xid: int, action: int | None) -> str:

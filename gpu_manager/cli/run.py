@@ -9,6 +9,7 @@ from typing import Annotated
 import structlog
 import typer
 
+from gpu_manager.adapters.nvml_faults import QUIET_SECONDS
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.errors import RequestInvalid
@@ -76,6 +77,18 @@ def command(
         ),
     ] = "nvml",
     control: Annotated[Path | None, typer.Option(help="Control file of simulated cards.")] = None,
+    nvml_library: Annotated[
+        Path | None, typer.Option(help="libnvidia-ml.so.1, where the loader does not find it.")
+    ] = None,
+    program_xids: Annotated[
+        str, typer.Option(help="XIDs that never close a card, comma-separated: programs cause them here.")
+    ] = "",
+    card_xids: Annotated[
+        str, typer.Option(help="XIDs that always close the card, comma-separated, whatever the table says.")
+    ] = "",
+    quiet_seconds: Annotated[
+        float, typer.Option(min=0, help="How long a closed card must be well before it opens again.")
+    ] = QUIET_SECONDS,
     memory_unit: Annotated[str, typer.Option(help="What one vcuda-memory stands for.")] = str(DEFAULT_UNIT),
     device_injection: Annotated[str, typer.Option(help="auto, direct, cdi, nvidia or simulated.")] = "auto",
     host_root: Annotated[Path, typer.Option(help="The host's root as the agent sees it.")] = Path("/"),
@@ -122,6 +135,10 @@ def command(
             http_port=http_port,
             http_token=_secret(metrics_auth),
             cards=cards,
+            nvml=nvml_library,
+            program_xids=_xids("--program-xids", program_xids),
+            card_xids=_xids("--card-xids", card_xids),
+            quiet_seconds=quiet_seconds,
             control=control,
             unit=unit_bytes(memory_unit),
             injection=device_injection,
@@ -154,13 +171,26 @@ def _labels(text: str) -> dict[str, str]:
     return labels
 
 
+def _xids(flag: str, text: str) -> frozenset[int]:
+    numbers = [item.strip() for item in text.split(",") if item.strip()]
+    wrong = next((n for n in numbers if not (n.isdecimal() and len(n) < 5)), None)
+    if wrong is not None:
+        raise RequestInvalid(f"{flag} is {text!r}: {wrong!r} is no XID; use numbers such as 31,43")
+    return frozenset(map(int, numbers))
+
+
 def _secret(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        return path.read_text(encoding="utf-8").strip() or None
+        token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestInvalid(f"--metrics-auth {path} cannot be read: {error}") from error
+    if not token:
+        raise RequestInvalid(
+            f"--metrics-auth {path} is empty: write a token into it, or leave the option out"
+        )
+    return token
 
 
 def _extra(path: Path | None) -> tuple[str, ...]:

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from gpu_manager.agent import build_cards
+from gpu_manager.config import Config
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.sandbox.api import StandInApi
 from gpu_manager.sandbox.kubelet import StandInKubelet
 
@@ -49,6 +52,10 @@ def command(directory: Path, *arguments: str, api: str = "http://127.0.0.1:1") -
         (["--device-injection", "magic"], "--device-injection is 'magic'"),
         (["--http-port", "99999"], "--http-port"),
         (["--metrics-auth", "/nowhere/token"], "--metrics-auth /nowhere/token"),
+        (["--metrics-auth", "/dev/null"], "--metrics-auth /dev/null is empty"),
+        (["--program-xids", "31,x"], "'x' is no XID"),
+        (["--card-xids", "-1"], "--card-xids is '-1'"),
+        (["--quiet-seconds", "-1"], "--quiet-seconds"),
         (["--surprise"], "unknown argument '--surprise'"),
     ],
 )
@@ -90,7 +97,7 @@ def test_without_nvml_the_agent_runs_on_without_cards_and_says_so(tmp_path: Path
     api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
     kubelet.start()
     agent = subprocess.Popen(
-        command(tmp_path, "--cards", "nvml", api=api.url),
+        command(tmp_path, "--cards", "nvml", "--program-xids", "31, 43", "--card-xids", "13", api=api.url),
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "LD_LIBRARY_PATH": ""},
@@ -129,3 +136,14 @@ def _not_ready(port: int) -> dict[str, Any]:
     with refused.value as answer:
         assert answer.code == 503
         return dict(json.loads(answer.read()))
+
+
+def test_the_nvml_library_is_loaded_from_where_it_is_said_to_be(tmp_path: Path) -> None:
+    """Here it is not. What the operator says of XIDs goes the same way."""
+    library = tmp_path / "libnvidia-ml.so.1"
+    cards = build_cards(Config(NODE, nvml=library, program_xids=frozenset({31}), quiet_seconds=5))
+    try:
+        with pytest.raises(NodeUnready, match=f"could not load the NVML library: {library}"):
+            cards.list()
+    finally:
+        cards.close()
