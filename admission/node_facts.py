@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from admission.host_cpu import allocatable
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
     CORDON,
@@ -31,7 +32,10 @@ _NO_LINKS = Topology(())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeFacts:
-    """What the node's own object says. ``problem`` is why no pod of ours may go there, empty if it may."""
+    """What the node's own object says. ``problem`` is why no pod of ours may go there, empty if it may.
+
+    ``cpu`` is what it gives to pods in thousandths, None if it does not say.
+    """
 
     name: str
     unit: int
@@ -42,6 +46,7 @@ class NodeFacts:
     model: str = ""
     problem: str = ""
     hardware: int = 0
+    cpu: int | None = None
 
     @property
     def models(self) -> Mapping[CardUuid, str]:
@@ -65,7 +70,8 @@ def read_node(obj: Mapping[str, Any], unit: int, intern: Intern, *, by_capacity:
         problem = "" if cards else f"{NO_DEVICE}: the node publishes no inventory of cards"
         topology = Topology.uniform(len(cards), _SYS)
         hardware = intern((topology, tuple(replace(s, card=_plain(s.card)) for s in cards)))
-        return NodeFacts(name, unit, cards, topology, frozenset(), pool, model, problem, hardware)
+        cpu = allocatable(obj)
+        return NodeFacts(name, unit, cards, topology, frozenset(), pool, model, problem, hardware, cpu)
     cordoned = decode_uuids(_text(annotations.get(CORDON)))
     cards = tuple(replace(s, cordoned=s.cordoned or s.card.uuid in cordoned) for s in inventory.cards)
     problem = ""
@@ -76,8 +82,18 @@ def read_node(obj: Mapping[str, Any], unit: int, intern: Intern, *, by_capacity:
     elif not cards:
         problem = NO_DEVICE
     hardware = intern((inventory.topology, tuple(replace(s, card=_plain(s.card)) for s in cards)))
-    refused = frozenset(inventory.refused)
-    return NodeFacts(name, inventory.unit, cards, inventory.topology, refused, pool, model, problem, hardware)
+    return NodeFacts(
+        name,
+        inventory.unit,
+        cards,
+        inventory.topology,
+        frozenset(inventory.refused),
+        pool,
+        model,
+        problem,
+        hardware,
+        allocatable(obj),
+    )
 
 
 def _plain(card: Card) -> Card:

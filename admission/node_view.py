@@ -21,7 +21,8 @@ from gpu_manager.domain.resources import Amount
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeView:
     """A node and the books of its cards; nobody changes them. Equal ``state`` means equal to placement,
-    but for the UUIDs of the cards.
+    but for the UUIDs of the cards. ``cpu`` is the host CPU that no pod has asked for, in thousandths; None if
+    the node does not say what it has.
     """
 
     facts: NodeFacts
@@ -29,6 +30,7 @@ class NodeView:
     charges: Mapping[PodUid, Charge]
     nominated: tuple[Occupant, ...]
     state: int
+    cpu: int | None = None
 
     @property
     def name(self) -> str:
@@ -81,6 +83,7 @@ def build_view(
     nominated: Iterable[Occupant],
     intern: Intern,
     before: NodeView | None = None,
+    cpu: int | None = None,
 ) -> NodeView:
     """The node with these pods on it; ``before`` is how it was, to start from where little has changed."""
     ledger = _patched(before, facts, charges)
@@ -89,7 +92,7 @@ def build_view(
     awaited = tuple(sorted(nominated, key=lambda o: (-o.pod.priority, o.began, o.uid)))
     booked = tuple(ledger.booked(state.card.uuid) for state in facts.cards)
     state = intern((facts.hardware, booked))
-    return NodeView(facts, ledger, charges, awaited, state)
+    return NodeView(facts, ledger, charges, awaited, state, cpu)
 
 
 def _fresh(facts: NodeFacts, charges: Mapping[PodUid, Charge]) -> Ledger:

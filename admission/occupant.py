@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from admission.host_cpu import asked
 from gpu_manager.domain import rules
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
@@ -28,7 +29,8 @@ class Occupant:
     """A pod that asks for cards. ``assigned`` is what its annotation says, None if that is not about it.
 
     ``nominated`` is the node where preemption is making room for it; ``began`` orders pods by age (the
-    kubelet's start, else creation). ``reserved`` marks one whose Binding is under way.
+    kubelet's start, else creation). ``reserved`` marks one whose Binding is under way. ``cpu`` is the
+    host CPU it asks for, in thousandths.
     """
 
     pod: Pod
@@ -36,6 +38,7 @@ class Occupant:
     nominated: str = ""
     began: str = ""
     reserved: bool = False
+    cpu: int = 0
 
     @property
     def uid(self) -> PodUid:
@@ -74,6 +77,7 @@ def occupant_of(pod: Pod, obj: Mapping[str, Any] | None = None) -> Occupant:
         assigned=_assigned(pod),
         nominated=_text(status.get("nominatedNodeName")),
         began=_text(status.get("startTime")) or pod.created,
+        cpu=asked(obj or {}),
     )
 
 

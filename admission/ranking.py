@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from zlib import crc32
 
 from admission.judging import Fit
@@ -15,7 +15,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
 _MOST = 1 << 16  # costs remembered
 
-Cost = tuple[float, ...]
+Cost = tuple[Any, ...]  # compared with those of the same call alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from admission.charges import Charge, charge_all
 from admission.node_facts import NodeFacts, read_node
 from admission.node_view import NodeView, build_view
 from admission.occupant import Occupant, occupant_of, read_occupant
+from admission.other_pods import OtherPods
 from gpu_manager.domain.contract import CORDON, INVENTORY, MODEL_LABEL, MODEL_LABEL_GAIA, POOL_LABEL
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
@@ -27,6 +29,7 @@ NODES: Final = "nodes"
 PODS: Final = "pods"
 BUDGETS: Final = "poddisruptionbudgets"
 Used = Mapping[str, Mapping[str, Amount]]  # namespace → model → what its pods hold
+_MOST_FRESH = 1 << 16  # pods that nobody has counted yet; the oldest go
 _MOST_STATES = 1 << 16  # distinct node states remembered; beyond, numbering goes on with an empty table
 
 
@@ -56,6 +59,8 @@ class Cluster:
         self._names: dict[str, PodUid] = {}
         self._reserved: dict[PodUid, Occupant] = {}
         self._expected: dict[PodUid, tuple[float, Occupant]] = {}  # until when; the oldest first
+        self._others = OtherPods()
+        self._fresh: deque[Occupant] = deque(maxlen=_MOST_FRESH)
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
         self._budgets: dict[tuple[str, str], Budget] = {}
         self._views: dict[str, NodeView] = {}
@@ -96,6 +101,7 @@ class Cluster:
                 uids = {_uid(obj) for obj in objects}
                 for uid in [uid for uid in self._pods if uid not in uids]:
                     self._forget(uid)
+                self._dirty |= self._others.keep(uids)
             elif kind == NODES:
                 names = {_name(obj) for obj in objects}
                 for name in [name for name in self._facts if name not in names]:
@@ -163,7 +169,8 @@ class Cluster:
         """The API server itself said so, before the watch did."""
         if pod.asks:
             with self._lock:
-                self._take(occupant_of(pod))
+                known = self._pods.get(pod.uid)
+                self._take(replace(occupant_of(pod), cpu=known.cpu if known else 0))
 
     # What is known.
 
@@ -177,6 +184,13 @@ class Cluster:
         with self._lock:
             uid = self._names.get(f"{namespace}/{name}")
             return None if uid is None else self._pods.get(uid)
+
+    def fresh(self) -> list[Occupant]:
+        """The pods that came up since this was last asked, each once: for the one who counts them."""
+        with self._lock:
+            fresh = list(self._fresh)
+            self._fresh.clear()
+            return fresh
 
     def waiting(self, namespace: str | None = None) -> tuple[Occupant, ...]:
         """Pods that look for a node, of one namespace or of all."""
@@ -213,7 +227,7 @@ class Cluster:
             if known is not None:
                 return known
             facts = read_node(obj, self.unit, self._intern, by_capacity=True)
-            return build_view(facts, {}, (), self._intern)
+            return build_view(facts, {}, (), self._intern, cpu=facts.cpu)
 
     # Pods. Every method below is called with the lock held.
 
@@ -221,10 +235,12 @@ class Cluster:
         uid = _uid(obj)
         if gone:
             self._forget(uid)
+            self._dirty |= self._others.drop(uid)
             return
         occupant = read_occupant(obj)
         if occupant is None:
-            self._forget(uid)  # it asks for nothing of ours: then it holds nothing
+            self._forget(uid)  # it asks for nothing of ours: then it holds nothing but CPU
+            self._dirty |= self._others.take(uid, obj)
         else:
             self._take(occupant)
 
@@ -236,6 +252,8 @@ class Cluster:
             return
         if before is not None:
             self._untouch(before)
+        if before is None:
+            self._fresh.append(occupant)
         self._pods[uid] = occupant
         self._names[occupant.pod.key] = uid
         if occupant.pod.node or occupant.pod.terminal:
@@ -331,7 +349,10 @@ class Cluster:
         known: Mapping[PodUid, Charge] = before.charges if before and before.facts is facts else {}
         bound = [o for o in here if o.occupies and o.pod.node == name]
         nominated = [o for o in here if o.waits and o.nominated == name]
-        view = build_view(facts, charge_all(facts, bound, known), nominated, self._intern, before)
+        cpu = facts.cpu
+        if cpu is not None:
+            cpu -= self._others.cpu(name) + sum(o.cpu for o in bound)
+        view = build_view(facts, charge_all(facts, bound, known), nominated, self._intern, before, cpu)
         self._views[name] = view
         self._add_usage(view, 1)
 
@@ -366,6 +387,7 @@ def _said(obj: Mapping[str, Any]) -> Hashable:
     annotations, labels = _map(meta.get("annotations")), _map(meta.get("labels"))
     shown = [annotations.get(key) for key in (INVENTORY, CORDON)]
     shown += [labels.get(key) for key in (MODEL_LABEL, MODEL_LABEL_GAIA, POOL_LABEL)]
+    shown.append(_map(_map(obj.get("status")).get("allocatable")).get("cpu"))
     return tuple(text if isinstance(text, str) else None for text in shown)
 
 

@@ -1,0 +1,174 @@
+"""The deployed choice among nodes: fed by the watch, deterministic, blind to names, ready before it is asked."""
+
+import random
+
+from admission.extender import Extender
+from admission.least_waste import LeastWaste, shapes_of, stock_of
+from admission.snapshot import NODES, PODS
+from gpu_manager.domain.contract import PLACEMENT
+from gpu_manager.domain.resources import GIB
+from gpu_manager.domain.score.shapes import Shape, Stock
+from tests.fakes.extender import UNIT, World, container, node, pod
+
+
+def at_once(job):
+    job()
+
+
+def with_cpu(obj, cpu):
+    if obj["kind"] == "Node":
+        obj["status"]["allocatable"] = {**obj["status"]["allocatable"], "cpu": cpu}
+    else:
+        obj["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
+    return obj
+
+
+def world_of(nodes, pods=(), aside=at_once):
+    world = World(nodes, pods)
+    world.policy = LeastWaste(world.cluster, aside=aside)
+    world.extender = Extender(world.cluster, world.quota, world.judge, world.policy, world.binder)
+    return world
+
+
+def best(world, obj, names=None):
+    scores = world.prioritize(obj, names)
+    assert max(scores.values()) == 10
+    assert sum(score == 10 for score in scores.values()) == 1
+    assert all(0 <= score <= 8 for score in scores.values() if score != 10)
+    return max(scores, key=scores.get)
+
+
+def test_a_fraction_fills_the_card_that_is_open_already():
+    world = world_of([node("n1"), node("n2")], [pod("x", 60, 20, on="n2")])
+    world.create(obj := pod("a", 40, 20))
+    assert best(world, obj) == "n2"
+
+
+def test_a_model_that_others_can_only_use_is_left_to_them():
+    picky = [pod(f"t{i}", 100, None, annotations={"tencent.com/gpu-model": "A10"}) for i in range(10)]
+    world = world_of([node("n1", model="A10"), node("n2", model="T4")], picky)
+    world.create(obj := pod("a", 100, None))
+    assert best(world, obj) == "n2"
+
+
+def test_a_node_without_host_cpu_to_spare_is_the_one_to_use_up():
+    """Its cards are of no use to anybody once the CPU is gone, so a pod that needs little goes there."""
+    eaters = [with_cpu(pod(f"e{i}", 50, 10), "8") for i in range(20)]
+    nodes = [with_cpu(node("n1"), "64"), with_cpu(node("n2"), "4")]
+    world = world_of(nodes, eaters)
+    world.create(obj := with_cpu(pod("a", 50, 10), "1"))
+    assert best(world, obj) == "n2"
+
+
+def test_pods_without_a_card_take_host_cpu_too():
+    eaters = [with_cpu(pod(f"e{i}", 50, 10), "8") for i in range(20)]
+    other = with_cpu(pod("other", None, None, on="n2", phase="Running"), "60")
+    world = world_of([with_cpu(node("n1"), "64"), with_cpu(node("n2"), "64")], [*eaters, other])
+    assert world.cluster.snapshot().nodes["n2"].cpu == 4000
+    world.create(obj := with_cpu(pod("a", 50, 10), "1"))
+    assert best(world, obj) == "n2"
+    world.cluster.apply(PODS, "DELETED", other)
+    assert world.cluster.snapshot().nodes["n2"].cpu == 64_000
+
+
+def test_the_names_of_the_nodes_and_their_order_decide_nothing():
+    chance = random.Random(5)
+    held = [(f"h{i}", chance.choice([20, 30, 50, 70]), i % 6) for i in range(12)]
+    chosen = []
+    for names in ("abcdef", "fedcba", "cafebd"):
+        world = world_of([node(name) for name in names], [pod(n, c, 8, on=names[at]) for n, c, at in held])
+        world.create(obj := pod("new", 30, 8))
+        chosen.append(names.index(best(world, obj, sorted(names))))
+    view = [sorted(c for _, c, at in held if at == where) for where in chosen]
+    assert view[0] == view[1] == view[2]
+
+
+def test_what_was_remembered_is_what_a_fresh_one_finds():
+    chance = random.Random(11)
+    world = world_of([node(f"n{i}", cards=4) for i in range(6)])
+    for i in range(40):
+        world.create(obj := pod(f"p{i}", chance.choice([10, 25, 50, 80]), chance.choice([4, 8, 16])))
+        fitting = world.filter(obj)["NodeNames"]
+        if len(fitting) < 2:
+            continue
+        kept = world.prioritize(obj, fitting)
+        scorer, old = world.policy.scorer, world.policy
+        fresh = LeastWaste(world.cluster, aside=at_once)
+        fresh._epoch = type(old._epoch)(scorer)
+        world.extender._policy = fresh
+        assert world.prioritize(obj, fitting) == kept
+        world.extender._policy = old
+        world.bind(obj, max(kept, key=kept.get))
+
+
+def test_only_nodes_that_changed_are_worked_out_again():
+    world = world_of([node(f"n{i}") for i in range(50)], aside=lambda job: None)
+    world.create(first := pod("a", 30, 8))
+    world.prioritize(first)
+    known = len(world.policy._epoch.known)
+    assert known == 1  # fifty equal nodes are one
+    world.filter(first)
+    assert world.bind(first, "n7") == ""
+    world.create(second := pod("b", 30, 8))
+    world.prioritize(second)
+    assert len(world.policy._epoch.known) == known + 1
+
+
+def test_a_new_mix_is_made_beside_the_old_one_which_answers_meanwhile():
+    jobs = []
+    world = world_of([node("n1"), node("n2")], aside=jobs.append)
+    for i in range(5):
+        world.create(obj := pod(f"p{i}", 30, 8))
+        best(world, obj)
+    assert len(jobs) == 1  # one at a time
+    before = world.policy.scorer
+    jobs.pop()()
+    assert world.policy.scorer is not before
+    assert world.policy.scorer.mix.total > before.mix.total
+    world.create(obj := pod("later", 30, 8))
+    best(world, obj)
+
+
+def test_a_model_that_came_up_since_is_scored_at_once():
+    world = world_of([node("n1", model="T4"), node("n2", model="T4")], aside=lambda job: None)
+    world.create(obj := pod("a", 30, 8))
+    best(world, obj)
+    world.cluster.apply(NODES, "ADDED", node("n3", model="H200"))
+    best(world, obj)
+
+
+def test_every_pod_counts_once_whether_it_finds_room_or_not():
+    world = world_of([node("n1"), node("n2")])
+    world.create(huge := pod("huge", 800, None), obj := pod("a", 30, 8))
+    world.filter(huge)
+    best(world, obj)
+    best(world, obj)
+    assert dict(world.policy.scorer.mix.counts) == {Shape(800): 1, Shape(30, 8): 1}
+
+
+def test_spread_and_topology_keep_their_meaning():
+    world = world_of(
+        [node("near", 2, link="NV4"), node("far", 2, link="SYS"), node("busy", 2)],
+        [pod("x", 30, 8, on="busy")],
+    )
+    apart = pod("a", 30, 8, annotations={PLACEMENT: "spread"})
+    joined = pod("b", 200, None, annotations={PLACEMENT: "topology"})
+    world.create(apart, joined)
+    assert best(world, apart) != "busy"
+    assert best(world, joined) == "near"
+
+
+def test_a_pod_of_several_parts_counts_as_each_of_them():
+    world = World()
+    parts = [container("a", 30, 8), container("b", 200)]
+    world.create(with_cpu(pod("p", containers=parts), "2"))
+    (occupant,) = world.cluster.fresh()
+    assert shapes_of(occupant, UNIT) == [Shape(30, 8, 2000), Shape(200, 0, 0)]
+    assert world.cluster.fresh() == []
+
+
+def test_the_stock_counts_every_card_by_model():
+    nodes = [node("n1", 2, model=["T4", "A10"]), node("n2", 4, model="T4", unhealthy=[0])]
+    views = World(nodes).cluster.snapshot().nodes.values()
+    units = 16 * GIB // UNIT
+    assert stock_of(views) == {"T4": Stock(5, units), "A10": Stock(1, units)}
