@@ -1,0 +1,288 @@
+"""Each of the doctor's checks: what it finds, what it lets pass, what it says it cannot know."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, Assignment, Inventory, encode_assignment
+from gpu_manager.domain.doctor import CHECKS, CLUSTER_CHECKS, NODE_CHECKS, Facts, Severity, examine
+from gpu_manager.domain.doctor.facts import (
+    AgentFacts,
+    AgentPods,
+    ClusterFacts,
+    DriverFacts,
+    KubeletFacts,
+    NodeFacts,
+    PodFacts,
+    RuntimeFacts,
+    SchedulerFacts,
+    Webhook,
+)
+from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
+from gpu_manager.domain.resources import GIB, Amount
+from gpu_manager.domain.topology import Link, Topology
+
+NOW = 1_800_000_000.0
+DAY = 86_400.0
+DRIVER = DriverFacts(
+    pci_cards=2,
+    kernel="550.54.15",
+    library="550.54.15",
+    nvml_problem="",
+    nvml_cards=2,
+    devices=frozenset({"nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"}),
+    in_use={"550.54.15": 3},
+)
+RUNTIME = RuntimeFacts(
+    strategy="cdi",
+    why="/etc/containerd/config.toml: enable_cdi is true",
+    config="/etc/containerd/config.toml",
+    default_runtime="runc",
+    runtimes={"runc": ""},
+    systemd_cgroup=True,
+    cdi=True,
+    sockets=("/run/containerd/containerd.sock",),
+    cri="/run/containerd/containerd.sock",
+    toolkit=(1, 14, 3),
+    cgroups=2,
+)
+KUBELET = KubeletFacts(
+    socket=True,
+    pod_resources=True,
+    registered=frozenset({CORE, MEMORY}),
+    own_sockets=frozenset({"vcore.sock", "vmemory.sock"}),
+    cgroup_driver="systemd",
+    cgroups=2,
+    static_pods=(),
+)
+AGENT = AgentFacts(
+    "http://127.0.0.1:5678",
+    "0.1.0",
+    {"registered": True},
+    enforced={"default/a c": "active", "default/b c": "exclusive"},
+    evading=(),
+    blind=(),
+    sample_age_seconds=0.4,
+)
+
+
+def inventory(**states: Any) -> Inventory:
+    card = CardState(Card(0, CardUuid("GPU-a"), "V100", 16 * GIB), **states)
+    return Inventory(256 << 20, (card,), Topology.uniform(1, Link.parse("SYS")))
+
+
+NODE = NodeFacts("n1", inventory(), 100, 64, labels={"pool": "gpu", "tencent.com/gpu-model": "V100"})
+
+
+def a_pod(name: str = "p", **more: Any) -> Pod:
+    containers = (Container("c", ContainerKind.APP, core=60, memory_units=1),)  # type: ignore[arg-type]
+    uid = PodUid(f"uid-{name}")
+    shares = {"c": ((CardUuid("GPU-a"), Amount(60, GIB)),)}
+    said = {ALLOCATION: encode_assignment(Assignment("n1", uid, shares))}
+    base = Pod(uid, "default", name, containers, "n1", "Running", said, scheduler="gpu-scheduler")
+    return replace(base, **more)
+
+
+HOOK = Webhook("gpu", "mutate", mutating=True, policy="Fail", expires=NOW + 90 * DAY, service="kube-system/a")
+CLUSTER = ClusterFacts(
+    nodes=(NODE,),
+    pods=(PodFacts(a_pod()),),
+    agents=AgentPods("kube-system/gpu-manager-daemonset", {"pool": "gpu"}, {"n1": True}),
+    agents_known=True,
+    webhooks=(HOOK, replace(HOOK, name="validate", mutating=False)),
+    services_ready={"kube-system/a": 2},
+    serving_expires=NOW + 60 * DAY,
+    schedulers=(SchedulerFacts("kube-system/s", ("gpu-scheduler",), extender=True),),
+    runtime_classes=frozenset({"nvidia"}),
+)
+GOOD = Facts(NOW, DRIVER, RUNTIME, KUBELET, AGENT, CLUSTER)
+
+
+def driver(**changed: Any) -> Facts:
+    return replace(GOOD, driver=replace(DRIVER, **changed))
+
+
+def runtime(**changed: Any) -> Facts:
+    return replace(GOOD, runtime=replace(RUNTIME, **changed))
+
+
+def kubelet(**changed: Any) -> Facts:
+    return replace(GOOD, kubelet=replace(KUBELET, **changed))
+
+
+def agent(**changed: Any) -> Facts:
+    return replace(GOOD, agent=replace(AGENT, **changed))
+
+
+def cluster(**changed: Any) -> Facts:
+    return replace(GOOD, cluster=replace(CLUSTER, **changed))
+
+
+def node(**changed: Any) -> Facts:
+    return cluster(nodes=(replace(NODE, **changed),))
+
+
+def hooks(**changed: Any) -> Facts:
+    return cluster(webhooks=tuple(replace(hook, **changed) for hook in CLUSTER.webhooks or ()))
+
+
+TWO_OF_60 = (PodFacts(a_pod()), PodFacts(a_pod("q")))
+FOUND = [
+    ("no-card", driver(pci_cards=0, nvml_cards=None), "shows no NVIDIA card"),
+    ("driver-not-loaded", driver(kernel=None, nvml_cards=None), "no NVIDIA kernel module"),
+    ("driver-library-missing", driver(library=None, library_problem="no libcuda.so.1"), "no libcuda.so.1"),
+    ("driver-mismatch", driver(kernel="535.1.2"), "535.1.2, the libraries on disk are 550.54.15"),
+    ("nvml-unusable", driver(nvml_problem="libnvidia-ml.so.1 was not found"), "libnvidia-ml.so.1"),
+    ("card-not-driven", driver(nvml_cards=1), "the driver 1"),
+    ("device-node-missing", driver(devices=DRIVER.devices - {"nvidia-uvm"}), "/dev/nvidia-uvm is missing"),
+    ("device-node-missing", driver(devices=DRIVER.devices - {"nvidia1"}), "2 cards and 1 nodes"),
+    ("driver-upgraded", driver(in_use={"535.1.2": 1}), "1 process has libcuda 535.1.2 open"),
+    ("runtime-not-found", runtime(sockets=(), config=""), "no socket and no configuration"),
+    ("cri-socket-wrong", runtime(cri="/run/docker.sock"), "there is /run/containerd/containerd.sock"),
+    ("runtime-binary-missing", runtime(runtimes={"nvidia": "/x"}, missing=frozenset({"nvidia"})), "is /x"),
+    ("default-runtime-wrong", runtime(default_runtime="nvidia"), "default_runtime_name is nvidia"),
+    ("cdi-off", runtime(cdi=False, strategy="direct", why="enable_cdi is false"), "by direct instead"),
+    ("devices-allow", runtime(default_runtime="nvidia", toolkit=(1, 3, 1)), "devices.allow: no such file"),
+    ("devices-lost-on-reload", runtime(strategy="nvidia"), "daemon-reload"),
+    ("kubelet-socket-absent", kubelet(socket=False), "kubelet.sock is not there"),
+    ("pod-resources-absent", kubelet(pod_resources=False), "pod-resources/kubelet.sock"),
+    ("plugin-not-registered", kubelet(registered=frozenset({CORE})), "vcuda-memory (the agent's socket"),
+    ("plugin-not-registered", kubelet(registered=frozenset(), own_sockets=frozenset()), "no agent's socket"),
+    ("agent-silent", kubelet(agent_problem="no agent answers"), "no agent answers"),
+    ("two-plugins", kubelet(registered=frozenset({CORE, MEMORY, "nvidia.com/gpu"})), "both tencent.com"),
+    ("static-pod", kubelet(static_pods=("kube-system/s (/etc/s.yaml)",)), "static pod kube-system/s"),
+    ("cgroup-v1", kubelet(cgroups=1), "failCgroupV1"),
+    ("cgroup-driver-differs", kubelet(cgroup_driver="cgroupfs"), "uses systemd"),
+    ("agent-not-ready", agent(ready={"registered": False}, why="no kubelet"), "registered does not hold: no"),
+    ("enforcement-off", agent(enforced={"default/a c": "tampered"}), "default/a c: enforcement is tampered"),
+    ("evading", agent(evading=("default/a c: memory",)), "default/a c: memory"),
+    ("watchdog-blind", agent(blind=("host-pid",)), "without hostPID"),
+    ("card-closed", agent(closed=("card 0 (GPU-a) is cordoned",)), "is cordoned"),
+    ("sample-old", agent(sample_age_seconds=61.0), "61 s ago"),
+    ("no-gpu-node", node(inventory=None, core=None), "none of 1 nodes"),
+    ("inventory-unreadable", node(inventory_unreadable=True), "node n1"),
+    ("node-offers-nothing", node(core=0), "has 1 cards and offers 0"),
+    ("node-offers-nothing", node(core=None), "offers no tencent.com/vcuda-core"),
+    ("agent-absent", cluster(agents=None), "no DaemonSet"),
+    ("agent-absent", cluster(agents=replace(CLUSTER.agents, ready={"n1": False})), "on node n1 is not ready"),
+    ("agent-gone", cluster(agents=replace(CLUSTER.agents, ready={})), "node n1 publishes cards"),
+    (
+        "node-label-missing",
+        cluster(nodes=(NODE, NodeFacts("n2", None, None, None, hinted="label nvidia.com/gpu.present"))),
+        "not the label pool=gpu",
+    ),
+    ("model-label-missing", node(labels={}), "neither tencent.com/gpu-model"),
+    (
+        "units-differ",
+        cluster(nodes=(NODE, replace(NODE, inventory=replace(inventory(), unit=1)))),
+        "1 in 1 B",
+    ),
+    ("two-plugins-on-node", node(gpu=1), "offers 1 nvidia.com/gpu beside 100"),
+    ("card-unhealthy", node(inventory=inventory(healthy=False)), "card 0 (GPU-a)"),
+    ("card-over-committed", cluster(pods=TWO_OF_60), "120 of 100 cores of card GPU-a"),
+    ("webhook-missing", cluster(webhooks=(HOOK,)), "no validating webhook"),
+    ("webhook-certificate", hooks(expires=NOW + 2 * DAY), "expires in 2.0 days"),
+    ("webhook-certificate", hooks(expires=NOW - DAY), "expired 1.0 days ago"),
+    ("webhook-certificate", hooks(expires=None), "holds no certificate"),
+    ("webhook-certificate", cluster(serving_expires=NOW + DAY), "the certificate of the admission service"),
+    ("webhook-down", cluster(services_ready={}), "service kube-system/a has no ready pod"),
+    ("webhook-fails-open", hooks(policy="Ignore"), "gpu/validate: failurePolicy is Ignore"),
+    ("scheduler-without-extender", cluster(schedulers=()), "no KubeSchedulerConfiguration"),
+    (
+        "scheduler-without-extender",
+        cluster(pods=(PodFacts(a_pod(scheduler="")),)),
+        "1 pods that ask for tencent.com/vcuda-core name scheduler default-scheduler",
+    ),
+    ("pod-without-card", cluster(pods=(PodFacts(a_pod(annotations={})),)), "on no card that is said"),
+    ("pod-without-card", cluster(pods=(PodFacts(a_pod(node="n9")),)), "which publishes no cards"),
+    ("static-pod-in-cluster", cluster(pods=(PodFacts(a_pod(), static=True),)), "is static"),
+    ("runtime-class-missing", cluster(pods=(PodFacts(a_pod(), runtime_class="x"),)), "runtimeClass x"),
+]
+
+
+def test_a_good_machine_in_a_good_cluster_shows_nothing() -> None:
+    report = examine(GOOD)
+    assert (report.findings, report.skipped) == ((), ())
+    assert report.healthy
+    assert len(report.passed) == len(CHECKS)
+
+
+@pytest.mark.parametrize(("name", "facts", "text"), FOUND, ids=[f"{f[0]}-{i}" for i, f in enumerate(FOUND)])
+def test_a_fault_is_found_with_its_values_and_judged_by_its_severity(
+    name: str, facts: Facts, text: str
+) -> None:
+    report = examine(facts)
+    found = [finding for finding in report.findings if finding.check.id == name]
+    assert text in " ".join(finding.text for finding in found)
+    assert found[0].check.cure
+    trouble = any(f.check.severity is Severity.TROUBLE for f in report.findings)
+    assert report.healthy is not trouble
+
+
+def test_every_check_has_a_fault_in_this_table_and_a_name_of_its_own() -> None:
+    assert {name for name, _, _ in FOUND} == {check.id for check in CHECKS}
+    assert len({check.id for check in CHECKS}) == len(CHECKS)
+
+
+def test_what_was_not_looked_at_is_said_once_for_each_reason_and_is_no_trouble() -> None:
+    report = examine(Facts(NOW, blind={"kubelet": "there is no kubelet"}))
+    assert report.healthy
+    assert report.passed == ()
+    assert sum(len(skipped.checks) for skipped in report.skipped) == len(CHECKS)
+    assert "there is no kubelet" in [skipped.why for skipped in report.skipped]
+    assert len(report.skipped) == len({skipped.why for skipped in report.skipped})
+
+
+def test_nothing_is_missing_from_a_machine_without_a_card() -> None:
+    report = examine(replace(GOOD, driver=DriverFacts(pci_cards=0)), NODE_CHECKS)
+    assert [finding.check.id for finding in report.findings] == ["no-card"]
+
+
+@pytest.mark.parametrize("part", [f.name for f in fields(DriverFacts)])
+def test_one_fact_of_the_driver_that_is_not_known_accuses_nobody_else(part: str) -> None:
+    empty: Any = frozenset() if part == "devices" else "" if part == "library_problem" else None
+    found = {finding.check.id for finding in examine(driver(**{part: empty}), NODE_CHECKS).findings}
+    assert found <= {"driver-library-missing", "device-node-missing"}
+
+
+def test_what_the_api_server_refuses_to_show_is_said_in_its_words() -> None:
+    facts = cluster(nodes=None, refused={"nodes": "nodes: you lack this right"})
+    report = examine(facts, CLUSTER_CHECKS)
+    said = {skipped.why: skipped.checks for skipped in report.skipped}
+    assert "no-gpu-node" in said["nodes: you lack this right"]
+
+
+hostile = st.text(st.characters(codec="utf-8"), max_size=30)
+
+
+@given(hostile, hostile)
+def test_names_that_others_chose_cannot_move_the_cursor(name: str, label: str) -> None:
+    bad = replace(NODE, name=name, core=0, gpu=1, inventory_unreadable=True, labels={"pool": label})
+    pod = a_pod(namespace=name, name=label, node=name, scheduler=label)
+    facts = cluster(
+        nodes=(bad,),
+        pods=(PodFacts(pod, static=True, runtime_class=name), PodFacts(pod)),
+        agents=AgentPods("a", {label: name}, {name: False}),
+        webhooks=(replace(HOOK, configuration=name, name=label, expires=None, service=name),),
+    )
+    for finding in examine(facts, CLUSTER_CHECKS).findings:
+        assert finding.text.isprintable()
+
+
+def test_many_cases_of_one_fault_are_counted_not_listed() -> None:
+    many = tuple(replace(NODE, name=f"n{i}", gpu=1) for i in range(500))
+    found = [f for f in examine(cluster(nodes=many)).findings if f.check.id == "two-plugins-on-node"]
+    assert len(found) == 11
+    assert found[-1].text == "and 490 more like these"
+
+
+def test_the_page_of_the_docs_names_every_check() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert [line[4:] for line in page.splitlines() if line.startswith("### ")] == [c.id for c in CHECKS]
