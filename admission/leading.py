@@ -44,13 +44,13 @@ class Leases(Protocol):
 class Pods:
     """The picture that binding needs: when its last full list was asked for, and how to get a new one.
 
-    ``listed`` is of the monotonic clock, None before the first; ``waiting`` says whether it has a pod that
-    waits for cards.
+    ``listed`` is of the monotonic clock, None before the first; ``inherited``: whether the first one had a
+    pod that waits for cards.
     """
 
     listed: Callable[[], float | None]
     relist: Callable[[], None]
-    waiting: Callable[[], bool]
+    inherited: Callable[[], bool]
 
 
 class Claim(Protocol):
@@ -112,7 +112,7 @@ class Leader:
         now, listed = self._clock.monotonic(), self._pods.listed()
         if listed is not None and not self._begun:
             self._begun = True
-            if not self._pods.waiting():
+            if not self._pods.inherited():
                 self._own_fence = _NEVER
         fence = max(self._claim.fence, self._own_fence)
         if listed is not None and listed < fence <= now < self._claim.until and self._asked != fence:

@@ -24,7 +24,7 @@ from admission.leading import Claim, Leader, Pods
 from admission.listener import Listener
 from admission.memory import spare_pauses
 from admission.occupant import Occupant
-from admission.quota import ANY, QuotaBook, QuotaNews
+from admission.quota import ANY, QuotaBook
 from admission.ranking import BestFit
 from admission.reservations import BIND_SECONDS, Api, Binder, Rules
 from admission.slim import slim_node, slim_pod
@@ -113,6 +113,8 @@ class Scheduling:
         self.judge = Judge()
         self._map_uid = ""
         self._told_quota = ""
+        self._inherited: bool | None = None  # whether the first list had a pod that waits
+        self._changed: frozenset[str] = frozenset()  # namespaces whose quota changed while this ran
         watches = {
             NODES: Wanted(NODES, lambda o: self.cluster.replace(NODES, o), self._node, slim_node),
             PODS: Wanted(PODS, self._pods, self._pod, slim_pod),
@@ -128,7 +130,7 @@ class Scheduling:
         pods = self._watches[PODS]
         self.leader = Leader(
             outside.claim,
-            Pods(lambda: pods.listed, pods.relist, lambda: bool(self.cluster.waiting())),
+            Pods(lambda: pods.listed, pods.relist, lambda: self._inherited is not False),
             clock,
             BIND_SECONDS,
             self._led,
@@ -226,6 +228,8 @@ class Scheduling:
 
     def _pods(self, objects: Sequence[Obj]) -> None:
         self.cluster.replace(PODS, objects)
+        if self._inherited is None:
+            self._inherited = bool(self.cluster.waiting())
         uids = [PodUid(str(obj["metadata"].get("uid"))) for obj in objects]
         self._bypasses.retain(uids)
         for uid in uids:
@@ -256,8 +260,9 @@ class Scheduling:
             log.warning("quota not taken", reason=news.complaint)
         if news.namespaces:
             log.info("quota taken", namespaces=len(news.namespaces))
+            self._changed |= news.namespaces
             if self.leader.leads():
-                self._requeue(news)
+                self._requeue()
 
     # What follows from it.
 
@@ -267,23 +272,22 @@ class Scheduling:
             # A Service selects by it. One that still has it and leads no more refuses to bind.
             value = "true" if leads else None
             self._outside.writer.label(self._settings.namespace, leadership.pod, LEADER_LABEL, value)
-        quota = self.quota.current
-        if leads and quota is not None:
-            self._requeue(QuotaNews(frozenset(quota.namespaces)))
+        if leads:
+            self._requeue()  # what changed before, and the one before may not have come to
 
-    def _requeue(self, news: QuotaNews) -> None:
+    def _requeue(self) -> None:
         """Touch the pods that wait and whose quota changed.
 
         A scheduler looks again at a pod that an extender refused when anything about it changes, else only
         every five minutes. The value is a digest of the quota, so that nothing is written twice.
         """
-        quota = self.quota.current
-        if quota is None:
+        quota, changed = self.quota.current, self._changed
+        if quota is None or not changed:
             return
         for occupant in self.cluster.waiting():
             pod = occupant.pod
             named = pod.namespace in quota.namespaces
-            if pod.namespace not in news.namespaces and (named or ANY not in news.namespaces):
+            if pod.namespace not in changed and (named or ANY not in changed):
                 continue
             digest = f"{crc32(repr(quota.of(pod.namespace)).encode()):08x}"
             if pod.annotations.get(QUOTA_SEEN) != digest:

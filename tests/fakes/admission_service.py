@@ -1,0 +1,155 @@
+"""The admission service as it is deployed, in this process or its own, beside an API server stand-in."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_manager.domain.contract import ALLOCATION, decode_assignment
+from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+from tests.fakes.extender import pod
+from tests.fakes.sandbox import until
+
+ROOT = Path(__file__).parents[2]
+Obj = dict[str, Any]
+
+
+def blind() -> ssl.SSLContext:
+    """Trusts whoever answers: these tests are about something else."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class Calls:
+    """What schedulers and people ask of a service on loopback."""
+
+    def __init__(self, port: int, extender_port: int) -> None:
+        self.port = port
+        self.extender_port = extender_port
+
+    def ask(self, verb: str, body: Any) -> tuple[int, Any]:
+        line = http.client.HTTPConnection("127.0.0.1", self.extender_port, timeout=20)
+        try:
+            line.request("POST", f"/scheduler/{verb}", json.dumps(body), {"Content-Type": "application/json"})
+            with line.getresponse() as answer:
+                said = answer.read()
+                return answer.status, json.loads(said) if answer.status == 200 else said.decode()
+        finally:
+            line.close()
+
+    def get(self, path: str, token: str | None = ADMIN_TOKEN, **headers: str) -> tuple[int, str]:
+        return self.send("GET", path, None, token, **headers)
+
+    def send(
+        self, method: str, path: str, body: Any, token: str | None = ADMIN_TOKEN, **headers: str
+    ) -> tuple[int, str]:
+        sent = {"Authorization": f"Bearer {token}"} if token else {}
+        line = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=blind())
+        try:
+            line.request(method, path, None if body is None else json.dumps(body), {**sent, **headers})
+            with line.getresponse() as answer:
+                return answer.status, answer.read().decode()
+        finally:
+            line.close()
+
+    def figures(self) -> dict[tuple[str, tuple[str, ...]], float]:
+        return {
+            (s.name, tuple(v for _, v in sorted(s.labels.items()))): s.value
+            for family in text_string_to_metric_families(self.get("/metrics")[1])
+            for s in family.samples
+        }
+
+    def filter(self, obj: Obj, nodes: Sequence[str]) -> Obj:
+        status, answer = self.ask("filter", {"Pod": obj, "Nodes": None, "NodeNames": list(nodes)})
+        assert status == 200, answer
+        found: Obj = answer
+        return found
+
+    def bind(self, obj: Obj, node: str) -> str:
+        meta = obj["metadata"]
+        body = {
+            "PodName": meta["name"],
+            "PodNamespace": meta["namespace"],
+            "PodUID": meta["uid"],
+            "Node": node,
+        }
+        status, answer = self.ask("bind", body)
+        assert status == 200, answer
+        return str(answer["Error"])
+
+    def place(self, obj: Obj, nodes: Sequence[str]) -> str:
+        """Filter, prioritize and bind as kube-scheduler does; the node, or why not."""
+        answer = self.filter(obj, nodes)
+        if not answer["NodeNames"]:
+            return answer["Error"] or str({**answer["FailedNodes"], **answer["FailedAndUnresolvableNodes"]})
+        _, scores = self.ask("prioritize", {"Pod": obj, "NodeNames": answer["NodeNames"]})
+        best = max(scores, key=lambda score: score["Score"])["Host"]
+        return self.bind(obj, best) or best
+
+    def placed(self, obj: Obj, nodes: Sequence[str], seconds: float = 20.0) -> str:
+        """The same, tried again until it is placed, as a scheduler's queue does."""
+        return str(until(lambda: (found := self.place(obj, nodes)) in nodes and found, seconds))
+
+
+class Process(Calls):
+    """The program as its own process."""
+
+    def __init__(self, api: StandInApi, *arguments: str) -> None:
+        command = [
+            sys.executable, "-m", "admission", f"--api-url={api.url}", "--webhook-address=127.0.0.1",
+            "--webhook-port=0", "--extender-address=127.0.0.1:0", "--drain-seconds=0", *arguments,
+        ]  # fmt: skip
+        environment = {
+            k: v for k, v in os.environ.items() if k not in ("LOG_LEVEL", "EXTRA_FLAGS", "POD_NAME")
+        }
+        self.program = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=environment, text=True)
+        assert self.program.stderr is not None
+        for line in self.program.stderr:
+            said = json.loads(line)
+            if said["event"] == "running":
+                super().__init__(said["port"], said["extender_port"])
+                return
+        raise AssertionError("it ended")
+
+    def kill(self) -> None:
+        self.program.kill()
+        self.close()
+
+    def close(self) -> None:
+        if self.program.poll() is None:
+            self.program.terminate()
+        assert self.program.stderr is not None
+        self.program.stderr.close()
+        self.program.wait(30)
+
+
+def create(api: StandInApi, name: str, **more: Any) -> Obj:
+    """A pod that asks for cards, as the API server has it."""
+    obj = pod(name, **more)
+    del obj["metadata"]["uid"]
+    return api.create(obj)
+
+
+def booked(api: StandInApi) -> Mapping[tuple[str, str], int]:
+    """Cores by node and card, as the annotations of bound pods say: what the cluster will believe."""
+    found: dict[tuple[str, str], int] = {}
+    for obj in api.list("pods"):
+        said = decode_assignment((obj["metadata"].get("annotations") or {}).get(ALLOCATION))
+        if said is None or not obj["spec"].get("nodeName"):
+            continue
+        for shares in said.containers.values():
+            for uuid, amount in shares:
+                key = said.node, str(uuid)
+                found[key] = found.get(key, 0) + amount.cores
+    return found
