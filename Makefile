@@ -74,6 +74,9 @@ $(TOOLS)/helm: deploy/tools/kubectl-helm.lock | $(STAMP)
 	$(BIN)/python deploy/tools/unpack.py $(TOOLS)/wheel/*.whl $(TOOLS)
 	rm -rf $(TOOLS)/wheel
 
+deploy-check: $(STAMP) $(TOOLS)/helm ## the chart: lint, every render valid, rights as used, manifests as rendered
+	python -m pytest -n auto $(wildcard tests/deploy/test_chart_*.py)
+
 wheel: $(STAMP) ## build the wheel and try it in an empty environment
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
@@ -86,9 +89,9 @@ lock: ## resolve the dependencies anew
 	uv pip compile pyproject.toml --group dev --extra admission --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements-dev.lock
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements.lock
 
-ci: check proto-check test native wheel demo ## what a commit must pass
+ci: check proto-check test native deploy-check wheel demo ## what a commit must pass
 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools wheel lock ci clean
+.PHONY: help setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check wheel lock ci clean

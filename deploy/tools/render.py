@@ -34,7 +34,9 @@ _PARTS = (
     ("policies", ("policies", "agent/policy")),
     ("networkpolicies", ("networkpolicy",)),
 )
-_HEADER = "# Rendered from deploy/helm/gpu-manager with its default values by deploy/tools/render.py; edit the chart.\n"
+_HELMS = re.compile(r"^( *(helm\.sh/chart|app\.kubernetes\.io/managed-by)|# Source):.*\n", re.MULTILINE)
+_HEADER = "# Rendered from deploy/helm/gpu-manager with its defaults by deploy/tools/render.py: edit that.\n"
+
 _KUSTOMIZATION = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -52,7 +54,7 @@ _GAPS = Terms(
 class _Dumper(yaml.SafeDumper):
     """Expressions as literal blocks: what is put into a gap needs no quoting there."""
 
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002  # PyYAML's
+    def ignore_aliases(self, data: object) -> bool:
         """Written out each time."""
         return True
 
@@ -99,10 +101,7 @@ def manifests() -> Iterator[tuple[Path, str]]:
     """deploy/manifests: the chart with its defaults, without what only Helm reads."""
     for name, templates in _PARTS:
         shown = [word for part in templates for word in ("--show-only", f"templates/{part}.yaml")]
-        text = re.sub(
-            r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by):.*\n", "", template(*shown), flags=re.M
-        )
-        text = re.sub(r"^# Source: .*\n", "", text, flags=re.M)
+        text = _HELMS.sub("", template(*shown))
         text = re.sub(r"\n\n+---", "\n---", text).rstrip() + "\n"
         yield MANIFESTS / f"{name}.yaml", _HEADER + text
     names = "".join(f"- {name}.yaml\n" for name, _ in _PARTS)

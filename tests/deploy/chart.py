@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import subprocess
 from collections.abc import Iterator
@@ -70,9 +71,14 @@ def text_of(name: str, version: str = "1.36.2") -> str:
     return done.stdout
 
 
+@functools.cache
+def _read(name: str) -> list[Obj]:
+    return [o for o in yaml.load_all(text_of(name), yaml.CSafeLoader) if o]
+
+
 def objects(name: str) -> list[Obj]:
-    """The same, read."""
-    return [o for o in yaml.safe_load_all(text_of(name)) if o]
+    """The same, read; the caller's own."""
+    return copy.deepcopy(_read(name))
 
 
 def of_kind(name: str, kind: str) -> Iterator[Obj]:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -204,11 +205,11 @@ def test_an_old_cluster_is_refused() -> None:
 
 def test_every_value_is_documented() -> None:
     lines = (CHART / "values.yaml").read_text().splitlines()
-    for before, line in zip(lines, lines[1:], strict=False):
+    for before, line in pairwise(lines):
         if re.match(r" {2}[A-Za-z]+: ", line) or re.match(r"[A-Za-z]+: ", line):
             assert re.match(r" *# -- \S", before), f"no meaning above {line!r}"
     table = (CHART / "README.md").read_text()
-    assert len(re.findall(r"^\| `[A-Za-z.]+` \|", table, flags=re.M)) > 60
+    assert len(re.findall(r"^\| `[A-Za-z.]+` \|", table, flags=re.MULTILINE)) > 60
 
 
 def test_vendors_versions_of_kubernetes_give_the_schedulers_plain_version() -> None:
