@@ -69,10 +69,9 @@ def write_archive(image: Image, path: Path, dated: int) -> None:
     config = put(_json(_configuration(image)), "config.v1+json")
     manifest = {"schemaVersion": 2, "mediaType": f"{_OCI}.manifest.v1+json", "config": config, "layers": layers}
     described = put(_json(manifest), "manifest.v1+json")
-    name, _, version = image.tag.rpartition(":")
-    full = f"docker.io/library/{image.tag}" if "/" not in name else image.tag
+    version = image.tag.rpartition(":")[2]
     described["annotations"] = {
-        "io.containerd.image.name": full,
+        "io.containerd.image.name": full_name(image.tag),
         "org.opencontainers.image.ref.name": version,
     }
     files["index.json"] = _json({"schemaVersion": 2, "manifests": [described]})
@@ -86,6 +85,14 @@ def write_archive(image: Image, path: Path, dated: int) -> None:
             entry.size, entry.mtime = len(files[file]), dated
             tar.addfile(entry, io.BytesIO(files[file]))
     draft.replace(path)
+
+
+def full_name(tag: str) -> str:
+    """The name that runtimes know an image by: ``docker.io/library/`` before a bare one."""
+    first, slash, _ = tag.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return tag
+    return f"docker.io/{tag}" if slash else f"docker.io/library/{tag}"
 
 
 def _configuration(image: Image) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from archive import Image, pack, write_archive
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOCK: Final = Path(__file__).resolve().parent / "requirements.lock"
-SUITE: Final = "bookworm"
+SUITE: Final = "bookworm"  # whose python3 is 3.11
 PACKAGES: Final = ("base-files", "base-passwd", "libc6", "libstdc++6", "python3.11")
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the machine's word → Debian's and OCI's
 GLIBCS: Final = (17, 24, 26, 27, 28, 31, 34, 35, 36)  # of wheels that run on SUITE
@@ -39,7 +39,8 @@ PRUNED: Final = (  # what no service reads
     *("usr/lib/*/perl*", "usr/lib/*/gconv", "usr/bin/perl*", "var/lib/apt", "var/cache", "var/log"),
     *("usr/lib/python3.11/pydoc_data", "usr/lib/python3.11/turtle.py", "dev", "usr/lib/apt"),
 )
-PRUNED_WHEELS: Final = ("numpy/**/tests", "numpy/f2py", "bin", "*/_pyinstaller", "grpc/**/*.proto")
+# kubernetes.aio is a second client, as large as the first.
+PRUNED_WHEELS: Final = ("numpy/**/tests", "numpy/f2py", "bin", "*/_pyinstaller", "kubernetes/aio")
 SCRIPT: Final = "#!/usr/bin/python3.11 -I\nfrom {module} import {function}\n\n{function}()\n"
 
 
@@ -109,6 +110,7 @@ def debian(work: Path, machine: str) -> Path:
         shutil.copy(target / f"usr/share/base-passwd/{name}.master", target / "etc" / name)
     with (target / "etc/passwd").open("a", encoding="utf-8") as users:
         users.write(f"nonroot:x:{NOBODY}:{NOBODY}::/nonexistent:/usr/sbin/nologin\n")
+    (target / "usr/bin/python3").symlink_to("python3.11")
     compile_all(target / "usr/lib/python3.11", "/usr/lib/python3.11")
     stamp.write_text(wanted, "utf-8")
     return target

@@ -20,7 +20,7 @@ from archive import Image, pack, write_archive
 
 WORKLOAD: Final = "cluster-test/workload:1"
 PAUSE: Final = "cluster-test/pause:1"
-APPLETS: Final = ("sh", "sleep", "cat", "echo", "ls", "kill", "ps", "true", "false", "env", "touch", "trap", "stat", "wc", "grep", "head", "tail", "mkdir", "rm", "readlink", "id")
+APPLETS: Final = ("sh", "sleep", "cat", "echo", "ls", "kill", "ps", "true", "false", "env", "touch", "stat", "wc", "grep", "head", "tail", "mkdir", "rm", "readlink", "id")
 GLIBC: Final = ("libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1")
 CONFIG: Final = "/tmp/stand-in.conf"
 # What a container's stand-in driver shows: the cards that the kubelet gave it, at their real sizes.
@@ -50,13 +50,18 @@ def make(parts: Parts, native: Native, cards: Sequence[Card], directory: Path) -
     """Write every archive below ``directory``; the workload's is also unpacked, for the registry."""
     directory.mkdir(parents=True, exist_ok=True)
     made = [
-        _write(_workload(parts, native, cards, directory / "workload"), WORKLOAD, directory, ["/entry"]),
-        _write(_pause(parts, directory / "pause"), PAUSE, directory, ["/bin/sh", "-c"]),
+        _write(
+            _workload(parts, native, cards, directory / "workload"),
+            WORKLOAD,
+            directory,
+            ["/entry"],
+            ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000000 & wait"],
+        ),
+        _write(_pause(parts, directory / "pause"), PAUSE, directory, ["/bin/sleep"], ["1000000"]),
         _write(
             _scheduler(parts, directory / "scheduler"),
             f"registry.k8s.io/kube-scheduler:{parts.kubernetes}",
             directory,
-            [],
         ),
     ]
     layout = directory / "layout"
@@ -66,15 +71,16 @@ def make(parts: Parts, native: Native, cards: Sequence[Card], directory: Path) -
     return made
 
 
-def _write(root: Path, tag: str, directory: Path, entry: list[str]) -> Path:
-    command = ["trap 'exit 0' TERM; sleep 1000000 & wait"]
+def _write(
+    root: Path, tag: str, directory: Path, entry: Sequence[str] = (), command: Sequence[str] = ()
+) -> Path:
     image = Image(
         tag=tag,
         architecture="amd64" if platform.machine() == "x86_64" else "arm64",
         created="1970-01-01T00:00:00Z",
         config={
-            "Entrypoint": entry,
-            "Cmd": command if tag == PAUSE else ["/bin/sh", "-c", *command],
+            "Entrypoint": list(entry),
+            "Cmd": list(command),
             "Env": ["PATH=/bin:/usr/bin:/usr/local/bin", f"VCUDA_STANDIN_CONFIG={CONFIG}"],
         },
         layers=[pack(root, 0)],
