@@ -116,7 +116,8 @@ class Reflector:
                 else:
                     self._wait(str(error))
             except NodeUnready as error:
-                self._wait(str(error))
+                if not self._again.is_set():  # else it is we who broke the watch
+                    self._wait(str(error))
             except Exception as error:  # noqa: BLE001 - a run loop: a fresh list is the cure
                 _log.exception("watch_failed", resource=self._name)
                 self._version = None

@@ -18,7 +18,7 @@ class KubeReviews:
         self._connection = connection
 
     def who(self, token: str) -> Mapping[str, Any] | None:
-        """The user's info (username, uid, groups, extra); None if nobody has the token. Raises NodeUnready."""
+        """The user's info (username, uid, groups, extra); None if it is nobody's. Raises NodeUnready."""
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         status = self._ask("review a token", _TOKENS, body)
         user = status.get("user")
