@@ -1,0 +1,95 @@
+"""Asks a Prometheus one question: its HTTP API, by address or through a caller's own way to it."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
+
+PATH: Final = "/api/v1/query"
+_LARGEST_BYTES: Final = 64 << 20
+_SECONDS: Final = 120.0  # a month of a large cluster
+
+# A way to it: the query's parameters → the answer's JSON. Raises NodeUnready.
+Way = Callable[[Mapping[str, str]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One series' value at the time asked."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+def query(way: Way, text: str, at: float) -> tuple[Point, ...]:
+    """The vector that a query gives at a time (seconds since 1970). What is no number is left out.
+
+    Raises:
+        NodeUnready: no answer, or none that can be read.
+    """
+    answer = way({"query": text, "time": f"{at:.3f}"})
+    try:
+        found = [
+            Point({str(k): str(v) for k, v in one["metric"].items()}, float(one["value"][1]))
+            for one in answer["data"]["result"]
+        ]
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise NodeUnready("the answer is not Prometheus': does the address lead to it?") from error
+    return tuple(point for point in found if math.isfinite(point.value))
+
+
+def by_address(url: str, token: str = "") -> Way:
+    """The way to a Prometheus by its URL.
+
+    Raises:
+        RequestInvalid: no URL of one.
+    """
+    base = url.rstrip("/")
+    if urllib.parse.urlsplit(base).scheme not in ("http", "https"):
+        raise RequestInvalid(
+            f"--prometheus is {url!r}: write a URL, or NAMESPACE/SERVICE to go through the API server"
+        )
+    headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+
+    def ask(parameters: Mapping[str, str]) -> Mapping[str, Any]:
+        body = urllib.parse.urlencode(parameters).encode()  # POST: a query may be longer than a URL
+        request = urllib.request.Request(base + PATH, body, headers)  # noqa: S310  # http(s), checked above
+        try:
+            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310  # same
+                return _object(answer.read(_LARGEST_BYTES), base)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise NodeUnready(
+                    f"Prometheus at {base} refused: {_reason(error.read(_LARGEST_BYTES))} ({error.code})"
+                ) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise NodeUnready(f"no Prometheus answers at {base} ({reason}): name its address") from error
+
+    return ask
+
+
+def _object(text: bytes, where: str) -> Mapping[str, Any]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise NodeUnready(f"{where} answered with something else: is that Prometheus?")
+    return data
+
+
+def _reason(text: bytes) -> str:
+    try:
+        data = json.loads(text)
+        return printable(str(data["error"]))[:300]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "it does not say why"

@@ -1,0 +1,258 @@
+"""``kubectl vcuda cost``: core-hours, GiB-hours and waste, by namespace, pod or a label of the pods.
+
+An hour is counted minute by minute where a container was there, so that one that ran for ten minutes pays for
+ten. Waste is what was booked and not used, container by container, where both are known.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Annotated, Any, Final
+
+import typer
+
+from gpu_manager.adapters import prometheus
+from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace, log_in, object_name
+from gpu_manager.cli.output import Output, columns, emit
+from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.resources import CORES_PER_CARD, GIB
+
+USUAL: Final = "monitoring/prometheus-k8s:9090"
+_DURATION: Final = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_LONGEST: Final = 400 * 86400
+_MONTH: Final = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
+_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,252}")
+_SERVICE: Final = re.compile(r"(?:(https?):)?([a-z0-9-]+)/([a-z0-9.-]+?)(?::([a-z0-9-]+))?")
+
+
+class Form(Enum):
+    """The forms of the bill."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    YAML = "yaml"
+
+
+# Column: (metric or difference, factor to cores and GiB).
+_FIGURES: Final = {
+    "core_hours": ("vcuda_container_core_limit_ratio{S}", CORES_PER_CARD),
+    "core_hours_used": ("vcuda_container_core_usage_ratio{S}", CORES_PER_CARD),
+    "core_hours_wasted": (
+        "clamp_min(vcuda_container_core_limit_ratio{S} - vcuda_container_core_usage_ratio{S}, 0)",
+        CORES_PER_CARD,
+    ),
+    "gib_hours": ("vcuda_container_memory_limit_bytes{S}", 1 / GIB),
+    "gib_hours_used": ("vcuda_container_memory_used_bytes{S}", 1 / GIB),
+    "gib_hours_wasted": (
+        "clamp_min(vcuda_container_memory_limit_bytes{S} - vcuda_container_memory_used_bytes{S}, 0)",
+        1 / GIB,
+    ),
+}
+_TITLES: Final = ("CORE-HOURS", "USED", "WASTED", "GIB-HOURS", "USED", "WASTED")
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """By what is summed: titles, labels of the result, and what the metrics are joined with first."""
+
+    titles: tuple[str, ...]
+    labels: tuple[str, ...]
+    joined: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From and to, and between two looks; all in seconds."""
+
+    start: float
+    end: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the bill. A figure is None where nothing was measured."""
+
+    who: tuple[str, ...]
+    figures: Mapping[str, float | None]
+
+
+def command(
+    address: Annotated[
+        str,
+        typer.Option(
+            "--prometheus",
+            envvar="VCUDA_PROMETHEUS",
+            help="A URL, or NAMESPACE/SERVICE[:PORT] to go through the API server (https:… for TLS).",
+        ),
+    ] = USUAL,
+    by: Annotated[
+        str, typer.Option(help="namespace, pod, or label=KEY (needs kube-state-metrics' kube_pod_labels).")
+    ] = "namespace",
+    since: Annotated[str, typer.Option(help="How far back: 90m, 24h, 7d.")] = "24h",
+    month: Annotated[str, typer.Option(help="A calendar month instead, in UTC: 2026-10.")] = "",
+    step: Annotated[
+        str, typer.Option(help="Between two looks; shorter-lived containers may be missed.")
+    ] = "1m",
+    namespace: Namespace = "",
+    output: Annotated[Form, typer.Option("--output", "-o", help="Form of the bill.")] = Form.TABLE,
+    token: Annotated[
+        str, typer.Option(envvar="VCUDA_PROMETHEUS_TOKEN", help="Bearer token for a URL that asks for one.")
+    ] = "",
+    kubeconfig: Kubeconfig = "",
+    context: Context = "",
+) -> int:
+    """Show core-hours, GiB-hours and what of them was wasted. 100 core-hours are one card for an hour.
+
+    Exit code: 0, or 1 if Prometheus does not answer or knows no container in that time.
+    """
+    if namespace:
+        object_name(namespace, "--namespace")
+    grouping, span = _grouping(by), _range(since, month, _duration("--step", step), time.time())
+    if address.startswith(("http://", "https://")):
+        lines = bill(prometheus.by_address(address, token), grouping, span, namespace)
+    else:
+        lines = _through_api_server(address, kubeconfig, context, grouping, span, namespace)
+    if not lines and output in (Form.TABLE, Form.CSV):
+        typer.echo("no container with a card was seen in that time", err=True)
+    if output is Form.CSV:
+        _csv(lines, grouping)
+    elif output is Form.TABLE:
+        if lines:
+            typer.echo(_table(lines, grouping, span))
+    else:
+        emit(_document(lines, grouping, span), Output(output.value))
+    return 0 if lines else 1
+
+
+def _through_api_server(
+    address: str, kubeconfig: str, context: str, grouping: Grouping, span: Range, namespace: str
+) -> list[Line]:
+    match = _SERVICE.fullmatch(address)
+    if match is None:
+        raise RequestInvalid(
+            f"--prometheus is {quoted(address)}: write a URL, or NAMESPACE/SERVICE[:PORT] such as {USUAL}"
+        )
+    from gpu_manager.adapters.kube.reading import service_path  # noqa: PLC0415  # heavy, as in log_in
+
+    scheme, service_namespace, name, port = match[1] or "http", match[2], match[3], match[4] or "9090"
+    path = service_path(service_namespace, name, port, prometheus.PATH, scheme)
+    with log_in(kubeconfig, context) as login:
+
+        def way(parameters: Mapping[str, str]) -> Mapping[str, Any]:
+            return login.connection.request(f"ask {address}", "GET", path, query=parameters)
+
+        return bill(way, grouping, span, namespace)
+
+
+def _grouping(by: str) -> Grouping:
+    if by == "namespace":
+        return Grouping(("NAMESPACE",), ("namespace",))
+    if by == "pod":
+        return Grouping(("NAMESPACE", "POD"), ("namespace", "pod"))
+    kind, _, key = by.partition("=")
+    if kind != "label" or not _LABEL.fullmatch(key):
+        raise RequestInvalid(f"--by is {quoted(by)}: use namespace, pod, or label=KEY")
+    label = "label_" + re.sub(r"[^A-Za-z0-9_]", "_", key)  # as kube-state-metrics names it
+    joined = f" * on (namespace, pod) group_left ({label}) max by (namespace, pod, {label}) (kube_pod_labels)"
+    return Grouping(("NAMESPACE", key.upper()), ("namespace", label), joined)
+
+
+def _duration(option: str, text: str) -> int:
+    match = _DURATION.fullmatch(text)
+    seconds = int(match[1]) * _SECONDS[match[2]] if match else 0
+    if not 1 <= seconds <= _LONGEST:
+        raise RequestInvalid(f"{option} is {quoted(text)}: write it like 90m, 24h or 7d, 400d at most")
+    return seconds
+
+
+def _range(since: str, month: str, step: int, now: float) -> Range:
+    if not month:
+        return Range(now - _duration("--since", since), now, step)
+    match = _MONTH.fullmatch(month)
+    if match is None:
+        raise RequestInvalid(f"--month is {quoted(month)}: write it like 2026-10")
+    year, number = int(match[1]), int(match[2])
+    following = (year + 1, 1) if number == 12 else (year, number + 1)
+    try:
+        start, end = datetime(year, number, 1, tzinfo=UTC), datetime(*following, 1, tzinfo=UTC)
+    except ValueError:
+        raise RequestInvalid(f"--month is {quoted(month)}: there is no such month") from None
+    if start.timestamp() >= now:
+        raise RequestInvalid(f"--month is {quoted(month)}: it has not begun")
+    return Range(start.timestamp(), min(end.timestamp(), now), step)
+
+
+def bill(way: prometheus.Way, grouping: Grouping, span: Range, namespace: str = "") -> list[Line]:
+    """The lines, the largest first. Raises NodeUnready."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    length = max(span.step, round(span.end - span.start))
+    selector = f'{{namespace="{namespace}"}}' if namespace else ""
+    for name, (expression, factor) in _FIGURES.items():
+        vector = expression.replace("{S}", selector)
+        summed = f"sum by ({', '.join(grouping.labels)}) (({vector}){grouping.joined})"
+        text = f"sum_over_time(({summed})[{length}s:{span.step}s]) * {span.step} / 3600"
+        for point in prometheus.query(way, text, span.end):
+            who = tuple(point.labels.get(label, "") for label in grouping.labels)
+            found.setdefault(who, {})[name] = point.value * factor
+    lines = [Line(who, {name: figures.get(name) for name in _FIGURES}) for who, figures in found.items()]
+    return sorted(lines, key=lambda line: (-(line.figures["core_hours"] or 0.0), line.who))
+
+
+# What people and programs get.
+
+
+def _table(lines: Sequence[Line], grouping: Grouping, span: Range) -> str:
+    titles = [*grouping.titles, *_TITLES]
+    rows = [[*(part or "(none)" for part in line.who), *map(_shown, line.figures.values())] for line in lines]
+    if len(lines) > 1:
+        sums = [_sum(line.figures[name] for line in lines) for name in _FIGURES]
+        rows.append(["total", *[""] * (len(grouping.titles) - 1), *map(_shown, sums)])
+    since, until = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}" for at in (span.start, span.end))
+    return f"{since} to {until} UTC; 100 core-hours are one card for an hour\n\n{columns(titles, rows)}"
+
+
+def _sum(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _csv(lines: Sequence[Line], grouping: Grouping) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*(title.lower() for title in grouping.titles), *_FIGURES])
+    for line in lines:
+        figures = ("" if value is None else f"{value:.6f}" for value in line.figures.values())
+        writer.writerow([*map(_plain, line.who), *figures])
+
+
+def _plain(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula: labels are people's own words."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def _document(lines: Sequence[Line], grouping: Grouping, span: Range) -> Mapping[str, Any]:
+    names = [title.lower() for title in grouping.titles]
+    return {
+        "from": datetime.fromtimestamp(span.start, UTC).isoformat(timespec="seconds"),
+        "to": datetime.fromtimestamp(span.end, UTC).isoformat(timespec="seconds"),
+        "lines": [
+            {
+                **dict(zip(names, line.who, strict=True)),
+                **{k: None if v is None else round(v, 6) for k, v in line.figures.items()},
+            }
+            for line in lines
+        ],
+    }

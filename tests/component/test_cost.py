@@ -1,0 +1,214 @@
+"""``kubectl vcuda cost`` against recorded answers of Prometheus; tests/deploy asks a real one."""
+
+from __future__ import annotations
+
+import csv
+import http.server
+import io
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+from gpu_manager.adapters.prometheus import query
+from gpu_manager.cli.kubectl.main import run
+from gpu_manager.domain.errors import NodeUnready
+
+HOURS = {  # what a day of two namespaces gives, by metric: card-hours and byte-hours
+    "core_limit_ratio": {"vision": 7.2, "nlp": 24.0},
+    "core_usage_ratio": {"vision": 2.4},
+    "memory_limit_bytes": {"vision": 5 * 24 * 2**30, "nlp": 40 * 24 * 2**30},
+    "memory_used_bytes": {"vision": 24 * 2**30},
+}
+
+
+def answer(text: str) -> dict[str, Any]:
+    found = [name for name in HOURS if f"vcuda_container_{name}" in text]
+    values = dict(HOURS[found[0]])
+    if len(found) == 2:
+        values = {who: values[who] - used for who, used in HOURS[found[1]].items()}
+    label = "label_team" if "kube_pod_labels" in text else ""
+    result = [
+        {"metric": {"namespace": who, **({label: "=red"} if label else {})}, "value": [1.5, str(hours)]}
+        for who, hours in values.items()
+    ]
+    return {"status": "success", "data": {"resultType": "vector", "result": result}}
+
+
+class Standin:
+    """Records what is asked; ``status`` and ``body`` replace the answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.paths: list[str] = []
+        self.status, self.body = 200, b""
+        self.url = ""
+
+
+@contextmanager
+def standing() -> Iterator[Standin]:
+    standin = Standin()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(urlsplit(self.path).query)
+
+        def do_POST(self) -> None:
+            self._answer(self.rfile.read(int(self.headers["Content-Length"])).decode())
+
+        def _answer(self, parameters: str) -> None:
+            standin.paths.append(urlsplit(self.path).path)
+            standin.asked.append(parse_qs(parameters)["query"][0])
+            body = standin.body or json.dumps(answer(standin.asked[-1])).encode()
+            self.send_response(standin.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    standin.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield standin
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+@pytest.fixture
+def standin() -> Iterator[Standin]:
+    with standing() as one:
+        yield one
+
+
+def test_the_bill_of_a_day_by_namespace(standin: Standin, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cost", "--prometheus", standin.url]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[2] == ["NAMESPACE", "CORE-HOURS", "USED", "WASTED", "GIB-HOURS", "USED", "WASTED"]
+    assert lines[3] == ["nlp", "2400.00", "-", "-", "960.00", "-", "-"], "what was not measured is not zero"
+    assert lines[4] == ["vision", "720.00", "240.00", "480.00", "120.00", "24.00", "96.00"]
+    assert lines[5][:3] == ["total", "3120.00", "240.00"]
+    assert standin.asked[0] == (
+        "sum_over_time((sum by (namespace) ((vcuda_container_core_limit_ratio)))[86400s:60s]) * 60 / 3600"
+    )
+
+
+def test_a_spreadsheet_gets_plain_cells_and_programs_get_numbers(
+    standin: Standin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["cost", "--prometheus", standin.url, "--by", "label=team", "--since", "90m", "-n", "vision"]
+    assert run([*arguments, "-o", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows[1]["team"] == "'=red", "no formula"
+    assert rows[0]["core_hours_used"] == ""
+    assert float(rows[1]["core_hours_wasted"]) == 480
+    assert "[5400s:60s]" in standin.asked[0]
+    assert '{namespace="vision"}' in standin.asked[0]
+    assert "group_left (label_team)" in standin.asked[0]
+    assert run([*arguments, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [line["gib_hours_wasted"] for line in document["lines"]] == [None, 96]
+
+
+def test_a_month_is_asked_for_from_its_first_second_to_its_last(
+    standin: Standin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["cost", "--prometheus", standin.url, "--month", "2024-02", "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["from"], document["to"]) == ("2024-02-01T00:00:00+00:00", "2024-03-01T00:00:00+00:00")
+    assert f"[{29 * 86400}s:60s]" in standin.asked[0]
+
+
+def test_a_cluster_is_asked_through_its_api_server(
+    standin: Standin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": standin.url}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    assert run(["cost", "--kubeconfig", str(tmp_path / "kubeconfig"), "-o", "csv"]) == 0
+    assert "vision,720.000000,240.000000" in capsys.readouterr().out
+    assert set(standin.paths) == {
+        "/api/v1/namespaces/monitoring/services/http:prometheus-k8s:9090/proxy/api/v1/query"
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--prometheus", "nowhere"], "write a URL, or NAMESPACE/SERVICE"),
+        (["--prometheus", "ftp://x"], "write a URL"),
+        (["--by", "card"], "use namespace, pod, or label=KEY"),
+        (["--by", 'label=a"}'], "use namespace, pod, or label=KEY"),
+        (["--since", "yesterday"], "write it like 90m"),
+        (["--since", "900d"], "400d at most"),
+        (["--month", "2026-13"], "write it like 2026-10"),
+        (["--month", "0000-01"], "no such month"),
+        (["--month", "9998-01"], "has not begun"),
+        (["--step", "0s"], "write it like 90m"),
+        (["-n", 'a"} or vector(1) #'], "names have lower-case letters"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["cost", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (200, b"<html>", "is that Prometheus?"),
+        (200, b"[]", "is that Prometheus?"),
+        (200, b'{"data": {"result": [{"metric": [], "value": []}]}}', "not Prometheus'"),
+        (200, b'{"status": "success"}', "not Prometheus'"),
+        (
+            422,
+            b'{"status": "error", "error": "too many\\u001b[2J samples"}',
+            "too many\\x1b[2J samples (422)",
+        ),
+        (502, b"oops", "does not say why (502)"),
+        (200, b'{"data": {"result": []}}', "no container with a card was seen"),
+    ],
+)
+def test_a_prometheus_that_fails_is_named(
+    standin: Standin, status: int, body: bytes, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standin.status, standin.body = status, body
+    assert run(["cost", "--prometheus", standin.url]) == 1
+    shown = capsys.readouterr()
+    assert says in shown.err
+    assert shown.out == ""
+
+
+def test_nobody_there_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with standing() as gone:
+        url = gone.url
+    assert run(["cost", "--prometheus", url]) == 1
+    assert "no Prometheus answers" in capsys.readouterr().err
+
+
+def test_what_is_no_number_is_no_point() -> None:
+    points = [{"metric": {"a": "b"}, "value": [0, text]} for text in ("NaN", "+Inf", "3")]
+    found = query(lambda _: {"data": {"result": points}}, "x", 0.0)
+    assert [point.value for point in found] == [3.0]
+    with pytest.raises(NodeUnready):
+        query(lambda _: {"data": {"result": [{"metric": {}, "value": [0, "three"]}]}}, "x", 0.0)
