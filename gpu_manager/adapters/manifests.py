@@ -26,6 +26,7 @@ class Manifest:
     """One object of a file; ``document`` counts from 1.
 
     ``runs_pods`` says whether its kind does; ``pod`` is the pod or the template, None if there is none.
+    ``copies`` is how many of them it wants at once: its replicas, or a job's parallelism.
     """
 
     document: int
@@ -34,6 +35,7 @@ class Manifest:
     name: str
     runs_pods: bool
     pod: Mapping[str, object] | None
+    copies: int = 1
 
 
 def read_manifests(data: bytes) -> tuple[Manifest, ...]:
@@ -122,7 +124,18 @@ def _manifest(number: int, entry: Mapping[str, Any]) -> Manifest:
         name=_name(names.get("name")) or _name(names.get("generateName")) or "(no name)",
         runs_pods=runs_pods,
         pod=_at(entry, path) if runs_pods else None,
+        copies=_copies(entry, path) if runs_pods else 1,
     )
+
+
+def _copies(entry: Mapping[str, Any], path: tuple[str, ...]) -> int:
+    """What stands beside the template; 1 where nothing does, or no number."""
+    beside = _at(entry, path[:-1]) if path else None
+    value = (beside or {}).get("replicas", (beside or {}).get("parallelism"))
+    try:
+        return max(0, int(str(value))) if value is not None else 1  # numbers keep their digits here
+    except ValueError:
+        return 1
 
 
 def _name(value: object) -> str:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 
-from gpu_manager.domain.card import CardState
+from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.explain import Refusal
 from gpu_manager.domain.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement import Placement, find, judge
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.request import PodRequest
-from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.topology import Topology
 
 MOST_TRIED = (
@@ -113,11 +113,20 @@ Choose = Callable[[Sequence[tuple[Site, Placement]], PodRequest], int]
 
 
 def best_fit(options: Sequence[tuple[Site, Placement]], _request: PodRequest) -> int:
-    """The node with the least free that still has room; ties to the lowest name."""
-    return min(
-        range(len(options)),
-        key=lambda i: (options[i][0].free.cores, options[i][0].free.memory, options[i][0].name),
-    )
+    """Least left in pieces: no idle card is broken while a broken one has room; of those, the fullest."""
+    return min(range(len(options)), key=lambda i: _left(*options[i]))
+
+
+def _left(site: Site, placement: Placement) -> tuple[int, int, int, int, int, str]:
+    taken: dict[CardUuid, Amount] = {}
+    for share in (share for shares in placement.values() for share in shares):
+        taken[share.card] = taken.get(share.card, ZERO) + share.amount
+    books = {s.card.uuid: site.ledger.free(s.card.uuid) for s in site.cards if s.open}
+    idle = [card for card in books if site.ledger.idle(card)]
+    broken = sum(taken[card].cores < CORES_PER_CARD for card in idle if card in taken)
+    left = sum((books[card] - amount for card, amount in taken.items() if card in books), ZERO)
+    free = sum(amount.cores for amount in books.values())
+    return broken, left.cores, left.memory, sum(card not in taken for card in idle), free, site.name
 
 
 def simulate(sites: Sequence[Site], pods: Sequence[Resident], choose: Choose = best_fit) -> Forecast:
@@ -170,11 +179,12 @@ def drain(sites: Sequence[Site], node: str, choose: Choose = best_fit) -> Foreca
 def why_not(sites: Sequence[Site], request: PodRequest) -> str:
     """Why the pod fits nowhere: the reason of the node that has most free, and how many there are."""
     if not sites:
-        return "there is no node with cards"
+        return "there is no other node with cards"
     best = max(sites, key=lambda s: (s.free.cores, s.free.memory, s.name))
     verdict = judge(request, best.cards, best.topology, best.ledger)
     reason = verdict.line() if isinstance(verdict, Refusal) else ""
-    return f"no room on any of {len(sites)} nodes; {quoted(best.name)} has most free: {reason}"
+    where = "the only node" if len(sites) == 1 else f"any of {len(sites)} nodes"
+    return f"no room on {where}; {quoted(best.name)} has most free: {reason}"
 
 
 def _settle(now: dict[str, Site], pod: Resident, choose: Choose) -> Seat | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -57,14 +57,25 @@ class Cluster:
 
 def read_cluster(connection: Connection) -> Cluster:
     """Nodes and pods, now. Raises NodeUnready: the API server refuses, or is away."""
-    nodes = tuple(
-        said
-        for obj in list_all(connection, "list nodes", "/api/v1/nodes")
-        if (said := _node(obj)) is not None
+    return cluster_of(
+        list_all(connection, "list nodes", "/api/v1/nodes"),
+        list_all(connection, "list the pods of all namespaces", "/api/v1/pods"),
     )
+
+
+def read_budgets(connection: Connection) -> Iterator[Mapping[str, Any]]:
+    """Every PodDisruptionBudget, as it stands there. Raises NodeUnready."""
+    return list_all(connection, "list poddisruptionbudgets", "/apis/policy/v1/poddisruptionbudgets")
+
+
+def cluster_of(
+    node_objects: Iterable[Mapping[str, Any]], pod_objects: Iterable[Mapping[str, Any]]
+) -> Cluster:
+    """The same from objects that were listed before."""
+    nodes = tuple(said for obj in node_objects if (said := _node(obj)) is not None)
     pods: list[Pod] = []
     agents: dict[str, tuple[str, str]] = {}
-    for obj in list_all(connection, "list the pods of all namespaces", "/api/v1/pods"):
+    for obj in pod_objects:
         try:
             pod = parse_pod(obj)
         except RequestInvalid:

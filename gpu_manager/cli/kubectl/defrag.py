@@ -1,0 +1,122 @@
+"""``kubectl vcuda defrag``: the fewest pods that must move so that one fits. It prints, and never acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from gpu_manager.cli.kubectl import sites
+from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
+from gpu_manager.cli.output import Form, Output, columns, emit, for_program
+from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.plan import Defrag, Resident, Site, defragment
+from gpu_manager.domain.resources import format_bytes
+
+
+def command(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="POD|FILE", help="A pod that waits, or a manifest; - reads standard input."),
+    ],
+    namespace: Namespace = "",
+    source: sites.Source = "",
+    output: Form = Output.TABLE,
+    kubeconfig: Kubeconfig = "",
+    context: Context = "",
+) -> int:
+    """Print the smallest set of moves that makes room for a pod, with the cards before and after.
+
+    Only pods that a controller makes anew are moved, none of higher priority, and none whose
+    PodDisruptionBudget would be broken. Nothing is done: ending the pods named is yours to decide.
+    Exit code: 0 there is a way, 1 there is none, 2 bad input.
+    """
+    outlook = sites.look(source, kubeconfig, context)
+    pod = _pod(target, namespace or "default", outlook)
+    plan = defragment(outlook.sites, pod, outlook.budgets)
+    if for_program(output):
+        emit(_document(pod, plan), output)
+    else:
+        _show(pod, plan)
+    return 1 if plan.seat is None else 0
+
+
+def _pod(target: str, namespace: str, outlook: sites.Outlook) -> Resident:
+    if target == "-" or "/" in target or target.endswith((".yaml", ".yml", ".json")):
+        pods = sites.wanted([target], outlook.unit)
+        if len(pods) != 1:
+            raise RequestInvalid(f"{printable(target)}: {len(pods)} pods that ask for cards; give one")
+        return pods[0]
+    found = next((p for p in outlook.pods if p.namespace == namespace and p.name == target), None)
+    if found is None:
+        raise RequestInvalid(f"no pod {quoted(target)} that asks for cards in namespace {quoted(namespace)}")
+    if found.node:
+        raise RequestInvalid(f"pod {found.key} is on node {found.node} already: it waits for nothing")
+    return sites.resident_of(found, outlook.unit)
+
+
+def _show(pod: Resident, plan: Defrag) -> None:
+    if plan.seat is None:
+        typer.echo(printable(f"{pod.name}: {plan.reason}"))
+        return
+    where = f"node {plan.seat.node}, card {', '.join(map(str, plan.seat.cards))}"
+    if not plan.moves:
+        typer.echo(printable(f"{pod.name} fits as things are: {where}"))
+        return
+    least = "the fewest possible" if plan.proven else "fewer may be possible: not every set was tried"
+    pods = "1 pod" if len(plan.moves) == 1 else f"{len(plan.moves)} pods"
+    typer.echo(printable(f"{pod.name} would fit on {where} if {pods} moved ({least}):"))
+    rows = [
+        (m.pod, f"{m.source} card {_list(m.source_cards)}", f"{m.target} card {_list(m.target_cards)}")
+        for m in plan.moves
+    ]
+    typer.echo(columns(("POD", "FROM", "TO"), rows))
+    touched = {plan.seat.node, *(m.target for m in plan.moves)}
+    for title, picture in (("before", plan.before), ("after", plan.after)):
+        typer.echo(f"\n{title}:")
+        for site in picture:
+            if site.name in touched:
+                typer.echo("\n".join(printable(line) for line in _picture(site)))
+    typer.echo(
+        f"\nNothing was done. A moved pod is ended and made anew by its controller. {sites.CAVEAT}", err=True
+    )
+
+
+def _list(indices: Sequence[int]) -> str:
+    return ", ".join(map(str, indices))
+
+
+def _picture(site: Site) -> list[str]:
+    lines = []
+    for state in site.cards:
+        free = site.ledger.free(state.card.uuid)
+        names = dict.fromkeys(
+            site.residents[a.pod].name if a.pod in site.residents else a.pod_key
+            for a in site.ledger.holders(state.card.uuid)
+        )
+        closed = "" if state.open else " (closed)"
+        held = ", ".join(names) or "nobody"
+        lines.append(
+            f"  {site.name} card {state.card.index}{closed}: {free.cores} cores, "
+            f"{format_bytes(max(0, free.memory))} free; {held}"
+        )
+    return lines
+
+
+def _document(pod: Resident, plan: Defrag) -> Mapping[str, Any]:
+    return {
+        "pod": pod.name,
+        "seat": None if plan.seat is None else {"node": plan.seat.node, "cards": list(plan.seat.cards)},
+        "moves": [
+            {
+                "pod": m.pod,
+                "from": {"node": m.source, "cards": list(m.source_cards)},
+                "to": {"node": m.target, "cards": list(m.target_cards)},
+            }
+            for m in plan.moves
+        ],
+        "proven": plan.proven,
+        "reason": plan.reason,
+        "caveat": sites.CAVEAT,
+    }

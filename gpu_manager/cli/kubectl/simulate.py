@@ -1,0 +1,104 @@
+"""``kubectl vcuda simulate``: would these pods fit, how many nodes would it take, what if a node goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from gpu_manager.cli.kubectl import sites
+from gpu_manager.cli.kubectl.login import Context, Kubeconfig
+from gpu_manager.cli.output import Form, Output, columns, emit, for_program
+from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.plan import Forecast, drain, nodes_needed, simulate
+from gpu_manager.domain.resources import CORES_PER_CARD
+
+_SHOWN = 40  # pods for people
+
+
+def command(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="Manifests of the pods to come; - reads standard input."),
+    ] = None,
+    like: Annotated[
+        str, typer.Option(help="Add nodes like this one, or like this profile, as long as pods find no room.")
+    ] = "",
+    drain_node: Annotated[str, typer.Option("--drain", metavar="NODE", help="What if this node goes.")] = "",
+    source: sites.Source = "",
+    output: Form = Output.TABLE,
+    kubeconfig: Kubeconfig = "",
+    context: Context = "",
+) -> int:
+    """Place pods on a copy of the cluster's books, and change nothing.
+
+    FILEs: would these pods fit now, one after the other? Workloads count with their replicas.
+    With --like: how many more nodes of that kind would they take? --drain: where would that node's pods go?
+    Exit code: 0 all fit, 1 some do not, 2 bad input.
+    """
+    if bool(files) == bool(drain_node):
+        raise RequestInvalid("give manifests of the pods to come, or --drain NODE")
+    if drain_node and like:
+        raise RequestInvalid("--like adds nodes for pods to come: it does not go with --drain")
+    outlook = sites.look(source, kubeconfig, context)
+    if drain_node:
+        outlook.site(drain_node)
+        forecast = drain(outlook.sites, drain_node)
+    else:
+        pods = sites.wanted(files or (), outlook.unit)
+        if not pods:
+            raise RequestInvalid("no pod in these manifests asks for a part of a card")
+        forecast = (
+            nodes_needed(outlook.sites, pods, sites.kind_of_node(like, outlook))
+            if like
+            else simulate(outlook.sites, pods)
+        )
+    if for_program(output):
+        emit(_document(forecast), output)
+    else:
+        _show(forecast, like)
+    return 1 if forecast.refused else 0
+
+
+def _show(forecast: Forecast, like: str) -> None:
+    if forecast.seats:
+        rows = [(s.pod, s.node, _cards(s.cards)) for s in forecast.seats[:_SHOWN]]
+        typer.echo(columns(("POD", "NODE", "CARDS"), rows))
+        if len(forecast.seats) > _SHOWN:
+            typer.echo(f"and {len(forecast.seats) - _SHOWN} more; -o json shows all")
+    for line in _together(forecast.refused):
+        typer.echo(printable(line))
+    total = len(forecast.seats) + len(forecast.refused)
+    typer.echo(f"{len(forecast.seats)} of {total} pods fit; cores booked then: {_booked(forecast)}")
+    if like:
+        typer.echo(printable(f"{forecast.added} more nodes like {like} are needed, in this order of arrival"))
+    typer.echo(sites.CAVEAT, err=True)
+
+
+def _together(refused: Mapping[str, str]) -> Iterator[str]:
+    """One line for all pods that hear the same reason."""
+    pods: dict[str, list[str]] = {}
+    for pod, why in refused.items():
+        pods.setdefault(why, []).append(pod)
+    for why, names in pods.items():
+        yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {why}"
+
+
+def _cards(indices: tuple[int, ...]) -> str:
+    return ", ".join(map(str, indices))
+
+
+def _booked(forecast: Forecast) -> str:
+    there = sum(CORES_PER_CARD for site in forecast.sites for s in site.cards if s.open)
+    free = sum(site.free.cores for site in forecast.sites)
+    return f"{(there - free) / there:.1%} of {there // CORES_PER_CARD} cards" if there else "no card"
+
+
+def _document(forecast: Forecast) -> Mapping[str, Any]:
+    return {
+        "seats": [{"pod": s.pod, "node": s.node, "cards": list(s.cards)} for s in forecast.seats],
+        "refused": [{"pod": pod, "reason": why} for pod, why in forecast.refused.items()],
+        "added": forecast.added,
+        "caveat": sites.CAVEAT,
+    }

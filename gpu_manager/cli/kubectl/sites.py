@@ -1,0 +1,178 @@
+"""The cluster as what-if commands see it: from the API server, or from a file that kubectl wrote earlier."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gpu_manager.cli.files import load_manifests
+from gpu_manager.cli.kubectl.login import log_in
+from gpu_manager.domain.budgets import read_budget
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.ledger import Ledger
+from gpu_manager.domain.plan import Budget, Resident, Site
+from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.resources import DEFAULT_UNIT
+from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.survey import NodeBooks, survey
+
+if TYPE_CHECKING:
+    from gpu_manager.adapters.kube.reading import Cluster
+
+CAVEAT: Final = (
+    "Judged by cards alone: CPU, host memory, taints, affinity and quotas are not seen here, and the "
+    "scheduler may choose other nodes among those that have room."
+)
+_LARGEST = 1 << 30  # bytes of a saved cluster
+_MOST_PODS = 100_000
+
+Source = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Instead of the cluster: what `kubectl get nodes,pods,pdb -A -o json` printed.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The nodes with their books, what may not be disturbed, and every pod that asks for cards."""
+
+    sites: tuple[Site, ...]
+    budgets: tuple[Budget, ...]
+    pods: tuple[Pod, ...]
+
+    @property
+    def unit(self) -> int:
+        """Bytes of one memory unit here."""
+        return self.sites[0].ledger.unit if self.sites else DEFAULT_UNIT
+
+    def site(self, name: str) -> Site:
+        """The node. Raises RequestInvalid: it publishes no cards."""
+        found = next((site for site in self.sites if site.name == name), None)
+        if found is None:
+            there = ", ".join(site.name for site in self.sites[:10]) or "none"
+            raise RequestInvalid(f"node {quoted(name)} publishes no cards; nodes that do: {there}")
+        return found
+
+
+def look(source: str, kubeconfig: str, context: str) -> Outlook:
+    """Raises RequestInvalid, NodeUnready."""
+    from gpu_manager.adapters.kube.reading import cluster_of, read_budgets, read_cluster  # noqa: PLC0415  # heavy
+
+    if source:
+        objects = _saved(source)
+        cluster = cluster_of(objects.get("Node", ()), objects.get("Pod", ()))
+        return _outlook(cluster, objects.get("PodDisruptionBudget", ()))
+    with log_in(kubeconfig, context) as login:
+        return _outlook(read_cluster(login.connection), list(read_budgets(login.connection)))
+
+
+def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
+    name = printable(source)
+    try:
+        with Path(source).open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except (OSError, ValueError) as error:
+        raise RequestInvalid(f"{name}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        parsed = json.loads(data) if len(data) <= _LARGEST else None
+    except (ValueError, RecursionError) as error:
+        raise RequestInvalid(f"{name}: not JSON; save one with kubectl get … -o json") from error
+    items = parsed.get("items") if isinstance(parsed, dict) else None
+    if not isinstance(items, list):
+        raise RequestInvalid(
+            f"{name}: not a list of objects, as kubectl get nodes,pods,pdb -A -o json prints"
+        )
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for item in items:
+        if isinstance(item, dict):
+            found.setdefault(str(item.get("kind")), []).append(item)
+    return found
+
+
+def _outlook(cluster: Cluster, budget_objects: Sequence[Mapping[str, Any]]) -> Outlook:
+    sites = tuple(_site(books, cluster.pods) for books in survey(cluster.nodes, cluster.pods))
+    budgets = tuple(_budgets(budget_objects, cluster.pods))
+    return Outlook(sites, budgets, cluster.pods)
+
+
+def _site(books: NodeBooks, pods: Sequence[Pod]) -> Site:
+    inventory = books.said.inventory
+    residents = (
+        resident_of(pod, inventory.unit)
+        for pod in pods
+        if pod.node == books.name and not pod.terminal and books.ledger.of_pod(pod.uid)
+    )
+    return Site(
+        books.name, tuple(inventory.cards), inventory.topology, books.ledger, {r.uid: r for r in residents}
+    )
+
+
+def _budgets(objects: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> Iterator[Budget]:
+    for obj in objects:
+        budget = read_budget(obj)
+        if budget is not None:
+            covered = frozenset(pod.uid for pod in pods if budget.selects(pod))
+            yield Budget(f"{budget.namespace}/{budget.name}", budget.allowed, covered)
+
+
+def resident_of(pod: Pod, unit: int) -> Resident:
+    """A pod as plans move it: only if a controller makes it anew. Raises RequestInvalid: it is illegal."""
+    return Resident(pod.uid, pod.key, pod_request(pod, unit), movable=pod.controlled, priority=pod.priority)
+
+
+def wanted(files: Sequence[str], unit: int) -> list[Resident]:
+    """The pods that manifests would make, each as often as its workload says. Raises RequestInvalid."""
+    found: list[Resident] = []
+    for name in files:
+        for manifest in load_manifests(name):
+            if manifest.pod is None:
+                continue
+            one = _drafted(manifest.pod, manifest.namespace, manifest.name)
+            if not one.asks:
+                continue
+            if len(found) + manifest.copies > _MOST_PODS:
+                raise RequestInvalid(f"{printable(name)}: more than {_MOST_PODS} pods in all")
+            for copy in range(manifest.copies):
+                suffix = f"-{copy}" if manifest.copies > 1 else ""
+                pod = replace(one, uid=PodUid(uuid.uuid4().hex), name=f"{one.name}{suffix}")
+                found.append(resident_of(pod, unit))
+    return found
+
+
+def _drafted(template: Mapping[str, Any], namespace: str, name: str) -> Pod:
+    meta = template.get("metadata")
+    meta = {**(meta if isinstance(meta, Mapping) else {}), "namespace": namespace, "name": name}
+    obj = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template.get("spec")}
+    return replace(parse_pod(obj), node="", phase="")
+
+
+def kind_of_node(name: str, outlook: Outlook) -> Site:
+    """An empty node like one of the cluster's, or like a simulated profile. Raises RequestInvalid."""
+    from gpu_manager.adapters import profiles  # noqa: PLC0415  # rarely asked for
+
+    like = next((site for site in outlook.sites if site.name == name), None)
+    if like is not None:
+        cards = tuple(CardState(state.card) for state in like.cards)
+        return Site(name, cards, like.topology, Ledger((s.card for s in cards), outlook.unit))
+    if name not in profiles.names():
+        nodes = ", ".join(site.name for site in outlook.sites[:10]) or "none"
+        kinds = ", ".join(profiles.names())
+        raise RequestInvalid(f"--like is {quoted(name)}: use a node ({nodes}) or a profile ({kinds})")
+    profile = profiles.load(name)
+    states = tuple(
+        CardState(Card(i, CardUuid(f"GPU-{name}-{i}"), k.model, k.memory, k.reserved, k.numa, mig=k.mig))
+        for i, k in enumerate(profile.cards)
+    )
+    return Site(name, states, profile.topology, Ledger((s.card for s in states), outlook.unit))

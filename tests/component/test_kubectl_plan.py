@@ -1,0 +1,162 @@
+"""What-if commands over a saved cluster: what they answer, what they refuse, and that they change nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpu_manager.cli.kubectl.main import run
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, Inventory, encode_inventory
+from gpu_manager.domain.resources import DEFAULT_UNIT
+from gpu_manager.domain.topology import SELF, Link, Topology
+
+
+def node(name: str, cards: int) -> dict[str, Any]:
+    links = tuple(tuple(SELF if i == j else Link.parse("PIX") for j in range(cards)) for i in range(cards))
+    states = tuple(
+        CardState(Card(i, CardUuid(f"GPU-{name}-{i}"), "A100", 64 * DEFAULT_UNIT)) for i in range(cards)
+    )
+    inventory = encode_inventory(Inventory(DEFAULT_UNIT, states, Topology(links)))
+    return {"kind": "Node", "metadata": {"name": name, "annotations": {INVENTORY: inventory}}}
+
+
+def pod(name: str, cores: int, on: str = "", card: int = 0, **meta: Any) -> dict[str, Any]:
+    said = {
+        "v": 1,
+        "node": on,
+        "pod": f"uid-{name}",
+        "containers": {"main": [{"uuid": f"GPU-{on}-{card}", "cores": cores, "memory": 8 * DEFAULT_UNIT}]},
+    }
+    limits = {CORE: str(cores)} | ({MEMORY: "8"} if cores < 100 else {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-{name}",
+            "annotations": {"tencent.com/vcuda-allocation": json.dumps(said)} if on else {},
+            "ownerReferences": [{"kind": "ReplicaSet", "name": "r", "controller": True}],
+            **meta,
+        },
+        "spec": {
+            "containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}],
+            **({"nodeName": on} if on else {}),
+        },
+        "status": {"phase": "Running" if on else "Pending"},
+    }
+
+
+def budget(allowed: int) -> dict[str, Any]:
+    return {
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "all", "namespace": "team"},
+        "spec": {"selector": {}},
+        "status": {"disruptionsAllowed": allowed},
+    }
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Two cards half full; a whole one is wanted."""
+    path = tmp_path / "cluster.json"
+    items = [node("n1", 2), pod("small", 30, "n1", 0), pod("large", 50, "n1", 1), pod("train", 100)]
+    path.write_text(json.dumps({"kind": "List", "items": items}))
+    return path
+
+
+def manifest(path: Path, cores: int, replicas: int) -> str:
+    template = {"spec": pod("p", cores)["spec"]}
+    spec = {"replicas": replicas, "template": template}
+    path.write_text(
+        yaml.safe_dump(
+            {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": spec}
+        )
+    )
+    return str(path)
+
+
+def test_replicas_are_seated_one_by_one_and_the_rest_hear_why_once(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["simulate", manifest(tmp_path / "web.yaml", 40, 5), "--from", str(saved)]) == 1
+    shown = capsys.readouterr()
+    assert "2 of 5 pods fit" in shown.out
+    assert "default/web-2 and 2 more: no room on the only node" in shown.out
+    assert "Judged by cards alone" in shown.err
+
+
+def test_how_many_more_nodes(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    web = manifest(tmp_path / "web.yaml", 40, 12)
+    assert run(["simulate", web, "--like", "n1", "--from", str(saved), "-o", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["added"] == 3  # two fit beside what runs, four on each new node's two cards
+    assert answer["refused"] == []
+    assert len(answer["seats"]) == 12
+
+
+def test_a_node_that_goes_names_what_finds_no_place(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "--drain", "n1", "--from", str(saved)]) == 1
+    assert "0 of 2 pods fit" in capsys.readouterr().out
+
+
+def test_the_fewest_moves_are_printed_with_before_and_after(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["defrag", "train", "-n", "team", "--from", str(saved)]) == 0
+    shown = capsys.readouterr().out
+    assert "team/train would fit on node n1, card 0 if 1 pod moved (the fewest possible)" in shown
+    assert "team/small   n1 card 0   n1 card 1" in shown
+    assert "before:\n  n1 card 0: 70 cores, 14 GiB free; team/small" in shown
+    assert "after:\n  n1 card 0: 0 cores" in shown
+
+
+@pytest.mark.parametrize("kept", ["budget", "no controller"])
+def test_what_must_stay_is_not_moved(
+    kept: str, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = json.loads(saved.read_text())
+    if kept == "budget":
+        cluster["items"].append(budget(0))
+    else:
+        for item in cluster["items"][1:3]:
+            del item["metadata"]["ownerReferences"]
+    saved.write_text(json.dumps(cluster))
+    assert run(["defrag", "train", "-n", "team", "--from", str(saved)]) == 1
+    assert "of the 0 pods that may move makes room on one node" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["simulate"], "give manifests of the pods to come, or --drain NODE"),
+        (["simulate", "--drain", "n9"], 'node "n9" publishes no cards; nodes that do: n1'),
+        (["defrag", "nobody"], 'no pod "nobody" that asks for cards'),
+        (["defrag", "small", "-n", "team"], "is on node n1 already"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], said: str, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*arguments, "--from", str(saved)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"items": 3}', '{"items": [1, {"kind": "Node"}, {"kind": "Pod"}]}']
+)
+def test_a_file_of_anything_is_survived(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(text)
+    web = manifest(tmp_path / "web.yaml", 40, 1)
+    assert run(["simulate", web, "--from", str(path)]) in (1, 2)
+    assert "Traceback" not in capsys.readouterr().err
