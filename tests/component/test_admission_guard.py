@@ -1,0 +1,243 @@
+"""Who may bind: loopback, or a client whose certificate an authority signed for the right name."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from prometheus_client import CollectorRegistry
+
+from admission.__main__ import run
+from admission.certs import ClientGuard
+from admission.config import ExtenderDoor
+from admission.extender import Reply, Route
+from admission.figures import Figures
+from admission.listener import Listener, Peers
+from admission.schedulers import build_extender
+from gpu_manager.domain.errors import NodeUnready
+
+SCHEDULER = "system:kube-scheduler"
+
+
+class Authority:
+    def __init__(self, directory: Path, name: str = "ca") -> None:
+        self.directory = directory
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.certificate = self._sign(self.name, self.key, ca=True)
+        self.file = directory / f"{name}.crt"
+        self.file.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
+
+    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, ca: bool) -> x509.Certificate:
+        now = dt.datetime.now(dt.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self.name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(hours=1))
+            .not_valid_after(now + dt.timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )  # fmt: skip
+
+    def pair(self, name: str) -> tuple[Path, Path]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        signed = self._sign(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key, ca=False)
+        paths = self.directory / f"{name}.crt", self.directory / f"{name}.key"
+        paths[0].write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        paths[1].write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return paths
+
+
+class Table:
+    """An extender that says which of its handlers was called."""
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("/scheduler/filter", "filter", lambda _: Reply(b'"filter"')),
+            Route("/scheduler/bind", "bind", lambda _: Reply(b'"bind"'), guarded=True),
+        )
+
+
+def call(app: Any, path: str, client: tuple[str, int] | None) -> tuple[int, bytes]:
+    """One request as an ASGI server hands it in."""
+    said: list[Any] = []
+    body = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
+
+    async def receive() -> Any:
+        return next(body)
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [], "client": client, "server": ("x", 1), "scheme": "http", "http_version": "1.1",
+        "root_path": "", "asgi": {"version": "3.0"},
+    }  # fmt: skip
+    asyncio.run(app(scope, receive, send))
+    return said[0]["status"], b"".join(m.get("body", b"") for m in said[1:])
+
+
+def app(peers: Peers) -> Any:
+    door, table = ExtenderDoor(), Table()
+    return build_extender(door, table, peers, Figures(CollectorRegistry()), "1", lambda: False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("client", "may"),
+    [
+        (("127.0.0.1", 1), True),
+        (("127.8.9.1", 1), True),
+        (("::1", 1), True),
+        (("::ffff:127.0.0.1", 1), True),
+        (("10.0.0.7", 1), False),
+        (("::ffff:10.0.0.7", 1), False),
+        (("fe80::1", 1), False),
+        (("localhost", 1), False),
+        (None, False),
+    ],
+)
+def test_bind_is_for_loopback_and_filter_for_all(client: tuple[str, int] | None, may: bool) -> None:
+    made = app(Peers())
+    assert call(made, "/scheduler/filter", client) == (200, b'"filter"')
+    status, body = call(made, "/scheduler/bind", client)
+    assert (status, b"--extender-client-ca-file" in body) == ((200, False) if may else (403, True))
+
+
+def test_a_certificate_of_the_right_name_binds_from_anywhere() -> None:
+    peers = Peers()
+    made = app(peers)
+    for name, status in ((SCHEDULER, 200), ("system:node:n1", 403)):
+        peers.come(
+            ("10.0.0.7", 9), {"subject": ((("organizationName", SCHEDULER),), (("commonName", name),))}
+        )
+        assert call(made, "/scheduler/bind", ("10.0.0.7", 9))[0] == status
+        assert call(made, "/scheduler/bind", ("10.0.0.7", 10))[0] == 403
+        peers.go(("10.0.0.7", 9))
+        assert call(made, "/scheduler/bind", ("10.0.0.7", 9))[0] == 403
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[tuple[Authority, ClientGuard, Listener]]:
+    """A listener that answers with the names of who asks."""
+    authority, peers = Authority(tmp_path), Peers()
+    guard = ClientGuard(*authority.pair("server"), authority.file)
+    guard.check()
+
+    async def names(scope: Any, receive: Any, send: Any) -> None:
+        found = sorted(peers.names(scope["client"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(found).encode()})
+
+    listener = Listener(names, "127.0.0.1", 0, guard.context, peers=peers)
+    listener.start()
+    yield authority, guard, listener
+    listener.stop()
+
+
+def ask(listener: Listener, authority: Authority, pair: tuple[Path, Path] | None = None) -> list[str]:
+    context = ssl.create_default_context(cafile=str(authority.file))
+    if pair is not None:
+        context.load_cert_chain(*pair)
+    line = http.client.HTTPSConnection("localhost", listener.port, context=context, timeout=10)
+    try:
+        line.request("GET", "/")
+        with line.getresponse() as answer:
+            found: list[str] = json.loads(answer.read())
+            return found
+    finally:
+        line.close()
+
+
+def test_names_come_from_verified_certificates_alone(
+    guarded: tuple[Authority, ClientGuard, Listener], tmp_path: Path
+) -> None:
+    authority, _, listener = guarded
+    assert ask(listener, authority) == []
+    assert ask(listener, authority, authority.pair(SCHEDULER)) == [SCHEDULER]
+    (tmp_path / "forged").mkdir()
+    with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
+        ask(listener, authority, Authority(tmp_path / "forged").pair(SCHEDULER))
+
+
+def test_a_new_authority_for_clients_is_taken_from_its_file(
+    guarded: tuple[Authority, ClientGuard, Listener], tmp_path: Path
+) -> None:
+    authority, guard, listener = guarded
+    (tmp_path / "new").mkdir()
+    renewed = Authority(tmp_path / "new", "renewed")
+    authority.file.write_bytes(authority.file.read_bytes() + renewed.file.read_bytes())
+    guard.check()
+    assert ask(listener, authority, renewed.pair(SCHEDULER)) == [SCHEDULER]
+    assert ask(listener, authority, authority.pair(SCHEDULER)) == [SCHEDULER]
+    authority.file.write_bytes(b"nothing")
+    with pytest.raises(NodeUnready, match="no certificate"):
+        guard.check()
+    authority.file.write_bytes(renewed.file.read_bytes())
+    assert ask(listener, renewed_trust(authority, tmp_path), renewed.pair(SCHEDULER)) == [SCHEDULER]
+
+
+def renewed_trust(authority: Authority, directory: Path) -> Authority:
+    """The server's own certificate is still the first authority's."""
+    path = directory / "first.crt"
+    path.write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))
+    authority.file = path
+    return authority
+
+
+@pytest.fixture
+def own_log() -> Iterator[None]:
+    """The program sets up the log of the whole process; other tests have theirs."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("own_log")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--extender-tls-cert-file", "/x"], "--extender-client-ca-file together"),
+        (["--extender-address", "3456"], "use HOST:PORT"),
+        (["--extender-address", "x:99999"], "use HOST:PORT"),
+        (["--quota-configmap", "gpuquota"], "use NAMESPACE/NAME"),
+        (["--leader-mode", "sometimes"], "sometimes"),
+    ],
+)
+def test_wrong_settings_are_named(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_log")
+def test_a_taken_port_is_said_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code = run(["--api-url", "http://127.0.0.1:1", "--extender-address", f"127.0.0.1:{port}"])
+    assert code == 1
+    assert f"127.0.0.1:{port}" in capsys.readouterr().err
