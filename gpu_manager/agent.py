@@ -31,7 +31,7 @@ from gpu_manager.domain.card import CardState
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import Cards, Found
-from gpu_manager.servers.device_plugin import DevicePlugin
+from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.servers.http import StatusServer
@@ -42,6 +42,7 @@ from gpu_manager.services.backstop import Backstops
 from gpu_manager.services.books import Books, decode_held_cards
 from gpu_manager.services.coactivity import CoActivity
 from gpu_manager.services.health import Health
+from gpu_manager.services.heirs import Heirs
 from gpu_manager.services.inventory import InventoryService
 from gpu_manager.services.planner import Node
 from gpu_manager.services.proof import Proof
@@ -72,8 +73,11 @@ class Agent:
             config.node,
             clock=clock,
             kubelet_url=config.kubelet_pods_url,
+            lending=config.lending,
         )
-        self._kubelet = KubeletClient(config.device_plugins, config.pod_resources)
+        self._kubelet = KubeletClient(
+            config.device_plugins, config.pod_resources, resources=LENDING if config.lending else SOCKETS
+        )
         store, tenants = FileStore(config.state / "ledger"), PageTenants(config.pages)
         processes = CgroupProcesses(config.proc)
         injector = build_injector(config, lambda: self.allocator.node.cards)
@@ -93,7 +97,10 @@ class Agent:
             tally=self.tally,
         )
         proof = Proof(self.allocator, self._kubelet, pods, tenants, clock, self.tally, evict=config.evict)
-        self.plugin = DevicePlugin(config.device_plugins, self.allocator, proof, self.tally, self._stop)
+        self._heirs = Heirs(self.allocator, pods, clock)
+        self.plugin = DevicePlugin(
+            config.device_plugins, self.allocator, proof, self.tally, self._stop, lending=config.lending
+        )
         self.health = Health(self.cards, self._kube.node, clock)
         self.inventory = InventoryService(
             self.allocator, self.health, self._kube.node, self.plugin.announce, config.labels
@@ -158,7 +165,7 @@ class Agent:
         self._recover(stored)
         self._kube.pods.on_change(self._pod_changed)
         self.health.subscribe(self.inventory.cards_changed)
-        self.allocator.changed = self.inventory.changed
+        self.allocator.changed = self._books_changed
         self._injector.restore()
         self.health.start()
         self.http.start()
@@ -199,6 +206,11 @@ class Agent:
         cgroups = self._config.host_root / "sys/fs/cgroup"
         return CgroupBackstop(cgroups, lambda: self.allocator.node.cards, build_driver_limits(self._config))
 
+    def _books_changed(self) -> None:
+        self.inventory.changed()
+        if self._config.lending:
+            self.plugin.announce()
+
     def _load(self) -> bytes | None:
         try:
             return self._store.load()
@@ -228,6 +240,7 @@ class Agent:
     def _pod_changed(self, found: Found) -> None:
         if not found.tombstone:
             self.allocator.pod_changed(found.pod)
+            self._heirs.seen(found.pod)
 
     def _reclaim_forever(self) -> None:
         while not self._stop.wait(self._config.reclaim_seconds):

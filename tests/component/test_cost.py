@@ -163,7 +163,7 @@ def test_a_cluster_is_asked_through_its_api_server(
         (["--month", "0000-01"], "no such month"),
         (["--month", "9998-01"], "has not begun"),
         (["--step", "0s"], "write it like 90m"),
-        (["-n", 'a"} or vector(1) #'], "names have lower-case letters"),
+        (["-n", 'a"} or vector(1) #'], "lower-case letters"),
     ],
 )
 def test_what_cannot_be_asked_is_said(

@@ -1,0 +1,338 @@
+"""Dashboards and rules against a real Prometheus that scrapes a sandbox under load, and admission beside it.
+
+Every query of every panel and every rule must match something there: a metric that was renamed, a label that
+is not there, a panel that would stay empty is found here and not by whoever needs it.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import ssl
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.grafana import dashboards
+from gpu_manager.cli.kubectl.main import run
+from gpu_manager.sandbox import orders
+from gpu_manager.sandbox.whole import NODE, Sandbox, Settings
+from tests.fakes.admission import admission
+from tests.fakes.prometheus import Prometheus, needs_prometheus
+from tests.fakes.reviews import container, pod, review
+from tests.fakes.sandbox import short_directory, until
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "deploy" / "helm" / "gpu-manager" / "files"
+RULES = (FILES / "rules.yaml").read_text()
+BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((FILES / "dashboards").glob("*.json"))}
+SELECTOR = re.compile(r"\b(?:[a-z_]+:)?(?:vcuda_|kube_)[a-z0-9_:]+(?:\{[^}]*\})?|\bup\{[^}]*\}")
+VARIABLES = {"$node": ".*", "$namespace": "vision|nlp", "$pod": ".*", "$__range_s": "60", "$__range": "60s"}
+
+
+# What the files are.
+
+
+@pytest.mark.parametrize("name", sorted(dashboards.texts()))
+def test_the_dashboard_in_the_chart_is_what_the_generator_writes(name: str) -> None:
+    assert (FILES / "dashboards" / name).read_text() == dashboards.texts()[name], (
+        "python -m deploy.grafana.dashboards"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(BOARDS))
+def test_a_dashboard_names_no_data_source_of_its_own_and_its_panels_do_not_overlap(name: str) -> None:
+    board = BOARDS[name]
+    assert set(re.findall(r'"uid": "([^"]*)"', json.dumps(board))) == {"$datasource"}
+    assert board["templating"]["list"][0]["name"] == "datasource"
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+# What they show.
+
+HOLD = """
+import ctypes, time
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+assert not cuda.cuInit(0)
+assert not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+assert not cuda.cuCtxSetCurrent(context)
+while not cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(32 << 20)):
+    pass
+time.sleep(600)
+"""
+
+
+def asking(
+    name: str, namespace: str, command: list[str], cores: int, memory: int, team: str
+) -> dict[str, Any]:
+    limits = {"tencent.com/vcuda-core": cores, "tencent.com/vcuda-memory": memory}
+    one = {"name": "main", "image": "sandbox", "command": command, "resources": {"limits": limits}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "labels": {"team": team}},
+        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [one]},
+    }
+
+
+def state_metrics(sandbox: Sandbox) -> str:
+    """What kube-state-metrics says of the sandbox's cluster, as far as our rules ask it."""
+    lines = []
+    for one in sandbox.api.list("pods"):
+        meta = one["metadata"]
+        labels = "".join(f',label_{key}="{value}"' for key, value in meta.get("labels", {}).items())
+        lines.append(f'kube_pod_labels{{namespace="{meta["namespace"]}",pod="{meta["name"]}"{labels}}} 1')
+    for name, value in sandbox.api.get("nodes", NODE)["status"]["allocatable"].items():
+        resource = re.sub(r"[^a-z0-9]", "_", name)
+        lines.append(f'kube_node_status_allocatable{{node="{NODE}",resource="{resource}"}} {value}')
+    return "\n".join(line for line in lines if re.search(r" \d+$", line)) + "\n"
+
+
+@contextmanager
+def served(text: Any) -> Iterator[int]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = text().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+@dataclass
+class Seen:
+    prometheus: Prometheus
+    sandbox: Sandbox
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[Seen]:
+    with (
+        short_directory() as directory,
+        Sandbox(Settings(directory / "s")) as sandbox,
+        served(lambda: state_metrics(sandbox)) as states,
+    ):
+        prepare(sandbox)
+        with admission(directory, sandbox.kubeconfig) as (webhook, extender):
+            yield from observe(directory, sandbox, states, webhook, extender)
+
+
+def observe(directory: Path, sandbox: Sandbox, states: int, webhook: int, extender: int) -> Iterator[Seen]:
+    """Scrape all three while the load changes, until an hour's sum has been recorded."""
+    jobs = [
+        job("gpu-manager", sandbox.port, "/metric", honor_labels=True),
+        job(
+            "gpu-quota-admission",
+            webhook,
+            "/metrics",
+            scheme="https",
+            tls_config={"insecure_skip_verify": True},
+        ),
+        job("kube-state-metrics", states, "/metrics", honor_labels=True),
+    ]
+    at_once = re.sub(r"(?m)^    for: .*\n", "", RULES.replace("interval: 1m", "interval: 1s"))
+    with Prometheus(directory / "prometheus", jobs, at_once) as prometheus:
+        load(sandbox)
+        ask(webhook, extender)
+        hours = "namespace:vcuda_wasted_core_hours:sum_over_time_1h"
+        until(lambda: prometheus.query(f"count_over_time({hours}[1m]) >= 5"), 30)
+        yield Seen(prometheus, sandbox)
+
+
+def job(name: str, port: int, path: str, **more: Any) -> dict[str, Any]:
+    target = {"targets": [f"127.0.0.1:{port}"], "labels": {"node": NODE}}
+    return {"job_name": name, "metrics_path": path, "static_configs": [target], **more}
+
+
+QUOTA = {name: {"quota": {"A100": 4}, "memory": {"A100": 65536}} for name in ("vision", "nlp", "research")}
+
+
+def prepare(sandbox: Sandbox) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "gpuquota", "namespace": "kube-system"},
+    }
+    names = ({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in QUOTA)
+    orders.apply(sandbox.api, [*names, {**quota, "data": {"gpu_quota": json.dumps(QUOTA)}}])
+
+
+def load(sandbox: Sandbox) -> None:
+    """Two that compute, one that fills its memory and is refused more, one idle; a card ails."""
+    orders.apply(
+        sandbox.api,
+        [
+            asking("spin-30", "vision", ["cuda-spin", "600"], 30, 8, "red"),
+            asking("spin-60", "nlp", ["cuda-spin", "600"], 60, 8, "blue"),
+            asking("full", "nlp", [sys.executable, "-c", HOLD], 10, 4, "blue"),
+            asking("idle", "vision", ["sleep", "600"], 20, 4, "red"),
+        ],
+    )
+    sandbox.set_card(7, {"healthy": False, "reason": "XID 79"})
+
+
+def ask(webhook: int, extender: int) -> None:
+    """A pod is denied, and a scheduler asks for a place."""
+    context = ssl._create_unverified_context()
+    denied = review(pod(container("train", "150")))
+    question = {"Pod": pod(container("train", "30", "8")), "NodeNames": [NODE]}
+    for url, body in (
+        (f"https://127.0.0.1:{webhook}/validate", denied),
+        (f"https://127.0.0.1:{webhook}/mutate", denied),
+        (f"http://127.0.0.1:{extender}/scheduler/filter", question),
+        (f"http://127.0.0.1:{extender}/scheduler/prioritize", question),
+    ):
+        asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        urllib.request.urlopen(
+            asked, timeout=10, context=context if url.startswith("https") else None
+        ).close()
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    for name, board in BOARDS.items():
+        for panel in board["panels"]:
+            for target in panel["targets"]:
+                text = target["expr"]
+                for variable, value in VARIABLES.items():
+                    text = text.replace(variable, value)
+                yield f"{name}: {panel['title']}", text
+
+
+def rules() -> Iterator[tuple[str, str]]:
+    for group in yaml.safe_load(RULES)["groups"]:
+        for rule in group["rules"]:
+            yield rule.get("record") or rule["alert"], rule["expr"]
+
+
+def empty(prometheus: Prometheus, asked: Iterator[tuple[str, str]]) -> list[str]:
+    return [f"{where}: {text}" for where, text in asked if not prometheus.query(text)]
+
+
+@needs_prometheus
+def test_every_query_of_every_panel_returns_data(seen: Seen) -> None:
+    until(lambda: not empty(seen.prometheus, queries()), 20)
+
+
+@needs_prometheus
+def test_every_rule_stands_on_series_that_are_there(seen: Seen) -> None:
+    # Nothing answers with an error here: the metric and its label must be there, whatever the code.
+    texts = ((name, text.replace('code=~"5.."', 'code=~".+"')) for name, text in rules())
+    selectors = ((f"{name}: {text}", one) for name, text in texts for one in SELECTOR.findall(text))
+    assert empty(seen.prometheus, selectors) == []
+    records = ((name, name) for name, _ in rules() if ":" in name)
+    assert empty(seen.prometheus, records) == []
+
+
+@needs_prometheus
+def test_every_variable_of_a_dashboard_has_values(seen: Seen) -> None:
+    for board in BOARDS.values():
+        for variable in board["templating"]["list"][1:]:
+            match = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+            assert match, variable
+            metric = match[1].replace("$namespace", "vision|nlp")
+            assert seen.prometheus.get(f"label/{match[2]}/values", **{"match[]": metric}), variable["query"]
+
+
+@needs_prometheus
+def test_what_ails_in_the_sandbox_fires_and_its_text_names_it(seen: Seen) -> None:
+    wanted = {"VcudaCardUnhealthy", "VcudaMemoryNearLimit"}
+
+    def firing() -> dict[str, Any] | None:
+        found = {a["labels"]["alertname"]: a for a in seen.prometheus.get("alerts")["alerts"]}
+        return found if wanted <= set(found) else None
+
+    alerts = until(firing, 20)
+    assert alerts["VcudaCardUnhealthy"]["annotations"]["summary"] == f"Card 7 of {NODE} is unhealthy"
+    assert (
+        alerts["VcudaMemoryNearLimit"]["annotations"]["summary"] == "nlp/full main is near its memory limit"
+    )
+    assert "100% of its share of card" in alerts["VcudaMemoryNearLimit"]["annotations"]["description"]
+    quiet = {
+        "VcudaEvader",
+        "VcudaAgentDown",
+        "VcudaAdmissionDown",
+        "VcudaNoLeader",
+        "VcudaPluginNotRegistered",
+    }
+    assert not quiet & set(alerts)
+
+
+@needs_prometheus
+def test_booked_and_used_are_what_the_pods_asked_for_and_do(seen: Seen) -> None:
+    def values(text: str) -> dict[str, float]:
+        return {v["metric"]["namespace"]: float(v["value"][1]) for v in seen.prometheus.query(text)}
+
+    booked = values("namespace:vcuda_booked_cores:sum")
+    assert {name: round(booked[name]) for name in ("vision", "nlp")} == {"vision": 50, "nlp": 70}
+    if seen.sandbox.native.complete:
+        until(lambda: 20 < values("namespace:vcuda_used_cores:sum")["vision"] < 40)
+    team = seen.prometheus.query("namespace_team:vcuda_booked_cores:sum")
+    found = {(v["metric"]["namespace"], v["metric"]["label_team"]): round(float(v["value"][1])) for v in team}
+    assert {("vision", "red"): 50, ("nlp", "blue"): 70}.items() <= found.items()
+
+
+@needs_prometheus
+@pytest.mark.parametrize("by", ["namespace", "pod", "label=team"])
+def test_the_bill_comes_from_this_prometheus(seen: Seen, by: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--prometheus",
+        seen.prometheus.url,
+        "--by",
+        by,
+        "--since",
+        "60s",
+        "--step",
+        "1s",
+        "-o",
+        "json",
+    ]
+    assert run(["cost", *arguments]) == 0
+    lines = [x for x in json.loads(capsys.readouterr().out)["lines"] if x["namespace"] != "research"]
+    assert len(lines) == (4 if by == "pod" else 2)
+    for line in lines:
+        assert 0 < line["core_hours"] <= 70 / 60
+        assert line["core_hours_used"] + line["core_hours_wasted"] >= line["core_hours"] * 0.5
+        assert 0 < line["gib_hours"] < 1
+        assert line.get("team", "red") in ("red", "blue")
+
+
+@needs_prometheus
+def test_a_pod_that_comes_is_seen_within_seconds(seen: Seen) -> None:
+    def booked() -> list[float]:
+        found = seen.prometheus.query('namespace:vcuda_booked_cores:sum{namespace="research"}')
+        return [float(one["value"][1]) for one in found]
+
+    before = seen.prometheus.query("sum(vcuda_card_cores_booked_ratio)")[0]["value"][1]
+    orders.apply(seen.sandbox.api, [asking("late", "research", ["sleep", "600"], 10, 4, "green")])
+    until(lambda: booked() == [10.0], 20)
+    until(lambda: seen.prometheus.query(f"sum(vcuda_card_cores_booked_ratio) > {before}"), 5)
