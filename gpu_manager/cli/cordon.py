@@ -10,6 +10,7 @@ import typer
 
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.errors import RequestInvalid, quoted
 
 Uuids = Annotated[list[str], typer.Argument(metavar="UUID...", help="Cards, as `nvidia-smi -L` names them.")]
 NodeName = Annotated[
@@ -53,6 +54,9 @@ def _change(
     from gpu_manager.adapters.kube import connect  # noqa: PLC0415  # the client is heavy; check must not wait
     from gpu_manager.adapters.kube.cordon import cordon  # noqa: PLC0415  # same
 
+    for uuid in uuids:
+        if not uuid.isprintable() or not uuid.strip() or "," in uuid:  # the annotation separates by commas
+            raise RequestInvalid(f"{quoted(uuid)} is no card's UUID: `nvidia-smi -L` names them")
     node = node or socket.gethostname().lower()
     connection = connect(kubeconfig=kubeconfig, url=api_url)
     try:

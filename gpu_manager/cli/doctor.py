@@ -14,6 +14,7 @@ import typer
 from gpu_manager.cli import ask
 from gpu_manager.cli.output import Form, Output
 from gpu_manager.cli.report import show
+from gpu_manager.cli.run import known_injection
 from gpu_manager.domain.contract import KUBELET_DIR
 from gpu_manager.domain.doctor import NODE_CHECKS, Facts, examine
 from gpu_manager.domain.doctor.facts import AgentFacts
@@ -49,12 +50,9 @@ def _gather(url: str, token: str, root: Path, driver_root: str, kubelet_dir: str
     from gpu_manager.adapters.diagnosis.driver import gather_driver  # noqa: PLC0415  # only where it is needed
     from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet, runtime_socket  # noqa: PLC0415  # same
     from gpu_manager.adapters.diagnosis.runtime import gather_runtime  # noqa: PLC0415  # same
-    from gpu_manager.adapters.driver_files import Strategy  # noqa: PLC0415  # same
     from gpu_manager.adapters.driver_files.host import Host  # noqa: PLC0415  # same
 
-    known = ["auto", *(s.value for s in Strategy if s is not Strategy.SIMULATED)]
-    if injection not in known:
-        raise RequestInvalid(f"--device-injection is {injection!r}: use {', '.join(known)}")
+    known_injection(injection, simulated=False)
     if not root.is_dir():
         raise RequestInvalid(f"--host-root is {str(root)!r}: no such directory")
     host = Host(root)

@@ -90,6 +90,10 @@ def command(
         float, typer.Option(min=0, help="How long a closed card must be well before it opens again.")
     ] = QUIET_SECONDS,
     memory_unit: Annotated[str, typer.Option(help="What one vcuda-memory stands for.")] = str(DEFAULT_UNIT),
+    nvidia_resource: Annotated[
+        bool,
+        typer.Option(help="Offer whole cards as nvidia.com/gpu too. NVIDIA's own plugin must not run here."),
+    ] = False,
     device_injection: Annotated[str, typer.Option(help="auto, direct, cdi, nvidia or simulated.")] = "auto",
     host_root: Annotated[Path, typer.Option(help="The host's root as the agent sees it.")] = Path("/"),
     driver_root: Annotated[Path, typer.Option(help="Where the driver is installed, on the host.")] = Path(
@@ -141,7 +145,8 @@ def command(
             quiet_seconds=quiet_seconds,
             control=control,
             unit=unit_bytes(memory_unit),
-            injection=device_injection,
+            lending=nvidia_resource,
+            injection=known_injection(device_injection),
             host_root=host_root,
             driver_root=driver_root,
             libraries=libraries,
@@ -177,6 +182,16 @@ def _xids(flag: str, text: str) -> frozenset[int]:
     if wrong is not None:
         raise RequestInvalid(f"{flag} is {text!r}: {wrong!r} is no XID; use numbers such as 31,43")
     return frozenset(map(int, numbers))
+
+
+def known_injection(text: str, simulated: bool = True) -> str:
+    """``auto``, or the name of a strategy. Raises RequestInvalid: it is neither."""
+    from gpu_manager.adapters.driver_files import Strategy  # noqa: PLC0415  # as above
+
+    known = ["auto", *(s.value for s in Strategy if simulated or s is not Strategy.SIMULATED)]
+    if text not in known:
+        raise RequestInvalid(f"--device-injection is {text!r}: use {', '.join(known[:-1])} or {known[-1]}")
+    return text
 
 
 def _secret(path: Path | None) -> str | None:

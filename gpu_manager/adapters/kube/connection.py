@@ -296,7 +296,7 @@ def connect(
         return Connection(configuration, timeouts)
     except _MALFORMED as error:
         place = f"the kubeconfig {kubeconfig}" if kubeconfig else "the service account of this pod"
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).rstrip(".")
         raise NodeUnready(
             f"cannot find the API server by {url or place}: {reason}. Run in a pod with a service account, "
             f"or give --kubeconfig"
@@ -326,7 +326,7 @@ def connect_person(kubeconfig: str, context: str = "") -> tuple[Connection, str]
         namespace = str(chosen["context"].get("namespace") or "default")
         return Connection(configuration, Timeouts(connect=5.0, answer=30.0), _CURES_OF_A_PERSON), namespace
     except _MALFORMED as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300].rstrip(".")
         raise RequestInvalid(
             f"cannot use the kubeconfig {kubeconfig}: {reason}; name another with --kubeconfig"
         ) from error

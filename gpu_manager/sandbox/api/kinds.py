@@ -36,7 +36,10 @@ RESOURCES: tuple[Resource, ...] = (
     Resource("", "v1", "services", "Service"),
     Resource("", "v1", "serviceaccounts", "ServiceAccount"),
     Resource("", "v1", "bindings", "Binding"),
+    Resource("apps", "v1", "daemonsets", "DaemonSet", subresources=frozenset({"status"})),
     Resource("coordination.k8s.io", "v1", "leases", "Lease"),
+    Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),
+    Resource("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", namespaced=False),
     Resource(
         "policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", subresources=frozenset({"status"})
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -42,6 +42,10 @@ class Request:
     body: bytes = b""
 
 
+# What stands behind /proxy: path and query from there on, method, headers, body → HTTP code and body.
+Proxy = Callable[[str, str, Mapping[str, str], bytes], tuple[int, bytes]]
+
+
 class Router:
     """Answers requests. Raises ApiError for what is refused and CutConnection where a fault says so."""
 
@@ -50,6 +54,7 @@ class Router:
         self._gate = gate
         self._faults = faults
         self._bookmark_seconds = bookmark_seconds
+        self.proxies: dict[str, Proxy] = {}  # /api/v1/namespaces/…/proxy → what stands there
 
     def answer(self, request: Request) -> Outcome | Watch:
         """An answer, or a watch to be streamed."""
@@ -57,6 +62,9 @@ class Router:
         query = dict(parse_qsl(url.query, keep_blank_values=True))
         path = unquote(url.path).rstrip("/")
         user = self._gate.user(request.headers.get("authorization") or "")
+        before, proxied, _ = path.partition("/proxy")
+        if proxied and before + proxied in self.proxies:
+            return self._passed_on(before + proxied, request)
         target = parse_path(path)
         if target is None:
             return self._page(path)
@@ -72,6 +80,13 @@ class Router:
         if verb in ("get", "list") and isinstance(outcome, Outcome):
             return _as_asked(outcome, target, request.headers.get("accept") or "")
         return outcome
+
+    def _passed_on(self, prefix: str, request: Request) -> Outcome:
+        """As API servers do, who take the caller's Authorization off."""
+        rest = unquote(request.path).partition("/proxy")[2]
+        headers = {name: value for name, value in request.headers.items() if name != "authorization"}
+        code, body = self.proxies[prefix](rest, request.method, headers, request.body)
+        return Outcome({}, code, text=body)
 
     def _page(self, path: str) -> Outcome:
         if path == "/version":

@@ -16,7 +16,7 @@ from gpu_manager.sandbox.api.faults import Faults
 from gpu_manager.sandbox.api.http import Server
 from gpu_manager.sandbox.api.kinds import Target, resource_named, resource_of
 from gpu_manager.sandbox.api.patches import MERGE
-from gpu_manager.sandbox.api.routing import Router
+from gpu_manager.sandbox.api.routing import Proxy, Router
 from gpu_manager.sandbox.api.selectors import field_selector, label_selector
 from gpu_manager.sandbox.api.status import ApiError
 from gpu_manager.sandbox.api.storage import Storage
@@ -119,6 +119,10 @@ class StandInApi:
         return path
 
     # Objects, without HTTP but by the same rules. ``resource`` is the plural (``pods``).
+
+    def serve_behind(self, path: str, proxy: Proxy) -> None:
+        """Let ``proxy`` answer below ``path``, which ends in ``/proxy``: a pod's or a service's."""
+        self._router.proxies[path] = proxy
 
     def create(self, obj: Mapping[str, Any], namespace: str = "default") -> Obj:
         """Create an object with ``apiVersion`` and ``kind``; returns it as stored. Raises ApiError."""

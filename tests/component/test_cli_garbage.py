@@ -1,0 +1,179 @@
+"""Bad input to every command of both programs: exit code 2, one line that says what is wrong, no traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL
+from gpu_manager.cli.main import PROGRAM as NODE
+from gpu_manager.cli.program import Program, load
+
+EVERY = [(program, name) for program in (NODE, KUBECTL) for name in program.commands]
+IDS = [f"{program.name} {name}" for program, name in EVERY]
+CONTROL = "\x1b[2J\x00\n"
+
+
+def refused(
+    program: Program,
+    arguments: Sequence[str],
+    capsys: pytest.CaptureFixture[str],
+    codes: Sequence[int] = (2,),
+) -> str:
+    """What the program says against these arguments: one line for people, and an exit code of ``codes``."""
+    code = program.run(arguments)
+    captured = capsys.readouterr()
+    assert code in codes, captured
+    assert captured.err.startswith(f"{program.name}: "), captured
+    assert captured.err.endswith("\n")
+    line = captured.err[:-1]
+    assert line.isprintable(), line
+    assert "Traceback" not in captured.out + captured.err
+    return line
+
+
+def parameters(program: Program, name: str) -> list[object]:
+    return list(load(name, program.commands[name][0]).params)
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in ("KUBECONFIG", "VCUDA_ADMISSION", "EXTRA_FLAGS", "GPU_MANAGER_TOKEN", "LOG_LEVEL"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("program", "name"), EVERY, ids=IDS)
+def test_an_option_that_does_not_exist(
+    program: Program, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "no-such-option" in refused(program, [name, f"--no-such-option{CONTROL}"], capsys)
+
+
+@pytest.mark.parametrize(("program", "name"), EVERY, ids=IDS)
+def test_an_argument_too_many(program: Program, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [p for p in parameters(program, name) if p.param_type_name == "argument"]  # type: ignore[attr-defined]  # click's
+    many = any(p.nargs == -1 for p in arguments)  # type: ignore[attr-defined]  # click's
+    # Where any number is taken: a name that nothing can have.
+    words = [CONTROL] if many else ["x"] * len(arguments) + ["one-too-many"]
+    refused(program, [name, *words], capsys)
+
+
+def options() -> list[tuple[Program, str, str]]:
+    return [
+        (program, name, option.opts[0])  # type: ignore[attr-defined]  # click's
+        for program, name in EVERY
+        for option in parameters(program, name)
+        if option.param_type_name == "option" and not option.is_flag  # type: ignore[attr-defined]  # click's
+    ]
+
+
+# Options whose value is any text: what it means is found out by asking, or it is kept as it is.
+FREE = {
+    "--token", "--stand-in", "--libraries", "--native", "--control", "--node-labels", "--checkpoint-path",
+    "--state-dir", "--pages-dir", "--kubelet-dir", "--driver-root", "--host-root", "--http-address",
+    "--kubelet-pods-url", "--node-name", "--api-url", "--extra-config", "--directory",
+}  # fmt: skip
+CHECKED = [o for o in options() if o[2] not in FREE]
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "option"), CHECKED, ids=[f"{p.name} {n} {o}" for p, n, o in CHECKED]
+)
+def test_an_options_value_that_is_garbage(
+    program: Program, name: str, option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    manifest = tmp_path / "pod.yaml"
+    manifest.write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n")
+    matrix = tmp_path / "topo.txt"
+    matrix.write_text("\tGPU0\nGPU0\t X \n")
+    needed = {
+        "check": [str(manifest)],
+        "completion": ["bash"],
+        "cordon": ["GPU-x"],
+        "explain": [str(manifest)],
+        "migrate": [str(manifest)],
+        "reference": ["flags"],
+        "topology": [str(matrix), "--pick", "1"],
+        "uncordon": ["GPU-x"],
+    }
+    refused(program, [name, *needed.get(name, []), option, f"gar:bage{CONTROL}"], capsys)
+
+
+def test_the_table_of_free_options_names_only_options_that_exist() -> None:
+    assert {option for _, _, option in options()} >= FREE
+
+
+FILES = [(NODE, ["check"]), (KUBECTL, ["check"]), (KUBECTL, ["explain"]), (NODE, ["topology", "--pick", "1"])]
+FILES += [(NODE, ["sandbox", "--apply"])]
+
+
+@pytest.mark.parametrize(("program", "words"), FILES, ids=[f"{p.name} {w[0]}" for p, w in FILES])
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00", b"[" * 5000, b"a: [", b"3"], ids=repr)
+def test_a_file_that_is_missing_or_garbage(
+    program: Program,
+    words: list[str],
+    content: bytes | None,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "bad.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    assert "bad.yaml" in refused(program, [*words, str(file)], capsys) or "topology" in words
+
+
+@pytest.mark.parametrize(("program", "words"), FILES, ids=[f"{p.name} {w[0]}" for p, w in FILES])
+def test_a_directory_is_no_file(
+    program: Program, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    refused(program, [*words, f"{tmp_path}/"], capsys)
+
+
+CLUSTER = ["top", "graph", "quota", "doctor"]
+
+
+@pytest.mark.parametrize("name", [*CLUSTER, "explain"])
+@pytest.mark.parametrize("text", ["", "[]", "a: [", "contexts: 3", "kind: Config", "\x00"], ids=repr)
+def test_a_kubeconfig_that_is_none(
+    name: str, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(text)
+    target = ["p"] if name == "explain" else []
+    assert "kubeconfig" in refused(KUBECTL, [name, *target, "--kubeconfig", str(config)], capsys)
+
+
+@pytest.mark.parametrize("name", [*CLUSTER, "explain"])
+def test_an_api_server_that_is_away_is_no_bad_input(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "c"}}
+    user = {"name": "c", "user": {"token": "t"}}
+    config.write_text(
+        json.dumps({"clusters": [cluster], "contexts": [context], "users": [user], "current-context": "c"})
+    )
+    target = ["p"] if name == "explain" else []
+    said = refused(KUBECTL, [name, *target, "--kubeconfig", str(config)], capsys, codes=(1,))
+    assert "no answer from the API server" in said
+
+
+@pytest.mark.parametrize("program", [NODE, KUBECTL], ids=lambda p: p.name)
+def test_a_command_that_does_not_exist(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "frobnicate" in refused(program, ["frobnicate"], capsys)
+
+
+@pytest.mark.parametrize(("program", "name"), EVERY, ids=IDS)
+def test_help_says_what_the_command_does_and_colours_nothing_in_a_pipe(
+    program: Program, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program.run([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"Usage: {program.name} {name}" in out
+    assert "\x1b" not in out
