@@ -87,10 +87,7 @@ class Leader:
         self._pods = pods
         self._clock = clock
         self._changed = changed
-        # What a former process of this replica sent may act until then. If the first list has no pod that
-        # waits, there is nothing that it could still bind.
-        self._own_fence = clock.monotonic() + seconds
-        self._begun = False
+        self._own_fence = clock.monotonic() + seconds  # what a former process of this replica sent may act
         self._asked = _NEVER  # the fence for which a list has been asked for
         self._said = False
         self._resigned = threading.Event()
@@ -100,8 +97,7 @@ class Leader:
         now, listed = self._clock.monotonic(), self._pods.listed()
         if self._resigned.is_set() or listed is None:
             return False
-        fence = max(self._claim.fence, self._own_fence)
-        return fence <= listed and now + seconds < self._claim.until
+        return self._fence <= listed and now + seconds < self._claim.until
 
     def tick(self) -> None:
         """Look at the Lease; call this each second."""
@@ -110,11 +106,7 @@ class Leader:
         except NodeUnready as error:
             log.warning("the Lease cannot be looked at", reason=str(error))
         now, listed = self._clock.monotonic(), self._pods.listed()
-        if listed is not None and not self._begun:
-            self._begun = True
-            if not self._pods.inherited():
-                self._own_fence = _NEVER
-        fence = max(self._claim.fence, self._own_fence)
+        fence = self._fence
         if listed is not None and listed < fence <= now < self._claim.until and self._asked != fence:
             self._asked = fence
             self._pods.relist()
@@ -131,6 +123,14 @@ class Leader:
             self._claim.release()
         except NodeUnready as error:
             log.warning("the Lease was not given back: it runs out", reason=str(error))
+
+    @property
+    def _fence(self) -> float:
+        """From when on a list of all pods shows all that others have bound.
+
+        If no pod waited when this process began, there is nothing that a former one could still bind.
+        """
+        return max(self._claim.fence, self._own_fence) if self._pods.inherited() else self._claim.fence
 
     def _say(self) -> None:
         leads = self.leads()

@@ -8,6 +8,7 @@ import os
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,9 @@ class Process(Calls):
             said = json.loads(line)
             if said["event"] == "running":
                 super().__init__(said["port"], said["extender_port"])
+                # A log that nobody reads holds up who writes it.
+                self._reader = threading.Thread(target=self.program.stderr.read)
+                self._reader.start()
                 return
         raise AssertionError("it ended")
 
@@ -129,9 +133,10 @@ class Process(Calls):
     def close(self) -> None:
         if self.program.poll() is None:
             self.program.terminate()
+        self.program.wait(30)
+        self._reader.join(30)
         assert self.program.stderr is not None
         self.program.stderr.close()
-        self.program.wait(30)
 
 
 def create(api: StandInApi, name: str, **more: Any) -> Obj:
