@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gpu_manager.adapters.manifests import read_documents, read_manifests
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.cli.kubectl.migrate.command import migrate
-from gpu_manager.cli.kubectl.migrate.model import Kind, Terms
+from gpu_manager.cli.kubectl.migrate.model import Kind, System, Terms
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.text import documents, rewrite
 from gpu_manager.cli.kubectl.migrate.translate import translate
@@ -240,6 +240,14 @@ def test_whatever_changed_the_new_text_says_it(old: Any, new: Any, flow: bool | 
 @given(document=MAPS)
 def test_what_is_no_pod_is_left_alone(document: Any) -> None:
     assert translate(document, Terms()) == (document, [])
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda s: s.name)
+def test_the_guide_names_everything_that_is_translated(system: System) -> None:
+    name = {"nvidia": "time-slicing"}.get(system.name, system.name)
+    text = (DATA.parents[2] / "docs" / "migration" / f"{name}.md").read_text()
+    names = [*system.resources, *system.annotations, *system.selectors, *system.variables, *system.schedulers]
+    assert [n for n in names if n not in text] == []
 
 
 if __name__ == "__main__":
