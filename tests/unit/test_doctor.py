@@ -259,6 +259,14 @@ def test_what_the_api_server_refuses_to_show_is_said_in_its_words() -> None:
     assert "no-gpu-node" in said["nodes: you lack this right"]
 
 
+def test_whole_cards_that_the_agent_itself_lends_as_nvidias_are_no_second_plugin() -> None:
+    both = frozenset({CORE, MEMORY, "nvidia.com/gpu"})
+    lends = replace(CLUSTER.agents, lends=True)  # type: ignore[type-var]  # not None here
+    facts = cluster(nodes=(replace(NODE, gpu=1),), agents=lends)
+    facts = replace(facts, kubelet=replace(KUBELET, registered=both, own_sockets=frozenset({"vnvidia.sock"})))
+    assert examine(facts).findings == ()
+
+
 hostile = st.text(st.characters(codec="utf-8"), max_size=30)
 
 

@@ -107,6 +107,10 @@ class _Looked:
                 _texts(template.get("nodeSelector")),
                 {node: holds for node, holds in ready.items() if node},
                 _text(template.get("runtimeClassName")),
+                lends=any(
+                    "--nvidia-resource" in _list(c.get("command")) + _list(c.get("args"))
+                    for c in _maps(template.get("containers"))
+                ),
             ),
         )
 
@@ -245,6 +249,10 @@ def _map(value: object) -> Mapping[str, Any]:
 
 def _maps(value: object) -> list[Mapping[str, Any]]:
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _texts(value: object) -> dict[str, str]:

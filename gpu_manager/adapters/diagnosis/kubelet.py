@@ -16,6 +16,7 @@ from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.domain.contract import CORE_SOCKET, MEMORY_SOCKET
 from gpu_manager.domain.doctor.facts import KubeletFacts
+from gpu_manager.domain.doctor.kubelet import LENT_SOCKET
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import parse_pod
 
@@ -36,7 +37,9 @@ def gather_kubelet(host: Host, directory: str, *, sysfs: Path = Path("/sys")) ->
         socket=host.exists(f"{plugins}/kubelet.sock"),
         pod_resources=host.exists(f"{directory}/pod-resources/kubelet.sock"),
         registered=_registered(host.read(f"{plugins}/{FILE_NAME}", MAX_BYTES)),
-        own_sockets=frozenset(n for n in (CORE_SOCKET, MEMORY_SOCKET) if host.exists(f"{plugins}/{n}")),
+        own_sockets=frozenset(
+            n for n in (CORE_SOCKET, MEMORY_SOCKET, LENT_SOCKET) if host.exists(f"{plugins}/{n}")
+        ),
         cgroup_driver=driver if config else None,
         fail_cgroup_v1=fail if isinstance(fail, bool) else None,
         cgroups=cgroup_version(sysfs),

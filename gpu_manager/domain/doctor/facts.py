@@ -118,12 +118,15 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class AgentPods:
-    """The agent's DaemonSet: ``selector`` of nodes, and by node whether its pod is ready."""
+    """The agent's DaemonSet: ``selector`` of nodes, and by node whether its pod is ready; ``lends`` where it
+    offers whole cards as ``nvidia.com/gpu`` too.
+    """
 
     name: str
     selector: Mapping[str, str]
     ready: Mapping[str, bool]
     runtime_class: str = ""
+    lends: bool = False
 
 
 @dataclass(frozen=True, slots=True)

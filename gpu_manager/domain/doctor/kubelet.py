@@ -10,6 +10,7 @@ from gpu_manager.domain.doctor.check import Check, Severity, Unseen
 from gpu_manager.domain.doctor.facts import KubeletFacts, RuntimeFacts
 
 FOREIGN_GPU: Final = "nvidia.com/gpu"
+LENT_SOCKET: Final = "vnvidia.sock"  # the agent's own, where it offers whole cards by that name too
 
 
 def _cgroup_v1(kubelet: KubeletFacts, _: float) -> Iterator[str]:
@@ -48,7 +49,8 @@ def _not_registered(kubelet: KubeletFacts, _: float) -> Iterator[str]:
 def _two_plugins(kubelet: KubeletFacts, _: float) -> Iterator[str]:
     if kubelet.registered is None:
         raise Unseen("the kubelet's checkpoint cannot be read: run as root")
-    if CORE in kubelet.registered and FOREIGN_GPU in kubelet.registered:
+    ours = LENT_SOCKET in kubelet.own_sockets
+    if CORE in kubelet.registered and FOREIGN_GPU in kubelet.registered and not ours:
         yield f"the kubelet gives both {CORE} and {FOREIGN_GPU} of the same cards"
 
 

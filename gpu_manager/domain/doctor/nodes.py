@@ -88,7 +88,8 @@ def _units(cluster: ClusterFacts, _: float) -> Iterator[str]:
 
 
 def _two_plugins(cluster: ClusterFacts, _: float) -> Iterator[str]:
-    both = [n for n in nodes_of(cluster) if n.gpu and n.core]
+    lends = cluster.agents is not None and cluster.agents.lends
+    both = [] if lends else [n for n in nodes_of(cluster) if n.gpu and n.core]
     yield from bounded(
         [f"node {printable(n.name)} offers {n.gpu} nvidia.com/gpu beside {n.core} {CORE}" for n in both]
     )
