@@ -149,7 +149,9 @@ def _quantity(resource: str, where: str = "limits", c: str = "c") -> str:
 
 _INIT: Final = "(has(object.spec.initContainers) ? object.spec.initContainers : [])"
 _CORES: Final = f"{_quantity(CORE)}.asInteger()"
-_ASKS: Final = f"{_wrote(CORE)} && {_quantity(CORE)}.isInteger() && {_quantity(CORE)}.sign() > 0"
+_ASKS: Final = (
+    f"{_wrote(CORE)} && {_quantity(CORE)}.isInteger() && {_quantity(CORE)}.compareTo(quantity('0')) > 0"
+)
 _SIDECAR: Final = "has(c.restartPolicy) && c.restartPolicy == 'Always'"
 _ANNOTATED: Final = "has(object.metadata.annotations)"
 
@@ -169,7 +171,7 @@ _VARIABLES: Final = {
     "all": f"object.spec.containers + {_INIT}",
     "core": f"variables.all.filter(c, {_wrote(CORE)})",
     "memory": f"variables.all.filter(c, {_wrote(MEMORY)})",
-    "parts": f"variables.core.filter(c, {_quantity(CORE)}.sign() > 0 "
+    "parts": f"variables.core.filter(c, {_quantity(CORE)}.compareTo(quantity('0')) > 0 "
     f"&& {_quantity(CORE)}.isLessThan(quantity('{CORES_PER_CARD}')))",
     "asking": f"variables.core.filter(c, {_ASKS})",
     "initAsking": f"{_INIT}.filter(c, {_ASKS})",
@@ -200,14 +202,14 @@ def request_checks(terms: Terms) -> Iterator[Check]:
         yield _container(Rule.CORE_BELOW_MINIMUM, "asking", below, {**figures, "nearest": minimum})
     multiple = f"{_CORES} > {CORES_PER_CARD} && {_CORES} % {CORES_PER_CARD} != 0"
     yield _container(Rule.CORE_NOT_MULTIPLE, "asking", multiple, figures)
-    no_core = f"!({_wrote(CORE)} && {_quantity(CORE)}.sign() != 0)"
+    no_core = f"!({_wrote(CORE)} && {_quantity(CORE)}.compareTo(quantity('0')) != 0)"
     yield _container(
         Rule.MEMORY_WITHOUT_CORE,
         "memory",
-        f"{_quantity(MEMORY)}.sign() > 0 && {no_core}",
+        f"{_quantity(MEMORY)}.compareTo(quantity('0')) > 0 && {no_core}",
         {**figures, "value": _written(MEMORY)},
     )
-    no_memory = f"!({_wrote(MEMORY)} && {_quantity(MEMORY)}.sign() != 0)"
+    no_memory = f"!({_wrote(MEMORY)} && {_quantity(MEMORY)}.compareTo(quantity('0')) != 0)"
     yield _container(Rule.FRACTION_WITHOUT_MEMORY, "parts", no_memory, figures)
     privileged = "has(c.securityContext) && has(c.securityContext.privileged) && c.securityContext.privileged"
     yield _container(Rule.PRIVILEGED_FRACTION, "parts", privileged, figures)
@@ -215,7 +217,10 @@ def request_checks(terms: Terms) -> Iterator[Check]:
         yield _requests(resource)
     yield _init_cards()
     if terms.deny_node_name:
-        asks = (f"variables.{n}.exists(c, {_quantity(r)}.sign() != 0)" for n, r in _RESOURCES.items())
+        asks = (
+            f"variables.{n}.exists(c, {_quantity(r)}.compareTo(quantity('0')) != 0)"
+            for n, r in _RESOURCES.items()
+        )
         yield Check(
             Rule.NODE_NAME_SET,
             f"!has(object.spec.nodeName) || object.spec.nodeName == '' || !({' || '.join(asks)})",
@@ -232,8 +237,8 @@ def _numbers(resource: str, having: str, largest: int, unit: str) -> Iterator[Ch
     )
     quantity, figures = _quantity(resource), {"value": _written(resource), "unit": unit}
     above = f"{quantity}.isGreaterThan(quantity('{largest}'))"
-    broken = f"{quantity}.sign() > 0 && !{quantity}.isInteger()"
-    yield _container(negative, having, f"{quantity}.sign() < 0", figures)
+    broken = f"{quantity}.compareTo(quantity('0')) > 0 && !{quantity}.isInteger()"
+    yield _container(negative, having, f"{quantity}.compareTo(quantity('0')) < 0", figures)
     yield _container(too_large, having, above, figures)
     yield _container(
         not_whole, having, f"{broken} && !{above}", {**figures, "nearest": _around(quantity, resource)}

@@ -35,7 +35,6 @@ FUNCTIONS: dict[str, Any] = {
     "isInteger": _is_integer,
     "asInteger": lambda q: celtypes.IntType(int(q.value)),
     "asApproximateFloat": lambda q: celtypes.DoubleType(float(q.value)),
-    "sign": lambda q: celtypes.IntType((q.value > 0) - (q.value < 0)),
     "isGreaterThan": lambda q, other: celtypes.BoolType(q.value > other.value),
     "isLessThan": lambda q, other: celtypes.BoolType(q.value < other.value),
     "compareTo": lambda q, other: celtypes.IntType((q.value > other.value) - (q.value < other.value)),
