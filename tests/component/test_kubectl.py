@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import http.client
 import json
+import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from admission.app import compose
+from admission.config import ExtenderDoor, LeaderMode, Leadership, Settings
 from gpu_manager.cli.kubectl.main import PROGRAM, run
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
@@ -32,6 +36,7 @@ from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.topology import Link, Topology
 from gpu_manager.sandbox.api import StandInApi
 from tests.fakes.node import container, pod
+from tests.fakes.sandbox import until
 
 ADMISSION = "/api/v1/namespaces/kube-system/services/https:gpu-quota-admission:443/proxy"
 AGENT_POD = "/api/v1/namespaces/kube-system/pods/agent-1:5678/proxy"
@@ -376,3 +381,48 @@ def test_kubectl_completes_commands_options_and_values() -> None:
     assert PROGRAM.completions(["top", "-o", "w"]) == ["wide"]
     assert PROGRAM.completions(["nosuch", "a\"'b"]) == []
     assert set(PROGRAM.commands) <= set(PROGRAM.completions([""]))
+
+
+def test_the_real_admission_service_behind_the_proxy_answers_for_what_the_caller_may_see(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_node(api, cards=1)
+    a_share(api, "train", 60)
+    service = compose(
+        Settings(
+            address="127.0.0.1",
+            port=0,
+            api_url=api.url,
+            extender=ExtenderDoor(port=0),
+            leadership=Leadership(LeaderMode.ALONE),
+            drain_seconds=0,
+        )
+    )
+    service.start()
+
+    def passed_on(path: str, method: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        # As API servers reach a service by https: they look at no certificate of it.
+        context = ssl._create_unverified_context()
+        connection = http.client.HTTPSConnection("127.0.0.1", service.port, context=context, timeout=10)
+        kept = ("accept", "content-type", TOKEN_HEADER.lower())
+        try:
+            connection.request(method, path, body, {k: v for k, v in headers.items() if k in kept})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    api.serve_behind(ADMISSION, passed_on)
+    file = tmp_path / "web.yaml"
+    file.write_text(MANIFEST % 50)
+    try:
+        until(lambda: all(service.ready().values()))
+        assert run(["explain", str(file)]) == 1
+        out, err = said(capsys)
+        assert "judged by the admission service" in err
+        assert "ask 40 cores" in out
+        assert "50 cores asked, 40 free" in out
+        assert run(["explain", "train"]) == 0
+        assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
+    finally:
+        service.stop()
