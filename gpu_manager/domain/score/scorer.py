@@ -1,6 +1,6 @@
 """What it costs to put a request on a node: what the node's free cards lose in use for the mix of requests.
 
-    cost = V(after) - V(before)  +  0.5 · L(model) · cores  +  40 · host CPU left / 128 cores (no card asked)
+    cost = V(after) - V(before)  +  0.5 · L(model) · cores  +  20 · host CPU left / 128 cores (no card asked)
 
 V is :class:`~gpu_manager.domain.score.waste.Waste`; L the model's price, how much of the demand can only,
 or also, go to its cards; cores what is taken of them. The lowest cost wins.
@@ -14,10 +14,10 @@ from typing import Final
 from gpu_manager.domain.score.shapes import Mix, Room, Stock
 from gpu_manager.domain.score.waste import Waste
 
-FILL_UP: Final = 0.2
+FILL_UP: Final = 0.15
 ROLL_OUT: Final = 1.0
 PRICE: Final = 0.5
-CPU_LEFT: Final = 40 / 128_000  # cores a thousandth of host CPU, for a pod that asks for no card
+CPU_LEFT: Final = 20 / 128_000  # cores a thousandth of host CPU, for a pod that asks for no card
 _DIGITS: Final = 2  # finer differences are noise of the bags; what then is equal, the content decides
 
 Rooms = tuple[Room, ...]  # a node: its cards by model, in the order of the models' names

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.score.shapes import Mix, Room, Shape, Stock
 
-BAGS: Final = 48
+BAGS: Final = 96
 BAG: Final = 24  # requests in the middle bag; the shortest holds half of it, the longest twice
 _SEED: Final = 20_241
 _BATCH: Final = 256  # rooms worked on at a time: what fits a processor's cache
@@ -43,7 +43,7 @@ class Waste:
     """Values rooms under one mix. ``parts`` are the weights of fill-up and roll-out."""
 
     def __init__(
-        self, mix: Mix, stock: Mapping[str, Stock], parts: tuple[float, float] = (0.2, 1.0), bags: int = BAGS
+        self, mix: Mix, stock: Mapping[str, Stock], parts: tuple[float, float] = (0.15, 1.0), bags: int = BAGS
     ) -> None:
         self._weights = parts
         self._models = {model: at for at, model in enumerate(sorted(stock))}

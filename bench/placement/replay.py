@@ -1,0 +1,203 @@
+"""One run: pods come one by one and are placed or dropped, by the protocol of the openb experiment."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bench.placement.policies import Fragments, Offer, Policy
+from bench.placement.trace import MOST_PODS, Node, Pod
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.score.shapes import Room, Shape, Stock
+
+EMPTY_CARD: Final = (CORES_PER_CARD, 0)
+State = tuple[Room, Hashable]
+
+
+def stock_of(nodes: Iterable[Node]) -> dict[str, Stock]:
+    """The cluster's cards by model."""
+    cards: dict[str, int] = {}
+    for node in nodes:
+        cards[node.model] = cards.get(node.model, 0) + node.cards
+    return {model: Stock(count, 0) for model, count in cards.items()}
+
+
+class World:
+    """The nodes, gathered by what they hold: a policy prices each kind of node once.
+
+    ``nodes`` stand in the order of their names as the run sees them.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        policy: Policy,
+        chance: random.Random | None = None,
+        *,
+        warm: bool = False,
+    ) -> None:
+        self.policy = policy
+        self.warm = warm
+        self.chance = chance  # with it any node that fits is taken
+        self.host_memory = [node.memory for node in nodes]
+        self.pods = [0] * len(nodes)
+        self.state: list[int] = []
+        self.live: dict[int, set[int]] = {}
+        self.states: list[State] = []
+        self.refresh_seconds: list[float] = []
+        self._number: dict[State, int] = {}
+        self._rows: dict[Shape, dict[int, Offer]] = {}
+        for at, node in enumerate(nodes):
+            number = self._intern((Room(node.model, 0, node.cpu, (EMPTY_CARD,) * node.cards), None))
+            self.state.append(number)
+            self.live.setdefault(number, set()).add(at)
+
+    def _intern(self, state: State) -> int:
+        number = self._number.get(state)
+        if number is None:
+            number = self._number[state] = len(self.states)
+            self.states.append(state)
+        return number
+
+    def arrived(self, shape: Shape) -> None:
+        """Count it, and where that changed the prices, work them out anew."""
+        if self.policy.arrived(shape):
+            began = time.perf_counter()
+            shapes, self._rows = list(self._rows), {}
+            for each in shapes if self.warm else ():
+                self._row(each)
+            self.refresh_seconds.append(time.perf_counter() - began)
+
+    def choose(self, pod: Pod) -> tuple[int, Room] | None:
+        """The node that takes the pod, and how that leaves it; None if it fits nowhere."""
+        row = self._row(pod.shape)
+        if self.chance:
+            return self._any(pod, row)
+        offers = [(offer[0], number) for number in self.live if (offer := row[number])]
+        if not offers:
+            return None
+        at = self._best(pod, offers, min(offers)[0])
+        if at is None:  # host memory keeps the pod from all of these: from the best on
+            at = next(
+                (
+                    a
+                    for key in sorted({k for k, _ in offers})
+                    if (a := self._best(pod, offers, key)) is not None
+                ),
+                None,
+            )
+        offer = None if at is None else row[self.state[at]]
+        return None if at is None or offer is None else (at, offer[1])
+
+    def _best(self, pod: Pod, offers: Sequence[tuple[object, int]], key: object) -> int | None:
+        """Of the nodes of that key the first by free host memory (unless names go first) and name."""
+        memory, need = self.host_memory, pod.host_memory
+        able = (
+            (0 if self.policy.by_name else memory[at], at)
+            for each, number in offers
+            if each == key
+            for at in self.live[number]
+            if memory[at] >= need and self.pods[at] < MOST_PODS
+        )
+        first = min(able, default=None)
+        return None if first is None else first[1]
+
+    def _row(self, shape: Shape) -> dict[int, Offer]:
+        """What each kind of node costs; only those that came up since are priced."""
+        row = self._rows.setdefault(shape, {})
+        new = [number for number in self.live if number not in row]
+        if new:
+            rooms = [self.states[number] for number in new]
+            found = self.policy.offers(shape, [room for room, _ in rooms], [tag for _, tag in rooms])
+            row.update(zip(new, found, strict=True))
+        return row
+
+    def _any(self, pod: Pod, row: dict[int, Offer]) -> tuple[int, Room] | None:
+        able = [
+            at
+            for number, nodes in self.live.items()
+            if row[number]
+            for at in nodes
+            if self.host_memory[at] >= pod.host_memory
+        ]
+        if not able or self.chance is None:
+            return None
+        at = self.chance.choice(sorted(able))
+        offer = row[self.state[at]]
+        return (at, offer[1]) if offer else None
+
+    def put(self, pod: Pod, at: int, after: Room) -> None:
+        """The pod lies on the node."""
+        self.host_memory[at] -= pod.host_memory
+        self.pods[at] += 1
+        self._move(at, (after, self.policy.tagged(pod.shape, self.states[self.state[at]][1])))
+
+    def _move(self, at: int, state: State) -> None:
+        number = self.state[at]
+        self.live[number].discard(at)
+        if not self.live[number]:
+            del self.live[number]
+        self.state[at] = number = self._intern(state)
+        self.live.setdefault(number, set()).add(at)
+
+    def room(self, at: int) -> Room:
+        """What is free on a node."""
+        return self.states[self.state[at]][0]
+
+
+@dataclass(slots=True)
+class Run:
+    """The figures of one run, in percent of the cluster's GPUs, by whole percent of arrived demand."""
+
+    allocation: dict[int, float] = field(default_factory=dict)
+    fragmentation: dict[int, float] = field(default_factory=dict)
+    rejected: int = 0
+    rejected_cpu: int = 0
+    placed: int = 0
+    decisions: list[float] = field(default_factory=list)  # seconds each
+    refreshes: list[float] = field(default_factory=list)  # seconds each, beside the decisions
+    seconds: float = 0.0
+
+
+def replay(
+    nodes: Sequence[Node],
+    pods: Sequence[Pod],
+    policy: Policy,
+    fragments: Fragments,
+    chance: random.Random | None = None,
+    *,
+    warm: bool = False,
+) -> Run:
+    """All pods once. A pod that fits nowhere is dropped, and has arrived all the same."""
+    capacity = CORES_PER_CARD * sum(node.cards for node in nodes)
+    world, run = World(nodes, policy, chance, warm=warm), Run()
+    fragment = sum(fragments.of([world.room(at) for at in range(len(nodes))]))
+    asked = held = 0
+    columns: dict[int, list[tuple[int, float]]] = {}
+    began = time.perf_counter()
+    for pod in pods:
+        asked += pod.cores
+        world.arrived(pod.shape)
+        start = time.perf_counter()
+        choice = world.choose(pod)
+        run.decisions.append(time.perf_counter() - start)
+        if choice is None:
+            run.rejected += 1
+            run.rejected_cpu += not pod.cores
+        else:
+            at, after = choice
+            old, new = fragments.of([world.room(at), after])
+            fragment += new - old
+            world.put(pod, at, after)
+            held += pod.cores
+            run.placed += 1
+        columns.setdefault(int(100 * asked / capacity + 0.5), []).append((held, fragment))
+    run.refreshes = world.refresh_seconds
+    run.seconds = time.perf_counter() - began
+    for percent, seen in columns.items():
+        run.allocation[percent] = 100 * sum(h for h, _ in seen) / len(seen) / capacity
+        run.fragmentation[percent] = 10 * sum(f for _, f in seen) / len(seen) / capacity
+    return run

@@ -1,0 +1,152 @@
+"""Many runs, kept one by one in a file of results, so that a long study can be stopped and taken up again."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+from bench.placement.policies import (
+    BestFit,
+    DotProd,
+    Fgd,
+    Fragments,
+    GpuClustering,
+    GpuPacking,
+    Ours,
+    Policy,
+)
+from bench.placement.replay import replay, stock_of
+from bench.placement.trace import Trace, arrivals, kin, permuted
+from gpu_manager.domain.score.scorer import FILL_UP, ROLL_OUT
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+RESULTS: Final = ROOT / "bench" / "results" / "placement.json"
+SEEDS: Final = tuple(range(42, 52))
+KIN: Final = ("share", "cpu", "multi", "spec")
+SHOWN: Final = (50, 80, 100, 130)  # percent of arrived demand
+CURVE: Final = tuple(range(5, 131, 5))
+Result = dict[str, Any]
+
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "ours": {},
+    "ours, mix known": {},
+    "ours, card by score": {"every_card": True},
+    "without roll-out": {"parts": (FILL_UP, 0.0)},
+    "without fill-up": {"parts": (0.0, ROLL_OUT)},
+    "fill-up alone": {"parts": (1.0, 0.0)},
+    "without price": {"price": 0.0},
+    "without CPU term": {"cpu_left": 0.0},
+}
+ABLATION: Final = tuple(_OPTIONS)
+BASELINES: Final = ("FGD", "BestFit", "GpuPacking", "GpuClustering", "DotProd", "Random")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run. ``order``: the seed of the nodes' order, that of the pods unless said."""
+
+    trace: str
+    policy: str
+    seed: int
+    order: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """What tells runs apart."""
+        return self.trace, self.policy, self.seed, self.seed if self.order is None else self.order
+
+
+class Study:
+    """Runs jobs over one base trace."""
+
+    def __init__(self, base: Trace) -> None:
+        self._base = base
+        self.trace = cache(self._trace)
+        self.fragments = cache(lambda name: Fragments(self.trace(name).pods))
+
+    def _trace(self, name: str) -> Trace:
+        return kin(self._base, name) if name in KIN else self._base
+
+    def policy(self, job: Job) -> Policy:
+        """A new one for the run."""
+        trace = self.trace(job.trace)
+        if job.policy in _OPTIONS:
+            known = trace.pods if job.policy == "ours, mix known" else ()
+            return Ours(stock_of(trace.nodes), known=known, **_OPTIONS[job.policy])
+        plain: dict[str, Callable[[], Policy]] = {
+            "FGD": partial(Fgd, self.fragments(job.trace)),
+            "BestFit": BestFit,
+            "GpuPacking": GpuPacking,
+            "GpuClustering": GpuClustering,
+            "DotProd": DotProd,
+            "Random": BestFit,
+        }
+        return plain[job.policy]()
+
+    def run(self, job: Job) -> Result:
+        """The figures."""
+        trace = self.trace(job.trace)
+        chance = random.Random(f"any node {job.seed}") if job.policy == "Random" else None
+        nodes = permuted(trace.nodes, job.key[3])
+        run = replay(nodes, arrivals(trace, job.seed), self.policy(job), self.fragments(job.trace), chance)
+        return {
+            "trace": job.trace,
+            "policy": job.policy,
+            "seed": job.seed,
+            "order": job.key[3],
+            "allocation": {str(at): round(run.allocation[at], 4) for at in CURVE if at in run.allocation},
+            "fragmentation": {
+                str(at): round(run.fragmentation[at], 4) for at in CURVE if at in run.fragmentation
+            },
+            "rejected": run.rejected,
+            "rejected_without_gpu": run.rejected_cpu,
+        }
+
+
+def load(path: Path = RESULTS) -> list[Result]:
+    """What has been measured; nothing if there is no such file."""
+    return list(json.loads(path.read_text(encoding="utf-8"))["runs"]) if path.exists() else []
+
+
+def save(runs: Sequence[Result], path: Path = RESULTS) -> None:
+    """One run a line, so that a difference can be read."""
+    ordered = sorted(runs, key=lambda r: (r["trace"], r["policy"], r["seed"], r["order"]))
+    lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in ordered)
+    about = (
+        "Runs of the openb experiment by python -m bench.placement. seed: of the pods' order; order: of the"
+        " nodes' names. allocation and fragmentation: percent of the cluster's GPUs, by percent of arrived"
+        " demand. Kin are resampled from default as bench/placement/trace.py says, with seed 7."
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = f'{{"about": {json.dumps(about)},\n"runs": [\n{lines}\n]}}\n'
+    path.write_text(text, encoding="utf-8")
+
+
+def pending(jobs: Iterable[Job], runs: Sequence[Result]) -> Iterator[Job]:
+    """The jobs whose result is not there yet."""
+    done = {(r["trace"], r["policy"], r["seed"], r["order"]) for r in runs}
+    return (job for job in jobs if job.key not in done)
+
+
+def full_plan() -> list[Job]:
+    """Every run that docs/placement.md quotes, what matters most first: a part of it is fair too."""
+    three = ("ours", "FGD", "BestFit")
+    jobs = [Job("default", policy, seed) for seed in SEEDS for policy in three]
+    jobs += [Job(name, policy, seed) for seed in SEEDS for name in KIN for policy in three]
+    jobs += [Job("default", policy, seed) for seed in SEEDS for policy in BASELINES]
+    jobs += [Job("default", policy, seed) for seed in SEEDS[:3] for policy in ABLATION]
+    jobs += [Job("default", policy, SEEDS[0], order) for order in range(10) for policy in ("ours", "FGD")]
+    jobs += [Job(name, policy, seed) for seed in SEEDS[:3] for name in KIN for policy in ABLATION]
+    return list({job.key: job for job in jobs}.values())
+
+
+def commit() -> str:
+    """The state of the project, short."""
+    asked = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip() or "unknown"

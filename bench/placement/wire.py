@@ -1,0 +1,202 @@
+"""The same experiment through the extender: JSON to filter and prioritize, scores 0 to 10, ties at random.
+
+What stands for kube-scheduler here does its own part: host CPU, host memory and the number of pods decide
+which nodes the extender is asked about, and of the nodes with the highest score any is taken. Pods without a
+card never reach an extender; they go where the same costs send them, as in the replay without a wire, or,
+with ``spread``, where kube-scheduler's default scoring does.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from admission.extender import Extender
+from admission.judging import Fit, Judge
+from admission.least_waste import LeastWaste, move_of
+from admission.quota import QuotaBook
+from admission.reservations import Answer, Binder, Outcome, Rules
+from admission.snapshot import NODES, PODS, Cluster
+from bench.placement.trace import MOST_PODS, Node, Pod
+from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import CORE, GPU_MODEL, INVENTORY, MEMORY, Inventory, encode_inventory
+from gpu_manager.domain.pod import Pod as KubePod
+from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
+from gpu_manager.domain.topology import Link, Topology
+
+Obj = dict[str, Any]
+_NOTHING: Final = Fit((), (), ())
+_UNITS: Final = (
+    CORES_PER_CARD  # of memory on a card; a fraction asks for as many as cores, so they never bind
+)
+
+
+class _Api:
+    """Binds at once; the watch shows it at once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.pods: dict[str, Obj] = {}
+
+    def bind(self, pod: KubePod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+        obj = self.pods.pop(pod.name)
+        obj["metadata"]["annotations"] |= annotations
+        obj["spec"]["nodeName"] = node
+        self._cluster.apply(PODS, "MODIFIED", obj)
+        return Answer(Outcome.BOUND)
+
+    def fetch(self, namespace: str, name: str) -> KubePod | None:
+        obj = self.pods.get(name)
+        return None if obj is None else parse_pod(obj)
+
+
+@dataclass(slots=True)
+class _Host:
+    """What kube-scheduler itself keeps of a node."""
+
+    name: str
+    capacity: int
+    cpu: int
+    memory: int
+    pods: int = field(default=0)
+
+    def takes(self, pod: Pod) -> bool:
+        return self.cpu >= pod.shape.cpu and self.memory >= pod.host_memory and self.pods < MOST_PODS
+
+    def put(self, pod: Pod) -> None:
+        self.cpu -= pod.shape.cpu
+        self.memory -= pod.host_memory
+        self.pods += 1
+
+
+class Wire:
+    """A cluster, the extender over it, and a stand-in for kube-scheduler."""
+
+    def __init__(self, nodes: Sequence[Node], seed: int, *, spread: bool = False) -> None:
+        self._chance = random.Random(f"ties {seed}")
+        self._spread = spread
+        self._cluster = Cluster(DEFAULT_UNIT)
+        self._api = _Api(self._cluster)
+        quota, judge, clock = QuotaBook(), Judge(), SystemClock()
+        quota.update(None)
+        rules = Rules(leads=lambda _seconds: True)
+        binder = Binder(self._cluster, quota, judge, self._api, clock, rules)
+        # The new mix is made inline: a thread would make the run depend on the machine's speed.
+        ranking = self._ranking = LeastWaste(self._cluster, aside=lambda job: job())
+        self._extender = Extender(self._cluster, quota, judge, ranking, binder, clock=clock)
+        self._hosts = {node.name: _Host(node.name, node.cpu, node.cpu, node.memory) for node in nodes}
+        self._cluster.replace(NODES, [_object(node) for node in nodes])
+        self._cluster.replace(PODS, [])
+        self.uneven = 0  # answers in which not exactly one node got the 10
+
+    def place(self, pod: Pod, number: int) -> str:
+        """The node, empty if none takes it."""
+        able = [host.name for host in self._hosts.values() if host.takes(pod)] if pod.cores else []
+        obj = _pod(pod, number)
+        name = obj["metadata"]["name"]
+        if not pod.cores:
+            chosen = self._without_card(pod)
+            if chosen:
+                obj["spec"]["nodeName"] = chosen
+                self._cluster.apply(PODS, "ADDED", obj)
+        else:
+            self._api.pods[name] = obj
+            self._cluster.apply(PODS, "ADDED", obj)
+            chosen = self._by_extender(obj, able)
+            if not chosen:
+                self._api.pods.pop(name)
+                self._cluster.apply(PODS, "DELETED", obj)
+        if chosen:
+            self._hosts[chosen].put(pod)
+        return chosen
+
+    def _without_card(self, pod: Pod) -> str:
+        able = [host for host in self._hosts.values() if host.takes(pod)]
+        if not able:
+            return ""
+        if self._spread:  # NodeResourcesFit as kube-scheduler has it: LeastAllocated, by whole percent
+            score = {host.name: 100 * host.cpu // host.capacity for host in able}
+            best = max(score.values())
+            return self._chance.choice([name for name, each in score.items() if each == best])
+        nodes = self._cluster.snapshot().nodes
+        moves = [move_of(PodUid(""), nodes[host.name], _NOTHING, pod.shape.cpu) for host in able]
+        costs = self._ranking.scorer.costs([(move.before, move.after) for move in moves])
+        ranked = zip(costs, (host.memory for host in able), (host.name for host in able), strict=True)
+        return min(ranked)[-1]
+
+    def _by_extender(self, obj: Obj, able: Sequence[str]) -> str:
+        fitting = json.loads(self._extender.filter(_args(obj, able)).body)["NodeNames"]
+        if not fitting:
+            return ""
+        chosen = str(fitting[0])
+        if len(fitting) > 1:  # as kube-scheduler: one node needs no score
+            given = json.loads(self._extender.prioritize(_args(obj, fitting)).body)
+            best = max(entry["Score"] for entry in given)
+            ties = [str(entry["Host"]) for entry in given if entry["Score"] == best]
+            self.uneven += best != 10 or len(ties) != 1
+            chosen = self._chance.choice(ties)
+        meta = obj["metadata"]
+        asked = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"]}
+        error = json.loads(self._extender.bind(json.dumps({**asked, "Node": chosen}).encode()).body)["Error"]
+        if error:
+            raise RuntimeError(f"bind of {meta['name']} to {chosen}: {error}")
+        return chosen
+
+
+def replay(nodes: Sequence[Node], pods: Sequence[Pod], wire: Wire, until: int = 100) -> dict[int, float]:
+    """Allocation by whole percent of arrived demand, up to ``until``."""
+    capacity = CORES_PER_CARD * sum(node.cards for node in nodes)
+    asked = held = 0
+    columns: dict[int, list[int]] = {}
+    for number, pod in enumerate(pods):
+        asked += pod.cores
+        percent = int(100 * asked / capacity + 0.5)
+        if percent > until:
+            break
+        if wire.place(pod, number):
+            held += pod.cores
+        columns.setdefault(percent, []).append(held)
+    return {percent: 100 * sum(seen) / len(seen) / capacity for percent, seen in columns.items()}
+
+
+def _args(pod: Obj, names: Sequence[str]) -> bytes:
+    return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": list(names)}).encode()
+
+
+def _object(node: Node) -> Obj:
+    cards = tuple(
+        CardState(Card(i, CardUuid(f"GPU-{node.name}-{i}"), node.model, _UNITS * DEFAULT_UNIT))
+        for i in range(node.cards)
+    )
+    inventory = Inventory(DEFAULT_UNIT, cards, Topology.uniform(node.cards, Link.parse("SYS")))
+    return {
+        "metadata": {
+            "name": node.name,
+            "annotations": {INVENTORY: encode_inventory(inventory)},
+            "labels": {},
+        },
+        "status": {"allocatable": {"cpu": f"{node.cpu}m"}},
+    }
+
+
+def _pod(pod: Pod, number: int) -> Obj:
+    limits = {CORE: str(pod.cores)} if pod.cores else {}
+    if 0 < pod.cores < CORES_PER_CARD:
+        limits[MEMORY] = str(pod.cores)
+    resources = {"limits": limits, "requests": {"cpu": f"{pod.shape.cpu}m"}}
+    notes = {GPU_MODEL: ",".join(pod.shape.models)} if pod.shape.models else {}
+    return {
+        "metadata": {
+            "name": f"p-{number}",
+            "namespace": "openb",
+            "uid": f"uid-{number}",
+            "annotations": notes,
+        },
+        "spec": {"containers": [{"name": "main", "resources": resources}]},
+        "status": {"phase": "Pending"},
+    }
