@@ -60,12 +60,11 @@ def _gather(url: str, token: str, root: Path, driver_root: str, kubelet_dir: str
     kubelet = gather_kubelet(host, kubelet_dir)
     if kubelet is not None:
         kubelet = replace(kubelet, agent_problem=silent)
-    cards = _cards() if root == Path("/") else None
+    cards = _cards()
     try:
         driver = gather_driver(host, driver_root, cards)
     finally:
-        if cards is not None:
-            cards.close()
+        cards.close()
     return Facts(
         now=time.time(),
         driver=driver,
