@@ -65,6 +65,15 @@ static void raise_peak(struct vcuda_card_usage *card, uint64_t bytes) {
         ;
 }
 
+/* What this process holds by its own count. Anybody in the container can write zeros over the page; a process alone is
+ * past its limit all the same. */
+static uint64_t own[VCUDA_MAX_CARDS];
+
+void ledger_forget(void) {
+    for (int i = 0; i < VCUDA_MAX_CARDS; i++)
+        __atomic_store_n(&own[i], 0, __ATOMIC_RELAXED);
+}
+
 /* One attempt to charge; false if the limit forbids it. */
 static bool reserve(struct vcuda_usage *usage, struct vcuda_slot *slot, int card, uint64_t bytes, uint64_t limit) {
     uint64_t *word = &usage->card[card].charged;
@@ -72,11 +81,12 @@ static bool reserve(struct vcuda_usage *usage, struct vcuda_slot *slot, int card
     bool done = false;
     for (;;) {
         uint64_t old = load(word);
-        uint64_t used = bytes_of(old);
-        if (bytes > limit || used > limit - bytes)
+        uint64_t used = bytes_of(old), mine = __atomic_load_n(&own[card], __ATOMIC_RELAXED);
+        if (bytes > limit || used > limit - bytes || mine > limit - bytes)
             break;
         __atomic_fetch_add(&slot->charged[card], bytes, __ATOMIC_SEQ_CST);
         if (swap(word, old, old + bytes)) {
+            __atomic_fetch_add(&own[card], bytes, __ATOMIC_RELAXED);
             raise_peak(&usage->card[card], used + bytes);
             done = true;
             break;
@@ -114,8 +124,8 @@ bool vcuda_charge_taken(int card, uint64_t bytes) {
     return usage && slot && reserve(usage, slot, card, bytes, VCUDA_CHARGED_MASK);
 }
 
-/* Lower this process's own word by at most what it holds; returns by how much. */
-static uint64_t lower_slot(uint64_t *held, uint64_t bytes) {
+/* Lower a word of what this process holds by at most that; returns by how much. */
+static uint64_t lower(uint64_t *held, uint64_t bytes) {
     uint64_t old = load(held);
     uint64_t lowered;
     do
@@ -132,7 +142,8 @@ void vcuda_discharge(int card, uint64_t bytes) {
     uint64_t *word = &usage->card[card].charged;
     uint64_t old = load(word);
     uint64_t epoch = epoch_of(old);
-    uint64_t lowered = lower_slot(&slot->charged[card], bytes);
+    lower(&own[card], bytes);
+    uint64_t lowered = lower(&slot->charged[card], bytes);
     for (;; old = load(word)) {
         if (epoch_of(old) != epoch) {
             vcuda_repair(card);

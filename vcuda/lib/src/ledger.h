@@ -19,6 +19,9 @@ bool vcuda_charge_taken(int card, uint64_t bytes);
 /* Give back what was charged; never below what this process holds. */
 void vcuda_discharge(int card, uint64_t bytes);
 
+/* In the child of a fork: what the parent holds is not its own. */
+void ledger_forget(void);
+
 /* Recompute the container's word from the live slots. */
 void vcuda_repair(int card);
 

@@ -173,6 +173,7 @@ static void forget_in_child(void) {
     struct attachment *a = attached;
     attached = NULL;
     verdict = VCUDA_DETACHED;
+    ledger_forget();
     if (a)
         slots_abandon(&a->claim);
 }
