@@ -237,6 +237,52 @@ def test_whatever_changed_the_new_text_says_it(old: Any, new: Any, flow: bool | 
     assert read_documents(written.encode()) == [{**document.value, **new}]
 
 
+JUNK = st.none() | st.sampled_from([-1, 7, "", "30", "x", "link", "nvidia", [], {}, [3]])
+
+
+def pods_of(system: System) -> st.SearchStrategy[Any]:
+    """Pods that ask by its names, with anything where people may write anything."""
+    counts = st.sampled_from([0, 1, 1, 2, 30, 30, 100, 256, "1024", "1.5", None])
+    amounts = st.dictionaries(st.sampled_from(system.resources), counts, max_size=3) | JUNK
+    resources = st.fixed_dictionaries({}, optional={"limits": amounts, "requests": amounts}) | JUNK
+    words = [*system.annotations, *system.state, "other"]
+    texts = st.dictionaries(
+        st.sampled_from(words), JUNK | st.sampled_from(["spread", "100", "fixed"]), max_size=3
+    )
+    variables = st.fixed_dictionaries({"name": st.sampled_from([*system.variables, "OTHER"]) | JUNK})
+    container = st.fixed_dictionaries(
+        {"name": st.sampled_from(["a", "b"]), "resources": resources},
+        optional={"env": st.lists(variables, max_size=2) | JUNK, "args": JUNK},
+    )
+    spec = st.fixed_dictionaries(
+        {"containers": st.lists(container, min_size=1, max_size=2)},
+        optional={
+            "nodeSelector": st.dictionaries(st.sampled_from([*system.selectors, "other"]), JUNK, max_size=2)
+            | JUNK,
+            "schedulerName": st.sampled_from([*system.schedulers, "mine"]) | JUNK,
+            **dict.fromkeys(("affinity", "initContainers", "resourceClaims", "runtimeClassName"), JUNK),
+        },
+    )
+    meta = st.fixed_dictionaries({}, optional={"annotations": texts | JUNK, "labels": texts | JUNK}) | JUNK
+    return st.fixed_dictionaries({"kind": st.just("Pod"), "spec": spec}, optional={"metadata": meta})
+
+
+@given(pod=st.sampled_from(SYSTEMS).flatmap(pods_of), system=st.sampled_from([None, *SYSTEMS]))
+def test_whatever_a_pod_looks_like_it_is_translated_to_a_legal_one_or_left_alone(
+    pod: Any, system: System | None
+) -> None:
+    new, findings = translate(pod, Terms(replicas=3, card_memory=24 * GIB), system)
+    if new == pod:
+        return
+    assert not any(f.kind is Kind.REFUSED for f in findings)
+    assert check_pod(parse_pod(new)) == ()
+    assert translate(new, Terms(replicas=3, card_memory=24 * GIB))[0] == new
+    assert {f.where for f in findings} <= {"Pod default/(no name)", "object"}
+    [document] = documents(yaml.safe_dump(pod, sort_keys=False).encode())
+    written, _ = rewrite(document, new)
+    assert read_documents(written.encode()) == [new]
+
+
 @given(document=MAPS)
 def test_what_is_no_pod_is_left_alone(document: Any) -> None:
     assert translate(document, Terms()) == (document, [])

@@ -157,7 +157,7 @@ class _Pod:
             self._ceilings.append(share.ceiling)
 
     def _write(self, container: dict[str, Any], system: System, share: Share | None) -> None:
-        resources = container.setdefault("resources", {})
+        resources = _made(container, "resources")
         ours: dict[str, Any] = {}
         if share is not None:
             limits, requests = self._amounts(container)
@@ -175,7 +175,7 @@ class _Pod:
             if not amounts and group == "requests":
                 del resources[group]
         if ours:
-            resources.setdefault("limits", {}).update(ours)
+            _made(resources, "limits").update(ours)
 
     def _shown(self, share: Share | None) -> str:
         if share is None:
@@ -199,7 +199,7 @@ class _Pod:
             if not kept:
                 del container["env"]
         texts = [
-            *(str(v) for group in ("command", "args") for v in container.get(group) or ()),
+            *(str(container.get(group) or "") for group in ("command", "args")),
             *(str(entry.get("value", "")) for entry in kept),
         ]
         for path, why in system.paths.items():
@@ -241,8 +241,7 @@ class _Pod:
             self._annotate(fate, key, text, value)
 
     def _annotate(self, fate: Becomes, key: str, text: str, value: str) -> None:
-        meta = self._pod.setdefault("metadata", {})
-        annotations = meta.setdefault("annotations", {})
+        annotations = _made(_made(self._pod, "metadata"), "annotations")
         if annotations.get(fate.key, value) != value:
             has = quoted(annotations[fate.key])
             self._tell(Kind.LOST, f"{key}: {quoted(text)} removed: {fate.key} is {has} already")
@@ -293,7 +292,7 @@ class _Pod:
             )
             self._tell(Kind.LOST, told)
             return
-        annotations = self._pod.setdefault("metadata", {}).setdefault("annotations", {})
+        annotations = _made(_made(self._pod, "metadata"), "annotations")
         annotations.setdefault(CORE_LIMIT, str(max(wanted)))
 
     # Reading, with care: people wrote it.
@@ -320,6 +319,14 @@ class _Pod:
 
     def _tell(self, kind: Kind, text: str) -> None:
         self._findings.append(Finding(kind, self._where, text))
+
+
+def _made(holder: dict[str, Any], key: str) -> dict[str, Any]:
+    """The map under the key, new where there was none."""
+    found = holder.get(key)
+    if not isinstance(found, dict):
+        found = holder[key] = {}
+    return found
 
 
 def _number(value: Fraction | int) -> int | str:
