@@ -158,6 +158,7 @@ def test_affinity_by_labels_of_another_plugin_is_told_of() -> None:
         (["hami/fraction.yaml", "--card-memory", "1"], 2, "use bytes such as 40Gi"),
         (["nowhere.yaml"], 2, "No such file"),
         (["../migrate"], 2, "Is a directory"),
+        (["../proc/v1-kind/1/cgroup"], 2, "not a Kubernetes object"),
     ],
 )
 def test_the_exit_code_says_whether_all_was_translated(

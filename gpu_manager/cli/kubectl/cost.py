@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from gpu_manager.adapters import prometheus
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace, log_in, object_name
+from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in, object_name
 from gpu_manager.cli.output import Output, columns, emit
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import CORES_PER_CARD, GIB
@@ -103,7 +103,9 @@ def command(
     step: Annotated[
         str, typer.Option(help="Between two looks; shorter-lived containers may be missed.")
     ] = "1m",
-    namespace: Namespace = "",
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="This one alone; default: all.", show_default=False)
+    ] = "",
     output: Annotated[Form, typer.Option("--output", "-o", help="Form of the bill.")] = Form.TABLE,
     token: Annotated[
         str, typer.Option(envvar="VCUDA_PROMETHEUS_TOKEN", help="Bearer token for a URL that asks for one.")

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from gpu_manager.adapters.manifests import LONGEST_BYTES
+from gpu_manager.adapters.manifests import LONGEST_BYTES, read_objects
 from gpu_manager.cli.kubectl.migrate.model import Finding, Kind, System, Terms
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.text import documents, json_text, rewrite
@@ -129,6 +129,7 @@ def _read(path: Path) -> bytes:
 
 def migrate(name: str, data: bytes, terms: Terms, system: System | None = None) -> Migrated:
     """One file, translated. Raises RequestInvalid where it is no manifest."""
+    read_objects(data)  # the same refusals as check's
     texts, findings, old = [], [], []
     for document in documents(data):
         new, found = translate(document.value, terms, system)
