@@ -72,19 +72,20 @@ def survey(nodes: Iterable[NodeSaid], pods: Iterable[Pod]) -> tuple[NodeBooks, .
 
 def _books(said: NodeSaid, pods: Sequence[Pod]) -> NodeBooks:
     inventory = said.inventory
-    ledger = Ledger((s.card for s in inventory.cards), inventory.unit)
+    known: list[Allocation] = []
     unsaid: list[tuple[Pod, PodRequest]] = []
     for pod in sorted(pods, key=lambda p: (p.created, p.uid)):
         try:
             request = pod_request(pod, inventory.unit)
         except RequestInvalid:  # no node grants any of it
             continue
-        known = tuple(_said(pod, request, said))
-        ledger = Ledger((s.card for s in inventory.cards), inventory.unit, (*ledger, *known))
-        if len(known) < len(request.containers):
-            done = {a.container for a in known}
+        mine = tuple(_said(pod, request, said))
+        known += mine
+        if len(mine) < len(request.containers):
+            done = {a.container for a in mine}
             rest = tuple(c for c in request.containers if c.name not in done)
             unsaid.append((pod, replace(request, containers=rest)))
+    ledger = Ledger((s.card for s in inventory.cards), inventory.unit, known)
     guessed: set[PodUid] = set()
     homeless: list[Pod] = []
     for pod, request in unsaid:
@@ -93,8 +94,7 @@ def _books(said: NodeSaid, pods: Sequence[Pod]) -> NodeBooks:
             homeless.append(pod)
             continue
         guessed.add(pod.uid)
-        allocations = (_allocation(pod, c, placement[c.name]) for c in request.containers)
-        ledger = Ledger((s.card for s in inventory.cards), inventory.unit, (*ledger, *allocations))
+        ledger.commit(_allocation(pod, c, placement[c.name]) for c in request.containers)
     return NodeBooks(said, ledger, frozenset(guessed), tuple(homeless))
 
 
