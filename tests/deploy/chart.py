@@ -36,6 +36,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "cluster-by-hand": ("--set=scheduler.mode=cluster,admission.replicas=1",),
     "monitored": (
         "--set=monitoring.podMonitor=true,monitoring.serviceMonitor=true,monitoring.labels.release=prometheus",
+        "--set=monitoring.rules=true,monitoring.dashboards=true",
     ),
     "own-namespace": ("-n", "gpu", "--set=namespace.create=true"),
     "bare-network": (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from tests.deploy.chart import (
     admission_pod,
     agent_pod,
     container,
+    helm,
     objects,
     of_kind,
     text_of,
@@ -363,6 +366,31 @@ def test_monitors_scrape_what_the_programs_serve() -> None:
     assert (endpoint["port"], endpoint["path"], endpoint["scheme"]) == ("webhook", "/metrics", "https")
     for kind in ("PodMonitor", "ServiceMonitor"):
         assert next(of_kind("monitored", kind))["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_rules_and_dashboards_arrive_as_they_are_in_their_files() -> None:
+    (rule,) = of_kind("monitored", "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
+    maps = list(of_kind("monitored", "ConfigMap"))
+    boards = {k: v for o in maps for k, v in o["data"].items() if k.endswith(".json")}
+    files = {path.name: path.read_text() for path in (CHART / "files" / "dashboards").glob("*.json")}
+    assert len(files) >= 3
+    assert boards == files
+    for obj in maps:
+        is_board = any(k.endswith(".json") for k in obj["data"])
+        assert (obj["metadata"]["labels"].get("grafana_dashboard") == "1") is is_board
+
+
+def test_a_copy_of_the_chart_without_them_says_so_and_installs_without(tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(CHART, tmp_path / "gpu-manager"))
+    shutil.rmtree(copied / "files" / "dashboards")
+    (copied / "files" / "rules.yaml").unlink()
+    template = ("template", "gpu-manager", str(copied), "-n", "kube-system")
+    assert helm(*template).returncode == 0
+    for wanted, missing in (("rules", "files/rules.yaml"), ("dashboards", "files/dashboards")):
+        done = helm(*template, f"--set=monitoring.{wanted}=true")
+        assert done.returncode != 0
+        assert missing in done.stderr
 
 
 def test_the_webhook_warns_about_every_template_that_the_program_reads() -> None:

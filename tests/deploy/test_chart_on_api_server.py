@@ -1,0 +1,206 @@
+"""The chart on a real API server, where one is built: every render taken, every policy compiled and obeyed.
+
+``make e2e`` builds kube-apiserver; without it, or without etcd, these are skipped and say so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_manager.domain import contract
+from tests.deploy.chart import CHART, HELM, KUBECTL, MANIFESTS, ROOT, SETS
+from tests.fakes.sandbox import short_directory
+
+SERVERS = sorted((ROOT / "build" / "cluster").glob("bin-*/kube-apiserver"))
+FOREIGN = {"monitored", "cluster", "own-namespace"}  # need others' resources, or another namespace
+AGENT = (
+    "--as=system:serviceaccount:kube-system:gpu-manager",
+    "--as-user-extra=authentication.kubernetes.io/node-name=n1",
+)
+pytestmark = pytest.mark.skipif(
+    not SERVERS or shutil.which("etcd") is None, reason="no kube-apiserver below build/cluster, or no etcd"
+)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+class Server:
+    """kube-apiserver over etcd on loopback, and kubectl and helm that ask it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.environment = {**os.environ, "KUBECONFIG": str(directory / "kubeconfig"), "HOME": str(directory)}
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        here, store, peers = self.directory, free_port(), free_port()
+        key = here / "accounts.key"
+        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        (here / "tokens.csv").write_text('admin,admin,admin,"system:masters"\n')
+        cluster = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
+        (here / "kubeconfig").write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "clusters": [{"name": "c", "cluster": cluster}],
+                    "users": [{"name": "u", "user": {"token": "admin"}}],
+                    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                    "current-context": "c",
+                }
+            )
+        )
+        client, peer = f"http://127.0.0.1:{store}", f"http://127.0.0.1:{peers}"
+        self._spawn(
+            *("etcd", f"--data-dir={here}/etcd", f"--listen-client-urls={client}"),
+            *(f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}", "--unsafe-no-fsync"),
+        )
+        self._spawn(
+            *(str(SERVERS[-1]), f"--etcd-servers={client}", f"--secure-port={self.port}"),
+            *("--bind-address=127.0.0.1", f"--cert-dir={here}/certs", f"--token-auth-file={here}/tokens.csv"),
+            *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
+            *("--service-account-issuer=https://x", "--authorization-mode=RBAC", "--allow-privileged"),
+            *("--service-cluster-ip-range=10.97.0.0/24", "--disable-admission-plugins=ServiceAccount"),
+        )
+        tick = threading.Event()
+        for _ in range(300):
+            if self._ready():
+                return
+            tick.wait(0.2)
+        raise AssertionError((here / "kube-apiserver.log").read_text()[-2000:])
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+            process.wait(20)
+
+    def run(self, program: Path, *arguments: str, given: str | None = None) -> str:
+        """What it prints; with what went wrong, if something did."""
+        done = subprocess.run(
+            [str(program), *arguments],
+            input=given,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return done.stdout if done.returncode == 0 else f"FAILED {done.stderr}"
+
+    def pod(self, name: str, limits: dict[str, str], node: str = "", **annotations: str) -> str:
+        """Create it; what the API server says."""
+        container = {"name": "c", "image": "i", "resources": {"limits": limits}}
+        obj: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default", "annotations": annotations},
+            "spec": {"containers": [container], **({"nodeName": node} if node else {})},
+        }
+        return self.run(KUBECTL, "create", "-f", "-", given=json.dumps(obj))
+
+    def _spawn(self, *command: str) -> None:
+        with (self.directory / f"{Path(command[0]).name}.log").open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.directory)
+            )
+
+    def _ready(self) -> bool:
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self.port}/readyz", headers={"Authorization": "Bearer admin"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5, context=ssl._create_unverified_context()):
+                return True
+        except OSError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with short_directory() as directory:
+        server = Server(directory)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+def test_every_way_of_installing_is_taken_one_after_the_other_and_rolled_back(server: Server) -> None:
+    release = ("gpu-manager", str(CHART), "-n", "kube-system")
+    for name, values in SETS.items():
+        if name not in FOREIGN:
+            said = server.run(HELM, "upgrade", "--install", *release, *values)
+            assert "STATUS: deployed" in said, f"{name}: {said}"
+    assert "Rollback was a success" in server.run(HELM, "rollback", "gpu-manager", "1", "-n", "kube-system")
+    assert "uninstalled" in server.run(HELM, "uninstall", "gpu-manager", "-n", "kube-system")
+    left = server.run(
+        KUBECTL, "get", "clusterrole,validatingadmissionpolicy,mutatingwebhookconfiguration", "-o", "name"
+    )
+    assert not [line for line in left.splitlines() if "gpu" in line or "vcuda" in line]
+
+
+def test_the_manifests_hold_and_while_no_webhook_answers_other_pods_come(server: Server) -> None:
+    fraction = {contract.CORE: "30", contract.MEMORY: "20"}
+    assert "FAILED" not in server.run(KUBECTL, "apply", "-k", str(MANIFESTS))
+    try:
+        for name in ("n1", "n2"):
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+            assert "created" in server.run(KUBECTL, "create", "-f", "-", given=json.dumps(node))
+        server.run(KUBECTL, "create", "serviceaccount", "default")
+        # Nobody serves the webhook here.
+        assert "created" in server.pod("plain", {"cpu": "1"})
+        assert "mutate.gpu-quota-admission.tencent.com" in server.pod("card", fraction)
+        hooks = "mutatingwebhookconfiguration,validatingwebhookconfiguration"
+        assert "deleted" in server.run(KUBECTL, "delete", hooks, "gpu-quota-admission")
+        _policies_hold(server, fraction)
+    finally:
+        server.run(KUBECTL, "delete", "-k", str(MANIFESTS), "--ignore-not-found")
+
+
+def _policies_hold(server: Server, fraction: dict[str, str]) -> None:
+    tick = threading.Event()
+    for _ in range(50):  # the API server takes new policies in within a second or so
+        if "multiple of 100" in server.pod("far", {**fraction, contract.CORE: "150"}):
+            break
+        server.run(KUBECTL, "delete", "pod", "far", "--force", "--ignore-not-found")
+        tick.wait(0.2)
+    else:
+        raise AssertionError("150 cores were never refused")
+    assert "without tencent.com/vcuda-memory" in server.pod("lone", {contract.CORE: "30"})
+    assert "use binpack or spread" in server.pod("where", fraction, **{contract.PLACEMENT: "random"})
+    assert "FAILED" in server.pod("forged", fraction, **{contract.ALLOCATION: "{}"})
+    assert "created" in server.pod("a", fraction, "n1")
+    assert "created" in server.pod("b", fraction, "n2")
+    written = f"{contract.ASSIGNED}=true"
+    assert "may change it" in server.run(KUBECTL, "annotate", "pod", "a", written)
+    assert "annotated" in server.run(KUBECTL, "annotate", "pod", "a", written, *AGENT)
+    assert "may not change a pod of another node" in server.run(
+        KUBECTL, "annotate", "pod", "b", written, *AGENT
+    )
+    assert "may not change x" in server.run(KUBECTL, "annotate", "pod", "a", "x=y", *AGENT)
+    assert "names no node" in server.run(
+        KUBECTL, "annotate", "pod", "a", f"{contract.ASSIGNED}=no", "--overwrite", AGENT[0]
+    )
+    published = f"{contract.INVENTORY}=x"
+    assert "annotated" in server.run(KUBECTL, "annotate", "node", "n1", published, *AGENT)
+    assert "may not change another node" in server.run(KUBECTL, "annotate", "node", "n2", published, *AGENT)
+    opened = '{"spec":{"unschedulable":true}}'
+    assert "may not change specifications" in server.run(KUBECTL, "patch", "node", "n1", "-p", opened, *AGENT)
