@@ -179,7 +179,7 @@ def compose(settings: Settings) -> Program:
         switch,
         metrics,
         check_seconds=_VAULT_SECONDS if files is None else _FILE_SECONDS,
-        outlook=outlook(cluster, quota, judge),
+        outlook=outlook(cluster, quota, judge, clock),
         routers=(people(knowledge, Access(KubeReviews(connection), clock)),),
         parts=(scheduling,),
         draining=draining,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from admission.judging import Fit, Judge, No, describe
 from admission.node_view import NodeView
@@ -16,12 +16,15 @@ from gpu_manager.domain.ledger import Allocation, Share, peak
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import Amount, format_bytes
+from gpu_manager.ports import Clock
 
+_KINDS_SECONDS = 1.0
 _MOST_KINDS = 64  # kinds of nodes that are asked; a cluster with more gets no warning
 
 
-def outlook(cluster: Cluster, quota: QuotaBook, judge: Judge) -> Outlook:
+def outlook(cluster: Cluster, quota: QuotaBook, judge: Judge, clock: Clock) -> Outlook:
     """For the webhook. Silent until nodes and pods have been listed."""
+    kinds = _Recent(cluster, clock)
 
     def refuse(pod: Pod, request: PodRequest) -> Sequence[str]:
         limits = quota.current
@@ -30,7 +33,7 @@ def outlook(cluster: Cluster, quota: QuotaBook, judge: Judge) -> Outlook:
         snapshot = cluster.snapshot()
         models = {
             state.card.model
-            for view in _kinds(snapshot.nodes.values()).values()
+            for view in kinds.now()
             for state in view.facts.cards
             if not request.models or request.allows(state.card) or request.uuids
         }
@@ -41,20 +44,39 @@ def outlook(cluster: Cluster, quota: QuotaBook, judge: Judge) -> Outlook:
     def warn(pod: Pod, request: PodRequest) -> Sequence[str]:
         if not cluster.synced:
             return ()
-        return _never(pod, request, cluster.snapshot(), judge)
+        return _never(pod, request, cluster.snapshot(), kinds.now(), judge)
 
     return Outlook(refuse, warn)
 
 
-def _never(pod: Pod, request: PodRequest, snapshot: Snapshot, judge: Judge) -> Sequence[str]:
+class _Recent:
+    """One node of each kind, looked up once a second: thousands of nodes are too many for each review."""
+
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._found: tuple[float, tuple[NodeView, ...]] = float("-inf"), ()
+
+    def now(self) -> tuple[NodeView, ...]:
+        """As it was at most a second ago."""
+        now = self._clock.monotonic()
+        if now - self._found[0] >= _KINDS_SECONDS:
+            self._found = now, _kinds(self._cluster.snapshot().nodes.values())
+        return self._found[1]
+
+
+def _never(
+    pod: Pod, request: PodRequest, snapshot: Snapshot, known: Sequence[NodeView], judge: Judge
+) -> Sequence[str]:
     """One sentence if no node could take the pod even if empty; none while there is no node with cards."""
-    views: Iterable[NodeView] = snapshot.nodes.values()
+    views = known
     if request.uuids:
-        views = [v for v in views if any(s.card.uuid in request.uuids for s in v.facts.cards)]
+        nodes = snapshot.nodes.values()
+        views = [v for v in nodes if any(s.card.uuid in request.uuids for s in v.facts.cards)]
         if not views:
-            known = any(v.facts.cards for v in snapshot.nodes.values())
-            return ("none of the cards that it names by UUID is in this cluster",) if known else ()
-    kinds = [view for view in _kinds(views).values() if not view.facts.problem]
+            cards = any(v.facts.cards for v in known)
+            return ("none of the cards that it names by UUID is in this cluster",) if cards else ()
+    kinds = [view for view in views if not view.facts.problem]
     if not kinds or len(kinds) > _MOST_KINDS:
         return ()
     question = judge.ask(Occupant(pod), request, snapshot, None)
@@ -74,9 +96,9 @@ def _never(pod: Pod, request: PodRequest, snapshot: Snapshot, judge: Judge) -> S
     return (f"no node of this cluster can hold {describe(request)}, even if empty: {'; '.join(parts)}",)
 
 
-def _kinds(views: Iterable[NodeView]) -> Mapping[tuple[int, str], NodeView]:
+def _kinds(views: Iterable[NodeView]) -> tuple[NodeView, ...]:
     """One node of each kind: what its cards are like does not depend on their names."""
-    return {(view.facts.hardware, view.facts.problem): view for view in views}
+    return tuple({(view.facts.hardware, view.facts.problem): view for view in views}.values())
 
 
 def _least(request: PodRequest) -> Amount:

@@ -7,10 +7,13 @@ import http.client
 import json
 import socket
 import threading
+import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from admission.app import Program, compose
 from admission.config import ExtenderDoor, LeaderMode, Leadership, Settings
@@ -21,6 +24,10 @@ from tests.fakes.extender import node
 from tests.fakes.sandbox import until
 
 NODES = ["n1", "n2"]
+_KEYS = st.sampled_from(
+    ["kind", "metadata", "spec", "template", "containers", "name", "namespace", "resources", "limits", "Pod",
+     "NodeNames", "Nodes", "tencent.com/vcuda-core", "annotations", "items", "PodName", "Node"]
+)  # fmt: skip
 TENANT = "tenant-token"
 
 
@@ -403,3 +410,30 @@ def test_a_manifest_is_explained_before_it_is_created(api: StandInApi, serve: Ca
     ):
         status, text = service.send("POST", "/explain", bad, TENANT)
         assert (status, words in text) == (400, True), text
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def test_no_manifest_and_no_path_breaks_the_service(api: StandInApi, serve: Callable[..., Service]) -> None:
+    """Whatever is sent, the answer is a sentence and never a fault of ours."""
+    service = serve()
+
+    @hypothesis.settings(max_examples=25, deadline=None)
+    @hypothesis.given(body=_JSON, word=st.text(max_size=12))
+    def ask(body: Any, word: str) -> None:
+        quoted = urllib.parse.quote(word, safe="")
+        for status, _ in (
+            service.send("POST", "/explain", body),
+            service.get(f"/explain/{quoted or 'x'}/{quoted or 'y'}"),
+            service.get(f"/quota?namespace={quoted}&o={quoted}"),
+        ):
+            assert status < 500
+        for verb in ("filter", "prioritize", "bind", "preempt"):
+            assert service.ask(verb, body)[0] in (200, 400)
+
+    ask()

@@ -88,7 +88,7 @@ def test_a_flood_of_tokens_is_forgotten() -> None:
 
 
 def words(world: World, obj: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    look = outlook(world.cluster, world.quota, world.judge)
+    look = outlook(world.cluster, world.quota, world.judge, world.clock)
     parsed = parse_pod(obj)
     request = pod_request(parsed, DEFAULT_UNIT)
     return tuple(look.refuse(parsed, request)), tuple(look.warn(parsed, request))
@@ -110,7 +110,7 @@ def test_wishes_that_nothing_meets_are_warned_of() -> None:
     asks = pod("a", annotations={"tencent.com/gpu-model": "A100"})
     assert "models are Tesla-T4" in words(world, asks)[1][0]
     parsed = parse_pod(pod("a"))
-    warn = outlook(world.cluster, world.quota, world.judge).warn
+    warn = outlook(world.cluster, world.quota, world.judge, world.clock).warn
     for card, says in (("GPU-elsewhere", "by UUID"), (uuid("n1", 1), "")):
         request = replace(pod_request(parsed, DEFAULT_UNIT), uuids=frozenset({CardUuid(card)}))
         assert says in "".join(warn(parsed, request))
