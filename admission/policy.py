@@ -26,6 +26,7 @@ from gpu_manager.domain.contract import (
     GPU_MODEL,
     GPU_UUID,
     MEMORY,
+    NVIDIA,
     PLACEMENT,
     PREDICATE_INDEX,
     PREDICATE_NODE,
@@ -171,6 +172,7 @@ _VARIABLES: Final = {
     "all": f"object.spec.containers + {_INIT}",
     "core": f"variables.all.filter(c, {_wrote(CORE)})",
     "memory": f"variables.all.filter(c, {_wrote(MEMORY)})",
+    "gpus": f"variables.all.filter(c, {_wrote(NVIDIA)})",
     "parts": f"variables.core.filter(c, {_quantity(CORE)}.compareTo(quantity('0')) > 0 "
     f"&& {_quantity(CORE)}.isLessThan(quantity('{CORES_PER_CARD}')))",
     "asking": f"variables.core.filter(c, {_ASKS})",
@@ -215,6 +217,12 @@ def request_checks(terms: Terms) -> Iterator[Check]:
     yield _container(Rule.PRIVILEGED_FRACTION, "parts", privileged, figures)
     for resource in _RESOURCES.values():
         yield _requests(resource)
+    ours = (
+        f"variables.{n}.exists(s, {_quantity(r, c='s')}.compareTo(quantity('0')) != 0)"
+        for n, r in _RESOURCES.items()
+    )
+    both = f"{_quantity(NVIDIA)}.compareTo(quantity('0')) != 0 && ({' || '.join(ours)})"
+    yield _container(Rule.NAMES_MIXED, "gpus", both, {"value": _written(NVIDIA)})
     yield _init_cards()
     if terms.deny_node_name:
         asks = (

@@ -19,7 +19,8 @@ class Config:
     unit; ``injection`` is ``auto`` or a strategy; ``evict`` lets the agent evict pods whose card is wrong,
     ``evict_evaders`` those that were caught getting round their limits. ``program_xids`` are driver errors
     that never close a card, ``card_xids`` those that always do; a card opens again when it was well for
-    ``quiet_seconds``. ``nvml`` is the NVML library where the loader does not find it.
+    ``quiet_seconds``. With ``lending`` whole cards go by NVIDIA's resource name too. ``nvml`` is the NVML
+    library where the loader does not find it.
     """
 
     node: str
@@ -41,6 +42,7 @@ class Config:
     card_xids: frozenset[int] = frozenset()
     quiet_seconds: float = QUIET_SECONDS
     unit: int = DEFAULT_UNIT
+    lending: bool = False
     injection: str = "auto"
     host_root: Path = Path("/")
     driver_root: Path = Path("/")

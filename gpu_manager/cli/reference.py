@@ -113,6 +113,7 @@ _LABELS = (
 _RESOURCES = (
     (c.CORE, "hundredths of a card: 1 to 99 with memory, or a multiple of 100 for whole cards"),
     (c.MEMORY, "units of 256 MiB, or what `--memory-unit` says"),
+    (c.NVIDIA, "whole cards, for pods written for NVIDIA's plugin; with `--nvidia-resource` alone"),
 )
 _CONTAINER = (
     (c.LIMITS_PATH, "The limits, read-only."),

@@ -90,6 +90,10 @@ def command(
         float, typer.Option(min=0, help="How long a closed card must be well before it opens again.")
     ] = QUIET_SECONDS,
     memory_unit: Annotated[str, typer.Option(help="What one vcuda-memory stands for.")] = str(DEFAULT_UNIT),
+    nvidia_resource: Annotated[
+        bool,
+        typer.Option(help="Offer whole cards as nvidia.com/gpu too. NVIDIA's own plugin must not run here."),
+    ] = False,
     device_injection: Annotated[str, typer.Option(help="auto, direct, cdi, nvidia or simulated.")] = "auto",
     host_root: Annotated[Path, typer.Option(help="The host's root as the agent sees it.")] = Path("/"),
     driver_root: Annotated[Path, typer.Option(help="Where the driver is installed, on the host.")] = Path(
@@ -141,6 +145,7 @@ def command(
             quiet_seconds=quiet_seconds,
             control=control,
             unit=unit_bytes(memory_unit),
+            lending=nvidia_resource,
             injection=known_injection(device_injection),
             host_root=host_root,
             driver_root=driver_root,

@@ -33,14 +33,18 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """A card, and whether it may take more work. ``reason`` says why not, empty when it may."""
+    """A card, and whether it may take more work. ``reason`` says why not, empty when it may.
+
+    ``held`` is set where a pod has the card under another resource's name: it is not ours to place on.
+    """
 
     card: Card
     healthy: bool = True
     cordoned: bool = False
     reason: str = ""
+    held: str = ""
 
     @property
     def open(self) -> bool:
         """True if new shares may be placed here."""
-        return self.healthy and not self.cordoned and not self.card.mig
+        return self.healthy and not self.cordoned and not self.held and not self.card.mig

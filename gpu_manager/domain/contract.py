@@ -20,6 +20,11 @@ CORE: Final = "tencent.com/vcuda-core"
 MEMORY: Final = "tencent.com/vcuda-memory"
 CORE_SOCKET: Final = "vcore.sock"
 MEMORY_SOCKET: Final = "vmemory.sock"
+# Another vendor's name that the agent may serve too (docs/adr/0004): whole cards, the UUID is the id.
+NVIDIA: Final = "nvidia.com/gpu"
+NVIDIA_SOCKET: Final = "vnvidia.sock"
+RESOURCES: Final = (CORE, MEMORY, NVIDIA)
+CARRIERS: Final = (CORE, NVIDIA)  # whose answers carry the cards; memory's is empty
 
 # Pod annotations, read.
 CORE_LIMIT: Final = "tencent.com/vcuda-core-limit"
@@ -149,6 +154,7 @@ def encode_inventory(inventory: Inventory) -> str:
                     "healthy": s.healthy,
                     "cordoned": s.cordoned,
                     "mig": s.card.mig,
+                    **({"held": s.held} if s.held else {}),
                 }
                 for s in inventory.cards
             ],
@@ -192,6 +198,7 @@ def _card_state(card: dict[str, Any]) -> CardState:
         ),
         healthy=_flag(card.get("healthy", True)),
         cordoned=_flag(card.get("cordoned", False)),
+        held=_text(card.get("held", "")),
     )
 
 

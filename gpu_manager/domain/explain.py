@@ -76,6 +76,8 @@ def closed_because(state: CardState, request: PodRequest, *, listed: bool = True
         return f"unhealthy ({_clean(state.reason)})" if state.reason else "unhealthy"
     if state.cordoned:
         return _clean(state.reason) or "cordoned"
+    if state.held:
+        return f"given away whole as {_clean(state.held)}"
     if not listed:
         return "not in the books of this node"
     if request.uuids and state.card.uuid not in request.uuids:

@@ -1,4 +1,5 @@
-"""Device ids that carry their card: ``<8 hex of its UUID>-c<00..99>`` for cores, ``-m<0000>`` for memory.
+"""Device ids that carry their card: ``<8 hex of its UUID>-c<00..99>`` for cores, ``-m<0000>`` for memory, and
+the UUID itself for a whole card under NVIDIA's name, as NVIDIA's own plugin has it.
 
 The kubelet counts ids; which ids it hands over tells which card it means. They are unique across both
 resources (pod status looks devices up by id alone), at most 63 characters, and depend on nothing but the
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpu_manager.domain.card import Card, CardUuid
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import NodeUnready
 
 # The kubelet's gRPC client refuses a ListAndWatch message above 4 MiB (grpc-go's default), and the
@@ -55,7 +56,8 @@ class DeviceIds:
             room, stem = card.capacity(self.unit), names[card.uuid]
             cores[card.uuid] = tuple(f"{stem}-c{n:02d}" for n in range(room.cores))
             memory[card.uuid] = tuple(f"{stem}-m{n:04d}" for n in range(room.memory // self.unit))
-        return {CORE: cores, MEMORY: memory}
+        whole: dict[CardUuid, tuple[str, ...]] = {c.uuid: () if c.mig else (c.uuid,) for c in self.cards}
+        return {CORE: cores, MEMORY: memory, NVIDIA: whole}
 
     @cached_property
     def card_of(self) -> Mapping[str, Mapping[str, CardUuid]]:

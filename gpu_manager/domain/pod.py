@@ -13,9 +13,9 @@ from enum import Enum
 from fractions import Fraction
 from typing import NewType
 
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.resources import parse_quantity
+from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
 
 PodUid = NewType("PodUid", str)
 
@@ -51,6 +51,8 @@ class Container:
     memory_units_request: Fraction | None = None
     privileged: bool = False
     running: bool = False
+    gpus: Fraction | None = None  # whole cards under NVIDIA's name, as written in limits
+    lent: bool = False  # ``core`` stands for ``gpus``: this node gives cards under that name too
     runtime_id: str = ""  # the container id without its "containerd://", once the runtime made it
 
     @property
@@ -60,7 +62,8 @@ class Container:
 
     def wants(self, resource: str) -> int:
         """The whole number of ids of ``resource`` the kubelet will ask for (0 for none)."""
-        value = {CORE: self.core, MEMORY: self.memory_units}[resource]
+        wanted = {NVIDIA: self.gpus} if self.lent else {CORE: self.core, MEMORY: self.memory_units}
+        value = wanted.get(resource)
         return int(value) if value is not None and value.denominator == 1 and value > 0 else 0
 
 
@@ -111,6 +114,20 @@ class Pod:
         """The same pod under the UID that the kubelet, its checkpoint and its cgroups know it by."""
         mirror = self.twin and not _STATIC_UID.fullmatch(self.uid)
         return replace(self, uid=self.twin, twin=self.uid) if mirror else self
+
+    def with_lent_cards(self) -> Pod:
+        """The same pod where whole cards are given under NVIDIA's name too: containers that ask for these and
+        for nothing of ours ask for as many whole cards.
+        """
+        if not any(c.gpus for c in self.containers):
+            return self
+        return replace(
+            self,
+            containers=tuple(
+                replace(c, core=c.gpus * CORES_PER_CARD, lent=True) if c.gpus and not c.asks else c
+                for c in self.containers
+            ),
+        )
 
     @property
     def terminal(self) -> bool:
@@ -218,10 +235,19 @@ def _container(
         memory_units=quantity(limits, MEMORY, "limits"),
         core_request=quantity(requests, CORE, "requests"),
         memory_units_request=quantity(requests, MEMORY, "requests"),
+        gpus=_gpus(limits.get(NVIDIA)),
         privileged=security.get("privileged") not in (None, False),
         running=bool(_mapping(state.get("state"), f"{where}: state").get("running")),
         runtime_id=_text(state.get("containerID"), f"{where}: containerID").rpartition("://")[2],
     )
+
+
+def _gpus(value: object) -> Fraction | None:
+    """Another vendor's resource: what cannot be read is for its own judges to refuse."""
+    try:
+        return None if value is None else parse_quantity(value)
+    except RequestInvalid:
+        return None
 
 
 def _mapping(value: object, where: str) -> Mapping[str, object]:

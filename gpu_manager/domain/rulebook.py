@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from gpu_manager.domain.contract import CORE, CORE_LIMIT, GPU_MODEL, GPU_UUID, MEMORY, PLACEMENT, PRELOAD
+from gpu_manager.domain.contract import (
+    CORE,
+    CORE_LIMIT,
+    GPU_MODEL,
+    GPU_UUID,
+    MEMORY,
+    NVIDIA,
+    PLACEMENT,
+    PRELOAD,
+)
 from gpu_manager.domain.errors import quoted
 
 
@@ -115,6 +124,12 @@ class Rule(Enum):
         "a privileged container reaches every card, so drop privileged, or ask for whole cards",
         "A privileged container has every device of the node: its part of a card could not be enforced.",
         "Drop `privileged` (a share needs no privilege), or ask for whole cards.",
+    )
+    NAMES_MIXED = RuleText(
+        "names-mixed",
+        f"{NVIDIA} is {{value}}, and the pod asks for {CORE} too: use one name, a whole card is {CORE} 100",
+        "Two names of the same cards are counted apart: no scheduler could say whether one node has both.",
+        f"Write `{CORE}: 100` for each whole card, or leave `{CORE}` and `{MEMORY}` out.",
     )
     INIT_CONTAINER_CARDS = RuleText(
         "init-container-cards",

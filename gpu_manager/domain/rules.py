@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from math import ceil, floor
 
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import Container, ContainerKind, Pod
 from gpu_manager.domain.request import ContainerRequest, PodRequest, Request
@@ -102,7 +102,7 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
     containers = tuple(v for c in pod.containers for v in _check_container(c, unit, minimum_cores))
     if not any(c.core is not None or c.memory_units is not None for c in pod.containers):
         return containers  # annotations of a pod that asks for nothing of ours are not our business
-    return (*containers, *_check_init_containers(pod), *check_annotations(pod))
+    return (*containers, *_check_names(pod), *_check_init_containers(pod), *check_annotations(pod))
 
 
 def warn_pod(pod: Pod, unit: int = DEFAULT_UNIT) -> tuple[Violation, ...]:
@@ -245,6 +245,14 @@ def _check_requests(container: Container, unit: int, minimum_cores: int) -> Iter
                 nearest(request if limit is None else limit),
                 limit=shown,
             )
+
+
+def _check_names(pod: Pod) -> Iterator[Violation]:
+    """A pod has its cards under one name."""
+    if any(c.asks and not c.lent for c in pod.containers):
+        for container in pod.containers:
+            if container.gpus:
+                yield violation(Rule.NAMES_MIXED, container.name, NVIDIA, format_number(container.gpus))
 
 
 def _check_init_containers(pod: Pod) -> Iterator[Violation]:

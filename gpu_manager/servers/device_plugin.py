@@ -20,18 +20,27 @@ import structlog
 
 from gpu_manager.adapters.kubelet import SocketChange, SocketWatch, register
 from gpu_manager.adapters.kubelet.registration import KUBELET_SOCKET
-from gpu_manager.domain.contract import CORE, CORE_SOCKET, MEMORY, MEMORY_SOCKET
+from gpu_manager.domain.contract import (
+    CARRIERS,
+    CORE,
+    CORE_SOCKET,
+    MEMORY,
+    MEMORY_SOCKET,
+    NVIDIA,
+    NVIDIA_SOCKET,
+)
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.injection import Injection
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.services.allocator import Allocator
-from gpu_manager.services.planner import Node
+from gpu_manager.services.planner import Offer
 from gpu_manager.services.proof import Proof
 from gpu_manager.services.tally import Tally
 
 log = structlog.get_logger(__name__)
 
 SOCKETS: Final = {CORE: CORE_SOCKET, MEMORY: MEMORY_SOCKET}
+LENDING: Final = {**SOCKETS, NVIDIA: NVIDIA_SOCKET}  # where whole cards go by NVIDIA's name too
 _WORKERS: Final = 16  # each open ListAndWatch stream occupies one for its life
 _BACK_OFF: Final = (1.0, 30.0)
 _CUT_SECONDS: Final = 0.5  # within which a cut stream, or the order to stop, is seen
@@ -46,15 +55,15 @@ _CODES: Final = {
 def options_of(resource: str) -> api_pb2.DevicePluginOptions:
     """The kubelet believes GetDevicePluginOptions; Register repeats it."""
     return api_pb2.DevicePluginOptions(
-        pre_start_required=resource == CORE, get_preferred_allocation_available=True
+        pre_start_required=resource in CARRIERS, get_preferred_allocation_available=True
     )
 
 
-def devices_of(resource: str, node: Node) -> list[api_pb2.Device]:
+def devices_of(resource: str, offer: Offer) -> list[api_pb2.Device]:
     """The complete list for the kubelet: every card's ids, its health, its NUMA node where known."""
     devices = []
-    for state in node.cards:
-        health = "Healthy" if state.healthy else "Unhealthy"
+    for state in offer.node.cards:
+        health = "Healthy" if offer.healthy(resource, state) else "Unhealthy"
         topology = (
             api_pb2.TopologyInfo(nodes=[api_pb2.NUMANode(ID=state.card.numa)])
             if state.card.numa is not None
@@ -62,7 +71,7 @@ def devices_of(resource: str, node: Node) -> list[api_pb2.Device]:
         )
         devices += [
             api_pb2.Device(ID=device, health=health, topology=topology)
-            for device in node.ids.of_card[resource][state.card.uuid]
+            for device in offer.node.ids.of_card[resource][state.card.uuid]
         ]
     return devices
 
@@ -70,19 +79,28 @@ def devices_of(resource: str, node: Node) -> list[api_pb2.Device]:
 class ResourceServer(api_pb2_grpc.DevicePluginServicer):
     """One resource. Each call is translated, done by the services, and timed."""
 
-    def __init__(self, resource: str, allocator: Allocator, proof: Proof, tally: Tally) -> None:
+    def __init__(
+        self, resource: str, allocator: Allocator, proof: Proof, tally: Tally, *, lending: bool = False
+    ) -> None:
         self.resource = resource
+        self._lending = lending
         self.cut = threading.Event()  # a stream ended that we did not end: only a new registration helps
         self._allocator = allocator
         self._proof = proof
         self._tally = tally
         self._news = threading.Condition()
         self._stopped = False
+        self._told = False
 
     def announce(self) -> None:
         """Cards may have changed: look, and send the list if it differs."""
         with self._news:
+            self._told = True
             self._news.notify_all()
+
+    def _offer(self) -> Offer:
+        """Without a second name for cards the node alone counts."""
+        return self._allocator.offer if self._lending else Offer(self._allocator.node)
 
     def stop(self) -> None:
         """End the streams."""
@@ -101,14 +119,16 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
         """The list now and whenever it differs: the kubelet rewrites its checkpoint at each message."""
         context.add_callback(self._stream_ended)
         sent: list[api_pb2.Device] | None = None
-        looked: Node | None = None
+        looked: Offer | None = None
         while context.is_active() and not self._stopped:
-            with self._news:
-                if self._allocator.node is looked:  # a node is replaced, never changed: thousands of ids rest
-                    self._news.wait(timeout=1.0)
-                    continue
-                looked = self._allocator.node
-            devices = devices_of(self.resource, looked)
+            offer = self._offer()
+            if offer == looked:  # thousands of ids rest
+                with self._news:
+                    self._news.wait_for(lambda: self._stopped or self._told, timeout=1.0)
+                    self._told = False
+                continue
+            looked = offer
+            devices = devices_of(self.resource, offer)
             if devices == sent:
                 continue
             log.info(
@@ -159,9 +179,9 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
     def PreStartContainer(  # noqa: N802
         self, request: api_pb2.PreStartContainerRequest, context: grpc.ServicerContext
     ) -> api_pb2.PreStartContainerResponse:
-        if self.resource == CORE:
+        if self.resource in CARRIERS:
             try:
-                self._proof.prove(request.devices_ids)
+                self._proof.prove(self.resource, request.devices_ids)
             except VcudaError as error:
                 log.warning("start not proven", reason=str(error))
                 _abort(context, error)
@@ -196,11 +216,19 @@ def _abort(context: grpc.ServicerContext, error: VcudaError) -> NoReturn:
 
 
 class DevicePlugin:
-    """Both resources, from start to stop."""
+    """All resources, from start to stop: both of ours, and with ``lending`` whole cards as NVIDIA's."""
 
     def __init__(
-        self, directory: Path, allocator: Allocator, proof: Proof, tally: Tally, stop: threading.Event
+        self,
+        directory: Path,
+        allocator: Allocator,
+        proof: Proof,
+        tally: Tally,
+        stop: threading.Event,
+        *,
+        lending: bool = False,
     ) -> None:
+        self.sockets = LENDING if lending else SOCKETS
         self._directory = directory
         self._allocator = allocator
         self._proof = proof
@@ -246,7 +274,7 @@ class DevicePlugin:
         if self._stop.is_set():
             return "stopped"
         with ExitStack() as undo:
-            self._servers = tuple(self._serve(resource, undo) for resource in SOCKETS)
+            self._servers = tuple(self._serve(resource, undo) for resource in self.sockets)
             undo.callback(self._forget)
             changed = threading.Event()
             reasons: list[SocketChange] = []
@@ -255,7 +283,7 @@ class DevicePlugin:
                 reasons.append(change)
                 changed.set()
 
-            watch = SocketWatch(self._directory, tuple(SOCKETS.values()), note)
+            watch = SocketWatch(self._directory, tuple(self.sockets.values()), note)
             undo.callback(watch.stop)
             watch.start()
             self._allocator.registered()
@@ -264,12 +292,12 @@ class DevicePlugin:
                     register(
                         self._directory,
                         server.resource,
-                        SOCKETS[server.resource],
+                        self.sockets[server.resource],
                         options_of(server.resource),
                     )
                     self._tally.count("registrations", server.resource)
             self.registered.set()
-            log.info("registered", resources=list(SOCKETS))
+            log.info("registered", resources=list(self.sockets))
             while not self._stop.is_set():
                 if changed.wait(_CUT_SECONDS):
                     return RESTARTED if SocketChange.KUBELET in reasons else "own socket gone"
@@ -286,9 +314,11 @@ class DevicePlugin:
             pass
 
     def _serve(self, resource: str, undo: ExitStack) -> ResourceServer:
-        path = self._directory / SOCKETS[resource]
-        servicer = ResourceServer(resource, self._allocator, self._proof, self._tally)
-        server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix=SOCKETS[resource]))
+        path = self._directory / self.sockets[resource]
+        servicer = ResourceServer(
+            resource, self._allocator, self._proof, self._tally, lending=NVIDIA in self.sockets
+        )
+        server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix=self.sockets[resource]))
         api_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)
         path.unlink(missing_ok=True)
         try:

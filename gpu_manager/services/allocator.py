@@ -16,20 +16,20 @@ import structlog
 
 from gpu_manager.domain import explain, rules
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.contract import CORE, MEMORY, Assignment, encode_assignment
+from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
 from gpu_manager.domain.identity import Candidate, Question, reuser
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.ledger import Allocation
 from gpu_manager.domain.pod import Container, Pod, PodUid
-from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import Clock, Injector, Limit, Pods, Processes, Store, Tenants
 from gpu_manager.services.association import Association
 from gpu_manager.services.books import Books, Grant, Key
 from gpu_manager.services.departures import Departures
 from gpu_manager.services.inheritance import recognised
-from gpu_manager.services.planner import Node, Planner
+from gpu_manager.services.planner import Node, Offer, Planner
 from gpu_manager.services.tally import Tally
 from gpu_manager.services.unnamed import Unnamed
 
@@ -93,6 +93,12 @@ class Allocator:
     def node(self) -> Node:
         """The node as it is now."""
         return self._planner.node
+
+    @property
+    def offer(self) -> Offer:
+        """The node as the kubelet is to see it now; equal while nothing has changed for it."""
+        with self._lock:
+            return self._planner.offer()
 
     # --- what the world tells us ------------------------------------------------------------------
 
@@ -219,7 +225,9 @@ class Allocator:
             ids = self._planner.pick(resource, allocation.cards, free, must, size)
             granted = self._books.ledger.granted(pod.uid)
             offered_cards = self.node.ids.cards_of(resource, free)
-            if not granted and not must and not offered_cards & set(allocation.cards):
+            decided = offered_cards & set(allocation.cards)
+            elsewhere = not decided or (resource == NVIDIA and len(decided) < len(allocation.cards))
+            if not granted and not must and elsewhere:
                 # Only cards of another NUMA node are offered: the kubelet's topology policy decides.
                 moved = self._planner.plan_within(pod, container, offered_cards)
                 if moved is not None:
@@ -291,7 +299,7 @@ class Allocator:
         grant = replace(grant, allocation=allocation, ids={**grant.ids, resource: ids})
         self._books.put(grant)
         try:
-            injection = self._inject(grant, pod) if resource == CORE else Injection()
+            injection = self._inject(grant, pod) if resource in CARRIERS else Injection()
             self._store.save(self._books.encode())
         except VcudaError:
             if before is not None:
@@ -328,9 +336,22 @@ class Allocator:
             if moved is not None:
                 self._tally.count("annotation_yielded")
                 return moved
+        if resource == NVIDIA:
+            raise DoesNotFit(self._taken(named))
         self._tally.count("ids_off_card", resource)
         log.info("ids are tokens", pod=pod.key, container=container.name, resource=resource)
         return allocation
+
+    def _taken(self, named: frozenset[CardUuid]) -> str:
+        """Why the cards that the kubelet chose cannot be given; no others will do: the id is the card."""
+        said = []
+        for uuid in sorted(named, key=str):
+            holders = sorted({a.pod_key for a in self._books.ledger.holders(uuid)})
+            if holders:
+                said.append(f"card {self._index(uuid)} is held by {', '.join(holders[:3])}")
+        idle = sum(s.open and self._books.ledger.idle(s.card.uuid) for s in self.node.cards)
+        why = "; ".join(said) or "the pod has other cards already"
+        return f"{why}; {idle} of {len(self.node.cards)} cards are idle"
 
     def _grant_unidentified(self, resource: str, ids: frozenset[str]) -> Injection:
         """Nobody was asked for a preference: the next listing or PreStartContainer settles whose it is."""
@@ -345,7 +366,7 @@ class Allocator:
         except DoesNotFit:
             self._tally.count("allocations", "refused")
             raise
-        injection = self._inject(grant, None) if resource == CORE else Injection()
+        injection = self._inject(grant, None) if resource in CARRIERS else Injection()
         self._store.save(self._books.encode())
         self._tally.count("allocations", "unidentified")
         log.warning(
@@ -369,7 +390,8 @@ class Allocator:
         )
 
     def _refuse(self, pod: Pod, container: Container, error: VcudaError) -> NoReturn:
-        request = Amount(container.wants(CORE), container.wants(MEMORY) * self.node.unit)
+        cores = container.wants(CORE) + container.wants(NVIDIA) * CORES_PER_CARD
+        request = Amount(cores, container.wants(MEMORY) * self.node.unit)
         self._refused.append((self._clock.monotonic() + REFUSED_SECONDS, request))
         self._planner.drop_plan(pod.uid)
         self._tally.count("allocations", "refused")

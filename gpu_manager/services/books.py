@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpu_manager.domain.card import Card, CardUuid
+from gpu_manager.domain.contract import NVIDIA
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.ids import compact, expand
 from gpu_manager.domain.ledger import Allocation, Ledger, Share
@@ -74,6 +75,12 @@ class Books:
         """The ids that container holds of the resource."""
         grant = self.grants.get((pod, container))
         return grant.ids.get(resource, frozenset()) if grant else frozenset()
+
+    def lent(self) -> frozenset[CardUuid]:
+        """The cards that pods have whole under another vendor's name."""
+        return frozenset(
+            card for g in self.grants.values() if g.ids.get(NVIDIA) for card in g.allocation.cards
+        )
 
     def owners(self, ids: Iterable[str]) -> frozenset[PodUid]:
         """Every pod that holds one of these ids. An id has several only after a start: the kubelet's

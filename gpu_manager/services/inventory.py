@@ -9,11 +9,19 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
 from gpu_manager.domain.card import CardState
-from gpu_manager.domain.contract import INVENTORY, MODEL_LABEL, MODEL_LABEL_GAIA, Inventory, encode_inventory
+from gpu_manager.domain.contract import (
+    INVENTORY,
+    MODEL_LABEL,
+    MODEL_LABEL_GAIA,
+    NVIDIA,
+    Inventory,
+    encode_inventory,
+)
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import InventoryOf
 from gpu_manager.services.allocator import Allocator
@@ -56,7 +64,9 @@ class InventoryService:
     def publish(self) -> bool:
         """Publish if anything differs; True if something was sent."""
         node = self._allocator.node
-        text = encode_inventory(Inventory(node.unit, node.cards, node.topology, self._allocator.refused()))
+        lent = self._allocator.read(lambda books, _: books.lent())
+        cards = tuple(replace(s, held=NVIDIA) if s.card.uuid in lent else s for s in node.cards)
+        text = encode_inventory(Inventory(node.unit, cards, node.topology, self._allocator.refused()))
         labels = {**self._labels, **model_labels(node.cards)}
         if self._published == (text, labels):
             return False

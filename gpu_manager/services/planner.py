@@ -9,7 +9,7 @@ import structlog
 
 from gpu_manager.domain import rules
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.contract import ALLOCATION, decode_assignment
+from gpu_manager.domain.contract import ALLOCATION, NVIDIA, decode_assignment
 from gpu_manager.domain.desk import units_of
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
 from gpu_manager.domain.ids import DeviceIds
@@ -23,6 +23,26 @@ from gpu_manager.services.books import Books
 from gpu_manager.services.tally import Tally
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the kubelet is told of a node: of a card that a pod has under one name the other has nothing.
+
+    ``lent`` are the cards that pods have whole under another vendor's name, ``busy`` those of which a pod
+    of ours holds or awaits a part.
+    """
+
+    node: Node
+    lent: frozenset[CardUuid] = frozenset()
+    busy: frozenset[CardUuid] = frozenset()
+
+    def healthy(self, resource: str, state: CardState) -> bool:
+        """True if the card's ids of the resource may be handed out, or are in use."""
+        uuid = state.card.uuid
+        if resource != NVIDIA:
+            return state.healthy and uuid not in self.lent
+        return state.healthy and (uuid in self.lent or (state.open and uuid not in self.busy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +72,15 @@ class Planner:
         self.node = node
         self.books = books
         self._tally = tally
+        self._lending: set[PodUid] = set()  # pods planned under another vendor's name
+
+    def offer(self) -> Offer:
+        """What the kubelet is to be told now."""
+        books = self.books
+        lent = {g.allocation.pod for g in books.grants.values() if g.ids.get(NVIDIA)}
+        self._lending &= set(books.ledger.pods)
+        ours = (a for a in books.ledger if a.pod not in lent and a.pod not in self._lending)
+        return Offer(self.node, books.lent(), frozenset(card for a in ours for card in a.cards))
 
     def allocation_of(self, pod: Pod, container: Container) -> Allocation:
         """What this container has, or is to have; plans the whole pod if there is no plan yet."""
@@ -136,6 +165,8 @@ class Planner:
         return replace(request, containers=tuple(c for c in request.containers if c.name not in booked))
 
     def _book(self, pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> None:
+        if any(c.lent for c in pod.containers):
+            self._lending.add(pod.uid)
         order = {c.name: (n, c.kind) for n, c in enumerate(pod.containers)}
         self.books.plan(
             Allocation(
@@ -187,6 +218,9 @@ class Planner:
         for device in free:
             if device in known:
                 offered[known[device]] = offered.get(known[device], 0) + 1
+        if resource == NVIDIA:
+            idle = [card for card in sorted(offered) if self.books.ledger.idle(card)]
+            return self.pick(resource, idle, free, must, size)
         enough = sorted((n, card) for card, n in offered.items() if n >= size)
         first = [enough[0][1]] if enough else sorted(offered, key=lambda card: (-offered[card], card))
         return self.pick(resource, first, free, must, size)

@@ -13,7 +13,7 @@ import structlog
 
 from gpu_manager.domain import rules
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import CORE, MEMORY, decode_assignment
+from gpu_manager.domain.contract import MEMORY, NVIDIA, decode_assignment
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
 from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.placement import follow
@@ -52,8 +52,9 @@ class Proof:
         self._tally = tally
         self._evict = evict
 
-    def prove(self, devices: Sequence[str]) -> None:
-        """Confirm the holder of these core ids, write its limits, begin its usage anew.
+    def prove(self, resource: str, devices: Sequence[str]) -> None:
+        """Confirm the holder of these ids, write its limits, begin its usage anew. ``resource`` is one whose
+        answer carries cards.
 
         Raises:
             NodeUnready: the kubelet's books do not show these ids (yet): it tries again.
@@ -63,7 +64,7 @@ class Proof:
         entries = self._kubelet.checkpoint()
         if entries is None:
             grants = self._allocator.read(
-                lambda books, _: [g for g in books.grants.values() if g.ids.get(CORE) == ids]
+                lambda books, _: [g for g in books.grants.values() if g.ids.get(resource) == ids]
             )
             if not grants:
                 raise NodeUnready(
@@ -73,7 +74,7 @@ class Proof:
             self._tally.count("unproven")
             self._start(grants)
             return
-        hits = [e for e in entries if e.resource == CORE and e.ids == ids]
+        hits = [e for e in entries if e.resource == resource and e.ids == ids]
         if not hits:
             self._tally.count("proof_mismatches")
             raise NodeUnready(
@@ -84,9 +85,9 @@ class Proof:
     def _settle(self, entry: Entry, entries: Sequence[Entry]) -> Grant:
         """The grant of this entry; corrected if the books had it under another name."""
         known = self._allocator.read(lambda books, _: books.grants.get((entry.pod, entry.container)))
-        if is_inherited({CORE: entry.ids}):
+        if is_inherited({entry.resource: entry.ids}):
             return self._inherited(entry, known)
-        if known is not None and known.ids.get(CORE) == entry.ids and known.directory:
+        if known is not None and known.ids.get(entry.resource) == entry.ids and known.directory:
             return known
         memory = next(
             (
@@ -182,8 +183,9 @@ def adopt(books: Books, node: Node, entry: Entry, memory: frozenset[str], pod: P
             f"the checkpoint's response for container {entry.container!r} carries no allocation of ours"
         )
     cards = [card for card, _ in shares]
-    whole = len(entry.ids) >= CORES_PER_CARD
-    amount = Amount(min(len(entry.ids), CORES_PER_CARD), len(memory) * node.unit)
+    cores = len(entry.ids) * (CORES_PER_CARD if entry.resource == NVIDIA else 1)
+    whole = cores >= CORES_PER_CARD
+    amount = Amount(min(cores, CORES_PER_CARD), len(memory) * node.unit)
     kind, order = next(
         ((c.kind, n) for n, c in enumerate(pod.containers if pod else ()) if c.name == entry.container),
         (ContainerKind.APP, 0),
@@ -216,7 +218,7 @@ def adopt(books: Books, node: Node, entry: Entry, memory: frozenset[str], pod: P
             allocation,
             told.directory,
             (rules.ceiling_of(pod) if pod else None) or 0,
-            {CORE: entry.ids, MEMORY: memory},
+            {entry.resource: entry.ids, **({MEMORY: memory} if memory else {})},
         )
         books.put(grant)
     except (DoesNotFit, RequestInvalid):

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import CORE, MEMORY, decode_assignment
+from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, RESOURCES, decode_assignment
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
@@ -104,7 +103,7 @@ def _by_entry(entries: Sequence[Entry]) -> dict[Key, _Held]:
     for entry in entries:
         one = held.setdefault((entry.pod, entry.container), _Held())
         one.ids[entry.resource] = entry.ids
-        if entry.resource == CORE:
+        if entry.resource in CARRIERS:
             one.annotation = entry.annotation
     return held
 
@@ -116,7 +115,7 @@ def _by_listing(
     for (namespace, name), containers in listing.items():
         live = [f.pod for f in local.get(f"{namespace}/{name}", ()) if not f.tombstone]
         for listed in containers:
-            ids = {r: devices for r, devices in listed.ids.items() if r in (CORE, MEMORY) and devices}
+            ids = {r: devices for r, devices in listed.ids.items() if r in RESOURCES and devices}
             if live and ids:
                 held[live[0].uid, listed.container] = _Held(ids)
     return held
@@ -147,7 +146,7 @@ def _grant(
         shares, directory = shares_by_record(record, node) if record else (), ""
         shares = shares or shares_by_annotation(pod, key[1], truth.ids, node)
     else:
-        shares, directory = _from_ids(cores, memory, node), ""
+        shares, directory = _from_ids(cores, memory, truth.ids.get(NVIDIA, frozenset()), node), ""
     if not shares:
         log.warning(
             "ids of no card of this node", pod=key[0], container=key[1], cores=len(cores), memory=len(memory)
@@ -164,9 +163,11 @@ def _grant(
     return Grant(allocation, directory, ids=truth.ids)
 
 
-def _from_ids(cores: frozenset[str], memory: frozenset[str], node: Node) -> tuple[Share, ...]:
+def _from_ids(
+    cores: frozenset[str], memory: frozenset[str], lent: frozenset[str], node: Node
+) -> tuple[Share, ...]:
     """Cards and amounts as the ids say them; the ids carry their card."""
-    counts: dict[CardUuid, Amount] = {}
+    counts = {card: Amount(CORES_PER_CARD, 0) for card in node.ids.cards_of(NVIDIA, lent)}
     for device in cores:
         if card := node.ids.card_of[CORE].get(device):
             counts[card] = counts.get(card, Amount(0, 0)) + Amount(1, 0)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import RESOURCES
 from gpu_manager.domain.pod import MIRROR, ContainerKind, Pod, PodUid
 from gpu_manager.ports import Entry, Pods
 from gpu_manager.services.allocator import Allocator
@@ -85,7 +85,7 @@ def _lacking(pod: Pod, holders: Collection[tuple[PodUid, str, str]]) -> tuple[st
             (c.name, resource)
             for c in pod.containers
             if c.kind is not ContainerKind.INIT
-            for resource in (CORE, MEMORY)
+            for resource in RESOURCES
             if c.wants(resource) and (pod.uid, c.name, resource) not in holders
         ),
         None,

@@ -16,7 +16,7 @@ import structlog
 
 from gpu_manager.domain import rules
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, RESOURCES
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.identity import Candidate
 from gpu_manager.domain.ledger import Allocation, Share
@@ -99,7 +99,7 @@ class Unnamed:
             self._meant = {k: v for k, v in self._meant.items() if v != grant.key}
             books.release(*grant.key)
             self._planner.drop_plan(pod.uid)
-            if CORE not in grant.ids:  # the card is open still
+            if not any(r in grant.ids for r in CARRIERS):  # the card is open still
                 allocation = self._planner.allocation_of(pod, container)
             else:
                 order = next(n for n, c in enumerate(pod.containers) if c.name == container.name)
@@ -107,7 +107,7 @@ class Unnamed:
                 allocation = Allocation(
                     pod.uid, container.name, container.kind, order, shares, pod.namespace, pod.name
                 )
-            ids = {r: listed[r] for r in (CORE, MEMORY) if listed.get(r)}
+            ids = {r: listed[r] for r in RESOURCES if listed.get(r)}
             books.put(Grant(allocation, grant.directory, rules.ceiling_of(pod) or 0, ids))
             log.info("pod identified", pod=pod.key, container=container.name, directory=grant.directory)
 
@@ -135,6 +135,8 @@ class Unnamed:
         base: Grant | None,
         planned: tuple[CardUuid, ...],
     ) -> Grant:
+        if resource == NVIDIA:
+            return self._lent(ids)
         wanted = {r: likely.container.wants(r) if likely else 0 for r in (CORE, MEMORY)}
         wanted |= {r: len(held) for r, held in (base.ids if base else {}).items()} | {resource: len(ids)}
         whole = wanted[CORE] >= CORES_PER_CARD
@@ -151,6 +153,20 @@ class Unnamed:
         directory = base.directory if base else secrets.token_hex(16)
         allocation = Allocation(PodUid(UNIDENTIFIED + directory), resource, ContainerKind.APP, 0, shares)
         return Grant(allocation, directory, ids={**(base.ids if base else {}), resource: ids})
+
+    def _lent(self, ids: frozenset[str]) -> Grant:
+        """Whole cards under another vendor's name: its users read the card in the id, no other will do."""
+        node = self._planner.node
+        named = node.ids.cards_of(NVIDIA, ids)
+        request = PodRequest(
+            PodUid(""),
+            (ContainerRequest("", ContainerKind.APP, 0, Request(CORES_PER_CARD * len(named), 0)),),
+            uuids=named,
+        )
+        shares = place(request, node.cards, node.topology, self._planner.books.ledger)[""]
+        directory = secrets.token_hex(16)
+        allocation = Allocation(PodUid(UNIDENTIFIED + directory), NVIDIA, ContainerKind.APP, 0, shares)
+        return Grant(allocation, directory, ids={NVIDIA: ids})
 
     @property
     def _unit(self) -> int:

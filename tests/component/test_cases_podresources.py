@@ -19,7 +19,7 @@ import pytest
 
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.kubelet.client import unix_target
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, MEMORY, RESOURCES
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.ids import DeviceIds
 from gpu_manager.domain.pod import parse_pod
@@ -334,7 +334,7 @@ def test_nodes_without_cards_offer_nothing_and_say_so(tmp_path: Path) -> None:
     try:
         assert rig.plugin.registered.wait(10)
         rig.until(lambda: rig.kubelet.capacity().get(CORE, 0) == 0)
-        assert Node.of(NODE, DEFAULT_UNIT, (), Topology(())).ids.of_card == {CORE: {}, MEMORY: {}}
+        assert Node.of(NODE, DEFAULT_UNIT, (), Topology(())).ids.of_card == {r: {} for r in RESOURCES}
         assert not rig.admit(pod("one", container("c", 30, 4))).ids
     finally:
         rig.stop_agent()

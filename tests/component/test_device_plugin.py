@@ -21,7 +21,7 @@ from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.sandbox.kubelet import NumaPolicy
 from gpu_manager.servers.device_plugin import SOCKETS, devices_of, options_of
-from gpu_manager.services.planner import Node
+from gpu_manager.services.planner import Node, Offer
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import cards
 
@@ -171,7 +171,7 @@ def test_case_17_both_resources_of_a_card_name_the_same_numa_node_or_none() -> N
     )
     node = Node.of("n", DEFAULT_UNIT, states, Topology.uniform(2, Link(LinkKind.SYS)))
     for resource in (CORE, MEMORY):
-        devices = devices_of(resource, node)
+        devices = devices_of(resource, Offer(node))
         by_card = {d.ID.split("-")[0]: [n.ID for n in d.topology.nodes] for d in devices}
         assert sorted(by_card.values()) == [[], [1]]
         assert all(d.HasField("topology") == (d.ID.split("-")[0] == "00000000") for d in devices)

@@ -13,14 +13,14 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.old_checkpoint import read_old_checkpoint
 from gpu_manager.domain.card import CardState
-from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, Assignment, encode_assignment
+from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports import Clock, Limit
 from gpu_manager.sandbox.kubelet import AdmissionResult, StandInKubelet
-from gpu_manager.servers.device_plugin import DevicePlugin
+from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.association import Association
 from gpu_manager.services.books import Books
@@ -87,6 +87,7 @@ class NodeRig:
         seed: int = 0,
         clock: Clock | None = None,
         evict: bool = True,
+        lending: bool = False,
         **kubelet: Any,
     ) -> None:
         self.states = tuple(states if states is not None else cards())
@@ -98,6 +99,7 @@ class NodeRig:
         self.injector = FakeInjector()
         self.tally = Tally()
         self.evict = evict
+        self.lending = lending  # whole cards as nvidia.com/gpu too
         self.old_checkpoint = directory / "old"
         self._thread: threading.Thread | None = None
 
@@ -112,7 +114,11 @@ class NodeRig:
 
     def start_agent(self, *, wait: bool = True) -> None:
         node = Node.of(NODE, DEFAULT_UNIT, self.states, self.topology)
-        self.client = KubeletClient(self.kubelet.device_plugins, self.kubelet.pod_resources)
+        self.client = KubeletClient(
+            self.kubelet.device_plugins,
+            self.kubelet.pod_resources,
+            resources=LENDING if self.lending else SOCKETS,
+        )
         entries = self.client.checkpoint()
         listing = None
         if entries is None:
@@ -148,7 +154,15 @@ class NodeRig:
             Stranded(self.allocator, self.pods, self.tally, evict=self.evict),
         )
         self.stop = threading.Event()
-        self.plugin = DevicePlugin(self.kubelet.device_plugins, self.allocator, proof, self.tally, self.stop)
+        self.plugin = DevicePlugin(
+            self.kubelet.device_plugins,
+            self.allocator,
+            proof,
+            self.tally,
+            self.stop,
+            lending=self.lending,
+        )
+        self.allocator.changed = self.plugin.announce
         self._thread = threading.Thread(target=self.plugin.run, name="plugin", daemon=True)
         self._thread.start()
         if wait:
@@ -156,11 +170,13 @@ class NodeRig:
 
     def await_registered(self) -> None:
         assert self.plugin.registered.wait(10), "the plugin did not register"
-        wanted = 100 * sum(s.healthy for s in self.states)
+        lent = self.allocator.offer.lent
+        wanted = 100 * sum(s.healthy and s.card.uuid not in lent for s in self.states)
         self.until(
             lambda: (
                 self.kubelet.allocatable().get(CORE) == wanted
-                and self.kubelet.allocatable().get(MEMORY, 0) > 0
+                and (self.kubelet.allocatable().get(MEMORY, 0) > 0 or not wanted)
+                and (NVIDIA in self.kubelet.capacity() or not self.lending)
             )
         )
         self.kubelet.publish_node()
@@ -185,8 +201,13 @@ class NodeRig:
         raise AssertionError("it did not come to pass")
 
     def admit(self, obj: dict[str, Any], *, watched: bool = True) -> AdmissionResult:
-        self.pods.bind(parse_pod(obj), watched=watched)
+        self.pods.bind(self.parsed(obj), watched=watched)
         return self.kubelet.admit(obj)
+
+    def parsed(self, obj: dict[str, Any]) -> Pod:
+        """As our adapter shows it."""
+        found = parse_pod(obj).as_on_node()
+        return found.with_lent_cards() if self.lending else found
 
     def start(self, obj: dict[str, Any]) -> None:
         """Start every asking container of an admitted pod."""

@@ -23,6 +23,7 @@ from gpu_manager.domain.contract import (
     GPU_MODEL,
     GPU_UUID,
     MEMORY,
+    NVIDIA,
     PLACEMENT,
     PREDICATE_NODE,
     PRELOAD,
@@ -113,10 +114,10 @@ quantities = st.sampled_from(
     ["0", "1", "4", "5", "30", "60", "99", "100", "150", "200", "300", "-1", "0.5", "99.5", "1500m", "1e25"]
 )
 containers = st.builds(
-    lambda core, memory, requests, privileged, sidecar: container(
+    lambda core, memory, gpus, requests, privileged, sidecar: container(
         "c",
         resources={
-            "limits": {k: v for k, v in ((CORE, core), (MEMORY, memory)) if v is not None},
+            "limits": {k: v for k, v in ((CORE, core), (MEMORY, memory), (NVIDIA, gpus)) if v is not None},
             **({"requests": requests} if requests is not None else {}),
         },
         **({"securityContext": {"privileged": True}} if privileged else {}),
@@ -124,6 +125,7 @@ containers = st.builds(
     ),
     st.none() | quantities,
     st.none() | quantities,
+    st.none() | st.sampled_from(["0", "1", "2"]),
     st.none() | st.dictionaries(st.sampled_from([CORE, MEMORY, "cpu"]), quantities, max_size=2),
     st.booleans(),
     st.booleans(),

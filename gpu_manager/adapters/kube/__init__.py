@@ -35,6 +35,7 @@ class Kube:
         token_file: the token shown to the kubelet.
         pause: between attempts, for tests.
         tombstone_seconds: how long a deleted pod is remembered.
+        lending: whole cards go by NVIDIA's resource name too.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Kube:
         token_file: Path = SERVICE_ACCOUNT / "token",
         pause: Pause | None = None,
         tombstone_seconds: float = 120.0,
+        lending: bool = False,
     ) -> None:
         self._connection = connection
         self._outbox = Outbox(clock, pause)
@@ -60,6 +62,7 @@ class Kube:
             kubelet=kubelet,
             pause=pause,
             tombstone_seconds=tombstone_seconds,
+            lending=lending,
         )
         self.node = KubeNode(connection, node, clock=clock, outbox=self._outbox, pause=pause)
 

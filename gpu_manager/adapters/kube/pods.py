@@ -37,7 +37,9 @@ class KubePods:
         kubelet: KubeletPods | None = None,
         pause: Pause | None = None,
         tombstone_seconds: float = TOMBSTONE_SECONDS,
+        lending: bool = False,
     ) -> None:
+        self._lending = lending
         self._connection = connection
         self._node = node
         self._clock = clock
@@ -91,6 +93,7 @@ class KubePods:
         """
         listed = self._kubelet.pods() if self._kubelet is not None else None
         if listed is not None:
+            listed = [self._here(pod) for pod in listed]
             self._cache.remember(listed)
             same = [pod for pod in listed if (pod.namespace, pod.name) == (namespace, name)]
             if same:
@@ -103,7 +106,7 @@ class KubePods:
                 return None
             raise
         try:
-            pod = parse_pod(obj).as_on_node()
+            pod = self._here(parse_pod(obj))
         except RequestInvalid as error:
             raise Unreachable(f"cannot {what}: {error}") from error
         if pod.node == self._node:
@@ -137,12 +140,12 @@ class KubePods:
         return replace(pod, uid=pod.api_uid)
 
     def _replaced(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        pods = [pod for pod in map(_read, objects) if pod is not None]
+        pods = [pod for pod in map(self._read, objects) if pod is not None]
         for found in self._cache.replace(pods):
             self._announce(found)
 
     def _changed(self, obj: Mapping[str, Any], gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
-        pod = _read(obj)
+        pod = self._read(obj)
         if pod is not None:
             self._announce(self._cache.remove(pod) if gone else self._cache.put(pod))
 
@@ -153,10 +156,14 @@ class KubePods:
             except Exception:  # noqa: BLE001 - a run loop: one listener's fault is not the others'
                 _log.exception("listener_failed", pod=found.pod.key)
 
+    def _read(self, obj: Mapping[str, Any]) -> Pod | None:
+        try:
+            return self._here(parse_pod(obj))
+        except RequestInvalid as error:
+            _log.warning("pod_unreadable", reason=str(error))
+            return None
 
-def _read(obj: Mapping[str, Any]) -> Pod | None:
-    try:
-        return parse_pod(obj).as_on_node()
-    except RequestInvalid as error:
-        _log.warning("pod_unreadable", reason=str(error))
-        return None
+    def _here(self, pod: Pod) -> Pod:
+        """The pod as this node takes it."""
+        pod = pod.as_on_node()
+        return pod.with_lent_cards() if self._lending else pod

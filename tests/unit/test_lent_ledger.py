@@ -1,0 +1,108 @@
+"""One ledger under two names: whatever comes in whatever order, a card that is lent whole is nobody else's."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
+from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.resources import DEFAULT_UNIT
+from gpu_manager.domain.topology import Link, LinkKind, Topology
+from gpu_manager.services.books import Books, Grant, decode
+from gpu_manager.services.planner import Node, Planner
+from gpu_manager.services.tally import Tally
+from tests.fakes.node import NODE, container, pod
+from tests.fakes.ports import cards
+
+STATES = cards(4)
+NODE_NOW = Node.of(NODE, DEFAULT_UNIT, STATES, Topology.uniform(4, Link(LinkKind.SYS)))
+
+
+class BothNames(RuleBasedStateMachine):
+    """Pods are planned, granted container by container, released; the books are written and read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.planner = Planner(NODE_NOW, Books((s.card for s in STATES), DEFAULT_UNIT), Tally())
+        self.pods: dict[str, Pod] = {}
+
+    @rule(cores=st.sampled_from((1, 30, 50, 99, 100, 200)), units=st.integers(1, 64))
+    def a_pod_of_ours_comes(self, cores: int, units: int) -> None:
+        self._comes(pod("p", container("a", cores, units if cores < 100 else 0), container("b", 10, 4)))
+
+    @rule(counts=st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    def a_pod_of_nvidias_comes(self, counts: list[int]) -> None:
+        limits = [{"name": f"c{n}", "resources": {"limits": {NVIDIA: k}}} for n, k in enumerate(counts)]
+        self._comes(pod("p", *limits))
+
+    def _comes(self, obj: dict[str, object]) -> None:
+        new = parse_pod(obj).with_lent_cards()
+        try:
+            self.planner.plan(new, free_choice=True)
+            self.pods[new.uid] = new
+        except DoesNotFit:
+            assert not self.planner.books.ledger.of_pod(new.uid), "all or nothing"
+
+    @rule(data=st.data())
+    def a_container_is_granted(self, data: st.DataObject) -> None:
+        if self.pods:
+            one = self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
+            books = self.planner.books
+            waiting = [a for a in books.ledger.of_pod(one.uid).values() if not a.granted]
+            if waiting:
+                allocation = waiting[0]
+                asking = one.container(allocation.container)
+                assert asking is not None
+                resources = (NVIDIA,) if asking.lent else (CORE, MEMORY)
+                ids = {
+                    r: frozenset(self.planner.pick(r, allocation.cards, _free(books, r), (), asking.wants(r)))
+                    for r in resources
+                }
+                assert {r: len(found) for r, found in ids.items()} == {r: asking.wants(r) for r in resources}
+                books.put(Grant(allocation, f"dir-{one.uid}-{asking.name}", ids=ids))
+
+    @rule(data=st.data())
+    def a_pod_goes(self, data: st.DataObject) -> None:
+        if self.pods:
+            uid = data.draw(st.sampled_from(sorted(self.pods)))
+            self.planner.books.release(self.pods.pop(uid).uid)
+
+    @rule()
+    def the_agent_restarts(self) -> None:
+        grants, planned = decode(self.planner.books.encode())
+        books = Books((s.card for s in STATES), DEFAULT_UNIT, grants)
+        books.plan(planned)
+        self.planner = Planner(NODE_NOW, books, Tally())
+
+    @invariant()
+    def no_card_is_promised_twice(self) -> None:
+        books, offer = self.planner.books, self.planner.offer()
+        assert not offer.lent & offer.busy
+        for state in STATES:
+            uuid = state.card.uuid
+            free = books.ledger.free(uuid)
+            assert free.cores >= 0
+            assert free.memory >= 0
+            holders = {a.pod for a in books.ledger.holders(uuid)}
+            if uuid in offer.lent:
+                assert len(holders) == 1
+                assert books.ledger.booked(uuid) == state.card.capacity(DEFAULT_UNIT)
+                assert not offer.healthy(CORE, state)
+                assert not offer.healthy(MEMORY, state)
+            if uuid in offer.busy:
+                assert not offer.healthy(NVIDIA, state)
+            if not holders:
+                assert offer.healthy(CORE, state)
+                assert offer.healthy(NVIDIA, state)
+
+
+def _free(books: Books, resource: str) -> list[str]:
+    every = [d for ids in NODE_NOW.ids.of_card[resource].values() for d in ids]
+    return [d for d in every if d not in books.taken(every)]
+
+
+TestBothNames = BothNames.TestCase
+TestBothNames.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
