@@ -101,7 +101,7 @@ def test_an_options_value_that_is_garbage(
         "topology": [str(matrix), "--pick", "1"],
         "uncordon": ["GPU-x"],
     }
-    refused(program, [name, *needed.get(name, []), option, f"gar:bage{CONTROL}"], capsys)
+    refused(program, [name, *needed.get(name, []), option, f"non:sense{CONTROL}"], capsys)
 
 
 def test_the_table_of_free_options_names_only_options_that_exist() -> None:
@@ -109,7 +109,7 @@ def test_the_table_of_free_options_names_only_options_that_exist() -> None:
 
 
 FILES = [(NODE, ["check"]), (KUBECTL, ["check"]), (KUBECTL, ["explain"]), (NODE, ["topology", "--pick", "1"])]
-FILES += [(NODE, ["sandbox", "--apply"])]
+FILES += [(NODE, ["sandbox", "--apply"]), (KUBECTL, ["migrate"])]
 
 
 @pytest.mark.parametrize(("program", "words"), FILES, ids=[f"{p.name} {w[0]}" for p, w in FILES])
