@@ -82,7 +82,7 @@ def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any
         "type": panel.kind,
         "datasource": SOURCE,
         "gridPos": dict(place),
-        "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
         "options": _options(panel),
         "targets": targets,
         **({"transformations": _table(panel)} if is_table else {}),
@@ -122,18 +122,33 @@ def _options(panel: Panel) -> dict[str, Any]:
 
 
 def _table(panel: Panel) -> list[dict[str, Any]]:
-    """Join the queries by their labels, and give the columns names."""
+    """Keep the columns that are shown, join the queries by their labels, give the columns names.
+
+    In this order: rows join only where all columns they share are equal, and metrics' names never are.
+    """
     values = {f"Value #{chr(ord('A') + i)}": legend for i, legend in enumerate(panel.queries)}
     if len(values) == 1:
         values = {"Value": next(iter(panel.queries))}
     shown = {**panel.columns, **values}
     return [
-        {"id": "merge", "options": {}},
         {"id": "filterFieldsByName", "options": {"include": {"names": list(shown)}}},
+        {"id": "merge", "options": {}},
         {
             "id": "organize",
             "options": {"renameByName": shown, "indexByName": {name: i for i, name in enumerate(shown)}},
         },
+    ]
+
+
+def _overrides(panel: Panel) -> list[dict[str, Any]]:
+    """Bytes are shown as such in a table that has other figures too."""
+    return [
+        {
+            "matcher": {"id": "byName", "options": legend},
+            "properties": [{"id": "unit", "value": "bytes"}],
+        }
+        for legend in panel.queries
+        if panel.kind == "table" and "memory" in legend
     ]
 
 

@@ -219,13 +219,23 @@ def ask(webhook: int, extender: int) -> None:
 
 
 def queries() -> Iterator[tuple[str, str]]:
+    for where, text, _ in targets():
+        yield where, text
+
+
+def targets() -> Iterator[tuple[str, str, set[str]]]:
+    """Every query with where it stands, and the labels that its legend or its table's columns name."""
     for name, board in BOARDS.items():
         for panel in board["panels"]:
+            columns = next((t for t in panel.get("transformations", ()) if t["id"] == "organize"), None)
+            renamed = columns["options"]["renameByName"] if columns else {}
             for target in panel["targets"]:
                 text = target["expr"]
                 for variable, value in VARIABLES.items():
                     text = text.replace(variable, value)
-                yield f"{name}: {panel['title']}", text
+                labels = {label for label in renamed if not label.startswith("Value")}
+                labels |= set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+                yield f"{name}: {panel['title']}", text, labels
 
 
 def rules() -> Iterator[tuple[str, str]]:
@@ -241,6 +251,16 @@ def empty(prometheus: Prometheus, asked: Iterator[tuple[str, str]]) -> list[str]
 @needs_prometheus
 def test_every_query_of_every_panel_returns_data(seen: Seen) -> None:
     until(lambda: not empty(seen.prometheus, queries()), 20)
+
+
+@needs_prometheus
+def test_every_label_that_a_legend_or_a_column_names_is_there(seen: Seen) -> None:
+    until(lambda: not empty(seen.prometheus, queries()), 20)
+    for where, text, labels in targets():
+        for series in seen.prometheus.query(text):
+            assert labels <= set(series["metric"]) | {"rule"}, (
+                f"{where}: {text}"
+            )  # a refusal may have no rule
 
 
 @needs_prometheus
