@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from admission.app import compose
+from admission.config import ExtenderDoor, LeaderMode, Leadership, OwnCertificates, Settings
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Kube, connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods
 from gpu_manager.adapters.kube.cordon import cordon
-from gpu_manager.adapters.kube.leases import KubeLease
-from gpu_manager.adapters.kube.reflector import Reflector
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.agent import Agent
 from gpu_manager.config import Config
@@ -145,21 +145,40 @@ def test_the_agent_uses_what_it_is_given_and_needs_no_more(world: World) -> None
 
 
 def test_admission_uses_what_it_is_given_and_needs_no_more(world: World) -> None:
-    connection = world.connection("admission")
-    watches = [
-        Reflector(connection, name, path, "", replaced=lambda _all: None, changed=lambda _one, _gone: None)
-        for name, path in (
-            ("pods", "/api/v1/pods"),
-            ("nodes", "/api/v1/nodes"),
-            ("quota", "/api/v1/namespaces/kube-system/configmaps"),
+    for kind in ("Mutating", "Validating"):
+        world.api.create(next(o for o in objects("defaults") if o["kind"] == f"{kind}WebhookConfiguration"))
+    me = world.pod("gpu-quota-admission-x")
+    program = compose(
+        Settings(
+            kubeconfig=world.api.kubeconfig(world.directory / "admission", "admission"),
+            address="127.0.0.1",
+            port=0,
+            extender=ExtenderDoor(port=0),
+            own_certificates=OwnCertificates(settle_seconds=0.0),
+            leadership=Leadership(mode=LeaderMode.LEASE, pod=me["metadata"]["name"]),
+            drain_seconds=0.0,
         )
-    ]
+    )
+    program.start()
+    try:
+        until(lambda: all(program.ready().values()))
+        until(
+            lambda: world.seen(
+                ADMISSION.name, Right("create", "coordination.k8s.io", "leases", "kube-system")
+            )
+        )
+        until(
+            lambda: world.seen(
+                ADMISSION.name, Right("update", "coordination.k8s.io", "leases", "kube-system")
+            )
+        )
+    finally:
+        program.stop()
+    # What it does when somebody asks, or rarely.
+    connection = world.connection("admission")
     pods = ClusterPods(connection, world.clock, component="gpu-quota-admission", host="test")
     pods.start()
     try:
-        for watch in watches:
-            watch.start()
-        assert all(watch.wait(5) for watch in watches)
         pod = parse_pod(world.pod("new", node=None))
         assert pods.fetch("default", "new") is not None
         pods.event(pod, "Told", "once")
@@ -170,37 +189,19 @@ def test_admission_uses_what_it_is_given_and_needs_no_more(world: World) -> None
         pods.label("default", "new", LEADER_LABEL, "true")
         until(lambda: world.seen(ADMISSION.name, Right("patch", "", "pods")))
         assert pods.bind(pod, NODE, {}, 5.0) == ""
-        lease = KubeLease(connection, world.clock, "kube-system", "gpu-quota-admission")
-        lease.read()
-        assert lease.write("me", 10.0, 0)
-        lease.read()
-        assert lease.write("me", 10.0, 0)
         reviews = KubeReviews(connection)
         who = reviews.who("agent")
         assert who is not None
         reviews.may_read_pods(who, "default")
-        for kind in ("Mutating", "Validating"):
-            hook = next(o for o in objects("defaults") if o["kind"] == f"{kind}WebhookConfiguration")
-            world.api.create(hook)
         certificates = KubeCertificates(
             connection, "kube-system", "gpu-quota-admission-certs", ("gpu-quota-admission",)
         )
-        assert certificates.load() is None
-        assert certificates.save({"tls.crt": b"x"}, None)
         found = certificates.load()
         assert found is not None
         assert certificates.save({"tls.crt": b"y"}, found[1])
         for name, version, bundles in certificates.anchors():
             assert certificates.anchor(name, version, dict.fromkeys(bundles, b"ca"))
-        until(
-            lambda: all(
-                world.seen(ADMISSION.name, Right("watch", "", resource, namespace))
-                for resource, namespace in (("pods", ""), ("nodes", ""), ("configmaps", "kube-system"))
-            )
-        )
     finally:
-        for watch in watches:
-            watch.close()
         pods.close()
         connection.close()
     judged(world, ADMISSION.name, set())
