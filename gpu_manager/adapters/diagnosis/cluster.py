@@ -12,7 +12,7 @@ from cryptography import x509
 
 from gpu_manager.adapters.kube import Connection, Refused
 from gpu_manager.adapters.kube.reading import DAEMONSET, list_all
-from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, decode_inventory
+from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, NVIDIA, decode_inventory
 from gpu_manager.domain.doctor.facts import (
     AgentPods,
     ClusterFacts,
@@ -21,7 +21,6 @@ from gpu_manager.domain.doctor.facts import (
     SchedulerFacts,
     Webhook,
 )
-from gpu_manager.domain.doctor.kubelet import FOREIGN_GPU
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import parse_quantity
@@ -180,7 +179,7 @@ def _node(obj: Mapping[str, Any]) -> NodeFacts:
     written = _map(meta.get("annotations")).get(INVENTORY)
     inventory = decode_inventory(written if isinstance(written, str) else None)
     labels, allocatable = _texts(meta.get("labels")), _map(status.get("allocatable"))
-    gpu = _count(allocatable.get(FOREIGN_GPU)) or 0
+    gpu = _count(allocatable.get(NVIDIA)) or 0
     hints = [f"label {key}" for key in _HINTS if labels.get(key) == "true"]
     return NodeFacts(
         name=_text(meta.get("name")),
@@ -188,7 +187,7 @@ def _node(obj: Mapping[str, Any]) -> NodeFacts:
         core=_count(allocatable.get(CORE)),
         memory=_count(allocatable.get(MEMORY)),
         gpu=gpu,
-        hinted=next(iter([*hints, f"{gpu} {FOREIGN_GPU}"] if gpu else hints), ""),
+        hinted=next(iter([*hints, f"{gpu} {NVIDIA}"] if gpu else hints), ""),
         labels=labels,
         runtime=_text(_map(status.get("nodeInfo")).get("containerRuntimeVersion")),
         inventory_unreadable=written is not None and inventory is None,

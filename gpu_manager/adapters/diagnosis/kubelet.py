@@ -14,9 +14,8 @@ from gpu_manager.adapters.diagnosis.runtime import cgroup_version
 from gpu_manager.adapters.driver_files.host import Host
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES
 from gpu_manager.adapters.manifests import read_manifests
-from gpu_manager.domain.contract import CORE_SOCKET, MEMORY_SOCKET
+from gpu_manager.domain.contract import CORE_SOCKET, MEMORY_SOCKET, NVIDIA_SOCKET
 from gpu_manager.domain.doctor.facts import KubeletFacts
-from gpu_manager.domain.doctor.kubelet import LENT_SOCKET
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import parse_pod
 
@@ -38,7 +37,7 @@ def gather_kubelet(host: Host, directory: str, *, sysfs: Path = Path("/sys")) ->
         pod_resources=host.exists(f"{directory}/pod-resources/kubelet.sock"),
         registered=_registered(host.read(f"{plugins}/{FILE_NAME}", MAX_BYTES)),
         own_sockets=frozenset(
-            n for n in (CORE_SOCKET, MEMORY_SOCKET, LENT_SOCKET) if host.exists(f"{plugins}/{n}")
+            n for n in (CORE_SOCKET, MEMORY_SOCKET, NVIDIA_SOCKET) if host.exists(f"{plugins}/{n}")
         ),
         cgroup_driver=driver if config else None,
         fail_cgroup_v1=fail if isinstance(fail, bool) else None,

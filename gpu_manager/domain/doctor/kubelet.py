@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_manager.domain.contract import CORE, CORE_SOCKET, MEMORY, MEMORY_SOCKET
+from gpu_manager.domain.contract import CORE, CORE_SOCKET, MEMORY, MEMORY_SOCKET, NVIDIA, NVIDIA_SOCKET
 from gpu_manager.domain.doctor.check import Check, Severity, Unseen
 from gpu_manager.domain.doctor.facts import KubeletFacts, RuntimeFacts
-
-FOREIGN_GPU: Final = "nvidia.com/gpu"
-LENT_SOCKET: Final = "vnvidia.sock"  # the agent's own, where it offers whole cards by that name too
 
 
 def _cgroup_v1(kubelet: KubeletFacts, _: float) -> Iterator[str]:
@@ -49,9 +46,9 @@ def _not_registered(kubelet: KubeletFacts, _: float) -> Iterator[str]:
 def _two_plugins(kubelet: KubeletFacts, _: float) -> Iterator[str]:
     if kubelet.registered is None:
         raise Unseen("the kubelet's checkpoint cannot be read: run as root")
-    ours = LENT_SOCKET in kubelet.own_sockets
-    if CORE in kubelet.registered and FOREIGN_GPU in kubelet.registered and not ours:
-        yield f"the kubelet gives both {CORE} and {FOREIGN_GPU} of the same cards"
+    ours = NVIDIA_SOCKET in kubelet.own_sockets
+    if CORE in kubelet.registered and NVIDIA in kubelet.registered and not ours:
+        yield f"the kubelet gives both {CORE} and {NVIDIA} of the same cards"
 
 
 def _agent_silent(kubelet: KubeletFacts, _: float) -> Iterator[str]:
