@@ -1,16 +1,17 @@
-"""``gpu-manager reference metrics|annotations|flags|doctor``: pages of the documentation, from the code.
+"""``gpu-manager reference PAGE``: pages of the documentation, from the code itself.
 
 ``docs/reference`` (and ``docs/doctor.md``) hold what this prints; a test keeps the two equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
+from gpu_manager.cli.program import Program, load
 from gpu_manager.cli.report import page as doctor_page
 from gpu_manager.domain import contract as c
 
@@ -22,6 +23,7 @@ class Page(Enum):
     ANNOTATIONS = "annotations"
     FLAGS = "flags"
     DOCTOR = "doctor"
+    COMMANDS = "commands"
 
 
 def command(page: Annotated[Page, typer.Argument(help="Which page.")]) -> None:
@@ -33,6 +35,8 @@ def text_of(page: Page) -> str:
     """The page as it stands in docs."""
     if page is Page.METRICS:
         return _metrics()
+    if page is Page.COMMANDS:
+        return _commands()
     if page is Page.DOCTOR:
         return doctor_page()
     return _names() if page is Page.ANNOTATIONS else _flags()
@@ -177,9 +181,43 @@ def _flags() -> str:
     )
 
 
+def _commands() -> str:
+    """Every command of both programs with its options, but those of ``run``, whose page is its own."""
+    from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL  # noqa: PLC0415  # these name this module
+    from gpu_manager.cli.main import PROGRAM as NODE  # noqa: PLC0415  # same
+
+    return _page(
+        "Commands",
+        Page.COMMANDS,
+        "Exit code of every command: 0 good, 1 it found trouble (or the answer is no), 2 bad input.",
+        *(part for program in (NODE, KUBECTL) for part in _program(program)),
+    )
+
+
+def _program(program: Program) -> Iterator[str]:
+    yield f"## `{program.name}`"
+    yield program.what
+    for name, (module, summary) in program.commands.items():
+        params = load(name, module).params
+        words = " ".join(_usage(p) for p in params if p.param_type_name == "argument")
+        yield f"### `{f'{program.name} {name} {words}'.strip()}`"
+        yield summary
+        options = [p for p in params if p.param_type_name == "option" and p.name != "help"]
+        if name == "run":
+            yield "Its options: [flags](flags.md)."
+        elif options:
+            yield _table(("flag", "default", "environment", "meaning"), map(_option, options))
+
+
+def _usage(argument: Any) -> str:
+    text = str(argument.metavar or argument.name.upper())
+    return text if argument.required or text.startswith("[") else f"[{text}]"
+
+
 def _option(option: Any) -> tuple[str, ...]:
     name = ", ".join(f"`{text}`" for text in (*option.opts, *option.secondary_opts))
-    default = "" if option.default is None else str(option.default)
+    default = option.default.value if isinstance(option.default, Enum) else option.default
+    default = "" if default is None else str(default)
     if option.is_flag:
         default = default.lower()
     return (
