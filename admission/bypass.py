@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,10 +78,14 @@ class Bypasses:
             for uid in self._known.keys() - set(uids):
                 del self._known[uid]
 
+    def findings(self) -> Sequence[Finding]:
+        """Those who are there now."""
+        with self._lock:
+            return [finding for finding in self._known.values() if finding is not None]
+
     def counts(self) -> Mapping[str, int]:
         """How many there are now, by reason."""
-        with self._lock:
-            found = Counter(f.reason for f in self._known.values() if f is not None)
+        found = Counter(finding.reason for finding in self.findings())
         return {reason: found[reason] for reason in REASONS}
 
     def _judge(self, occupant: Occupant) -> Finding | None:

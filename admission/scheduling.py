@@ -274,6 +274,8 @@ class Scheduling:
             self._outside.writer.label(self._settings.namespace, leadership.pod, LEADER_LABEL, value)
         if leads:
             self._requeue()  # what changed before, and the one before may not have come to
+            for finding in self._bypasses.findings():
+                self._outside.writer.event(finding.occupant.pod, BYPASSED, finding.text)
 
     def _requeue(self) -> None:
         """Touch the pods that wait and whose quota changed.

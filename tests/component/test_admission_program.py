@@ -347,18 +347,21 @@ def test_what_a_tenant_writes_on_its_running_pod_moves_no_booking(
 
 
 def test_who_gets_past_the_scheduler_is_named_once(api: StandInApi, serve: Callable[..., Service]) -> None:
+    create(api, "before", on="n1")
     service = serve()
-    until(lambda: service.figures()["vcuda_admission_leader", ()])
+    until(lambda: [e for e in api.list("events") if e["reason"] == "GPUBypassed"])
+    api.delete("pods", "before", grace=0)
     create(api, "direct", on="n1")
     create(api, "illegal", core=150, memory=None, on="n1")
     told = until(
-        lambda: len(found := [e for e in api.list("events") if e["reason"] == "GPUBypassed"]) > 1 and found
+        lambda: len(found := [e for e in api.list("events") if e["reason"] == "GPUBypassed"]) > 2 and found
     )
     texts = {e["involvedObject"]["name"]: e["message"] for e in told}
     assert "without a choice of cards" in texts["direct"]
     assert "use 1 to 100" in texts["illegal"]
     figures = service.figures()
     assert figures["vcuda_admission_bypassing_pods", ("no-binding",)] == 1
+    assert len(told) == 3
     assert figures["vcuda_admission_bypassing_pods", ("illegal",)] == 1
     assert figures["vcuda_admission_bypasses_total", ("illegal",)] == 1
     api.delete("pods", "direct", grace=0)
