@@ -17,7 +17,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.adapters.driver_files import DriverFiles, Host, Strategy, detect
+from gpu_manager.adapters.driver_files import DriverFiles, Host, Strategy, detect, find_nvml
 from gpu_manager.adapters.kube import Kube, connect
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.memory_backstop import CgroupBackstop, DriverLimits
@@ -277,7 +277,8 @@ def build_cards(config: Config) -> Cards:
     from gpu_manager.adapters.nvml import NvmlCards  # noqa: PLC0415  # as above
 
     policy = FaultPolicy(config.program_xids, config.card_xids, config.quiet_seconds)
-    return NvmlCards(policy=policy, library=config.nvml)
+    host = Host(config.host_root)
+    return NvmlCards(policy=policy, library=config.nvml or find_nvml(host, str(config.driver_root)))
 
 
 def build_driver_limits(config: Config) -> DriverLimits | None:
