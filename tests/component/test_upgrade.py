@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 
 from gpu_manager.adapters.old_checkpoint import FILE_NAME
-from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, MODEL_LABEL_GAIA, decode_assignment
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    CORE,
+    GPU_UUID,
+    MEMORY,
+    MODEL_LABEL_GAIA,
+    decode_assignment,
+)
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import GIB
 from gpu_manager.sandbox import orders
@@ -216,27 +223,56 @@ def test_new_pods_come_beside_them_and_never_on_top(upgraded: Upgraded) -> None:
     assert taken == [0, 1, 4, 7], "cards 2 and 3 are whole pods', 5 and 6 are shared"
 
 
-def test_the_old_quota_counts_what_runs_since_before_and_refuses_more(upgraded: Upgraded) -> None:
+@pytest.fixture(scope="module")
+def ports(upgraded: Upgraded) -> Iterator[tuple[int, int]]:
+    """Of admission, installed after the agent: for webhooks, for schedulers."""
+    with admission(upgraded.directory, upgraded.node.kubeconfig) as found:
+        yield found
+
+
+def refusal(extender: int, asks: dict[str, Any]) -> str:
+    """What the scheduler is told of the node; empty if the pod fits."""
+    asks["metadata"]["uid"] = f"u-{asks['metadata']['name']}"
+    question = json.dumps({"Pod": asks, "NodeNames": [NODE]}).encode()
+    url = f"http://127.0.0.1:{extender}/scheduler/filter"
+    request = urllib.request.Request(url, question, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        said = json.load(answer)
+    assert not said.get("Error"), said
+    return str({**(said["FailedNodes"] or {}), **(said["FailedAndUnresolvableNodes"] or {})}.get(NODE, ""))
+
+
+def test_the_scheduler_knows_on_which_card_they_are(upgraded: Upgraded, ports: tuple[int, int]) -> None:
+    def on_card_5(cores: int) -> str:
+        asks = new_pod(f"beside-{cores}", cores, 4)
+        asks["metadata"]["annotations"] = {GPU_UUID: upgraded.node.cards[5].uuid}
+        return refusal(ports[1], asks)
+
+    until(lambda: on_card_5(71))
+    assert on_card_5(70) == ""
+    assert "71 cores" in on_card_5(71)
+    assert "70" in on_card_5(71)
+
+
+def test_the_old_quota_counts_what_runs_since_before_and_refuses_more(
+    upgraded: Upgraded, ports: tuple[int, int]
+) -> None:
     node = upgraded.node.api.get("nodes", NODE) or {}
     assert "A100" in node["metadata"]["labels"][MODEL_LABEL_GAIA]
-    with admission(upgraded.directory, upgraded.node.kubeconfig) as (webhook, extender):
-        context = ssl._create_unverified_context()
+    webhook, extender = ports
+    context = ssl._create_unverified_context()
 
-        def used() -> float | None:
-            url = f"https://127.0.0.1:{webhook}/metrics"
-            with urllib.request.urlopen(url, timeout=10, context=context) as answer:
-                lines = answer.read().decode().splitlines()
-            start = 'vcuda_admission_quota_cards_used{model="A100",namespace="vision"} '
-            found = [line for line in lines if line.startswith(start)]
-            return float(found[0].removeprefix(start)) if found else None
+    def used() -> float | None:
+        url = f"https://127.0.0.1:{webhook}/metrics"
+        with urllib.request.urlopen(url, timeout=10, context=context) as answer:
+            lines = answer.read().decode().splitlines()
+        start = 'vcuda_admission_quota_cards_used{model="A100",namespace="vision"} '
+        found = [line for line in lines if line.startswith(start)]
+        return float(found[0].removeprefix(start)) if found else None
 
-        assert until(lambda: used() == pytest.approx(2.5)), "30 + 200 + 20 cores"
-        asks = new_pod("one-more", 100, 0)
-        asks["metadata"] |= {"namespace": "vision", "uid": "u-one-more"}
-        question = json.dumps({"Pod": asks, "NodeNames": [NODE]}).encode()
-        url = f"http://127.0.0.1:{extender}/scheduler/filter"
-        request = urllib.request.Request(url, question, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            said = json.load(answer)
-        why = {**said["FailedNodes"], **said["FailedAndUnresolvableNodes"]}.get(NODE)
-        assert (why or "").startswith('ExceedsGPUQuota: namespace "vision": 3 cards of A100, 2.5 used'), said
+    assert until(lambda: used() == pytest.approx(2.5)), "30 + 200 + 20 cores"
+    asks = new_pod("one-more", 80, 8)  # whole cards were refused at the node a moment ago
+    asks["metadata"]["namespace"] = "vision"
+    assert refusal(extender, asks).startswith(
+        'ExceedsGPUQuota: namespace "vision": 3 cards of A100, 2.5 used'
+    )
