@@ -13,6 +13,7 @@
  *   card.<i>.links   a row as `nvidia-smi topo -m` prints it: X NV18 SYS ...
  *   lost             index of a card that has fallen off the bus
  *   fail             name=code[@n][,...]: that call fails, always or only the nth time
+ *   trace            a file: look-ups, calls and tables asked for are appended to it, a line each
  *   callback         1: cuInit looks up symbols through dlsym while it runs
  */
 #ifndef STANDIN_CONFIG_H

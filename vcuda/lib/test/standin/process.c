@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "generated.h"
+#include "trace.h"
 
 struct process process = {.lock = PTHREAD_MUTEX_INITIALIZER, .progress = PTHREAD_COND_INITIALIZER};
 __thread bool standin_per_thread;
@@ -67,6 +68,7 @@ static bool works_before_init(const char *name) {
 }
 
 int standin_enter(const char *name) {
+    trace("call %s", name);
     int code = standin_injected(name);
     if (code)
         return code;
@@ -181,7 +183,7 @@ CUresult model_cuInit(unsigned int flags) {
     if (result == CUDA_SUCCESS && !process.ready) {
         __atomic_store_n(&process.ready, true, __ATOMIC_RELEASE);
         pthread_once(&failures_once, read_failures);
-        standin_gate = failures > 0;
+        standin_gate = failures > 0 || trace_wanted();
     }
     process_unlock();
     return result;

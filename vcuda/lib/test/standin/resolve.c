@@ -6,10 +6,12 @@
 
 #include "generated.h"
 #include "process.h"
+#include "trace.h"
 
 enum { FOUND = 0, NO_SUCH_NAME = 1, TOO_OLD = 2 };
 
 static CUresult resolve(const char *name, void **out, int version, uint64_t flags, int *status) {
+    trace("resolve %s %d %d", name ? name : "", version, (int)flags);
     if (status)
         *status = NO_SUCH_NAME;
     if (!name || !out || flags > 2)
