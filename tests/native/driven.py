@@ -149,10 +149,10 @@ class Container:
 
     def __init__(
         self, base: Path, memory: int | None = 1 << 30, *, cards: int = 1, version: str = "12.9",
-        sanitize: str = "", state: Path | None = None, **settings: object,
+        sanitize: str = "", state: Path | None = None, door: str = "front", **settings: object,
     ) -> None:  # fmt: skip
         self.root, self.state = base / "root", state or base / "state"
-        self.sanitize, self.settings = sanitize, settings
+        self.sanitize, self.settings, self.door = sanitize, settings, door
         self.limits = page.Limits(
             cards=tuple(page.CardLimits(uuid(i), memory, None, context_reserve=CONTEXT) for i in range(cards))
         )
@@ -197,13 +197,23 @@ class Container:
         env = {
             "PATH": os.environ["PATH"],
             "VCUDA_ROOT": str(self.root),
-            "LD_LIBRARY_PATH": str(fronts(self.sanitize)),
+            **self._door(),
             "REAL_CUDA": str(real / "libcuda.so.1"),
             "REAL_NVML": str(real / "libnvidia-ml.so.1"),
             "ASAN_OPTIONS": "detect_leaks=0:exitcode=99",
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         }
         return env | {f"VCUDA_STANDIN_{key}": str(value) for key, value in chosen.items()}
+
+    def _door(self) -> dict[str, str]:
+        """Where programs meet the library: in the driver's place (``front``), or preloaded before a driver that comes
+        first on the search path (``preload``).
+        """
+        front, real = fronts(self.sanitize), self.root / "usr/local/vcuda/real"
+        if self.door == "front":
+            return {"LD_LIBRARY_PATH": str(front)}
+        files = f"{front}/libcuda.so.1:{front}/libnvidia-ml.so.1"
+        return {"LD_LIBRARY_PATH": str(real), "LD_PRELOAD": files}
 
     def program(self, *, visible: str | None = None, name: str = "prog_call", **settings: object) -> Program:
         """Start a program; ``visible`` is its CUDA_VISIBLE_DEVICES."""

@@ -23,9 +23,9 @@ from tests.native.driven import (
 LIMIT = 256 * MIB
 
 
-@pytest.fixture
-def container(tmp_path: Path) -> Iterator[Container]:
-    with Container(tmp_path, LIMIT) as made:
+@pytest.fixture(params=["front", "preload"])
+def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
+    with Container(tmp_path, LIMIT, door=request.param) as made:
         yield made
 
 

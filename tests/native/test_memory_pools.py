@@ -17,9 +17,9 @@ ALLOC_NODE = 10
 PER_THREAD = 2
 
 
-@pytest.fixture
-def container(tmp_path: Path) -> Iterator[Container]:
-    with Container(tmp_path, LIMIT) as made:
+@pytest.fixture(params=["front", "preload"])
+def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
+    with Container(tmp_path, LIMIT, door=request.param) as made:
         yield made
 
 

@@ -27,9 +27,9 @@ INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE = 2, 4, 6, 7
 NONE = 0xFFFFFFFF
 
 
-@pytest.fixture
-def container(tmp_path: Path) -> Iterator[Container]:
-    with Container(tmp_path, LIMIT) as made:
+@pytest.fixture(params=["front", "preload"])
+def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
+    with Container(tmp_path, LIMIT, door=request.param) as made:
         yield made
 
 
