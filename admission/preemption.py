@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from admission.budgets import Budget, violating
 from admission.extender_wire import Victims
 from admission.judging import Question
 from admission.node_view import NodeView
 from admission.occupant import Occupant
+from gpu_manager.domain.budgets import Budget, violating
 from gpu_manager.domain.pod import Pod, PodUid
 
 

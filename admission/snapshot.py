@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from admission.budgets import Budget, read_budget
 from admission.charges import Charge, charge_all
 from admission.node_facts import NodeFacts, read_node
 from admission.node_view import NodeView, build_view
 from admission.occupant import Occupant, occupant_of, read_occupant
 from admission.other_pods import OtherPods
+from gpu_manager.domain.budgets import Budget, read_budget
 from gpu_manager.domain.contract import CORDON, INVENTORY, MODEL_LABEL, MODEL_LABEL_GAIA, POOL_LABEL
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid

@@ -5,7 +5,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.budgets import read_budget, violating
+from gpu_manager.domain.budgets import read_budget, violating
 from gpu_manager.domain.contract import ALLOCATION, Assignment, encode_assignment
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import Amount

@@ -10,6 +10,7 @@ from gpu_manager.cli.program import Commands, Program
 # name → (module, summary): one line makes a command.
 COMMANDS: Commands = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
+    "defrag": ("gpu_manager.cli.kubectl.defrag", "Print the fewest moves that make room for a pod."),
     "doctor": ("gpu_manager.cli.kubectl.doctor", "Find what is wrong in the cluster, each with its cure."),
     "explain": ("gpu_manager.cli.kubectl.explain", "Say why a pod waits, or where one would go."),
     "graph": ("gpu_manager.cli.kubectl.graph", "Show the cards of the cluster, and who holds what of them."),
@@ -22,6 +23,7 @@ COMMANDS: Commands = {
         "Turn manifests of gpu-manager, HAMi, gpushare, time-slicing or vgpu-manager into ours.",
     ),
     "quota": ("gpu_manager.cli.kubectl.quota", "Show what namespaces may hold of cards, and what they hold."),
+    "simulate": ("gpu_manager.cli.kubectl.simulate", "Say whether pods would fit, or what if a node goes."),
     "top": ("gpu_manager.cli.kubectl.top", "Show what each container was given, and what it uses of it."),
     "version": ("gpu_manager.cli.version", "Print the version."),
 }
