@@ -135,6 +135,14 @@ class World:
         self.pods[at] += 1
         self._move(at, (after, self.policy.tagged(pod.shape, self.states[self.state[at]][1])))
 
+    def leave(self, pod: Pod, at: int, free: tuple[tuple[int, int], ...]) -> None:
+        """The pod is gone; ``free`` is what the node's cards then have."""
+        room, tag = self.states[self.state[at]]
+        self.host_memory[at] += pod.host_memory
+        self.pods[at] -= 1
+        cpu = None if room.cpu is None else room.cpu + pod.shape.cpu
+        self._move(at, (room._replace(cpu=cpu, free=free), tag))
+
     def _move(self, at: int, state: State) -> None:
         number = self.state[at]
         self.live[number].discard(at)
@@ -157,7 +165,7 @@ class Run:
     rejected: int = 0
     rejected_cpu: int = 0
     placed: int = 0
-    decisions: list[float] = field(default_factory=list)  # seconds each
+    decisions: list[float] = field(default_factory=list)  # seconds of processor time each
     refreshes: list[float] = field(default_factory=list)  # seconds each, beside the decisions
     seconds: float = 0.0
 
@@ -181,9 +189,9 @@ def replay(
     for pod in pods:
         asked += pod.cores
         world.arrived(pod.shape)
-        start = time.perf_counter()
+        start = time.thread_time()
         choice = world.choose(pod)
-        run.decisions.append(time.perf_counter() - start)
+        run.decisions.append(time.thread_time() - start)
         if choice is None:
             run.rejected += 1
             run.rejected_cpu += not pod.cores

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.card_sets import best_set
 from gpu_manager.domain.ledger import Allocation, Ledger
 from gpu_manager.domain.placement import place
 from gpu_manager.domain.pod import ContainerKind, PodUid
@@ -32,10 +33,12 @@ from gpu_manager.domain.topology import (
 
 SIZES: Final = ((1, 20), (2, 40), (3, 15), (4, 25))  # cards of a request, and in how many of a hundred
 EVENTS: Final = 24
+_LEVELS: Final = (LinkKind.PIX, LinkKind.PXB, LinkKind.PHB, LinkKind.NODE, LinkKind.SYS)
+Machines = dict[str, ParsedTopology]
 Chooser = Callable[[Topology, frozenset[int], int], tuple[int, ...]]
 
 
-def machines(folder: Path) -> dict[str, ParsedTopology]:
+def machines(folder: Path) -> Machines:
     """The recorded matrices of more than one card, and three made up."""
     found = {
         path.stem: parse_topology(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.txt"))
@@ -99,7 +102,12 @@ class Plain:
         del self._held[number]
 
 
-def first_fit(topology: Topology, free: frozenset[int], count: int) -> tuple[int, ...]:
+def exact(topology: Topology, free: frozenset[int], count: int) -> tuple[int, ...]:
+    """The product's choice for one request."""
+    return best_set(topology, free, count) or ()
+
+
+def first_fit(_: Topology, free: frozenset[int], count: int) -> tuple[int, ...]:
     """The lowest indices."""
     return tuple(sorted(free)[:count])
 
@@ -116,37 +124,43 @@ def greedy(topology: Topology, free: frozenset[int], count: int) -> tuple[int, .
 
 
 def tree(parsed: ParsedTopology) -> Chooser:
-    """The predecessor's link and fragment: a tree of PCIe levels that knows no NVLink, lowest indices inside."""
-    order = (LinkKind.PIX, LinkKind.PXB, LinkKind.PHB, LinkKind.NODE, LinkKind.SYS)
-
-    def level(i: int, j: int) -> int:
-        kind = parsed.topology.link(i, j).kind
-        if kind is LinkKind.NVLINK:  # the path beside it is not said: that of the CPUs
-            near = parsed.affinities[i].cpus == parsed.affinities[j].cpus
-            kind = LinkKind.NODE if near else LinkKind.SYS
-        return order.index(kind)
-
+    """The predecessor's link and fragment: a tree of PCIe levels, blind to NVLink; lowest indices inside."""
     size = parsed.topology.size
-    groups = [_components(size, lambda i, j, most=at: level(i, j) <= most) for at in range(len(order) - 1)]
+    groups = [_components(parsed, at) for at in range(len(_LEVELS) - 1)]
+    everything = frozenset(range(size))
 
-    def choose(topology: Topology, free: frozenset[int], count: int) -> tuple[int, ...]:
+    def one(free: frozenset[int]) -> int:
+        """Down from the root into the group with the fewest free cards."""
+        inside = sorted(free)
+        for each in reversed(groups):
+            able = [sorted(group & free) for group in each if len(group) > 1 and group.intersection(inside)]
+            inside = min(able, key=lambda cards: (len(cards), cards[0]), default=inside)
+        return inside[0]
+
+    def choose(_: Topology, free: frozenset[int], count: int) -> tuple[int, ...]:
         if count == 1:
-            inside = free
-            for each in reversed(groups):
-                able = [g & free for g in each if g & inside and len(g) > 1 and g & free <= inside]
-                inside = min(able, key=lambda g: (len(g), min(g)), default=inside)
-            return (min(inside),)
-        able = [(at, len(g & free), min(g), g) for at, each in enumerate(groups) for g in each]
-        fitting = [entry for entry in able if entry[1] >= count]
-        group = min(fitting, key=lambda e: e[:3])[3] if fitting else frozenset(range(size))
-        return tuple(sorted(group & free)[:count])
+            return (one(free),)
+        for each in groups:  # the lowest level with room, there the fewest free cards
+            able = [sorted(group & free) for group in each if len(group & free) >= count]
+            if able:
+                return tuple(min(able, key=lambda cards: (len(cards), cards[0]))[:count])
+        return tuple(sorted(everything & free)[:count])
 
     return choose
 
 
-def _components(size: int, joined: Callable[[int, int], bool]) -> list[frozenset[int]]:
+def _components(parsed: ParsedTopology, most: int) -> list[frozenset[int]]:
+    """Cards that reach each other without going above a level."""
+
+    def joined(i: int, j: int) -> bool:
+        kind = parsed.topology.link(i, j).kind
+        if kind is LinkKind.NVLINK:  # the matrix hides the path beside it: that of the CPUs
+            near = parsed.affinities[i].cpus == parsed.affinities[j].cpus
+            kind = LinkKind.NODE if near else LinkKind.SYS
+        return _LEVELS.index(kind) <= most
+
     groups: list[frozenset[int]] = []
-    for card in range(size):
+    for card in range(parsed.topology.size):
         touching = [g for g in groups if any(joined(card, other) for other in g)]
         groups = [g for g in groups if g not in touching] + [frozenset({card}).union(*touching)]
     return groups
@@ -191,7 +205,7 @@ def achieved(topology: Topology, events: Sequence[Event], policy: Product | Plai
 
 
 def hindsight(topology: Topology, events: Sequence[Event]) -> int:
-    """The most that any choices reach: every way the node can stand, each with the best sum that leads there."""
+    """The most that any choices reach: every way the node can stand, with the best sum that leads there."""
     size = topology.size
     sets = {k: [(_mask(c), topology.sum(c)) for c in combinations(range(size), k)] for k, _ in SIZES}
     ways: dict[tuple[int, ...], int] = {(): 0}
