@@ -67,7 +67,12 @@ def write_archive(image: Image, path: Path, dated: int) -> None:
 
     layers = [put(layer.blob, "layer.v1.tar+gzip") for layer in image.layers]
     config = put(_json(_configuration(image)), "config.v1+json")
-    manifest = {"schemaVersion": 2, "mediaType": f"{_OCI}.manifest.v1+json", "config": config, "layers": layers}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{_OCI}.manifest.v1+json",
+        "config": config,
+        "layers": layers,
+    }
     described = put(_json(manifest), "manifest.v1+json")
     version = image.tag.rpartition(":")[2]
     described["annotations"] = {

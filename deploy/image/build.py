@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
-import datetime
+import datetime as dt
 import os
 import platform
 import py_compile
@@ -34,7 +34,10 @@ GLIBCS: Final = (17, 24, 26, 27, 28, 31, 34, 35, 36)  # of wheels that run on SU
 SITE: Final = "usr/local/lib/python3.11/dist-packages"
 NOBODY: Final = 65532
 PRUNED: Final = (  # what no service reads
-    *(f"usr/share/{name}" for name in ("doc", "man", "info", "locale", "lintian", "perl5", "bash-completion")),
+    *(
+        f"usr/share/{name}"
+        for name in ("doc", "man", "info", "locale", "lintian", "perl5", "bash-completion")
+    ),
     *(f"usr/lib/python3.11/{name}" for name in ("test", "idlelib", "lib2to3", "tkinter", "ensurepip")),
     *("usr/lib/*/perl*", "usr/lib/*/gconv", "usr/bin/perl*", "var/lib/apt", "var/cache", "var/log"),
     *("usr/lib/python3.11/pydoc_data", "usr/lib/python3.11/turtle.py", "dev", "usr/lib/apt"),
@@ -67,7 +70,7 @@ def main() -> None:
 def describe(machine: str, dated: int) -> Image:
     """The image's name and configuration, without layers yet."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
-    created = datetime.datetime.fromtimestamp(dated, datetime.UTC).isoformat()
+    created = dt.datetime.fromtimestamp(dated, dt.UTC).isoformat()
     label = "org.opencontainers.image"
     return Image(
         tag=f"gpu-manager:{version}",

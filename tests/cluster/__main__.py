@@ -1,11 +1,13 @@
 """``python -m tests.cluster up|down|status``: the cluster by hand."""
 
+# ruff: noqa: T201 - a program that prints, not a library
+
 from __future__ import annotations
 
 import sys
 
-from tests.cluster.cluster import Cluster, NotRunning
-from tests.cluster.parts import Missing
+from tests.cluster.cluster import Cluster, NotRunningError
+from tests.cluster.parts import MissingError
 
 
 def main() -> int:
@@ -25,7 +27,7 @@ def main() -> int:
         else:
             print(__doc__)
             return 2
-    except (Missing, NotRunning) as error:
+    except (MissingError, NotRunningError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

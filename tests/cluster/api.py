@@ -31,6 +31,7 @@ class Api:
     token: str
     authority: Path
     seconds: float = 15.0
+    user: str = ""  # to be, with an administrator's rights
 
     def get(self, path: str, *, text: bool = False, **query: str) -> Any:
         """An object, or text."""
@@ -61,6 +62,8 @@ class Api:
         context = ssl.create_default_context(cafile=str(self.authority))
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=self.seconds, context=context)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
+        if self.user:
+            headers |= {"Impersonate-User": self.user, "Impersonate-Group": "system:masters"}
         try:
             connection.request(method, path, json.dumps(body) if body is not None else None, headers)
             response = connection.getresponse()

@@ -26,7 +26,7 @@ from gpu_manager.domain.card import Card
 from gpu_manager.sandbox.native import find_native
 from tests.cluster import images, layout
 from tests.cluster.api import Api, ApiError
-from tests.cluster.parts import BUILD, Missing, Parts, find
+from tests.cluster.parts import BUILD, MissingError, Parts, find
 from tests.cluster.pki import Pki
 
 PROFILE: Final = "a100x8"
@@ -34,7 +34,7 @@ HIERARCHIES: Final = Path("/sys/fs/cgroup")
 _HERE: Final = Path(__file__).resolve().parent
 
 
-class NotRunning(RuntimeError):
+class NotRunningError(RuntimeError):
     """There is no cluster; the text is one line and says how to get one."""
 
 
@@ -56,7 +56,7 @@ class Cluster:
 
     @cached_property
     def parts(self) -> Parts:
-        """The programs; raises Missing."""
+        """The programs; raises MissingError."""
         return find()
 
     @cached_property
@@ -67,7 +67,7 @@ class Cluster:
     # Life.
 
     def up(self) -> None:
-        """Start everything; a cluster that runs already stays. Raises Missing."""
+        """Start everything; a cluster that runs already stays. Raises MissingError."""
         if self._running() is not None:
             return
         parts = self.parts
@@ -75,11 +75,11 @@ class Cluster:
         self.scratch.mkdir(mode=0o700, parents=True)
         native = find_native()
         if native.client is None or native.driver is None:
-            raise Missing("the stand-in driver is not built: make setup")
+            raise MissingError("the stand-in driver is not built: make setup")
         archives = images.make(parts, native, self.cards, self.scratch / "images")
         product = BUILD.parent / "image/gpu-manager.tar"
         if not product.exists():
-            raise Missing("the image is not built: make image")
+            raise MissingError("the image is not built: make image")
         self.pki.make(layout.SERVER, layout.NODE, ("127.0.0.1", layout.ADDRESS, layout.SERVICE))
         layout.write_files(self.pki, self.scratch, resource_limits=_may_lower_oom_score())
         for hierarchy in _hierarchies():
@@ -122,7 +122,7 @@ class Cluster:
         ends = time.monotonic() + 20
         while not held.exists():
             if outer.poll() is not None or time.monotonic() > ends:
-                raise Missing(f"the namespaces cannot be made: see {self.scratch / 'holder.log'}")
+                raise MissingError(f"the namespaces cannot be made: see {self.scratch / 'holder.log'}")
             time.sleep(0.05)
         [init] = _children(outer.pid)
         self._save(Running(init, 0, {}))
@@ -185,16 +185,16 @@ class Cluster:
         images_import = ("images", "import", "--all-platforms", str(archive))
         done = self.inside(self.parts["ctr"], "-a", layout.CONTAINERD, "-n", "k8s.io", *images_import)
         if done.returncode:
-            raise Missing(f"{archive} cannot be loaded: {done.stderr.strip()}")
+            raise MissingError(f"{archive} cannot be loaded: {done.stderr.strip()}")
 
     # What is there.
 
     @property
     def running(self) -> Running:
-        """Raises NotRunning."""
+        """Raises NotRunningError."""
         found = self._running()
         if found is None:
-            raise NotRunning("no cluster runs: make cluster-up")
+            raise NotRunningError("no cluster runs: make cluster-up")
         return found
 
     def root(self, path: str) -> Path:
@@ -257,7 +257,9 @@ class Cluster:
     def _write_kubeconfig(self) -> None:
         text = Path(self.pki / "admin.kubeconfig").read_text("utf-8")
         self.kubeconfig.touch(mode=0o600)
-        self.kubeconfig.write_text(text.replace(layout.SERVER, f"https://127.0.0.1:{self.running.port}"), "utf-8")
+        self.kubeconfig.write_text(
+            text.replace(layout.SERVER, f"https://127.0.0.1:{self.running.port}"), "utf-8"
+        )
 
     # The record.
 
@@ -304,7 +306,11 @@ def _hierarchies() -> list[Path]:
     """Each mounted cgroup hierarchy: one directory for v2, one a controller for v1."""
     if (HIERARCHIES / "cgroup.controllers").exists():
         return [HIERARCHIES]
-    return [d for d in HIERARCHIES.iterdir() if d.is_dir() and not d.is_symlink() and (d / "cgroup.procs").exists()]
+    return [
+        d
+        for d in HIERARCHIES.iterdir()
+        if d.is_dir() and not d.is_symlink() and (d / "cgroup.procs").exists()
+    ]
 
 
 def _remove_cgroup(directory: Path) -> None:

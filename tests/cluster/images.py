@@ -20,7 +20,28 @@ from archive import Image, pack, write_archive
 
 WORKLOAD: Final = "cluster-test/workload:1"
 PAUSE: Final = "cluster-test/pause:1"
-APPLETS: Final = ("sh", "sleep", "cat", "echo", "ls", "kill", "ps", "true", "false", "env", "touch", "stat", "wc", "grep", "head", "tail", "mkdir", "rm", "readlink", "id")
+APPLETS: Final = (
+    "sh",
+    "sleep",
+    "cat",
+    "echo",
+    "ls",
+    "kill",
+    "ps",
+    "true",
+    "false",
+    "env",
+    "touch",
+    "stat",
+    "wc",
+    "grep",
+    "head",
+    "tail",
+    "mkdir",
+    "rm",
+    "readlink",
+    "id",
+)
 GLIBC: Final = ("libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1")
 CONFIG: Final = "/tmp/stand-in.conf"
 # What a container's stand-in driver shows: the cards that the kubelet gave it, at their real sizes.
@@ -29,7 +50,7 @@ n=0
 : > {CONFIG}
 IFS=,
 for uuid in $VCUDA_CARDS; do
-    while read -r known model memory pci; do
+    while IFS=' ' read -r known model memory pci; do
         [ "$known" = "$uuid" ] || continue
         echo "card.$n.model = $model
 card.$n.memory_mib = $memory
@@ -94,7 +115,9 @@ def _workload(parts: Parts, native: Native, cards: Sequence[Card], root: Path) -
     """busybox, glibc, the stand-in driver's client, and the cards of the node."""
     _busybox(parts, root)
     host = Path(f"/lib/{platform.machine()}-linux-gnu")
-    loader = next(p for p in (Path("/lib64/ld-linux-x86-64.so.2"), Path("/lib/ld-linux-aarch64.so.1")) if p.exists())
+    loader = next(
+        p for p in (Path("/lib64/ld-linux-x86-64.so.2"), Path("/lib/ld-linux-aarch64.so.1")) if p.exists()
+    )
     trusted = root / f"usr/lib/{platform.machine()}-linux-gnu"
     trusted.mkdir(parents=True)
     (root / "lib").symlink_to("usr/lib")

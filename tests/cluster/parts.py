@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,7 +28,7 @@ DEBIAN: Final = {
 CNI: Final = Path("/usr/lib/cni")
 
 
-class Missing(RuntimeError):
+class MissingError(RuntimeError):
     """Something that must be installed first; the text is one line and says how."""
 
 
@@ -62,16 +63,16 @@ def find() -> Parts:
     """Every program, Kubernetes' built where it is not yet.
 
     Raises:
-        Missing: Go, a package of Debian, or kubectl and helm are not there.
+        MissingError: Go, a package of Debian, or kubectl and helm are not there.
     """
     absent = sorted({package for name, package in DEBIAN.items() if shutil.which(name) is None})
     if not CNI.is_dir():
         absent.append("containernetworking-plugins")
     if absent:
-        raise Missing(f"not installed: apt-get install --no-install-recommends {' '.join(absent)}")
+        raise MissingError(f"not installed: apt-get install --no-install-recommends {' '.join(absent)}")
     tools = ROOT / "build/tools"
     if not (tools / "helm").exists():
-        raise Missing("kubectl and helm are missing: make tools")
+        raise MissingError("kubectl and helm are missing: make tools")
     paths = {name: Path(str(shutil.which(name))) for name in DEBIAN}
     paths |= {name: tools / name for name in ("kubectl", "helm")}
     version = kubernetes_version()
@@ -82,15 +83,18 @@ def build(version: str) -> Path:
     """Directory of Kubernetes' programs of this version; the first time it takes some ten minutes.
 
     Raises:
-        Missing: there is no Go, or the build failed.
+        MissingError: there is no Go, or the build failed.
     """
     target = BUILD / f"bin-{version}"
     if all((target / name).exists() for name in KUBERNETES):
         return target
     go = shutil.which("go")
     if go is None:
-        raise Missing("Go is not installed, and Kubernetes' programs are not built: get Go 1.26 or newer")
-    print(f"building Kubernetes {version}: about ten minutes the first time", flush=True)
+        raise MissingError(
+            "Go is not installed, and Kubernetes' programs are not built: get Go 1.26 or newer"
+        )
+    sys.stdout.write(f"building Kubernetes {version}: about ten minutes the first time\n")
+    sys.stdout.flush()
     major, minor, _ = version.removeprefix("v").split(".", 2)
     names = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
     flags = " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in names.items())
@@ -100,6 +104,5 @@ def build(version: str) -> Path:
     environment = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
     done = subprocess.run(["nice", *command], cwd=MODULE, env={**os.environ, **environment}, check=False)
     if done.returncode:
-        raise Missing(f"building Kubernetes failed with {done.returncode}: its words are above")
+        raise MissingError(f"building Kubernetes failed with {done.returncode}: its words are above")
     return target
-

@@ -1,0 +1,40 @@
+"""One cluster for the whole run, with the product on it; each test begins and ends with an empty node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import auditor, product
+from tests.cluster.cluster import Cluster
+from tests.cluster.parts import MissingError
+from tests.cluster.pods import Pods
+
+
+@pytest.fixture(scope="session")
+def bare() -> Cluster:
+    """The cluster, made if there is none. It stays for the next run: ``make cluster-down`` ends it."""
+    cluster = Cluster()
+    try:
+        cluster.up()
+    except MissingError as error:
+        pytest.exit(str(error), returncode=2)
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def cluster(bare: Cluster) -> Iterator[Cluster]:
+    """The cluster with the product. In the end nothing may be held, and no directory be left."""
+    product.order_cards(bare, {})
+    product.install(bare, admission=False)
+    yield bare
+    auditor.settled(bare, 90, leaks=True)
+
+
+@pytest.fixture
+def pods(cluster: Cluster) -> Iterator[Pods]:
+    """Pods of one test, all taken away after it."""
+    made = Pods(cluster)
+    yield made
+    made.clear()

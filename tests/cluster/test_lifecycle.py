@@ -1,0 +1,188 @@
+"""Any part killed and started again, while pods come and go: nothing is lost, nothing is mixed up."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.cluster import auditor, product
+from tests.cluster.api import ApiError
+from tests.cluster.cluster import Cluster
+from tests.cluster.pods import Pods, container, pod
+
+FULL = (800, 1256)  # eight cards of 39.25 GiB
+
+
+def test_both_resources_are_offered(cluster: Cluster, pods: Pods) -> None:
+    """Case 1."""
+    cluster.wait(lambda: product.allocatable(cluster) == FULL, 20, "not offered")
+    assert product.allocatable(cluster, "capacity") == FULL
+
+
+def test_a_killed_agent_comes_back_and_keeps_what_runs(cluster: Cluster, pods: Pods) -> None:
+    """Case 10."""
+    pods.run(pod("kept", container("c", 30, 10)), pod("kept-2", container("c", 100)))
+    auditor.settled(cluster)
+    before = auditor.ledger_of(cluster)
+    product.kill_agent(cluster)
+    cluster.wait(lambda: not product.agent_ready(cluster), 20, "the agent's end is not noticed")
+    cluster.wait(lambda: product.agent_ready(cluster), 60, "the agent does not come back")
+    assert auditor.ledger_of(cluster) == before
+    cluster.wait(lambda: product.allocatable(cluster) == FULL, 30, "not offered again")
+    pods.run(pod("next", container("c", 70, 10)))
+    auditor.settled(cluster)
+
+
+def test_a_restarted_kubelet_finds_the_agent_within_five_seconds(cluster: Cluster, pods: Pods) -> None:
+    """Cases 5 and 45."""
+    pods.run(pod("kept", container("c", 30, 10)), pod("kept-2", container("a", 20, 4), container("b", 40, 8)))
+    auditor.settled(cluster)
+    before, ids = auditor.ledger_of(cluster), auditor.checkpoint_of(cluster)
+    said = len(registrations(cluster))
+    cluster.kill("kubelet")
+    cluster.start("kubelet")
+    began = time.monotonic()
+    cluster.wait(lambda: len(registrations(cluster)) > said, 20, "not registered again")
+    assert time.monotonic() - began < 5 + KUBELET_SECONDS
+    cluster.wait(cluster.node_ready, 30, "the node is not ready")
+    pods.run(pod("next", container("c", 50, 10)))
+    auditor.settled(cluster)
+    after = auditor.ledger_of(cluster)
+    assert {key: after[key] for key in before} == before
+    now = auditor.checkpoint_of(cluster)
+    assert {key: now[key] for key in ids} == ids
+
+
+KUBELET_SECONDS = 4  # until it listens, on two busy cores
+
+
+def registrations(cluster: Cluster) -> list[str]:
+    """The agent's own words about it."""
+    agent = product.agent_pod(cluster)
+    name = agent["metadata"]["name"] if agent is not None else "none"
+    path = f"/api/v1/namespaces/{product.NAMESPACE}/pods/{name}/log"
+    try:
+        text = cluster.api.get(path, text=True, container="gpu-manager")
+    except ApiError:  # the log is the kubelet's to show
+        return []
+    return [line for line in text.splitlines() if '"registered"' in line]
+
+
+def test_pods_bound_while_the_kubelet_is_down_all_run(cluster: Cluster, pods: Pods) -> None:
+    """Re-admission in one batch, in an order that nobody knows."""
+    pods.run(pod("kept", container("c", 30, 10)))
+    cluster.kill("kubelet")
+    names = pods.create(*(pod(f"batch-{i}", container("c", 10 + 10 * (i % 4), 4)) for i in range(12)))
+    cluster.wait(
+        lambda: all("nodeName" in pods.get(n)["spec"] for n in names), 20, "the scheduler does not bind"
+    )
+    cluster.start("kubelet")
+    for name in names:
+        pods.wait_running(name)
+    auditor.settled(cluster)
+
+
+def test_a_pod_deleted_while_the_kubelet_is_down_is_given_back(cluster: Cluster, pods: Pods) -> None:
+    """Case 46."""
+    pods.run(pod("gone", container("c", 100)), pod("kept", container("c", 30, 10)))
+    cluster.kill("kubelet")
+    cluster.api.delete("/api/v1/namespaces/default/pods/gone", 0)
+    cluster.start("kubelet")
+    cluster.wait(cluster.node_ready, 30, "the node is not ready")
+    pods.run(*(pod(f"whole-{i}", container("c", 100)) for i in range(7)), seconds=90)
+    auditor.settled(cluster)
+
+
+def test_a_killed_containerd_and_a_killed_api_server(cluster: Cluster, pods: Pods) -> None:
+    pods.run(pod("kept", container("c", 30, 10)))
+    before = auditor.ledger_of(cluster)
+    for part in ("containerd", "kube-apiserver"):
+        cluster.restart(part)
+    cluster.wait(cluster.node_ready, 60, "the node is not ready")
+    pods.run(pod("next", container("c", 30, 10)), seconds=90)
+    auditor.settled(cluster)
+    after = auditor.ledger_of(cluster)
+    assert {key: after[key] for key in before} == before
+
+
+def test_pods_start_while_the_api_server_is_away(cluster: Cluster, pods: Pods) -> None:
+    """The agent asks the kubelet for its pods: a container that restarts needs no API server."""
+    pods.run(pod("kept", container("c", 30, 10), restartPolicy="Always"))
+    auditor.settled(cluster)
+    [held] = auditor.containers(cluster)
+    cluster.kill("kube-apiserver")
+    try:
+        cluster.inside("kill", "-9", _inner(auditor.process_of(held)))
+        cluster.wait(lambda: _new_process(held) is not None, 30, "the container does not come back")
+    finally:
+        cluster.start("kube-apiserver")
+    cluster.wait(cluster.node_ready, 60, "the node is not ready")
+    pods.wait_running("kept")
+    auditor.settled(cluster)
+
+
+def _inner(pid: int) -> str:
+    """A process's number in the cluster's PID namespace."""
+    from pathlib import Path  # noqa: PLC0415
+
+    line = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("NSpid"))
+    return line.split()[2]
+
+
+def _new_process(held: auditor.Held) -> int | None:
+    from pathlib import Path  # noqa: PLC0415
+
+    from tests.cluster import layout  # noqa: PLC0415
+
+    for path in Path("/sys/fs/cgroup/devices", layout.CGROUP).glob(f"**/pod{held.uid}/*/cgroup.procs"):
+        if path.parent.name != held.container_id and len(path.read_text().split()) > 1:
+            return 1
+    return None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_everything_restarted_at_once_while_pods_come_and_go(
+    cluster: Cluster, pods: Pods, number: int
+) -> None:
+    pods.run(pod("kept", container("c", 30, 10)))
+    names = pods.create(*(pod(f"churn-{i}", container("c", 20, 4)) for i in range(10)))
+    for part in ("kubelet", "containerd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"):
+        cluster.restart(part, number)
+    cluster.wait(cluster.node_ready, 60, "the node is not ready")
+    cluster.wait(lambda: product.agent_ready(cluster), 60, "the agent is not ready")
+    for name in names:
+        pods.wait_running(name, 90)
+    auditor.settled(cluster)
+
+
+def test_a_succeeded_pod_frees_its_card(cluster: Cluster, pods: Pods) -> None:
+    """Case 47, over a kubelet's restart."""
+    pods.create(*(pod(f"job-{i}", container("c", 100, args=("true",))) for i in range(8)))
+    for i in range(8):
+        pods.wait_phase(f"job-{i}", "Succeeded")
+    cluster.restart("kubelet")
+    cluster.wait(cluster.node_ready, 30, "the node is not ready")
+    pods.run(*(pod(f"after-{i}", container("c", 100)) for i in range(8)), seconds=90)
+    auditor.settled(cluster)
+
+
+def test_an_agent_that_ends_leaves_capacity_but_offers_nothing(cluster: Cluster, pods: Pods) -> None:
+    """Case 9; and what runs keeps its limits meanwhile."""
+    pods.run(pod("kept", container("c", 30, 10)))
+    path = f"/apis/apps/v1/namespaces/{product.NAMESPACE}/daemonsets/gpu-manager-daemonset"
+    cluster.api.patch(path, {"spec": {"template": {"spec": {"nodeSelector": {"nowhere": "yes"}}}}})
+    try:
+        cluster.wait(lambda: product.allocatable(cluster) == (0, 0), 60, "still offered")
+        assert product.allocatable(cluster, "capacity") == FULL
+        [held] = auditor.containers(cluster)
+        limits = auditor.limits_in_force(cluster, held)
+        assert limits is not None
+        assert {share[1:] for share in limits} == {(30, 10 << 28)}
+    finally:
+        cluster.api.patch(path, {"spec": {"template": {"spec": {"nodeSelector": None}}}})
+    cluster.wait(lambda: product.agent_ready(cluster), 60, "the agent does not come back")
+    auditor.settled(cluster)
+    pods.run(pod("next", container("c", 70, 10)))
+    auditor.settled(cluster)
