@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 
 from gpu_manager.agent import Agent
 from gpu_manager.config import Config
-from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, decode_inventory
+from gpu_manager.domain.contract import ALLOCATION, CORE, INVENTORY, MEMORY, NVIDIA, decode_inventory
 from gpu_manager.sandbox.api import StandInApi
 from gpu_manager.sandbox.kubelet import AdmissionResult, StandInKubelet
 from tests.fakes.node import container, pod
@@ -28,8 +28,8 @@ NODE = "n1"
 class World:
     """Everything, started; ``agent`` may be stopped and made again."""
 
-    def __init__(self, directory: Path, profile: str = "a100x8") -> None:
-        self.directory, self.profile = directory, profile
+    def __init__(self, directory: Path, profile: str = "a100x8", *, lending: bool = False) -> None:
+        self.directory, self.profile, self.lending = directory, profile, lending
         self.api = StandInApi()
         self.kubelet = StandInKubelet(directory / "kubelet")
 
@@ -59,6 +59,7 @@ class World:
                 cards=f"simulated:{self.profile}",
                 control=self.directory / "control.yaml",
                 injection="simulated",
+                lending=self.lending,
             )
         )
         self.agent.start()
@@ -199,3 +200,35 @@ def test_a_killed_agent_finds_its_books_again(tmp_path: Path) -> None:
         world.start()
         after = world.agent.allocator.read(lambda books, _: [(a.key, a.shares) for a in books.ledger])
         assert after == before, "the copy in the kubelet's checkpoint is exact"
+
+
+def test_a_pod_written_for_nvidias_plugin_runs_beside_a_fraction_and_both_are_told(tmp_path: Path) -> None:
+    """The whole agent with --nvidia-resource: the API, the kubelet, the metrics and a restart."""
+    with World(tmp_path, lending=True) as world:
+        fraction = world.run(pod("fraction", container("c", 30, 20)))
+        old = pod("old", {"name": "c", "image": "x", "resources": {"limits": {NVIDIA: "2"}}})
+        result = world.run(old)
+        assert result.admitted, result.message
+        lent = set(result.containers["c"].envs["VCUDA_CARDS"].split(","))
+        assert result.ids["c"] == {NVIDIA: lent}
+        assert world.limits_card(fraction) not in lent
+
+        def told() -> bool:
+            shown = decode_inventory(
+                (world.api.get("nodes", NODE) or {})["metadata"]["annotations"][INVENTORY]
+            )
+            return shown is not None and {s.card.uuid for s in shown.cards if s.held == NVIDIA} == lent
+
+        world.until(told)
+        world.until(lambda: world.kubelet.allocatable()[NVIDIA] == 7)
+        text = world.get("/metric")
+        labels = {"pod_name": "old", "req_of_gpu": "total"}
+        assert series(text, "container_request_gpu_utilization", **labels) == [2.0]
+        stamped = world.api.get("pods", "old") or {}
+        world.until(
+            lambda: ALLOCATION in (world.api.get("pods", "old") or stamped)["metadata"]["annotations"]
+        )
+        world.agent.stop()
+        world.start()
+        world.until(lambda: world.kubelet.allocatable()[NVIDIA] == 7)
+        assert world.kubelet.allocatable()[CORE] == 600
