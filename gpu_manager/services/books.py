@@ -131,8 +131,7 @@ class Books:
             known = replace(
                 grant.allocation, kind=kind, order=place, namespace=pod.namespace, pod_name=pod.name
             )
-            self.release(*grant.key)
-            self.put(replace(grant, allocation=known))
+            self.state(replace(grant, allocation=known))
         return bool(strangers)
 
     def release(self, pod: PodUid, container: str | None = None) -> tuple[Allocation, ...]:

@@ -69,7 +69,7 @@ class Unnamed:
         except DoesNotFit:
             for undone in (base, *before):
                 if undone is not None:
-                    books.put(undone)
+                    books.state(undone)
             if planned is not None and base is None:
                 books.plan((planned,))
             raise

@@ -1,0 +1,61 @@
+"""The agent's books beside the ledger: facts that arrive late, cards that are away."""
+
+from __future__ import annotations
+
+from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from gpu_manager.services.books import Books, Grant, decode, decode_held_cards
+from tests.fakes.node import container, pod
+from tests.fakes.ports import cards
+
+STATES = cards(2)
+
+
+def grant(uid: str, card: int, cores: int, name: str = "") -> Grant:
+    share = Share(STATES[card].card.uuid, Amount(cores, GIB))
+    allocation = Allocation(PodUid(uid), "c", ContainerKind.APP, 0, (share,), "default" if name else "", name)
+    return Grant(allocation, f"dir-{uid}", ids={"r": frozenset({f"id-{uid}"})})
+
+
+def books(*grants: Grant) -> Books:
+    return Books((s.card for s in STATES), DEFAULT_UNIT, grants)
+
+
+def test_a_pod_that_is_seen_late_gets_its_name_even_on_a_card_with_more_than_it_has() -> None:
+    """Facts of the kubelet may exceed a card; nothing that exists is lost for it."""
+    held = books(grant("a", 0, 80), grant("b", 0, 60, "known"))
+    late = parse_pod(pod("late", container("c", 80, 4), uid="a"))
+    assert held.introduce(late)
+    assert not held.introduce(late), "once"
+    assert [a.pod_key for a in held.ledger] == ["default/known", "default/late"]
+    assert held.ledger.booked(STATES[0].card.uuid).cores == 140
+    assert held.owners(["id-a"]) == {"a"}
+
+
+def test_what_is_planned_stays_planned_when_a_fact_is_stated() -> None:
+    held = books(grant("a", 0, 30))
+    plan = Allocation(PodUid("p"), "c", ContainerKind.APP, 0, (Share(STATES[1].card.uuid, Amount(10, GIB)),))
+    held.plan((plan,))
+    held.state(grant("a", 1, 30))
+    assert {(a.pod, a.granted) for a in held.ledger} == {("p", False), ("a", True)}
+    assert held.ledger.booked(STATES[0].card.uuid) == Amount(0, 0)
+    assert held.ledger.booked(STATES[1].card.uuid) == Amount(40, 2 * GIB)
+
+
+def test_a_lost_card_is_known_while_somebody_holds_some_of_it_and_written_with_the_books() -> None:
+    held = books(grant("a", 1, 30))
+    held.refit([STATES[0].card])
+    assert held.ledger.capacity(STATES[1].card.uuid).cores == 100
+    (kept,) = decode_held_cards(held.encode())
+    assert (kept.index, kept.uuid, kept.memory) == (1, STATES[1].card.uuid, STATES[1].card.memory)
+    assert len(decode(held.encode())[0]) == 1
+    held.release(PodUid("a"))
+    held.refit([STATES[0].card])
+    assert held.ledger.capacity(STATES[1].card.uuid).cores == 0
+    assert decode_held_cards(held.encode()) == ()
+
+
+def test_a_state_that_cannot_be_read_holds_no_cards() -> None:
+    for text in (b"", b"{}", b"[]", b'{"allocations":[{"shares":[["u",1,2]]}],"cards":[["x"]]}', b"\xff"):
+        assert decode_held_cards(text) == ()
