@@ -49,6 +49,7 @@ class Books:
     def __init__(self, cards: Iterable[Card], unit: int, grants: Iterable[Grant] = ()) -> None:
         facts = tuple(grants)
         self.cards: dict[CardUuid, Card] = {card.uuid: card for card in cards}
+        self._written_cards = _facts(self.cards.values())
         self.ledger = Ledger(self.cards.values(), unit, (g.allocation for g in facts))
         self.grants: dict[Key, Grant] = {g.key: g for g in facts}
         self._owners: dict[str, set[PodUid]] = {}
@@ -60,6 +61,7 @@ class Books:
         """The node's cards as they are now. One that is lost stays known while somebody holds any of it."""
         lost = {uuid: card for uuid, card in self.cards.items() if self.ledger.holders(uuid)}
         self.cards = lost | {card.uuid: card for card in cards}
+        self._written_cards = _facts(self.cards.values())
         self.ledger.refit(self.cards.values())
 
     def state(self, grant: Grant) -> None:
@@ -175,9 +177,8 @@ class Books:
                 known = _Row(allocation, grant, _text(allocation, grant))
             rows[key] = known
         self._written = rows
-        cards = json.dumps([_facts(card) for card in self.cards.values()], separators=(",", ":"))
         allocations = ",".join(row.text for row in rows.values())
-        return f'{{"v":{FORMAT},"cards":{cards},"allocations":[{allocations}]}}'.encode()
+        return f'{{"v":{FORMAT},"cards":{self._written_cards},"allocations":[{allocations}]}}'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +210,9 @@ def _text(allocation: Allocation, grant: Grant | None) -> str:
     return json.dumps(row, separators=(",", ":"))
 
 
-def _facts(card: Card) -> list[object]:
-    return [card.index, card.uuid, card.model, card.memory, card.reserved, card.numa, card.minor]
+def _facts(cards: Iterable[Card]) -> str:
+    rows = [[c.index, c.uuid, c.model, c.memory, c.reserved, c.numa, c.minor] for c in cards]
+    return json.dumps(rows, separators=(",", ":"))
 
 
 def decode_held_cards(state: bytes) -> tuple[Card, ...]:
