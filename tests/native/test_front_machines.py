@@ -1,4 +1,6 @@
-"""Each machine's trampolines: the same program, the same answers, on x86-64 and on aarch64 (under qemu's user mode)."""
+"""Each machine and compiler: the same programs, the same answers, on x86-64 by gcc and clang and on aarch64 (under
+qemu's user mode).
+"""
 
 from __future__ import annotations
 
@@ -54,27 +56,45 @@ class Machine:
     run: tuple[str, ...]
 
 
-def cross_build(compiler: str) -> Path:
-    build = ROOT / "build" / "native-aarch64"
+UNITS = {"unit_core": "all hold\n", "unit_held": "whole\n", "unit_loader": "0 failures\n"}
+"""Programs of the library's own code, and what they say when all is well."""
+
+
+def build_with(compiler: str, name: str, *options: str) -> Path:
+    build = ROOT / "build" / name
     build.mkdir(parents=True, exist_ok=True)
     with (build / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ninja = tool("ninja")
         run(tool("cmake"), "-S", LIB, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
-            f"-DCMAKE_C_COMPILER={compiler}", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64")  # fmt: skip
-        run(ninja, "-C", build, "vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml")
+            f"-DCMAKE_C_COMPILER={compiler}", "-DVCUDA_TESTS=ON", *options)  # fmt: skip
+        run(ninja, "-C", build, "vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml", *UNITS)
     return build
 
 
-@pytest.fixture(scope="module", params=["own", "aarch64"])
+@pytest.fixture(scope="module", params=["own", "clang", "aarch64"])
 def machine(request: pytest.FixtureRequest, native: Path, compiler: str) -> Machine:
     if request.param == "own":
         return Machine(os.uname().machine, compiler, native, ())
+    if request.param == "clang":
+        clang = shutil.which("clang")
+        if not clang:
+            pytest.skip("clang is not installed (Debian: apt-get install clang)")
+        return Machine(os.uname().machine, clang, build_with(clang, "native-clang"), ())
     cross = shutil.which("aarch64-linux-gnu-gcc")
     emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
     if not cross or not emulator:
-        pytest.skip("needs gcc-aarch64-linux-gnu and qemu-user")
-    return Machine("aarch64", cross, cross_build(cross), (emulator, "-L", "/usr/aarch64-linux-gnu"))
+        lacks = [
+            name
+            for name, there in (("gcc-aarch64-linux-gnu", cross), ("qemu-user-static", emulator))
+            if not there
+        ]
+        pytest.skip(
+            f"not installed: {', '.join(lacks)} (Debian: apt-get install {' '.join(lacks)} libc6-dev-arm64-cross)"
+        )
+    options = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64")
+    build = build_with(cross, "native-aarch64", *options)
+    return Machine("aarch64", cross, build, (emulator, "-L", "/usr/aarch64-linux-gnu"))
 
 
 def test_arguments_hooks_pages_and_routing_work_on_this_machine(
@@ -109,3 +129,14 @@ def test_the_build_for_this_machine_exports_the_same_names_from_libc_alone(
     versions = {row[7].split("@GLIBC_")[1] for row in rows if "@GLIBC_" in row[7]}
     assert max(tuple(int(part) for part in version.split(".")) for version in versions) <= (2, 17)
     assert run("readelf", "-d", library).count("(NEEDED)") == 1
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(
+    "machine", ["clang", "aarch64"], indirect=True
+)  # this machine's own have tests of their own
+def test_the_librarys_own_code_holds_on_other_machines(machine: Machine, unit: str) -> None:
+    done = subprocess.run(
+        [*machine.run, str(machine.build / unit)], capture_output=True, text=True, check=False, timeout=110
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, UNITS[unit]), done.stdout + done.stderr
