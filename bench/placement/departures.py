@@ -2,7 +2,8 @@
 
 Arrivals are a Poisson stream of pods drawn from the trace; a pod runs as long as it did in the trace, an hour
 at most, so that a run lasts many lifetimes. One that finds no room waits; whenever something leaves a node,
-those that wait are tried there in the order of their arrival. The first half of the arrivals fills the
+those that wait are tried there in the order of their arrival, and whoever has waited an hour gives up (else
+pods of eight GPUs would pile up for ever, whatever the policy). The first half of the arrivals fills the
 cluster and is not measured.
 """
 
@@ -23,6 +24,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.score.shapes import Room
 
 LONGEST: Final = 3600  # seconds
+PATIENCE: Final = 3600  # seconds
 LOADS: Final = (0.9, 0.95)  # of the cluster's GPUs, if no pod had to wait
 PODS: Final = 8000
 _PART: Final = 16  # every sixteenth node
@@ -108,7 +110,7 @@ def pending(nodes: Sequence[Node], coming: Sequence[Coming], policy: Policy) -> 
         cards.leave(gone.pod, at, taken)
         still: list[Coming] = []
         for each in waiting:  # only this node has changed, so only what fits here can start
-            if fits(each.pod.shape, world.room(at)) and start(each, now):
+            if now - each.at > PATIENCE or (fits(each.pod.shape, world.room(at)) and start(each, now)):
                 demand -= each.pod.cores
             else:
                 still.append(each)

@@ -1,0 +1,135 @@
+"""The tables and the picture of docs/placement.md, from the kept runs: ``python -m bench.placement.page``."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from bench.placement.plot import PICTURE, draw
+from bench.placement.study import ABLATION, BASELINES, KIN, ROOT, SEEDS, Result, load
+
+PAGE: Final = ROOT / "docs" / "placement.md"
+_PUBLISHED: Final = {
+    "FGD": "95.23 / 95.39",
+    "BestFit": "92.86 / 93.08",
+    "GpuPacking": "91.78 / 92.00",
+    "GpuClustering": "91.65 / 91.88",
+    "DotProd": "90.62 / 90.85",
+    "Random": "86.30 / 87.47",
+}
+
+
+class Runs:
+    """The kept runs, by trace and policy."""
+
+    def __init__(self, runs: Sequence[Result]) -> None:
+        self._runs = runs
+
+    def of(self, trace: str, policy: str, seeds: Iterable[int] = SEEDS) -> list[Result]:
+        """Those with the nodes in the seed's own order."""
+        wanted = set(seeds)
+        return [
+            r
+            for r in self._runs
+            if (r["trace"], r["policy"]) == (trace, policy)
+            and r["order"] == r["seed"]
+            and r["seed"] in wanted
+        ]
+
+    def seeds(self, trace: str, policies: Iterable[str]) -> list[int]:
+        """Those that all the policies were run with."""
+        each = [{r["seed"] for r in self.of(trace, policy)} for policy in policies]
+        return sorted(set.intersection(*each))
+
+    def mean(self, trace: str, policy: str, what: str, at: int, seeds: Iterable[int]) -> float:
+        """Over the seeds."""
+        return statistics.mean(float(r[what][str(at)]) for r in self.of(trace, policy, seeds))
+
+    def pair(self, trace: str, policy: str, seeds: Iterable[int]) -> str:
+        """Allocation at 100 and 130 %."""
+        return " / ".join(f"{self.mean(trace, policy, 'allocation', at, seeds):.2f}" for at in (100, 130))
+
+
+def default(runs: Runs) -> list[str]:
+    """Every policy on the trace itself."""
+    lines = [
+        "| policy | seeds | allocated at 100 / 130 % | published | fragmentation at 80 / 100 / 130 % |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for policy in ("ours", "ours, mix known", *BASELINES):
+        found = [r["seed"] for r in runs.of("default", policy)]
+        if found:
+            lost = " / ".join(
+                f"{runs.mean('default', policy, 'fragmentation', at, found):.2f}" for at in (80, 100, 130)
+            )
+            pair = runs.pair("default", policy, found)
+            lines.append(f"| {policy} | {len(found)} | {pair} | {_PUBLISHED.get(policy, '')} | {lost} |")
+    return lines
+
+
+def kin(runs: Runs) -> list[str]:
+    """Ours, FGD and Best-Fit on the resampled traces, over the seeds that all three have."""
+    three = ("ours", "FGD", "BestFit")
+    lines = [
+        "| kin | seeds | ours | FGD | Best-Fit | over FGD, 100 / 130 % | CPU-only pods refused: ours, FGD |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name in KIN:
+        if not all(runs.of(name, policy) for policy in three):
+            continue
+        seeds = runs.seeds(name, three)
+        over = " / ".join(
+            "{:+.2f}".format(
+                runs.mean(name, "ours", "allocation", at, seeds)
+                - runs.mean(name, "FGD", "allocation", at, seeds)
+            )
+            for at in (100, 130)
+        )
+        away = ", ".join(
+            f"{statistics.mean(r['rejected_without_gpu'] for r in runs.of(name, p, seeds)):.0f}"
+            for p in three[:2]
+        )
+        cells = " | ".join(runs.pair(name, policy, seeds) for policy in three)
+        lines.append(f"| {name} | {len(seeds)} | {cells} | {over} | {away} |")
+    return lines
+
+
+def ablation(runs: Runs) -> list[str]:
+    """What each term brings: over the seeds that every variant of a trace has."""
+    traces = ["default", *KIN]
+    variants = [v for v in ("FGD", *ABLATION) if v != "ours, mix known"]
+    seeds = {t: runs.seeds(t, [v for v in variants if runs.of(t, v)]) for t in traces}
+    heads = " | ".join(f"{t} ({len(seeds[t])})" for t in traces)
+    lines = [f"| variant (seeds) | {heads} |", "| --- |" + " ---: |" * len(traces)]
+    for variant in variants:
+        cells = [
+            runs.pair(t, variant, seeds[t]) if runs.of(t, variant, seeds[t]) else "not run" for t in traces
+        ]
+        lines.append(f"| {variant} | {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> int:
+    """Write what has been measured between its markers."""
+    kept = load()
+    if not kept:
+        sys.stderr.write("there are no runs yet: python -m bench.placement --plan …\n")
+        return 1
+    runs = Runs(kept)
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in (("default", default), ("kin", kin), ("ablation", ablation)):
+        begin, end = f"<!-- {name}: written by python -m bench.placement.page -->", f"<!-- end of {name} -->"
+        body = "\n".join(table(runs))
+        head, _, rest = text.partition(begin)
+        _, _, tail = rest.partition(end)
+        text = f"{head}{begin}\n{body}\n{end}{tail}"
+    PAGE.write_text(text, encoding="utf-8")
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    draw(kept, PICTURE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""The openb replay: the protocol kept to the letter, nothing placed where it does not fit, yardsticks true."""
+
+import random
+from collections import Counter
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.placement import data
+from bench.placement.departures import Coming, pending
+from bench.placement.policies import BestFit, DotProd, Fgd, Fragments, GpuClustering, GpuPacking, Ours, fits
+from bench.placement.replay import World, replay, stock_of
+from bench.placement.study import RESULTS, load
+from bench.placement.topology import (
+    Plain,
+    Product,
+    achieved,
+    best,
+    exact,
+    first_fit,
+    greedy,
+    hindsight,
+    machines,
+    sequence,
+    tree,
+)
+from bench.placement.trace import DEMAND, Node, Pod, Trace, arrivals, kin, permuted, read, typical
+from gpu_manager.domain.card_sets import best_set, fragment
+from gpu_manager.domain.score.shapes import Room, Shape
+from gpu_manager.domain.topology import Link, Topology
+
+ROOT = Path(__file__).resolve().parents[2]
+NODES = tuple(
+    [Node(f"a{i}", 32_000, 100_000, 4, "A") for i in range(4)]
+    + [Node(f"b{i}", 16_000, 50_000, 2, "B") for i in range(3)]
+    + [Node("c", 16_000, 50_000, 1, "C")]
+)
+SHAPES = [
+    Shape(30, 0, 2000),
+    Shape(81, 0, 3000),
+    Shape(100, 0, 8000),
+    Shape(50, 0, 1000, ("B",)),
+    Shape(0, 0, 4000),
+]
+SHAPES += [Shape(200, 0, 9000)]
+
+
+def pods_of(count, seed=1):
+    chance = random.Random(seed)
+    return tuple(
+        Pod(f"p{i:04d}", chance.choice(SHAPES), chance.choice([1000, 20_000]), i, i + 500)
+        for i in range(count)
+    )
+
+
+TRACE = Trace(NODES, pods_of(30))
+
+
+def policies(trace):
+    return [
+        Ours(stock_of(trace.nodes)),
+        Fgd(Fragments(trace.pods)),
+        BestFit(),
+        GpuPacking(),
+        GpuClustering(),
+        DotProd(),
+    ]
+
+
+def test_pods_come_shuffled_and_then_as_clones_until_130_percent_are_asked_for():
+    order = arrivals(TRACE, 42)
+    assert sorted(p.name for p in order[:30]) == [p.name for p in TRACE.pods]
+    assert order == arrivals(TRACE, 42) != arrivals(TRACE, 43)
+    asked = sum(p.cores for p in order)
+    # The test for the end looks at one card of the pod: so the last may go past by its other cards.
+    assert DEMAND * TRACE.capacity - 100 < asked <= DEMAND * TRACE.capacity + 100
+
+
+def test_a_trace_that_asks_for_too_much_is_cut():
+    large = Trace(NODES, pods_of(200))
+    assert sum(p.cores for p in arrivals(large, 1)) <= DEMAND * large.capacity
+    assert len(arrivals(large, 1)) < 200
+
+
+@pytest.mark.parametrize("policy", range(6))
+def test_every_policy_places_only_what_fits_and_refuses_only_what_does_not(policy):
+    chosen, nodes = policies(TRACE)[policy], list(NODES)
+    world = World(nodes, chosen)
+    held = [Counter() for _ in nodes]
+    for pod in arrivals(TRACE, 5):
+        world.arrived(pod.shape)
+        choice = world.choose(pod)
+        able = [
+            at
+            for at in range(len(nodes))
+            if fits(pod.shape, world.room(at)) and world.host_memory[at] >= pod.host_memory
+        ]
+        assert (choice is not None) == bool(able)
+        if choice is None:
+            continue
+        at, after = choice
+        assert at in able
+        before = world.room(at)
+        assert before.cores - after.cores == pod.cores
+        assert after.cpu == before.cpu - pod.shape.cpu >= 0
+        assert all(cores >= 0 for cores, _ in after.free)
+        world.put(pod, at, after)
+        held[at].update(cores=pod.cores, cpu=pod.shape.cpu, memory=pod.host_memory)
+    for node, used in zip(nodes, held, strict=True):
+        assert used["cores"] <= 100 * node.cards
+        assert used["cpu"] <= node.cpu
+        assert used["memory"] <= node.memory
+
+
+def test_the_order_of_the_nodes_changes_nothing_for_ours():
+    fragments = Fragments(TRACE.pods)
+    found = [
+        replay(permuted(NODES, order), arrivals(TRACE, 3), Ours(stock_of(NODES)), fragments).allocation
+        for order in range(3)
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_typical_pods_cover_95_percent_the_commonest_first():
+    pods = [Pod(f"a{i}", Shape(50), 0) for i in range(94)]
+    pods += [Pod(f"b{i}", Shape(100), 0) for i in range(4)] + [Pod(f"c{i}", Shape(20), 0) for i in range(2)]
+    assert typical(pods) == [(Shape(50), 94 / 98), (Shape(100), 4 / 98)]
+
+
+def test_fgd_counts_what_each_typical_pod_cannot_use():
+    """Half the pods want 50 cores, half a whole card; 30 + 60 + 100 are free."""
+    fragments = Fragments([Pod("a", Shape(50, 0, 1000), 0), Pod("b", Shape(100, 0, 1000), 0)])
+    room = Room("A", 0, 4000, ((30, 0), (60, 0), (100, 0)))
+    assert fragments.of([room]) == [10 * (30 + 90) / 2]
+    assert fragments.of([room._replace(cpu=500)]) == [10 * 190]
+
+
+def test_kin_have_the_ratios_that_they_state():
+    base = Trace(NODES, pods_of(400))
+    share = kin(base, "share").pods
+    assert all(p.cores < 100 for p in share)
+    assert sum(p.cores for p in share) >= base.demand
+
+    def cpu(trace):
+        return sum(p.shape.cpu for p in trace.pods if not p.cores)
+
+    assert 2.5 * cpu(base) <= cpu(kin(base, "cpu")) <= 2.5 * cpu(base) + 4000
+    multi = kin(base, "multi")
+    several = sum(p.cores for p in multi.pods if p.cores > 100)
+    assert 0.48 < several / multi.demand < 0.52
+    named = [p for p in kin(base, "spec").pods if p.cores and p.shape.models]
+    assert {model for pod in named for model in pod.shape.models} == {"A", "B", "C"}
+    assert {len(pod.shape.models) for pod in named} == {1, 2, 3}
+    assert kin(base, "spec") == kin(base, "spec")
+
+
+def test_who_waits_is_counted_for_as_long_as_it_waits():
+    nodes = [Node("a", 96_000, 10**6, 1, "A")]
+    whole = Pod("p", Shape(100, 0, 1000), 0)
+    late = Pod("q", Shape(100, 0, 1000), 0)
+    coming = [
+        Coming(whole, 0.0, 100.0),
+        Coming(late, 20.0, 10.0),
+        Coming(Pod("r", Shape(0, 0, 1), 0), 200.0, 1.0),
+    ]
+    # q waits from 20 to 100, and what is averaged is the time from its arrival to the last one.
+    assert pending(nodes, coming, BestFit()) == pytest.approx(100 * 80 / 180)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000))
+def test_no_choice_of_cards_is_better_than_hindsight(seed):
+    chance = random.Random(seed)
+    links = [Link.parse(kind) for kind in ("NV2", "NV1", "PIX", "SYS")]
+    rows = [[Link.parse("X")] * 6 for _ in range(6)]
+    for i, j in combinations(range(6), 2):
+        rows[i][j] = rows[j][i] = chance.choice(links)
+    topology = Topology(tuple(map(tuple, rows)))
+    events = sequence(6, seed)
+    most = hindsight(topology, events)
+    for policy in (Product(topology), Plain(topology, greedy), Plain(topology, first_fit)):
+        assert 0 < achieved(topology, events, policy) <= most
+    free = frozenset(chance.sample(range(6), 4))
+    assert topology.sum(exact(topology, free, 2)) == best(topology, free, 2)
+
+
+def test_the_predecessors_tree_makes_the_choices_that_its_own_tests_ask_for():
+    if (folder := data("topologies")) is None:
+        pytest.skip("no recorded topologies beside the project")
+    parsed = machines(folder)["made up: six cards"]
+    choose = tree(parsed)
+    everything = frozenset(range(6))
+    assert choose(parsed.topology, everything, 1) == (4,)
+    assert choose(parsed.topology, everything, 3) == (0, 1, 2)
+    assert choose(parsed.topology, everything - {0}, 2) in {(2, 3), (4, 5)}
+    assert choose(parsed.topology, everything - {0, 2}, 1) == (1,)
+
+
+def test_best_fit_of_the_replay_is_the_published_one():
+    if (folder := data("openb")) is None:
+        pytest.skip("no openb trace beside the project")
+    trace = read(folder / "openb_node_list_gpu_node.csv", folder / "openb_pod_list_default.csv")
+    run = replay(permuted(trace.nodes, 42), arrivals(trace, 42), BestFit(), Fragments(trace.pods))
+    assert run.allocation[100] == pytest.approx(92.86, abs=0.5)
+    assert run.allocation[130] == pytest.approx(93.08, abs=0.5)
+
+
+def test_the_kept_runs_all_come_from_one_state_of_the_code():
+    assert RESULTS.exists()
+    runs = load()
+    assert len({run["code"] for run in runs}) == 1
+    assert len({(r["trace"], r["policy"], r["seed"], r["order"]) for r in runs}) == len(runs)
+
+
+def test_the_page_s_worked_examples_are_what_the_domain_does():
+    page = (ROOT / "docs" / "placement.md").read_text(encoding="utf-8")
+    pix, phb, sys = (Link.parse(kind) for kind in ("PIX", "PHB", "SYS"))
+    kinds = {
+        (i, j): pix if i // 2 == j // 2 else phb if i // 4 == j // 4 else sys
+        for i in range(6)
+        for j in range(6)
+    }
+    topology = Topology(
+        tuple(tuple(Link.parse("X") if i == j else kinds[i, j] for j in range(6)) for i in range(6))
+    )
+    for busy in ((), (0,), (0, 2), (0, 2, 4)):
+        free = frozenset(range(6)) - set(busy)
+        sets = [best_set(topology, free, k) for k in (2, 3, 4)]
+        cells = [", ".join(map(str, busy)) or "none", str(fragment(topology, free))]
+        cells += [", ".join(map(str, cards)) if cards else "no room" for cards in sets]
+        assert f"| {' | '.join(cells)} |" in page
