@@ -129,7 +129,7 @@ class Kubelet(Protocol):
     def listing(self) -> Mapping[tuple[str, str], Sequence[Listed]]:
         """PodResources List: active pods → their app containers and sidecars (also those without ids).
 
-        Retries the limiter for 3 s. Raises NodeUnready when the kubelet does not answer.
+        Retries the limiter for 10 s. Raises NodeUnready when the kubelet does not answer.
         """
 
     def checkpoint(self) -> Sequence[Entry] | None:

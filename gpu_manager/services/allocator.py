@@ -199,6 +199,10 @@ class Allocator:
             if answer.candidate is None:
                 self._tally.count("unidentified", resource)
                 log.warning("pod not identified", resource=resource, size=size, reason=answer.reason)
+                likely = self._likely(question)
+                cards = self._planner.cards_for(likely.pod, likely.container) if likely else ()
+                if cards:
+                    return self._planner.pick(resource, cards, free, must, size)
                 return self._planner.best_ids(resource, free, must, size)
             self._never |= answer.passed_over
             ids, decision = self._decide(resource, answer.candidate, answer.has, free, must, size)
@@ -357,10 +361,7 @@ class Allocator:
         """Nobody was asked for a preference: the next listing or PreStartContainer settles whose it is."""
         if not self._unnamed.owns(ids):
             raise DoesNotFit(f"device ids of {resource} are still held by another pod")
-        question = Question(resource, len(ids))
-        likely = self._association.likely(
-            question, self._books.holds, never=self._never, partner=self._partner
-        )
+        likely = self._likely(Question(resource, len(ids)))
         try:
             grant = self._unnamed.book(resource, ids, likely)
         except DoesNotFit:
@@ -378,6 +379,10 @@ class Allocator:
             likely=likely.pod.key if likely else "",
         )
         return injection
+
+    def _likely(self, question: Question) -> Candidate | None:
+        """Who may be meant, for a choice of cards alone; nobody if several could be."""
+        return self._association.likely(question, self._books.holds, never=self._never, partner=self._partner)
 
     # --- small things -----------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -94,6 +95,14 @@ class Planner:
         if planned is None:
             raise Bug(f"{pod.key}: container {container.name} was left out of its pod's plan")
         return planned
+
+    def cards_for(self, pod: Pod, container: Container) -> tuple[CardUuid, ...]:
+        """The cards that this container has, or is to have; none if it has no room anywhere."""
+        if self.books.ledger.get(pod.uid, container.name) is None:
+            with contextlib.suppress(RequestInvalid, DoesNotFit):
+                self.plan(pod, free_choice=True)
+        held = self.books.ledger.get(pod.uid, container.name)
+        return held.cards if held is not None else ()
 
     def plan(self, pod: Pod, *, free_choice: bool) -> None:
         """Book every container of the pod that is not booked: on the cards whose ids it will be handed, as

@@ -7,7 +7,6 @@ grant it is settles the kubelet's next listing (:meth:`Unnamed.name`), or else P
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -17,7 +16,7 @@ import structlog
 from gpu_manager.domain import rules
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, RESOURCES
-from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
+from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.identity import Candidate
 from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.placement import place
@@ -54,9 +53,8 @@ class Unnamed:
         books = self._planner.books
         key = likely.key if likely else None
         base = self._base(key) if key else None
-        if likely is not None and base is None and books.ledger.get(*likely.key) is None:
-            with contextlib.suppress(RequestInvalid, DoesNotFit):
-                self._planner.plan(likely.pod, free_choice=True)
+        if likely is not None and base is None:
+            self._planner.cards_for(likely.pod, likely.container)
         planned = books.ledger.get(*key) if key else None
         before = [g for g in self._held_by_nobody(ids) if g is not base]
         for old in {a.key for a in (planned, base, *before) if a is not None}:

@@ -15,7 +15,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.ports import Listed
-from gpu_manager.sandbox.kubelet import Step
+from gpu_manager.sandbox.kubelet import Limiter, Step
 from tests.fakes.node import NodeRig, container, pod
 
 
@@ -187,6 +187,26 @@ def test_case_38_the_limiter_hogged_by_another_client_delays_and_does_not_mislea
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.parametrize("order", [core_first, memory_first])
+def test_case_38_a_kubelet_that_does_not_list_its_pods_costs_the_name_and_not_the_card(
+    tmp_path: Path, order: Any
+) -> None:
+    """One pod alone could be meant: its card is taken, its name waits for the start."""
+    with NodeRig(tmp_path, limiter=Limiter(rate=0.001, burst=0), list_seconds=0.05) as rig:
+        rig.kubelet.hooks.order = order
+        for card in (5, 2, 7):
+            one = pod(f"p{card}", container("c", 30, 20), on={"c": [(rig.states[card], 30, 5 * GIB)]})
+            result = rig.admit(one)
+            assert result.admitted, result.message
+            rig.start(one)
+            assert rig.cards_of(one, "c") == (card,)
+            (limit,) = rig.limits(result, "c")
+            assert (limit.card, limit.cores, limit.memory) == (rig.states[card].card.uuid, 30, 5 * GIB)
+        assert rig.tally.counts("unidentified") == {CORE: 3, MEMORY: 3}
+        booked = rig.allocator.read(lambda books, _: [a.shares[0].amount for a in books.ledger])
+        assert [(a.cores, a.memory) for a in booked] == [(30, 5 * GIB)] * 3
 
 
 def test_several_containers_each_get_their_own_card_and_limits(rig: NodeRig) -> None:

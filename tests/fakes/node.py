@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kubelet import KubeletClient
+from gpu_manager.adapters.kubelet.client import DEADLINE_SECONDS
 from gpu_manager.adapters.old_checkpoint import read_old_checkpoint
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, NVIDIA, Assignment, encode_assignment
@@ -88,6 +89,7 @@ class NodeRig:
         clock: Clock | None = None,
         evict: bool = True,
         lending: bool = False,
+        list_seconds: float = DEADLINE_SECONDS,
         **kubelet: Any,
     ) -> None:
         self.states = tuple(states if states is not None else cards())
@@ -99,6 +101,7 @@ class NodeRig:
         self.injector = FakeInjector()
         self.tally = Tally()
         self.evict = evict
+        self.list_seconds = list_seconds
         self.lending = lending  # whole cards as nvidia.com/gpu too
         self.old_checkpoint = directory / "old"
         self._thread: threading.Thread | None = None
@@ -118,6 +121,7 @@ class NodeRig:
             self.kubelet.device_plugins,
             self.kubelet.pod_resources,
             resources=LENDING if self.lending else SOCKETS,
+            deadline=self.list_seconds,
         )
         entries = self.client.checkpoint()
         listing = None

@@ -19,7 +19,9 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
 from gpu_manager.ports import Entry, Listed
 
-DEADLINE_SECONDS: Final = 3.0  # an answer without a fresh List can be wrong for the pod's whole life
+# An answer without a fresh List can be wrong for the pod's whole life, and the question has no deadline: on a
+# machine that stalled, 3 s were not enough.
+DEADLINE_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = (0.005, 0.015)  # the kubelet's limiter gives one token every 10 ms
 RECEIVE_BYTES: Final = 16 << 20  # as Kubernetes' own callers of this API
 
@@ -79,10 +81,10 @@ class KubeletClient:
     def listing(self) -> Mapping[tuple[str, str], Sequence[Listed]]:
         """PodResources List: (namespace, pod) → its app containers and sidecars, those without ids too.
 
-        Waits out the kubelet's limiter (one bucket for all callers on the node) for at most 3 s.
+        Waits out the kubelet's limiter (one bucket for all callers on the node) for at most 10 s.
 
         Raises:
-            NodeUnready: the kubelet is away, refused for 3 s, or did not answer.
+            NodeUnready: the kubelet is away, refused for so long, or did not answer.
         """
         ends = time.monotonic() + self._deadline
         while True:
