@@ -44,8 +44,9 @@ def command(
         typer.Option(metavar="NAMESPACE/NAME", help="A pod of the running sandbox to delete."),
     ] = None,
     fault: Annotated[list[str] | None, typer.Option(metavar="TEXT", help=_HELP_FAULTS)] = None,
-    binder: Annotated[
-        bool, typer.Option(help="Bind pods to the node by its capacity; off: another scheduler does.")
+    scheduler: Annotated[bool, typer.Option(help="Run a scheduler; off: one of your own does it.")] = True,
+    admission: Annotated[
+        bool, typer.Option(help="Run the admission service: webhooks, quota, extender, explanations.")
     ] = True,
     native: Annotated[
         Path | None,
@@ -53,7 +54,7 @@ def command(
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Show what it does, check it, and end.")] = False,
 ) -> int:
-    """Keep a node with simulated cards up until Ctrl-C: API server and kubelet stand-ins, the real agent.
+    """Keep a node with simulated cards up until Ctrl-C: the real agent and admission around stand-ins.
 
     While one runs, the same command with --apply, --delete or --fault in another terminal reaches it. kubectl
     works with the kubeconfig that is printed. A container's command runs as a
@@ -65,7 +66,7 @@ def command(
         from gpu_manager.sandbox.demo import run  # noqa: PLC0415  # only where it is needed
 
         _quiet()
-        return run(profile, port or None, directory, native)
+        return run(profile, port or None, directory, native, admission=admission)
     objects = [obj for name in apply or () for _, obj in load_objects(name)]
     from gpu_manager.sandbox.control import Order, send  # noqa: PLC0415  # gRPC, only where it is needed
     from gpu_manager.sandbox.whole import Settings, default_directory  # noqa: PLC0415  # as above
@@ -79,7 +80,7 @@ def command(
             return 0
         if delete or fault:
             raise RequestInvalid(f"no sandbox runs in {place}: start one with gpu-manager sandbox")
-    return _keep(Settings(place, profile, port, binder, native), order)
+    return _keep(Settings(place, profile, port, scheduler, admission, native), order)
 
 
 def _keep(settings: Settings, order: Order) -> int:
@@ -115,10 +116,22 @@ def _heading(sandbox: Sandbox) -> str:
             f"node {sandbox.node.name}: {len(sandbox.cards)} cards, {_models(sandbox)}{left_out}",
             f"  kubeconfig  {sandbox.kubeconfig}",
             f"  metrics     {sandbox.metrics_url}",
+            *_admission(sandbox),
             f"  logs        {sandbox.agent_log}, {sandbox.directory / 'logs'}",
             "  Ctrl-C ends it",
         )
     )
+
+
+def _admission(sandbox: Sandbox) -> list[str]:
+    from gpu_manager.sandbox.admission import LEFT_OUT  # noqa: PLC0415  # as above
+    from gpu_manager.sandbox.api import ADMIN_TOKEN  # noqa: PLC0415  # as above
+
+    if sandbox.admission is not None:
+        return [f"  admission   {sandbox.admission.url}/ui (token {ADMIN_TOKEN})"]
+    if sandbox.settings.admission:
+        return [f"  admission   {LEFT_OUT}"]
+    return []
 
 
 def _models(sandbox: Sandbox) -> str:

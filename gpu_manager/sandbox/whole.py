@@ -1,4 +1,4 @@
-"""A whole node on a laptop: API server, scheduler and kubelet stand-ins, the real agent, simulated cards."""
+"""A whole node on a laptop: the real agent and admission between stand-ins of Kubernetes, simulated cards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import threading
 import time
@@ -22,15 +23,17 @@ from gpu_manager.domain.card import Card
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.sandbox import programs
-from gpu_manager.sandbox.agent_process import AgentProcess
-from gpu_manager.sandbox.api import StandInApi
-from gpu_manager.sandbox.binder import Binder
+from gpu_manager.sandbox.admission import ADMISSION_TOKEN, AGENT_TOKEN, TOKENS, Admission, find_program
+from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+from gpu_manager.sandbox.extender import Extender
+from gpu_manager.sandbox.kept_process import KeptProcess
 from gpu_manager.sandbox.kubelet import StandInKubelet
 from gpu_manager.sandbox.native import Native, find_native, native_in
 from gpu_manager.sandbox.node import NodeLoop
 from gpu_manager.sandbox.pod_worker import FIRST_PAUSE
 from gpu_manager.sandbox.processes import Processes
 from gpu_manager.sandbox.runtime import Runtime, free_port
+from gpu_manager.sandbox.scheduler import Scheduler
 
 NODE: Final = "sandbox"
 LOCK: Final = "sandbox.lock"  # marks a directory as a sandbox's, and says by its lock whether one runs there
@@ -38,20 +41,31 @@ READY_SECONDS: Final = 30.0
 _LONGEST_SOCKET: Final = 107  # of a unix socket's path
 _SOCKETS: Final = "kubelet/device-plugins/vmemory.sock"
 _HTTP_SECONDS: Final = 5.0
-_OURS: Final = ("agent.log", "cards.yaml", "kubeconfig", "control.sock")
+_AGENT: Final = "from gpu_manager.cli.main import main; main()"
+_OURS: Final = (
+    "admission.kubeconfig",
+    "admission.log",
+    "agent.kubeconfig",
+    "agent.log",
+    "cards.yaml",
+    "control.sock",
+    "kubeconfig",
+)
 _OUR_DIRECTORIES: Final = ("bin", "cards", "containers", "kubelet", "logs", "pages", "state")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a sandbox is made of. ``port`` 0 is any free one; ``binder`` off waits for another scheduler;
-    ``native`` is a build of the library and the stand-in driver, if not the installed one.
+    """What a sandbox is made of. ``port`` 0 is any free one; ``scheduler`` off waits for another one;
+    ``admission`` off leaves its webhooks and extender out, as where it is not installed; ``native`` is a
+    build of the library and the stand-in driver, if not the installed one.
     """
 
     directory: Path
     profile: str = "a100x8"
     port: int = 0
-    binder: bool = True
+    scheduler: bool = True
+    admission: bool = True
     native: Path | None = None
     restart_pause: float = FIRST_PAUSE
     seed: int | None = None
@@ -85,7 +99,9 @@ class Sandbox:
         self.agent_log = directory / "agent.log"
         self.control = directory / "cards.yaml"
         self.processes = Processes()
-        self.api = StandInApi()
+        self._program = find_program() if settings.admission else None
+        self.admission = Admission(_two_ports(self.port)) if self._program is not None else None
+        self.api = StandInApi(tokens=TOKENS, hooks=self.admission.hooks() if self.admission else ())
         seed = settings.seed if settings.seed is not None else int.from_bytes(os.urandom(4))
         self.kubelet = StandInKubelet(directory / "kubelet", seed=seed)
         self.runtime = Runtime(
@@ -96,13 +112,15 @@ class Sandbox:
             programs=programs.commands(),
         )
         self.node = NodeLoop(NODE, self.api, self.kubelet, self.runtime, restart_pause=settings.restart_pause)
-        self.binder = Binder(self.api, NODE) if settings.binder else None
-        self.agent = AgentProcess(self.processes, self._agent_arguments(), self.agent_log, directory)
+        extender = Extender(self.admission.extender_port) if self.admission else None
+        self.scheduler = Scheduler(self.api, extender) if settings.scheduler else None
+        agent = [sys.executable, "-c", _AGENT, "run", *self._agent_arguments()]
+        self.agent = KeptProcess(self.processes, "agent", agent, self.agent_log, directory)
 
     def _agent_arguments(self) -> list[str]:
         pairs: dict[str, object] = {
             "--node-name": NODE,
-            "--kubeconfig": self.kubeconfig,
+            "--kubeconfig": self.directory / "agent.kubeconfig",
             "--kubelet-dir": self.directory / "kubelet",
             "--state-dir": self.directory / "state",
             "--pages-dir": self.directory / "pages",
@@ -120,15 +138,26 @@ class Sandbox:
 
     def start(self) -> Self:
         """Start everything; returns when pods can be served, or raises NodeUnready after some seconds."""
-        self.api.start()
-        self.api.kubeconfig(self.kubeconfig)
-        self.kubelet.start()
-        self.node.start()
-        if self.binder is not None:
-            self.binder.start()
+        self.prepare()
         self.agent.start()
         self.wait(self.ready, READY_SECONDS, "the agent has not registered with the kubelet")
+        if self.admission is not None:
+            log = self.directory / "admission.log"
+            self.wait(self.admission.ready, READY_SECONDS, "the admission service does not answer", log)
         return self
+
+    def prepare(self) -> None:
+        """Start everything but the agent."""
+        self.api.start()
+        self.api.kubeconfig(self.kubeconfig)
+        self.api.kubeconfig(self.directory / "agent.kubeconfig", AGENT_TOKEN)
+        self.kubelet.start()
+        self.node.start()
+        if self.admission is not None and self._program is not None:
+            config = self.api.kubeconfig(self.directory / "admission.kubeconfig", ADMISSION_TOKEN)
+            self.admission.start(self.api, self.processes, self._program, self.directory, config)
+        if self.scheduler is not None:
+            self.scheduler.start()
 
     def stop(self) -> None:
         """End everything, containers included, and give the directory back. Idempotent."""
@@ -136,8 +165,10 @@ class Sandbox:
             return
         self._stopped = True
         self.node.stop()
-        if self.binder is not None:
-            self.binder.stop()
+        if self.scheduler is not None:
+            self.scheduler.stop()
+        if self.admission is not None:
+            self.admission.stop()
         self.agent.stop()
         self.processes.close()
         self.kubelet.stop()
@@ -160,20 +191,21 @@ class Sandbox:
         allocatable = (node.get("status") or {}).get("allocatable") or {}
         return all(int(allocatable.get(resource, 0)) > 0 for resource in (CORE, MEMORY))
 
-    def wait(self, holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
-        """Wait until something holds. Raises NodeUnready, with the agent's last words, if it does not."""
+    def wait(
+        self, holds: Callable[[], bool], seconds: float, otherwise: str, log: Path | None = None
+    ) -> None:
+        """Wait until something holds. Raises NodeUnready, with a log's last words (the agent's), if not."""
         ends = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > ends:
-                raise NodeUnready(f"{otherwise} within {seconds:g} s{self._last_words()}")
+                raise NodeUnready(f"{otherwise} within {seconds:g} s{_last_words(log or self.agent_log)}")
             time.sleep(0.05)
 
-    def _last_words(self) -> str:
-        try:
-            lines = self.agent_log.read_text("utf-8", "replace").splitlines()
-        except OSError:
-            return ""
-        return f"; {self.agent_log} ends with: {lines[-1]}" if lines else f"; {self.agent_log} is empty"
+    def explain(self, namespace: str, pod: str) -> str:
+        """Why a pod waits, or where it is, in admission's words. Raises NodeUnready: it does not answer."""
+        if self.admission is None:
+            raise NodeUnready("the sandbox runs without admission")
+        return self.admission.ask(f"/explain/{namespace}/{pod}", ADMIN_TOKEN)
 
     # The agent, by HTTP.
 
@@ -257,11 +289,29 @@ def _native(place: Path | None) -> Native:
     return found
 
 
+def _last_words(log: Path) -> str:
+    try:
+        lines = log.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return f"; {log} ends with: {lines[-1]}" if lines else f"; {log} is empty"
+
+
 def _port(wanted: int) -> int:
     port = free_port(wanted)
     if port is None:
         raise RequestInvalid(f"--port {wanted}: another program listens there; take another, or 0 for any")
     return port
+
+
+def _two_ports(taken: int) -> tuple[int, int]:
+    """Two free ones beside the agent's, which nobody listens at yet."""
+    found: list[int] = []
+    while len(found) < 2:
+        port = _port(0)
+        if port not in (taken, *found):
+            found.append(port)
+    return found[0], found[1]
 
 
 def _take(directory: Path) -> IO[str]:

@@ -44,15 +44,6 @@ class Node(Sandbox):
     def _agent_arguments(self) -> list[str]:
         return [*super()._agent_arguments(), "--checkpoint-path", str(self.directory / "old")]
 
-    def before(self) -> None:
-        """All but the agent is up."""
-        self.api.start()
-        self.api.kubeconfig(self.kubeconfig)
-        self.kubelet.start()
-        self.node.start()
-        assert self.binder is not None
-        self.binder.start()
-
     def upgrade(self) -> None:
         self.agent.start()
 
@@ -131,9 +122,9 @@ class Upgraded:
 @pytest.fixture(scope="module")
 def upgraded() -> Iterator[Upgraded]:
     with short_directory() as directory:
-        node = Node(Settings(directory / "s"))
+        node = Node(Settings(directory / "s", admission=False))
         try:
-            node.before()
+            node.prepare()
             quota = {"name": "gpuquota", "namespace": "kube-system"}
             data = {"gpu_quota": json.dumps(QUOTA)}
             orders.apply(

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpu_manager.sandbox.api import StandInApi
-from gpu_manager.sandbox.binder import Binder
 from gpu_manager.sandbox.kubelet import StandInKubelet
 from gpu_manager.sandbox.node import NodeLoop
 from gpu_manager.sandbox.processes import Processes
 from gpu_manager.sandbox.runtime import Runtime
+from gpu_manager.sandbox.scheduler import Scheduler
 
 NODE = "n1"
 GPU = "x.io/gpu"
@@ -53,7 +53,7 @@ def short_directory() -> Iterator[Path]:
 
 
 class BareNode:
-    """API and kubelet stand-ins, node loop, binder: all but the agent; ``gpus`` of another vendor's kind."""
+    """API and kubelet stand-ins, node loop, scheduler: all but the agent; ``gpus`` of another vendor's kind."""
 
     def __init__(self, directory: Path, gpus: int = 4) -> None:
         self.api = StandInApi()
@@ -61,7 +61,7 @@ class BareNode:
         self.processes = Processes()
         self.runtime = Runtime(directory, self.processes)
         self.node = NodeLoop(NODE, self.api, self.kubelet, self.runtime, restart_pause=0.05)
-        self.binder = Binder(self.api, NODE)
+        self.scheduler = Scheduler(self.api)
         self.directory = directory
         self._gpus = gpus
 
@@ -70,12 +70,12 @@ class BareNode:
         self.kubelet.start()
         self.kubelet.set_foreign(GPU, self._gpus)
         self.node.start()
-        self.binder.start()
+        self.scheduler.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.node.stop()
-        self.binder.stop()
+        self.scheduler.stop()
         self.processes.close()
         self.kubelet.stop()
         self.api.stop()

@@ -25,7 +25,8 @@ class Hook:
     """One webhook. ``call`` takes an ``AdmissionReview`` with a request and returns one with a response.
 
     ``resources`` are paths as RBAC spells them (``pods``, ``pods/binding``). An answer with a patch makes it
-    a mutating hook: list those first.
+    a mutating hook: list those first. ``concerns`` stands for ``matchConditions``: it says of a request (the
+    review's own part) whether to ask at all.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Hook:
     resources: frozenset[str] = frozenset({"pods"})
     operations: frozenset[str] = frozenset({"CREATE", "UPDATE"})
     fail_open: bool = False
+    concerns: Callable[[Review], bool] = lambda _request: True
 
 
 def https_hook(url: str, ca_file: str | None = None, timeout: float = 10.0) -> Callable[[Review], Review]:
@@ -76,6 +78,8 @@ def admit(
         if target.path not in hook.resources or operation not in hook.operations:
             continue
         review = _review(operation, target, user, obj, old, dry_run=dry_run)
+        if not hook.concerns(review["request"]):
+            continue
         try:
             response = hook.call(review).get("response") or {}
         except ApiError:

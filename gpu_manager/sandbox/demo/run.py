@@ -11,7 +11,8 @@ from typing import Final
 
 from gpu_manager.domain.contract import HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.sandbox.demo import limits, scenes
+from gpu_manager.sandbox.admission import LEFT_OUT
+from gpu_manager.sandbox.demo import limits, scenes, scheduling
 from gpu_manager.sandbox.demo.metrics import metrics
 from gpu_manager.sandbox.demo.paper import Paper
 from gpu_manager.sandbox.demo.stage import Stage
@@ -27,6 +28,8 @@ def run(
     port: int | None = None,
     directory: Path | None = None,
     native: Path | None = None,
+    *,
+    admission: bool = True,
 ) -> int:
     """Show everything and check it: 0 if all holds, else 1. Without ``directory``, leaves nothing behind."""
     if profile != PROFILE:
@@ -34,7 +37,7 @@ def run(
     paper = Paper()
     chosen = port or free_port(HTTP_PORT) or 0
     place = directory or _directory()
-    sandbox = Sandbox(Settings(place.absolute(), PROFILE, chosen, native=native))
+    sandbox = Sandbox(Settings(place.absolute(), PROFILE, chosen, admission=admission, native=native))
     try:
         with sandbox:
             _show(Stage(sandbox), paper, moved=port is None and chosen == 0)
@@ -48,8 +51,11 @@ def run(
 
 def _show(stage: Stage, paper: Paper, *, moved: bool) -> None:
     sandbox = stage.sandbox
-    paper.line(f"One node, {len(sandbox.cards)} simulated cards ({sandbox.cards[0].model}), the real agent.")
+    real = "the real agent and admission service" if sandbox.admission else "the real agent"
+    paper.line(f"One node, {len(sandbox.cards)} simulated cards ({sandbox.cards[0].model}), {real}.")
     paper.line(f"Metrics: {sandbox.metrics_url}", "dim")
+    if sandbox.admission is None:
+        paper.line(f"Admission: {LEFT_OUT if sandbox.settings.admission else 'left out'}", "dim")
     if moved:
         paper.line(f"(port {HTTP_PORT} is taken on this machine)", "dim")
     chapters: list[Callable[[Stage, Paper], None]] = [
@@ -57,11 +63,18 @@ def _show(stage: Stage, paper: Paper, *, moved: bool) -> None:
         scenes.pair,
         scenes.prepare,
         scenes.whole,
-        scenes.illegal,
+        scheduling.denied if sandbox.admission else scenes.illegal,
     ]
     if sandbox.native.complete:
         chapters += [limits.memory, limits.inside, limits.cores]
-    chapters += [scenes.burst, scenes.booked, scenes.no_room, metrics]
+    if sandbox.admission:
+        chapters.append(scheduling.quota)
+    chapters += [scenes.burst, scenes.booked]
+    if sandbox.admission:
+        chapters += [scheduling.no_room, scheduling.explained, scheduling.preempted]
+    else:
+        chapters.append(scenes.no_room)
+    chapters.append(metrics)
     for chapter in chapters:
         chapter(stage, paper)
     if not sandbox.native.complete:

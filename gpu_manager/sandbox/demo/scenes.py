@@ -101,20 +101,33 @@ def booked(stage: Stage, paper: Paper) -> None:
 def illegal(stage: Stage, paper: Paper) -> None:
     """What can never be had."""
     reason = _refused(stage, paper, "6-illegal")
-    paper.check(
-        "150" in reason and "100 or 200" in reason, "the reason names the value and the nearest legal ones"
-    )
+    names_it(paper, reason)
 
 
 def no_room(stage: Stage, paper: Paper) -> None:
     """What cannot be had now."""
-    cards = stage.sandbox.graph()["cards"]
-    free = [max(0, int(card["cores_free"])) for card in cards]
-    reason = _refused(stage, paper, "7-no-room")
+    free = free_cores(stage)
+    says_what_lacks(paper, free, _refused(stage, paper, "7-no-room"))
+
+
+def free_cores(stage: Stage) -> Sequence[int]:
+    """By card."""
+    return [max(0, int(card["cores_free"])) for card in stage.sandbox.graph()["cards"]]
+
+
+def says_what_lacks(paper: Paper, free: Sequence[int], reason: str) -> None:
+    """Whether a refusal for want of room is one, and explains itself."""
     paper.line(f"(free cores by card: {', '.join(map(str, free))}; together {sum(free)})", "dim")
     paper.check(
         sum(free) >= 50 > max(free) and "50" in reason and "card" in reason,
         "the reason says what each card lacks",
+    )
+
+
+def names_it(paper: Paper, reason: str) -> None:
+    """Whether the refusal of a card and a half helps."""
+    paper.check(
+        "150" in reason and "100 or 200" in reason, "the reason names the value and the nearest legal ones"
     )
 
 

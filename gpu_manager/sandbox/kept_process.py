@@ -1,10 +1,9 @@
-"""The node's agent as the sandbox runs it: a process of its own, started again whenever it dies."""
+"""A program that the sandbox keeps alive: a process of its own, started again whenever it dies."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,27 +19,28 @@ log = structlog.get_logger(__name__)
 FIRST_PAUSE: Final = 0.3  # seconds before it is started again; doubled while it dies young
 LONGEST_PAUSE: Final = 10.0
 YOUNG_SECONDS: Final = 10.0
-_PROGRAM: Final = "from gpu_manager.cli.main import main; main()"
+# What a deployment says by environment: whoever runs the sandbox may have it set for another reason.
+_NOT_OURS: Final = ("EXTRA_FLAGS", "POD_NAME", "POD_NAMESPACE")
 
 
-class AgentProcess:
-    """Keeps ``gpu-manager run`` with these arguments alive. ``starts`` counts its processes."""
+class KeptProcess:
+    """Keeps one command line alive. ``name`` is its word in the log; ``starts`` counts its processes."""
 
     def __init__(
-        self, processes: Processes, arguments: Sequence[str], log_file: Path, directory: Path
+        self, processes: Processes, name: str, argv: Sequence[str], log_file: Path, directory: Path
     ) -> None:
         self._processes = processes
-        self._argv = [sys.executable, "-c", _PROGRAM, "run", *arguments]
+        self._what = name
+        self._argv = list(argv)
         self._log_file = log_file
         self._directory = directory
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._died = threading.Event()
         self._name = ""
         self.pid = 0
         self.starts = 0
         self.code: int | None = None
-        self._thread = threading.Thread(target=self._run, name="agent-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{name}-keeper", daemon=True)
 
     def start(self) -> None:
         """Start it, and the thread that watches over it."""
@@ -66,23 +66,29 @@ class AgentProcess:
             try:
                 self._begin()
             except NodeUnready as error:
-                log.error("agent not started", reason=str(error))
+                log.error("not started", program=self._what, reason=str(error))
                 self._died.set()
             young = self._died.wait(YOUNG_SECONDS)
             self._died.wait()
             if self._stop.is_set():
                 return
             pause = min(LONGEST_PAUSE, 2 * pause) if young and self.starts > 1 else FIRST_PAUSE
-            log.warning("agent died", code=self.code, again_in_seconds=pause, log=str(self._log_file))
+            log.warning(
+                "program died",
+                program=self._what,
+                code=self.code,
+                again_in_seconds=pause,
+                log=str(self._log_file),
+            )
             self._stop.wait(pause)
 
     def _begin(self) -> None:
         self.starts += 1
-        self._name = f"agent-{self.starts}"
+        self._name = f"{self._what}-{self.starts}"
         self.pid = self._processes.spawn(
             self._name,
             self._argv,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**{k: v for k, v in os.environ.items() if k not in _NOT_OURS}, "PYTHONUNBUFFERED": "1"},
             cwd=self._directory,
             log=self._log_file,
             ended=self._ended,
