@@ -19,7 +19,7 @@ import grpc
 import structlog
 
 from gpu_manager.adapters.kubelet import SocketChange, SocketWatch, register
-from gpu_manager.adapters.kubelet.registration import KUBELET_SOCKET
+from gpu_manager.adapters.kubelet.registration import KUBELET_SOCKET, kubelet_socket
 from gpu_manager.domain.contract import (
     CARRIERS,
     CORE,
@@ -44,6 +44,7 @@ LENDING: Final = {**SOCKETS, NVIDIA: NVIDIA_SOCKET}  # where whole cards go by N
 _WORKERS: Final = 16  # each open ListAndWatch stream occupies one for its life
 _BACK_OFF: Final = (1.0, 30.0)
 _CUT_SECONDS: Final = 0.5  # within which a cut stream, or the order to stop, is seen
+_REST_POLL_SECONDS: Final = 0.1  # for a new kubelet, between attempts
 RESTARTED: Final = "kubelet restarted"
 _CODES: Final = {
     RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
@@ -246,7 +247,7 @@ class DevicePlugin:
         """Run until stopped, again and again: the kubelet comes and goes."""
         pause = _BACK_OFF[0]
         while not self._stop.is_set():
-            started = time.monotonic()
+            started, before = time.monotonic(), kubelet_socket(self._directory)
             try:
                 ended = self.run_once()
                 log.info("registering again", reason=ended)
@@ -260,8 +261,20 @@ class DevicePlugin:
             if quick or time.monotonic() - started > _BACK_OFF[1]:
                 pause = _BACK_OFF[0]
             if not quick:
-                self._stop.wait(pause)
-                pause = min(pause * 2, _BACK_OFF[1])
+                pause = _BACK_OFF[0] if self._rest(pause, before) else min(pause * 2, _BACK_OFF[1])
+
+    def _rest(self, seconds: float, before: object) -> bool:
+        """Wait for the next attempt; True at once when the kubelet makes its socket anew.
+
+        A killed kubelet leaves its socket behind, so there is something to fail at all the while it is
+        down; pods that it admits when it is back are lost if it finds no plugin within a second.
+        """
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends and not self._stop.wait(_REST_POLL_SECONDS):
+            now = kubelet_socket(self._directory)
+            if now is not None and now != before:
+                return True
+        return False
 
     def run_once(self) -> str:
         """Serve and register both, then watch. Returns why it ended.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_manager.adapters.kubelet.client import unix_target
+from gpu_manager.adapters.kubelet.registration import KUBELET_SOCKET
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
@@ -96,6 +99,19 @@ def test_case_05_a_restarted_kubelet_finds_both_again_within_5_s(rig: NodeRig) -
         lambda: rig.kubelet.allocatable().get(CORE) == 800 and rig.kubelet.allocatable().get(MEMORY) == 512, 5
     )
     assert rig.kubelet.registrations[CORE] == 2
+
+
+def test_case_05_a_kubelet_that_was_down_for_longer_is_met_at_once(rig: NodeRig) -> None:
+    """A killed kubelet leaves its socket behind: attempts fail on it, with longer and longer pauses."""
+    rig.kubelet.stop()
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(rig.kubelet.device_plugins / KUBELET_SOCKET))
+    left.close()
+    rig.until(lambda: rig.tally.counts("registration_failures").get("", 0) >= 1)  # the next pause is of 2 s
+    began = time.monotonic()
+    rig.kubelet.start()
+    rig.await_registered()
+    assert time.monotonic() - began < 1.2
 
 
 def test_case_06_an_own_socket_deleted_alone_is_made_again(rig: NodeRig) -> None:

@@ -117,6 +117,11 @@ class SocketWatch:
             self._ours = ours
 
 
+def kubelet_socket(directory: Path) -> tuple[int, int, int] | None:
+    """What tells the kubelet's socket from its successor; None while there is none."""
+    return _state(str(directory / KUBELET_SOCKET))
+
+
 def _state(path: str) -> tuple[int, int, int] | None:
     """What tells a socket file from its successor (an inode number alone is soon re-used); None if absent."""
     try:
