@@ -80,6 +80,25 @@ deploy-check: $(STAMP) $(TOOLS)/helm ## the chart: lint, every render valid, rig
 manifests: $(TOOLS)/helm ## write what is rendered from the chart
 	PYTHONPATH=. python deploy/tools/render.py
 
+image: $(STAMP) ## build/image/gpu-manager.tar: the image of agent and admission, without registry or Docker
+	$(BIN)/python deploy/image/build.py
+
+CLUSTER_PACKAGES := containerd runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux mmdebstrap
+cluster-packages: ## what the cluster needs of Debian (as root)
+	apt-get install --yes --no-install-recommends $(CLUSTER_PACKAGES)
+
+cluster-up: $(STAMP) tools image ## real Kubernetes on this machine, with the product on it (root, Go the first time)
+	$(BIN)/python -m tests.cluster up
+
+e2e: $(STAMP) tools image ## the promises on real Kubernetes; starts the cluster if there is none
+	$(BIN)/python -m pytest tests/cluster
+
+soak-cluster: $(STAMP) tools image ## pods come and go for MINUTES (10) on the real cluster, every book audited
+	$(BIN)/python -m tests.cluster soak $(or $(MINUTES),10)
+
+cluster-down: ## end the cluster and remove every trace of it
+	@test ! -x $(BIN)/python || $(BIN)/python -m tests.cluster down
+
 wheel: $(STAMP) ## build the wheel and try it in an empty environment
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
@@ -97,4 +116,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean
+.PHONY: help setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image cluster-packages cluster-up e2e soak-cluster cluster-down

@@ -1,4 +1,4 @@
-"""``python -m tests.cluster up|down|status``: the cluster by hand."""
+"""``python -m tests.cluster up|down|status|soak MINUTES``: the cluster by hand."""
 
 # ruff: noqa: T201 - a program that prints, not a library
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 
+from tests.cluster import product, soak
 from tests.cluster.cluster import Cluster, NotRunningError
 from tests.cluster.parts import MissingError
 
@@ -17,6 +18,7 @@ def main() -> int:
     try:
         if words == ["up"]:
             cluster.up()
+            product.install(cluster, admission=True)
             print(f"export KUBECONFIG={cluster.kubeconfig}")
             print(f"export PATH={cluster.parts.paths['kubectl'].parent}:$PATH")
         elif words == ["down"]:
@@ -24,6 +26,8 @@ def main() -> int:
         elif words == ["status"]:
             for part in cluster.running.parts:
                 print(f"{part:26}{cluster.pid(part) or 'not running'}")
+        elif words[:1] == ["soak"] and len(words) == 2:
+            return soak.main(float(words[1]))
         else:
             print(__doc__)
             return 2

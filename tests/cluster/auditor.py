@@ -132,13 +132,13 @@ def limits_in_force(cluster: Cluster, held: Held) -> Shares | None:
 
 
 def process_of(held: Held) -> int:
-    """A process of the container, by its cgroup. Raises AssertionError if it has none."""
+    """A process of the container, by its cgroup. Raises ProcessLookupError if it has none."""
     for hierarchy in (Path("/sys/fs/cgroup/devices"), Path("/sys/fs/cgroup")):
         for path in (hierarchy / layout.CGROUP).glob(f"**/pod{held.uid}/{held.container_id}/cgroup.procs"):
             pids = path.read_text("utf-8").split()
             if pids:
                 return int(pids[0])
-    raise AssertionError(f"{held}: no process")
+    raise ProcessLookupError(f"{held}: no process")
 
 
 def _compare(

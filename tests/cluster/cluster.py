@@ -32,6 +32,7 @@ from tests.cluster.pki import Pki
 PROFILE: Final = "a100x8"
 HIERARCHIES: Final = Path("/sys/fs/cgroup")
 _HERE: Final = Path(__file__).resolve().parent
+_STARTED: Final[list[subprocess.Popen[bytes]]] = []  # they outlive us: nobody waits for them
 
 
 class NotRunningError(RuntimeError):
@@ -118,6 +119,7 @@ class Cluster:
         command += [str(_HERE / "holder.py"), str(self.scratch)]
         command += [layout.ADDRESS, layout.SERVICE, layout.NODE]
         outer = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd="/")
+        _STARTED.append(outer)
         held = self.scratch / "held"
         ends = time.monotonic() + 20
         while not held.exists():
@@ -144,9 +146,15 @@ class Cluster:
         argv = layout.commands(self.parts, self.pki, self.scratch, sys.executable)[part]
         self._spawn(part, list(argv))
 
+    def run(self, name: str, argv: list[str]) -> None:
+        """Start a program of a test inside, under a name that :meth:`kill` knows."""
+        self._spawn(name, argv)
+
     def kill(self, part: str, number: int = signal.SIGKILL) -> None:
         """End a part and wait until it has ended."""
         pid = self.pid(part)
+        if not pid:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
         self.wait(lambda: not _alive(pid), 30, f"{part} does not end")
@@ -155,6 +163,15 @@ class Cluster:
         """Kill and start again."""
         self.kill(part, number)
         self.start(part)
+
+    def mend(self) -> None:
+        """Start the control plane's clients that have ended by themselves, as a supervisor does.
+
+        kube-scheduler ends itself when a restarted API server first shows it an older state.
+        """
+        for part in ("kube-controller-manager", "kube-scheduler"):
+            if part in self.running.parts and not self.pid(part):
+                self.start(part)
 
     def pid(self, part: str) -> int:
         """The part's own process (not the one that entered the namespaces for it); 0 if there is none."""
@@ -168,6 +185,7 @@ class Cluster:
             started = subprocess.Popen(
                 [*enter, *argv], stdout=log, stderr=log, start_new_session=True, cwd="/", pass_fds=fds
             )
+        _STARTED.append(started)
         ends = time.monotonic() + 10
         while not _children(started.pid) and started.poll() is None and time.monotonic() < ends:
             time.sleep(0.01)
@@ -250,6 +268,7 @@ class Cluster:
             with contextlib.suppress(ApiError, OSError):
                 if value := holds():
                     return value
+            self.mend()
             if time.monotonic() > ends:
                 raise TimeoutError(f"{otherwise} within {seconds:g} s")
             time.sleep(0.1)

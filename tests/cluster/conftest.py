@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,15 @@ from tests.cluster import auditor, product
 from tests.cluster.cluster import Cluster
 from tests.cluster.parts import MissingError
 from tests.cluster.pods import Pods
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A failure is told when it happens: the whole run takes many minutes."""
+    if report.failed:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        sys.stderr.write(
+            f"\n{report.nodeid} ({report.when}): {crash.message if crash else report.longrepr}\n"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,51 @@
+"""Another vendor's device plugin, ``example.test/nic``: four devices, and it runs out.
+
+It makes the kubelet reject pods between two calls of ours. ``foreign_plugin.py DIRECTORY``.
+"""
+
+# ruff: noqa: N802 - the names are the protocol's
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+
+from gpu_manager.adapters.kubelet.registration import register
+from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+
+RESOURCE = "example.test/nic"
+COUNT = 4
+
+
+class _Plugin(api_pb2_grpc.DevicePluginServicer):
+    def GetDevicePluginOptions(self, request: object, context: object) -> api_pb2.DevicePluginOptions:
+        return api_pb2.DevicePluginOptions()
+
+    def ListAndWatch(self, request: object, context: object):  # type: ignore[no-untyped-def] # generated base
+        devices = [api_pb2.Device(ID=f"nic-{i}", health="Healthy") for i in range(COUNT)]
+        yield api_pb2.ListAndWatchResponse(devices=devices)
+        threading.Event().wait()
+
+    def Allocate(self, request: api_pb2.AllocateRequest, context: object) -> api_pb2.AllocateResponse:
+        answers = [api_pb2.ContainerAllocateResponse() for _ in request.container_requests]
+        return api_pb2.AllocateResponse(container_responses=answers)
+
+
+def main() -> None:
+    """Serve and register; until killed."""
+    directory = Path(sys.argv[1])
+    (directory / "nic.sock").unlink(missing_ok=True)
+    server = grpc.server(ThreadPoolExecutor(8))
+    api_pb2_grpc.add_DevicePluginServicer_to_server(_Plugin(), server)
+    server.add_insecure_port(f"unix://{directory}/nic.sock")
+    server.start()
+    register(directory, RESOURCE, "nic.sock", api_pb2.DevicePluginOptions())
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main()
