@@ -52,15 +52,17 @@ def next_container(pod: Pod, listed: ListedPod, resource: str, holds: Holds) -> 
     """The first container in the kubelet's order that asks for ``resource`` and has none of it.
 
     App containers and sidecars are judged by the listing. PodResources never lists ordinary init
-    containers: for them the own books decide.
+    containers: for them the own books decide, and that the kubelet is past them once it has given a later
+    container anything.
     """
-    for container in pod.containers:
+    at = max((n for n, c in enumerate(pod.containers) if any(listed.get(c.name, {}).values())), default=0)
+    for order, container in enumerate(pod.containers):
         if not container.wants(resource):
             continue
         if container.kind is ContainerKind.INIT:
-            has = holds(pod.uid, container.name, resource)
+            has = order < at or bool(holds(pod.uid, container.name, resource))
         else:
-            has = listed.get(container.name, {}).get(resource, frozenset())
+            has = bool(listed.get(container.name, {}).get(resource))
         if not has:
             return container
     return None

@@ -190,7 +190,7 @@ class Allocator:
             answer = self._association.identify(
                 question, lambda pod, name, r: _held(holds, pod, name, r), never=never, partner=partner
             )
-            self._departures.observe(answer, offered)
+            self._departures.observe(answer, set(offered).difference(must))
         finally:
             with self._lock:
                 self._in_flight -= 1

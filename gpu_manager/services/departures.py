@@ -7,7 +7,7 @@ that it makes anyway; :class:`gpu_manager.services.recovery.Reclaimer` is the th
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import structlog
 
@@ -51,7 +51,7 @@ class Departures:
         """True if the pod was listed as active since the kubelet came up."""
         return uid in self._seen
 
-    def observe(self, answer: Answer, offered: Sequence[str]) -> None:
+    def observe(self, answer: Answer, offered: Collection[str]) -> None:
         """Give back what pods held that have ended, by the kubelet's own account, unless processes live on.
 
         A pod has ended if it was active since the kubelet came up and is not any more; or if the API has

@@ -63,6 +63,14 @@ def test_another_amount_is_not_this_pod() -> None:
     assert ask([(pod("p", container("a", 30)), listed(a={}))], Question(CORE, 20)) is None
 
 
+def test_the_kubelet_is_past_an_init_container_once_a_later_one_has_anything() -> None:
+    """Its ids may be booked under a made-up name: then the books do not show them at it."""
+    one = pod("one", container("init", 10, 4, kind=INIT), container("app", 30, 20))
+    books = Held({("uid-one", "init", CORE): {"x"}})
+    assert key(ask([(one, listed(app={CORE: {"y"}}))], Question(MEMORY, 20), books)) == ("uid-one", "app")
+    assert key(ask([(one, listed(app={}))], Question(MEMORY, 4), books)) == ("uid-one", "init")
+
+
 def test_init_containers_are_judged_by_the_books_since_they_are_never_listed() -> None:
     one = pod("one", container("init", 50, kind=INIT), container("app", 30))
     assert key(ask([(one, listed(app={}))], Question(CORE, 50))) == ("uid-one", "init")
