@@ -81,7 +81,7 @@ WAYS = (
     Way("exec with the memory in hand", f"{P} dlopen libcuda.so.1 then exec"),
     Way("closing descriptors it does not know", f"{P} dlopen libcuda.so.1 then closed", 4),
     Way("another user at the same time",
-        f"(setpriv --reuid=1234 --regid=1234 --clear-groups {HOSTILE} dlopen) & {P} dlopen; wait", 2),
+        f"exec 3<&0; setpriv --reuid=1234 --regid=1234 --clear-groups {HOSTILE} dlopen <&3 & {P} dlopen; wait", 2),
     Way("writing zeros over the account", f"{P} dlopen then zero", whole=False),
     Way("writing garbage over the page", f"{P} dlopen then garbage", whole=False),
     Way("freeing everybody's slot", f"{P} dlopen then reap", whole=False),
