@@ -157,6 +157,9 @@ class Cluster:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+        running = self.running
+        running.parts.pop(part, None)
+        self._save(running)
         self.wait(lambda: not _alive(pid), 30, f"{part} does not end")
 
     def restart(self, part: str, number: int = signal.SIGKILL) -> None:
@@ -165,11 +168,12 @@ class Cluster:
         self.start(part)
 
     def mend(self) -> None:
-        """Start the control plane's clients that have ended by themselves, as a supervisor does.
+        """Start again what has ended by itself, as a supervisor does; what was killed stays down.
 
-        kube-scheduler ends itself when a restarted API server first shows it an older state.
+        A part that is restarted at once may find its port still taken; kube-scheduler ends itself when a
+        restarted API server first shows it an older state.
         """
-        for part in ("kube-controller-manager", "kube-scheduler"):
+        for part in layout.ORDER:
             if part in self.running.parts and not self.pid(part):
                 self.start(part)
 

@@ -37,7 +37,7 @@ def bare() -> Cluster:
 def cluster(bare: Cluster) -> Iterator[Cluster]:
     """The cluster with the product. In the end nothing may be held, and no directory be left."""
     product.order_cards(bare, {})
-    product.install(bare, admission=False)
+    product.install(bare, admission=True)
     yield bare
     auditor.settled(bare, 90, leaks=True)
 

@@ -54,7 +54,8 @@ def commands(parts: Parts, pki: Pki, scratch: Path, python: str) -> Mapping[str,
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
             "--terminated-pod-gc-threshold=500",
-            "--node-monitor-grace-period=40s",
+            "--node-monitor-grace-period=1h",  # further nodes are objects alone: nobody renews their leases
+            "--node-startup-grace-period=1h",
         ],
         "kube-scheduler": [
             parts["kube-scheduler"],

@@ -34,6 +34,8 @@ def install(cluster: Cluster, *, admission: bool, wait_seconds: int = 180, **mor
         "upgrade", "--install", "gpu-manager", str(CHART), "-n", NAMESPACE, timeout, *simulated, *pairs
     )
     cluster.wait(lambda: agent_ready(cluster), wait_seconds, "the agent is not ready")
+    if admission:
+        cluster.wait(lambda: admission_ready(cluster), wait_seconds, "admission is not ready")
 
 
 def agent_pod(cluster: Cluster) -> dict[str, Any] | None:
@@ -56,6 +58,15 @@ def allocatable(cluster: Cluster, what: str = "allocatable") -> tuple[int, int]:
     """Cores and units of memory that the kubelet offers (or its ``capacity``)."""
     found = cluster.api.get("/api/v1/nodes/n1")["status"][what]
     return int(found.get("tencent.com/vcuda-core", 0)), int(found.get("tencent.com/vcuda-memory", 0))
+
+
+def admission_ready(cluster: Cluster) -> bool:
+    """True once every replica answers, and the newest set of them alone."""
+    found = cluster.api.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/gpu-quota-admission")
+    status, wanted = found["status"], found["spec"]["replicas"]
+    newest = status.get("observedGeneration") == found["metadata"]["generation"]
+    counts = [status.get(key, 0) for key in ("replicas", "updatedReplicas", "readyReplicas")]
+    return newest and counts == [wanted] * 3
 
 
 def ask(cluster: Cluster, path: str) -> str:

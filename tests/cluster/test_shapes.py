@@ -108,7 +108,7 @@ def test_equal_pods_bound_to_different_cards_in_another_order(cluster: Cluster, 
 def test_a_pod_that_fits_no_card_is_refused_with_the_arithmetic(cluster: Cluster, pods: Pods) -> None:
     """Case 34. Nine tenths of each card are taken; one fifth is left in the kubelet's sum, on no card."""
     pods.run(*(pod(f"full-{i}", container("c", 90, 10)) for i in range(8)))
-    pods.create(pod("late", container("c", 20, 4)))
+    pods.create(pod("late", container("c", 20, 4), nodeName="n1"))  # past the scheduler, which would keep it
     failed = pods.wait_phase("late", "Failed")
     assert failed["status"]["reason"] == "UnexpectedAdmissionError"
     assert "20 cores" in failed["status"]["message"], failed["status"]["message"]
