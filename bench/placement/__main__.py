@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
+from bench.placement.departures import LOADS, stream, waiting_demand
 from bench.placement.study import (
     ABLATION,
     BASELINES,
@@ -14,6 +16,7 @@ from bench.placement.study import (
     Job,
     Study,
     commit,
+    fingerprint,
     full_plan,
     load,
     pending,
@@ -37,15 +40,18 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--plan", action="store_true", help=f"every run of the docs, kept in {RESULTS.name}")
+    parser.add_argument("--departures", action="store_true", help="pods leave: how much demand waits, in %%")
     given = parser.parse_args()
     study = Study(read(given.nodes, given.pods))
     if given.plan:
-        runs = load()
+        runs = [run for run in load() if run.get("code") == fingerprint()]
         for job in pending(full_plan(), runs):
             runs.append({**study.run(job), "commit": commit()})
             save(runs)
             print(job, runs[-1]["allocation"].get("100"), runs[-1]["allocation"].get("130"), flush=True)
         return 0
+    if given.departures:
+        return _departures(study, [int(seed) for seed in given.seeds.split(",")], given.policies.split(","))
     runs = []
     for seed in map(int, given.seeds.split(",")):
         for name in given.policies.split(","):
@@ -58,6 +64,18 @@ def main() -> int:
             )
     if given.json:
         given.json.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _departures(study: Study, seeds: list[int], policies: list[str]) -> int:
+    for busy, seed in product(LOADS, seeds):
+        nodes, coming = stream(study.trace("given"), seed, busy)
+        for name in policies:
+            waits = waiting_demand(nodes, coming, study.policy(Job("given", name, seed)))
+            print(
+                f"load {busy:g}  seed {seed}  {name:20} {waits:.2f} % of the GPUs asked for and waiting",
+                flush=True,
+            )
     return 0
 
 

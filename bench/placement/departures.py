@@ -80,7 +80,7 @@ class _Cards:
         self._world.leave(pod, at, tuple(sorted((cores, 0) for cores in self._free[at])))
 
 
-def pending(nodes: Sequence[Node], coming: Sequence[Coming], policy: Policy) -> float:
+def waiting_demand(nodes: Sequence[Node], coming: Sequence[Coming], policy: Policy) -> float:
     """Percent of the cluster's GPUs that wait, averaged over the time of the later half of the arrivals."""
     world = World(nodes, policy)
     cards = _Cards(world, len(nodes))

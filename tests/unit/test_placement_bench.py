@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.placement import data
-from bench.placement.departures import Coming, pending
+from bench.placement.departures import Coming, waiting_demand
 from bench.placement.policies import BestFit, DotProd, Fgd, Fragments, GpuClustering, GpuPacking, Ours, fits
 from bench.placement.replay import World, replay, stock_of
 from bench.placement.study import RESULTS, load
@@ -167,7 +167,7 @@ def test_who_waits_is_counted_for_as_long_as_it_waits():
         Coming(Pod("r", Shape(0, 0, 1), 0), 200.0, 1.0),
     ]
     # q waits from 20 to 100, and what is averaged is the time from its arrival to the last one.
-    assert pending(nodes, coming, BestFit()) == pytest.approx(100 * 80 / 180)
+    assert waiting_demand(nodes, coming, BestFit()) == pytest.approx(100 * 80 / 180)
 
 
 @settings(max_examples=30, deadline=None)
