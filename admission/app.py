@@ -180,7 +180,7 @@ def compose(settings: Settings) -> Program:
         metrics,
         check_seconds=_VAULT_SECONDS if files is None else _FILE_SECONDS,
         outlook=outlook(cluster, quota, judge, clock),
-        routers=(people(knowledge, Access(KubeReviews(connection), clock)),),
+        routers=(people(knowledge, Access(KubeReviews(connection), clock), clock),),
         parts=(scheduling,),
         draining=draining,
     )

@@ -1,7 +1,8 @@
 """What people and their programs may ask on :9443: why a pod waits, what of a quota is left.
 
 Behind TokenReview and SubjectAccessReview: who may get pods in a namespace may hear about them here. Text
-for people, JSON for programs: ``?o=text``, ``?o=json``, else by Accept.
+for people, JSON for programs: ``?o=text``, ``?o=json``, else by Accept. The page ``/ui`` is open, for it
+holds nothing; what it draws, the whole cluster, is for who may get pods everywhere.
 """
 
 from __future__ import annotations
@@ -23,17 +24,25 @@ from admission.draft import draft_pod
 from admission.explaining import Explanation, explain
 from admission.judging import Judge
 from admission.occupant import Occupant, occupant_of
+from admission.page import Page
 from admission.quota import Quota, QuotaBook
 from admission.snapshot import Cluster, Snapshot
 from admission.views import as_json, as_text, quota_rows, quota_text
 from admission.webhook import TEMPLATES
+from gpu_manager import ui
 from gpu_manager.domain.contract import TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod
+from gpu_manager.ports import Clock
 
 _MOST_AT_WORK: Final = 2  # explanations of a large cluster take a second of one core each
 _MOST_INSIDE: Final = 8  # of the threads that webhooks, too, are answered by
 _WAIT_SECONDS: Final = 5.0
+_PAGE_HEADERS: Final = {
+    "content-security-policy": ui.CONTENT_POLICY,
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
 _CURE: Final = "send Authorization: Bearer <token>, such as that of kubectl create token"
 _PLURALS: Final = {plural.removesuffix("s"): path for (_, plural), path in TEMPLATES.items()}
 
@@ -74,9 +83,10 @@ class _Answer(Exception):  # noqa: N818  # it is an answer, not a fault
         self.status = status
 
 
-def people(knowledge: Knowledge, access: Access) -> APIRouter:
+def people(knowledge: Knowledge, access: Access, clock: Clock) -> APIRouter:
     """The routes."""
     router = APIRouter()
+    page = Page(knowledge.snapshot, knowledge.cluster.waiting, knowledge.explain, clock)
     inside, at_work = threading.BoundedSemaphore(_MOST_INSIDE), threading.BoundedSemaphore(_MOST_AT_WORK)
 
     def answered(request: Request, namespace: str, work: Callable[[], Response]) -> Response:
@@ -148,7 +158,24 @@ def people(knowledge: Knowledge, access: Access) -> APIRouter:
 
         return answered(request, namespace, work)
 
+    @router.get("/ui/data", **_documented("What the page shows: cards and who holds them, pods that wait."))
+    def page_data(request: Request) -> Response:
+        def work() -> Response:
+            return Response(page.data(), media_type="application/json", headers=_PAGE_HEADERS)
+
+        return answered(request, "", work)
+
+    for path in ("/ui", "/ui/page.css", "/ui/page.js"):
+        router.add_api_route(path, _asset, summary="The page for people.", response_class=Response)
     return router
+
+
+def _asset(request: Request) -> Response:
+    found = ui.asset(request.url.path)
+    if found is None:
+        return _said(HTTPStatus.NOT_FOUND, "no such part of the page")
+    kind, body = found
+    return Response(body, headers={**_PAGE_HEADERS, "content-type": kind})
 
 
 def _credentials(request: Request) -> str:
@@ -160,9 +187,8 @@ def _check(verdict: Verdict, namespace: str) -> None:
     if verdict is Verdict.NOBODY:
         raise _Answer(HTTPStatus.UNAUTHORIZED, _CURE)
     if verdict is Verdict.NO:
-        where = (
-            f"in namespace {quoted(namespace)}" if namespace else "in all namespaces: name one, ?namespace="
-        )
+        everywhere = "in all namespaces (or ask for one where ?namespace= is taken)"
+        where = f"in namespace {quoted(namespace)}" if namespace else everywhere
         raise _Answer(HTTPStatus.FORBIDDEN, f"this needs the right to get pods {where}")
 
 

@@ -21,11 +21,11 @@ from admission.extender import Extender
 from admission.figures import Figures, Seen
 from admission.judging import Judge
 from admission.leading import Claim, Leader, Pods
+from admission.least_waste import LeastWaste
 from admission.listener import Listener
 from admission.memory import spare_pauses
 from admission.occupant import Occupant
 from admission.quota import ANY, QuotaBook
-from admission.ranking import BestFit
 from admission.reservations import BIND_SECONDS, Api, Binder, Rules
 from admission.slim import slim_node, slim_pod
 from admission.snapshot import BUDGETS, NODES, PODS, Cluster
@@ -142,7 +142,7 @@ class Scheduling:
             self.cluster,
             self.quota,
             self.judge,
-            BestFit(),
+            LeastWaste(self.cluster),
             self.binder,
             clock=clock,
             minimum_cores=terms.minimum_cores,

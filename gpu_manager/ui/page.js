@@ -102,12 +102,15 @@ function sums(nodes) {
 
 function draw(data) {
   const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  $("scope").textContent = data.nodes.length === 1 ? data.nodes[0].node : `${data.nodes.length} nodes`;
+  const hidden = data.left_out || { nodes: 0, waiting: 0 };
+  const more = hidden.nodes ? ` (the fullest; ${hidden.nodes} more are not shown)` : "";
+  $("scope").textContent = data.nodes.length === 1 ? data.nodes[0].node : `${data.nodes.length} nodes${more}`;
   $("sum").replaceChildren(...sums(data.nodes).map(([term, value]) =>
     make("div", {}, make("dt", { text: term }), make("dd", { text: value }))));
   $("waiting-section").hidden = data.waiting === null;
   const rows = (data.waiting || []).map((one) => make("tr", {},
     make("td", { text: one.pod }), make("td", { text: one.asks }), make("td", { text: one.why })));
+  if (hidden.waiting) rows.push(make("tr", {}, make("td", { class: "none", colspan: "3", text: `and ${hidden.waiting} more` })));
   $("waiting").tBodies[0].replaceChildren(...(rows.length ? rows :
     [make("tr", {}, make("td", { class: "none", colspan: "3", text: "Nothing waits." }))]));
   const blocks = [];
@@ -131,6 +134,14 @@ function say(text, bad = false) {
   $("status").className = bad ? "bad" : "";
 }
 
+function sentence(text) { // the agent says it bare, admission as {"error": …}
+  try {
+    return String(JSON.parse(text).error).slice(0, 300);
+  } catch {
+    return text.trim().slice(0, 300);
+  }
+}
+
 async function read() {
   if (paused || reading || document.hidden) return;
   reading = true;
@@ -138,7 +149,7 @@ async function read() {
     const token = sessionStorage.getItem("token");
     const answer = await fetch("ui/data", token ? { headers: { Authorization: `Bearer ${token}` } } : {});
     $("login").hidden = answer.status !== 401 && answer.status !== 403;
-    if (!answer.ok) throw new Error((await answer.text()).trim().slice(0, 300) || `the server answered ${answer.status}`);
+    if (!answer.ok) throw new Error(sentence(await answer.text()) || `the server answered ${answer.status}`);
     last = await answer.json();
     draw(last);
     say("Live: read every 2 seconds.");
