@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _HELP_FAULTS = (
     "Break something in the running sandbox: 'card 3 XID 79', 'card 3 silent', 'card 3 gone', 'card 3 ok', "
-    "'agent kill', 'kubelet restart', 'api away 5' (seconds)."
+    "'agent kill', 'admission kill', 'kubelet restart', 'api away 5' (seconds)."
 )
 
 

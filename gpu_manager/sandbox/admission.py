@@ -204,7 +204,7 @@ def _configuration(kind: str, names: tuple[str, ...], port: int) -> Obj:
     }
 
 
-# The chart's matchConditions, for the stand-in reads no CEL: with the service away, only what concerns it waits.
+# The chart's matchConditions, in Python, as the stand-in reads no CEL: what they leave out needs no service.
 
 
 def _asks(request: Obj) -> bool:

@@ -17,6 +17,7 @@ FAULTS: Final = (
     ("card 3 gone", "the card vanishes"),
     ("card 3 ok", "the card is well again"),
     ("agent kill", "SIGKILL for the agent; it is started again"),
+    ("admission kill", "SIGKILL for the admission service; it is started again"),
     ("kubelet restart", "the kubelet ends and begins anew; containers run on"),
     ("api away 5", "the API server refuses connections for so many seconds"),
 )
@@ -110,12 +111,14 @@ def _card(order: Mapping[str, Any]) -> Callable[[Sandbox, re.Match[str]], str]:
     return act
 
 
-def _kill(sandbox: Sandbox, _match: re.Match[str]) -> str:
-    pid = sandbox.agent.pid
-    if not pid:
-        raise RequestInvalid("the agent is not running at this moment")
-    sandbox.agent.kill()
-    return f"agent killed (process {pid})"
+def _kill(sandbox: Sandbox, match: re.Match[str]) -> str:
+    admission = sandbox.admission.process if sandbox.admission else None
+    name, process = ("agent", sandbox.agent) if match[1].lower() == "agent" else ("admission", admission)
+    pid = process.pid if process is not None else 0
+    if process is None or not pid:
+        raise RequestInvalid(f"the {name} is not running at this moment")
+    process.kill()
+    return f"{name} killed (process {pid})"
 
 
 def _restart(sandbox: Sandbox, _match: re.Match[str]) -> str:
@@ -138,7 +141,7 @@ _FAULTS: Final[tuple[tuple[re.Pattern[str], Callable[[Sandbox, re.Match[str]], s
         (r"card (\d{1,3}) silent", _card({"error": "the card does not answer"})),
         (r"card (\d{1,3}) gone", _card({"removed": True})),
         (r"card (\d{1,3}) ok", _card({"healthy": True})),
-        (r"agent kill", _kill),
+        (r"(agent|admission) kill", _kill),
         (r"kubelet restart", _restart),
         (r"api away (\d{1,4}(?:\.\d+)?)", _away),
     )

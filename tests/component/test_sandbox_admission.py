@@ -1,0 +1,172 @@
+"""A sandbox with admission in it: the real program between the API, scheduler and kubelet stand-ins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_manager import ui
+from gpu_manager.cli.kubectl.main import run as kubectl
+from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.sandbox import orders
+from gpu_manager.sandbox.admission import find_program
+from gpu_manager.sandbox.api import ADMIN_TOKEN, ApiError
+from gpu_manager.sandbox.whole import Sandbox, Settings
+from tests.component.test_ui import NEEDS_A_BROWSER, Served
+from tests.fakes.admission_service import Calls
+from tests.fakes.sandbox import short_directory, until
+
+
+def manifest(name: str, core: int | None, units: int | None = None, **spec: Any) -> dict[str, Any]:
+    limits = {k: str(v) for k, v in ((CORE, core), (MEMORY, units)) if v is not None}
+    one = {"name": "main", "image": "sandbox", "resources": {"limits": limits}}
+    meta = {"name": name, "namespace": "default"}
+    spec = {"containers": [one], "terminationGracePeriodSeconds": 0, **spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    assert find_program() is not None, "the extra 'admission' is not installed here"
+    with short_directory() as directory, Sandbox(Settings(directory / "s")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def emptied(sandbox: Sandbox) -> Iterator[None]:
+    yield
+    for pod in sandbox.api.list("pods"):
+        sandbox.api.delete("pods", pod["metadata"]["name"], pod["metadata"]["namespace"], grace=0)
+    until(lambda: not sandbox.api.list("pods"))
+
+
+def state(sandbox: Sandbox, name: str) -> str:
+    return str(((sandbox.api.get("pods", name) or {}).get("status") or {}).get("phase"))
+
+
+def cards_of(sandbox: Sandbox, *names: str) -> dict[str, tuple[int, str]]:
+    """Index and UUID by pod, as the agent has booked them."""
+    found = [(h["pod"], c) for c in sandbox.graph()["cards"] for h in c["holders"]]
+    return {pod: (c["index"], c["uuid"]) for pod, c in found if pod in names}
+
+
+def calls(sandbox: Sandbox) -> Calls:
+    assert sandbox.admission is not None
+    return Calls(sandbox.admission.port, sandbox.admission.extender_port)
+
+
+def test_a_pod_is_judged_placed_by_card_and_runs(sandbox: Sandbox) -> None:
+    orders.apply(sandbox.api, [manifest("first", 30, 20)])
+    until(lambda: state(sandbox, "first") == "Running")
+    pod = sandbox.api.get("pods", "first") or {}
+    said = json.loads(pod["metadata"]["annotations"][ALLOCATION])
+    assert said["containers"]["main"][0]["uuid"] == cards_of(sandbox, "first")["first"][1]
+
+
+def test_an_illegal_pod_is_not_created_and_hears_the_nearest_value(sandbox: Sandbox) -> None:
+    with pytest.raises(RequestInvalid, match=r"denied the request.*\(100 or 200\)"):
+        orders.apply(sandbox.api, [manifest("illegal", 150)])
+    assert sandbox.api.get("pods", "illegal") is None
+
+
+def test_a_tenant_cannot_write_its_allocation_but_the_agent_and_admission_can(sandbox: Sandbox) -> None:
+    orders.apply(sandbox.api, [manifest("mine", 30, 20)])
+    until(lambda: state(sandbox, "mine") == "Running")
+    with pytest.raises(ApiError, match="leave it"):
+        sandbox.api.patch("pods", "mine", {"metadata": {"annotations": {ALLOCATION: "{}"}}})
+
+
+def test_while_admission_is_down_other_pods_come_and_go_and_cards_wait(sandbox: Sandbox) -> None:
+    assert sandbox.admission is not None
+    keeper = sandbox.admission.process
+    assert keeper is not None
+    orders.apply(sandbox.api, [manifest("a", 30, 20)])
+    until(lambda: state(sandbox, "a") == "Running")
+    starts = keeper.starts
+    orders.fault(sandbox, "admission kill")
+    until(lambda: keeper.pid == 0 or keeper.starts > starts)
+    orders.apply(sandbox.api, [manifest("plain", None)])
+    until(lambda: state(sandbox, "plain") == "Running")
+    until(lambda: sandbox.admission is not None and sandbox.admission.ready(), 30)
+    assert keeper.starts == starts + 1
+    orders.apply(sandbox.api, [manifest("b", 80, 20), manifest("c", 80, 20)])
+    until(lambda: state(sandbox, "b") == state(sandbox, "c") == "Running", 30)
+    assert len(set(cards_of(sandbox, "a", "b", "c").values())) == 3
+
+
+def test_a_burst_by_way_of_the_scheduler_has_no_conflict(sandbox: Sandbox) -> None:
+    orders.apply(sandbox.api, [manifest(f"p{n}", 20, 16) for n in range(40)])
+    until(lambda: all(state(sandbox, f"p{n}") == "Running" for n in range(40)), 30)
+    assert len(set(cards_of(sandbox, *(f"p{n}" for n in range(40))).values())) == 8
+    figures = calls(sandbox).figures()
+    assert sum(v for (name, _), v in figures.items() if name == "vcuda_admission_bind_conflicts_total") == 0
+
+
+def test_an_urgent_pod_evicts_of_one_card_what_it_needs(sandbox: Sandbox) -> None:
+    orders.apply(sandbox.api, [manifest(f"q{n}", 60, 16) for n in range(8)])
+    until(lambda: all(state(sandbox, f"q{n}") == "Running" for n in range(8)), 30)
+    orders.apply(sandbox.api, [manifest("urgent", 80, 20, priority=10)])
+    until(lambda: state(sandbox, "urgent") == "Running", 30)
+    assert sum(bool(sandbox.api.get("pods", f"q{n}")) for n in range(8)) == 7
+    told = [e for e in sandbox.api.list("events") if e["reason"] == "Preempted"]
+    assert len(told) == 1
+
+
+def test_kubectl_vcuda_explain_asks_the_service_through_the_api_server(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.apply(sandbox.api, [manifest("big", 800)])
+    until(lambda: state(sandbox, "big") == "Running")
+    orders.apply(sandbox.api, [manifest("late", 30, 20)])
+    monkeypatch.setenv("KUBECONFIG", str(sandbox.kubeconfig))
+    assert kubectl(["explain", "late"]) == 1
+    printed = capsys.readouterr()
+    assert "waits: of 1 node" in printed.out
+    assert "judged by the admission service" in printed.err
+
+
+def test_the_page_is_open_and_what_it_draws_is_for_who_may_read_pods(sandbox: Sandbox) -> None:
+    service = calls(sandbox)
+    for path in ("/ui", "/ui/page.css", "/ui/page.js"):
+        assert service.get(path, None) == (200, ui.asset(path)[1].decode())  # type: ignore[index]
+    assert service.get("/ui/none", None)[0] == 404
+    status, said = service.get("/ui/data", None)
+    assert status == 401
+    assert "kubectl create token" in json.loads(said)["error"]
+    assert service.get("/ui/data", "wrong")[0] == 401
+    status, said = service.get("/ui/data", ADMIN_TOKEN)
+    assert status == 200
+    (node,) = json.loads(said)["nodes"]
+    theirs = sandbox.graph()
+    assert node.keys() == theirs.keys()
+    assert node["cards"][0].keys() == theirs["cards"][0].keys()
+
+
+@NEEDS_A_BROWSER
+def test_a_look_at_the_page_answers_who_has_which_card_and_what_waits_for_what(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    orders.apply(sandbox.api, [manifest("big", 700), manifest("half", 60, 20)])
+    until(lambda: state(sandbox, "big") == state(sandbox, "half") == "Running")
+    orders.apply(sandbox.api, [manifest("late", 50, 20)])
+
+    def waiting() -> Any:
+        found = json.loads(calls(sandbox).get("/ui/data")[1])
+        return found if any(row["why"].startswith("waits") for row in found["waiting"]) else None
+
+    served = Served()
+    try:
+        served.data = until(waiting)
+        page, complaints = served.browse(tmp_path)
+    finally:
+        served.stop()
+    assert complaints == ""
+    assert "default/half main" in page
+    assert "default/late" in page
+    assert "Smallest change: ask 40 cores" in page
+    assert "\u2013 of 60 cores, \u2013 of 5 GiB" in page  # usage is the agents' to say
