@@ -191,3 +191,37 @@ def test_an_agent_that_ends_leaves_capacity_but_offers_nothing(cluster: Cluster,
     auditor.settled(cluster)
     pods.run(pod("next", container("c", 70, 10)))
     auditor.settled(cluster)
+
+
+def test_a_rebooted_node_grants_nothing_twice(cluster: Cluster, pods: Pods) -> None:
+    """Case 48, emulated: every container, the kubelet and what lies on a tmpfs are gone at once.
+
+    The kubelet re-admits before the agent's own container runs, so pods without a controller fail; the next
+    ones get whole cards, and no page of the dead is in force.
+    """
+    names = [
+        p["metadata"]["name"] for p in pods.run(*(pod(f"old-{i}", container("c", 60, 10)) for i in range(4)))
+    ]
+    auditor.settled(cluster)
+    cluster.kill("kubelet")
+    cluster.inside(
+        "sh", "-c", "for t in $(ctr -n k8s.io tasks ls -q); do ctr -n k8s.io tasks kill -s SIGKILL $t; done"
+    )
+    cluster.kill("containerd")
+    cluster.inside("sh", "-c", "rm -rf /run/gpu-manager/*")
+    cluster.start("containerd")
+    cluster.start("kubelet")
+    cluster.wait(cluster.node_ready, 60, "the node is not ready")
+    cluster.wait(lambda: product.agent_ready(cluster), 90, "the agent does not come back")
+    cluster.wait(lambda: product.admission_ready(cluster), 90, "admission does not come back")
+    cluster.wait(
+        lambda: all(pods.phase(n) != "Running" or _ready(pods, n) for n in names), 60, "half-dead pods"
+    )
+    pods.delete(*[n for n in names if pods.phase(n) != "Running"])
+    pods.run(*(pod(f"new-{i}", container("c", 30, 10)) for i in range(4)), seconds=90)
+    auditor.settled(cluster)
+
+
+def _ready(pods: Pods, name: str) -> bool:
+    statuses = pods.get(name)["status"].get("containerStatuses", [])
+    return bool(statuses) and all("running" in s["state"] for s in statuses)
