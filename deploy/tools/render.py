@@ -33,6 +33,7 @@ _PARTS = (
     ("webhooks", ("admission/webhooks",)),
     ("policies", ("policies", "agent/policy")),
     ("networkpolicies", ("networkpolicy",)),
+    ("view", ("view",)),
 )
 _HELMS = re.compile(r"^( *(helm\.sh/chart|app\.kubernetes\.io/managed-by)|# Source):.*\n", re.MULTILINE)
 _HEADER = "# Rendered from deploy/helm/gpu-manager with its defaults by deploy/tools/render.py: edit that.\n"

@@ -43,10 +43,14 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=agent.hostNetwork=true,admission.hostNetwork=true,scheduler.sidecar.port=10260",
         "--set=apiServer.host=10.0.0.1,apiServer.port=6443",
         "--set=webhook.url=https://gpu-quota-admission.kube-system.svc:9443",
+        "--set=networkPolicy.apiServers[0].ipBlock.cidr=10.0.0.0/29",
+    ),
+    "viewed": (
+        '--set-json=view.subjects=[{"kind":"Group","name":"gpu-users","apiGroup":"rbac.authorization.k8s.io"}]',
     ),
     "least": (
         "--set=admission.enabled=false,policies.requests=false,policies.agent=false,networkPolicy.enabled=false",
-        "--set=agent.evict=false,agent.kubeletPodsURL=,agent.hostPID=false,agent.legacyMetrics=false",
+        "--set=view.create=false,agent.evict=false,agent.kubeletPodsURL=,agent.hostPID=false,agent.legacyMetrics=false",
         "--set=monitoring.scrapeAnnotations=false,cards.injection=cdi",
     ),
     "terms": (

@@ -35,7 +35,16 @@ from tests.deploy.chart import (
     the,
 )
 
-PRIVILEGED = {"defaults", "cluster", "cluster-by-hand", "monitored", "own-namespace", "bare-network", "terms"}
+PRIVILEGED = {
+    "defaults",
+    "viewed",
+    "cluster",
+    "cluster-by-hand",
+    "monitored",
+    "own-namespace",
+    "bare-network",
+    "terms",
+}
 WITH_ADMISSION = [name for name in SETS if name != "least"]
 
 
@@ -313,6 +322,33 @@ def test_metrics_are_closed_to_strangers_and_admission_to_all_but_its_webhook() 
     assert [p["port"] for p in rule["ports"]] == ["webhook"]
     (rule,) = the("cluster", "NetworkPolicy", "gpu-quota-admission")["spec"]["ingress"]
     assert [p["port"] for p in rule["ports"]] == ["webhook", "extender"]
+
+
+def test_api_servers_reach_the_agents_pages_from_where_the_administrator_says_they_are() -> None:
+    def sources(name: str) -> list[object]:
+        (rule,) = the(name, "NetworkPolicy", "gpu-manager")["spec"]["ingress"]
+        return list(rule["from"])
+
+    block = {"ipBlock": {"cidr": "10.0.0.0/29"}}
+    assert block in sources("bare-network")
+    assert not [peer for peer in sources("defaults") if "ipBlock" in peer]  # no cluster to ask here
+
+
+def test_the_roles_for_people_can_be_left_out_and_are_bound_to_nobody_by_themselves() -> None:
+    def named(name: str) -> set[tuple[str, str]]:
+        return {(o["kind"], o["metadata"]["name"]) for o in objects(name) if "-view" in o["metadata"]["name"]}
+
+    roles = {
+        ("ClusterRole", "gpu-manager-view"),
+        ("Role", "gpu-manager-view"),
+        ("Role", "gpu-manager-view-quota"),
+    }
+    assert named("defaults") == roles
+    assert named("least") == set()
+    assert named("viewed") == roles | {(kind.replace("Role", "RoleBinding"), name) for kind, name in roles}
+    assert not [
+        o for o in objects("defaults") if "aggregat" in str(o["metadata"]) and o["kind"] == "ClusterRole"
+    ]
 
 
 def test_a_namespace_of_its_own_allows_host_paths_and_its_accounts_are_the_trusted_ones() -> None:

@@ -157,6 +157,51 @@ def test_every_way_of_installing_is_taken_one_after_the_other_and_rolled_back(se
     assert not [line for line in left.splitlines() if "gpu" in line or "vcuda" in line]
 
 
+SEES = (
+    ("list", "nodes"),
+    ("list", "pods", "-A"),
+    ("get", "services/https:gpu-quota-admission:443", "--subresource=proxy", "-n", "kube-system"),
+    ("create", "services/https:gpu-quota-admission:443", "--subresource=proxy", "-n", "kube-system"),
+    ("get", "pods/gpu-manager-daemonset-x", "--subresource=proxy", "-n", "kube-system"),
+    ("get", "configmap/gpuquota", "-n", "kube-system"),
+)
+NOT_FOR_PEOPLE = (
+    ("get", "services/https:kubernetes-dashboard:443", "--subresource=proxy", "-n", "kube-system"),
+    ("get", "services/https:gpu-quota-admission:443", "--subresource=proxy", "-n", "default"),
+    ("get", "pods/x", "--subresource=proxy", "-n", "default"),
+    ("create", "pods/x", "--subresource=exec", "-n", "kube-system"),
+    ("get", "configmap/extension-apiserver-authentication", "-n", "kube-system"),
+    ("get", "secrets", "-n", "kube-system"),
+    ("delete", "pods"),
+)
+
+
+def test_people_who_are_bound_to_the_role_see_and_change_nothing_and_the_api_server_reaches_the_agents(
+    server: Server,
+) -> None:
+    said = server.run(HELM, "install", "gpu-manager", str(CHART), "-n", "kube-system", *SETS["viewed"])
+    assert "STATUS: deployed" in said, said
+    try:
+        who = ("--as=ann", "--as-group=gpu-users")
+
+        def may(*what: str) -> bool:
+            done = server.run(KUBECTL, "auth", "can-i", *what, *who)
+            assert done.strip() == "yes" or done.startswith("FAILED"), done
+            return done.strip() == "yes"
+
+        assert [what for what in SEES if not may(*what)] == []
+        assert [what for what in NOT_FOR_PEOPLE if may(*what)] == []
+        slices = server.run(KUBECTL, "get", "endpointslice", "kubernetes", "-o", "json")
+        (address,) = [a for e in json.loads(slices)["endpoints"] for a in e["addresses"]]
+        policy = server.run(KUBECTL, "-n", "kube-system", "get", "networkpolicy", "gpu-manager", "-o", "json")
+        blocks = [
+            p["ipBlock"]["cidr"] for p in json.loads(policy)["spec"]["ingress"][0]["from"] if "ipBlock" in p
+        ]
+        assert blocks == [f"{address}/32"]
+    finally:
+        server.run(HELM, "uninstall", "gpu-manager", "-n", "kube-system")
+
+
 def test_the_manifests_hold_and_while_no_webhook_answers_other_pods_come(server: Server) -> None:
     fraction = {contract.CORE: "30", contract.MEMORY: "20"}
     assert "FAILED" not in server.run(KUBECTL, "apply", "-k", str(MANIFESTS))

@@ -16,11 +16,12 @@ from gpu_manager.adapters.kube.cluster_pods import ClusterPods
 from gpu_manager.adapters.kube.cordon import cordon
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.agent import Agent
+from gpu_manager.cli.kubectl.main import run as kubectl
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import CORE, CORE_LIMIT, LEADER_LABEL, MEMORY
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.sandbox.api import StandInApi
-from gpu_manager.sandbox.api.access import service_account
+from gpu_manager.sandbox.api.access import User, service_account
 from gpu_manager.sandbox.kubelet import StandInKubelet
 from tests.deploy.chart import SETS, objects
 from tests.deploy.rbac import Judge, Right, granted, used
@@ -29,6 +30,7 @@ from tests.fakes.sandbox import short_directory, until
 NODE = "n1"
 AGENT, ADMISSION = (service_account("kube-system", name) for name in ("gpu-manager", "gpu-quota-admission"))
 ACCOUNTS = {AGENT.name: "gpu-manager", ADMISSION.name: "gpu-quota-admission"}
+PERSON = User("person", ("gpu-users",))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -42,11 +44,13 @@ def test_no_wildcard_no_cluster_admin_no_secrets_at_large(name: str) -> None:
             if "secrets" in rule["resources"] and rule["verbs"] != ["create"]:
                 assert obj["kind"] == "Role"
                 assert rule["resourceNames"] == ["gpu-quota-admission-certs"]
-            if "webhookconfigurations" in "".join(rule["resources"]):
+            if "webhookconfigurations" in "".join(rule["resources"]) and rule["verbs"] != ["list"]:
                 assert rule["resourceNames"] == ["gpu-quota-admission"]
         if obj["kind"].endswith("RoleBinding") or obj["kind"].endswith("ClusterRoleBinding"):
             assert obj["roleRef"]["name"] != "cluster-admin"
-            assert {s["kind"] for s in obj["subjects"]} == {"ServiceAccount"}
+            kinds = {s["kind"] for s in obj["subjects"]}
+            of_people = obj["metadata"]["name"].startswith("gpu-manager-view")
+            assert kinds == ({"Group"} if of_people else {"ServiceAccount"})
 
 
 class World:
@@ -54,8 +58,9 @@ class World:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.judge = Judge("defaults", ACCOUNTS)
-        self.api = StandInApi(tokens={"agent": AGENT, "admission": ADMISSION}, authorize=self.judge)
+        self.judge = Judge("viewed", {**ACCOUNTS, PERSON.name: "gpu-users"})
+        tokens = {"agent": AGENT, "admission": ADMISSION, "person": PERSON}
+        self.api = StandInApi(tokens=tokens, authorize=self.judge)
         self.clock = SystemClock()
 
     def connection(self, token: str):
@@ -205,3 +210,37 @@ def test_admission_uses_what_it_is_given_and_needs_no_more(world: World) -> None
         pods.close()
         connection.close()
     judged(world, ADMISSION.name, set())
+
+
+def test_people_can_do_with_the_role_for_them_what_the_plugin_does_and_no_more(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind in ("DaemonSet", "ValidatingWebhookConfiguration"):
+        world.api.create(next(o for o in objects("defaults") if o["kind"] == kind))
+    quota = {"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": {"gpu_quota": "{}"}}
+    world.api.create({"apiVersion": "v1", "kind": "ConfigMap", **quota})
+    world.pod("train", node=None)
+    kubeconfig = str(world.api.kubeconfig(world.directory / "person", "person"))
+    for command in (
+        ["top"],
+        ["graph"],
+        ["quota"],
+        ["explain", "train"],
+        ["simulate", "--drain", NODE],
+        ["doctor"],
+    ):
+        kubectl([*command, "--kubeconfig", kubeconfig])
+    assert "refused" not in capsys.readouterr().err
+    # The proxies are no objects of the stand-in: a real API server judges them in test_chart_on_api_server.
+    proxies = {
+        Right(verb, "", resource, "kube-system")
+        for verb, resource in (("get", "services/proxy"), ("create", "services/proxy"), ("get", "pods/proxy"))
+    }
+    rights = granted("viewed", "gpu-users")
+    # Where the cluster's scheduler is configured, and the webhook's certificate with its key: not for everyone.
+    kept = {("list", "configmaps"), ("get", "secrets")}
+    assert {(a.verb, a.resource) for a in world.judge.refused} <= kept
+    assert used(world.api.verbs_used(), PERSON.name, rights) - rights <= {
+        Right(verb, "", resource, namespace) for verb, resource in kept for namespace in ("", "kube-system")
+    }
+    assert rights - used(world.api.verbs_used(), PERSON.name, rights) == proxies

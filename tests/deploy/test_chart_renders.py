@@ -74,6 +74,7 @@ def test_whatever_is_named_is_there(name: str) -> None:
         ("Secret", "gpu-quota-admission-extender"),
         ("Secret", "gpu-quota-admission-certs"),
         ("Secret", "metrics"),
+        ("Group", "gpu-users"),
     }
     for obj in objects(name):
         for kind, called in named(obj):
@@ -94,7 +95,7 @@ def named(obj: Any) -> list[tuple[str, str]]:
                 found.append((kind, obj[field][word]))
         if "roleRef" in obj:
             found.append((obj["roleRef"]["kind"], obj["roleRef"]["name"]))
-            found += [("ServiceAccount", s["name"]) for s in obj["subjects"]]
+            found += [(s["kind"], s["name"]) for s in obj["subjects"]]
         if "serviceAccountName" in obj:
             found.append(("ServiceAccount", obj["serviceAccountName"]))
         if "policyName" in obj:
