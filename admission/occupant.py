@@ -56,11 +56,16 @@ class Occupant:
         return not self.pod.node and not self.pod.terminal and not self.pod.deleting
 
     def request(self, unit: int) -> PodRequest | None:
-        """What it asks for; None if that is illegal: no node grants any of it."""
+        """What it asks for; None if that is illegal: no node grants any of it.
+
+        Of a pod on a node, annotations do not count: they may be spoilt after its cards were granted.
+        """
         try:
             return rules.pod_request(self.pod, unit)
         except RequestInvalid:
-            return None
+            if not self.pod.node or not self.pod.annotations:
+                return None
+            return replace(self, pod=replace(self.pod, annotations={})).request(unit)
 
     def on(self, node: str, placement: Mapping[str, tuple[Share, ...]]) -> Occupant:
         """The same pod as it will be once bound there."""

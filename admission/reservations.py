@@ -191,6 +191,7 @@ class Binder:
         except VcudaError:
             self._forget(pod.uid, trial)
             raise
+        trial = self._sending(trial)
         if not self._rules.leads(self._rules.seconds):
             self._undo(pod.uid, trial)
             raise NodeUnready(_NOT_LEADER)
@@ -198,8 +199,7 @@ class Binder:
         if answer.outcome is Outcome.REFUSED:
             self._undo(pod.uid, trial)
             raise DoesNotFit(f"the API server refused the binding: {answer.words}")
-        with self._lock:
-            self._trials[pod.uid] = replace(trial, outcome=answer.outcome)
+        self._set(trial, replace(trial, outcome=answer.outcome))
         if answer.outcome is Outcome.UNKNOWN:
             log.warning("binding of unknown outcome", pod=pod.key, node=args.node, reason=answer.words)
             raise NodeUnready(
@@ -235,14 +235,12 @@ class Binder:
                 f"{pod.key} has schedulerName {quoted(pod.scheduler)}: this extender binds for"
                 f" {', '.join(sorted(self._rules.schedulers))} alone"
             )
-        if pod.node or pod.terminal or pod.deleting:
-            state = f"bound to {printable(pod.node)}" if pod.node else "at its end"
-            raise RequestInvalid(f"{pod.key} is {state} already")
+        _must_wait(pod)
         return occupant
 
     def _begin(self, occupant: Occupant, node: str) -> _Trial:
         """Claim the pod: one Binding at a time."""
-        uid, now = occupant.uid, self._clock.monotonic()
+        uid = occupant.uid
         with self._lock:
             before = self._trials.get(uid)
         if before is not None and before.outcome is not None and self._cluster.reserved_on(uid):
@@ -253,9 +251,23 @@ class Binder:
                 raise NodeUnready(
                     f"{occupant.pod.key} is being bound to {before.node}: the outcome is not known yet"
                 )
+            now = self._clock.monotonic()
             trial = _Trial(occupant.pod, node, now, now + 2 * self._rules.seconds)
             self._trials[uid] = trial
             return trial
+
+    def _sending(self, trial: _Trial) -> _Trial:
+        """The trial from now on: only now does the time run in which its request may act."""
+        now = self._clock.monotonic()
+        sent = replace(trial, posted=now, quiet=now + 2 * self._rules.seconds)
+        with self._lock:
+            current = self._trials.get(trial.pod.uid)
+            if current is trial:
+                self._trials[trial.pod.uid] = sent
+                return sent
+            if current is None:
+                self._cluster.release(trial.pod.uid)
+        raise NodeUnready(f"{trial.pod.key} was too long on its way to the API server: its place went")
 
     def _reserve(self, occupant: Occupant, node: str) -> dict[str, str]:
         """Judge and reserve as one step, for the whole cluster: the quota is the whole cluster's."""
@@ -265,6 +277,11 @@ class Binder:
             raise RequestInvalid(f"{pod.key} asks for no card")
         quota = self._quota.current
         with self._cluster.lock:
+            known = self._cluster.pod(pod.uid)
+            if known is not None:
+                _must_wait(
+                    known.pod
+                )  # bound since it was looked up: its cards are not to be moved in the books
             snapshot = self._cluster.snapshot()
             view = snapshot.nodes.get(node)
             if view is None:
@@ -288,8 +305,7 @@ class Binder:
         except VcudaError as error:
             return Answer(Outcome.UNKNOWN, str(error))
         except BaseException:
-            with self._lock:
-                self._trials[trial.pod.uid] = replace(trial, outcome=Outcome.UNKNOWN)
+            self._set(trial, replace(trial, outcome=Outcome.UNKNOWN))
             raise
 
     def _ask(self, uid: PodUid, trial: _Trial) -> None:
@@ -300,25 +316,45 @@ class Binder:
         except NodeUnready as error:
             log.warning("binding still of unknown outcome", pod=trial.pod.key, reason=str(error))
             return
-        if pod is not None and pod.uid == uid and pod.node:
-            self._cluster.learn(pod)
-            log.info("binding found done", pod=pod.key, node=pod.node)
-        elif pod is not None and pod.uid == uid and asked < trial.quiet:
-            return  # unbound, but a request of ours may still act
-        else:
-            self._cluster.release(uid)
-            log.warning("reservation ended: not bound", pod=trial.pod.key, node=trial.node)
-            self._count("reservations", "ended")
-        self._forget(uid, trial)
+        with self._lock:
+            if self._trials.get(uid) is not trial:
+                return  # a newer attempt: the answer is not about that
+            if pod is not None and pod.uid == uid and pod.node:
+                log.info("binding found done", pod=pod.key, node=pod.node)
+                if self._cluster.learn(pod):
+                    del self._trials[uid]
+                else:
+                    self._trials[uid] = replace(trial, node=pod.node, posted=asked, outcome=Outcome.BOUND)
+            elif pod is None or pod.uid != uid or asked >= trial.quiet:
+                del self._trials[uid]
+                self._cluster.release(uid)
+                log.warning("reservation ended: not bound", pod=trial.pod.key, node=trial.node)
+                self._count("reservations", "ended")
+            # Else it is unbound, but a request of ours may still act.
 
     def _undo(self, uid: PodUid, trial: _Trial) -> None:
-        self._cluster.release(uid)
-        self._forget(uid, trial)
+        with self._lock:
+            if self._trials.get(uid) is trial:
+                del self._trials[uid]
+                self._cluster.release(uid)
 
     def _forget(self, uid: PodUid, trial: _Trial) -> None:
         with self._lock:
             if self._trials.get(uid) is trial:
                 del self._trials[uid]
+
+    def _set(self, trial: _Trial, new: _Trial) -> None:
+        """Put ``new`` in its place, unless the pod has another trial by now."""
+        with self._lock:
+            if self._trials.get(trial.pod.uid) is trial:
+                self._trials[trial.pod.uid] = new
+
+
+def _must_wait(pod: Pod) -> None:
+    """Raises RequestInvalid: it looks for no node."""
+    if pod.node or pod.terminal or pod.deleting:
+        state = f"bound to {printable(pod.node)}" if pod.node else "at its end"
+        raise RequestInvalid(f"{pod.key} is {state} already")
 
 
 _NOT_LEADER: Final = "this replica does not lead, or not for long enough to bind: ask again"

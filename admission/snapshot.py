@@ -118,7 +118,7 @@ class Cluster:
     def reserve(self, pod: Pod, node: str, placement: Mapping[str, tuple[Share, ...]]) -> None:
         """Count the pod as lying there, until the watch shows it bound or gone, or :meth:`release`."""
         with self._lock:
-            self._unexpect(pod.uid)
+            self._release(pod.uid)
             occupant = (self._pods.get(pod.uid) or occupant_of(pod)).on(node, placement)
             self._reserved[pod.uid] = occupant
             self._touch(node, pod.uid)
@@ -165,12 +165,22 @@ class Cluster:
             occupant = self._reserved.get(uid)
             return occupant.pod.node if occupant else ""
 
-    def learn(self, pod: Pod) -> None:
-        """The API server itself said so, before the watch did."""
-        if pod.asks:
-            with self._lock:
-                known = self._pods.get(pod.uid)
-                self._take(replace(occupant_of(pod), cpu=known.cpu if known else 0))
+    def learn(self, pod: Pod) -> bool:
+        """The API server itself said that it is bound, before the watch did.
+
+        False for a pod that the watch has never shown: it counts as reserved there until the watch does or
+        :meth:`release`, for a list that was asked for before the pod came may lack it.
+        """
+        with self._lock:
+            known = self._pods.get(pod.uid)
+            if known is not None:
+                self._take(replace(occupant_of(pod), cpu=known.cpu))
+                return True
+            self._release(pod.uid)
+            self._reserved[pod.uid] = replace(occupant_of(pod), reserved=True)
+            self._touch(pod.node, pod.uid)
+            self._snapshot = None
+            return False
 
     # What is known.
 

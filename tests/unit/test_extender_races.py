@@ -1,0 +1,168 @@
+"""Bind while something else happens in the middle of it: what two threads, a slow API server, a late list do."""
+
+import json
+
+import pytest
+
+from admission.snapshot import PODS
+from gpu_manager.domain.contract import CORE_LIMIT
+from tests.fakes.extender import World, bound, node, pod
+
+
+@pytest.fixture
+def world():
+    return World([node("n1", cards=1), node("n2", cards=1)], watching=False)
+
+
+def offered(world, obj):
+    world.create(obj)
+    assert world.filter(obj)["NodeNames"] == ["n1", "n2"]
+    return obj
+
+
+def hook(world, step):
+    """Do ``step`` once, when the next answer to a GET is on its way here."""
+    ask, steps = world.api.fetch, [step]
+
+    def fetch(namespace, name):
+        found = ask(namespace, name)
+        if steps:
+            steps.pop()()
+        return found
+
+    world.api.fetch = fetch
+
+
+def test_a_pod_that_turns_out_to_be_bound_keeps_its_cards_while_it_is_sent_elsewhere(world):
+    first, second = offered(world, pod("a", 80, 4)), offered(world, pod("b", 80, 4))
+    world.api.plan = ["late"]
+    assert "did not say" in world.bind(first, "n1")
+    seen = []
+    world.api.before = lambda: seen.append(world.booked("n1"))
+    assert "bound to n1 already" in world.bind(first, "n2")
+    assert world.bind(second, "n1")
+    assert all(booked == [(80, 4)] for booked in seen)
+    assert world.booked("n1") == [(80, 4)]
+    assert world.booked("n2") == [(0, 0)]
+
+
+def test_a_pod_that_the_watch_shows_bound_just_before_it_is_reserved_is_not_reserved(world):
+    obj = offered(world, pod("a", 80, 4))
+    quota = world.quota
+    shown = bound(obj, "n1", {})
+
+    class Late:
+        """The quota, read between the pod and its reservation."""
+
+        def missing(self):
+            return quota.missing()
+
+        @property
+        def current(self):
+            world.show(shown)
+            return quota.current
+
+    world.binder._quota = Late()
+    assert "bound to n1 already" in world.bind(obj, "n2")
+    assert world.api.bindings == []
+    assert (world.booked("n1"), world.booked("n2")) == ([(80, 4)], [(0, 0)])
+
+
+def test_an_answer_about_an_older_attempt_does_not_end_a_newer_one(world):
+    obj = offered(world, pod("a", 80, 4))
+    world.api.plan = ["lost", "hold"]
+    assert world.bind(obj, "n1")
+    world.clock.time += 11
+    world.filter(obj)
+    hook(world, lambda: world.bind(obj, "n2"))
+    world.binder.settle()  # asks; the answer is overtaken by a second attempt
+    assert world.booked("n2") == [(80, 4)]
+    world.api.held.pop()()
+    assert world.binder.settle() == 0
+    assert world.booked("n2") == [(80, 4)]
+
+
+def test_a_request_is_awaited_from_when_it_was_sent_however_long_the_question_before_it_took(world):
+    obj = offered(world, pod("a", 80, 4))
+    world.api.plan = ["lost", "hold"]
+    assert world.bind(obj, "n1")
+    world.clock.time += 11
+    world.filter(obj)
+
+    def slow():
+        world.clock.time += 9
+
+    hook(world, slow)
+    assert "did not say" in world.bind(obj, "n2")
+    world.clock.time += 4  # sent four seconds ago: it may still act
+    assert world.binder.settle() == 1
+    assert world.booked("n2") == [(80, 4)]
+    world.clock.time += 7
+    assert world.binder.settle() == 0
+    assert world.booked("n2") == [(0, 0)]
+
+
+def test_a_pod_found_bound_is_not_lost_to_a_list_that_was_asked_for_before_it_came(world):
+    obj = pod("a", 80, 4)
+    world.api.put(obj)  # the watch has not shown it: a list of 5,000 nodes' pods is on its way
+    world.filter(obj)
+    world.api.plan = ["late"]
+    assert "did not say" in world.bind(obj, "n1")
+    assert world.binder.settle() == 0
+    world.cluster.replace(PODS, [])
+    assert world.booked("n1") == [(80, 4)]
+    world.cluster.apply(PODS, "DELETED", next(iter(world.api.pods.values())))
+    assert world.booked("n1") == [(0, 0)]
+
+
+def test_a_pod_found_bound_and_gone_since_is_forgotten_though_no_watch_ever_shows_it(world):
+    obj = pod("a", 80, 4)
+    world.api.put(obj)
+    world.filter(obj)
+    world.api.plan = ["late"]
+    assert world.bind(obj, "n1")
+    assert world.binder.settle() == 0
+    world.api.pods.clear()
+    world.cluster.replace(PODS, [])
+    world.clock.time += 61
+    world.binder.settle()
+    assert world.booked("n1") == [(0, 0)]
+
+
+@pytest.mark.parametrize(
+    "annotations", [{CORE_LIMIT: "x"}, {CORE_LIMIT: "1"}, {"tencent.com/placement": "x"}]
+)
+def test_a_running_pod_whose_annotation_is_spoilt_holds_what_its_spec_says(world, annotations):
+    obj = offered(world, pod("a", 80, 4))
+    assert world.bind(obj, "n1") == ""
+    (there,) = world.api.pods.values()
+    world.show(there)
+    spoilt = json.loads(json.dumps(there))
+    spoilt["metadata"]["annotations"].update(annotations)
+    world.show(spoilt)
+    assert world.booked("n1") == [(80, 4)]
+    assert world.cluster.snapshot().used["default"]["Tesla-T4"].cores == 80
+
+
+def test_a_bind_that_stood_still_until_its_place_went_sends_nothing_and_leaves_nothing(world):
+    obj = offered(world, pod("a", 80, 4))
+    quota, steps = world.quota, []
+
+    class Slow:
+        """The quota, read by a thread that then stands still for a minute."""
+
+        def missing(self):
+            return quota.missing()
+
+        @property
+        def current(self):
+            if not steps:
+                steps.append(1)
+                world.clock.time += 61
+                world.binder.settle()
+            return quota.current
+
+    world.binder._quota = Slow()
+    assert "too long" in world.bind(obj, "n1")
+    assert world.api.bindings == []
+    assert world.booked("n1") == [(0, 0)]
