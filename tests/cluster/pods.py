@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -83,10 +84,23 @@ class Pods:
         """Create; returns the names."""
         names = []
         for manifest in manifests:
-            self.cluster.api.post(PATH, manifest)
+            self._post(manifest)
             names.append(str(manifest["metadata"]["name"]))
             self._made.append(names[-1])
         return names
+
+    def _post(self, manifest: Mapping[str, Any]) -> None:
+        """As a controller does: again for half a minute while the API server or admission comes back."""
+        ends = time.monotonic() + 30
+        while True:
+            try:
+                self.cluster.api.post(PATH, manifest)
+            except ApiError as error:
+                if error.code not in (0, 500, 503) or time.monotonic() > ends:
+                    raise
+                time.sleep(0.5)
+            else:
+                return
 
     def bind(self, name: str, shares: Mapping[str, Sequence[tuple[str, int, int]]]) -> None:
         """Bind to the real node with the cards of each container (card, cores, bytes), as the extender does."""
