@@ -36,7 +36,7 @@ def main() -> int:
     )
     parser.add_argument("--seeds", default="42", help="of the pods' order, such as 42,43,44")
     parser.add_argument(
-        "--policies", default="ours,FGD,BestFit", help=f"of {', '.join(ABLATION + BASELINES)}"
+        "--policies", nargs="+", default=["ours", "FGD", "BestFit"], choices=ABLATION + BASELINES
     )
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--plan", action="store_true", help=f"every run of the docs, kept in {RESULTS.name}")
@@ -51,12 +51,10 @@ def main() -> int:
             print(job, runs[-1]["allocation"].get("100"), runs[-1]["allocation"].get("130"), flush=True)
         return 0
     if given.departures:
-        return _departures(study, [int(seed) for seed in given.seeds.split(",")], given.policies.split(","))
+        return _departures(study, [int(seed) for seed in given.seeds.split(",")], given.policies)
     runs = []
     for seed in map(int, given.seeds.split(",")):
-        for name in given.policies.split(","):
-            if name not in ABLATION + BASELINES:
-                parser.error(f"no policy {name!r}: there are {', '.join(ABLATION + BASELINES)}")
+        for name in given.policies:
             runs.append(study.run(Job("given", name, seed)))
             shown = runs[-1]["allocation"]
             print(

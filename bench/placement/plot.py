@@ -43,6 +43,6 @@ def draw(runs: list[Result], path: Path) -> None:
     for axis in (above, below):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    above.legend(frameon=False, fontsize=9, loc="lower right")
+    below.legend(frameon=False, fontsize=9, ncols=3, loc="upper right")
     figure.savefig(path, metadata={"Date": None})
     figure.savefig(path.with_suffix(".png"), dpi=110)
