@@ -35,7 +35,7 @@ from admission.node_view import NodeView
 from admission.occupant import Occupant, occupant_of
 from admission.preemption import choose
 from admission.quota import QuotaBook
-from admission.ranking import BEST, Candidate, Cost, NodePolicy, scores
+from admission.ranking import BEST, Candidate, NodePolicy, scores
 from admission.reservations import Binder
 from admission.snapshot import Cluster, Snapshot
 from gpu_manager.domain.errors import RequestInvalid
@@ -151,20 +151,25 @@ class Extender:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
         if not occupant.pod.asks or self._unready():
             return Reply(priority_answer(args.names, [0] * len(args.names)))
+        kinds: dict[tuple[int, int | None], int] = {}  # what a cost depends on → place among the candidates
         candidates: list[Candidate] = []
-        places: list[int] = []
-        for place, (_, view) in enumerate(self._views(args, snapshot)):
+        groups: list[int | None] = []  # by node
+        views = self._views(args, snapshot)
+        for _, view in views:
             found = question.on(view) if view else No.NODE
-            if view is not None and isinstance(found, Fit):
+            if view is None or not isinstance(found, Fit):
+                groups.append(None)
+                continue
+            kind = id(found), view.cpu
+            if kind not in kinds:
+                kinds[kind] = len(candidates)
                 candidates.append(Candidate(view, found))
-                places.append(place)
-        costs: list[Cost | None] = [None] * len(args.names)
-        for place, cost in zip(places, self._policy.costs(question.request, candidates), strict=True):
-            costs[place] = cost
-        given = scores(args.names, costs)
+            groups.append(kinds[kind])
+        costs = self._policy.costs(question.request, candidates)
+        given = scores(args.names, [None if at is None else costs[at] for at in groups])
         if candidates:
-            best = candidates[places.index(given.index(BEST))]
-            self._expect(question, occupant, best.view, best.fit)
+            chosen = given.index(BEST)
+            self._expect(question, occupant, views[chosen][1], candidates[groups[chosen] or 0].fit)
         return Reply(priority_answer(args.names, given))
 
     def bind(self, body: bytes) -> Reply:

@@ -81,13 +81,16 @@ def scores(names: Sequence[str], costs: Sequence[Cost | None]) -> list[int]:
     Nodes of equal cost get equal scores, but for the one chosen among the best: the first by name. They are
     alike in all that the policy sees, so that the name decides nothing.
     """
-    ranked = sorted({cost for cost in costs if cost is not None})
+    known = {id(cost): cost for cost in costs if cost is not None}  # few, for thousands of nodes
+    ranked = sorted(set(known.values()))
     steps = max(1, len(ranked) - 1)
     score = {cost: SECOND - SECOND * rank // steps for rank, cost in enumerate(ranked)}
-    given = [0 if cost is None else score[cost] for cost in costs]
+    by_id = {key: score[cost] for key, cost in known.items()}
+    given = [0 if cost is None else by_id[id(cost)] for cost in costs]
     if ranked:
+        best = {key for key, cost in known.items() if cost == ranked[0]}
         winner = min(
-            (name, i) for i, (name, cost) in enumerate(zip(names, costs, strict=True)) if cost == ranked[0]
+            (name, i) for i, (name, cost) in enumerate(zip(names, costs, strict=True)) if id(cost) in best
         )
         given[winner[1]] = BEST
     return given

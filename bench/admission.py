@@ -1,4 +1,4 @@
-"""The admission service: what a scheduler waits for, and whether a burst ends in conflicts.
+"""The admission service: what a scheduler waits for; :mod:`bench.admission_program` measures it as a whole.
 
 ``extender_p99_ms_*``: one filter call with so many node names, each after a bind somewhere, from the bytes
 of the question to those of the answer; the bare loop beside it reads the question and writes the names back.
@@ -10,32 +10,27 @@ import json
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import structlog
 
 from admission.extender import Extender
 from admission.judging import Judge
+from admission.least_waste import LeastWaste
 from admission.memory import spare_pauses
 from admission.quota import QuotaBook
-from admission.ranking import BestFit
 from admission.reservations import Answer, Binder, Outcome, Rules
 from admission.snapshot import NODES, PODS, Cluster
+from bench import admission_program
+from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, Inventory, encode_inventory
+from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.pod import Pod, parse_pod
-from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
-from gpu_manager.domain.topology import Link, Topology
+from gpu_manager.domain.resources import DEFAULT_UNIT
 
 Obj = dict[str, Any]
-_CARDS = 8
-_MODELS = ("Tesla-T4", "NVIDIA-A100-SXM4-80GB", "Tesla-V100-SXM2-32GB")
-_PARTS = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (100, 0))
 _SHAPES = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (100, 0), (200, 0), (400, 0))
 
 
@@ -70,9 +65,9 @@ class Scheduler:
         quota, judge, clock = QuotaBook(), Judge(), SystemClock()
         quota.update(None)
         binder = Binder(self.cluster, quota, judge, self.api, clock, Rules(leads=lambda _seconds: True))
-        self.extender = Extender(self.cluster, quota, judge, BestFit(), binder, clock=clock)
+        self.extender = Extender(self.cluster, quota, judge, LeastWaste(self.cluster), binder, clock=clock)
         self.names = [f"node-{n:05d}" for n in range(nodes)]
-        self.cluster.replace(NODES, [_node(name, _MODELS[n % 3]) for n, name in enumerate(self.names)])
+        self.cluster.replace(NODES, [node(name, MODELS[n % 3]) for n, name in enumerate(self.names)])
         self.cluster.replace(PODS, [])
         self._count = 0
 
@@ -128,14 +123,9 @@ class Scheduler:
 def rows(*, full: bool) -> Iterator[Row]:
     """The group's table."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    without_app = "needs the service as a program: measured by the end-to-end part of this group"
-    yield Row("webhook_p99_ms", None, "ms", "≤ 20", full=full, note=without_app)
     for names, bar in ((500, "≤ 25"), (5000, "≤ 60")):
         yield _latency(names, bar, full=full)
-    yield Row("pods_per_second", None, "1/s", "≥ 200", full=full, note=without_app)
-    yield _burst(full=full)
-    yield Row("burst_seconds", None, "s", "≤ 10", full=full, note=without_app)
-    yield Row("leader_change_s", None, "s", "≤ 15", full=full, note=without_app)
+    yield from admission_program.rows(full=full)
 
 
 def _latency(names: int, bar: str, *, full: bool) -> Row:
@@ -164,7 +154,7 @@ def _latency(names: int, bar: str, *, full: bool) -> Row:
         scheduler.bind(pod, best)
     figure = percentile(took, 99) * 1e3
     note = (
-        f"filter, {_CARDS} cards a node, median {percentile(took, 50) * 1e3:.1f} ms,"
+        f"filter, {CARDS} cards a node, median {percentile(took, 50) * 1e3:.1f} ms,"
         f" most {max(took) * 1e3:.1f} ms (the first of a new request);"
         f" prioritize p99 {percentile(ranking, 99) * 1e3:.1f} ms; in-process"
     )
@@ -177,41 +167,3 @@ def _latency(names: int, bar: str, *, full: bool) -> Row:
         full,
         note,
     )
-
-
-def _burst(*, full: bool) -> Row:
-    """1,000 pods for 100 nodes as kube-scheduler runs them: decided one by one, bound beside that."""
-    scheduler = Scheduler(100, seed=1)
-    scheduler.api.seconds = 0.005
-    waiting = deque(scheduler.pod(scheduler.random.choice(_PARTS)) for _ in range(1000))
-    binding: deque[tuple[Obj, Future[str]]] = deque()
-    conflicts = unplaced = 0
-    began = time.perf_counter()
-    with ThreadPoolExecutor(32) as pool:
-        while waiting or binding:
-            if waiting:
-                pod = waiting.popleft()
-                fitting = scheduler.fitting(scheduler.question(pod, scheduler.names))
-                if fitting:
-                    node = scheduler.best(scheduler.question(pod, fitting))
-                    binding.append((pod, pool.submit(scheduler.bind, pod, node)))
-                else:
-                    unplaced += 1
-            while binding and (binding[0][1].done() or not waiting):
-                pod, bound = binding.popleft()
-                if bound.result():
-                    conflicts += 1
-                    waiting.append(pod)
-    seconds = time.perf_counter() - began
-    note = (
-        f"1,000 pods in {seconds:.1f} s, {unplaced} found no room; in-process, 5 ms a Binding, 32 at a time"
-    )
-    return Row("burst_conflicts", conflicts, "count", "≤ 0", None, full, note)
-
-
-def _node(name: str, model: str) -> Obj:
-    states = tuple(
-        CardState(Card(i, CardUuid(f"GPU-{name}-{i}"), model, 32 * GIB, numa=i // 4)) for i in range(_CARDS)
-    )
-    text = encode_inventory(Inventory(DEFAULT_UNIT, states, Topology.uniform(_CARDS, Link.parse("NV12"))))
-    return {"metadata": {"name": name, "annotations": {INVENTORY: text}, "labels": {}}, "status": {}}

@@ -12,7 +12,7 @@ from typing import Final
 from gpu_manager.domain.errors import NodeUnready
 
 LOOPBACK: Final = "127.0.0.1"
-_MOST_IDLE: Final = 8
+_MOST_IDLE: Final = 32
 
 
 class _Tls(http.client.HTTPSConnection):

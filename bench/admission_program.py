@@ -1,0 +1,296 @@
+"""The admission service as a program: beside an API server in another process, asked as Kubernetes asks.
+
+Webhooks: 200 reviews a second over kept TLS connections, each timed from the moment at which it was due, so
+that one slow answer is charged to all that wait behind it. Scheduling: filter, prioritize one pod after the
+other, bind beside that with 16 at a time, as kube-scheduler does; a refused bind is a conflict.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from bench.api_process import pod as made_pod
+from bench.rows import Row, percentile
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.sandbox.admission import NAMESPACE, PROGRAM
+from gpu_manager.sandbox.api import ADMIN_TOKEN
+from gpu_manager.sandbox.extender import Extender
+from gpu_manager.sandbox.line import Line
+
+Obj = dict[str, Any]
+_RATE = 200  # reviews a second
+_CALLERS = 16
+_BINDERS = 16
+_START_SECONDS = 60.0
+
+
+class _Api:
+    """The stand-in's process."""
+
+    def __init__(self, nodes: int) -> None:
+        command = [sys.executable, "-m", "bench.api_process", str(nodes)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        self._line = Line(int(self.url.rpartition(":")[2]))
+
+    def pods(self, prefix: str, count: int) -> list[Obj]:
+        """So many new ones."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{prefix} {count}\n")
+        self.process.stdin.flush()
+        found: list[Obj] = json.loads(self.process.stdout.readline())
+        return found
+
+    def get(self, path: str) -> Obj:
+        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+        found: Obj = json.loads(self._line.ask("GET", path, headers=headers)[1])
+        return found
+
+    def bound(self) -> int:
+        return sum(bool(p["spec"].get("nodeName")) for p in self.get("/api/v1/pods")["items"])
+
+    def close(self) -> None:
+        self._line.close()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(20)
+        self.process.stdout.close()
+
+
+class _Service:
+    """One replica."""
+
+    def __init__(self, api: _Api, *arguments: str) -> None:
+        command = [
+            sys.executable, "-m", "admission", f"--api-url={api.url}", "--webhook-address=127.0.0.1",
+            "--webhook-port=0", "--extender-address=127.0.0.1:0", "--drain-seconds=0", *arguments,
+        ]  # fmt: skip
+        kept = {k: v for k, v in os.environ.items() if k not in ("EXTRA_FLAGS", "POD_NAME", "POD_NAMESPACE")}
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**kept, "LOG_LEVEL": "info"}
+        )
+        assert self.process.stderr is not None
+        said = next(line for line in map(json.loads, self.process.stderr) if line.get("event") == "running")
+        self.port = int(said["port"])
+        self.extender_port = int(said["extender_port"])
+        self.extender = Extender(self.extender_port)
+        self._reader = threading.Thread(target=self.process.stderr.read)
+        self._reader.start()
+
+    def close(self) -> None:
+        self.extender.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(20)
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@contextmanager
+def _world(nodes: int, *arguments: str) -> Iterator[tuple[_Api, _Service]]:
+    api = _Api(nodes)
+    try:
+        service = _Service(api, *(arguments or ("--leader-mode=alone",)))
+        try:
+            yield api, service
+        finally:
+            service.close()
+    finally:
+        api.close()
+
+
+@dataclass(slots=True)
+class _Scheduled:
+    """How a burst went."""
+
+    seconds: float = 0.0
+    bound: int = 0
+    conflicts: int = 0
+    unplaced: int = 0
+
+
+def rows(*, full: bool) -> Iterator[Row]:
+    """What only the whole program can show."""
+    with _world(1000) as (api, service):
+        yield _webhook(api, service, full=full)
+        pods = api.pods("flow", 3000 if full else 1000)
+        _wait_for(service, pods[-1])
+        flow = _schedule(service, pods, [f"node-{n:05d}" for n in range(1000)])
+        note = f"{flow.bound} pods in {flow.seconds:.1f} s, 1,000 nodes a filter; {flow.conflicts} conflicts"
+        rate = round(flow.bound / flow.seconds, 1)
+        yield Row("pods_per_second", rate, "1/s", "≥ 200", _bare(service, full=full), full, note)
+    with _world(100) as (api, service):
+        pods = api.pods("burst", 1000)
+        _wait_for(service, pods[-1])
+        burst = _schedule(service, pods, [f"node-{n:05d}" for n in range(100)])
+        assert api.bound() == burst.bound
+        note = f"1,000 pods, {burst.bound} bound, {burst.unplaced} found no room"
+        yield Row("burst_conflicts", burst.conflicts, "count", "≤ 0", None, full, note)
+        yield Row("burst_seconds", round(burst.seconds, 2), "s", "≤ 10", None, full, note)
+    yield _leader_change(full=full)
+
+
+def _wait_for(service: _Service, pod: Obj) -> None:
+    """Until the watch has shown the last pod: a bind of one it has not seen asks the API server first."""
+    ends = time.monotonic() + _START_SECONDS
+    while time.monotonic() < ends:
+        try:
+            if service.extender.filter(pod, ["node-00000"]).nodes:
+                time.sleep(1.0)  # and a moment for what is queued behind it
+                return
+        except NodeUnready:
+            time.sleep(0.1)
+    raise NodeUnready("the service does not answer")
+
+
+def _schedule(service: _Service, pods: Sequence[Obj], names: Sequence[str]) -> _Scheduled:
+    """Decide one by one, bind beside that."""
+    found, extender = _Scheduled(), service.extender
+    waiting: deque[Obj] = deque(pods)
+    binding: deque[tuple[Obj, Future[None]]] = deque()
+    began = time.perf_counter()
+    with ThreadPoolExecutor(_BINDERS) as pool:
+        while waiting or binding:
+            if waiting:
+                pod = waiting.popleft()
+                fitting = extender.filter(pod, names).nodes
+                if not fitting:
+                    found.unplaced += 1
+                else:
+                    scores = extender.prioritize(pod, fitting) if len(fitting) > 1 else {fitting[0]: 10}
+                    binding.append(
+                        (pod, pool.submit(extender.bind, pod, max(scores, key=scores.__getitem__)))
+                    )
+            while binding and (binding[0][1].done() or not waiting):
+                pod, bound = binding.popleft()
+                try:
+                    bound.result()
+                    found.bound += 1
+                except NodeUnready:
+                    found.conflicts += 1
+                    waiting.append(pod)
+    found.seconds = time.perf_counter() - began
+    return found
+
+
+def _bare(service: _Service, *, full: bool) -> float:
+    """Pods a second if all that is done is asking: three empty answers each."""
+    line, calls = Line(service.extender_port), 3000 if full else 1000
+    began = time.perf_counter()
+    for _ in range(3 * calls):
+        line.ask("GET", "/version")
+    took = time.perf_counter() - began
+    line.close()
+    return round(calls / took, 1)
+
+
+def _webhook(api: _Api, service: _Service, *, full: bool) -> Row:
+    name = f"{PROGRAM}.{NAMESPACE}.svc"
+    secret = api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{PROGRAM}-certs")
+    authority = base64.b64decode(secret["data"]["ca.crt"]).decode()
+    line = Line(service.port, name, lambda: authority)
+    seconds = 60 if full else 15
+    review = json.dumps(_review()).encode()
+    kind = {"Content-Type": "application/json"}
+
+    def judge(number: int) -> None:
+        status, _ = line.ask("POST", "/mutate" if number % 2 else "/validate", review, kind)
+        assert status == 200, status
+
+    def nothing(_number: int) -> None:
+        line.ask("GET", "/healthz")
+
+    _paced(nothing, 1)  # connections
+    bare = _paced(nothing, seconds)
+    took = _paced(judge, seconds)
+    line.close()
+    note = (
+        f"{len(took)} reviews at {_RATE}/s over TLS, half of each webhook, from the moment each was due;"
+        f" median {percentile(took, 50) * 1e3:.1f} ms, most {max(took) * 1e3:.1f} ms; beside it /healthz"
+    )
+    figures = (round(percentile(values, 99) * 1e3, 2) for values in (took, bare))
+    return Row("webhook_p99_ms", next(figures), "ms", "≤ 20", next(figures), full, note)
+
+
+def _paced(act: Callable[[int], None], seconds: int) -> list[float]:
+    """Seconds that each call took, from the moment it was due."""
+    count = _RATE * seconds
+    took = [0.0] * count
+    begin = time.perf_counter() + 0.1
+
+    def caller(first: int) -> None:
+        for number in range(first, count, _CALLERS):
+            due = begin + number / _RATE
+            time.sleep(max(0.0, due - time.perf_counter()))
+            act(number)
+            took[number] = time.perf_counter() - due
+
+    with ThreadPoolExecutor(_CALLERS) as pool:
+        for done in [pool.submit(caller, first) for first in range(_CALLERS)]:
+            done.result()
+    return took
+
+
+def _review() -> Obj:
+    request = {
+        "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+        "kind": {"group": "", "version": "v1", "kind": "Pod"},
+        "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "name": "train",
+        "namespace": "default",
+        "operation": "CREATE",
+        "userInfo": {"username": "someone", "groups": ["system:authenticated"]},
+        "object": made_pod("train", 30, 20),
+        "oldObject": None,
+        "dryRun": False,
+    }
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+def _leader_change(*, full: bool) -> Row:
+    """SIGKILL for the one that leads, while pods wait; until the other has bound one of them."""
+    figures = []
+    for _ in range(3 if full else 1):
+        with _world(3, "--leader-mode=lease", "--pod-name=first") as (api, first):
+            second = _Service(api, "--leader-mode=lease", "--pod-name=second")
+            try:
+                pods = deque(api.pods("pod", 40))
+                _bind_next(first, pods)
+                _bind_next(first, pods)
+                began = time.perf_counter()
+                first.process.kill()
+                _bind_next(second, pods)
+                figures.append(time.perf_counter() - began)
+            finally:
+                second.close()
+    note = f"{len(figures)} times: SIGKILL for who holds the Lease (10 s), until the other has bound a pod"
+    return Row("leader_change_s", round(max(figures), 2), "s", "≤ 15", None, full, note)
+
+
+def _bind_next(service: _Service, pods: deque[Obj]) -> None:
+    """Try until one is bound."""
+    pod, ends = pods.popleft(), time.monotonic() + _START_SECONDS
+    while time.monotonic() < ends:
+        try:
+            fitting = service.extender.filter(pod, [f"node-{n:05d}" for n in range(3)]).nodes
+            service.extender.bind(pod, fitting[0])
+            return
+        except NodeUnready:
+            time.sleep(0.05)
+    raise NodeUnready("nobody binds")
