@@ -90,7 +90,8 @@ cluster-packages: ## what the cluster needs of Debian (as root)
 cluster-up: $(STAMP) tools image ## real Kubernetes on this machine, with the product on it (root, Go the first time)
 	$(BIN)/python -m tests.cluster up
 
-e2e: $(STAMP) tools image ## the promises on real Kubernetes; starts the cluster if there is none
+e2e: $(STAMP) tools image ## the promises on real Kubernetes, on a cluster made anew; it stays for a look around
+	$(BIN)/python -m tests.cluster down
 	$(BIN)/python -m pytest tests/cluster
 
 soak-cluster: $(STAMP) tools image ## pods come and go for MINUTES (10) on the real cluster, every book audited
