@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, Protocol
 
+from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.ports import Clock
 
 YES_SECONDS: Final = 30.0  # how long a right that was taken away may still be used here
 NO_SECONDS: Final = 5.0
 _ROOM: Final = 1024
 _LONGEST_TOKEN: Final = 16 << 10
+_NAMESPACE: Final = re.compile(r"[a-z0-9-]{0,63}")  # anybody may send a name, and it is remembered
 
 User = Mapping[str, Any]
 
@@ -47,7 +50,14 @@ class Access:
         self._known: OrderedDict[tuple[bytes, str], tuple[float, Verdict]] = OrderedDict()
 
     def may(self, authorization: str, namespace: str) -> Verdict:
-        """The header's value, and the namespace (empty: all). Raises NodeUnready: nobody can say now."""
+        """The header's value, and the namespace (empty: all).
+
+        Raises:
+            RequestInvalid: no namespace can have that name.
+            NodeUnready: nobody can say now.
+        """
+        if not _NAMESPACE.fullmatch(namespace):
+            raise RequestInvalid(f"{quoted(namespace)} is no name of a namespace")
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token or len(token) > _LONGEST_TOKEN:

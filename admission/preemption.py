@@ -36,15 +36,16 @@ def choose(
     gone = {*given.pods, *(o.uid for o in lower)}
     if question.without(view, gone) is None:
         return None
-    breaks = violating((o.pod for o in _by_importance(lower)), budgets)
+    leaving = [view.charges[uid].occupant.pod for uid in given.pods if uid in view.charges]
+    breaks = violating((*leaving, *(o.pod for o in _by_importance(lower))), budgets)
     for occupant in sorted(_by_importance(lower), key=lambda o: (o.uid not in breaks, o.pod.deleting)):
         if question.without(view, gone - {occupant.uid}) is not None:
             gone.discard(occupant.uid)
     more = [o for o in _by_importance(lower) if o.uid in gone]
     if not given.pods and not more:
         return None
-    broken = len(violating((o.pod for o in more), budgets))
-    return Victims((*given.pods, *(o.uid for o in more)), given.violations + broken)
+    broken = violating((*leaving, *(o.pod for o in more)), budgets) - violating(leaving, budgets)
+    return Victims((*given.pods, *(o.uid for o in more)), given.violations + len(broken))
 
 
 def names(view: NodeView, victims: Iterable[PodUid]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import ipaddress
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -22,8 +23,10 @@ from admission.figures import Figures
 from admission.gate import Gate
 from admission.listener import Peers
 
-_FORBIDDEN = (
-    "bind and preempt are open to loopback, and over TLS to clients that show a certificate: run the"
+# Not all of 127/8: a mesh's proxy in this pod calls from 127.0.0.6 for whoever called it.
+_HERE: Final = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
+_FORBIDDEN: Final = (
+    "bind and preempt are open to 127.0.0.1 and ::1, and over TLS to clients that show a certificate: run the"
     " scheduler in this pod, or give it one (tlsConfig) and this service --extender-client-ca-file"
 )
 
@@ -80,4 +83,4 @@ def _may_write(client: tuple[str, int] | None, door: ExtenderDoor, peers: Peers)
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback or bool(peers.names(client) & door.client_names)
+    return (mapped or address) in _HERE or bool(peers.names(client) & door.client_names)

@@ -110,7 +110,8 @@ def app(peers: Peers) -> Any:
     ("client", "may"),
     [
         (("127.0.0.1", 1), True),
-        (("127.8.9.1", 1), True),
+        (("127.8.9.1", 1), False),
+        (("127.0.0.6", 1), False),  # a mesh's proxy calls from there for whoever called it
         (("::1", 1), True),
         (("::ffff:127.0.0.1", 1), True),
         (("10.0.0.7", 1), False),

@@ -18,7 +18,7 @@ from admission.slim import slim_node, slim_pod
 from admission.telling import AGAIN_SECONDS, SETTLE_SECONDS, Teller
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.rules import pod_request
@@ -82,6 +82,15 @@ def test_a_flood_of_tokens_is_forgotten() -> None:
     for number in range(_ROOM + 100):
         access.may(f"Bearer t{number}", "hers")
     assert len(access._known) == _ROOM
+
+
+@pytest.mark.parametrize("namespace", ["n" * 64, "n" * 3_000_000, "a/b", "ä"])
+def test_what_is_no_name_of_a_namespace_is_neither_asked_about_nor_remembered(namespace: str) -> None:
+    reviews = Reviews()
+    access = Access(reviews, FakeClock())
+    with pytest.raises(RequestInvalid, match="no name of a namespace"):
+        access.may("Bearer anybody", namespace)
+    assert (reviews.asked, len(access._known)) == (0, 0)
 
 
 # What a pod that is being created is told.

@@ -100,6 +100,18 @@ def test_a_budget_is_broken_only_where_nothing_else_helps_and_then_counted():
     assert ask(world, pod("two", 200, None, priority=5), {"n1": []}) == {"n1": (["free", "guarded"], 1)}
 
 
+def test_the_scheduler_s_own_victims_use_up_a_budget_too():
+    db = {"app": "db"}
+    given, guarded = lying("given", 0, 60, labels=db), lying("guarded", 1, 60, labels=db)
+    free = lying("free", 2, 60, priority=3)
+    budgets = [budget("db", 1, labels=db)]
+    big = pod("two", 200, None, priority=5)
+    spared = World([node("n1", cards=3)], [given, guarded, free], budgets=budgets)
+    assert ask(spared, big, {"n1": [given]}) == {"n1": (["free", "given"], 0)}
+    broken = World([node("n1", cards=2)], [given, guarded], budgets=budgets)
+    assert ask(broken, big, {"n1": [given]}) == {"n1": (["given", "guarded"], 1)}
+
+
 def test_a_pod_that_is_going_anyway_is_the_first_victim():
     world = World(
         [node("n1", cards=2)], [lying("stays", 0, 60), lying("going", 1, 60, priority=3, deleting=True)]
