@@ -68,6 +68,10 @@ class Desk:
         self._own: list[list[Allocation]] = [
             [a for a in own if a.container not in asked and state.card.uuid in a.cards] for state in cards
         ]
+        # Its sum, for without ordinary init containers that is the peak; None where there are such.
+        self._sums: list[Amount | None] = [
+            _sum(held, state) for held, state in zip(self._own, cards, strict=True)
+        ]
         self._others = [
             ledger.booked(state.card.uuid) - (peak(own, state.card.uuid) if own else ZERO) for state in cards
         ]
@@ -85,7 +89,10 @@ class Desk:
 
     def left(self, at: int, members: Sequence[ContainerRequest] = ()) -> Amount:
         """What the card has left once the members lie there too; negative if they do not fit."""
-        if len(members) == 1 and not self._own[at]:
+        held = self._sums[at]
+        if held is not None and all(c.kind is not ContainerKind.INIT for c in members):
+            need = sum((self.share(c, at).amount for c in members), held)
+        elif len(members) == 1 and not self._own[at]:
             need = self.share(members[0], at).amount
         else:
             uuid: CardUuid = self.cards[at].card.uuid
@@ -110,7 +117,12 @@ class Desk:
         for container in unit.members:
             self.shares[container.name] = tuple(self.share(container, at) for at in positions)
             for at in positions:
-                self._own[at].append(self._allocation(container, at))
+                allocation, held = self._allocation(container, at), self._sums[at]
+                self._own[at].append(allocation)
+                if container.kind is ContainerKind.INIT:
+                    self._sums[at] = None
+                elif held is not None:
+                    self._sums[at] = held + allocation.shares[0].amount
 
     def views(self) -> tuple[CardView, ...]:
         """The cards as they stand, for people."""
@@ -122,3 +134,9 @@ class Desk:
     def _allocation(self, container: ContainerRequest, at: int) -> Allocation:
         share = self.share(container, at)
         return Allocation(self._request.uid, container.name, container.kind, container.order, (share,))
+
+
+def _sum(held: Sequence[Allocation], state: CardState) -> Amount | None:
+    if any(a.kind is ContainerKind.INIT for a in held):
+        return None
+    return sum((s.amount for a in held for s in a.shares if s.card == state.card.uuid), ZERO)
