@@ -146,6 +146,9 @@ def command(
         bool,
         typer.Option("--print-policies", help="Print the rules as ValidatingAdmissionPolicies, and end."),
     ] = False,
+    print_reference: Annotated[
+        str, typer.Option(help="Print a page of the documentation, and end: flags, metrics.")
+    ] = "",
     log_level: Annotated[
         str, typer.Option(envvar="LOG_LEVEL", help="debug, info, warning, error, or 0..8.")
     ] = "info",
@@ -171,6 +174,9 @@ def command(
         deny_node_name=deny_node_name,
         trusted_users=frozenset(trusted_user) if trusted_user else TRUSTED_USERS,
     )
+    if print_reference:
+        sys.stdout.write(_reference(context, print_reference))
+        return
     if print_policies:
         from admission.policy import render  # noqa: PLC0415  # each way of the program loads what it needs
 
@@ -216,6 +222,15 @@ def command(
             kubeconfig=kubeconfig,
         )
     ).run()
+
+
+def _reference(context: typer.Context, name: str) -> str:
+    from admission.reference import Page, page_of  # noqa: PLC0415  # each way of the program loads what it needs
+
+    pages = {page.value: page for page in Page}
+    if name not in pages:
+        raise RequestInvalid(f"--print-reference is {quoted(name)}: use {' or '.join(pages)}")
+    return page_of(pages[name], context.command.params, OLD_FLAGS)
 
 
 def _all_or_none(files: Mapping[str, Path | None]) -> None:

@@ -14,6 +14,7 @@ import typer
 from gpu_manager.cli.program import Program, load
 from gpu_manager.cli.report import page as doctor_page
 from gpu_manager.domain import contract as c
+from gpu_manager.markdown import family_row, option_row, table
 
 
 class Page(Enum):
@@ -58,25 +59,10 @@ def _metrics() -> str:
         "Served on `:5678` under `/metric` and `/metrics`, as Prometheus text or OpenMetrics. Figures that "
         "cannot be read have no series.",
         "A card is named by `uuid` and `card` (its index), a container by `namespace`, `pod`, `container`.",
-        _table(("name", "type", "labels", "meaning"), map(_family, ours)),
+        table(("name", "type", "labels", "meaning"), map(family_row, ours)),
         "## The predecessor's",
         "Names, labels and units (MiB, percent) as they were; left out with `--no-legacy-metrics`.",
-        _table(("name", "type", "labels", "meaning"), map(_family, legacy)),
-    )
-
-
-_SUFFIX = {"counter": "_total", "info": "_info"}
-
-
-def _family(family: Any) -> tuple[str, ...]:
-    # The client keeps the label names of a family to itself; the samples of one without labels name them.
-    names = list(family._labelnames or {n for s in family.samples for n in s.labels})  # noqa: SLF001
-    labels = ", ".join(f"`{name}`" for name in names)
-    return (
-        f"`{family.name}{_SUFFIX.get(family.type, '')}`",
-        str(family.type),
-        labels,
-        str(family.documentation),
+        table(("name", "type", "labels", "meaning"), map(family_row, legacy)),
     )
 
 
@@ -148,19 +134,19 @@ def _names() -> str:
         "What others wrote is read with care: a value that cannot be read counts as absent. What the "
         "scheduler and the agent write on a pod nobody else may set or change.",
         "## Resources",
-        _table(("name", "counts"), _coded(_RESOURCES)),
+        table(("name", "counts"), _coded(_RESOURCES)),
         "## Annotations of a pod",
-        _table(writing, _coded(_POD)),
+        table(writing, _coded(_POD)),
         "## Annotations of a node",
-        _table(writing, _coded(_NODE)),
+        table(writing, _coded(_NODE)),
         "## Labels of a node",
-        _table(writing, _coded(_LABELS)),
+        table(writing, _coded(_LABELS)),
         "## In a container with a fraction",
-        _table(("name", "meaning"), _coded(_CONTAINER)),
+        table(("name", "meaning"), _coded(_CONTAINER)),
         "## At the container runtime",
-        _table(("name", "meaning"), _coded(_CRI)),
+        table(("name", "meaning"), _coded(_CRI)),
         "## On the host",
-        _table(("name", "meaning"), _coded(_HOST)),
+        table(("name", "meaning"), _coded(_HOST)),
     )
 
 
@@ -175,7 +161,7 @@ def _flags() -> str:
     return _page(
         "Flags of `gpu-manager run`",
         Page.FLAGS,
-        _table(("flag", "default", "environment", "meaning"), map(_option, options)),
+        table(("flag", "default", "environment", "meaning"), map(option_row, options)),
         "## The predecessor's",
         f"Accepted, with one warning, and without effect: {ignored}. Those in `EXTRA_FLAGS` count too.",
     )
@@ -206,7 +192,7 @@ def _program(program: Program) -> Iterator[str]:
         if name == "run":
             yield "Its options: [flags](flags.md)."
         elif options:
-            yield _table(("flag", "default", "environment", "meaning"), map(_option, options))
+            yield table(("flag", "default", "environment", "meaning"), map(option_row, options))
 
 
 def _usage(argument: Any) -> str:
@@ -214,27 +200,8 @@ def _usage(argument: Any) -> str:
     return text if argument.required or text.startswith("[") else f"[{text}]"
 
 
-def _option(option: Any) -> tuple[str, ...]:
-    name = ", ".join(f"`{text}`" for text in (*option.opts, *option.secondary_opts))
-    default = option.default.value if isinstance(option.default, Enum) else option.default
-    default = "" if default is None else str(default)
-    if option.is_flag:
-        default = default.lower()
-    return (
-        name,
-        f"`{default}`" if default else "",
-        f"`{option.envvar}`" if option.envvar else "",
-        (option.help or "").replace("<", "&lt;"),
-    )
-
-
 def _coded(rows: Iterable[Sequence[str]]) -> Iterable[tuple[str, ...]]:
     return ((f"`{name}`", *rest) for name, *rest in rows)
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
 def _page(title: str, page: Page, *parts: str) -> str:
