@@ -82,7 +82,7 @@ def policies(terms: Terms) -> Sequence[Mapping[str, Any]]:
     changes = _rule("pods", "CREATE", "UPDATE")
     guarded = [
         {**changes, "resources": ["pods", "pods/status", "pods/ephemeralcontainers", "pods/resize"]},
-        {**pods, "resources": ["pods/binding"]},
+        {**pods, "resources": ["pods/binding", "bindings"]},
     ]
     return [
         *_policy(

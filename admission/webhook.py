@@ -116,7 +116,7 @@ def validate(review: Review, terms: Terms, outlook: Outlook = SILENT) -> Verdict
     act = (review.group, review.resource, review.operation)
     if act == ("", "pods", "CREATE"):
         return _judge_new(review, terms, outlook)
-    if act == ("", "pods/binding", "CREATE"):
+    if act in (("", "pods/binding", "CREATE"), ("", "bindings", "CREATE")):
         # The annotations of a Binding become the pod's.
         return _denied(_guarded(review.obj)) if not _is_trusted(review, terms) else ALLOWED
     if act in _CHANGES:

@@ -247,6 +247,13 @@ def test_bindings_of_other_schedulers_never_wait() -> None:
     assert not asked(programs, review(ours, user=ADMISSION))
 
 
+def test_both_ways_to_bind_a_pod_are_asked_about() -> None:
+    """Its annotations come with POST .../pods/x/binding, and with the older POST .../bindings."""
+    hooks = next(of_kind("defaults", "ValidatingWebhookConfiguration"))["webhooks"]
+    (hook,) = (h for h in hooks if h["name"].startswith("bind."))
+    assert hook["rules"][0]["resources"] == ["pods/binding", "bindings"]
+
+
 def test_templates_are_warned_about_when_a_person_writes_them() -> None:
     programs = conditions("defaults", "ValidatingWebhookConfiguration", "warn.")
 

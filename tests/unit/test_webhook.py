@@ -255,6 +255,9 @@ def test_a_binding_of_a_stranger_carries_no_guarded_annotation() -> None:
     assert ask(validate, {**sent, "request": {**sent["request"], "userInfo": {"username": SCHEDULER}}})[
         "allowed"
     ]
+    # The same by the older way, POST .../namespaces/x/bindings.
+    older = {"subResource": "", "resource": {"group": "", "version": "v1", "resource": "bindings"}}
+    assert not ask(validate, {**sent, "request": {**sent["request"], **older}})["allowed"]
 
 
 # Changes of a pod.

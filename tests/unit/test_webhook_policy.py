@@ -226,3 +226,5 @@ def test_static_pods_bindings_and_pods_that_ask_for_nothing_are_judged_as_by_the
     binding = {"metadata": {"annotations": {PREDICATE_NODE: "n1"}}, "target": {"name": "n1"}}
     for user in ("someone", SCHEDULER):
         agreed(judges, review(binding, subResource="binding", user=user), Terms())
+        older = {"group": "", "version": "v1", "resource": "bindings"}  # POST .../namespaces/x/bindings
+        agreed(judges, review(binding, resource=older, user=user), Terms())
