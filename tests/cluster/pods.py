@@ -90,8 +90,8 @@ class Pods:
         return names
 
     def _post(self, manifest: Mapping[str, Any]) -> None:
-        """As a controller does: again for half a minute while the API server or admission comes back."""
-        ends = time.monotonic() + 30
+        """As a controller does: again for a while, as the API server or admission comes back."""
+        ends = time.monotonic() + 90
         while True:
             try:
                 self.cluster.api.post(PATH, manifest)
