@@ -122,7 +122,9 @@ def people(knowledge: Knowledge, access: Access, clock: Clock) -> APIRouter:
         return answered(request, namespace, work)
 
     @router.post(
-        "/explain", **_documented("Where a pod would go, before it is created: its manifest as JSON.")
+        "/explain",
+        **_documented("Where a pod would go, before it is created: its manifest as JSON."),
+        openapi_extra=_MANIFEST,
     )
     async def explain_manifest(request: Request) -> Response:
         body = await request.body()
@@ -239,6 +241,36 @@ def _wants_json(request: Request) -> bool:
 def _said(status: HTTPStatus, text: str) -> Response:
     headers = {"www-authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else None
     return JSONResponse({"error": text}, status_code=int(status), headers=headers)
+
+
+_NUMBERS: Final = {"type": "object", "additionalProperties": {"type": ["string", "integer"]}}
+_CONTAINER: Final = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "resources": {"type": "object", "properties": {"limits": _NUMBERS, "requests": _NUMBERS}},
+    },
+}
+_MANIFEST: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "kind": {"type": "string", "examples": ["Pod", "Deployment"]},
+                        "metadata": {"type": "object"},
+                        "spec": {
+                            "type": "object",
+                            "properties": {"containers": {"type": "array", "items": _CONTAINER}},
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
 
 
 def _documented(summary: str) -> dict[str, Any]:

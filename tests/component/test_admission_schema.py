@@ -1,0 +1,80 @@
+"""The service called by its own OpenAPI document, with what the document allows and what it does not: no 5xx."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis import GenerationMode
+
+from admission.access import Access, Reviews
+from admission.app import Doors, build_app
+from admission.config import Settings, Terms
+from admission.metrics import Metrics
+from admission.outlook import outlook
+from admission.people import Knowledge, people
+from gpu_manager.domain.pod import Pod, parse_pod
+from tests.fakes.extender import World, node, pod
+from tests.fakes.ports import FakeClock
+
+PATHS = 13  # of the document: a new one is called by itself, and this number says so
+
+
+class Everyone(Reviews):
+    """Whoever shows a token may see everything."""
+
+    def who(self, token: str) -> dict[str, Any]:
+        return {"username": "someone"}
+
+    def may_read_pods(self, user: Any, namespace: str) -> bool:
+        return True
+
+
+def service() -> Any:
+    world = World(
+        [node("n1"), node("n2", inventory=False)],
+        [pod("x", 80, 4, on="n1")],
+        quota={"default": {"quota": {"T4": 1}}},
+    )
+    world.create(pod("late", 100, None))
+
+    def fetch(namespace: str, name: str) -> Pod | None:
+        return parse_pod(pod(name[:63] or "x", namespace=namespace[:63] or "x")) if len(name) % 2 else None
+
+    clock = FakeClock()
+    knowledge = Knowledge(world.cluster, world.quota, world.judge, Terms(), fetch)
+    doors = Doors(
+        Metrics("1"),
+        "1",
+        lambda: {"certificate": True},
+        lambda: False,
+        outlook(world.cluster, world.quota, world.judge, clock),
+        (people(knowledge, Access(Everyone(), clock), clock),),
+    )
+    return build_app(Settings(), doors)
+
+
+schema = schemathesis.openapi.from_asgi("/openapi.json", service())
+schema.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+bounded = settings(
+    max_examples=int(os.environ.get("SCHEMA_EXAMPLES", "40")),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@schema.parametrize()
+@bounded
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the client that schemathesis calls ASGI with
+def test_whatever_the_document_leads_to_is_no_fault_of_ours(case: schemathesis.Case) -> None:
+    for headers in ({}, {"Authorization": "Bearer x"}):
+        answer = case.call(headers=headers)
+        assert answer.status_code < 500, (case.method, case.formatted_path, answer.status_code, answer.text)
+
+
+def test_every_path_is_called() -> None:
+    assert len(list(schema.get_all_operations())) == PATHS
