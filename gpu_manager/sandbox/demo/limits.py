@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final
 
@@ -11,6 +12,7 @@ from gpu_manager.sandbox.demo.paper import Paper
 from gpu_manager.sandbox.demo.scenes import mebibytes
 from gpu_manager.sandbox.demo.stage import Stage, manifest
 
+_BUSY: Final = 2.0  # work waiting, in processors' worth; what this demo itself brings is less
 TOLERANCE_POINTS: Final = 5.0  # of a laptop that does other things meanwhile; make bench measures exactly
 _FILLED: Final = re.compile(r"allocated (\d+) then (\w+); the card says (\d+) free of (\d+)")
 _RAN: Final = re.compile(r"ran [\d.]+ in [\d.]+: ([\d.]+) % of the card")
@@ -47,16 +49,29 @@ def cores(stage: Stage, paper: Paper) -> None:
     for share in stage.held(*names):
         paper.line(f"{share.pod:10} {share}")
     stage.settle(names, "Succeeded", "Failed", seconds=20)
+    busy = _busy()
     for name in names:
         wanted, output = float(name.rpartition("-")[2]), stage.log(name, "spin")
         match = _RAN.search(output)
         paper.line(f"{name}: {output}")
         ran = float(match[1]) if match else 0.0
+        short = wanted - ran > TOLERANCE_POINTS
         paper.check(
-            abs(ran - wanted) <= TOLERANCE_POINTS,
+            match is not None and ran <= wanted + TOLERANCE_POINTS and not (short and not busy),
             f"{name} got {ran:.1f} % of the card's time, due {wanted:.0f} %",
         )
+        if short and busy:
+            paper.line(f"(less than its due, because this machine is busy: {busy})")
     stage.remove(names)
+
+
+def _busy() -> str:
+    """Why programs may be too slow here to ask for all that they are due; empty if they are not.
+
+    What they get at most is judged all the same.
+    """
+    load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    return f"load {load:.0f} on {processors} processors" if load > _BUSY * processors else ""
 
 
 def inside(stage: Stage, paper: Paper) -> None:
