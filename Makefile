@@ -16,7 +16,9 @@ setup: $(STAMP) ## virtual environment with the locked dependencies, and this pr
 $(STAMP): pyproject.toml requirements-dev.lock $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/include/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/standin/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is needed (Debian: apt-get install python3-venv)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Downloading and installing what it is built and tested with: one to five minutes, the first time only"
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
