@@ -135,7 +135,7 @@ class Allocator:
                 self.changed()
             if self._planner.assignment(pod) is None:
                 return
-            if not self._books.ledger.of_pod(pod.uid):
+            if not self._books.ledger.of_pod(pod.uid) and not self._unnamed.of(pod.uid):
                 try:
                     self._planner.plan(pod, free_choice=False)
                 except (RequestInvalid, DoesNotFit) as error:
@@ -200,7 +200,7 @@ class Allocator:
                 self._tally.count("unidentified", resource)
                 log.warning("pod not identified", resource=resource, size=size, reason=answer.reason)
                 likely = self._likely(question)
-                cards = self._planner.cards_for(likely.pod, likely.container) if likely else ()
+                cards = self._unnamed.cards_for(likely) if likely else ()
                 if cards:
                     return self._planner.pick(resource, cards, free, must, size)
                 return self._planner.best_ids(resource, free, must, size)
@@ -293,6 +293,7 @@ class Allocator:
             raise DoesNotFit(
                 f"device ids of {resource} are still held by {holder.pod_key if holder else 'another pod'}"
             )
+        self._unnamed.forget((pod.uid, container.name))
         allocation = self._planner.allocation_of(pod, container)
         named = self.node.ids.cards_of(resource, ids)
         if named != set(allocation.cards) and not named < set(allocation.cards):
@@ -382,7 +383,9 @@ class Allocator:
 
     def _likely(self, question: Question) -> Candidate | None:
         """Who may be meant, for a choice of cards alone; nobody if several could be."""
-        return self._association.likely(question, self._books.holds, never=self._never, partner=self._partner)
+        return self._association.likely(
+            question, self._unnamed.holds, never=self._never, partner=self._partner
+        )
 
     # --- small things -----------------------------------------------------------------------------
 

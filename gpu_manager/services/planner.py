@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -74,6 +74,8 @@ class Planner:
         self.books = books
         self._tally = tally
         self._lending: set[PodUid] = set()  # pods planned under another vendor's name
+        # Containers of a pod that are booked under a made-up name: a plan would book them again.
+        self.booked_elsewhere: Callable[[PodUid], Collection[str]] = lambda _: ()
 
     def offer(self) -> Offer:
         """What the kubelet is to be told now."""
@@ -170,7 +172,7 @@ class Planner:
 
     def _open_part(self, pod: Pod) -> PodRequest:
         request = rules.pod_request(pod, self.node.unit)
-        booked = self.books.ledger.of_pod(pod.uid)
+        booked = {*self.books.ledger.of_pod(pod.uid), *self.booked_elsewhere(pod.uid)}
         return replace(request, containers=tuple(c for c in request.containers if c.name not in booked))
 
     def _book(self, pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> None:

@@ -26,6 +26,7 @@ from gpu_manager.services.books import Books, Grant
 from gpu_manager.services.inheritance import is_inherited
 from gpu_manager.services.planner import Node
 from gpu_manager.services.tally import Tally
+from gpu_manager.services.unnamed import is_unnamed
 
 log = structlog.get_logger(__name__)
 
@@ -84,11 +85,6 @@ class Proof:
 
     def _settle(self, entry: Entry, entries: Sequence[Entry]) -> Grant:
         """The grant of this entry; corrected if the books had it under another name."""
-        known = self._allocator.read(lambda books, _: books.grants.get((entry.pod, entry.container)))
-        if is_inherited({entry.resource: entry.ids}):
-            return self._inherited(entry, known)
-        if known is not None and known.ids.get(entry.resource) == entry.ids and known.directory:
-            return known
         memory = next(
             (
                 e.ids
@@ -97,6 +93,21 @@ class Proof:
             ),
             frozenset[str](),
         )
+        known, nameless = self._allocator.read(
+            lambda books, _: (
+                books.grants.get((entry.pod, entry.container)),
+                any(is_unnamed(uid) for uid in books.owners(memory)),  # its memory is booked beside it
+            )
+        )
+        if is_inherited({entry.resource: entry.ids}):
+            return self._inherited(entry, known)
+        if (
+            known is not None
+            and known.ids.get(entry.resource) == entry.ids
+            and known.directory
+            and not nameless
+        ):
+            return known
         pod = self._pod(entry.pod)
         try:
             grant = self._allocator.change(lambda books, node: adopt(books, node, entry, memory, pod))

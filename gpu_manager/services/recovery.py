@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, RESOURCES, decode_assignment
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.ledger import Allocation, Share
@@ -28,7 +29,7 @@ from gpu_manager.ports import (
     Processes,
     Tenants,
 )
-from gpu_manager.services.allocator import Allocator
+from gpu_manager.services.allocator import Allocator, annotation_of
 from gpu_manager.services.books import Books, Grant, Key, decode
 from gpu_manager.services.inheritance import is_inherited, recognised, shares_by_annotation, shares_by_record
 from gpu_manager.services.planner import Node
@@ -79,7 +80,12 @@ def rebuild(
         pod = pods.get(key[0])
         if key not in held and (entries is None or (pod is not None and not pod.terminal)):
             held[key] = _Held()
+    nameless = [g for g in grants.values() if is_unnamed(g.allocation.pod)]
     for key, truth in held.items():
+        for unnamed in (g for g in nameless if any(truth.ids.get(r) == ids for r, ids in g.ids.items())):
+            grants.pop(unnamed.key, None)  # whose it is stands in the kubelet's books: not to be booked twice
+            if truth.annotation is None and any(r in unnamed.ids for r in CARRIERS):
+                truth.annotation = annotation_of(unnamed, node.name)
         grant = _grant(key, truth, grants.get(key), pods.get(key[0]), node, tally, records.get(key))
         if grant is not None:
             grants[key] = grant
@@ -141,6 +147,8 @@ def _grant(
     cores, memory = truth.ids.get(CORE, frozenset()), truth.ids.get(MEMORY, frozenset())
     if told is not None and told.containers:
         shares = tuple(Share(card, amount) for card, amount in next(iter(told.containers.values())))
+        if is_unnamed(PodUid(told.pod)):  # the amounts were guessed; the ids count them
+            shares = counted([s.card for s in shares], truth.ids, node)
         directory = told.directory
     elif record is not None or is_inherited(truth.ids):
         shares, directory = shares_by_record(record, node) if record else (), ""
@@ -161,6 +169,15 @@ def _grant(
     )
     log.info("grant recovered from the kubelet", pod=key[0], container=key[1], directory=directory)
     return Grant(allocation, directory, ids=truth.ids)
+
+
+def counted(cards: Sequence[CardUuid], ids: Mapping[str, frozenset[str]], node: Node) -> tuple[Share, ...]:
+    """What a container has of these cards by its ids, by resource: whole ones, or a part of each."""
+    cores = len(ids.get(CORE, ())) + len(ids.get(NVIDIA, ())) * CORES_PER_CARD
+    part = Amount(min(cores, CORES_PER_CARD), len(ids.get(MEMORY, ())) * node.unit)
+    room = {s.card.uuid: s.card.capacity(node.unit) for s in node.cards}
+    whole = cores >= CORES_PER_CARD
+    return tuple(Share(c, room.get(c, Amount(CORES_PER_CARD, 0)) if whole else part) for c in cards)
 
 
 def _from_ids(

@@ -42,6 +42,20 @@ class Unnamed:
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
         self._meant: dict[Key, Key] = {}  # who may be meant → the grant under a made-up name
+        planner.booked_elsewhere = self.of
+
+    def holds(self, pod: PodUid, container: str, resource: str) -> frozenset[str]:
+        """As the books say, and what is taken for this container's under a made-up name. Without that it
+        would still seem to lack what it was just given, and the next pod's grant be taken for a part of its.
+        """
+        books = self._planner.books
+        held = books.holds(pod, container, resource)
+        taken = books.grants.get(self._meant.get((pod, container), (PodUid(""), "")))
+        return held or (taken.ids.get(resource, frozenset()) if taken else frozenset())
+
+    def forget(self, key: Key) -> None:
+        """What that container holds is known now: nothing under a made-up name is meant for it."""
+        self._meant.pop(key, None)
 
     def book(self, resource: str, ids: frozenset[str], likely: Candidate | None) -> Grant:
         """Book these ids on cards with room for all that ``likely`` asks for. What that container has booked
@@ -59,7 +73,7 @@ class Unnamed:
         before = [g for g in self._held_by_nobody(ids) if g is not base]
         for old in {a.key for a in (planned, base, *before) if a is not None}:
             books.release(*old)
-        near = before or (self._waiting(resource) if likely is None else [])
+        near = [base] if base else before or (self._waiting(resource) if likely is None else [])
         cards = planned.cards if planned else tuple(card for g in near for card in g.allocation.cards)
         try:
             grant = self._grant(resource, ids, likely, base, cards)
@@ -71,6 +85,7 @@ class Unnamed:
             if planned is not None and base is None:
                 books.plan((planned,))
             raise
+        self._meant = {k: v for k, v in self._meant.items() if v in books.grants}
         if key is not None:
             self._meant[key] = grant.key
         return grant
@@ -88,6 +103,7 @@ class Unnamed:
             DoesNotFit: the card that its core ids were answered with has no room for all that it asks for.
         """
         books, pod, container = self._planner.books, candidate.pod, candidate.container
+        self.forget(candidate.key)
         found = [
             g
             for g in books.grants.values()
@@ -107,7 +123,18 @@ class Unnamed:
                 )
             ids = {r: listed[r] for r in RESOURCES if listed.get(r)}
             books.put(Grant(allocation, grant.directory, rules.ceiling_of(pod) or 0, ids))
+            self._planner.plan_again(pod)
             log.info("pod identified", pod=pod.key, container=container.name, directory=grant.directory)
+
+    def cards_for(self, candidate: Candidate) -> tuple[CardUuid, ...]:
+        """The cards that this container has, is thought to have, or is to have; none without room."""
+        base = self._base(candidate.key)
+        return base.allocation.cards if base else self._planner.cards_for(candidate.pod, candidate.container)
+
+    def of(self, pod: PodUid) -> frozenset[str]:
+        """The containers of this pod for which something is booked under a made-up name."""
+        grants = self._planner.books.grants
+        return frozenset(name for (uid, name), taken in self._meant.items() if uid == pod and taken in grants)
 
     def _waiting(self, resource: str) -> list[Grant]:
         """The last grant that lacks this resource: its container may be the one that is asked for."""
