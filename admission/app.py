@@ -170,7 +170,9 @@ def compose(settings: Settings) -> Program:
     pods = ClusterPods(connection, clock, component=SERVICE, host=settings.leadership.pod)
     scheduling = Scheduling(settings, _outside(settings, connection, pods, clock), figures, clock)
     draining = threading.Event()
-    _open_extender(settings.extender, scheduling, figures, number, draining.is_set)
+    _open_extender(
+        settings.extender, scheduling, figures, number, lambda: draining.is_set() or scheduling.elsewhere()
+    )
     cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
     knowledge = Knowledge(cluster, quota, judge, settings.terms, pods.fetch)
     return Program(

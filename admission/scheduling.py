@@ -166,12 +166,21 @@ class Scheduling:
     def start(self) -> None:
         """Begin; does not wait for the API server."""
         self._outside.writer.start()
+        if self._settings.leadership.mode is LeaderMode.LEASE:
+            self._label(None)  # one that was killed while it led has left it on
         for watch in self._watches.values():
             watch.start()
         if self.listener is not None:
             self.listener.start()
         for thread in self._threads:
             thread.start()
+
+    def elsewhere(self) -> bool:
+        """True if a scheduler should ask another replica: connections end with their answer.
+
+        The Service selects by the leader's label, for new connections alone.
+        """
+        return self._settings.leadership.mode is LeaderMode.LEASE and not self.leader.leads()
 
     def ready(self) -> Mapping[str, bool]:
         """Once nodes and pods are known."""
@@ -267,15 +276,18 @@ class Scheduling:
     # What follows from it.
 
     def _led(self, leads: bool) -> None:  # noqa: FBT001 - the leader's one word
-        leadership = self._settings.leadership
-        if leadership.mode is LeaderMode.LEASE:
+        if self._settings.leadership.mode is LeaderMode.LEASE:
             # A Service selects by it. One that still has it and leads no more refuses to bind.
-            value = "true" if leads else None
-            self._outside.writer.label(self._settings.namespace, leadership.pod, LEADER_LABEL, value)
+            self._label("true" if leads else None)
         if leads:
             self._requeue()  # what changed before, and the one before may not have come to
             for finding in self._bypasses.findings():
                 self._outside.writer.event(finding.occupant.pod, BYPASSED, finding.text)
+
+    def _label(self, value: str | None) -> None:
+        self._outside.writer.label(
+            self._settings.namespace, self._settings.leadership.pod, LEADER_LABEL, value
+        )
 
     def _requeue(self) -> None:
         """Touch the pods that wait and whose quota changed.

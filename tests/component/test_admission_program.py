@@ -239,6 +239,40 @@ def test_the_leader_labels_its_pod_and_gives_its_lease_back(
     assert lease["spec"]["holderIdentity"].startswith("two_")
 
 
+def test_a_replica_that_does_not_lead_keeps_neither_a_label_nor_its_callers_connections(
+    api: StandInApi, serve: Callable[..., Service]
+) -> None:
+    """A scheduler's connection outlives the Service's choice: it would be refused on it for ever."""
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "gpu-quota-admission", "namespace": "kube-system"},
+        "spec": {"holderIdentity": "two_x", "leaseDurationSeconds": 3600, "renewTime": "t"},
+    }
+    api.create(lease)
+    labels = {LEADER_LABEL: "true"}  # left by a process of this pod that was killed while it led
+    meta = {"name": "one", "namespace": "kube-system", "labels": labels}
+    spec = {"containers": [{"name": "c", "image": "i"}]}
+    api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+
+    def closed(service: Service) -> bool:
+        line = http.client.HTTPConnection("127.0.0.1", service.extender_port, timeout=20)
+        try:
+            line.request("POST", "/scheduler/filter", "{}", {"Content-Type": "application/json"})
+            with line.getresponse() as answer:
+                return answer.getheader("connection") == "close"
+        finally:
+            line.close()
+
+    def labelled() -> bool:
+        return LEADER_LABEL in ((api.get("pods", "one", "kube-system") or {})["metadata"].get("labels") or {})
+
+    assert labelled()
+    assert closed(serve(Leadership(LeaderMode.LEASE, pod="one")))
+    until(lambda: not labelled())
+    assert not closed(serve())
+
+
 def test_the_pod_whose_scheduler_holds_the_lease_binds(
     api: StandInApi, serve: Callable[..., Service]
 ) -> None:
