@@ -11,7 +11,7 @@ import pytest
 
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.resources import GIB
-from gpu_manager.sandbox.kubelet import NumaPolicy
+from gpu_manager.sandbox.kubelet import NumaPolicy, Step
 from gpu_manager.services.unnamed import is_unnamed
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import cards
@@ -167,3 +167,27 @@ def test_memory_that_was_booked_beside_its_container_is_settled_at_the_start(rig
     assert sorted(booked(rig)) == [(0, 0), (50, UNITS)]
     (limit,) = rig.limits(result, "c")
     assert (limit.cores, limit.memory) == (40, 2 * GIB)
+
+
+def test_a_plan_made_anew_leaves_out_what_is_booked_under_a_made_up_name(tmp_path: Path) -> None:
+    """The card planned for the second container closes while the first one is not named yet."""
+    numa = (0, 1, 1)
+    states = tuple(replace(s, card=replace(s.card, numa=n)) for s, n in zip(cards(3), numa, strict=True))
+    with NodeRig(tmp_path, states, numa=NumaPolicy.SINGLE) as rig:
+        one = pod("one", container("a", 100, 0), container("b", 40, 8))
+        closed: list[int] = []
+
+        def close(step: Step) -> None:
+            if step.name == "GetPreferredAllocation" and not closed:
+                closed.extend(rig.cards_of(one, "b"))
+                now = [replace(s, cordoned=s.card.index in closed) for s in rig.states]
+                rig.allocator.refit(now, rig.topology)
+
+        rig.kubelet.hooks.before = close
+        result = rig.admit(one)
+        assert result.admitted, result.message
+        assert closed
+        rig.start(one)
+        assert rig.cards_of(one, "a") == (0,)
+        assert rig.cards_of(one, "b") == ({1: 2, 2: 1}[closed[0]],)
+        assert unnamed(rig) == 0
