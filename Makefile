@@ -113,6 +113,7 @@ wheel: $(STAMP) ## build the wheel and try it in an empty environment
 lock: ## resolve the dependencies anew
 	uv pip compile pyproject.toml --group dev --extra admission --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements-dev.lock
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements.lock
+	uv pip compile pyproject.toml --extra admission --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -c requirements-dev.lock -o deploy/image/requirements.lock
 
 ci: check proto-check test native deploy-check wheel docs demo ## what a commit must pass
 
