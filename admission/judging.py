@@ -117,9 +117,26 @@ class Question:
         for model, amount in own.usage if own else ():
             self._used[model] = self._used.get(model, ZERO) - amount
         self._passed: dict[tuple[tuple[str, Amount], ...], Mapping[str, str]] = {}
+        self._alike = not request.uuids and (quota is None or not quota.pools)
+        self._on: dict[int, Fit | No] = {}  # by state, for nodes of which nothing else matters
 
     def on(self, view: NodeView) -> Fit | No:
         """Where the pod would lie on the node, or why it cannot."""
+        facts = view.facts
+        if (
+            not self._alike
+            or facts.problem
+            or facts.refused
+            or view.nominated
+            or facts.name == self._own_node
+        ):
+            return self._judge(view)
+        found = self._on.get(view.state)
+        if found is None:
+            found = self._on[view.state] = self._judge(view)
+        return found
+
+    def _judge(self, view: NodeView) -> Fit | No:
         no = self._before_cards(view)
         if no is not None:
             return no
