@@ -22,6 +22,7 @@ from gpu_manager.domain.errors import RequestInvalid, printable
 log = structlog.get_logger(__name__)
 
 _JSON: Final = "application/json"
+_LONGEST_NAME: Final = 253  # what Kubernetes grants a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +115,18 @@ def _judge(
         verb=verb,
         result=verdict.result,
         rules=verdict.rules,
-        kind=printable(review.kind),
-        namespace=printable(review.namespace),
-        name=printable(review.name or _generated(review)),
-        user=printable(review.user),
+        kind=_short(review.kind),
+        namespace=_short(review.namespace),
+        name=_short(review.name or _generated(review)),
+        user=_short(review.user),
         dry_run=review.dry_run,
     )
     return Response(encode_answer(review.uid, verdict), media_type=_JSON)
+
+
+def _short(text: str) -> str:
+    """A name for the log: nobody has judged its length yet."""
+    return printable(text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}…")
 
 
 def _generated(review: Review) -> str:

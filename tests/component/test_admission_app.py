@@ -107,6 +107,19 @@ def test_reviews_are_answered_over_one_connection(caller: Caller) -> None:
     assert caller.headers["content-type"] == "application/json"
 
 
+def test_a_name_that_nobody_has_judged_yet_fills_no_log(caller: Caller) -> None:
+    """The API server asks before it looks at names, and a body has room for millions of characters."""
+    long = "n" * 1_000_000
+    obj = pod(container("train", "150"))
+    obj["metadata"] = {"generateName": long}
+    with structlog.testing.capture_logs() as logged:
+        for sent in (review(obj, name=""), review(obj, name=long)):
+            assert not caller.post("/validate", sent)[1]["response"]["allowed"]
+    lines = [entry for entry in logged if entry["event"] == "judged"]
+    assert [entry["result"] for entry in lines] == ["denied", "denied"]
+    assert all(len(str(entry)) < 1000 for entry in lines)
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "status", "says"),
     [
