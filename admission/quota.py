@@ -207,12 +207,17 @@ def parse_quota(text: str) -> Quota:
         NodeUnready: it is not what the docstring above shows; the text says where.
     """
     try:
-        data = json.loads(text, parse_float=Fraction) if len(text) <= _LONGEST else None
+        data = json.loads(text, parse_float=_fraction) if len(text) <= _LONGEST else None
     except (ValueError, RecursionError) as error:
         raise _bad(f"not JSON: {error}") from error
     if not isinstance(data, dict):
         raise _bad("not a map of namespaces")
     return Quota({namespace: _namespace(namespace, entry) for namespace, entry in data.items()})
+
+
+def _fraction(text: str) -> Fraction:
+    """The number; -1, which is no count either, for one that would fill the memory (``1e999999999``)."""
+    return Fraction(text) if len(text.lower().partition("e")[2]) <= 4 else Fraction(-1)
 
 
 def _namespace(namespace: str, entry: object) -> NamespaceQuota:

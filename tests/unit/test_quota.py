@@ -236,3 +236,9 @@ def test_no_order_of_pods_passes_a_quota(steps, limit):
         used = world.cluster.snapshot().used.get("a", {})
         assert sum(a.cores for a in used.values()) <= limit * 100
         assert used.get(V100, Amount(0, 0)).cores <= 100
+
+
+@pytest.mark.parametrize("number", ["1e999999999", "1E+99999999", "1e-999999999"])
+def test_a_number_of_a_billion_digits_is_no_count_and_costs_nothing(number: str) -> None:
+    with pytest.raises(NodeUnready, match="is no count"):
+        parse_quota(f'{{"a": {{"quota": {{"V100": {number}}}}}}}')
