@@ -185,10 +185,8 @@ def _node(question: Question, pod: Pod, snapshot: Snapshot, view: NodeView, fit:
     victims: tuple[str, ...] = ()
     if fit is No.ROOM:
         chosen = choose(question, pod, view, Victims((), 0), snapshot.budgets)
-        victims = names(view, chosen.pods) if chosen else ()
-    return NodeLine(
-        printable(view.name), fit.value, question.why(view), lines, tuple(map(printable, victims))
-    )
+        victims = names(view, chosen.pods, pod.namespace) if chosen else ()
+    return NodeLine(printable(view.name), fit.value, question.why(view), lines, victims)
 
 
 def _smallest(
@@ -213,8 +211,10 @@ def _smallest(
             choose(question, occupant.pod, view, Victims((), 0), snapshot.budgets) if no is No.ROOM else None
         )
         if chosen is not None:
-            who = ", ".join(map(printable, names(view, chosen.pods)[:5]))
-            return _Change(_OTHERS, f"node {printable(view.name)} takes it once {who} has left")
+            who = names(view, chosen.pods, occupant.pod.namespace)
+            shown = ", ".join(who if len(who) <= 5 else (*who[:4], who[-1]))
+            left = "has left" if len(chosen.pods) == 1 else "have left"
+            return _Change(_OTHERS, f"node {printable(view.name)} takes it once {shown} {left}")
     for view, no in found:
         if no is No.QUOTA:
             text = f"let the quota grow, or pods of the namespace end: {question.why(view)}"

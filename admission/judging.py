@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from admission.node_view import NodeView
-from admission.occupant import Occupant
+from admission.occupant import Occupant, named
 from admission.quota import EXCEEDED, NamespaceQuota, refusal
 from admission.snapshot import Snapshot
 from gpu_manager.domain.card import CardState, CardUuid
@@ -209,7 +209,7 @@ class Question:
         if no in (No.ROOM, No.NEVER) and (refused := self.refusal(view)) is not None:
             awaited = view.awaits(self._pod.uid, self._pod.priority)
             held = (
-                f"room is kept for {', '.join(printable(o.pod.key) for o in awaited[:3])}. "
+                f"room is kept for {', '.join(named((o.pod for o in awaited[:3]), self._pod.namespace))}. "
                 if awaited
                 else ""
             )

@@ -7,7 +7,7 @@ names this very pod and the node that the pod is on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from admission.host_cpu import asked
 from gpu_manager.domain import rules
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.request import PodRequest
@@ -93,6 +93,16 @@ def read_occupant(obj: Mapping[str, Any]) -> Occupant | None:
     except RequestInvalid:
         return None
     return occupant_of(pod, obj) if pod.uid and pod.asks else None
+
+
+def named(pods: Iterable[Pod], namespace: str) -> tuple[str, ...]:
+    """Pods for whoever may read those of ``namespace``: all others are counted."""
+    known = tuple(pods)
+    mine = [printable(pod.key) for pod in known if pod.namespace == namespace]
+    others = len(known) - len(mine)
+    if others:
+        mine.append("1 pod of another namespace" if others == 1 else f"{others} pods of other namespaces")
+    return tuple(mine)
 
 
 def _assigned(pod: Pod) -> Assigned | None:

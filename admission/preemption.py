@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from admission.extender_wire import Victims
 from admission.judging import Question
 from admission.node_view import NodeView
-from admission.occupant import Occupant
+from admission.occupant import Occupant, named
 from gpu_manager.domain.budgets import Budget, violating
 from gpu_manager.domain.pod import Pod, PodUid
 
@@ -48,9 +48,9 @@ def choose(
     return Victims((*given.pods, *(o.uid for o in more)), given.violations + len(broken))
 
 
-def names(view: NodeView, victims: Iterable[PodUid]) -> tuple[str, ...]:
-    """The victims for people."""
-    return tuple(view.charges[uid].occupant.pod.key for uid in victims if uid in view.charges)
+def names(view: NodeView, victims: Iterable[PodUid], namespace: str) -> tuple[str, ...]:
+    """The victims for people of one namespace."""
+    return named((view.charges[uid].occupant.pod for uid in victims if uid in view.charges), namespace)
 
 
 def _by_importance(occupants: Iterable[Occupant]) -> list[Occupant]:

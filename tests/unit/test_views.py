@@ -69,6 +69,23 @@ def test_where_nothing_of_its_own_helps_the_pods_in_the_way_are_named():
     assert "would have room without: default/x0" in as_text(told)
 
 
+def test_pods_of_other_namespaces_are_counted_and_not_named():
+    """Who asks may read the pods of one namespace, and an Event of its pod is read there too."""
+    mine = [pod("mine", 40, 4, on="n1", namespace="default", priority=1)]
+    hers = [pod(f"secret{i}", 30, 4, on="n1", namespace="hers") for i in range(2)]
+    world = World([node("n1", cards=1)], mine + hers)
+    told = why(world, pod("a", 100, None, priority=5))
+    assert told.change == "node n1 takes it once default/mine, 2 pods of other namespaces have left"
+    assert told.nodes[0].victims == ("default/mine", "2 pods of other namespaces")
+    kept = [pod("hidden", 100, None, namespace="hers", priority=9, nominated="n1")]
+    waits = why(World([node("n1", cards=1)], kept), pod("a"))
+    assert "room is kept for 1 pod of another namespace. " in waits.nodes[0].line
+    for text in (as_text(told), as_text(waits), str(as_json(told)), str(as_json(waits))):
+        assert "secret" not in text
+        assert "hidden" not in text
+        assert "hers" not in text
+
+
 def test_a_quota_that_is_in_the_way_is_told_with_what_is_left():
     world = World([node("n1")], [pod("x", 80, 4, on="n1")], quota={"default": {"quota": {"T4": 1}}})
     told = why(world, pod("a", 30, 4))
