@@ -135,12 +135,13 @@ CLUSTER = (
                 "webhook: {{result}} {{rule}}": rise(
                     'vcuda_admission_decisions_total{result="denied"}', "result, rule"
                 ),
-                "extender: {{step}} {{result}}": rise("vcuda_admission_scheduling_total", "step, result"),
+                "extender: {{step}} {{result}}": rise(
+                    'vcuda_admission_scheduling_total{result!~"fits|found|bound|ended"}', "step, result"
+                ),
                 "node: {{node}}": rise('vcuda_allocations_total{result="refused"}', "node"),
                 "memory limit: {{namespace}}": rise("vcuda_container_memory_refusals_total", "namespace"),
             },
             "In the last 5 minutes, by who refused.",
-            width=24,
         ),
         Panel(
             "Webhook and extender: 99th percentile",
@@ -151,12 +152,19 @@ CLUSTER = (
             unit="s",
         ),
         Panel(
-            "Admission",
+            "Leaders, and places kept",
             {
                 "leaders": "sum(vcuda_admission_leader)",
                 "places kept for pods being bound": "sum(vcuda_admission_reservations)",
-                "days to the certificate's end": f"min({EXPIRY} - time()) / 86400",
             },
+            "One leader binds; none or two is trouble.",
+            width=6,
+        ),
+        Panel(
+            "Days to the certificate's end",
+            {"days": f"min({EXPIRY} - time()) / 86400"},
+            "Renewed by itself, or by cert-manager.",
+            width=6,
         ),
         Panel(
             "Health",
@@ -234,7 +242,9 @@ NODE_BOARD = (
         Panel(
             "Refusals",
             {
-                "Allocate: {{result}}": rise(f"vcuda_allocations_total{NODE}", "result"),
+                "Allocate: {{result}}": rise(
+                    'vcuda_allocations_total{node=~"$node", result!="granted"}', "result"
+                ),
                 "start refused": rise(f"vcuda_proof_refusals_total{NODE}"),
                 f"memory limit: {WHO}": rise(f"vcuda_container_memory_refusals_total{NODE}"),
             },

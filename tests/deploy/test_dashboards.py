@@ -202,14 +202,16 @@ def load(sandbox: Sandbox) -> None:
 
 
 def ask(webhook: int, extender: int) -> None:
-    """A pod is denied, and a scheduler asks for a place."""
+    """A pod is denied, and a scheduler asks for two places; no card has room for the second."""
     context = ssl._create_unverified_context()
     denied = review(pod(container("train", "150")))
     question = {"Pod": pod(container("train", "30", "8")), "NodeNames": [NODE]}
+    hopeless = {"Pod": pod(container("train", "30", "800")), "NodeNames": [NODE]}
     for url, body in (
         (f"https://127.0.0.1:{webhook}/validate", denied),
         (f"https://127.0.0.1:{webhook}/mutate", denied),
         (f"http://127.0.0.1:{extender}/scheduler/filter", question),
+        (f"http://127.0.0.1:{extender}/scheduler/filter", hopeless),
         (f"http://127.0.0.1:{extender}/scheduler/prioritize", question),
     ):
         asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})

@@ -1,0 +1,98 @@
+"""Makes the documentation's pictures: ``PYTHONPATH=. python -m tests.deploy.pictures [SECONDS]`` writes docs/assets.
+
+The sandbox of :mod:`tests.deploy.test_dashboards` runs under a load that changes: pods come, compute, fill their
+memory, are refused and go. Prometheus scrapes it, the dashboards are drawn from their own queries, and headless
+Chromium takes a picture of the agent's page. No test: a person looks at the result.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from deploy.grafana.preview import pictures
+from gpu_manager.sandbox import orders
+from gpu_manager.sandbox.whole import Sandbox, Settings
+from tests.deploy.test_dashboards import (
+    RULES,
+    ask,
+    asking,
+    job,
+    load,
+    prepare,
+    served,
+    state_metrics,
+)
+from tests.fakes.admission import admission
+from tests.fakes.prometheus import Prometheus
+from tests.fakes.sandbox import short_directory
+
+ASSETS = Path(__file__).parents[2] / "docs" / "assets"
+
+
+def main(seconds: float) -> None:
+    """Run for that long, then draw."""
+    with (
+        short_directory() as directory,
+        Sandbox(Settings(directory / "s", admission=False)) as sandbox,
+        served(lambda: state_metrics(sandbox)) as states,
+    ):
+        prepare(sandbox)
+        with admission(directory, sandbox.kubeconfig) as (webhook, extender):
+            tls = {"scheme": "https", "tls_config": {"insecure_skip_verify": True}}
+            jobs = [
+                job("gpu-manager", sandbox.port, "/metric", honor_labels=True),
+                job("gpu-quota-admission", webhook, "/metrics", **tls),
+                job("kube-state-metrics", states, "/metrics", honor_labels=True),
+            ]
+            quick = RULES.replace("interval: 1m", "interval: 1s")
+            with Prometheus(directory / "prometheus", jobs, quick) as prometheus:
+                live(sandbox, webhook, extender, seconds)
+                page(sandbox.port, directory)
+                chosen = {"pod": {"namespace": "nlp|vision", "pod": "embed|full"}}
+                pictures(prometheus.url, ASSETS, seconds, chosen)
+
+
+def live(sandbox: Sandbox, webhook: int, extender: int, seconds: float) -> None:
+    """Five scenes of equal length."""
+    tick = threading.Event()
+    brief = ["cuda-spin", str(int(seconds * 0.4))]
+
+    def wait() -> None:
+        tick.wait(seconds / 5)
+
+    wait()
+    load(sandbox)
+    wait()
+    orders.apply(
+        sandbox.api,
+        [
+            asking("train", "research", ["sleep", "600"], 100, 0, "green"),
+            asking("embed", "vision", brief, 40, 16, "red"),
+        ],
+    )
+    ask(webhook, extender)
+    wait()
+    orders.apply(sandbox.api, [asking("notebook", "research", ["sleep", "600"], 25, 24, "green")])
+    orders.apply(sandbox.api, [asking("late", "research", ["sleep", "600"], 150, 4, "green")])
+    ask(webhook, extender)
+    wait()
+    wait()
+
+
+def page(port: int, directory: Path) -> None:
+    """The agent's page as a browser draws it."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        raise SystemExit("no chromium (Debian: apt-get install chromium)")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    command += [f"--user-data-dir={directory / 'profile'}", "--virtual-time-budget=6000"]
+    command += ["--hide-scrollbars", "--window-size=1180,960", f"--screenshot={ASSETS / 'ui.png'}"]
+    subprocess.run([*command, f"http://127.0.0.1:{port}/ui"], check=True, capture_output=True, timeout=120)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 100.0)
