@@ -39,7 +39,6 @@ log = structlog.get_logger(__name__)
 
 QUIET_SECONDS = 2.0  # after the last call of an admission, before the kubelet may be asked for a listing
 REFUSED_SECONDS = 30.0  # how long the extender is told of a shape that was refused here
-_REMEMBERED = 64  # decisions kept for Allocate; the kubelet has one in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,9 @@ class Allocator:
         self._tally = tally
         self._lock = threading.RLock()
         self._departures = Departures(books, self._lock, pods, processes, tally)
-        self._decisions: dict[tuple[str, frozenset[str]], Decision] = {}
-        self._last: dict[str, Decision] = {}
+        self._decided: dict[
+            str, tuple[frozenset[str], Decision]
+        ] = {}  # resource → the last answer, whose it is
         self._partner: Key | None = None
         self._never: frozenset[PodUid] = frozenset()
         self._in_flight = 0
@@ -122,8 +122,7 @@ class Allocator:
         with self._lock:
             self.registered_at = self._clock.monotonic()
             self._departures.restarted()
-            self._decisions.clear()
-            self._last.clear()
+            self._decided.clear()
             self._partner = None
 
     def pod_changed(self, pod: Pod) -> None:
@@ -186,6 +185,7 @@ class Allocator:
         with self._lock:
             never, partner, holds = self._never, self._partner, dict(self._books.grants)
             self._in_flight += 1
+            self._decided.pop(resource, None)  # the kubelet asks once for each grant: that one did not come
         try:
             answer = self._association.identify(
                 question, lambda pod, name, r: _held(holds, pod, name, r), never=never, partner=partner
@@ -206,10 +206,7 @@ class Allocator:
                 return self._planner.best_ids(resource, free, must, size)
             self._never |= answer.passed_over
             ids, decision = self._decide(resource, answer.candidate, answer.has, free, must, size)
-            while len(self._decisions) >= _REMEMBERED:
-                del self._decisions[next(iter(self._decisions))]
-            self._decisions[resource, frozenset(ids)] = decision
-            self._last[resource] = decision
+            self._decided[resource] = frozenset(ids), decision
             self._admitted_at = self._clock.monotonic()
             return ids
 
@@ -252,14 +249,9 @@ class Allocator:
             NodeUnready: the books or the pages cannot be written.
         """
         ids = frozenset(devices)
-        ours = self.node.ids.card_of[resource]
-        unknown = sorted(d for d in ids if d not in ours and not self._books.owners((d,)))
-        if not ids or unknown:
-            raise RequestInvalid(
-                f"{resource}: unknown device id {unknown[0]!r}" if ids else f"{resource}: no device ids given"
-            )
         with self._lock:
             decision = self._decision(resource, ids)
+            self._check_known(resource, ids)
             if decision is None:
                 return self._grant_unidentified(resource, ids)
             pod, container = decision.candidate.pod, decision.candidate.container
@@ -270,11 +262,20 @@ class Allocator:
             except (RequestInvalid, DoesNotFit) as error:
                 self._refuse(pod, container, error)
 
+    def _check_known(self, resource: str, ids: frozenset[str]) -> None:
+        ours = self.node.ids.card_of[resource]
+        unknown = sorted(d for d in ids if d not in ours and not self._books.owners((d,)))
+        if not ids or unknown:
+            raise RequestInvalid(
+                f"{resource}: unknown device id {unknown[0]!r}" if ids else f"{resource}: no device ids given"
+            )
+
     def _decision(self, resource: str, ids: frozenset[str]) -> Decision | None:
-        """Whose ids these are: as decided; else re-used by their owner; else the question last answered."""
-        last = self._last.pop(resource, None)
-        decision = self._decisions.pop((resource, ids), None)
-        if decision is not None:
+        """Whose ids these are: as decided; else re-used by their owner; else the question last answered, if
+        the kubelet took what it could of the answer. A decision serves once, for the call right after it.
+        """
+        answered, decision = self._decided.pop(resource, (frozenset[str](), None))
+        if decision is not None and answered == ids:
             return decision
         owners = self._books.owners(ids)
         if len(owners) == 1 and all(self._books.owners((device,)) for device in ids):
@@ -282,8 +283,9 @@ class Allocator:
             container = reuser(pod, ids, resource, self._books.holds) if pod else None
             if pod is not None and container is not None:
                 return Decision(Candidate(pod, container))
-        if last is not None and last.candidate.container.wants(resource) == len(ids):
-            return last
+        followed = not answered or bool(answered & ids)
+        if decision is not None and followed and decision.candidate.container.wants(resource) == len(ids):
+            return decision
         return None
 
     def _grant(self, resource: str, ids: frozenset[str], pod: Pod, container: Container) -> Injection:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.sandbox.kubelet import NumaPolicy, Step
 from gpu_manager.services.unnamed import is_unnamed
@@ -191,3 +193,46 @@ def test_a_plan_made_anew_leaves_out_what_is_booked_under_a_made_up_name(tmp_pat
         assert rig.cards_of(one, "a") == (0,)
         assert rig.cards_of(one, "b") == ({1: 2, 2: 1}[closed[0]],)
         assert unnamed(rig) == 0
+
+
+def test_a_decision_that_was_never_followed_is_nobody_elses(tmp_path: Path) -> None:
+    """The answer reaches the kubelet, its Allocate does not reach us; nobody asks about the next pod."""
+    with NodeRig(tmp_path, cards(3)) as rig:
+        lost = pod("lost", container("c", 100, 0), on={"c": [(rig.states[0], 100, 16 * GIB)]})
+
+        def fail(step: Step) -> None:
+            if step.name == "Allocate" and step.pod == lost["metadata"]["uid"]:
+                raise NodeUnready("the connection broke")
+
+        rig.kubelet.hooks.before = fail
+        assert not rig.admit(lost).admitted
+        rig.delete(lost)
+        two = pod("two", container("c", 100, 0), on={"c": [(rig.states[2], 100, 16 * GIB)]})
+        rig.pods.bind(rig.parsed(two))
+        rig.allocator.pod_changed(rig.parsed(two))
+        ids = rig.allocator.node.ids.of_card[CORE][rig.states[2].card.uuid]
+        rig.allocator.allocate(CORE, ids)
+        holders = rig.allocator.read(
+            lambda books, _: [(g.allocation.pod, g.allocation.cards) for g in books.grants.values()]
+        )
+        assert [cards_ for _, cards_ in holders] == [(rig.states[2].card.uuid,)]
+        assert PodUid(lost["metadata"]["uid"]) not in {uid for uid, _ in holders}
+
+
+def test_unknown_ids_use_up_the_decision_too(tmp_path: Path) -> None:
+    with NodeRig(tmp_path, cards(2)) as rig:
+        lost = pod("lost", container("c", 30, 8))
+
+        def fail(step: Step) -> None:
+            if step.name == "Allocate" and step.pod == lost["metadata"]["uid"]:
+                with pytest.raises(RequestInvalid, match="unknown device id"):
+                    rig.allocator.allocate(step.resource, ["ffffffff-c00"])
+                raise NodeUnready("refused")
+
+        rig.kubelet.hooks.before = fail
+        rig.kubelet.hooks.order = core_first
+        assert not rig.admit(lost).admitted
+        rig.delete(lost)
+        free = rig.allocator.node.ids.of_card[CORE][rig.states[1].card.uuid]
+        rig.allocator.allocate(CORE, free[:30])
+        assert unnamed(rig) == 1
