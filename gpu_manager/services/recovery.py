@@ -267,7 +267,7 @@ class Reclaimer:
         """Absent from the kubelet's books *and* from the API; one of the two alone proves nothing."""
         if ids is not None:
             return entries is not None and not any(e.ids == ids.get(e.resource) for e in entries)
-        if self._living(allocation.pod):
+        if self._living(allocation):
             return False
         if not allocation.granted:
             return True
@@ -279,9 +279,13 @@ class Reclaimer:
         # one: not to be listed counts if the pod was before, or if nothing of it runs for certain.
         return self._allocator.seen(allocation.pod) or self._processes.alive(allocation.pod) is False
 
-    def _living(self, uid: PodUid) -> bool:
+    def _living(self, allocation: Allocation) -> bool:
+        """A UID never has another name, but for who forges the copy of a static pod: its UID is no secret."""
         return any(
-            f.pod.uid == uid and not f.tombstone and not f.pod.terminal
+            f.pod.uid == allocation.pod
+            and (not allocation.pod_name or f.pod.key == allocation.pod_key)
+            and not f.tombstone
+            and not f.pod.terminal
             for found in self._pods.local().values()
             for f in found
         )

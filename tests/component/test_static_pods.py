@@ -172,3 +172,17 @@ def test_a_static_pod_without_ids_is_told_how_to_get_some(tmp_path: Path) -> Non
     finally:
         rig.stop_agent()
         rig.kubelet.stop()
+
+
+def test_a_forged_mirror_does_not_keep_what_a_static_pod_held(rig: NodeRig) -> None:
+    """Its digest is no secret: whoever may create pods can copy it into a pod that never goes."""
+    one = running(rig)
+    rig.delete(one)
+    forged = mirror_of(static("evil-n1"))
+    rig.pods.bind(seen(forged))
+    assert any(f.pod.uid == DIGEST and not f.tombstone for named in rig.pods.local().values() for f in named)
+    assert isinstance(rig.clock, FakeClock)
+    rig.clock.pass_(SETTLE_SECONDS + 5)
+    for _ in range(3):
+        rig.reclaimer.round()
+    assert granted(rig) == {}
