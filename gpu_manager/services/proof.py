@@ -101,13 +101,11 @@ class Proof:
         )
         if is_inherited({entry.resource: entry.ids}):
             return self._inherited(entry, known)
-        if (
-            known is not None
-            and known.ids.get(entry.resource) == entry.ids
-            and known.directory
-            and not nameless
-        ):
-            return known
+        if known is not None and known.ids.get(entry.resource) == entry.ids and not nameless:
+            # Without an answer of ours NVIDIA's own plugin started it; its id is the card.
+            theirs = entry.resource == NVIDIA and decode_assignment(entry.annotation) is None
+            if known.directory or theirs:
+                return known
         pod = self._pod(entry.pod)
         try:
             grant = self._allocator.change(lambda books, node: adopt(books, node, entry, memory, pod))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,15 @@ import pytest
 from gpu_manager.adapters.kubelet.client import unix_target
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, NVIDIA_SOCKET
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.injection import Injection
+from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.sandbox.kubelet import AdmissionResult, Step
 from gpu_manager.services.recovery import SETTLE_SECONDS
 from tests.fakes.node import NodeRig, container, pod
-from tests.fakes.ports import FakeClock, cards
+from tests.fakes.ports import FakeClock, FakeInjector, cards
 
 Held = dict[str, tuple[int, ...]]
 
@@ -341,3 +343,26 @@ def test_uids_stay_apart(rig: NodeRig) -> None:
     assert key == (PodUid(old["metadata"]["uid"]), "c0")
     assert rig.allocator.read(lambda books, _: [g.proven for g in books.grants.values()]) == [True]
     assert [reason for _, reason, _ in rig.pods.events] == ["VcudaAllocated"]
+
+
+class NvidiasOwn(FakeInjector):
+    """Answers as NVIDIA's plugin does: nothing of ours is in it."""
+
+    def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
+        return replace(super().inject(name, shares, pod, annotation), annotations={})
+
+
+def test_a_container_that_nvidias_own_plugin_started_can_start_again(rig: NodeRig) -> None:
+    """The node went over to the option with pods on it: the kubelet's checkpoint has that plugin's answer."""
+    ours, rig.injector = rig.injector, NvidiasOwn()
+    rig.restart_agent()
+    awaits(rig, core=400, gpu=4)
+    old = nvidia("old", 2)
+    assert rig.admit(old).admitted
+    held = {rig.states[i].card.uuid for i in rig.cards_of(old, "c0")}
+    rig.injector, rig.store.state = ours, None
+    rig.restart_agent()
+    assert rig.allocator.read(lambda books, _: [g.directory for g in books.grants.values()]) == [""]
+    rig.kubelet.start_container(old["metadata"]["uid"], "c0")
+    assert rig.allocator.offer.lent == held
+    exclusive(rig)
