@@ -70,7 +70,7 @@ KUBELET_DIR: Final = "/var/lib/kubelet"
 OLD_CHECKPOINT_DIR: Final = "/etc/gpu-manager/checkpoint"  # the predecessor's
 HTTP_PORT: Final = 5678
 # A caller's token to the admission service: API servers take Authorization off what they pass on.
-TOKEN_HEADER: Final = "X-Vcuda-Authorization"
+TOKEN_HEADER: Final = "X-Vcuda-Authorization"  # noqa: S105  # a header's name
 
 VERSION: Final = 1
 _LONGEST_JSON = 1 << 20  # characters; Kubernetes holds all annotations of an object under 256 KiB
