@@ -61,6 +61,11 @@ class _Shape:
     found: dict[tuple[int, frozenset[str]], Fit | None] = field(default_factory=dict)
     ever: dict[tuple[int, frozenset[str]], bool] = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        """What its answers take, counted in those for a pod of a few containers."""
+        return len(self.found) * (1 + len(self.request.containers) // 8)
+
 
 class Judge:
     """Remembers answers. Thread-safe; what it says does not depend on what it remembers.
@@ -82,16 +87,16 @@ class Judge:
         with self._lock:
             shape = self._shapes.pop(plain, None) or _Shape(plain)
             self._make_room()
-            if len(shape.found) > self._most_answers // 2:
+            if shape.size > self._most_answers // 2:
                 shape.found.clear()  # states of nodes that are long gone
             self._shapes[plain] = shape  # the newest last
         return Question(occupant, request, shape, snapshot, quota)
 
     def _make_room(self) -> None:
         """Forget the requests asked longest ago."""
-        answers = sum(len(shape.found) for shape in self._shapes.values())
+        answers = sum(shape.size for shape in self._shapes.values())
         while self._shapes and (len(self._shapes) >= self._most_shapes or answers > self._most_answers):
-            answers -= len(self._shapes.pop(next(iter(self._shapes))).found)
+            answers -= self._shapes.pop(next(iter(self._shapes))).size
 
 
 class Question:

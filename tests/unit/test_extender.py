@@ -299,3 +299,15 @@ def test_what_is_remembered_is_bounded_and_makes_no_difference():
     for core in (10, 20, 30, 40, 10, 20):
         assert world.filter(pod("a", core, 4)) == other.filter(pod("a", core, 4))
         assert len(forgetful._shapes) <= 3
+
+
+def test_answers_for_pods_of_many_containers_are_forgotten_sooner():
+    """An answer says where each container would lie: anybody may create pods of a hundred."""
+    judge = Judge(most_answers=1000)
+    world = World([node(f"n{i}", cards=2, memory=(16 + i) * GIB) for i in range(20)], judge=judge)
+    for i in range(30):
+        held = [container(f"c{j}", 1, 1 + (i == j)) for j in range(60)]
+        world.filter(pod("many", containers=held))
+    kept = sum(len(shape.found) * len(shape.request.containers) for shape in judge._shapes.values())
+    assert kept <= 8 * (1000 + 20 * 8)
+    assert judge._shapes
