@@ -17,7 +17,7 @@ from gpu_manager.domain.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules import check_pod, guarded_keys, warn_pod
 
 _DEFAULT_SCHEDULER: Final = "default-scheduler"  # what the API server writes where nothing is written
-_MOST_CONTAINERS: Final = 1000
+_MOST_CONTAINERS: Final = 200  # with 1000, a review of such a pod takes seconds beside all others
 _MOST_REMOVALS: Final = 64  # one by one; more are removed by writing the rest
 _MIRROR: Final = "kubernetes.io/config.mirror"
 
