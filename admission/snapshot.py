@@ -355,7 +355,13 @@ class Cluster:
         if facts is None:
             if not any(o.occupies for o in here):
                 return
-            facts = NodeFacts(name, self.unit, problem="this node is not known here")
+            problem = "this node is not known here"
+            # What its cards were says of which model's quota its pods hold.
+            facts = (
+                NodeFacts(name, self.unit, problem=problem)
+                if before is None
+                else replace(before.facts, problem=problem)
+            )
         known: Mapping[PodUid, Charge] = before.charges if before and before.facts is facts else {}
         bound = [o for o in here if o.occupies and o.pod.node == name]
         nominated = [o for o in here if o.waits and o.nominated == name]

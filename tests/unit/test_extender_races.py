@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from admission.snapshot import PODS
+from admission.snapshot import NODES, PODS
 from gpu_manager.domain.contract import CORE_LIMIT
 from tests.fakes.extender import World, bound, node, pod
 
@@ -166,3 +166,21 @@ def test_a_bind_that_stood_still_until_its_place_went_sends_nothing_and_leaves_n
     assert "too long" in world.bind(obj, "n1")
     assert world.api.bindings == []
     assert world.booked("n1") == [(0, 0)]
+
+
+def test_pods_on_a_node_that_vanished_count_for_the_quota_of_their_model():
+    """Its object may be deleted and made anew while they run (a cloud that takes it for dead)."""
+    world = World([node("n1", cards=1), node("n2", cards=1)], quota={"default": {"quota": {"T4": 1}}})
+    first, second = pod("a", 80, 4), pod("b", 80, 4)
+    world.create(first, second)
+    world.filter(first)
+    assert world.bind(first, "n1") == ""
+    world.cluster.apply(NODES, "DELETED", node("n1", cards=1))
+    assert world.cluster.snapshot().used["default"]["Tesla-T4"].cores == 80
+    assert world.filter(second, ["n1", "n2"])["NodeNames"] == []
+    world.cluster.apply(NODES, "ADDED", node("n1", cards=1))
+    assert world.booked("n1") == [(80, 4)]
+    world.cluster.apply(NODES, "DELETED", node("n1", cards=1))
+    world.delete(world.api.pods["default", "a"])
+    assert "n1" not in world.cluster.snapshot().nodes
+    assert world.filter(second, ["n1", "n2"])["NodeNames"] == ["n2"]
