@@ -34,6 +34,11 @@ class Candidate:
         """Pod UID and container name."""
         return self.pod.uid, self.container.name
 
+    @property
+    def arriving(self) -> bool:
+        """True if the pod is under its first admission: Pending, not started, not being deleted."""
+        return self.pod.phase in ("", "Pending") and not self.pod.deleting and not self.pod.started
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -103,19 +108,21 @@ def choose(
     *,
     never: frozenset[PodUid] = frozenset(),
     partner: tuple[PodUid, str] | None = None,
+    unread: bool = False,
 ) -> Candidate | None:
     """The one candidate, or None: an uncertain answer is no answer.
 
     ``never`` are pods that were passed over once (admitted before the resource existed): they count only
     if nobody else is left. Several left: those under first admission (Pending, not started, not being
     deleted), then the container whose other resource was granted last (``partner``). These break ties
-    and never exclude a lone candidate: after a node reboot old pods need a grant too.
+    and never exclude a lone candidate: after a node reboot old pods need a grant too. Unless a listed pod
+    could not be read (``unread``): it may be that one, so only a pod under first admission is certain.
     """
+    if unread:
+        candidates = [c for c in candidates if c.arriving]
     left = [c for c in candidates if c.pod.uid not in never] or list(candidates)
     if len(left) > 1:
-        left = [
-            c for c in left if c.pod.phase in ("", "Pending") and not c.pod.deleting and not c.pod.started
-        ] or left
+        left = [c for c in left if c.arriving] or left
     if len(left) > 1:
         left = [c for c in left if c.key == partner] or left
     return left[0] if len(left) == 1 else None

@@ -6,7 +6,7 @@ Nothing here is called from Allocate: a listing there makes the kubelet forget i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -72,17 +72,18 @@ class Association:
         except NodeUnready as error:
             return Answer(None, None, reason=str(error))
         local = self._pods.local()
+        unread: set[Name] = set()
         objects = [
             (pod, _by_container(listed))
             for name, listed in listing.items()
-            if (pod := self._object(name, listed, local, question, holds)) is not None
+            if (pod := self._object(name, listed, local, question, holds, unread)) is not None
         ]
         lacking = unsatisfied(objects, question.resource, holds)
         fitting = matching(lacking, question, holds)
         if not fitting and lacking:
             lacking = unsatisfied(self._afresh(lacking, listing), question.resource, holds)
             fitting = matching(lacking, question, holds)
-        candidate = choose(fitting, never=never, partner=partner)
+        candidate = choose(fitting, never=never, partner=partner, unread=bool(unread))
         passed_over = frozenset(c.pod.uid for c in lacking if candidate and c.pod.uid != candidate.pod.uid)
         if candidate is not None:
             candidate = self._confirm(candidate, listing, question, holds)
@@ -97,7 +98,7 @@ class Association:
                 for device in listed.ids.get(question.resource, ())
             },
             has=_listed_at(candidate, listing) if candidate else {},
-            reason="" if candidate else _uncertain(question, fitting, lacking, len(listing)),
+            reason="" if candidate else _uncertain(question, fitting, lacking, listing, unread),
         )
 
     def likely(
@@ -130,19 +131,21 @@ class Association:
         local: Mapping[str, Sequence[Found]],
         question: Question,
         holds: Holds,
+        unread: set[Name],
     ) -> Pod | None:
         """The pod object behind a listed name.
 
         The listing carries no UID, only the names of app containers and sidecars. Of namesakes alike in
         these it is the one that lives in the API and lacks something; a tombstone only if none lives.
+        ``unread`` receives the name if the source of pods does not answer.
         """
         found = local.get(f"{name[0]}/{name[1]}", ())
         if not found:
-            return self._fetch(name)
+            return self._fetch(name, unread)
         names = {one.container for one in listed}
         alike = [f for f in found if _listed_names(f.pod) == names]
         if not alike:
-            return self._fetch(name)  # the watch has not shown this one yet
+            return self._fetch(name, unread)  # the watch has not shown this one yet
         live = [f for f in alike if not f.tombstone] or alike
         lacking = (f.pod for f in live if not _satisfied(f.pod, question.resource, holds))
         return next(lacking, live[0].pod)
@@ -182,7 +185,7 @@ class Association:
             return candidate
         return Candidate(fresh, container)
 
-    def _fetch(self, name: Name) -> Pod | None:
+    def _fetch(self, name: Name, unread: set[Name] | None = None) -> Pod | None:
         now = self._clock.monotonic()
         self._gone = {n: until for n, until in self._gone.items() if until > now}
         if name in self._gone:
@@ -192,6 +195,8 @@ class Association:
             pod = self._pods.fetch(*name)
         except NodeUnready as error:
             log.warning("listed pod unknown and not to be had", pod="/".join(name), reason=str(error))
+            if unread is not None:
+                unread.add(name)
             return None
         if pod is None:
             self._gone[name] = now + _GONE_SECONDS
@@ -210,13 +215,20 @@ def _listed_at(
 
 
 def _uncertain(
-    question: Question, fitting: Sequence[Candidate], lacking: Sequence[Candidate], active: int
+    question: Question,
+    fitting: Sequence[Candidate],
+    lacking: Sequence[Candidate],
+    active: Collection[Name],
+    unread: Collection[Name],
 ) -> str:
+    if unread:
+        names = ", ".join("/".join(name) for name in sorted(unread)[:5])
+        return f"{len(unread)} of {len(active)} active pods cannot be read, it may be one of them: {names}"
     named = ", ".join(f"{c.pod.key} {c.container.name}" for c in (fitting or lacking)[:5])
     if fitting:
         return f"{len(fitting)} containers could be meant: {named}"
     others = f"; others lack another amount: {named}" if lacking else ""
-    return f"none of {active} active pods lacks {question.size} of {question.resource}{others}"
+    return f"none of {len(active)} active pods lacks {question.size} of {question.resource}{others}"
 
 
 def _satisfied(pod: Pod, resource: str, holds: Holds) -> bool:

@@ -1,0 +1,50 @@
+"""A listed pod that nobody can tell us about: then whoever else would fit is not it for that reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import GIB
+from gpu_manager.ports import Found
+from tests.fakes.node import NodeRig, container, pod
+
+
+def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_cannot_be_read(tmp_path: Path) -> None:
+    """It was admitted before the resource existed, so it lacks the same; the API server is away."""
+    rig = NodeRig(tmp_path)
+    old = pod("old", container("c", 30, 20), on={"c": [(rig.states[2], 30, 5 * GIB)]})
+    rig.kubelet.start()
+    try:
+        assert rig.kubelet.admit(old).admitted
+        rig.pods.bind(replace(rig.parsed(old), phase="Running", started=True))
+        rig.start_agent()
+        rig.pods.away = True
+        new = pod("new", container("c", 30, 20))
+        result = rig.admit(new, watched=False)
+        assert result.admitted, result.message
+        assert rig.tally.counts("unidentified") == {CORE: 1, MEMORY: 1}
+        holders = rig.allocator.read(lambda books, _: {uid for uid, _ in books.grants})
+        assert PodUid(old["metadata"]["uid"]) not in holders
+        rig.start(new)
+        assert rig.allocator.read(lambda books, _: {uid for uid, _ in books.grants}) == {
+            new["metadata"]["uid"]
+        }
+        (limit,) = rig.limits(result, "c")
+        assert (limit.cores, limit.memory) == (30, 5 * GIB)
+    finally:
+        rig.stop_agent()
+        rig.kubelet.stop()
+
+
+def test_a_pod_under_first_admission_is_named_although_another_cannot_be_read(tmp_path: Path) -> None:
+    with NodeRig(tmp_path) as rig:
+        assert rig.admit(pod("stranger", {"name": "c"}), watched=False).admitted
+        rig.pods.away = True
+        new = pod("new", container("c", 30, 20), on={"c": [(rig.states[5], 30, 5 * GIB)]})
+        rig.pods.known[f"default/{new['metadata']['name']}"] = [Found(rig.parsed(new))]
+        assert rig.kubelet.admit(new).admitted
+        assert rig.cards_of(new, "c") == (5,)
+        assert rig.tally.counts("unidentified") == {}
