@@ -23,7 +23,7 @@ from typing import Any, Final
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MultipleLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 from matplotlib.transforms import Bbox
 from PIL import Image
 
@@ -166,7 +166,7 @@ def _table(axes: Axes, titles: Sequence[str], cells: Sequence[Sequence[str]]) ->
         axes.text(0.5, 0.5, "no data", ha="center", va="center", color=FAINT)
         return
     longest = [max(len(row[i]) for row in (titles, *cells)) + 2 for i in range(len(titles))]
-    room = axes.get_window_extent().width / axes.figure.dpi * _LETTERS
+    room = _width(axes) * _LETTERS
     cut = max(8, max(longest) - max(0, round(sum(longest) - room)))
     cells = [[text if len(text) <= cut else f"{text[: cut - 2]}…" for text in row] for row in cells]
     widths = [min(cut, length) for length in longest]
@@ -185,6 +185,11 @@ def _table(axes: Axes, titles: Sequence[str], cells: Sequence[Sequence[str]]) ->
         cell.set_edgecolor(GRID)
         cell.visible_edges = "B"
         cell.get_text().set_color(FAINT if row == 0 else INK)
+
+
+def _width(axes: Axes) -> float:
+    """Inches."""
+    return axes.get_window_extent().width / axes.figure.dpi
 
 
 def _height(axes: Axes) -> float:
@@ -215,6 +220,7 @@ def draw_lines(axes: Axes, asked: Asked, panel: Mapping[str, Any]) -> None:
         step = 2.0 ** math.ceil(math.log2(max(top, 5.0) / 5))
         axes.yaxis.set_major_locator(MultipleLocator(step))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit)))
+    axes.xaxis.set_major_locator(MaxNLocator(max(2, round(_width(axes) / 1.4))))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}"))
     axes.grid(axis="y", color=GRID, lw=0.6)
     axes.tick_params(labelsize=8, colors=FAINT, length=0)
