@@ -13,6 +13,7 @@ from admission.node_facts import NodeFacts
 from admission.occupant import Occupant
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.ledger import Allocation, Ledger, Share, peak
+from gpu_manager.domain.lingering import facts_of
 from gpu_manager.domain.placement import find
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.request import ContainerRequest, PodRequest
@@ -67,9 +68,10 @@ def _guess(
 ) -> dict[PodUid, Charge]:
     """Pods whose cards nobody has said: the oldest first, each where the node's own policy puts it."""
     held = [a for charge in charges.values() for a in charge.allocations]
-    ledger = Ledger(
-        (s.card for s in facts.cards), facts.unit, [*held, *(a for _, _, c in unplaced for a in c)]
-    )
+    certainly = [a for _, _, certain in unplaced for a in certain]
+    seen = {*charges, *(occupant.uid for occupant, _, _ in unplaced)}
+    left = facts_of(facts.lingering, seen)
+    ledger = Ledger((s.card for s in facts.cards), facts.unit, [*held, *certainly, *left])
     guessed: dict[PodUid, Charge] = {}
     for occupant, request, certain in sorted(unplaced, key=lambda u: (u[0].began, u[0].uid)):
         done = {a.container for a in certain}

@@ -17,6 +17,7 @@ from gpu_manager.domain.contract import (
     MODEL_LABEL,
     MODEL_LABEL_GAIA,
     POOL_LABEL,
+    Lingering,
     decode_inventory,
     decode_uuids,
 )
@@ -34,7 +35,8 @@ _NO_LINKS = Topology(())
 class NodeFacts:
     """What the node's own object says. ``problem`` is why no pod of ours may go there, empty if it may.
 
-    ``cpu`` is what it gives to pods in thousandths, None if it does not say.
+    ``cpu`` is what it gives to pods in thousandths, None if it does not say. ``lingering`` is what pods hold
+    that the API no longer has.
     """
 
     name: str
@@ -47,6 +49,7 @@ class NodeFacts:
     problem: str = ""
     hardware: int = 0
     cpu: int | None = None
+    lingering: tuple[Lingering, ...] = ()
 
     @property
     def models(self) -> Mapping[CardUuid, str]:
@@ -93,6 +96,7 @@ def read_node(obj: Mapping[str, Any], unit: int, intern: Intern, *, by_capacity:
         problem,
         hardware,
         allocatable(obj),
+        inventory.lingering,
     )
 
 

@@ -13,6 +13,7 @@ from admission.node_facts import Intern, NodeFacts
 from admission.occupant import Occupant
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.ledger import Ledger
+from gpu_manager.domain.lingering import facts_of
 from gpu_manager.domain.placement import find
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount
@@ -96,14 +97,15 @@ def build_view(
 
 
 def _fresh(facts: NodeFacts, charges: Mapping[PodUid, Charge]) -> Ledger:
-    held = (a for charge in charges.values() for a in charge.allocations)
-    return Ledger((s.card for s in facts.cards), facts.unit, held)
+    held = [a for charge in charges.values() for a in charge.allocations]
+    left = facts_of(facts.lingering, charges)
+    return Ledger((s.card for s in facts.cards), facts.unit, (*held, *left))
 
 
 def _patched(before: NodeView | None, facts: NodeFacts, charges: Mapping[PodUid, Charge]) -> Ledger | None:
     """The old books with what differs; None where that is no shorter, or where a fact breaks them."""
-    if before is None or before.facts is not facts:
-        return None
+    if before is None or before.facts is not facts or facts.lingering:
+        return None  # with each pod that comes or goes, what lingers of it may count or not
     old = before.charges
     gone = [uid for uid in old if uid not in charges or charges[uid].allocations != old[uid].allocations]
     come = [

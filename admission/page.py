@@ -107,7 +107,9 @@ def graph(view: NodeView) -> dict[str, Any]:
                         "container": allocation.container,
                         "cores": share.amount.cores,
                         "memory": share.amount.memory,
-                        "planned": view.charges[allocation.pod].occupant.reserved,
+                        "planned": allocation.pod in view.charges
+                        and view.charges[allocation.pod].occupant.reserved,
+                        "gone": None if allocation.pod in view.charges else str(allocation.pod),
                         "memory_used": None,
                         "core_used": None,
                     }

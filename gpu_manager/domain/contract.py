@@ -126,16 +126,30 @@ def decode_assignment(text: str | None) -> Assignment | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Lingering:
+    """What a pod that the API no longer has, and whose processes still run, holds of one card.
+
+    ``pod`` is its UID, so that who still sees the pod counts it once; empty for several pods together.
+    """
+
+    pod: str
+    card: CardUuid
+    amount: Amount
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
     """What a node publishes of itself: cards with their state, how they are joined, the unit in bytes.
 
-    ``refused`` lists shapes (cores, memory bytes) that the node refused in the last 30 s.
+    ``refused`` lists shapes (cores, memory bytes) that the node refused in the last 30 s, ``lingering`` what
+    is not free though no pod of the API holds it.
     """
 
     unit: int
     cards: tuple[CardState, ...]
     topology: Topology
     refused: tuple[Amount, ...] = ()
+    lingering: tuple[Lingering, ...] = ()
 
 
 def encode_inventory(inventory: Inventory) -> str:
@@ -160,6 +174,7 @@ def encode_inventory(inventory: Inventory) -> str:
             ],
             "links": [[str(link) for link in row] for row in inventory.topology.links],
             "refused": [{"cores": a.cores, "memory": a.memory} for a in inventory.refused],
+            **({"lingering": [_left(one) for one in inventory.lingering]} if inventory.lingering else {}),
         },
         separators=(",", ":"),
     )
@@ -181,9 +196,23 @@ def decode_inventory(text: str | None) -> Inventory | None:
             cards=cards,
             topology=Topology(links),
             refused=tuple(_amount(_map(a)) for a in _list(data.get("refused", []))),
+            lingering=tuple(
+                left
+                for left in (_lingering(_map(one)) for one in _list(data.get("lingering", [])))
+                if any(state.card.uuid == left.card for state in cards)
+            ),
         )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _left(one: Lingering) -> dict[str, Any]:
+    amount = {"cores": one.amount.cores, "memory": one.amount.memory}
+    return {**({"pod": one.pod} if one.pod else {}), "uuid": one.card, **amount}
+
+
+def _lingering(one: dict[str, Any]) -> Lingering:
+    return Lingering(_text(one.get("pod", "")), _uuid(one["uuid"]), _amount(one))
 
 
 def _card_state(card: dict[str, Any]) -> CardState:

@@ -13,6 +13,7 @@ from gpu_manager.domain.contract import ALLOCATION, CORDON, Inventory, decode_as
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.explain import Refusal
 from gpu_manager.domain.ledger import Allocation, Ledger, Share
+from gpu_manager.domain.lingering import facts_of, noted
 from gpu_manager.domain.placement import Placement, find, judge
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.request import ContainerRequest, PodRequest
@@ -41,13 +42,15 @@ class NodeSaid:
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeBooks:
     """A node and who holds what of it. ``guessed``: pods whose card nobody says; ``homeless``: pods for which
-    there is no room by the books, so that they are charged nowhere.
+    there is no room by the books, so that they are charged nowhere; ``gone``: pods that the API no longer has
+    and whose processes still run.
     """
 
     said: NodeSaid
     ledger: Ledger
     guessed: frozenset[PodUid] = frozenset()
     homeless: tuple[Pod, ...] = ()
+    gone: frozenset[PodUid] = frozenset()
 
     @property
     def name(self) -> str:
@@ -58,7 +61,11 @@ class NodeBooks:
         """Where the pod would go here now, or why nowhere. Raises RequestInvalid: it is not legal."""
         inventory = self.said.inventory
         request = pod_request(pod, inventory.unit, minimum_cores)
-        return judge(request, inventory.cards, inventory.topology, self.ledger)
+        found = judge(request, inventory.cards, inventory.topology, self.ledger)
+        if not isinstance(found, Refusal):
+            return found
+        left = tuple(one for one in inventory.lingering if PodUid(one.pod) in self.gone)
+        return noted(found, left)
 
 
 def survey(nodes: Iterable[NodeSaid], pods: Iterable[Pod]) -> tuple[NodeBooks, ...]:
@@ -85,7 +92,8 @@ def _books(said: NodeSaid, pods: Sequence[Pod]) -> NodeBooks:
             done = {a.container for a in mine}
             rest = tuple(c for c in request.containers if c.name not in done)
             unsaid.append((pod, replace(request, containers=rest)))
-    ledger = Ledger((s.card for s in inventory.cards), inventory.unit, known)
+    left = facts_of(inventory.lingering, {pod.uid for pod in pods})
+    ledger = Ledger((s.card for s in inventory.cards), inventory.unit, (*known, *left))
     guessed: set[PodUid] = set()
     homeless: list[Pod] = []
     for pod, request in unsaid:
@@ -95,7 +103,8 @@ def _books(said: NodeSaid, pods: Sequence[Pod]) -> NodeBooks:
             continue
         guessed.add(pod.uid)
         ledger.commit(_allocation(pod, c, placement[c.name]) for c in request.containers)
-    return NodeBooks(said, ledger, frozenset(guessed), tuple(homeless))
+    gone = frozenset(a.pod for a in left)
+    return NodeBooks(said, ledger, frozenset(guessed), tuple(homeless), gone)
 
 
 def _said(pod: Pod, request: PodRequest, node: NodeSaid) -> Iterator[Allocation]:

@@ -169,6 +169,8 @@ def draw(graph: Mapping[str, Any]) -> str:
         for holder in card["holders"]:
             planned = ", planned" if holder["planned"] else ""
             name = f"{holder['namespace']}/{holder['pod']} {holder['container']}"
+            if (uid := holder.get("gone")) is not None:
+                name = f"gone, its processes still run (pod {uid or 'unknown'})"
             amount = f"{holder['cores']} cores, {format_bytes(holder['memory'])}"
             lines.append(printable(f"|   |---{name}: {amount}{planned}"))
     return "\n".join(lines) + "\n"

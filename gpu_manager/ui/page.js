@@ -21,7 +21,10 @@ function make(tag, options = {}, ...children) {
 
 const gib = (bytes) => `${+(bytes / GIB).toFixed(bytes < GIB ? 2 : 1)} GiB`;
 const percent = (ratio) => `${Math.round(ratio * 100)} %`;
-const named = (holder) => `${holder.namespace}/${holder.pod} ${holder.container}`;
+const named = (holder) =>
+  typeof holder.gone === "string"
+    ? `gone, its processes still run (pod ${holder.gone || "unknown"})`
+    : `${holder.namespace}/${holder.pod} ${holder.container}`;
 
 // A pod keeps its colour from one reading to the next: it follows from its name. Lightness is fixed for contrast.
 function hue(text) {

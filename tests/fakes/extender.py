@@ -18,6 +18,7 @@ from gpu_manager.domain.contract import (
     INVENTORY,
     MEMORY,
     Inventory,
+    Lingering,
     encode_inventory,
 )
 from gpu_manager.domain.errors import NodeUnready
@@ -45,6 +46,7 @@ def node(
     closed: Sequence[int] = (),
     unhealthy: Sequence[int] = (),
     refused: Sequence[Amount] = (),
+    lingering: Sequence[Lingering] = (),
     labels: Mapping[str, str] | None = None,
     inventory: bool = True,
 ) -> Obj:
@@ -55,7 +57,7 @@ def node(
         for i in range(cards)
     )
     text = encode_inventory(
-        Inventory(unit, states, Topology.uniform(cards, Link.parse(link)), tuple(refused))
+        Inventory(unit, states, Topology.uniform(cards, Link.parse(link)), tuple(refused), tuple(lingering))
     )
     counts = {CORE: str(100 * cards), MEMORY: str(cards * (memory // unit))}
     return {

@@ -14,6 +14,7 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
     Assignment,
     Inventory,
+    Lingering,
     decode_assignment,
     decode_inventory,
     decode_uuids,
@@ -65,6 +66,10 @@ def inventories(draw: st.DrawFn) -> Inventory:
         ),
         topology=draw(topologies(len(cards))),
         refused=tuple(draw(st.lists(amounts, max_size=2))),
+        lingering=tuple(
+            Lingering(draw(st.just("") | names), card, draw(amounts))
+            for card in draw(st.lists(st.sampled_from(cards), max_size=3) if cards else st.just([]))
+        ),
     )
 
 
@@ -95,6 +100,19 @@ def test_a_card_in_mig_mode_can_be_booked_for_nothing() -> None:
     assert Card(0, CardUuid("GPU-a"), "A100", memory=GIB, mig=True).capacity(MIB) == ZERO
     assert not CardState(Card(0, CardUuid("GPU-a"), "A100", memory=GIB, mig=True)).open
     assert Card(0, CardUuid("GPU-a"), "A100", memory=GIB, reserved=2 * GIB).capacity(MIB) == Amount(100, 0)
+
+
+def test_what_lingers_on_a_card_that_the_node_does_not_list_is_not_heard() -> None:
+    card = CardState(Card(0, CardUuid("GPU-a"), "T4", GIB))
+    left = tuple(Lingering("u", CardUuid(uuid), Amount(30, MIB)) for uuid in ("GPU-a", "GPU-b"))
+    inventory = Inventory(MIB, (card,), Topology.uniform(1, Link(LinkKind.SYS)), lingering=left)
+    read = decode_inventory(encode_inventory(inventory))
+    assert read is not None
+    assert read.lingering == left[:1]
+
+
+def test_a_node_on_which_nothing_lingers_does_not_speak_of_it() -> None:
+    assert "lingering" not in encode_inventory(Inventory(MIB, (), Topology(())))
 
 
 ASSIGNMENT = {
@@ -157,6 +175,8 @@ def test_a_malformed_assignment_is_absent(path: tuple[Any, ...], value: object) 
         (("cards", 0, "numa"), "0"), (("cards", 0, "healthy"), "false"), (("cards", 0, "mig"), 0),
         (("links",), [["PIX"]]), (("links",), [["X", "X"]]), (("links",), [["GPU"]]), (("links",), [[1]]), (("links",), ["X"]),
         (("refused",), {}), (("refused",), [{"cores": 1}]), (("refused",), [1]),
+        (("lingering",), {}), (("lingering",), [{"uuid": "GPU-a", "cores": 1}]), (("lingering",), [1]),
+        (("lingering",), [{"pod": 7, "uuid": "GPU-a", "cores": 1, "memory": 1}]),
     ],
 )  # fmt: skip
 def test_a_malformed_inventory_is_absent(path: tuple[Any, ...], value: object) -> None:

@@ -80,6 +80,7 @@ def _graph(books: NodeBooks) -> Mapping[str, Any]:
                         "cores": share.amount.cores,
                         "memory": share.amount.memory,
                         "planned": a.pod in books.guessed,
+                        "gone": str(a.pod) if a.pod in books.gone else None,
                     }
                     for a in ledger.holders(s.card.uuid)
                     for share in a.shares

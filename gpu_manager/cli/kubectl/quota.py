@@ -94,7 +94,7 @@ def _used(books: Sequence[NodeBooks]) -> dict[str, dict[str, Amount]]:
     used: dict[str, dict[str, Amount]] = {}
     for one in books:
         models = {s.card.uuid: s.card.model for s in one.said.inventory.cards}
-        for uid in one.ledger.pods:
+        for uid in (uid for uid in one.ledger.pods if uid not in one.gone):
             held = tuple(one.ledger.of_pod(uid).values())
             mine = used.setdefault(held[0].namespace, {})
             for card in dict.fromkeys(card for a in held for card in a.cards):

@@ -78,7 +78,8 @@ def _shown(allocation: Allocation, login: Login, everywhere: bool) -> bool:
 
 def _rows(books: NodeBooks, used: _Used) -> Iterator[_Row]:
     cards = {s.card.uuid: s.card for s in books.said.inventory.cards}
-    for allocation in sorted(books.ledger, key=lambda a: (a.namespace, a.pod_name, a.order)):
+    named = (a for a in books.ledger if a.pod not in books.gone)
+    for allocation in sorted(named, key=lambda a: (a.namespace, a.pod_name, a.order)):
         for share in allocation.shares:
             card = cards[share.card]
             yield _Row(
