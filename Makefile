@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
 
 setup: $(STAMP) ## virtual environment with the locked dependencies, and this project built into it
 $(STAMP): pyproject.toml requirements-dev.lock $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/include/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/standin/*)
@@ -94,10 +94,16 @@ cluster-up: $(STAMP) tools image ## real Kubernetes on this machine, with the pr
 
 e2e: $(STAMP) tools image ## the promises on real Kubernetes, on a cluster made anew; it stays for a look around
 	$(BIN)/python -m tests.cluster down
-	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest -v --timeout 400 tests/cluster
 
 soak-cluster: $(STAMP) tools image ## pods come and go for MINUTES (10) on the real cluster, every book audited
 	$(BIN)/python -m tests.cluster soak $(or $(MINUTES),10)
+
+cluster-starts: $(STAMP) tools image ## how much longer a pod takes to start with a share, on the real cluster
+	$(BIN)/python -m tests.cluster starts
+
+cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster and cluster-starts into bench/results
+	$(BIN)/python -m tests.cluster record
 
 cluster-down: ## end the cluster and remove every trace of it
 	@test ! -x $(BIN)/python || $(BIN)/python -m tests.cluster down
@@ -120,4 +126,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image cluster-packages cluster-up e2e soak-cluster cluster-down
+.PHONY: help setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image cluster-packages cluster-up e2e soak-cluster cluster-starts cluster-record cluster-down

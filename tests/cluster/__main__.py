@@ -1,4 +1,4 @@
-"""``python -m tests.cluster up|down|status|soak MINUTES``: the cluster by hand."""
+"""``python -m tests.cluster up|down|status|soak MINUTES|starts|record``: the cluster by hand."""
 
 # ruff: noqa: T201 - a program that prints, not a library
 
@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import sys
 
-from tests.cluster import product, soak
+from tests.cluster import product, record, soak, starts
 from tests.cluster.cluster import Cluster, NotRunningError
-from tests.cluster.parts import MissingError
+from tests.cluster.parts import ROOT, MissingError
 
 
 def main() -> int:
@@ -28,6 +28,14 @@ def main() -> int:
                 print(f"{part:26}{cluster.pid(part) or 'not running'}")
         elif words[:1] == ["soak"] and len(words) == 2:
             return soak.main(float(words[1]))
+        elif words == ["starts"]:
+            cluster.up()
+            product.install(cluster, admission=True)
+            result = starts.measure(cluster).as_json()
+            record.keep("starts", result, cluster.parts)
+            print(result)
+        elif words == ["record"]:
+            print(f"{record.RESULTS.relative_to(ROOT)}: {', '.join(record.commit()) or 'nothing was run'}")
         else:
             print(__doc__)
             return 2

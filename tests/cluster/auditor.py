@@ -132,12 +132,17 @@ def limits_in_force(cluster: Cluster, held: Held) -> Shares | None:
 
 
 def process_of(held: Held) -> int:
-    """A process of the container, by its cgroup. Raises ProcessLookupError if it has none."""
+    """The first process of the container. Raises ProcessLookupError if it has none."""
+    return processes_of(held)[0]
+
+
+def processes_of(held: Held) -> list[int]:
+    """Every process of the container, by its cgroup. Raises ProcessLookupError if it has none."""
     for hierarchy in (Path("/sys/fs/cgroup/devices"), Path("/sys/fs/cgroup")):
         for path in (hierarchy / layout.CGROUP).glob(f"**/pod{held.uid}/{held.container_id}/cgroup.procs"):
             pids = path.read_text("utf-8").split()
             if pids:
-                return int(pids[0])
+                return [int(pid) for pid in pids]
     raise ProcessLookupError(f"{held}: no process")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.cluster import auditor, product
+from tests.cluster import auditor, product, record
 from tests.cluster.cluster import Cluster
-from tests.cluster.parts import MissingError
+from tests.cluster.parts import MissingError, find
 from tests.cluster.pods import Pods
 
 
@@ -20,6 +22,43 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         sys.stderr.write(
             f"\n{report.nodeid} ({report.when}): {crash.message if crash else report.longrepr}\n"
         )
+
+
+class Recorder:
+    """Keeps the outcome of each test of a run of the whole directory; a part of it is no result."""
+
+    def __init__(self) -> None:
+        self.began = time.time()
+        self.outcomes: dict[str, str] = {}
+        self.left_out = False
+
+    def pytest_deselected(self) -> None:
+        """Some of the directory's tests are not run."""
+        self.left_out = True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """The worst of a test's three phases counts."""
+        worst = ("passed", "skipped", "failed")
+        before = self.outcomes.get(report.nodeid, "passed")
+        self.outcomes[report.nodeid] = max(before, report.outcome, key=worst.index)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write it down."""
+        whole = [Path(arg).resolve() for arg in session.config.args] == [HERE]
+        if self.left_out or not whole or session.testscollected != len(self.outcomes):
+            return
+        counts = {kind: list(self.outcomes.values()).count(kind) for kind in ("passed", "failed", "skipped")}
+        tests = {name.removeprefix("tests/cluster/"): how for name, how in sorted(self.outcomes.items())}
+        seconds = round(time.time() - self.began, 1)
+        record.keep("e2e", {"seconds": seconds, **counts, "tests": tests}, find())
+
+
+HERE = Path(__file__).resolve().parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count the run from its first moment, the making of the cluster included."""
+    config.pluginmanager.register(Recorder(), "cluster-recorder")
 
 
 @pytest.fixture(scope="session")

@@ -178,7 +178,11 @@ class Pods:
         for name in names:
             self.cluster.api.delete(f"{PATH}/{name}", grace)
         for name in names:
-            self.cluster.wait(lambda name=name: self._gone(name), 60, f"{name} does not go")
+            self.wait_gone(name)
+
+    def wait_gone(self, name: str) -> None:
+        """Until the API has forgotten it."""
+        self.cluster.wait(lambda: self._gone(name), 60, f"{name} does not go")
 
     def clear(self) -> None:
         """Everything that was created."""

@@ -5,16 +5,14 @@ Prints a line a round and writes ``build/cluster/soak.json``: starts, wrong, ref
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from tests.cluster import auditor, product
+from tests.cluster import auditor, product, record
 from tests.cluster.cluster import Cluster
-from tests.cluster.parts import BUILD
 from tests.cluster.pods import Pods, container, pod, sidecar
 
 SHAPES: Final = ("one", "pair", "staged", "flanked", "whole")
@@ -69,7 +67,7 @@ def run(cluster: Cluster, minutes: float, seed: int | None = None) -> Result:
     except AssertionError as error:
         result.leaks = len(str(error).splitlines())
         sys.stdout.write(f"{error}\n")
-    (BUILD / "soak.json").write_text(json.dumps(asdict(result) | cluster.parts.versions()), "utf-8")
+    record.keep("soak", asdict(result), cluster.parts)
     return result
 
 

@@ -1,0 +1,61 @@
+"""Figures of the real cluster, read and not measured: a cluster takes root, Debian's packages and minutes.
+
+The last results of ``make e2e`` and its kin lie in ``bench/results/cluster.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bench.rows import Row
+
+RESULTS: Final = Path(__file__).resolve().parent / "results" / "cluster.json"
+ENOUGH: Final = 1000  # starts of a soak that counts as full
+
+
+def rows(*, full: bool) -> Iterator[Row]:
+    """The group. ``full`` changes nothing: a row says how large its run was."""
+    del full
+    yield from rows_of(json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {})
+
+
+def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:
+    """A row for each promise; what was never run has no figure."""
+    yield _starts(results.get("starts"))
+    for key in ("wrong", "unexpected_admission_errors", "leaks"):
+        yield _soak(f"soak_{key}", key, results.get("soak"))
+    yield from _suite(results.get("e2e"))
+
+
+def _starts(found: Mapping[str, Any] | None) -> Row:
+    name, unit, bar = "pod_start_added_ms", "ms", "≤ 150"
+    if found is None:
+        return Row(name, None, unit, bar, note="never measured: make cluster-starts")
+    note = f"medians of {found['pairs']} pods each, with a share {found['shared_ms']} ms; {_on(found)}"
+    return Row(name, found["added_ms"], unit, bar, found["plain_ms"], full=True, note=note)
+
+
+def _soak(name: str, key: str, found: Mapping[str, Any] | None) -> Row:
+    if found is None:
+        return Row(name, None, "count", "= 0", note="never run: make soak-cluster")
+    note = f"{found['starts']} pods in {found['seconds'] / 60:.0f} min; {_on(found)}"
+    return Row(name, found[key], "count", "= 0", full=found["starts"] >= ENOUGH, note=note)
+
+
+def _suite(found: Mapping[str, Any] | None) -> Iterator[Row]:
+    failed, minutes = ("e2e_failed", "tests", "= 0"), ("e2e_minutes", "min", "≤ 20")
+    if found is None:
+        for name, unit, bar in (failed, minutes):
+            yield Row(name, None, unit, bar, note="never run: make e2e")
+        return
+    names = [name for name, outcome in found["tests"].items() if outcome == "failed"]
+    note = f"{found['passed']} passed, {found['skipped']} skipped{''.join(f'; {n}' for n in names)}"
+    yield Row(failed[0], found["failed"], *failed[1:], full=True, note=f"{note}; {_on(found)}")
+    yield Row(minutes[0], round(found["seconds"] / 60, 1), *minutes[1:], full=True, note="with warm caches")
+
+
+def _on(found: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(found["versions"].items()))

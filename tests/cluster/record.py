@@ -1,0 +1,36 @@
+"""What was last measured on the cluster, kept beside the code: bench/results/cluster.json.
+
+Each tool leaves its own result in ``build/cluster`` (the suite ``e2e.json``, the soak ``soak.json``, the starts
+``starts.json``); ``python -m tests.cluster record`` puts them together. What was never run stays out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.cluster.parts import BUILD, ROOT, Parts
+
+RESULTS: Final = ROOT / "bench/results/cluster.json"
+KINDS: Final = ("e2e", "soak", "starts")
+
+
+def keep(kind: str, result: Mapping[str, object], parts: Parts) -> None:
+    """Write a tool's result with the versions that it was had on."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    found = {**result, "versions": parts.versions()}
+    _path(kind).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def commit() -> list[str]:
+    """Write the results' file from what is in ``build/cluster``; returns the kinds that were found."""
+    before = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    found = {kind: json.loads(_path(kind).read_text("utf-8")) for kind in KINDS if _path(kind).exists()}
+    RESULTS.write_text(json.dumps({**before, **found}, indent=1) + "\n", encoding="utf-8")
+    return sorted(found)
+
+
+def _path(kind: str) -> Path:
+    return BUILD / f"{kind}.json"
