@@ -16,7 +16,15 @@ import structlog
 
 from gpu_manager.domain import explain, rules
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, Assignment, encode_assignment
+from gpu_manager.domain.contract import (
+    CARRIERS,
+    CORE,
+    MEMORY,
+    NVIDIA,
+    Assignment,
+    Lingering,
+    encode_assignment,
+)
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
 from gpu_manager.domain.identity import Candidate, Question, reuser
 from gpu_manager.domain.injection import Injection
@@ -27,7 +35,7 @@ from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import Clock, Injector, Limit, Pods, Processes, Store, Tenants
 from gpu_manager.services.association import Association
 from gpu_manager.services.books import Books, Grant, Key
-from gpu_manager.services.departures import Departures
+from gpu_manager.services.departures import PATIENCE_SECONDS, Departures
 from gpu_manager.services.inheritance import recognised
 from gpu_manager.services.planner import Node, Offer, Planner
 from gpu_manager.services.tally import Tally
@@ -65,7 +73,9 @@ class Allocator:
         processes: Processes,
         clock: Clock,
         tally: Tally,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
+        """``patience``: seconds that a question waits for deleted pods' processes to end."""
         self._planner = Planner(node, books, tally)
         self._books = books
         self._unnamed = Unnamed(self._planner)
@@ -77,7 +87,7 @@ class Allocator:
         self._clock = clock
         self._tally = tally
         self._lock = threading.RLock()
-        self._departures = Departures(books, self._lock, pods, processes, tally)
+        self._departures = Departures(books, self._lock, pods, processes, tally, patience)
         self._decided: dict[
             str, tuple[frozenset[str], Decision]
         ] = {}  # resource → the last answer, whose it is
@@ -173,6 +183,10 @@ class Allocator:
             self._refused = [(until, shape) for until, shape in self._refused if until > now]
             return tuple(dict.fromkeys(shape for _, shape in self._refused))
 
+    def lingering(self) -> tuple[Lingering, ...]:
+        """What is not free though no pod of the API holds it: processes of deleted pods still run."""
+        return self._departures.lingering()
+
     # --- GetPreferredAllocation -------------------------------------------------------------------
 
     def prefer(
@@ -190,7 +204,9 @@ class Allocator:
             answer = self._association.identify(
                 question, lambda pod, name, r: _held(holds, pod, name, r), never=never, partner=partner
             )
-            self._departures.observe(answer, set(offered).difference(must))
+            still = self._departures.outwait(
+                answer, set(offered).difference(must), lambda going: self._held_up(answer.candidate, going)
+            )
         finally:
             with self._lock:
                 self._in_flight -= 1
@@ -206,9 +222,15 @@ class Allocator:
                 return self._planner.best_ids(resource, free, must, size)
             self._never |= answer.passed_over
             ids, decision = self._decide(resource, answer.candidate, answer.has, free, must, size)
+            if still and isinstance(decision.refusal, DoesNotFit):
+                decision = replace(decision, refusal=DoesNotFit(f"{decision.refusal}; {still}"))
             self._decided[resource] = frozenset(ids), decision
             self._admitted_at = self._clock.monotonic()
             return ids
+
+    def _held_up(self, candidate: Candidate | None, going: frozenset[PodUid]) -> bool:
+        with self._lock:
+            return candidate is not None and self._planner.held_up(candidate.pod, going)
 
     def _decide(
         self,
@@ -370,8 +392,14 @@ class Allocator:
         except DoesNotFit:
             self._tally.count("allocations", "refused")
             raise
-        injection = self._inject(grant, None) if resource in CARRIERS else Injection()
-        self._store.save(self._books.encode())
+        try:
+            injection = self._inject(grant, None) if resource in CARRIERS else Injection()
+            self._store.save(self._books.encode())
+        except VcudaError:
+            self._books.release(*grant.key)
+            if likely is not None:
+                self._planner.plan_again(likely.pod)
+            raise
         self._tally.count("allocations", "unidentified")
         log.warning(
             "granted to an unidentified pod",
@@ -381,6 +409,7 @@ class Allocator:
             directory=grant.directory,
             likely=likely.pod.key if likely else "",
         )
+        self.changed()
         return injection
 
     def _likely(self, question: Question) -> Candidate | None:

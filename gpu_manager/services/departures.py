@@ -7,20 +7,25 @@ that it makes anyway; :class:`gpu_manager.services.recovery.Reclaimer` is the th
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
+from gpu_manager.domain import lingering
+from gpu_manager.domain.contract import Lingering
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.ledger import Allocation
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.ports import Pods, Processes
+from gpu_manager.ports import Found, Pods, Processes
 from gpu_manager.services.association import Answer
 from gpu_manager.services.books import Books
 from gpu_manager.services.tally import Tally
+from gpu_manager.services.unnamed import is_unnamed
 
 log = structlog.get_logger(__name__)
 
+PATIENCE_SECONDS = 5.0  # a question waits so long for deleted pods' processes; the kubelet admits nobody else
+_LOOK_SECONDS = 0.25
 _MOST_ASKED = 8  # pods that the API is asked about in one call; the rest waits for the next
 
 
@@ -34,12 +39,16 @@ class Departures:
         pods: Pods,
         processes: Processes,
         tally: Tally,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.books = books
         self._lock = lock
         self._pods = pods
         self._processes = processes
         self._tally = tally
+        self._looks = int(patience / _LOOK_SECONDS)
+        self._pause = threading.Event()  # never set: it only waits
+        self._outlasted: frozenset[PodUid] = frozenset()  # pods that were waited for in vain
         self._seen: set[PodUid] = set()  # pods seen active since the kubelet came up
         self._returned: set[PodUid] = set()  # pods some of whose ids the kubelet has offered again
 
@@ -51,24 +60,64 @@ class Departures:
         """True if the pod was listed as active since the kubelet came up."""
         return uid in self._seen
 
-    def observe(self, answer: Answer, offered: Collection[str]) -> None:
+    def lingering(self) -> tuple[Lingering, ...]:
+        """What pods hold that the API no longer has and whose processes run, or may run: none can be seen."""
+        living = _living(self._pods.local())
+        with self._lock:
+            absent = [uid for uid in self.books.ledger.pods if uid not in living and not is_unnamed(uid)]
+        gone = [uid for uid in absent if self._processes.alive(uid) is not False]
+        with self._lock:
+            return lingering.lingering(self.books.ledger, gone)
+
+    def outwait(
+        self,
+        answer: Answer,
+        offered: Collection[str],
+        in_the_way: Callable[[frozenset[PodUid]], bool],
+    ) -> str:
+        """:meth:`observe`, and wait some seconds while only pods that are going stand in the way.
+
+        Returns who still does at the end, for the refusal; empty if nobody. A pod that has outlasted one
+        wait is not waited for again. The lock must not be held.
+        """
+        going = self.observe(answer, offered)
+        for _ in range(self._looks):
+            if going <= self._outlasted or not in_the_way(going):
+                break
+            self._pause.wait(_LOOK_SECONDS)
+            shown = _living(self._pods.local()) - self._seen
+            going = frozenset(self._free(going - shown) | (going & shown))
+        if not going or not in_the_way(going):
+            return ""
+        with self._lock:
+            self._outlasted = going | self._outlasted.intersection(self.books.ledger.pods)
+            names = sorted({a.pod_key for uid in going for a in self.books.ledger.of_pod(uid).values()})
+        log.warning("deleted pods' processes still run", pods=names[:5])
+        who = "a deleted pod" if len(going) == 1 else f"{len(going)} deleted pods"
+        return f"processes of {who} still run and hold the room: it fits once they have ended"
+
+    def observe(self, answer: Answer, offered: Collection[str]) -> frozenset[PodUid]:
         """Give back what pods held that have ended, by the kubelet's own account, unless processes live on.
 
         A pod has ended if it was active since the kubelet came up and is not any more; or if the API has
         forgotten it and it was only planned, or the kubelet offers ids of it. If nothing of that is known,
         as after a start, the API itself is asked: absence from the listing alone proves nothing.
+
+        Returns the pods that are going: their processes still run, or the watch has yet to show their end.
         """
         if answer.active is None:
-            return
+            return frozenset()
         local = self._pods.local()
-        living = {
-            f.pod.uid for found in local.values() for f in found if not f.tombstone and not f.pod.terminal
-        }
+        living = _living(local)
         taken = {name: f.pod.uid for name, found in local.items() for f in found if f.pod.uid in living}
+        going: set[PodUid] = set()
         with self._lock:
             self._returned |= self.books.owners(offered)
             ended, doubtful = [], []
-            for uid in self.books.ledger.pods:
+            booked = self.books.ledger.pods
+            self._seen.intersection_update(booked)  # others have been released elsewhere
+            self._returned.intersection_update(booked)
+            for uid in booked:
                 held = next(iter(self.books.ledger.of_pod(uid).values()))
                 namesake = taken.get(f"{held.namespace}/{held.pod_name}", uid) != uid and uid not in living
                 if (held.namespace, held.pod_name) in answer.active and not namesake:
@@ -80,15 +129,26 @@ class Departures:
                     ended.append(uid)
                 elif uid not in living:
                     doubtful.append((uid, held))
+                elif uid in self._returned:
+                    going.add(uid)
         ended += [uid for uid, held in doubtful[:_MOST_ASKED] if self._forgotten(uid, held)]
+        return frozenset(going | self._free(ended))
+
+    def _free(self, ended: Collection[PodUid]) -> set[PodUid]:
+        """Give back what these pods held; returns those whose processes still run."""
+        running: set[PodUid] = set()
         for uid in ended:
-            if self._processes.alive(uid) is False:
+            alive = self._processes.alive(uid)
+            if alive:
+                running.add(uid)
+            elif alive is False:
                 with self._lock:
                     gone = self.books.release(uid)
                     self._seen.discard(uid)
                     self._returned.discard(uid)
                 for one in gone:
                     log.info("reclaimed", pod=one.pod_key, container=one.container, reason="no longer active")
+        return running
 
     def _forgotten(self, uid: PodUid, held: Allocation) -> bool:
         """True if the API says that this pod is no more; False if it cannot be asked."""
@@ -128,3 +188,8 @@ class Departures:
 
     def _active(self, uid: PodUid, active: frozenset[tuple[str, str]]) -> bool:
         return any((a.namespace, a.pod_name) in active for a in self.books.ledger.of_pod(uid).values())
+
+
+def _living(local: Mapping[str, Sequence[Found]]) -> set[PodUid]:
+    """The pods that the API has and that have not ended."""
+    return {f.pod.uid for found in local.values() for f in found if not f.tombstone and not f.pod.terminal}

@@ -14,9 +14,10 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.sandbox.kubelet import NumaPolicy, Step
+from gpu_manager.services.recovery import SETTLE_SECONDS
 from gpu_manager.services.unnamed import is_unnamed
 from tests.fakes.node import NodeRig, container, pod
-from tests.fakes.ports import cards
+from tests.fakes.ports import FakeClock, cards
 
 UNITS = 16  # of one card here
 
@@ -236,3 +237,32 @@ def test_unknown_ids_use_up_the_decision_too(tmp_path: Path) -> None:
         free = rig.allocator.node.ids.of_card[CORE][rig.states[1].card.uuid]
         rig.allocator.allocate(CORE, free[:30])
         assert unnamed(rig) == 1
+
+
+def test_what_cannot_be_written_down_is_not_given_unasked(rig: NodeRig) -> None:
+    """Nothing stays booked for a grant that failed; who may be meant keeps its place."""
+    one = pod("one", container("c", 100, 0), on={"c": [(rig.states[1], 100, UNITS << 28)]})
+    rig.pods.bind(rig.parsed(one))
+    rig.allocator.pod_changed(rig.parsed(one))
+    rig.store.broken = True
+    assert not rig.kubelet.admit(one).admitted
+    assert unnamed(rig) == 0
+    assert booked(rig) == [(0, 0), (100, UNITS)]
+
+
+def test_pods_that_have_left_are_not_remembered(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with NodeRig(tmp_path, cards(2), clock=clock) as rig:
+        one, two = pod("one", container("c", 30, 8)), pod("two", container("c", 30, 8))
+        uid = PodUid(one["metadata"]["uid"])
+        assert rig.admit(one).admitted
+        assert rig.admit(two).admitted
+        assert rig.allocator.seen(uid)
+        for obj in (one, two):
+            rig.delete(obj)
+        clock.pass_(SETTLE_SECONDS + 5)
+        for _ in range(3):
+            rig.reclaimer.round()
+        assert rig.allocator.read(lambda books, _: len(books.ledger)) == 0
+        assert rig.admit(pod("three", container("c", 30, 8))).admitted
+        assert not rig.allocator.seen(uid)
