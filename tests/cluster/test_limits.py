@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 
 from tests.cluster import auditor
 from tests.cluster.cluster import Cluster
@@ -54,7 +56,7 @@ def test_a_restarted_container_keeps_its_card_and_begins_anew(cluster: Cluster, 
     auditor.settled(cluster)
     before = auditor.ledger_of(cluster)
     held = next(iter(auditor.containers(cluster)))
-    pods.execute("again", "kill", "1")
+    os.kill(auditor.process_of(held), signal.SIGTERM)
     cluster.wait(
         lambda: pods.get("again")["status"]["containerStatuses"][0]["restartCount"] == 1, 30, "no restart"
     )
@@ -67,9 +69,8 @@ def test_a_restarted_container_keeps_its_card_and_begins_anew(cluster: Cluster, 
 
 def test_a_killed_tenant_gives_its_memory_back(cluster: Cluster, pods: Pods) -> None:
     pods.run(pod("killed", container("c", 30, 20)))
-    pods.execute(
-        "killed", "sh", "-c", "vcuda-client alloc-to-limit --hold 60 >/tmp/held & echo $! > /tmp/pid"
-    )
+    hold = "vcuda-client alloc-to-limit --hold 60 >/tmp/held 2>&1 </dev/null & echo $! > /tmp/pid"
+    pods.execute("killed", "sh", "-c", hold)  # it would wait for a descriptor of its own left open
     cluster.wait(lambda: "held_mib" in pods.execute("killed", "cat", "/tmp/held"), 20, "nothing held")
     assert allocated(run_client(pods, "killed", "alloc-to-limit")) == 0
     pods.execute("killed", "sh", "-c", "kill -9 $(cat /tmp/pid)")

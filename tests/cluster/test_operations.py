@@ -1,0 +1,165 @@
+"""What people do with it: ask why, let the urgent go first, watch, upgrade, take it away again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import auditor, product
+from tests.cluster.cluster import Cluster
+from tests.cluster.pods import Pods, cards_of, container, pod
+from tests.fakes.prometheus import needs_prometheus
+
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+def explain(cluster: Cluster, name: str) -> tuple[int, dict[str, Any]]:
+    """``kubectl vcuda explain``: its exit code, and what it says of the pod."""
+    command = [str(Path(sys.executable).with_name("kubectl-vcuda")), "explain", name, "-o", "json"]
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    [answer] = json.loads(done.stdout)["pods"]
+    return done.returncode, answer
+
+
+def test_explain_says_why_a_pod_waits_and_that_it_runs(cluster: Cluster, pods: Pods) -> None:
+    """The admission service answers, through the API server."""
+    pods.run(*(pod(f"full-{i}", container("c", 90, 10)) for i in range(8)))
+    pods.create(pod("late", container("c", 20, 4)))
+    code, answer = explain(cluster, "late")
+    assert code == 1
+    assert answer["answeredBy"].startswith("the admission service"), answer
+    assert "20 cores" in json.dumps(answer), answer
+    pods.delete("full-0")
+    pods.wait_running("late")
+    code, answer = explain(cluster, "late")
+    assert code == 0, answer
+
+
+@pytest.fixture
+def urgent(cluster: Cluster) -> Iterator[str]:
+    meta = {"name": "cluster-test-urgent"}
+    kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+    cluster.api.post(CLASSES, {**kind, "metadata": meta, "value": 1000})
+    yield meta["name"]
+    cluster.api.delete(f"{CLASSES}/{meta['name']}")
+
+
+def test_an_urgent_pod_takes_one_card_from_the_others_and_no_more(
+    cluster: Cluster, pods: Pods, urgent: str
+) -> None:
+    """Case 61: the victims are those of one card, and those that take least."""
+    low = [f"low-{i}" for i in range(8)]
+    found = pods.run(*(pod(name, container("c", 90, 10)) for name in low))
+    cards = {p["metadata"]["name"]: cards_of(p, "c") for p in found}
+    pods.create(pod("urgent", container("c", 60, 10), priorityClassName=urgent))
+    running = pods.wait_running("urgent", 90)
+    living = {p["metadata"]["name"] for p in cluster.api.get("/api/v1/namespaces/default/pods")["items"]}
+    [victim] = set(low) - living
+    assert cards_of(running, "c") == cards[victim]
+    auditor.settled(cluster)
+
+
+@needs_prometheus
+def test_a_real_prometheus_scrapes_agent_and_pods(cluster: Cluster, pods: Pods) -> None:
+    [found] = pods.run(pod("seen", container("c", 30, 20)))
+    agent = product.agent_pod(cluster)
+    assert agent is not None
+    target = f"{agent['status']['podIP']}:5678"
+    job = {"job_name": "agent", "static_configs": [{"targets": [target]}]}
+    directory = cluster.scratch / "prometheus"
+    directory.mkdir(exist_ok=True)
+    config = directory / "prometheus.yaml"
+    config.write_text(yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}), "utf-8")
+    flags = [f"--config.file={config}", f"--storage.tsdb.path={directory}/data"]
+    cluster.run("prometheus", ["prometheus", *flags, "--web.listen-address=127.0.0.1:9090"])
+    try:
+        memory = 'vcuda_container_memory_limit_bytes{pod="seen"}'
+        cluster.wait(lambda: len(query(cluster, 'up{job="agent"} == 1')) == 1, 30, "the agent is not scraped")
+        cluster.wait(lambda: query(cluster, memory), 30, "the pod is not seen")
+        [sample] = query(cluster, memory)
+        assert int(sample["value"][1]) == 20 << 28
+        assert sample["metric"]["uuid"] in cards_of(found, "c")
+    finally:
+        cluster.kill("prometheus")
+
+
+def query(cluster: Cluster, text: str) -> list[Any]:
+    """What the cluster's Prometheus has now; nothing while it starts."""
+    code = (
+        "import sys, urllib.parse, urllib.request as r; "
+        "print(r.urlopen('http://127.0.0.1:9090/api/v1/query?' + "
+        "urllib.parse.urlencode({'query': sys.argv[1]}), timeout=5).read().decode())"
+    )
+    done = cluster.inside(sys.executable, "-c", code, text)
+    return list(json.loads(done.stdout)["data"]["result"]) if done.returncode == 0 else []
+
+
+def test_containers_run_on_while_the_chart_is_upgraded(cluster: Cluster, pods: Pods) -> None:
+    """Another flag rolls the DaemonSet: another agent's pod, the same books and limits."""
+    pods.run(pod("kept", container("c", 30, 10)))
+    auditor.settled(cluster)
+    [held], before = auditor.containers(cluster), auditor.ledger_of(cluster)
+    old = product.agent_pod(cluster)
+    assert old is not None
+    try:
+        product.install(cluster, admission=True, **{"agent.logLevel": "debug"})
+        cluster.wait(lambda: (product.agent_pod(cluster) or old) != old, 60, "no other agent")
+        cluster.wait(lambda: product.agent_ready(cluster), 60, "the other agent is not ready")
+        assert auditor.ledger_of(cluster) == before
+        pods.run(pod("next", container("c", 70, 10)))
+        auditor.settled(cluster)
+        assert held.container_id in {one.container_id for one in auditor.containers(cluster)}
+    finally:
+        product.install(cluster, admission=True)
+
+
+def test_an_uninstalled_product_leaves_running_limits_and_no_trace_in_the_api(
+    cluster: Cluster, pods: Pods
+) -> None:
+    """And installed again it knows what runs."""
+    pods.run(pod("kept", container("c", 30, 10)))
+    auditor.settled(cluster)
+    [held], before = auditor.containers(cluster), auditor.ledger_of(cluster)
+    try:
+        cluster.helm("uninstall", "gpu-manager", "-n", product.NAMESPACE, "--wait", "--timeout=90s")
+        cluster.wait(lambda: product.allocatable(cluster) == (0, 0), 60, "still offered")
+        assert auditor.limits_in_force(cluster, held) == before[held.uid, "c"]
+        assert left(cluster) == []
+        sockets = cluster.root("/var/lib/kubelet/device-plugins").glob("*.sock")
+        assert [path.name for path in sockets] == ["kubelet.sock"]
+    finally:
+        product.install(cluster, admission=True)
+    assert auditor.ledger_of(cluster) == before
+    pods.run(pod("next", container("c", 70, 10)))
+    auditor.settled(cluster)
+
+
+LEFT = (
+    "daemonsets,deployments,services,configmaps,secrets,serviceaccounts,leases",
+    "clusterroles,clusterrolebindings,roles,rolebindings",
+    "mutatingwebhookconfigurations,validatingwebhookconfigurations",
+    "validatingadmissionpolicies,validatingadmissionpolicybindings",
+)
+
+
+def left(cluster: Cluster) -> list[str]:
+    """Objects of the API whose name or labels tell of the product."""
+    found = []
+    for kinds in LEFT:
+        items = json.loads(cluster.kubectl("get", kinds, "-A", "-o", "json"))["items"]
+        for one in items:
+            meta = one["metadata"]
+            text = f"{meta['name']} {meta.get('labels', {})}"
+            if any(word in text for word in ("gpu-manager", "gpu-quota", "vcuda")):
+                found.append(f"{one['kind']} {meta['name']}")
+    return found
