@@ -238,6 +238,8 @@ class Agent:
             self._pod_changed(found)
 
     def _pod_changed(self, found: Found) -> None:
+        if found.tombstone or found.pod.terminal:
+            self.inventory.changed()  # its processes may still run
         if not found.tombstone:
             self.allocator.pod_changed(found.pod)
             self._heirs.seen(found.pod)

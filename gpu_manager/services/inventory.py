@@ -30,6 +30,7 @@ from gpu_manager.services.health import Health
 log = structlog.get_logger(__name__)
 
 PERIOD_SECONDS = 5.0  # refusals leave the inventory within this time after their 30 s
+LINGERING_SECONDS = 1.0  # what deleted pods' processes held does, after the last of them has ended
 
 
 class InventoryService:
@@ -50,6 +51,7 @@ class InventoryService:
         self._labels = dict(labels)
         self._published: tuple[str, Mapping[str, str]] | None = None
         self._news = threading.Event()
+        self._period = PERIOD_SECONDS
 
     def cards_changed(self, states: tuple[CardState, ...]) -> None:
         """Cards came, went, or changed their state."""
@@ -66,7 +68,11 @@ class InventoryService:
         node = self._allocator.node
         lent = self._allocator.read(lambda books, _: books.lent())
         cards = tuple(replace(s, held=NVIDIA) if s.card.uuid in lent else s for s in node.cards)
-        text = encode_inventory(Inventory(node.unit, cards, node.topology, self._allocator.refused()))
+        lingering = self._allocator.lingering()
+        self._period = LINGERING_SECONDS if lingering else PERIOD_SECONDS
+        text = encode_inventory(
+            Inventory(node.unit, cards, node.topology, self._allocator.refused(), lingering)
+        )
         labels = {**self._labels, **model_labels(node.cards)}
         if self._published == (text, labels):
             return False
@@ -85,9 +91,9 @@ class InventoryService:
             self._health.forget(uuid)
 
     def run(self, stop: threading.Event) -> None:
-        """Publish on news, and look every few seconds for refusals that have aged away."""
+        """Publish on news, and look now and then for what has passed: refusals, processes of deleted pods."""
         while not stop.is_set():
-            self._news.wait(PERIOD_SECONDS)
+            self._news.wait(self._period)
             self._news.clear()
             if stop.is_set():
                 return

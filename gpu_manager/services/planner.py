@@ -15,7 +15,7 @@ from gpu_manager.domain.desk import units_of
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
 from gpu_manager.domain.ids import DeviceIds
 from gpu_manager.domain.ledger import Allocation, Share
-from gpu_manager.domain.placement import follow, place
+from gpu_manager.domain.placement import find, follow, place
 from gpu_manager.domain.pod import Container, Pod, PodUid
 from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import ZERO, Amount
@@ -163,6 +163,20 @@ class Planner:
         except (RequestInvalid, DoesNotFit):
             self.books.plan(before)
             return None
+
+    def held_up(self, pod: Pod, going: Iterable[PodUid]) -> bool:
+        """True if the pod finds no room here, and would if these pods were gone."""
+        try:
+            request = self._open_part(pod)
+        except RequestInvalid:
+            return False
+        cards, topology, ledger = self.node.cards, self.node.topology, self.books.ledger
+        if not request.containers or find(request, cards, topology, ledger) is not None:
+            return False
+        later = ledger.copy()
+        for uid in going:
+            later.release(uid)
+        return find(request, cards, topology, later) is not None
 
     def plan_again(self, pod: Pod) -> None:
         try:

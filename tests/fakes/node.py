@@ -90,6 +90,7 @@ class NodeRig:
         evict: bool = True,
         lending: bool = False,
         list_seconds: float = DEADLINE_SECONDS,
+        patience: float = 0.5,
         **kubelet: Any,
     ) -> None:
         self.states = tuple(states if states is not None else cards())
@@ -102,6 +103,7 @@ class NodeRig:
         self.tally = Tally()
         self.evict = evict
         self.list_seconds = list_seconds
+        self.patience = patience  # with deleted pods whose processes run
         self.lending = lending  # whole cards as nvidia.com/gpu too
         self.old_checkpoint = directory / "old"
         self._thread: threading.Thread | None = None
@@ -142,6 +144,7 @@ class NodeRig:
             processes=self.processes,
             clock=self.clock,
             tally=self.tally,
+            patience=self.patience,
         )
         proof = Proof(
             self.allocator, self.client, self.pods, self.tenants, self.clock, self.tally, evict=self.evict

@@ -195,9 +195,11 @@ class FakeProcesses:
     blind: bool = False
     containers: dict[int, tuple[PodUid, str]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    asked: list[PodUid] = field(default_factory=list)
 
     def container_of(self, pid: int) -> tuple[PodUid, str] | None:
         return self.containers.get(pid)
 
     def alive(self, pod: PodUid) -> bool | None:
+        self.asked.append(pod)
         return None if self.blind else pod in self.living
