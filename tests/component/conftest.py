@@ -1,4 +1,4 @@
-"""What component tests share: short paths (unix sockets take 107 characters), and a log that none keeps for the next."""
+"""Component tests listen on unix sockets, whose paths have at most 107 characters."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
-
-
-@pytest.fixture(autouse=True)
-def log_as_before() -> Iterator[None]:
-    """Commands that run in the test's own process configure the log of the whole process."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
 
 
 @pytest.fixture
