@@ -241,9 +241,15 @@ class Cluster:
         return self.scratch / "kubeconfig"
 
     def node_ready(self) -> bool:
-        """True once the real node takes pods."""
+        """True once the real node takes pods, and its kubelet itself says that it is well.
+
+        The node's status alone may be that of a kubelet that has ended.
+        """
+        path = f"/api/v1/nodes/{layout.NODE}"
         try:
-            node = self.api.get(f"/api/v1/nodes/{layout.NODE}")
+            node = self.api.get(path)
+            if self.api.get(f"{path}/proxy/healthz", text=True) != "ok":
+                return False
         except ApiError:
             return False
         conditions = node["status"].get("conditions", [])

@@ -98,6 +98,7 @@ class Pods:
             except ApiError as error:
                 if error.code not in (0, 500, 503) or time.monotonic() > ends:
                     raise
+                self.cluster.mend()
                 time.sleep(0.5)
             else:
                 return

@@ -76,6 +76,13 @@ def ask(cluster: Cluster, path: str) -> str:
     return str(cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:5678/proxy{path}", text=True))
 
 
+def containers(cluster: Cluster) -> set[str]:
+    """Ids of the product's containers that the API says run."""
+    pods = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
+    statuses = [status for pod in pods for status in pod["status"].get("containerStatuses", ())]
+    return {status["containerID"] for status in statuses if "running" in status["state"]}
+
+
 def order_cards(cluster: Cluster, orders: dict[int, dict[str, Any]]) -> None:
     """Set the health of simulated cards; what is not named is well."""
     path = Path(cluster.scratch / "agent" / CONTROL)

@@ -214,6 +214,7 @@ def test_a_rebooted_node_grants_nothing_twice(cluster: Cluster, pods: Pods) -> N
         p["metadata"]["name"] for p in pods.run(*(pod(f"old-{i}", container("c", 60, 10)) for i in range(4)))
     ]
     auditor.settled(cluster)
+    before = product.containers(cluster)
     cluster.kill("kubelet")
     cluster.inside(
         "sh", "-c", "for t in $(ctr -n k8s.io tasks ls -q); do ctr -n k8s.io tasks kill -s SIGKILL $t; done"
@@ -223,6 +224,7 @@ def test_a_rebooted_node_grants_nothing_twice(cluster: Cluster, pods: Pods) -> N
     cluster.start("containerd")
     cluster.start("kubelet")
     cluster.wait(cluster.node_ready, 60, "the node is not ready")
+    cluster.wait(lambda: not before & product.containers(cluster), 60, "what ran before is still said to run")
     cluster.wait(lambda: product.agent_ready(cluster), 90, "the agent does not come back")
     cluster.wait(lambda: product.admission_ready(cluster), 90, "admission does not come back")
     cluster.wait(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -103,10 +102,8 @@ def test_case_05_a_restarted_kubelet_finds_both_again_within_5_s(rig: NodeRig) -
 
 def test_case_05_a_kubelet_that_was_down_for_longer_is_met_at_once(rig: NodeRig) -> None:
     """A killed kubelet leaves its socket behind: attempts fail on it, with longer and longer pauses."""
-    rig.kubelet.stop()
-    left = socket.socket(socket.AF_UNIX)
-    left.bind(str(rig.kubelet.device_plugins / KUBELET_SOCKET))
-    left.close()
+    rig.kubelet.stop(leave=True)
+    assert (rig.kubelet.device_plugins / KUBELET_SOCKET).is_socket()
     rig.until(lambda: rig.tally.counts("registration_failures").get("", 0) >= 2, 8)  # a pause of 2 s or 4 s
     began = time.monotonic()
     rig.kubelet.start()

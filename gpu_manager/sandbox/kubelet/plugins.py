@@ -165,15 +165,15 @@ class PluginServer:
                 path.unlink(missing_ok=True)
         self._server.start(self._directory / "kubelet.sock")
 
-    def stop(self) -> None:
-        """End every connection and the server, and wait for their threads."""
+    def stop(self, *, leave: bool = False) -> None:
+        """End every connection and the server, and wait for their threads; ``leave`` the socket's file."""
         with self._lock:
             self._ended = True
             followed, self._all = self._all, []
             dialled, self._clients = self._clients, {}
         for client in {*dialled.values(), *(client for client, _ in followed)}:
             client.close()
-        self._server.stop()
+        self._server.stop(leave=leave)
         for _, thread in followed:
             thread.join()
 

@@ -75,9 +75,9 @@ class PodResourcesServer:
         """Listen."""
         self._server.start(self._directory / "kubelet.sock")
 
-    def stop(self) -> None:
-        """End the server and every call."""
-        self._server.stop()
+    def stop(self, *, leave: bool = False) -> None:
+        """End the server and every call; ``leave`` the socket's file."""
+        self._server.stop(leave=leave)
 
     def List(  # noqa: N802  # the service's name
         self, _request: api_pb2.ListPodResourcesRequest, context: grpc.ServicerContext

@@ -48,10 +48,10 @@ class _Process:
         self.plugins.start()
         self.pod_resources.start()
 
-    def stop(self) -> None:
+    def stop(self, *, leave: bool = False) -> None:
         self.books.end()
-        self.plugins.stop()
-        self.pod_resources.stop()
+        self.plugins.stop(leave=leave)
+        self.pod_resources.stop(leave=leave)
 
 
 class StandInKubelet:
@@ -123,12 +123,15 @@ class StandInKubelet:
         for resource, (count, nodes) in self._foreign.items():
             self._offer(resource, count, nodes)
 
-    def stop(self) -> None:
-        """End as if killed: connections break, an admission in flight leaves nothing, containers run on."""
+    def stop(self, *, leave: bool = False) -> None:
+        """End: connections break, an admission in flight leaves nothing, containers run on.
+
+        ``leave`` the sockets' files, where nobody listens any more, as a kubelet does that is killed.
+        """
         process, self._process = self._process, None
         with self._ending:  # who comes second returns when it has ended too
             if process is not None:
-                process.stop()
+                process.stop(leave=leave)
 
     def restart(self, *, reboot: bool = False) -> None:
         """Stop and start. Pods come back with :meth:`resume`; a ``reboot`` ends all containers first."""
