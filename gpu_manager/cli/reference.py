@@ -90,14 +90,9 @@ _POD = (
     ),
     (c.QUOTA_SEEN, "admission", "8 hex digits", "Its namespace's quota changed: schedulers look again."),
 )
+_LINGERS = "what deleted pods hold whose processes still run"
 _NODE = (
-    (
-        c.INVENTORY,
-        "agent",
-        "JSON",
-        "The cards, their state, how they are joined, what was refused last, "
-        "and what deleted pods hold whose processes still run.",
-    ),
+    (c.INVENTORY, "agent", "JSON", f"The cards: state, links, what was refused last, {_LINGERS}."),
     (c.CORDON, "`gpu-manager cordon`", "card UUIDs, comma-separated", "Cards that take nothing new."),
 )
 _LABELS = (

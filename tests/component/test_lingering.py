@@ -15,6 +15,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, INVENTORY, Inventory, Lingering, decode_inventory
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB, Amount
+from gpu_manager.ports import Found
 from gpu_manager.sandbox.kubelet import AdmissionResult
 from gpu_manager.services.health import Health
 from gpu_manager.services.inventory import InventoryService
@@ -107,14 +108,17 @@ def test_a_namesake_waits_for_the_processes_of_the_pod_before_it(one_card: NodeR
 def test_a_pod_whose_end_the_watch_has_yet_to_show_is_waited_for_too(one_card: NodeRig) -> None:
     old = pod("old", container(*FULL))
     assert one_card.admit(old).admitted
+    one_card.restart_agent()  # the new one has never seen it listed
     one_card.pods.forget("default/old", watched=False)  # the kubelet's own watch was quicker
     one_card.kubelet.delete(old["metadata"]["uid"], force=True)
     new = pod("new", container(*FULL))
-    one_card.pods.known["default/new"] = []
+    one_card.pods.bind(one_card.parsed(new), watched=False)
+    one_card.pods.known = {**one_card.pods.known, "default/new": [Found(one_card.parsed(new))]}
+    one_card.pods.looks = 0
     with ThreadPoolExecutor(1) as pool:
-        one_card.pods.bind(one_card.parsed(new), watched=False)
         coming = pool.submit(one_card.kubelet.admit, new)
-        one_card.until(lambda: bool(one_card.pods.fetches))
+        one_card.until(lambda: one_card.pods.looks > 4)
+        assert not coming.done()
         one_card.pods.watch()
         result = coming.result(20)
     assert result.admitted, result.message

@@ -100,6 +100,7 @@ class FakePods:
     known: dict[str, list[Found]] = field(default_factory=dict)
     away: bool = False
     fetches: int = 0
+    looks: int = 0
     events: list[tuple[str, str, str]] = field(default_factory=list)
     annotations: dict[PodUid, dict[str, str]] = field(default_factory=dict)
     evicted: list[PodUid] = field(default_factory=list)
@@ -124,6 +125,7 @@ class FakePods:
             self.watch()
 
     def local(self) -> Mapping[str, Sequence[Found]]:
+        self.looks += 1
         return self.known
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
