@@ -16,6 +16,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+from gpu_manager.sandbox.kubelet import checkpoint
 from gpu_manager.servers.device_plugin import SOCKETS
 from gpu_manager.services.recovery import SETTLE_SECONDS
 from gpu_manager.services.unnamed import UNIDENTIFIED
@@ -247,7 +248,10 @@ def test_case_49_a_grant_without_a_known_directory_does_not_start_until_it_is_kn
     rig.stop_agent()
     rig.kubelet.checkpoint_path.unlink()
     rig.start_agent()
-    rig.kubelet.checkpoint_path.unlink(missing_ok=True)
+    rig.until(
+        lambda: all((checkpoint.read(rig.kubelet.checkpoint_path).registered or {}).get(r) for r in SOCKETS)
+    )
+    rig.kubelet.checkpoint_path.unlink()  # written once more, when the plugin had told its devices
     with pytest.raises(NodeUnready, match="directory"):
         rig.kubelet.start_container(uid(one), "c")
     assert "" not in rig.tenants.limits
