@@ -115,11 +115,11 @@ class Cluster:
             _remove_tree(self.scratch)
 
     def _hold(self) -> None:
-        log = (self.scratch / "holder.log").open("wb")
         command = ["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc", sys.executable]
         command += [str(_HERE / "holder.py"), str(self.scratch)]
         command += [layout.ADDRESS, layout.SERVICE, layout.NODE]
-        outer = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd="/")
+        with (self.scratch / "holder.log").open("wb") as log:
+            outer = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd="/")
         _STARTED.append(outer)
         held = self.scratch / "held"
         ends = time.monotonic() + 20
