@@ -57,11 +57,14 @@ def urgent(cluster: Cluster) -> Iterator[str]:
 def test_an_urgent_pod_takes_one_card_from_the_others_and_no_more(
     cluster: Cluster, pods: Pods, urgent: str
 ) -> None:
-    """Case 61: the victims are those of one card, and those that take least."""
+    """Case 61. The node's sum must lack it too: kube-scheduler asks the extender only about victims of its own.
+
+    What lacks room on every card alone, while the node's sum has it, makes nobody leave.
+    """
     low = [f"low-{i}" for i in range(8)]
     found = pods.run(*(pod(name, container("c", 90, 10)) for name in low))
     cards = {p["metadata"]["name"]: cards_of(p, "c") for p in found}
-    pods.create(pod("urgent", container("c", 60, 10), priorityClassName=urgent))
+    pods.create(pod("urgent", container("c", 90, 10), priorityClassName=urgent))
     running = pods.wait_running("urgent", 90)
     living = {p["metadata"]["name"] for p in cluster.api.get("/api/v1/namespaces/default/pods")["items"]}
     [victim] = set(low) - living
