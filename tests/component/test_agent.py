@@ -28,8 +28,15 @@ NODE = "n1"
 class World:
     """Everything, started; ``agent`` may be stopped and made again."""
 
-    def __init__(self, directory: Path, profile: str = "a100x8", *, lending: bool = False) -> None:
-        self.directory, self.profile, self.lending = directory, profile, lending
+    def __init__(
+        self,
+        directory: Path,
+        profile: str = "a100x8",
+        *,
+        lending: bool = False,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self.directory, self.profile, self.lending, self.proc = directory, profile, lending, proc
         self.api = StandInApi()
         self.kubelet = StandInKubelet(directory / "kubelet")
 
@@ -60,6 +67,7 @@ class World:
                 control=self.directory / "control.yaml",
                 injection="simulated",
                 lending=self.lending,
+                proc=self.proc,
             )
         )
         self.agent.start()

@@ -20,6 +20,7 @@ from gpu_manager.sandbox.kubelet import AdmissionResult
 from gpu_manager.services.health import Health
 from gpu_manager.services.inventory import InventoryService
 from gpu_manager.services.recovery import SETTLE_SECONDS
+from tests.component.test_agent import World
 from tests.fakes import extender
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeClock, cards
@@ -234,3 +235,31 @@ def test_the_scheduler_sends_the_next_pod_elsewhere_until_the_last_process_has_e
     bound = world.api.pods["default", "next"]
     assert impatient.admit(bound).admitted
     assert impatient.kubelet.allocatable()[CORE] == 100
+
+
+def test_the_agent_tells_of_a_pod_deleted_by_force_from_its_cgroup_until_its_process_has_ended(
+    tmp_path: Path,
+) -> None:
+    proc = tmp_path / "proc"
+    (proc / "self/ns").mkdir(parents=True)
+    (proc / "self/ns/pid").symlink_to("pid:[4026531836]")  # the host's own namespace
+    with World(tmp_path, "one", proc=proc) as world:
+
+        def told() -> list[str]:
+            node = world.api.get("nodes", NODE) or {}
+            found = decode_inventory((node["metadata"].get("annotations") or {}).get(INVENTORY))
+            return [left.pod for left in found.lingering] if found else ["nothing published"]
+
+        one = pod("one", container(*FULL))
+        result = world.run(one)
+        assert result.admitted, result.message
+        name = result.uid
+        (proc / "4711").mkdir()
+        (proc / "4711/cgroup").write_text(f"0::/kubepods/burstable/pod{name}/{'a' * 64}\n")
+        world.until(lambda: told() == [])
+        world.api.delete("pods", "one", grace=0)
+        world.kubelet.delete(name, force=True)
+        world.until(lambda: told() == [name], 3)
+        (proc / "4711/cgroup").unlink()
+        (proc / "4711").rmdir()
+        world.until(lambda: told() == [], 5)
