@@ -1,19 +1,24 @@
-"""Whom to evict so that a pod fits on the cards of a node: as few as will do, the least important first.
+"""Whom to evict so that a pod fits on the cards of a node: of all ways to make room the least harmful.
 
-The way of kube-scheduler, but exact for each card: take away every pod of lower priority, then give back one
-after the other, the most important first, whatever the pod can do without. Pods whose end would break a
-PodDisruptionBudget are given back before all others, pods that are being deleted anyway after them.
+As kube-scheduler prefers among nodes: first the fewest broken PodDisruptionBudgets, then the lowest highest
+priority, then the fewest victims. A pod that is being deleted anyway has no priority and is not counted.
+
+:mod:`admission.yielding` looks at every way, card by card. Beside it stands the way of kube-scheduler on one
+node: take away every pod of lower priority, then give back one after the other whatever the pod can do
+without, the most important first. That alone is what remains where a way needs more than room on cards (a
+quota of the victims' namespace, room kept for a nominated pod), or where the ways are too many to look at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from admission.extender_wire import Victims
 from admission.judging import Question
 from admission.node_view import NodeView
 from admission.occupant import Occupant, named
-from gpu_manager.domain.budgets import Budget, violating
+from admission.yielding import Harm, Yielding
+from gpu_manager.domain.budgets import Budget
 from gpu_manager.domain.pod import Pod, PodUid
 
 
@@ -33,24 +38,36 @@ def choose(
         and not charge.occupant.reserved
         and uid not in given.pods
     ]
-    gone = {*given.pods, *(o.uid for o in lower)}
-    if question.without(view, gone) is None:
+    if question.without(view, {*given.pods, *(o.uid for o in lower)}) is None:
         return None
+    lower = _by_importance(lower)
     leaving = [view.charges[uid].occupant.pod for uid in given.pods if uid in view.charges]
-    breaks = violating((*leaving, *(o.pod for o in _by_importance(lower))), budgets)
-    for occupant in sorted(_by_importance(lower), key=lambda o: (o.uid not in breaks, o.pod.deleting)):
-        if question.without(view, gone - {occupant.uid}) is not None:
-            gone.discard(occupant.uid)
-    more = [o for o in _by_importance(lower) if o.uid in gone]
+    harm = Harm(lower, leaving, budgets)
+    more = _given_back(question, view, given.pods, lower, harm)
+    if more:
+        better = Yielding(question, pod.priority, view, given.pods, lower, harm).best(harm.of(more))
+        more = more if better is None else better
     if not given.pods and not more:
         return None
-    broken = violating((*leaving, *(o.pod for o in more)), budgets) - violating(leaving, budgets)
-    return Victims((*given.pods, *(o.uid for o in more)), given.violations + len(broken))
+    broken = harm.of(more).budgets
+    return Victims((*given.pods, *(o.uid for o in lower if o.uid in more)), given.violations + broken)
 
 
 def names(view: NodeView, victims: Iterable[PodUid], namespace: str) -> tuple[str, ...]:
     """The victims for people of one namespace."""
     return named((view.charges[uid].occupant.pod for uid in victims if uid in view.charges), namespace)
+
+
+def _given_back(
+    question: Question, view: NodeView, given: Sequence[PodUid], lower: Sequence[Occupant], harm: Harm
+) -> Collection[PodUid]:
+    """Who must go: those whose end would break a budget are given back first, those that go anyway last."""
+    gone = {*given, *(o.uid for o in lower)}
+    breaks = harm.breaking([o.uid for o in lower])
+    for occupant in sorted(lower, key=lambda o: (o.uid not in breaks, o.pod.deleting)):
+        if question.without(view, gone - {occupant.uid}) is not None:
+            gone.discard(occupant.uid)
+    return gone - set(given)
 
 
 def _by_importance(occupants: Iterable[Occupant]) -> list[Occupant]:

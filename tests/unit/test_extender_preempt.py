@@ -1,6 +1,7 @@
 """Preempt: exact for each card, as few victims as will do, by priority and disruption budget."""
 
 import json
+from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ quick = settings(deadline=None, max_examples=60, derandomize=True)
 def lying(name, card, core=50, units=4, *, where="n1", **more):
     """A running pod on a certain card."""
     uid = more.pop("uid", f"uid-default-{name}")
-    said = Assignment(where, uid, {"main": ((uuid(where, card), Amount(core, units * UNIT)),)})
+    said = Assignment(where, uid, {"main": ((uuid(where, card), Amount(core, (units or 0) * UNIT)),)})
     notes = {ALLOCATION: encode_assignment(said)}
     return pod(name, core, units, on=where, annotations=notes, phase="Running", uid=uid, **more)
 
@@ -207,3 +208,87 @@ def test_several_containers_are_placed_together():
     world = World([node("n1", cards=2)], [lying("a", 0, 60), lying("b", 1, 60)])
     two = pod("two", priority=5, containers=[container("x", 60, 4), container("y", 60, 4)])
     assert ask(world, two, {"n1": []}) == {"n1": (["a", "b"], 0)}
+
+
+def test_of_two_cards_the_one_with_fewer_victims_yields_though_the_other_s_began_later():
+    many = [lying(f"a{i}", 0, 20, created=f"2026-02-0{i + 1}T00:00:00Z") for i in range(4)]
+    one = lying("b", 1, 60, created="2026-01-01T00:00:00Z")
+    world = World([node("n1", cards=2)], [*many, one, lying("kept", 1, 20, priority=9)])
+    assert ask(world, pod("big", 80, 4, priority=5), {"n1": []}) == {"n1": (["b"], 0)}
+
+
+def test_a_pod_of_several_cards_counts_once_and_cards_are_emptied_where_fewest_lie():
+    crowd = [lying(f"c{i}", i // 5, 20) for i in range(10)]
+    pair = pod("pair", 200, None, on="n1", phase="Running", annotations={
+        ALLOCATION: encode_assignment(
+            Assignment("n1", "uid-default-pair", {"main": tuple((uuid("n1", c), Amount(100, 0)) for c in (2, 3))})
+        )
+    })  # fmt: skip
+    world = World([node("n1", cards=4)], [*crowd, pair])
+    assert ask(world, pod("big", 200, None, priority=5), {"n1": []}) == {"n1": (["pair"], 0)}
+
+
+def test_a_lower_highest_priority_is_worth_more_victims_and_a_budget_more_than_either():
+    pods = [
+        lying("high", 0, 90, priority=3),
+        *(lying(f"low{i}", 1, 45, priority=1) for i in range(2)),
+        lying("guarded", 2, 90, labels={"app": "db"}),
+    ]
+    world = World([node("n1", cards=3)], pods, budgets=[budget("db", 0, labels={"app": "db"})])
+    assert ask(world, pod("big", 80, 4, priority=5), {"n1": []}) == {"n1": (["low0", "low1"], 0)}
+
+
+def harm(pods, budgets):
+    """By hand what kube-scheduler prefers: fewest budgets, the lowest highest priority, fewest victims."""
+    ordered = sorted(pods, key=lambda p: (-p["spec"]["priority"], p["metadata"]["uid"]))
+    broken = violating([parse_pod(p) for p in ordered], [read_budget(b) for b in budgets])
+    return len(broken), max(p["spec"]["priority"] for p in pods), len(pods)
+
+
+held_pods = st.tuples(
+    st.integers(0, 2), st.sampled_from([20, 40, 50, 100]), st.sampled_from([1, 20, 40]),
+    st.integers(0, 3), st.booleans(),
+)  # fmt: skip
+asks = st.sampled_from([[(30, 4)], [(60, 30)], [(90, 60)], [(100, None)], [(200, None)], [(60, 4), (60, 30)],
+                        [(100, None), (50, 4)]])  # fmt: skip
+
+
+@given(st.lists(held_pods, min_size=1, max_size=7), asks, st.integers(0, 2))
+@settings(quick, max_examples=150)
+def test_no_other_way_to_make_room_harms_less(held, amounts, allowed):
+    """Against every set of pods there is."""
+    pods, used = [], {}
+    for i, (card, cores, asked, priority, guarded) in enumerate(held):
+        units = 64 if cores == 100 else asked
+        before = used.get(card, (0, 0))
+        used[card] = before[0] + cores, before[1] + units
+        if used[card][0] <= 100 and used[card][1] <= 64:
+            more = {"labels": {"app": "db"} if guarded else {}, "priority": priority}
+            pods.append(lying(f"p{i}", card, cores, None if cores == 100 else units, **more))
+        else:
+            used[card] = before
+    budgets = [budget("db", allowed, labels={"app": "db"})]
+    big = pod("big", priority=2, containers=[container(f"c{i}", *a) for i, a in enumerate(amounts)])
+
+    def fits_without(gone):
+        kept = [p for p in pods if p not in gone]
+        return bool(World([node("n1", cards=3)], kept).filter(big)["NodeNames"])
+
+    said = ask(World([node("n1", cards=3)], pods, budgets=budgets), big, {"n1": []})
+    low = [p for p in pods if p["spec"]["priority"] < 2]
+    ways = [w for size in range(len(low) + 1) for w in combinations(low, size) if fits_without(w)]
+    if not ways or not ways[0]:
+        assert said == {}
+        return
+    victims = [p for p in pods if p["metadata"]["name"] in said["n1"][0]]
+    assert fits_without(victims)
+    assert harm(victims, budgets) == min(harm(w, budgets) for w in ways)
+    assert said["n1"][1] == harm(victims, budgets)[0]
+
+
+def test_a_crowded_node_is_searched_in_bounded_time_and_the_same_way_each_time():
+    pods = [lying(f"p{i}", i % 8, 4 + i % 5, 1, priority=i % 3) for i in range(120)]
+    big = pod("big", 100, None, priority=5)
+    said = [ask(World([node("n1", cards=8)], order), big, {"n1": []}) for order in (pods, pods[::-1])]
+    assert said[0] == said[1]
+    assert len(said[0]["n1"][0]) == 15
