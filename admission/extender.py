@@ -10,9 +10,10 @@ bind comes: without that, a burst of pods would be sent to the same card and mos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import compress
 from typing import Final
 
 import structlog
@@ -30,7 +31,7 @@ from admission.extender_wire import (
     read_binding,
     read_preemption,
 )
-from admission.judging import Fit, Judge, No, Question
+from admission.judging import Fit, Judge, No, Question, Verdicts
 from admission.node_view import NodeView
 from admission.occupant import Occupant, occupant_of
 from admission.preemption import choose
@@ -41,6 +42,7 @@ from admission.snapshot import Cluster, Snapshot
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.explain import LINE_LIMIT
 from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.rules import pod_request
 from gpu_manager.ports import Clock
 
@@ -99,6 +101,7 @@ class Extender:
         self._clock = clock
         self._minimum_cores = minimum_cores
         self._count = count
+        self._last: tuple[Obj, Occupant, PodRequest | None] | None = None  # what was asked about just now
 
     def routes(self) -> tuple[Route, ...]:
         """Every path that a scheduler may be configured with."""
@@ -115,7 +118,7 @@ class Extender:
         """ExtenderArgs → ExtenderFilterResult. What keeps the whole pod out is its Error."""
         try:
             args = read_args(body)
-            occupant = _occupant(args.pod)
+            occupant = self._read(args.pod)
         except RequestInvalid as error:
             return self._filter_error(str(error))
         if not occupant.pod.asks:
@@ -129,12 +132,13 @@ class Extender:
             self._refused(occupant.uid)
             return Reply(filter_answer(args, (), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT])))
         views = self._views(args, snapshot)
-        judged = [(name, view, question.on(view) if view else No.NODE) for name, view in views]
-        fitting = [name for name, _, found in judged if isinstance(found, Fit)]
-        failed, lasting = _reasons(question, judged)
+        verdicts = question.over(views)
+        fits = {kind for kind, (_, found) in verdicts.found.items() if isinstance(found, Fit)}
+        fitting = list(compress(args.names, map(fits.__contains__, verdicts.kinds)))
+        failed, lasting = _reasons(question, verdicts, args.names, views)
         self._binder.offers.remember(occupant.uid, fitting)
         if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
-            self._expect(question, occupant, *next((v, f) for _, v, f in judged if isinstance(f, Fit)))
+            self._expect(question, occupant, *verdicts.found[fits.pop()])
         self._count("filtered", "fits" if fitting else "refused")
         if not fitting:
             self._refused(occupant.uid)
@@ -145,31 +149,29 @@ class Extender:
         """ExtenderArgs → HostPriorityList: one 10, the others 0 to 8; all 0 for a pod that is not ours."""
         try:
             args = read_args(body)
-            occupant = _occupant(args.pod)
+            occupant = self._read(args.pod)
             question, snapshot = self._ask(occupant)
         except RequestInvalid as error:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
         if not occupant.pod.asks or self._unready():
             return Reply(priority_answer(args.names, [0] * len(args.names)))
-        kinds: dict[tuple[int, int | None], int] = {}  # what a cost depends on → place among the candidates
-        candidates: list[Candidate] = []
-        groups: list[int | None] = []  # by node
         views = self._views(args, snapshot)
-        for _, view in views:
-            found = question.on(view) if view else No.NODE
-            if view is None or not isinstance(found, Fit):
-                groups.append(None)
-                continue
-            kind = id(found), view.cpu
-            if kind not in kinds:
-                kinds[kind] = len(candidates)
-                candidates.append(Candidate(view, found))
-            groups.append(kinds[kind])
+        verdicts = question.over(views)
+        known: dict[tuple[int, int | None], int] = {}  # what a cost depends on → place among the candidates
+        candidates: list[Candidate] = []
+        at: dict[Hashable, int] = {}  # kind of node → that place
+        for kind, (view, found) in verdicts.found.items():
+            if view is not None and isinstance(found, Fit):
+                at[kind] = known.setdefault((id(found), view.cpu), len(candidates))
+                if at[kind] == len(candidates):
+                    candidates.append(Candidate(view, found))
         costs = self._policy.costs(question.request, candidates)
-        given = scores(args.names, [None if at is None else costs[at] for at in groups])
+        by_kind = {kind: costs[place] for kind, place in at.items()}
+        given = scores(args.names, list(map(by_kind.get, verdicts.kinds)))
         if candidates:
             chosen = given.index(BEST)
-            self._expect(question, occupant, views[chosen][1], candidates[groups[chosen] or 0].fit)
+            fit = candidates[at[verdicts.kinds[chosen]]].fit
+            self._expect(question, occupant, views[chosen], fit)
         return Reply(priority_answer(args.names, given))
 
     def bind(self, body: bytes) -> Reply:
@@ -184,7 +186,7 @@ class Extender:
         """ExtenderPreemptionArgs → ExtenderPreemptionResult: nodes on which evicting helps, and whom."""
         try:
             args = read_preemption(body)
-            occupant = _occupant(args.pod)
+            occupant = self._read(args.pod)
             question, snapshot = self._ask(occupant)
         except RequestInvalid as error:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
@@ -201,29 +203,47 @@ class Extender:
         self._count("preempted", "found" if answer else "none")
         return Reply(preemption_answer(answer))
 
+    def _read(self, pod: Obj) -> Occupant:
+        """The pod of a question. Prioritize asks about the one that filter has just read."""
+        last = self._last
+        if last is not None and last[0] == pod:
+            return last[1]
+        occupant = occupant_of(parse_pod(pod), pod)
+        self._last = pod, occupant, None
+        return occupant
+
+    def _request(self, occupant: Occupant) -> PodRequest:
+        last = self._last
+        if last is not None and last[1] is occupant and last[2] is not None:
+            return last[2]
+        request = pod_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+        if last is not None and last[1] is occupant:
+            self._last = last[0], occupant, request
+        return request
+
     def _ask(self, occupant: Occupant) -> tuple[Question, Snapshot]:
         """Raises RequestInvalid: the pod is illegal."""
-        request = pod_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+        request = self._request(occupant)
         if self._clock is not None:
             self._cluster.expire(self._clock.monotonic())
         snapshot, quota = self._cluster.snapshot(), self._quota.current
         namespace = quota.of(occupant.pod.namespace) if quota else None
         return self._judge.ask(occupant, request, snapshot, namespace), snapshot
 
-    def _expect(self, question: Question, occupant: Occupant, view: NodeView | None, fit: Fit) -> None:
+    def _expect(self, question: Question, occupant: Occupant, view: NodeView | None, fit: Fit | No) -> None:
         """Count the pod as lying there; only as the watch shows it, for a question can say anything."""
         known = self._cluster.pod(occupant.uid)
-        if self._clock is None or view is None or known is None:
+        if self._clock is None or view is None or isinstance(fit, No) or known is None:
             return
         if known.pod.containers == occupant.pod.containers and self._binder.binds(known.pod):
             until = self._clock.monotonic() + EXPECT_SECONDS
             self._cluster.expect(occupant.uid, view.name, question.placement(view, fit), until)
 
-    def _views(self, args: ExtenderArgs, snapshot: Snapshot) -> list[tuple[str, NodeView | None]]:
+    def _views(self, args: ExtenderArgs, snapshot: Snapshot) -> list[NodeView | None]:
         if args.nodes is not None:
             pairs = zip(args.names, args.nodes, strict=True)
-            return [(name, snapshot.nodes.get(name) or self._cluster.view_of(node)) for name, node in pairs]
-        return [(name, snapshot.nodes.get(name)) for name in args.names]
+            return [snapshot.nodes.get(name) or self._cluster.view_of(node) for name, node in pairs]
+        return list(map(snapshot.nodes.get, args.names))
 
     def _unready(self) -> str:
         if not self._cluster.synced:
@@ -236,30 +256,44 @@ class Extender:
 
 
 def _reasons(
-    question: Question, judged: Sequence[tuple[str, NodeView | None, Fit | No]]
+    question: Question, verdicts: Verdicts, names: Sequence[str], views: Sequence[NodeView | None]
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Why each node fails: a few in full, the rest in words that a scheduler can count, all bounded."""
     failed: dict[str, str] = {}
     lasting: dict[str, str] = {}
-    briefs: set[str] = set()
+    refused = {kind: found for kind, (_, found) in verdicts.found.items() if isinstance(found, No)}
+    words = _Briefs(question)
     full = 0
-    for name, view, no in judged:
-        if isinstance(no, Fit):
-            continue
+    among = map(refused.__contains__, verdicts.kinds)
+    for name, view, kind in compress(zip(names, views, verdicts.kinds, strict=True), among):
+        no = refused[kind]
         if view is None:
             failed[name] = _UNKNOWN
             continue
         if no in (No.ROOM, No.NEVER) and full < FULL_LINES:
             text, full = question.why(view), full + 1
         else:
-            text = question.brief(view, no)[:_BRIEF_LIMIT]
-            if len(briefs) < _MOST_BRIEFS:
-                briefs.add(text)
-            elif text not in briefs:
-                text = f"left out ({no.value})"
+            text = words.of(kind, view, no)
         (lasting if no.lasting else failed)[name] = text
     return failed, lasting
 
 
-def _occupant(pod: Obj) -> Occupant:
-    return occupant_of(parse_pod(pod), pod)
+class _Briefs:
+    """One answer's short reasons: each kind of node's is written once, and there are so many and no more."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._by_kind: dict[Hashable, str] = {}
+        self._distinct: set[str] = set()
+
+    def of(self, kind: Hashable, view: NodeView, no: No) -> str:
+        known = self._by_kind.get(kind)
+        if known is not None:
+            return known
+        text = self._question.brief(view, no)[:_BRIEF_LIMIT]
+        if len(self._distinct) < _MOST_BRIEFS:
+            self._distinct.add(text)
+        elif text not in self._distinct:
+            text = f"left out ({no.value})"
+        self._by_kind[kind] = text
+        return text
