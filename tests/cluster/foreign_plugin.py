@@ -1,6 +1,7 @@
 """Another vendor's device plugin, ``example.test/nic``: four devices, and it runs out.
 
-It makes the kubelet reject pods between two calls of ours. ``foreign_plugin.py DIRECTORY``.
+It makes the kubelet reject pods between two calls of ours. ``foreign_plugin.py DIRECTORY [faulty]``: a faulty one
+has no answer to GetDevicePluginOptions, and prints what the kubelet says to that.
 """
 
 # ruff: noqa: N802 - the names are the protocol's
@@ -15,14 +16,23 @@ from pathlib import Path
 import grpc
 
 from gpu_manager.adapters.kubelet.registration import register
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
 RESOURCE = "example.test/nic"
 COUNT = 4
+REFUSED = "not registered"
 
 
 class _Plugin(api_pb2_grpc.DevicePluginServicer):
-    def GetDevicePluginOptions(self, request: object, context: object) -> api_pb2.DevicePluginOptions:
+    def __init__(self, *, faulty: bool) -> None:
+        self._faulty = faulty
+
+    def GetDevicePluginOptions(
+        self, request: object, context: grpc.ServicerContext
+    ) -> api_pb2.DevicePluginOptions:
+        if self._faulty:
+            context.abort(grpc.StatusCode.INTERNAL, "no options today")
         return api_pb2.DevicePluginOptions()
 
     def ListAndWatch(self, request: object, context: object):  # type: ignore[no-untyped-def] # generated base
@@ -40,10 +50,14 @@ def main() -> None:
     directory = Path(sys.argv[1])
     (directory / "nic.sock").unlink(missing_ok=True)
     server = grpc.server(ThreadPoolExecutor(8))
-    api_pb2_grpc.add_DevicePluginServicer_to_server(_Plugin(), server)
+    api_pb2_grpc.add_DevicePluginServicer_to_server(_Plugin(faulty="faulty" in sys.argv), server)
     server.add_insecure_port(f"unix://{directory}/nic.sock")
     server.start()
-    register(directory, RESOURCE, "nic.sock", api_pb2.DevicePluginOptions())
+    try:
+        register(directory, RESOURCE, "nic.sock", api_pb2.DevicePluginOptions())
+    except NodeUnready as error:
+        sys.stderr.write(f"{REFUSED}: {error}\n")
+        sys.stderr.flush()
     server.wait_for_termination()
 
 

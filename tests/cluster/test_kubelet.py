@@ -39,6 +39,30 @@ def nics(cluster: Cluster) -> Iterator[str]:
     cluster.kill("foreign")
 
 
+def test_a_plugin_without_options_is_refused_and_harms_nobody(cluster: Cluster, pods: Pods) -> None:
+    """Case 11: the kubelet asks for the options within Register, and hands the failure back."""
+    directory = "/var/lib/kubelet/device-plugins"
+    command = [
+        "env",
+        f"PYTHONPATH={ROOT}",
+        sys.executable,
+        str(HERE / "foreign_plugin.py"),
+        directory,
+        "faulty",
+    ]
+    log = cluster.scratch / "faulty.log"
+    cluster.run("faulty", command)
+    try:
+        cluster.wait(lambda: foreign_plugin.REFUSED in log.read_text("utf-8"), 30, "it is not refused")
+        assert "no options today" in log.read_text("utf-8")
+        pods.run(pod("beside", container("c", 30, 10)))
+        assert offered(cluster) == 0
+        assert product.allocatable(cluster) == (800, 1256)
+    finally:
+        cluster.kill("faulty")
+    auditor.settled(cluster)
+
+
 def offered(cluster: Cluster) -> int:
     """Foreign devices that the node has."""
     found = cluster.api.get("/api/v1/nodes/n1")["status"]["allocatable"]
