@@ -146,6 +146,7 @@ class Binder:
         self._count = count
         self._lock = threading.Lock()
         self._trials: dict[PodUid, _Trial] = {}
+        self.lapsed = 0  # reservations that ended though nobody was bound, long after their bind was answered
 
     def bind(self, args: BindingArgs) -> str:
         """Bind the pod there; empty if it is bound, else why not, for the scheduler to try again.
@@ -328,6 +329,7 @@ class Binder:
             elif pod is None or pod.uid != uid or asked >= trial.quiet:
                 del self._trials[uid]
                 self._cluster.release(uid)
+                self.lapsed += 1
                 log.warning("reservation ended: not bound", pod=trial.pod.key, node=trial.node)
                 self._count("reservations", "ended")
             # Else it is unbound, but a request of ours may still act.

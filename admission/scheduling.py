@@ -30,6 +30,7 @@ from admission.reservations import BIND_SECONDS, Api, Binder, Rules
 from admission.slim import slim_node, slim_pod
 from admission.snapshot import BUDGETS, NODES, PODS, Cluster
 from admission.telling import Teller, Voice
+from admission.waking import Waker
 from gpu_manager.domain.contract import LEADER_LABEL, QUOTA_SEEN
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import Clock
@@ -137,6 +138,7 @@ class Scheduling:
         )
         rules = Rules(self.leader.leads, settings.binds_for, terms.minimum_cores)
         self.binder = Binder(self.cluster, self.quota, self.judge, outside.api, clock, rules, figures.count)
+        self._waker = Waker(self.cluster.pod, self._wake, clock)
         self._teller = Teller(self.cluster.pod, self._explain, outside.writer, clock)
         self.extender = Extender(
             self.cluster,
@@ -214,6 +216,7 @@ class Scheduling:
         self.binder.settle()
         now = self._clock.monotonic()
         self.cluster.expire(now)
+        self._waker.tick(self.cluster.lapsed + self.binder.lapsed)
         if self.cluster.synced and now - self._spared >= _SPARE_SECONDS:
             self._spared = now
             spare_pauses()
@@ -307,8 +310,13 @@ class Scheduling:
             if pod.annotations.get(QUOTA_SEEN) != digest:
                 self._outside.writer.annotate(pod, {QUOTA_SEEN: digest})
 
+    def _wake(self, pod: Pod, value: str) -> None:
+        if self.leader.leads():
+            self._outside.writer.annotate(pod, {QUOTA_SEEN: value})
+
     def _refused(self, uid: PodUid) -> None:
         if self.leader.leads():
+            self._waker.refused(uid)
             self._teller.refused(uid)
 
     def _bypassed(self, finding: Finding) -> None:

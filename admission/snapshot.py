@@ -70,6 +70,7 @@ class Cluster:
         self._next_state = 0
         self._synced: set[str] = set()
         self._snapshot: Snapshot | None = None
+        self.lapsed = 0  # expectations that ended though nobody was bound: nothing the watch would tell
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -136,6 +137,8 @@ class Cluster:
             known = self._pods.get(uid)
             if known is None or not known.waits or uid in self._reserved:
                 return
+            before = self._expected.get(uid)
+            self.lapsed += before is not None and before[1].pod.node != node
             self._unexpect(uid)
             self._expected[uid] = until, known.on(node, placement)
             self._touch(node, uid)
@@ -153,6 +156,7 @@ class Cluster:
                 if until > now:
                     return
                 self._unexpect(uid)
+                self.lapsed += 1
 
     def release(self, uid: PodUid) -> bool:
         """Undo a reservation; False if there is none any more."""
