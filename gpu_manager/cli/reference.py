@@ -88,7 +88,12 @@ _POD = (
         "`true`, `false`",
         "The predecessor's: whether a container has started.",
     ),
-    (c.QUOTA_SEEN, "admission", "8 hex digits", "Its namespace's quota changed, or room came back: schedulers look again."),
+    (
+        c.QUOTA_SEEN,
+        "admission",
+        "8 hex digits",
+        "Its namespace's quota changed, or room came back: schedulers look again.",
+    ),
 )
 _LINGERS = "what deleted pods hold whose processes still run"
 _NODE = (
