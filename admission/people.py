@@ -181,8 +181,12 @@ def _asset(request: Request) -> Response:
 
 
 def _credentials(request: Request) -> str:
-    """The caller's bearer token. One that came through the API server's proxy is in a header of our own."""
-    return request.headers.get("authorization") or request.headers.get(TOKEN_HEADER, "")
+    """The caller's bearer token, first of all that in a header of our own.
+
+    The API server's proxy takes Authorization off; another may put its own identity there, which has other
+    rights than who asks through it.
+    """
+    return request.headers.get(TOKEN_HEADER) or request.headers.get("authorization", "")
 
 
 def _check(verdict: Verdict, namespace: str) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from admission.app import Program, compose
 from admission.config import ExtenderDoor, LeaderMode, Leadership, Settings
-from gpu_manager.domain.contract import ALLOCATION, LEADER_LABEL, QUOTA_SEEN
+from gpu_manager.domain.contract import ALLOCATION, LEADER_LABEL, QUOTA_SEEN, TOKEN_HEADER
 from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi, User
 from tests.fakes.admission_service import Calls, Process, booked, create
 from tests.fakes.extender import node
@@ -418,6 +418,10 @@ def test_people_hear_about_namespaces_in_which_they_may_get_pods(
     status, text = service.get("/quota?namespace=team-a&o=json", TENANT)
     assert (status, [row["namespace"] for row in json.loads(text)["quota"]]) == (200, ["team-a"])
     assert "team-b" in service.get("/quota", ADMIN_TOKEN)[1]
+    own = {TOKEN_HEADER: f"Bearer {TENANT}"}  # through a proxy that has an identity of its own
+    assert service.get("/explain/team-b/p", ADMIN_TOKEN, **own)[0] == 403
+    assert service.get("/explain/team-b/p", TENANT, **{TOKEN_HEADER: f"Bearer {ADMIN_TOKEN}"})[0] == 200
+    assert service.get("/explain/team-b/p", ADMIN_TOKEN, **{TOKEN_HEADER: "Bearer unknown"})[0] == 401
     assert json.loads(service.get("/explain/team-a/p", Accept="application/json")[1])["total"] == 2
     told = until(
         lambda: service.filter(api.get("pods", "p", "team-a") or {}, NODES) and api.list("events", "team-a")
