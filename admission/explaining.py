@@ -30,13 +30,13 @@ from gpu_manager.domain.rules import pod_request
 SHOWN_NODES: Final = 200  # in full; the rest is counted
 FITS: Final = "fits"
 _WORDS: Final = {
-    FITS: "would take it",
-    No.ROOM.value: "have no room now",
-    No.NEVER.value: "could not hold it even if empty",
-    No.QUOTA.value: "are closed to it by quota",
-    No.REFUSED.value: "refused this amount a moment ago",
-    No.NODE.value: "have no cards for it",
-}
+    FITS: ("would take it", "would take it"),
+    No.ROOM.value: ("has no room now", "have no room now"),
+    No.NEVER.value: ("could not hold it even if empty", "could not hold it even if empty"),
+    No.QUOTA.value: ("is closed to it by quota", "are closed to it by quota"),
+    No.REFUSED.value: ("refused this amount a moment ago", "refused this amount a moment ago"),
+    No.NODE.value: ("has no cards for it", "have no cards for it"),
+}  # of one node, of several
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +97,27 @@ _MOST_KINDS = 500  # unlike nodes for which a change is sought
 
 
 def explain(
-    occupant: Occupant, snapshot: Snapshot, quota: Quota | None, judge: Judge, minimum_cores: int = 1
+    occupant: Occupant,
+    snapshot: Snapshot,
+    quota: Quota | None,
+    judge: Judge,
+    minimum_cores: int = 1,
+    *,
+    everywhere: bool = False,
 ) -> Explanation:
-    """Why the pod waits or where it would go; the pod may not exist yet."""
+    """Why the pod waits or where it would go; the pod may not exist yet.
+
+    ``everywhere``: who reads it may get pods in all namespaces; else those of others are counted, not named.
+    """
     pod = occupant.pod
+    reader = None if everywhere else pod.namespace
     total = len(snapshot.nodes)
     try:
         request = pod_request(pod, snapshot.unit, minimum_cores)
     except RequestInvalid as error:
         text = str(error)[:LINE_LIMIT]
+        if pod.node:
+            return _illegal(occupant, text, snapshot)
         return Explanation(
             pod.key, "", f"never runs: {text}", "Change the pod as said", {No.NEVER.value: total}, total
         )
@@ -121,8 +133,10 @@ def explain(
     found = [(view, question.on(view)) for _, view in sorted(snapshot.nodes.items())]
     counts = Counter(_outcome(fit) for _, fit in found)
     found.sort(key=lambda pair: (_ORDER.index(_outcome(pair[1])), pair[0].name))
-    nodes = tuple(_node(question, pod, snapshot, view, fit) for view, fit in found[:SHOWN_NODES])
-    change = None if counts[FITS] else _smallest(occupant, request, question, found, judge, snapshot, mine)
+    nodes = tuple(_node(question, pod, snapshot, view, fit, reader) for view, fit in found[:SHOWN_NODES])
+    change = None
+    if not counts[FITS]:
+        change = _smallest(occupant, request, question, found, judge, snapshot, mine, reader)
     return Explanation(
         pod=pod.key,
         asks=describe(request),
@@ -157,11 +171,30 @@ def _placed(
     elif pod.terminal:
         where = f"ended on node {printable(pod.node)}, and holds nothing any more"
     total = len(snapshot.nodes)
-    counts = {"bound": 1, "not asked": total - 1} if view else {"not asked": total}
+    counts = _counts_of_bound(pod, snapshot)
     return Explanation(pod.key, describe(request), where, "", counts, total, (), quota)
 
 
-def _node(question: Question, pod: Pod, snapshot: Snapshot, view: NodeView, fit: Fit | No) -> NodeLine:
+def _illegal(occupant: Occupant, rule: str, snapshot: Snapshot) -> Explanation:
+    """One that is on a node though no node would take it as it is now."""
+    request, total = occupant.request(snapshot.unit), len(snapshot.nodes)
+    if request is None:
+        where = f"bound to node {printable(occupant.pod.node)}, which grants it no part of a card"
+        placed = Explanation(occupant.pod.key, "", where, "Make it anew, changed as said", {}, total)
+        placed = replace(placed, counts=_counts_of_bound(occupant.pod, snapshot))
+    else:
+        placed = _placed(occupant, request, snapshot, ())
+    return replace(placed, line=f"{placed.line}. As it is now, no node would take it: {rule}"[:LINE_LIMIT])
+
+
+def _counts_of_bound(pod: Pod, snapshot: Snapshot) -> dict[str, int]:
+    total = len(snapshot.nodes)
+    return {"bound": 1, "not asked": total - 1} if pod.node in snapshot.nodes else {"not asked": total}
+
+
+def _node(
+    question: Question, pod: Pod, snapshot: Snapshot, view: NodeView, fit: Fit | No, reader: str | None
+) -> NodeLine:
     facts, ledger = view.facts, question.ledger(view)
     free = {s.card.uuid: ledger.free(s.card.uuid).peak(ZERO) for s in facts.cards}
     if isinstance(fit, Fit):
@@ -185,7 +218,7 @@ def _node(question: Question, pod: Pod, snapshot: Snapshot, view: NodeView, fit:
     victims: tuple[str, ...] = ()
     if fit is No.ROOM:
         chosen = choose(question, pod, view, Victims((), 0), snapshot.budgets)
-        victims = names(view, chosen.pods, pod.namespace) if chosen else ()
+        victims = names(view, chosen.pods, reader) if chosen else ()
     return NodeLine(printable(view.name), fit.value, question.why(view), lines, victims)
 
 
@@ -197,6 +230,7 @@ def _smallest(
     judge: Judge,
     snapshot: Snapshot,
     mine: NamespaceQuota | None,
+    reader: str | None,
 ) -> _Change | None:
     """The cheapest change of the pod that lets it run now, proved by judging it; else who must go."""
     found = _unlike(found)
@@ -211,7 +245,7 @@ def _smallest(
             choose(question, occupant.pod, view, Victims((), 0), snapshot.budgets) if no is No.ROOM else None
         )
         if chosen is not None:
-            who = names(view, chosen.pods, occupant.pod.namespace)
+            who = names(view, chosen.pods, reader)
             shown = ", ".join(who if len(who) <= 5 else (*who[:4], who[-1]))
             left = "has left" if len(chosen.pods) == 1 else "have left"
             return _Change(_OTHERS, f"node {printable(view.name)} takes it once {shown} {left}")
@@ -319,7 +353,11 @@ def _line(counts: Counter[str], total: int, change: _Change | None, nodes: Seque
         return "waits: the cluster has no node with cards"
     if counts[FITS]:
         first = next(n for n in nodes if n.outcome == FITS)
-        return f"fits on {counts[FITS]} of {total} nodes now; on {first.node} it would get {first.line[6:]}"
-    parts = (f"{counts[word]} {_WORDS[word]}" for word in _ORDER if counts[word])
+        return f"fits on {counts[FITS]} of {_nodes(total)} now; on {first.node} it would get {first.line[6:]}"
+    parts = (f"{counts[word]} {_WORDS[word][counts[word] > 1]}" for word in _ORDER if counts[word])
     cure = f". Smallest change: {change.text}" if change else ". No change of its amounts helps"
-    return f"waits: of {total} node{'s'[: total - 1]}, {', '.join(parts)}{cure}"[:LINE_LIMIT]
+    return f"waits: of {_nodes(total)}, {', '.join(parts)}{cure}"[:LINE_LIMIT]
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"

@@ -95,10 +95,10 @@ def read_occupant(obj: Mapping[str, Any]) -> Occupant | None:
     return occupant_of(pod, obj) if pod.uid and pod.asks else None
 
 
-def named(pods: Iterable[Pod], namespace: str) -> tuple[str, ...]:
-    """Pods for whoever may read those of ``namespace``: all others are counted."""
+def named(pods: Iterable[Pod], namespace: str | None) -> tuple[str, ...]:
+    """Pods for whoever may read those of ``namespace``, None for all: others are counted."""
     known = tuple(pods)
-    mine = [printable(pod.key) for pod in known if pod.namespace == namespace]
+    mine = [printable(pod.key) for pod in known if namespace in (None, pod.namespace)]
     others = len(known) - len(mine)
     if others:
         mine.append("1 pod of another namespace" if others == 1 else f"{others} pods of other namespaces")

@@ -63,10 +63,16 @@ class Knowledge:
             raise NodeUnready("nodes and pods have not been listed yet: ask again in a few seconds")
         return self.cluster.snapshot()
 
-    def explain(self, occupant: Occupant) -> Explanation:
-        """Why it waits, or where it is."""
-        terms = self.terms
-        return explain(occupant, self.snapshot(), self.quota.current, self.judge, terms.minimum_cores)
+    def explain(self, occupant: Occupant, *, everywhere: bool = False) -> Explanation:
+        """Why it waits, or where it is. ``everywhere``: for who may get pods in all namespaces."""
+        return explain(
+            occupant,
+            self.snapshot(),
+            self.quota.current,
+            self.judge,
+            self.terms.minimum_cores,
+            everywhere=everywhere,
+        )
 
     def find(self, namespace: str, name: str) -> Occupant | None:
         """The pod of that name. Raises NodeUnready: it is not known here and nobody can be asked."""
@@ -86,7 +92,12 @@ class _Answer(Exception):  # noqa: N818  # it is an answer, not a fault
 def people(knowledge: Knowledge, access: Access, clock: Clock) -> APIRouter:
     """The routes."""
     router = APIRouter()
-    page = Page(knowledge.snapshot, knowledge.cluster.waiting, knowledge.explain, clock)
+    page = Page(
+        knowledge.snapshot,
+        knowledge.cluster.waiting,
+        lambda occupant: knowledge.explain(occupant, everywhere=True),
+        clock,
+    )
     inside, at_work = threading.BoundedSemaphore(_MOST_INSIDE), threading.BoundedSemaphore(_MOST_AT_WORK)
 
     def answered(request: Request, namespace: str, work: Callable[[], Response]) -> Response:

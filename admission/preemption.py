@@ -53,8 +53,8 @@ def choose(
     return Victims((*given.pods, *(o.uid for o in lower if o.uid in more)), given.violations + broken)
 
 
-def names(view: NodeView, victims: Iterable[PodUid], namespace: str) -> tuple[str, ...]:
-    """The victims for people of one namespace."""
+def names(view: NodeView, victims: Iterable[PodUid], namespace: str | None) -> tuple[str, ...]:
+    """The victims for people of one namespace; None: of all."""
     return named((view.charges[uid].occupant.pod for uid in victims if uid in view.charges), namespace)
 
 

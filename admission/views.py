@@ -24,7 +24,7 @@ def as_text(explanation: Explanation) -> str:
             lines.append(f"  would have room without: {', '.join(node.victims)}")
     rest = explanation.total - len(explanation.nodes)
     if explanation.nodes and rest > 0:
-        lines.append(f"and {rest} more nodes, counted above")
+        lines.append(f"and {rest} more node{'s' if rest > 1 else ''}, counted above")
     return "\n".join(lines)
 
 

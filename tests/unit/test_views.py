@@ -1,5 +1,6 @@
 """Explanations: counts that add up, a change that really helps, one line that a person understands."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -7,16 +8,16 @@ from admission.explaining import explain
 from admission.occupant import occupant_of
 from admission.quota import NO_QUOTA
 from admission.views import as_json, as_text, quota_rows, quota_text
-from gpu_manager.domain.contract import GPU_MODEL, MEMORY
+from gpu_manager.domain.contract import GPU_MODEL, MEMORY, PLACEMENT
 from gpu_manager.domain.pod import parse_pod
 from tests.fakes.extender import UNIT, World, node, pod
 
 quick = settings(deadline=None, max_examples=60, derandomize=True)
 
 
-def why(world, obj):
+def why(world, obj, **more):
     occupant = occupant_of(parse_pod(obj), obj)
-    return explain(occupant, world.cluster.snapshot(), world.quota.current, world.judge)
+    return explain(occupant, world.cluster.snapshot(), world.quota.current, world.judge, **more)
 
 
 def full(*amounts, names="n1"):
@@ -77,6 +78,8 @@ def test_pods_of_other_namespaces_are_counted_and_not_named():
     told = why(world, pod("a", 100, None, priority=5))
     assert told.change == "node n1 takes it once default/mine, 2 pods of other namespaces have left"
     assert told.nodes[0].victims == ("default/mine", "2 pods of other namespaces")
+    page = why(world, pod("a", 100, None, priority=5), everywhere=True)  # for who may read all
+    assert page.change == "node n1 takes it once default/mine, hers/secret0, hers/secret1 have left"
     kept = [pod("hidden", 100, None, namespace="hers", priority=9, nominated="n1")]
     waits = why(World([node("n1", cards=1)], kept), pod("a"))
     assert "room is kept for 1 pod of another namespace. " in waits.nodes[0].line
@@ -113,6 +116,33 @@ def test_a_bound_pod_is_told_what_it_has():
     told = why(world, world.api.pods["default", "a"])
     assert told.line == f"bound to node {where}: 30 cores, 1 GiB of card 0"
     assert sum(told.counts.values()) == told.total == 2
+
+
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+def test_a_running_pod_whose_annotation_was_spoilt_is_told_where_it_is_and_what_is_wrong(phase):
+    spoilt = {PLACEMENT: "nonsense"}
+    world = World([node("n1")], [pod("a", 30, 4, on="n1", annotations=spoilt, phase=phase)])
+    told = why(world, world.api.pods["default", "a"])
+    assert "never" not in told.line
+    where = "bound to node n1: 30 cores, 1 GiB of card 0" if phase == "Running" else "ended on node n1"
+    assert told.line.startswith(where)
+    assert PLACEMENT in told.line
+    assert sum(told.counts.values()) == told.total == 1
+
+
+def test_a_pod_that_was_put_on_a_node_with_illegal_amounts_is_told_that_it_gets_nothing():
+    world = World([node("n1")], [pod("a", 150, None, on="n1", phase="Running")])
+    told = why(world, world.api.pods["default", "a"])
+    assert told.line.startswith("bound to node n1, which grants it no part of a card. As it is now, no node")
+    assert told.change
+
+
+def test_one_node_is_told_of_as_one():
+    one = why(World([node("n1", cards=1)], full((80, 4))), pod("a", 30, 4))
+    assert one.line.startswith("waits: of 1 node, 1 has no room now")
+    two = why(World([node("n1", cards=1), node("n2", cards=0)], full((80, 4))), pod("a", 30, 4))
+    assert two.line.startswith("waits: of 2 nodes, 1 has no room now, 1 has no cards for it")
+    assert why(World([node("n1")]), pod("a")).line.startswith("fits on 1 of 1 node now; on n1")
 
 
 def test_an_empty_cluster_and_a_pod_without_cards_are_told_too():
