@@ -97,8 +97,8 @@ def command(
     lease_name: Annotated[str, typer.Option(help="That Lease, in either mode.")] = LEASE,
     lease_namespace: Annotated[str, typer.Option(help="Its namespace; our own if empty.")] = "",
     lease_seconds: Annotated[
-        float, typer.Option(min=8, max=60, help="Life of our own Lease without a renewal.")
-    ] = 10.0,
+        float, typer.Option(min=10, max=60, help="Life of our own Lease without a renewal.")
+    ] = 12.0,
     pod_name: Annotated[str, typer.Option(envvar="POD_NAME", help="This pod; the hostname if empty.")] = "",
     quota_configmap: Annotated[str, typer.Option(help="The quota, NAMESPACE/NAME.")] = QUOTA,
     exclude_namespace: Annotated[

@@ -4,6 +4,12 @@ A reservation counts like a bound pod. It ends when the watch shows the pod boun
 server refuses the Binding. Where the outcome is unknown (no answer in time, or the watch is silent for a
 minute), it ends only when the API server itself says that the pod is not bound, asked after every request
 of ours for it has run out. So a Binding that is answered too late finds its cards still free.
+
+A Binding must be over before another replica may lead. The API server counts the deadline of a request from
+when it takes it in, this process from before it is sent; so a Binding is sent only while the Lease holds for
+:data:`TRAVEL_SECONDS` longer than that deadline. What is left: one that is on its way for more than that,
+sent when the Lease was about to end, by a leader that could not renew it. It may land beside a pod that the
+next leader has placed on the same card; the agent then refuses the one that comes second.
 """
 
 from __future__ import annotations
@@ -33,6 +39,7 @@ log = structlog.get_logger(__name__)
 OFFER_SECONDS: Final = 60.0  # how long filter's answer holds for bind
 SILENCE_SECONDS: Final = 60.0  # a bound pod that the watch has not shown by then is asked for
 BIND_SECONDS: Final = 5.0  # the API server's deadline for one Binding
+TRAVEL_SECONDS: Final = 2.0  # a Binding may be on its way to the API server for so long
 _MOST_OFFERS = 4096  # pods between filter and bind
 
 
@@ -121,6 +128,11 @@ class Rules:
     schedulers: frozenset[str] = frozenset()
     minimum_cores: int = 1
     seconds: float = BIND_SECONDS
+    travel: float = TRAVEL_SECONDS
+
+    def may_send(self) -> bool:
+        """True if a Binding sent now is over before this process leads no more."""
+        return self.leads(self.seconds + self.travel)
 
 
 class Binder:
@@ -167,7 +179,7 @@ class Binder:
     def binds(self, pod: Pod) -> bool:
         """True if this process, now, is who binds such a pod."""
         mine = not self._rules.schedulers or pod.scheduler in self._rules.schedulers
-        return mine and self._rules.leads(self._rules.seconds)
+        return mine and self._rules.may_send()
 
     def settle(self) -> int:
         """Ask about reservations of unknown outcome; returns how many are left. To be called each second."""
@@ -193,7 +205,7 @@ class Binder:
             self._forget(pod.uid, trial)
             raise
         trial = self._sending(trial)
-        if not self._rules.leads(self._rules.seconds):
+        if not self._rules.may_send():
             self._undo(pod.uid, trial)
             raise NodeUnready(_NOT_LEADER)
         answer = self._post(trial, annotations)
@@ -209,7 +221,7 @@ class Binder:
             )
 
     def _may_bind(self, args: BindingArgs) -> None:
-        if not self._rules.leads(self._rules.seconds):
+        if not self._rules.may_send():
             raise NodeUnready(_NOT_LEADER)
         if reason := self._quota.missing():
             raise NodeUnready(reason)

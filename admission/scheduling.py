@@ -26,7 +26,7 @@ from admission.listener import Listener
 from admission.memory import spare_pauses
 from admission.occupant import Occupant
 from admission.quota import ANY, QuotaBook
-from admission.reservations import BIND_SECONDS, Api, Binder, Rules
+from admission.reservations import BIND_SECONDS, TRAVEL_SECONDS, Api, Binder, Rules
 from admission.slim import slim_node, slim_pod
 from admission.snapshot import BUDGETS, NODES, PODS, Cluster
 from admission.telling import Teller, Voice
@@ -133,7 +133,7 @@ class Scheduling:
             outside.claim,
             Pods(lambda: pods.listed, pods.relist, lambda: self._inherited is not False),
             clock,
-            BIND_SECONDS,
+            BIND_SECONDS + TRAVEL_SECONDS,
             self._led,
         )
         rules = Rules(self.leader.leads, settings.binds_for, terms.minimum_cores)

@@ -279,7 +279,7 @@ def _leader_change(*, full: bool) -> Row:
                 figures.append(time.perf_counter() - began)
             finally:
                 second.close()
-    note = f"{len(figures)} times: SIGKILL for who holds the Lease (10 s), until the other has bound a pod"
+    note = f"{len(figures)} times: SIGKILL for who holds the Lease (12 s), until the other has bound a pod"
     return Row("leader_change_s", round(max(figures), 2), "s", "≤ 15", None, full, note)
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.reservations import SILENCE_SECONDS
+from admission.extender_wire import BindingArgs
+from admission.reservations import SILENCE_SECONDS, Binder, Rules
 from admission.snapshot import NODES, PODS
 from gpu_manager.domain.contract import (
     ALLOCATION,
@@ -75,6 +76,20 @@ def test_who_does_not_lead_binds_nothing(world):
     world.leads = False
     assert "does not lead" in world.bind(obj, "n1")
     assert world.booked("n1") == [(0, 0)]
+
+
+@pytest.mark.parametrize(("left", "posted"), [(5.5, 0), (6.9, 0), (7.1, 1)])
+def test_a_binding_is_over_before_the_lease_even_if_it_takes_two_seconds_to_arrive(world, left, posted):
+    """The API server counts the request's five seconds from when it takes it in."""
+    obj = pod("a")
+    world.create(obj)
+    rules = Rules(leads=lambda seconds: seconds < left)
+    binder = Binder(world.cluster, world.quota, world.judge, world.api, world.clock, rules)
+    binder.offers.remember("uid-default-a", ["n1"])
+    said = binder.bind(BindingArgs(namespace="default", name="a", uid="uid-default-a", node="n1"))
+    assert len(world.api.bindings) == posted
+    assert bool(said) is not bool(posted)
+    assert world.cluster.snapshot().reserved == {}
 
 
 def test_whose_lease_runs_out_between_reservation_and_post_posts_nothing(world):
