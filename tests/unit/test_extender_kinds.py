@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from admission.extender_wire import priority_answer
@@ -30,6 +30,7 @@ def test_priorities_written_by_hand_are_the_json_of_the_list() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(shapes=_NODES, core=st.sampled_from([20, 50, 100, 200]), own=st.booleans())
+@example(shapes=[(1, [], False, True)] * 2, core=100, own=True)
 def test_many_at_a_time_are_judged_as_each_alone(
     shapes: list[tuple[int, list[int], bool, bool]], core: int, own: bool
 ) -> None:
