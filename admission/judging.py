@@ -8,9 +8,10 @@ alike, and a call over thousands of nodes looks most of them up.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
 from admission.node_view import NodeView
 from admission.occupant import Occupant, named
@@ -100,6 +101,13 @@ class Judge:
             answers -= self._shapes.pop(next(iter(self._shapes))).size
 
 
+class Verdicts(NamedTuple):
+    """What was said of many nodes: each one's kind, and by kind a node of it and the answer for all."""
+
+    kinds: Sequence[Hashable]
+    found: Mapping[Hashable, tuple[NodeView | None, Fit | No]]
+
+
 class Question:
     """One pod over one snapshot. Used by one thread."""
 
@@ -119,7 +127,8 @@ class Question:
         self._amounts = frozenset(c.request.amount for c in request.containers)
         self._own_node = snapshot.reserved.get(request.uid, "")
         self._used = dict(snapshot.used.get(occupant.pod.namespace, {}))
-        own = snapshot.nodes[self._own_node].charges.get(request.uid) if self._own_node else None
+        self._own = snapshot.nodes[self._own_node] if self._own_node else None
+        own = self._own.charges.get(request.uid) if self._own else None
         for model, amount in own.usage if own else ():
             self._used[model] = self._used.get(model, ZERO) - amount
         self._passed: dict[tuple[tuple[str, Amount], ...], Mapping[str, str]] = {}
@@ -141,6 +150,19 @@ class Question:
         if found is None:
             found = self._on[view.state] = self._judge(view)
         return found
+
+    def over(self, views: Sequence[NodeView | None]) -> Verdicts:
+        """:meth:`on` for many nodes, None for an unknown one: those of one kind are judged once."""
+        own = self._own
+        # Per node only what runs in C, or nearly: there are thousands, of a few dozen kinds.
+        kinds: list[Hashable] = (
+            [view and (view.kind or view) for view in views] if self._alike else list(views)
+        )
+        if own is not None and own in views:
+            kinds = [own if view is own else kind for view, kind in zip(views, kinds, strict=True)]
+        first = dict(zip(reversed(kinds), reversed(views), strict=True))
+        found = {kind: (view, No.NODE if view is None else self.on(view)) for kind, view in first.items()}
+        return Verdicts(kinds, found)
 
     def _judge(self, view: NodeView) -> Fit | No:
         no = self._before_cards(view)

@@ -23,7 +23,8 @@ from gpu_manager.domain.resources import Amount
 class NodeView:
     """A node and the books of its cards; nobody changes them. Equal ``state`` means equal to placement,
     but for the UUIDs of the cards. ``cpu`` is the host CPU that no pod has asked for, in thousandths; None if
-    the node does not say what it has.
+    the node does not say what it has. Equal ``kind`` means equal to every pod that is not on the node and
+    may use every pool; 0 marks a node with something of its own: a fault, a refusal, a pod nominated to it.
     """
 
     facts: NodeFacts
@@ -32,6 +33,7 @@ class NodeView:
     nominated: tuple[Occupant, ...]
     state: int
     cpu: int | None = None
+    kind: int = 0
 
     @property
     def name(self) -> str:
@@ -93,7 +95,9 @@ def build_view(
     awaited = tuple(sorted(nominated, key=lambda o: (-o.pod.priority, o.began, o.uid)))
     booked = tuple(ledger.booked(state.card.uuid) for state in facts.cards)
     state = intern((facts.hardware, booked))
-    return NodeView(facts, ledger, charges, awaited, state, cpu)
+    plain = not (facts.problem or facts.refused or facts.lingering or awaited)
+    kind = (state if cpu is None else intern((state, cpu))) if plain else 0
+    return NodeView(facts, ledger, charges, awaited, state, cpu, kind)
 
 
 def _fresh(facts: NodeFacts, charges: Mapping[PodUid, Charge]) -> Ledger:

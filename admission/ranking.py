@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress, count
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -81,16 +82,15 @@ def scores(names: Sequence[str], costs: Sequence[Cost | None]) -> list[int]:
     Nodes of equal cost get equal scores, but for the one chosen among the best: the first by name. They are
     alike in all that the policy sees, so that the name decides nothing.
     """
-    known = {id(cost): cost for cost in costs if cost is not None}  # few, for thousands of nodes
-    ranked = sorted(set(known.values()))
+    ids = list(map(id, costs))
+    known = {key: cost for key, cost in dict(zip(ids, costs, strict=True)).items() if cost is not None}
+    ranked = sorted(set(known.values()))  # few, for thousands of nodes
     steps = max(1, len(ranked) - 1)
     score = {cost: SECOND - SECOND * rank // steps for rank, cost in enumerate(ranked)}
-    by_id = {key: score[cost] for key, cost in known.items()}
-    given = [0 if cost is None else by_id[id(cost)] for cost in costs]
+    by_id = {id(None): 0, **{key: score[cost] for key, cost in known.items()}}
+    given = list(map(by_id.__getitem__, ids))
     if ranked:
         best = {key for key, cost in known.items() if cost == ranked[0]}
-        winner = min(
-            (name, i) for i, (name, cost) in enumerate(zip(names, costs, strict=True)) if id(cost) in best
-        )
-        given[winner[1]] = BEST
+        among = map(best.__contains__, ids)
+        given[min(compress(zip(names, count(), strict=False), among))[1]] = BEST
     return given
