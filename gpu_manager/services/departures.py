@@ -100,8 +100,9 @@ class Departures:
         """Give back what pods held that have ended, by the kubelet's own account, unless processes live on.
 
         A pod has ended if it was active since the kubelet came up and is not any more; or if the API has
-        forgotten it and it was only planned, or the kubelet offers ids of it. If nothing of that is known,
-        as after a start, the API itself is asked: absence from the listing alone proves nothing.
+        forgotten it and it was only planned, or the kubelet offers ids of it, or lists them at nobody. If
+        nothing of that is known, as after a start, the API itself is asked: absence from the listing alone
+        proves nothing.
 
         Returns the pods that are going: their processes still run, or the watch has yet to show their end.
         """
@@ -110,6 +111,8 @@ class Departures:
         local = self._pods.local()
         living = _living(local)
         taken = {name: f.pod.uid for name, found in local.items() for f in found if f.pod.uid in living}
+        # The API's list has been taken in, by the kubelet too, once both show the pod that is being admitted.
+        complete = answer.candidate is not None and answer.candidate.pod.uid in living
         going: set[PodUid] = set()
         with self._lock:
             self._returned |= self.books.owners(offered)
@@ -128,7 +131,10 @@ class Departures:
                 ):
                     ended.append(uid)
                 elif uid not in living:
-                    doubtful.append((uid, held))
+                    if complete and self._listed_nowhere(uid, answer):
+                        ended.append(uid)
+                    else:
+                        doubtful.append((uid, held))
                 elif uid in self._returned:
                     going.add(uid)
         ended += [uid for uid, held in doubtful[:_MOST_ASKED] if self._forgotten(uid, held)]
@@ -149,6 +155,21 @@ class Departures:
                 for one in gone:
                     log.info("reclaimed", pod=one.pod_key, container=one.container, reason="no longer active")
         return running
+
+    def _listed_nowhere(self, uid: PodUid, answer: Answer) -> bool:
+        """True if none of its ids is any active pod's: what only the checkpoint still shows.
+
+        A pod of whole cards has ids of one resource alone, so that a question for the other offers none of
+        them. A stand-in for a pod that nobody could name is no pod that has gone.
+        """
+        if answer.held is None or is_unnamed(uid):
+            return False
+        ids = (held for a in self.books.ledger.of_pod(uid).values() for held in self._ids(a))
+        return not any(device in answer.held for device in ids)
+
+    def _ids(self, allocation: Allocation) -> frozenset[str]:
+        grant = self.books.grants.get(allocation.key)
+        return frozenset().union(*grant.ids.values()) if grant else frozenset()
 
     def _forgotten(self, uid: PodUid, held: Allocation) -> bool:
         """True if the API says that this pod is no more; False if it cannot be asked."""

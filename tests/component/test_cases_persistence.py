@@ -267,6 +267,27 @@ def test_case_49_a_torn_ledger_is_not_believed_and_nothing_is_lost(rig: NodeRig)
     assert rig.tally.counts("recovery_disagreements")["store"] == 1
 
 
+@pytest.mark.parametrize("order", [[CORE, MEMORY], [MEMORY, CORE]])
+def test_case_49_whole_cards_that_only_the_checkpoint_still_shows_do_not_stand_in_an_assignments_way(
+    rig: NodeRig, order: list[str]
+) -> None:
+    """They hold no memory ids, so that a question for memory offers none of theirs."""
+    gone = running(rig, pod("gone", container("c", 100, 0), on={"c": [(rig.states[3], 100, 40 * GIB)]}))
+    stays = running(rig, pod("stays", container("c", 100, 0), on={"c": [(rig.states[4], 100, 40 * GIB)]}))
+    rig.stop_agent()
+    rig.kubelet.finish(uid(gone))
+    rig.delete(gone)
+    rig.store.state = None
+    rig.pods.known = {key: [f for f in found if not f.tombstone] for key, found in rig.pods.known.items()}
+    rig.start_agent()
+    assert rig.cards_of(gone, "c") == (3,), "nobody knows yet that it has gone, nor what it was called"
+    rig.kubelet.hooks.order = lambda _: order
+    next_ = pod("next", container("c", 50, 4), on={"c": [(rig.states[3], 50, GIB)]})
+    assert rig.admit(next_).admitted
+    assert rig.cards_of(next_, "c") == (3,)
+    assert rig.cards_of(stays, "c") == (4,)
+
+
 def test_case_50_what_a_force_deleted_pods_process_holds_is_not_handed_out(still: NodeRig) -> None:
     stays = running(still, pod("stays", container("c", 30, 60), on={"c": [(still.states[0], 30, 15 * GIB)]}))
     for i in range(1, 8):
