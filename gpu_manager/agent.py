@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -191,14 +192,14 @@ class Agent:
 
     def run(self) -> None:
         """Until SIGTERM or SIGINT."""
-        ended = threading.Event()
+        ended: SimpleQueue[int] = SimpleQueue()  # a handler may put: an Event's lock may be this thread's own
         for sign in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(sign, lambda *_: ended.set())
+            signal.signal(sign, lambda number, _: ended.put(number))
         self.start()
         gc.collect()
         gc.freeze()  # what is here stays: going through it again would stop every Allocate for 25 ms
         log.info("running", node=self._config.node, port=self.http.port)
-        ended.wait()
+        ended.get()
         log.info("stopping")
         self.stop()
 
