@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from admission.explaining import Explanation
 from admission.node_view import NodeView
 from admission.occupant import Occupant
 from admission.snapshot import Snapshot
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.ledger import Allocation
+from gpu_manager.domain.picture import picture
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports import Clock
 
@@ -83,41 +87,16 @@ class Page:
 
 def graph(view: NodeView) -> dict[str, Any]:
     """One node in the shape of the agent's ``/graph``. Usage is the agents': here it is None."""
-    facts, ledger = view.facts, view.ledger
-    return {
-        "node": facts.name,
-        "unit": facts.unit,
-        "links": [[str(link) for link in row] for row in facts.topology.links],
-        "cards": [
-            {
-                "index": state.card.index,
-                "uuid": state.card.uuid,
-                "model": state.card.model,
-                "healthy": state.healthy,
-                "cordoned": state.cordoned,
-                "mig": state.card.mig,
-                "reason": state.reason or facts.problem,
-                "cores_free": ledger.free(state.card.uuid).cores,
-                "memory": state.card.capacity(facts.unit).memory,
-                "memory_free": ledger.free(state.card.uuid).memory,
-                "holders": [
-                    {
-                        "namespace": allocation.namespace,
-                        "pod": allocation.pod_name,
-                        "container": allocation.container,
-                        "cores": share.amount.cores,
-                        "memory": share.amount.memory,
-                        "planned": allocation.pod in view.charges
-                        and view.charges[allocation.pod].occupant.reserved,
-                        "gone": None if allocation.pod in view.charges else str(allocation.pod),
-                        "memory_used": None,
-                        "core_used": None,
-                    }
-                    for allocation in ledger.holders(state.card.uuid)
-                    for share in allocation.shares
-                    if share.card == state.card.uuid
-                ],
-            }
-            for state in facts.cards
-        ],
-    }
+    facts = view.facts
+
+    def more(holder: Allocation, _: CardUuid) -> Mapping[str, Any]:
+        charge = view.charges.get(holder.pod)
+        return {
+            "planned": charge is not None and charge.occupant.reserved,
+            "gone": None if charge is not None else str(holder.pod),
+            "memory_used": None,
+            "core_used": None,
+        }
+
+    cards = [replace(state, reason=state.reason or facts.problem) for state in facts.cards]
+    return picture(facts.name, cards, facts.topology, view.ledger, more)

@@ -15,10 +15,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from gpu_manager import ui
+from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import printable
+from gpu_manager.domain.ledger import Allocation
+from gpu_manager.domain.picture import picture
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, format_bytes
 from gpu_manager.services.allocator import Allocator
-from gpu_manager.services.usage import Sample, Usage
+from gpu_manager.services.usage import Usage
 
 Answer = tuple[HTTPStatus, str, bytes]
 _JSON: Final = "application/json"
@@ -111,46 +114,18 @@ class Status:
 
     def graph(self) -> dict[str, Any]:
         """The node's cards, who holds what of them, and how they are joined."""
-        sample: Sample = self._usage.last
-        used = {(u.key, u.share.card): u for u in sample.shares}
-        return self._allocator.read(
-            lambda books, node: {
-                "node": node.name,
-                "unit": node.unit,
-                "links": [[str(link) for link in row] for row in node.topology.links],
-                "cards": [
-                    {
-                        "index": s.card.index,
-                        "uuid": s.card.uuid,
-                        "model": s.card.model,
-                        "healthy": s.healthy,
-                        "cordoned": s.cordoned,
-                        "mig": s.card.mig,
-                        "reason": s.reason,
-                        "cores_free": books.ledger.free(s.card.uuid).cores,
-                        "memory": s.card.capacity(node.unit).memory,
-                        "memory_free": books.ledger.free(s.card.uuid).memory,
-                        "holders": [
-                            {
-                                "namespace": a.namespace,
-                                "pod": a.pod_name,
-                                "container": a.container,
-                                "cores": share.amount.cores,
-                                "memory": share.amount.memory,
-                                "planned": not a.granted,
-                                "memory_used": use.memory
-                                if (use := used.get((a.key, s.card.uuid)))
-                                else None,
-                                "core_used": use.core if use else None,
-                            }
-                            for a in books.ledger.holders(s.card.uuid)
-                            for share in a.shares
-                            if share.card == s.card.uuid
-                        ],
-                    }
-                    for s in node.cards
-                ],
+        used = {(u.key, u.share.card): u for u in self._usage.last.shares}
+
+        def more(holder: Allocation, card: CardUuid) -> Mapping[str, Any]:
+            use = used.get((holder.key, card))
+            return {
+                "planned": not holder.granted,
+                "memory_used": use.memory if use else None,
+                "core_used": use.core if use else None,
             }
+
+        return self._allocator.read(
+            lambda books, node: picture(node.name, node.cards, node.topology, books.ledger, more)
         )
 
 

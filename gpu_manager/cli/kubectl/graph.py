@@ -9,7 +9,10 @@ import typer
 
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
+from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.ledger import Allocation
+from gpu_manager.domain.picture import picture
 from gpu_manager.domain.survey import NodeBooks, survey
 
 
@@ -34,8 +37,8 @@ def command(
     pictures = [_graph(one) for one in books]
     if for_program(output):
         emit({"nodes": pictures}, output)
-    for one, picture in zip(books, pictures, strict=True) if not for_program(output) else ():
-        typer.echo(draw(picture).rstrip())
+    for one, drawn in zip(books, pictures, strict=True) if not for_program(output) else ():
+        typer.echo(draw(drawn).rstrip())
         for pod in one.homeless:
             typer.echo(printable(f"|---no card has room for {pod.key}, which is bound here"))
     if not books and not for_program(output):
@@ -55,38 +58,12 @@ def chosen(books: tuple[NodeBooks, ...], names: tuple[str, ...] | list[str]) -> 
 
 def _graph(books: NodeBooks) -> Mapping[str, Any]:
     """The same shape as the agent's ``/graph``."""
-    inventory, ledger = books.said.inventory, books.ledger
-    return {
-        "node": books.name,
-        "unit": inventory.unit,
-        "links": [[str(link) for link in row] for row in inventory.topology.links],
-        "cards": [
-            {
-                "index": s.card.index,
-                "uuid": s.card.uuid,
-                "model": s.card.model,
-                "healthy": s.healthy,
-                "cordoned": s.cordoned,
-                "mig": s.card.mig,
-                "reason": s.reason,
-                "cores_free": ledger.free(s.card.uuid).cores,
-                "memory": s.card.capacity(inventory.unit).memory,
-                "memory_free": ledger.free(s.card.uuid).memory,
-                "holders": [
-                    {
-                        "namespace": a.namespace,
-                        "pod": a.pod_name,
-                        "container": a.container,
-                        "cores": share.amount.cores,
-                        "memory": share.amount.memory,
-                        "planned": a.pod in books.guessed,
-                        "gone": str(a.pod) if a.pod in books.gone else None,
-                    }
-                    for a in ledger.holders(s.card.uuid)
-                    for share in a.shares
-                    if share.card == s.card.uuid
-                ],
-            }
-            for s in inventory.cards
-        ],
-    }
+
+    def more(holder: Allocation, _: CardUuid) -> Mapping[str, Any]:
+        return {
+            "planned": holder.pod in books.guessed,
+            "gone": str(holder.pod) if holder.pod in books.gone else None,
+        }
+
+    inventory = books.said.inventory
+    return picture(books.name, inventory.cards, inventory.topology, books.ledger, more)
