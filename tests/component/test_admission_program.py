@@ -97,6 +97,15 @@ def known(service: Calls, name: str) -> Callable[[], bool]:
 # As its own process, killed.
 
 
+def lease_of(holder: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "gpu-quota-admission", "namespace": "kube-system"},
+        "spec": {"holderIdentity": holder, **spec},
+    }
+
+
 def test_a_pod_is_placed_explained_and_still_booked_after_a_kill(
     api: StandInApi, process: Callable[..., Process]
 ) -> None:
@@ -204,14 +213,7 @@ def test_an_expired_watch_is_listed_anew(api: StandInApi, serve: Callable[..., S
 def test_the_leader_labels_its_pod_and_gives_its_lease_back(
     api: StandInApi, serve: Callable[..., Service]
 ) -> None:
-    api.create(
-        {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": "gpu-quota-admission", "namespace": "kube-system"},
-            "spec": {"holderIdentity": ""},
-        }
-    )
+    api.create(lease_of(""))
     for name in ("one", "two"):
         spec = {"containers": [{"name": "c", "image": "i"}]}
         meta = {"name": name, "namespace": "kube-system"}
@@ -243,13 +245,7 @@ def test_a_replica_that_does_not_lead_keeps_neither_a_label_nor_its_callers_conn
     api: StandInApi, serve: Callable[..., Service]
 ) -> None:
     """A scheduler's connection outlives the Service's choice: it would be refused on it for ever."""
-    lease = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {"name": "gpu-quota-admission", "namespace": "kube-system"},
-        "spec": {"holderIdentity": "two_x", "leaseDurationSeconds": 3600, "renewTime": "t"},
-    }
-    api.create(lease)
+    api.create(lease_of("two_x", leaseDurationSeconds=3600, renewTime="t"))
     labels = {LEADER_LABEL: "true"}  # left by a process of this pod that was killed while it led
     meta = {"name": "one", "namespace": "kube-system", "labels": labels}
     spec = {"containers": [{"name": "c", "image": "i"}]}
@@ -276,17 +272,12 @@ def test_a_replica_that_does_not_lead_keeps_neither_a_label_nor_its_callers_conn
 def test_the_pod_whose_scheduler_holds_the_lease_binds(
     api: StandInApi, serve: Callable[..., Service]
 ) -> None:
-    lease = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {"name": "gpu-quota-admission", "namespace": "kube-system"},
-        "spec": {
-            "holderIdentity": f"{socket.gethostname()}_8f2c",
-            "leaseDurationSeconds": 15,
-            "leaseTransitions": 0,
-            "renewTime": "1970-01-01T00:00:00.000000Z",  # its clock is wrong: nobody may look at it
-        },
-    }
+    lease = lease_of(
+        f"{socket.gethostname()}_8f2c",
+        leaseDurationSeconds=15,
+        leaseTransitions=0,
+        renewTime="1970-01-01T00:00:00.000000Z",  # its clock is wrong: nobody may look at it
+    )
     service = serve(Leadership(pod="some-pod"))
     obj = create(api, "a")
     until(known(service, "a"))
