@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import sys
 import time
 
+import structlog
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +25,7 @@ def main() -> int:
     parser.add_argument("--only", choices=GROUPS, help="one group")
     parser.add_argument("--full", action="store_true", help="the full size, for figures that docs quote")
     arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     rows: list[Row] = []
     for group in (arguments.only,) if arguments.only else GROUPS:
         started = time.monotonic()
