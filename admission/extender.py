@@ -74,7 +74,8 @@ class Route:
 
 
 class Extender:
-    """Thread-safe. ``count(name, label)`` is told every answer, ``refused`` every pod that no node takes.
+    """Thread-safe. ``count(name, label)`` is told every answer, ``refused`` every pod that no node takes and
+    the turn of the snapshot by which it was judged.
 
     Without a ``clock`` nothing is expected.
     """
@@ -90,7 +91,7 @@ class Extender:
         clock: Clock | None = None,
         minimum_cores: int = 1,
         count: Callable[[str, str], None] = lambda _name, _label: None,
-        refused: Callable[[PodUid], None] = lambda _uid: None,
+        refused: Callable[[PodUid, int], None] = lambda _uid, _turn: None,
     ) -> None:
         self._refused = refused
         self._cluster = cluster
@@ -129,7 +130,7 @@ class Extender:
             question, snapshot = self._ask(occupant)
         except RequestInvalid as error:
             # A pod that no node can ever take: said for each, so that nobody is evicted for it.
-            self._refused(occupant.uid)
+            self._refused(occupant.uid, self._cluster.snapshot().turn)
             return Reply(filter_answer(args, (), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT])))
         views = self._views(args, snapshot)
         verdicts = question.over(views)
@@ -141,7 +142,7 @@ class Extender:
             self._expect(question, occupant, *verdicts.found[fits.pop()])
         self._count("filtered", "fits" if fitting else "refused")
         if not fitting:
-            self._refused(occupant.uid)
+            self._refused(occupant.uid, snapshot.turn)
         log.debug("filtered", pod=occupant.pod.key, fitting=len(fitting), failed=len(failed) + len(lasting))
         return Reply(filter_answer(args, fitting, failed, lasting))
 
@@ -202,6 +203,20 @@ class Extender:
         log.info("preemption", pod=occupant.pod.key, asked=len(args.victims), nodes=len(answer))
         self._count("preempted", "found" if answer else "none")
         return Reply(preemption_answer(answer))
+
+    def has_room(self, occupant: Occupant, turn: int) -> bool:
+        """True if a pod that waits would fit now on a node on which something changed after that turn."""
+        snapshot, views = self._cluster.news(turn)
+        if not views or occupant.uid in snapshot.reserved:
+            return False
+        try:
+            request = pod_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+        except RequestInvalid:
+            return False
+        quota = self._quota.current
+        namespace = quota.of(occupant.pod.namespace) if quota else None
+        verdicts = self._judge.ask(occupant, request, snapshot, namespace).over(views)
+        return any(isinstance(found, Fit) for _, found in verdicts.found.values())
 
     def _read(self, pod: Obj) -> Occupant:
         """The pod of a question. Prioritize asks about the one that filter has just read."""

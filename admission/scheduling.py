@@ -138,7 +138,6 @@ class Scheduling:
         )
         rules = Rules(self.leader.leads, settings.binds_for, terms.minimum_cores)
         self.binder = Binder(self.cluster, self.quota, self.judge, outside.api, clock, rules, figures.count)
-        self._waker = Waker(self.cluster.pod, self._wake, clock)
         self._teller = Teller(self.cluster.pod, self._explain, outside.writer, clock)
         self.extender = Extender(
             self.cluster,
@@ -151,6 +150,7 @@ class Scheduling:
             count=figures.count,
             refused=self._refused,
         )
+        self._waker = Waker(self.cluster.pod, self.extender.has_room, self._wake, clock)
         self._bypasses = Bypasses(terms.unit, terms.minimum_cores, settings.unseen_namespaces, self._bypassed)
         figures.show(Seen(self.cluster, self.quota, self.leader.leads, self._ages, self._bypasses.counts))
         self._ended = threading.Event()
@@ -216,7 +216,7 @@ class Scheduling:
         self.binder.settle()
         now = self._clock.monotonic()
         self.cluster.expire(now)
-        self._waker.tick(self.cluster.lapsed + self.binder.lapsed)
+        self.wake()
         if self.cluster.synced and now - self._spared >= _SPARE_SECONDS:
             self._spared = now
             spare_pauses()
@@ -310,13 +310,17 @@ class Scheduling:
             if pod.annotations.get(QUOTA_SEEN) != digest:
                 self._outside.writer.annotate(pod, {QUOTA_SEEN: digest})
 
+    def wake(self) -> None:
+        """Touch the pods whose scheduler would not look at them in time. Done each second."""
+        self._waker.tick(self.cluster.lapsed + self.binder.lapsed)
+
     def _wake(self, pod: Pod, value: str) -> None:
         if self.leader.leads():
             self._outside.writer.annotate(pod, {QUOTA_SEEN: value})
 
-    def _refused(self, uid: PodUid) -> None:
+    def _refused(self, uid: PodUid, turn: int) -> None:
         if self.leader.leads():
-            self._waker.refused(uid)
+            self._waker.refused(uid, turn)
             self._teller.refused(uid)
 
     def _bypassed(self, finding: Finding) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ class Snapshot:
     """The cluster at one moment. ``used`` counts pods that are bound or being bound, by model of card.
 
     ``reserved``: each pod whose Binding is under way or expected, and its node. ``unit``: bytes of one unit.
+    ``turn`` rises whenever nodes are built anew.
     """
 
     nodes: Mapping[str, NodeView]
@@ -45,6 +47,7 @@ class Snapshot:
     reserved: Mapping[PodUid, str]
     budgets: tuple[Budget, ...]
     unit: int
+    turn: int
 
 
 class Cluster:
@@ -64,6 +67,8 @@ class Cluster:
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
         self._budgets: dict[tuple[str, str], Budget] = {}
         self._views: dict[str, NodeView] = {}
+        self._turn = 0
+        self._built: dict[str, int] = {}  # node → the turn in which it was built; the newest last
         self._used: dict[str, dict[str, Amount]] = {}
         self._dirty: set[str] = set()
         self._states: dict[Hashable, int] = {}
@@ -216,8 +221,12 @@ class Cluster:
         """Everything, now. The same object until something changes."""
         with self._lock:
             if self._snapshot is None or self._dirty:
+                self._turn += bool(self._dirty)
                 for name in self._dirty:
                     self._rebuild(name)
+                    self._built.pop(name, None)
+                    if name in self._views:
+                        self._built[name] = self._turn
                 self._dirty.clear()
                 self._snapshot = Snapshot(
                     nodes=MappingProxyType(self._views.copy()),
@@ -228,8 +237,16 @@ class Cluster:
                     },
                     budgets=tuple(self._budgets.values()),
                     unit=self.unit,
+                    turn=self._turn,
                 )
             return self._snapshot
+
+    def news(self, turn: int) -> tuple[Snapshot, list[NodeView]]:
+        """The snapshot, and those of its nodes that were built anew after that turn."""
+        with self._lock:
+            snapshot = self.snapshot()
+            names = takewhile(lambda name: self._built[name] > turn, reversed(self._built))
+            return snapshot, [snapshot.nodes[name] for name in names]
 
     def view_of(self, obj: Mapping[str, Any]) -> NodeView:
         """A node that is offered with its object: as it is known here, else from that object alone.

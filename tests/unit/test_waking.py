@@ -1,10 +1,11 @@
-"""A place that was kept for a pod that never came: who was refused because of it is looked at again at once."""
+"""Room that comes without a word to the scheduler: who was refused for want of it is looked at again."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from admission.config import LeaderMode, Leadership, Settings
@@ -13,10 +14,11 @@ from admission.leading import Alone
 from admission.occupant import occupant_of
 from admission.scheduling import Outside, Scheduling
 from admission.snapshot import BUDGETS, NODES, PODS
-from admission.waking import MOST_AT_ONCE, Waker
+from admission.waking import LONGEST_PAUSE, LONGEST_WAIT, MOST_AT_ONCE, SETTLE_SECONDS, Waker
 from gpu_manager.domain.contract import QUOTA_SEEN
 from gpu_manager.domain.pod import parse_pod
-from tests.fakes.extender import FakeApi, answer, args, node, pod
+from gpu_manager.domain.resources import Amount
+from tests.fakes.extender import UNIT, FakeApi, answer, args, node, pod
 from tests.fakes.ports import FakeClock
 
 DEADLINE = 10.0
@@ -77,8 +79,8 @@ class Writer:
 
 
 @contextmanager
-def running(nodes, pods):
-    """The scheduling half of the service over a cluster on paper."""
+def running(nodes, pods, *, chores=True):
+    """The scheduling half of the service over a cluster on paper; without its threads, who calls does them."""
     clock, api, writer = FakeClock(), FakeApi(), Writer()
     outside = Outside(api, writer, Alone(), lambda _wanted: Watch(clock))
     one = Scheduling(
@@ -90,7 +92,9 @@ def running(nodes, pods):
         api.put(obj)
     one.quota.update(None)
     clock.pass_(10)
-    one.start()
+    one.leader.tick()
+    if chores:
+        one.start()
     try:
         yield one, clock, api, writer
     finally:
@@ -127,6 +131,103 @@ def test_a_reservation_that_ends_unbound_wakes_who_was_refused_meanwhile():
         assert filtered(one, second) == ["n1"]
 
 
+def touches(one, clock, writer, name, seconds):
+    """How often the pod was touched once so much time has passed, second by second."""
+    before = len(writer.touched.get(name, ()))
+    for _ in range(int(seconds)):
+        clock.pass_(1)
+        one.wake()
+    return len(writer.touched.get(name, ())) - before
+
+
+def delete(one, obj):
+    one.cluster.apply(PODS, "DELETED", obj)
+
+
+@pytest.fixture
+def late():
+    """A full node, and a pod that was refused there before this service heard of its neighbour's end."""
+    old, waiting = pod("old", 80, on="n1"), pod("waiting", 80)
+    with running([node("n1", cards=1)], [old, waiting], chores=False) as (one, clock, _, writer):
+        assert filtered(one, waiting) == []
+        yield one, clock, writer, old, waiting
+
+
+def test_room_that_the_scheduler_heard_of_first_wakes_who_was_refused_by_the_older_picture(late):
+    one, clock, writer, old, waiting = late
+    delete(one, old)
+    assert touches(one, clock, writer, "waiting", 2) == 0  # its scheduler may have heard only now
+    assert touches(one, clock, writer, "waiting", 3) == 1
+    assert touches(one, clock, writer, "waiting", 600) == 0  # once for a refusal
+    assert filtered(one, waiting) == ["n1"]
+
+
+def test_a_node_that_gets_cards_a_refused_pod_did_not_find_wakes_it(late):
+    one, clock, writer, *_ = late
+    one.cluster.apply(NODES, "MODIFIED", node("n1", cards=2))
+    assert touches(one, clock, writer, "waiting", 5) == 1
+
+
+def test_a_refusal_of_the_agent_that_has_run_out_wakes_the_pod():
+    shut, waiting = node("n1", refused=[Amount(80, 4 * UNIT)]), pod("waiting", 80)
+    with running([shut], [waiting], chores=False) as (one, clock, _, writer):
+        assert filtered(one, waiting) == []
+        one.cluster.apply(NODES, "MODIFIED", node("n1"))
+        assert touches(one, clock, writer, "waiting", 5) == 1
+
+
+def test_news_that_make_no_room_wake_nobody(late):
+    one, clock, writer, *_ = late
+    one.cluster.apply(NODES, "MODIFIED", node("n1", cards=1, labels={"a": "b"}))
+    one.cluster.apply(NODES, "ADDED", node("n2", cards=1, unhealthy=[0]))
+    assert touches(one, clock, writer, "waiting", 30) == 0
+
+
+def test_a_node_that_had_room_when_the_pod_was_refused_is_no_news():
+    """The scheduler left it out by itself: a selector, a taint, no CPU."""
+    full, waiting = pod("old", 80, on="n1"), pod("waiting", 80)
+    nodes = [node("n1", cards=1), node("n2", cards=1)]
+    with running(nodes, [full, waiting], chores=False) as (one, clock, _, writer):
+        assert filtered(one, waiting) == []  # n2 was not offered
+        assert touches(one, clock, writer, "waiting", 30) == 0
+
+
+def test_a_pod_that_its_scheduler_asks_about_again_is_not_touched(late):
+    one, clock, writer, old, waiting = late
+    delete(one, old)
+    assert touches(one, clock, writer, "waiting", 2) == 0
+    assert filtered(one, waiting) == ["n1"]  # expected there from now on
+    assert touches(one, clock, writer, "waiting", 4) == 0
+
+
+def test_a_pod_in_its_schedulers_longest_pause_is_given_that_time(late):
+    one, clock, writer, old, waiting = late
+    for _ in range(6):
+        clock.pass_(LONGEST_PAUSE)
+        assert filtered(one, waiting) == []
+    delete(one, old)
+    assert touches(one, clock, writer, "waiting", LONGEST_PAUSE) == 0
+    assert touches(one, clock, writer, "waiting", SETTLE_SECONDS + 1) == 1
+
+
+def test_touching_in_vain_becomes_rare():
+    """A neighbour that comes and goes on a node that the scheduler never offers."""
+    full, waiting = pod("old", 80, on="n1"), pod("waiting", 80)
+    nodes = [node("n1", cards=1), node("n2", cards=1)]
+    gaps, last = [], 0
+    with running(nodes, [full, waiting], chores=False) as (one, clock, _, writer):
+        assert filtered(one, waiting) == []
+        for second in range(2400):
+            one.cluster.apply(NODES, "MODIFIED", node("n2", cards=1 + second % 2))
+            if touches(one, clock, writer, "waiting", 1):
+                gaps.append(second - last)
+                last = second
+                assert filtered(one, waiting) == []
+    assert gaps == sorted(gaps)
+    assert gaps[-1] >= LONGEST_WAIT
+    assert len(gaps) < 16
+
+
 class Touched(list):
     def __call__(self, pod, value):
         self.append((pod.name, value))
@@ -135,9 +236,9 @@ class Touched(list):
 def waker(*objects):
     known = {o.uid: o for o in (occupant_of(parse_pod(obj), obj) for obj in objects)}
     touched = Touched()
-    one = Waker(known.get, touched, FakeClock())
+    one = Waker(known.get, lambda _occupant, _turn: False, touched, FakeClock())
     for uid in known:
-        one.refused(uid)
+        one.refused(uid, 0)
     return one, touched, known
 
 
@@ -157,7 +258,7 @@ def test_who_was_placed_or_is_gone_is_left_alone_and_each_time_the_value_is_new(
     one, touched, known = waker(pod("a"), pod("placed", on="n1"), pod("gone"))
     del known["uid-default-gone"]
     one.tick(1)
-    one.refused("uid-default-a")
+    one.refused("uid-default-a", 0)
     one.tick(1)
     one.tick(2)
     (first, value), (second, other) = touched
