@@ -26,10 +26,11 @@ from admission.leading import Alone, Claim, Held, Watched
 from admission.listener import Listener, Peers
 from admission.metrics import Metrics
 from admission.outlook import outlook
+from admission.outside import Outside, Wanted
 from admission.people import Knowledge, people
 from admission.reservations import Answer, Outcome
 from admission.schedulers import build_extender
-from admission.scheduling import QUOTA, Outside, Scheduling, Wanted
+from admission.scheduling import QUOTA, Scheduling
 from admission.snapshot import BUDGETS, NODES, PODS
 from admission.webhook import SILENT, Outlook
 from gpu_manager.adapters.clock import SystemClock

@@ -1,4 +1,4 @@
-"""Why a pod waits, and the smallest change that would let it run. Pure, over a snapshot.
+"""Why a pod waits, or where it would go. Pure, over a snapshot.
 
 An explanation asks the same judge as the extender, node by node and card by card, so that it cannot say
 anything else; its counts add up to the number of nodes. Every text is bounded.
@@ -7,23 +7,20 @@ anything else; its counts add up to the number of nodes. Every text is bounded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Final
 
-from admission.extender_wire import Victims
+from admission.cures import Case, Cure, cheapest
 from admission.judging import Fit, Judge, No, Question, describe
 from admission.node_view import NodeView
 from admission.occupant import Occupant
-from admission.preemption import choose, names
-from admission.quota import NamespaceQuota, Quota
+from admission.quota import Quota
 from admission.snapshot import Snapshot
-from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID
-from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.explain import LINE_LIMIT, explain_placement
 from gpu_manager.domain.pod import Pod
-from gpu_manager.domain.request import PodRequest, Request
+from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules import pod_request
 
@@ -82,20 +79,6 @@ class Explanation:
     nearest: PodRequest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """One way to let the pod run. ``cost``: the part of what it asks that it would give up."""
-
-    cost: Fraction
-    text: str
-    nearest: PodRequest | None = None
-
-
-_ALLOW_MORE = Fraction(1, 4)  # giving up a wish for a model or a card weighs as a quarter of the amount
-_OTHERS = Fraction(1)  # others' loss: said only where nothing of the pod's own helps
-_MOST_KINDS = 500  # unlike nodes for which a change is sought
-
-
 def explain(
     occupant: Occupant,
     snapshot: Snapshot,
@@ -110,7 +93,6 @@ def explain(
     ``everywhere``: who reads it may get pods in all namespaces; else those of others are counted, not named.
     """
     pod = occupant.pod
-    reader = None if everywhere else pod.namespace
     total = len(snapshot.nodes)
     try:
         request = pod_request(pod, snapshot.unit, minimum_cores)
@@ -129,14 +111,13 @@ def explain(
     lines = tuple(map(str, mine.lines(snapshot.used.get(pod.namespace, {})))) if mine else ()
     if pod.node:
         return _placed(occupant, request, snapshot, lines)
-    question = judge.ask(occupant, request, snapshot, mine)
+    case = Case(occupant, request, snapshot, mine, judge, None if everywhere else pod.namespace)
+    question = case.ask(request)
     found = [(view, question.on(view)) for _, view in sorted(snapshot.nodes.items())]
     counts = Counter(_outcome(fit) for _, fit in found)
     found.sort(key=lambda pair: (_ORDER.index(_outcome(pair[1])), pair[0].name))
-    nodes = tuple(_node(question, pod, snapshot, view, fit, reader) for view, fit in found[:SHOWN_NODES])
-    change = None
-    if not counts[FITS]:
-        change = _smallest(occupant, request, question, found, judge, snapshot, mine, reader)
+    nodes = tuple(_node(case, question, view, fit) for view, fit in found[:SHOWN_NODES])
+    change = None if counts[FITS] else cheapest(case, question, found)
     return Explanation(
         pod=pod.key,
         asks=describe(request),
@@ -192,9 +173,7 @@ def _counts_of_bound(pod: Pod, snapshot: Snapshot) -> dict[str, int]:
     return {"bound": 1, "not asked": total - 1} if pod.node in snapshot.nodes else {"not asked": total}
 
 
-def _node(
-    question: Question, pod: Pod, snapshot: Snapshot, view: NodeView, fit: Fit | No, reader: str | None
-) -> NodeLine:
+def _node(case: Case, question: Question, view: NodeView, fit: Fit | No) -> NodeLine:
     facts, ledger = view.facts, question.ledger(view)
     free = {s.card.uuid: ledger.free(s.card.uuid).peak(ZERO) for s in facts.cards}
     if isinstance(fit, Fit):
@@ -215,140 +194,11 @@ def _node(
         CardLine(seen.index, printable(seen.uuid), free.get(seen.uuid, ZERO), reason)
         for seen, reason in (refusal.cards if refusal else ())
     )
-    victims: tuple[str, ...] = ()
-    if fit is No.ROOM:
-        chosen = choose(question, pod, view, Victims((), 0), snapshot.budgets)
-        victims = names(view, chosen.pods, reader) if chosen else ()
+    victims = case.names(view, case.leaving(question, view)) if fit is No.ROOM else ()
     return NodeLine(printable(view.name), fit.value, question.why(view), lines, victims)
 
 
-def _smallest(
-    occupant: Occupant,
-    request: PodRequest,
-    question: Question,
-    found: Sequence[tuple[NodeView, Fit | No]],
-    judge: Judge,
-    snapshot: Snapshot,
-    mine: NamespaceQuota | None,
-    reader: str | None,
-) -> _Change | None:
-    """The cheapest change of the pod that lets it run now, proved by judging it; else who must go."""
-    found = _unlike(found)
-    changes = [
-        *_allow_more(occupant, request, found, judge, snapshot, mine),
-        *_ask_less(occupant, request, question, found, judge, snapshot, mine),
-    ]
-    if changes:
-        return min(changes, key=lambda c: (c.cost, c.text))
-    for view, no in found:
-        chosen = (
-            choose(question, occupant.pod, view, Victims((), 0), snapshot.budgets) if no is No.ROOM else None
-        )
-        if chosen is not None:
-            who = names(view, chosen.pods, reader)
-            shown = ", ".join(who if len(who) <= 5 else (*who[:4], who[-1]))
-            left = "has left" if len(chosen.pods) == 1 else "have left"
-            return _Change(_OTHERS, f"node {printable(view.name)} takes it once {shown} {left}")
-    for view, no in found:
-        if no is No.QUOTA:
-            text = f"let the quota grow, or pods of the namespace end: {question.why(view)}"
-            return _Change(_OTHERS, text[:LINE_LIMIT])
-    if any(no is No.ROOM for _, no in found):
-        return _Change(_OTHERS, "wait for pods to end: every node that could hold it is taken")
-    return None
-
-
-def _unlike(found: Sequence[tuple[NodeView, Fit | No]]) -> Sequence[tuple[NodeView, Fit | No]]:
-    """One of each kind of node, bounded: what helps on one helps on all alike."""
-    kinds = {
-        (view.facts.pool, view.facts.problem, view.state, no): (view, no) for view, no in reversed(found)
-    }
-    return list(reversed(kinds.values()))[:_MOST_KINDS]
-
-
-def _ask_less(
-    occupant: Occupant,
-    request: PodRequest,
-    question: Question,
-    found: Sequence[tuple[NodeView, Fit | No]],
-    judge: Judge,
-    snapshot: Snapshot,
-    mine: NamespaceQuota | None,
-) -> Iterator[_Change]:
-    for view, no in found:
-        smaller: list[PodRequest] = []
-        refused = question.refusal(view) if no in (No.ROOM, No.NEVER, No.QUOTA) else None
-        if refused is not None and refused.nearest is not None:
-            smaller.append(refused.nearest)
-        if no is No.QUOTA and mine is not None:
-            smaller += _within_quota(request, view, mine, snapshot.used.get(occupant.pod.namespace, {}))
-        for less in smaller:
-            if isinstance(judge.ask(occupant, less, snapshot, mine).on(view), Fit):
-                text = f"ask {_differences(request, less)} (then node {printable(view.name)} takes it)"
-                yield _Change(_given_up(request, less), text[:LINE_LIMIT], less)
-
-
-def _within_quota(
-    request: PodRequest, view: NodeView, mine: NamespaceQuota, used: Mapping[str, Amount]
-) -> Iterator[PodRequest]:
-    """A pod of one part of a card, cut to what its namespace has left of each model here."""
-    if len(request.containers) != 1 or request.containers[0].request.cards:
-        return
-    asked, unit = request.containers[0], view.facts.unit
-    for model in sorted({state.card.model for state in view.facts.cards}):
-        rooms = [line.room for line in mine.lines(used, only=model)]
-        cores = min([asked.request.cores, *(room.cores for room in rooms)])
-        memory = min([asked.request.memory, *(room.memory for room in rooms)]) // unit * unit
-        if cores >= 1 and memory >= unit:
-            yield request.asking(asked.name, Request(cores, memory))
-
-
-def _allow_more(
-    occupant: Occupant,
-    request: PodRequest,
-    found: Sequence[tuple[NodeView, Fit | No]],
-    judge: Judge,
-    snapshot: Snapshot,
-    mine: NamespaceQuota | None,
-) -> Iterator[_Change]:
-    wishes = (
-        (bool(request.models), replace(request, models=()), GPU_MODEL),
-        (bool(request.uuids), replace(request, uuids=frozenset()), GPU_UUID),
-    )
-    for wished, wider, key in wishes:
-        if not wished:
-            continue
-        question = judge.ask(occupant, wider, snapshot, mine)
-        for view, _ in found:
-            if isinstance(fit := question.on(view), Fit):
-                where = explain_placement(question.placement(view, fit), view.facts.cards)
-                model = view.facts.cards[fit.taken[0][0]].card.model
-                named = f", for example by {quoted(model)}" if key == GPU_MODEL else ""
-                text = f"widen annotation {key}{named} (then node {printable(view.name)} takes it: {where})"
-                yield _Change(_ALLOW_MORE, text[:LINE_LIMIT], wider)
-                break
-
-
-def _given_up(request: PodRequest, nearest: PodRequest) -> Fraction:
-    """The largest part of any one amount that the smaller pod does without."""
-    parts = [Fraction(0)]
-    for old, new in zip(request.containers, nearest.containers, strict=True):
-        parts.append(1 - Fraction(new.request.cores, old.request.cores))
-        if old.request.memory:
-            parts.append(1 - Fraction(min(new.request.memory, old.request.memory), old.request.memory))
-    return max(parts)
-
-
-def _differences(request: PodRequest, nearest: PodRequest) -> str:
-    parts = [
-        f"{new.request} instead of {old.request} for {quoted(old.name)}"
-        for old, new in zip(request.containers, nearest.containers, strict=True)
-        if old.request != new.request
-    ]
-    return "; ".join(parts)
-
-
-def _line(counts: Counter[str], total: int, change: _Change | None, nodes: Sequence[NodeLine]) -> str:
+def _line(counts: Counter[str], total: int, change: Cure | None, nodes: Sequence[NodeLine]) -> str:
     if not total:
         return "waits: the cluster has no node with cards"
     if counts[FITS]:

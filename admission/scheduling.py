@@ -1,6 +1,6 @@
 """The scheduler's side of the service as one part: watches, books, extender, leader, events; begun and ended.
 
-Everything of the outside comes in as :class:`Outside`; nothing here knows an API server.
+Everything of the outside comes in as :class:`~admission.outside.Outside`; nothing here knows an API server.
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
-from zlib import crc32
+from typing import Final
 
 import structlog
 
@@ -20,16 +18,17 @@ from admission.explaining import Explanation, explain
 from admission.extender import Extender
 from admission.figures import Figures, Seen
 from admission.judging import Judge
-from admission.leading import Claim, Leader, Pods
+from admission.leading import Leader, Pods
 from admission.least_waste import LeastWaste
 from admission.listener import Listener
 from admission.memory import spare_pauses
 from admission.occupant import Occupant
-from admission.quota import ANY, QuotaBook
-from admission.reservations import BIND_SECONDS, TRAVEL_SECONDS, Api, Binder, Rules
+from admission.outside import Obj, Outside, Wanted
+from admission.quota_watch import QuotaWatch
+from admission.reservations import BIND_SECONDS, TRAVEL_SECONDS, Binder, Rules
 from admission.slim import slim_node, slim_pod
 from admission.snapshot import BUDGETS, NODES, PODS, Cluster
-from admission.telling import Teller, Voice
+from admission.telling import Teller
 from admission.waking import Waker
 from gpu_manager.domain.contract import LEADER_LABEL, QUOTA_SEEN
 from gpu_manager.domain.pod import Pod, PodUid
@@ -37,67 +36,10 @@ from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)
 
-Obj = Mapping[str, Any]
 QUOTA: Final = "quota"
 BYPASSED: Final = "GPUBypassed"
-BAD_QUOTA: Final = "GPUQuotaUnusable"
 _TICK_SECONDS: Final = 1.0
 _SPARE_SECONDS: Final = 10.0
-
-
-class Watch(Protocol):
-    """One resource, listed and watched from :meth:`start` to :meth:`close`."""
-
-    listed: float | None
-    heard: float | None
-
-    def start(self) -> None:
-        """Begin."""
-
-    def relist(self) -> None:
-        """Take in a full list that is asked for from now on."""
-
-    def close(self) -> None:
-        """End."""
-
-
-class Writer(Voice, Protocol):
-    """Writes in the background."""
-
-    def start(self) -> None:
-        """Begin."""
-
-    def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
-        """Merge annotations into exactly this pod."""
-
-    def event_of_map(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
-        """A warning about a ConfigMap."""
-
-    def label(self, namespace: str, name: str, key: str, value: str | None) -> None:
-        """Give a pod a label, or take it away."""
-
-    def close(self) -> None:
-        """End."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a watch is to bring: ``keep`` says what of each object, None for nothing of it."""
-
-    resource: str
-    replaced: Callable[[Sequence[Obj]], None]
-    changed: Callable[[Obj, bool], None]
-    keep: Callable[[Obj], Obj | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """The cluster, behind the Protocols above."""
-
-    api: Api
-    writer: Writer
-    claim: Claim
-    watch: Callable[[Wanted], Watch]
 
 
 class Scheduling:
@@ -110,20 +52,16 @@ class Scheduling:
         self._figures = figures
         self._clock = clock
         self.cluster = Cluster(terms.unit)
-        self.quota = QuotaBook(settings.quota_map)
         self.judge = Judge()
-        self._map_uid = ""
-        self._told_quota = ""
         self._inherited: bool | None = None  # whether the first list had a pod that waits
-        self._changed: frozenset[str] = frozenset()  # namespaces whose quota changed while this ran
         watches = {
             NODES: Wanted(NODES, lambda o: self.cluster.replace(NODES, o), self._node, slim_node),
             PODS: Wanted(PODS, self._pods, self._pod, slim_pod),
             BUDGETS: Wanted(BUDGETS, lambda o: self.cluster.replace(BUDGETS, o), self._budget, lambda o: o),
             QUOTA: Wanted(
                 QUOTA,
-                lambda objects: self._limits(objects[0] if objects else None),
-                lambda obj, gone: self._limits(None if gone else obj),
+                lambda objects: self._quota.take(objects[0] if objects else None),
+                lambda obj, gone: self._quota.take(None if gone else obj),
                 lambda o: o,
             ),
         }
@@ -136,6 +74,8 @@ class Scheduling:
             BIND_SECONDS + TRAVEL_SECONDS,
             self._led,
         )
+        self._quota = QuotaWatch(settings.quota_map, self.cluster, outside.writer, figures, self.leader.leads)
+        self.quota = self._quota.book
         rules = Rules(self.leader.leads, settings.binds_for, terms.minimum_cores)
         self.binder = Binder(self.cluster, self.quota, self.judge, outside.api, clock, rules, figures.count)
         self._teller = Teller(self.cluster.pod, self._explain, outside.writer, clock)
@@ -220,15 +160,7 @@ class Scheduling:
         if self.cluster.synced and now - self._spared >= _SPARE_SECONDS:
             self._spared = now
             spare_pauses()
-        complaint = self.quota.complaint
-        if not complaint:
-            self._told_quota = ""
-        elif complaint != self._told_quota and self.leader.leads():
-            self._told_quota = complaint
-            held = "The last good quota stays in force" if self.quota.current else "No GPU pod is placed"
-            namespace, name = self._settings.quota_map
-            text = f"{complaint}. {held} until it is mended"
-            self._outside.writer.event_of_map(namespace, name, self._map_uid, BAD_QUOTA, text)
+        self._quota.complain()
 
     # What the watches bring.
 
@@ -263,19 +195,6 @@ class Scheduling:
         if occupant is not None:
             self._bypasses.look(occupant)
 
-    def _limits(self, obj: Obj | None) -> None:
-        before = self.quota.complaint
-        news = self.quota.update(obj)
-        self._map_uid = str(((obj or {}).get("metadata") or {}).get("uid") or "")
-        if news.complaint and news.complaint != before:
-            self._figures.quota_rejected()
-            log.warning("quota not taken", reason=news.complaint)
-        if news.namespaces:
-            log.info("quota taken", namespaces=len(news.namespaces))
-            self._changed |= news.namespaces
-            if self.leader.leads():
-                self._requeue()
-
     # What follows from it.
 
     def _led(self, leads: bool) -> None:  # noqa: FBT001 - the leader's one word
@@ -283,7 +202,7 @@ class Scheduling:
             # A Service selects by it. One that still has it and leads no more refuses to bind.
             self._label("true" if leads else None)
         if leads:
-            self._requeue()  # what changed before, and the one before may not have come to
+            self._quota.wake()  # what changed before, and the one before may not have come to
             for finding in self._bypasses.findings():
                 self._outside.writer.event(finding.occupant.pod, BYPASSED, finding.text)
 
@@ -291,24 +210,6 @@ class Scheduling:
         self._outside.writer.label(
             self._settings.namespace, self._settings.leadership.pod, LEADER_LABEL, value
         )
-
-    def _requeue(self) -> None:
-        """Touch the pods that wait and whose quota changed.
-
-        A scheduler looks again at a pod that an extender refused when anything about it changes, else only
-        every five minutes. The value is a digest of the quota, so that nothing is written twice.
-        """
-        quota, changed = self.quota.current, self._changed
-        if quota is None or not changed:
-            return
-        for occupant in self.cluster.waiting():
-            pod = occupant.pod
-            named = pod.namespace in quota.namespaces
-            if pod.namespace not in changed and (named or ANY not in changed):
-                continue
-            digest = f"{crc32(repr(quota.of(pod.namespace)).encode()):08x}"
-            if pod.annotations.get(QUOTA_SEEN) != digest:
-                self._outside.writer.annotate(pod, {QUOTA_SEEN: digest})
 
     def wake(self) -> None:
         """Touch the pods whose scheduler would not look at them in time. Done each second."""

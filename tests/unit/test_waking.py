@@ -12,7 +12,8 @@ from admission.config import LeaderMode, Leadership, Settings
 from admission.figures import Figures
 from admission.leading import Alone
 from admission.occupant import occupant_of
-from admission.scheduling import Outside, Scheduling
+from admission.outside import Outside
+from admission.scheduling import Scheduling
 from admission.snapshot import BUDGETS, NODES, PODS
 from admission.waking import LONGEST_PAUSE, LONGEST_WAIT, MOST_AT_ONCE, SETTLE_SECONDS, Waker
 from gpu_manager.domain.contract import QUOTA_SEEN
