@@ -19,7 +19,7 @@ from admission.app import Program, compose
 from admission.config import ExtenderDoor, LeaderMode, Leadership, Settings
 from gpu_manager.domain.contract import ALLOCATION, LEADER_LABEL, QUOTA_SEEN, TOKEN_HEADER
 from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi, User
-from tests.fakes.admission_service import Calls, Process, booked, create
+from tests.fakes.admission import Calls, Process, booked, create
 from tests.fakes.extender import node
 from tests.fakes.sandbox import until
 
@@ -82,7 +82,7 @@ def process(api: StandInApi) -> Iterator[Callable[..., Process]]:
     running: list[Process] = []
 
     def start(*arguments: str) -> Process:
-        running.append(Process(api, "--leader-mode=alone", *arguments))
+        running.append(Process(f"--api-url={api.url}", "--leader-mode=alone", *arguments))
         return running[-1]
 
     yield start

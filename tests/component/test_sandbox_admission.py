@@ -18,7 +18,7 @@ from gpu_manager.sandbox.admission import find_program
 from gpu_manager.sandbox.api import ADMIN_TOKEN, ApiError
 from gpu_manager.sandbox.whole import Sandbox, Settings
 from tests.component.test_ui import NEEDS_A_BROWSER, Served
-from tests.fakes.admission_service import Calls
+from tests.fakes.admission import Calls
 from tests.fakes.sandbox import short_directory, until
 
 

@@ -1,33 +1,24 @@
-"""The control pages on disk: what the agent writes, and what a hostile tenant can do to its usage page."""
+"""The control pages on disk: what the agent writes into them, reads from them, and takes away."""
 
-import contextlib
-import fcntl
 import os
 import struct
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gpu_manager.adapters.tenants import Correction, PageTenants
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, VcudaError
+from gpu_manager.domain.resources import GIB
 from gpu_manager.ports import Limit
+from tests.fakes.pages import CARD, LIMIT, NAME, claim, limits_of, put, usage_file
 from vcuda import page as abi
 
-NAME = "0123456789abcdef" * 2
 OTHER = "f" * 32
-CARD = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")
 SECOND = CardUuid("GPU-11111111-2222-3333-4444-555555555555")
-GIB = 1 << 30
-LIMIT = Limit(CARD, 5 * GIB, 30, 30)
-
-FLOCK = struct.Struct("hhqqi4x")
 
 
 @pytest.fixture
@@ -40,30 +31,6 @@ def tenants(root):
     pages = PageTenants(root)
     yield pages
     pages.close()
-
-
-def usage_file(root: Path, name: str = NAME) -> Path:
-    return root / name / "usage"
-
-
-def limits_of(root: Path, name: str = NAME) -> abi.Limits:
-    return abi.read_limits((root / name / "limits").read_bytes())
-
-
-def put(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as page:
-        page.seek(offset)
-        page.write(data)
-
-
-def claim(path: Path, index: int, charged: int = 0, pid: int = 7) -> int:
-    """Register a process as the library does: lock byte ``index``, then fill the slot. Returns the lock."""
-    handle = os.open(path, os.O_RDWR)
-    fcntl.fcntl(handle, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, index, 1, 0))
-    slot = struct.pack("<IIQQQQ24x16I16Q", 1, pid, 0, 0, 0, 0, *([0] * 16), charged, *([0] * 15))
-    os.pwrite(handle, slot, abi.USAGE_HEAD_SIZE + index * abi.SLOT_SIZE)
-    os.pwrite(handle, struct.pack("<I", index + 1), 32)  # slot_high
-    return handle
 
 
 def test_opening_makes_a_private_directory_with_both_pages_whole(tenants, root):
@@ -182,9 +149,6 @@ def test_usage_is_read_by_an_agent_that_did_not_make_the_page(tenants, root):
     restarted.close()
 
 
-# --- a new life ------------------------------------------------------------------------------------
-
-
 def test_reset_begins_at_zero(tenants, root):
     tenants.open(NAME, [LIMIT])
     os.close(claim(usage_file(root), 2, charged=GIB))
@@ -237,136 +201,6 @@ def test_a_directory_that_a_runtime_made_in_a_page_s_place_is_replaced(tenants, 
     for page in ("limits", "usage"):
         (root / NAME / page).mkdir(parents=True)
     tenants.open(NAME, [LIMIT])
-    assert tenants.usage(NAME)[0].memory == 0
-
-
-# --- tampering -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [0, 1, 4095, abi.USAGE_SIZE - 1, abi.USAGE_SIZE + 1, 1 << 32])
-def test_another_size_is_put_back_counted_and_named(tenants, root, size):
-    tenants.open(NAME, [LIMIT])
-    os.truncate(usage_file(root), size)
-    with pytest.raises(NodeUnready, match=f"{NAME}.*{size} bytes instead of {abi.USAGE_SIZE}"):
-        tenants.usage(NAME)
-    assert usage_file(root).stat().st_size == abi.USAGE_SIZE
-    assert tenants.tampering() == {NAME: 1}
-
-
-def test_a_page_that_was_grown_is_read_again_afterwards(tenants, root):
-    tenants.open(NAME, [LIMIT])
-    os.truncate(usage_file(root), 1 << 30)
-    with pytest.raises(NodeUnready):
-        tenants.usage(NAME)
-    assert tenants.usage(NAME)[0].memory == 0
-
-
-def test_a_page_that_was_emptied_stays_named_until_the_container_starts_anew(tenants, root):
-    tenants.open(NAME, [LIMIT])
-    os.truncate(usage_file(root), 0)
-    for _ in range(3):
-        with pytest.raises(NodeUnready, match="tampered"):
-            tenants.usage(NAME)
-    assert tenants.tampering() == {NAME: 3}
-    tenants.reset(NAME)
-    assert tenants.usage(NAME)[0].memory == 0
-
-
-def test_a_mode_that_was_taken_away_is_given_back(tenants, root):
-    tenants.open(NAME, [LIMIT])
-    usage_file(root).chmod(0)
-    with pytest.raises(NodeUnready, match="mode was 0000 instead of 0666"):
-        tenants.usage(NAME)
-    assert tenants.usage(NAME)[0].memory == 0
-
-
-@pytest.mark.parametrize("kind", ["symlink", "fifo", "directory"])
-def test_something_else_in_the_page_s_place_is_neither_followed_nor_waited_for(root, tmp_path, kind):
-    PageTenants(root).open(NAME, [LIMIT])
-    secret = tmp_path / "secret"
-    secret.write_bytes(b"s" * abi.USAGE_SIZE)
-    path = usage_file(root)
-    path.unlink()
-    if kind == "symlink":
-        path.symlink_to(secret)
-    elif kind == "fifo":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
-    tenants = PageTenants(root)
-    with pytest.raises(NodeUnready, match=NAME):
-        tenants.usage(NAME)
-    tenants.reset(NAME)
-    assert path.is_file()
-    assert not path.is_symlink()
-    assert secret.read_bytes() == b"s" * abi.USAGE_SIZE
-    tenants.close()
-
-
-def test_a_link_in_the_directory_s_place_is_not_followed(tenants, root, tmp_path):
-    target = tmp_path / "elsewhere"
-    target.mkdir()
-    root.mkdir(parents=True)
-    (root / NAME).symlink_to(target)
-    with pytest.raises(NodeUnready):
-        tenants.usage(NAME)
-    tenants.open(NAME, [LIMIT])
-    assert list(target.iterdir()) == []
-    assert not (root / NAME).is_symlink()
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    head=st.binary(min_size=0, max_size=256),
-    offset=st.integers(0, abi.USAGE_SIZE - 256),
-    high=st.integers(0, 2**32 - 1),
-)
-def test_whatever_the_page_says_figures_are_bounded_or_it_is_named(tmp_path_factory, head, offset, high):
-    root = tmp_path_factory.mktemp("hostile")
-    tenants = PageTenants(root)
-    tenants.open(NAME, [LIMIT])
-    handle = claim(usage_file(root), 0, charged=2**64 - 1)
-    put(usage_file(root), offset, head)
-    put(usage_file(root), 32, struct.pack("<I", high))
-    try:
-        (use,) = tenants.usage(NAME)
-    except NodeUnready:
-        assert tenants.tampering() == {NAME: 1}
-    else:
-        assert 0 <= use.memory <= abi.MAX_BYTES
-        assert 0 <= use.busy_seconds <= abi.MAX_NS * 1e-9
-        assert 0 <= use.processes <= abi.MAX_SLOTS
-    tenants.reset(NAME)
-    os.close(handle)
-    tenants.close()
-
-
-def test_a_tenant_that_truncates_and_grows_while_it_is_read_breaks_nothing(tenants, root):
-    tenants.open(NAME, [LIMIT])
-    stop = threading.Event()
-
-    def attack() -> None:
-        handle = os.open(usage_file(root), os.O_RDWR)
-        size = 0
-        while not stop.is_set():
-            size = (size * 7 + 4099) % (2 * abi.USAGE_SIZE)
-            os.ftruncate(handle, size)
-            os.pwrite(handle, os.urandom(64), size % 4096)
-        os.close(handle)
-
-    attacker = threading.Thread(target=attack)
-    attacker.start()
-    deadline = time.monotonic() + 30
-    try:
-        while tenants.tampering().get(NAME, 0) < 50:
-            assert time.monotonic() < deadline, "the attack was not seen"
-            with contextlib.suppress(NodeUnready):  # the one error that this may end in
-                tenants.usage(NAME)
-                tenants.reset(NAME)
-    finally:
-        stop.set()
-        attacker.join(10)
-    tenants.reset(NAME)
     assert tenants.usage(NAME)[0].memory == 0
 
 
@@ -423,9 +257,6 @@ def test_a_limits_page_of_another_size_is_put_back(tenants, root):
     tenants.open(NAME, [LIMIT])
     assert limits_of(root).cards[0].memory_limit == 5 * GIB
     assert (root / NAME / "limits").stat().st_size == abi.LIMITS_SIZE
-
-
-# --- names and removal -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

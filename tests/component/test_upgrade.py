@@ -7,8 +7,6 @@ ConfigMap. Containers run on; cards and quota know of them; their place is not g
 from __future__ import annotations
 
 import json
-import ssl
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +28,7 @@ from gpu_manager.domain.resources import GIB
 from gpu_manager.sandbox import orders
 from gpu_manager.sandbox.kubelet import StandInKubelet
 from gpu_manager.sandbox.whole import NODE, Sandbox, Settings
-from tests.fakes.admission import admission
+from tests.fakes.admission import Process
 from tests.fakes.plugin import Plugin, device
 from tests.fakes.sandbox import short_directory, until
 
@@ -215,29 +213,25 @@ def test_new_pods_come_beside_them_and_never_on_top(upgraded: Upgraded) -> None:
 
 
 @pytest.fixture(scope="module")
-def ports(upgraded: Upgraded) -> Iterator[tuple[int, int]]:
-    """Of admission, installed after the agent: for webhooks, for schedulers."""
-    with admission(upgraded.directory, upgraded.node.kubeconfig) as found:
+def admission(upgraded: Upgraded) -> Iterator[Process]:
+    """Installed after the agent."""
+    with Process(f"--kubeconfig={upgraded.node.kubeconfig}", "--leader-mode=alone") as found:
         yield found
 
 
-def refusal(extender: int, asks: dict[str, Any]) -> str:
+def refusal(admission: Process, asks: dict[str, Any]) -> str:
     """What the scheduler is told of the node; empty if the pod fits."""
     asks["metadata"]["uid"] = f"u-{asks['metadata']['name']}"
-    question = json.dumps({"Pod": asks, "NodeNames": [NODE]}).encode()
-    url = f"http://127.0.0.1:{extender}/scheduler/filter"
-    request = urllib.request.Request(url, question, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        said = json.load(answer)
+    said = admission.filter(asks, [NODE])
     assert not said.get("Error"), said
     return str({**(said["FailedNodes"] or {}), **(said["FailedAndUnresolvableNodes"] or {})}.get(NODE, ""))
 
 
-def test_the_scheduler_knows_on_which_card_they_are(upgraded: Upgraded, ports: tuple[int, int]) -> None:
+def test_the_scheduler_knows_on_which_card_they_are(upgraded: Upgraded, admission: Process) -> None:
     def on_card_5(cores: int) -> str:
         asks = new_pod(f"beside-{cores}", cores, 4)
         asks["metadata"]["annotations"] = {GPU_UUID: upgraded.node.cards[5].uuid}
-        return refusal(ports[1], asks)
+        return refusal(admission, asks)
 
     until(lambda: on_card_5(71))
     assert on_card_5(70) == ""
@@ -246,24 +240,15 @@ def test_the_scheduler_knows_on_which_card_they_are(upgraded: Upgraded, ports: t
 
 
 def test_the_old_quota_counts_what_runs_since_before_and_refuses_more(
-    upgraded: Upgraded, ports: tuple[int, int]
+    upgraded: Upgraded, admission: Process
 ) -> None:
     node = upgraded.node.api.get("nodes", NODE) or {}
     assert "A100" in node["metadata"]["labels"][MODEL_LABEL_GAIA]
-    webhook, extender = ports
-    context = ssl._create_unverified_context()
-
-    def used() -> float | None:
-        url = f"https://127.0.0.1:{webhook}/metrics"
-        with urllib.request.urlopen(url, timeout=10, context=context) as answer:
-            lines = answer.read().decode().splitlines()
-        start = 'vcuda_admission_quota_cards_used{model="A100",namespace="vision"} '
-        found = [line for line in lines if line.startswith(start)]
-        return float(found[0].removeprefix(start)) if found else None
-
-    assert until(lambda: used() == pytest.approx(2.5)), "30 + 200 + 20 cores"
+    figure = "vcuda_admission_quota_cards_used", ("A100", "vision")
+    until(lambda: admission.figures().get(figure))
+    assert admission.figures()[figure] == pytest.approx(2.5), "30 + 200 + 20 cores"
     asks = new_pod("one-more", 80, 8)  # whole cards were refused at the node a moment ago
     asks["metadata"]["namespace"] = "vision"
-    assert refusal(extender, asks).startswith(
+    assert refusal(admission, asks).startswith(
         'ExceedsGPUQuota: namespace "vision": 3 cards of A100, 2.5 used'
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,39 +12,26 @@ import pytest
 
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.tenants import PageTenants
-from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, Tampered
-from gpu_manager.ports import Limit
+from tests.fakes.pages import LIMIT, NAME, claim, usage_file
 from vcuda import page as abi
 
-NAME = "0123456789abcdef" * 2
-CARD = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")
-FLOCK = struct.Struct("hhqqi4x")
 EXITING, RUNNING = 0x404, 0x400  # PF_EXITING beside PF_RANDOMIZE
 
 
 @pytest.fixture
 def tenants(tmp_path: Path) -> Iterator[PageTenants]:
     pages = PageTenants(tmp_path / "pages")
-    pages.open(NAME, [Limit(CARD, 5 << 30, 30, 30)])
+    pages.open(NAME, [LIMIT])
     yield pages
     pages.close()
-
-
-def claim(tmp_path: Path, index: int, pid: int) -> int:
-    """As the library does it: lock the byte, fill the slot. Returns the descriptor with the lock."""
-    page = os.open(tmp_path / "pages" / NAME / "usage", os.O_RDWR)
-    fcntl.fcntl(page, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, index, 1, 0))
-    os.pwrite(page, struct.pack("<II", 1, pid), abi.USAGE_HEAD_SIZE + index * abi.SLOT_SIZE)
-    os.pwrite(page, struct.pack("<I", index + 1), abi._USAGE_HEADER.size - 8)
-    return page
 
 
 def test_processes_with_a_slot_are_registered_by_the_id_they_know_themselves_by(
     tenants: PageTenants, tmp_path: Path
 ) -> None:
     assert tenants.registered(NAME) == frozenset()
-    lock = claim(tmp_path, 0, 17)
+    lock = claim(usage_file(tmp_path / "pages"), 0, pid=17)
     assert tenants.registered(NAME) == {17}
     os.close(lock)
     assert tenants.registered(NAME) == {17}, "a program may have closed the library's descriptor"
@@ -56,7 +41,7 @@ def test_an_attack_on_a_page_is_remembered_whoever_meets_it_first(
     tenants: PageTenants, tmp_path: Path
 ) -> None:
     assert tenants.attacks(NAME) == (0, "")
-    os.truncate(tmp_path / "pages" / NAME / "usage", 4096)
+    os.truncate(usage_file(tmp_path / "pages"), 4096)
     with pytest.raises(Tampered):
         tenants.activity(NAME)
     count, what = tenants.attacks(NAME)

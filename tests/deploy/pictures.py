@@ -26,7 +26,7 @@ from tests.deploy.test_dashboards import (
     served,
     state_metrics,
 )
-from tests.fakes.admission import admission
+from tests.fakes.admission import Process
 from tests.fakes.prometheus import Prometheus
 from tests.fakes.sandbox import short_directory
 
@@ -41,7 +41,8 @@ def main(seconds: float) -> None:
         served(lambda: state_metrics(sandbox)) as states,
     ):
         prepare(sandbox)
-        with admission(directory, sandbox.kubeconfig) as (webhook, extender):
+        with Process(f"--kubeconfig={sandbox.kubeconfig}", "--leader-mode=alone") as admission:
+            webhook, extender = admission.port, admission.extender_port
             tls = {"scheme": "https", "tls_config": {"insecure_skip_verify": True}}
             jobs = [
                 job("gpu-manager", sandbox.port, "/metric", honor_labels=True),

@@ -26,7 +26,7 @@ from deploy.grafana import dashboards
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.sandbox import orders
 from gpu_manager.sandbox.whole import NODE, Sandbox, Settings
-from tests.fakes.admission import admission
+from tests.fakes.admission import Process
 from tests.fakes.prometheus import Prometheus, needs_prometheus
 from tests.fakes.reviews import container, pod, review
 from tests.fakes.sandbox import short_directory, until
@@ -143,8 +143,8 @@ def seen() -> Iterator[Seen]:
         served(lambda: state_metrics(sandbox)) as states,
     ):
         prepare(sandbox)
-        with admission(directory, sandbox.kubeconfig) as (webhook, extender):
-            yield from observe(directory, sandbox, states, webhook, extender)
+        with Process(f"--kubeconfig={sandbox.kubeconfig}", "--leader-mode=alone") as admission:
+            yield from observe(directory, sandbox, states, admission.port, admission.extender_port)
 
 
 def observe(directory: Path, sandbox: Sandbox, states: int, webhook: int, extender: int) -> Iterator[Seen]:

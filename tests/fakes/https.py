@@ -1,17 +1,31 @@
-"""A caller of the admission service as an API server is one: HTTPS on loopback, trusting what it is told."""
+"""The webhooks over HTTPS on loopback: served under a certificate of the tests' own, and called as an API server does."""
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import ssl
+import time
 from typing import Any, Self
+
+from admission.app import Program
+from admission.certs import Issued, Switch, issue
+from admission.config import Bounds, Settings
+from admission.metrics import Metrics
+from gpu_manager.domain.errors import NodeUnready
 
 HOST = "localhost"
 
 
 def trusting(*authorities: bytes) -> ssl.SSLContext:
     return ssl.create_default_context(cadata=b"".join(authorities).decode())
+
+
+@functools.cache
+def issued() -> Issued:
+    """The certificate of all :class:`Webhooks` that are given no other."""
+    return issue((HOST,), time.time(), 90, "test authority")
 
 
 class Caller:
@@ -43,3 +57,42 @@ class Caller:
         with self._connection.getresponse() as answer:
             self.headers = answer.headers
             return answer.status, answer.read().decode()
+
+
+class Given:
+    """A certificate that is there from the first look on, or once it is ``issued``."""
+
+    def __init__(self, switch: Switch) -> None:
+        self.switch = switch
+        self.issued: Issued | None = issued()
+
+    def check(self) -> None:
+        if self.issued is None:
+            raise NodeUnready("no certificate yet")
+        if self.switch.pair != self.issued.pair:
+            self.switch.take(self.issued.pair)
+
+
+class Webhooks:
+    """The program in this process, without a cluster behind it."""
+
+    def __init__(
+        self, bounds: Bounds | None = None, *, port: int = 0, certified: bool = True, **more: Any
+    ) -> None:
+        switch = Switch()
+        self.certificates = Given(switch)
+        if not certified:
+            self.certificates.issued = None
+        settings = Settings(address="127.0.0.1", port=port, bounds=bounds or Bounds())
+        self.program = Program(settings, self.certificates, switch, Metrics("0"), check_seconds=0.01, **more)
+        self.program.start()
+        self.port = self.program.port
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.program.stop()
+
+    def caller(self) -> Caller:
+        return Caller(self.port, trusting(issued().authority))
