@@ -11,28 +11,29 @@ from math import ceil
 from typing import Any
 
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.lenient import mapping
 from gpu_manager.domain.resources import parse_quantity
 
 
 def asked(pod: Mapping[str, Any]) -> int:
     """What the scheduler counts for a core/v1 Pod: its worst moment, with its sidecars and its overhead."""
-    spec = _map(pod.get("spec"))
+    spec = mapping(pod.get("spec"))
     together, worst = 0, 0
     for container in _maps(spec.get("initContainers")):
-        cpu = _cpu(_map(_map(container.get("resources")).get("requests")))
+        cpu = _cpu(mapping(mapping(container.get("resources")).get("requests")))
         if container.get("restartPolicy") == "Always":
             together += cpu
             worst = max(worst, together)
         else:
             worst = max(worst, together + cpu)
     for container in _maps(spec.get("containers")):
-        together += _cpu(_map(_map(container.get("resources")).get("requests")))
-    return max(worst, together) + _cpu(_map(spec.get("overhead")))
+        together += _cpu(mapping(mapping(container.get("resources")).get("requests")))
+    return max(worst, together) + _cpu(mapping(spec.get("overhead")))
 
 
 def allocatable(node: Mapping[str, Any]) -> int | None:
     """What a core/v1 Node gives to pods; None if it does not say."""
-    given = _map(_map(node.get("status")).get("allocatable"))
+    given = mapping(mapping(node.get("status")).get("allocatable"))
     return _cpu(given) if "cpu" in given else None
 
 
@@ -44,9 +45,5 @@ def _cpu(amounts: Mapping[str, Any]) -> int:
         return 0
 
 
-def _map(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _maps(value: object) -> list[Mapping[str, Any]]:
-    return [_map(entry) for entry in value] if isinstance(value, list | tuple) else []
+    return [mapping(entry) for entry in value] if isinstance(value, list | tuple) else []

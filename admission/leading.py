@@ -148,20 +148,10 @@ class Held:
         self._clock = clock
         self._seconds = seconds
         self.identity = f"{pod}_{secrets.token_hex(8)}"
-        self._until = _NEVER
-        self._fence = _NEVER
+        self.until = _NEVER
+        self.fence = _NEVER
         self._seen: tuple[LeaseRecord, float] | None = None  # another's, and when its last renewal was seen
         self._renewed = _NEVER
-
-    @property
-    def until(self) -> float:
-        """See :class:`Claim`."""
-        return self._until
-
-    @property
-    def fence(self) -> float:
-        """See :class:`Claim`."""
-        return self._fence
 
     def look(self) -> None:
         """See :class:`Claim`."""
@@ -177,7 +167,7 @@ class Held:
         elif found.holder == self.identity:
             self._write(transitions)
         else:
-            self._until = _NEVER
+            self.until = _NEVER
             if self._seen is None or self._seen[0].mark != found.mark:
                 self._seen = found, now
             ends = self._seen[1] + found.seconds
@@ -186,13 +176,13 @@ class Held:
 
     def release(self) -> None:
         """See :class:`Claim`."""
-        self._until = _NEVER
+        self.until = _NEVER
         found = self._leases.read()
         if found is not None and found.holder == self.identity:
             self._leases.write("", 1.0, found.transitions)
 
     def _take(self, transitions: int, fence: float) -> None:
-        self._fence = fence  # first: a write without an answer may have been one
+        self.fence = fence  # first: a write without an answer may have been one
         if self._write(transitions):
             log.info("Lease taken", identity=self.identity, transitions=transitions)
 
@@ -200,7 +190,7 @@ class Held:
         began = self._clock.monotonic()
         if not self._leases.write(self.identity, self._seconds, transitions):
             return False
-        self._until, self._renewed, self._seen = began + self._seconds, began, None
+        self.until, self._renewed, self._seen = began + self._seconds, began, None
         return True
 
 
@@ -216,20 +206,10 @@ class Watched:
         self._leases = leases
         self._clock = clock
         self._hosts = hosts
-        self._until = _NEVER
-        self._fence = _NEVER
+        self.until = _NEVER
+        self.fence = _NEVER
         self._last: tuple[LeaseRecord, float] | None = None  # as last seen, and when that look began
         self._renewed = _NEVER  # when its last renewal was seen
-
-    @property
-    def until(self) -> float:
-        """See :class:`Claim`."""
-        return self._until
-
-    @property
-    def fence(self) -> float:
-        """See :class:`Claim`."""
-        return self._fence
 
     def look(self) -> None:
         """See :class:`Claim`."""
@@ -240,12 +220,12 @@ class Watched:
         changed = before is None or before.mark != found.mark
         ours = self._ours(found.holder)
         if changed:
-            self._fence = max(self._fence, self._over(before, looked, found, now))
+            self.fence = max(self.fence, self._over(before, looked, found, now))
             self._renewed = now
         if not ours:
-            self._until = _NEVER
+            self.until = _NEVER
         elif changed and before is not None:
-            self._until = looked + found.seconds
+            self.until = looked + found.seconds
 
     def _over(self, before: LeaseRecord | None, looked: float, found: LeaseRecord, now: float) -> float:
         """When what others may have sent is over, as a changed record tells."""

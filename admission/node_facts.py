@@ -22,6 +22,7 @@ from gpu_manager.domain.contract import (
     decode_uuids,
 )
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.lenient import mapping, text
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount, format_bytes, parse_quantity
 from gpu_manager.domain.topology import MAX_CARDS, Link, Topology
 
@@ -63,19 +64,19 @@ def read_node(obj: Mapping[str, Any], unit: int, intern: Intern, *, by_capacity:
     ``by_capacity``: where there is no inventory, take the cards for alike and count the node's capacity; for
     nodes that do not exist yet (a cluster autoscaler's templates).
     """
-    meta = _map(obj.get("metadata"))
-    annotations, labels = _map(meta.get("annotations")), _map(meta.get("labels"))
-    name, pool = _text(meta.get("name")), _text(labels.get(POOL_LABEL))
-    model = _text(labels.get(MODEL_LABEL_GAIA)) or _text(labels.get(MODEL_LABEL))
-    inventory = decode_inventory(_text(annotations.get(INVENTORY)))
+    meta = mapping(obj.get("metadata"))
+    annotations, labels = mapping(meta.get("annotations")), mapping(meta.get("labels"))
+    name, pool = text(meta.get("name")), text(labels.get(POOL_LABEL))
+    model = text(labels.get(MODEL_LABEL_GAIA)) or text(labels.get(MODEL_LABEL))
+    inventory = decode_inventory(text(annotations.get(INVENTORY)))
     if inventory is None:
-        cards = _by_capacity(_map(obj.get("status")), model, unit) if by_capacity else ()
+        cards = _by_capacity(mapping(obj.get("status")), model, unit) if by_capacity else ()
         problem = "" if cards else f"{NO_DEVICE}: the node publishes no inventory of cards"
         topology = Topology.uniform(len(cards), _SYS)
         hardware = intern((topology, tuple(replace(s, card=_plain(s.card)) for s in cards)))
         cpu = allocatable(obj)
         return NodeFacts(name, unit, cards, topology, frozenset(), pool, model, problem, hardware, cpu)
-    cordoned = decode_uuids(_text(annotations.get(CORDON)))
+    cordoned = decode_uuids(text(annotations.get(CORDON)))
     cards = tuple(replace(s, cordoned=s.cordoned or s.card.uuid in cordoned) for s in inventory.cards)
     problem = ""
     if inventory.unit != unit:
@@ -106,7 +107,7 @@ def _plain(card: Card) -> Card:
 
 
 def _by_capacity(status: Mapping[str, Any], model: str, unit: int) -> tuple[CardState, ...]:
-    capacity = _map(status.get("capacity"))
+    capacity = mapping(status.get("capacity"))
     count = min(_count(capacity.get(CORE)) // CORES_PER_CARD, MAX_CARDS)
     memory = _count(capacity.get(MEMORY)) // count * unit if count else 0
     return tuple(CardState(Card(i, CardUuid(f"capacity-{i}"), model, memory)) for i in range(count))
@@ -117,11 +118,3 @@ def _count(value: object) -> int:
         return max(0, int(Fraction(0) if value is None else parse_quantity(value)))
     except RequestInvalid:
         return 0
-
-
-def _map(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

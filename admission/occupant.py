@@ -17,6 +17,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.lenient import text
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import Amount
@@ -80,8 +81,8 @@ def occupant_of(pod: Pod, obj: Mapping[str, Any] | None = None) -> Occupant:
     return Occupant(
         pod=pod,
         assigned=_assigned(pod),
-        nominated=_text(status.get("nominatedNodeName")),
-        began=_text(status.get("startTime")) or pod.created,
+        nominated=text(status.get("nominatedNodeName")),
+        began=text(status.get("startTime")) or pod.created,
         cpu=asked(obj or {}),
     )
 
@@ -110,7 +111,3 @@ def _assigned(pod: Pod) -> Assigned | None:
     if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
         return None
     return {name: tuple(shares) for name, shares in said.containers.items()}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

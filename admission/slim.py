@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.lenient import mapping
 
 _OURS: Final = "tencent.com/"
 _GROUPS: Final = ("initContainers", "containers")
@@ -24,7 +25,7 @@ def slim_pod(obj: Obj) -> Obj | None:
 
     Of a pod on a node that asks for no card, what it takes of the node's CPU is kept.
     """
-    meta, spec = _map(obj.get("metadata")), _map(obj.get("spec"))
+    meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
     groups = {group: [c for c in spec.get(group) or () if isinstance(c, Mapping)] for group in _GROUPS}
     if not any(_asks(container) for group in groups.values() for container in group):
         if not spec.get("nodeName"):
@@ -33,38 +34,36 @@ def slim_pod(obj: Obj) -> Obj | None:
         return {
             "metadata": _picked(meta, ("name", "namespace", "uid")),
             "spec": {**_picked(spec, ("nodeName", "overhead")), **small},
-            "status": _picked(_map(obj.get("status")), ("phase",)),
+            "status": _picked(mapping(obj.get("status")), ("phase",)),
         }
     containers = {name: [_picked(c, _CONTAINER) for c in group] for name, group in groups.items()}
     return {
         "metadata": {**_picked(meta, _META), "annotations": _annotations(meta)},
         "spec": {**_picked(spec, _SPEC), **containers},
-        "status": _picked(_map(obj.get("status")), _STATUS),
+        "status": _picked(mapping(obj.get("status")), _STATUS),
     }
 
 
 def slim_node(obj: Obj) -> Obj:
     """A core/v1 Node with what is read here."""
-    meta = _map(obj.get("metadata"))
-    labels = {k: v for k, v in _map(meta.get("labels")).items() if _OURS in k}
+    meta = mapping(obj.get("metadata"))
+    labels = {k: v for k, v in mapping(meta.get("labels")).items() if _OURS in k}
     return {
         "metadata": {"name": meta.get("name"), "labels": labels, "annotations": _annotations(meta)},
-        "status": _picked(_map(obj.get("status")), _NODE_STATUS),
+        "status": _picked(mapping(obj.get("status")), _NODE_STATUS),
     }
 
 
 def _asks(container: Obj) -> bool:
-    resources = _map(container.get("resources"))
-    return any(key in _map(resources.get(part)) for part in ("limits", "requests") for key in (CORE, MEMORY))
+    resources = mapping(container.get("resources"))
+    return any(
+        key in mapping(resources.get(part)) for part in ("limits", "requests") for key in (CORE, MEMORY)
+    )
 
 
 def _annotations(meta: Obj) -> Obj:
-    return {k: v for k, v in _map(meta.get("annotations")).items() if _OURS in k}
+    return {k: v for k, v in mapping(meta.get("annotations")).items() if _OURS in k}
 
 
 def _picked(obj: Obj, keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: obj[key] for key in keys if key in obj}
-
-
-def _map(value: object) -> Obj:
-    return value if isinstance(value, Mapping) else {}

@@ -23,6 +23,7 @@ from admission.other_pods import OtherPods
 from gpu_manager.domain.budgets import Budget, read_budget
 from gpu_manager.domain.contract import CORDON, INVENTORY, MODEL_LABEL, MODEL_LABEL_GAIA, POOL_LABEL
 from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.lenient import mapping
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 
@@ -420,21 +421,17 @@ def _places(occupant: Occupant) -> Iterable[str]:
 
 
 def _said(obj: Mapping[str, Any]) -> Hashable:
-    meta = _map(obj.get("metadata"))
-    annotations, labels = _map(meta.get("annotations")), _map(meta.get("labels"))
+    meta = mapping(obj.get("metadata"))
+    annotations, labels = mapping(meta.get("annotations")), mapping(meta.get("labels"))
     shown = [annotations.get(key) for key in (INVENTORY, CORDON)]
     shown += [labels.get(key) for key in (MODEL_LABEL, MODEL_LABEL_GAIA, POOL_LABEL)]
-    shown.append(_map(_map(obj.get("status")).get("allocatable")).get("cpu"))
+    shown.append(mapping(mapping(obj.get("status")).get("allocatable")).get("cpu"))
     return tuple(text if isinstance(text, str) else None for text in shown)
 
 
 def _uid(obj: Mapping[str, Any]) -> PodUid:
-    return PodUid(str(_map(obj.get("metadata")).get("uid") or ""))
+    return PodUid(str(mapping(obj.get("metadata")).get("uid") or ""))
 
 
 def _name(obj: Mapping[str, Any]) -> str:
-    return str(_map(obj.get("metadata")).get("name") or "")
-
-
-def _map(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return str(mapping(obj.get("metadata")).get("name") or "")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_manager.domain.lenient import mapping
 from gpu_manager.domain.pod import Pod, PodUid
 
 _MOST_EXPRESSIONS = 64
@@ -33,7 +34,7 @@ class Budget:
 
 def read_budget(obj: Mapping[str, Any]) -> Budget | None:
     """Read a policy/v1 PodDisruptionBudget; None if it has not the shape of one."""
-    meta, spec, status = (_map(obj.get(part)) for part in ("metadata", "spec", "status"))
+    meta, spec, status = (mapping(obj.get(part)) for part in ("metadata", "spec", "status"))
     name, namespace = meta.get("name"), meta.get("namespace")
     if not isinstance(name, str) or not isinstance(namespace, str):
         return None
@@ -42,7 +43,7 @@ def read_budget(obj: Mapping[str, Any]) -> Budget | None:
         namespace=namespace,
         name=name,
         allowed=allowed if isinstance(allowed, int) and not isinstance(allowed, bool) else 0,
-        disrupted=frozenset(map(str, _map(status.get("disruptedPods")))),
+        disrupted=frozenset(map(str, mapping(status.get("disruptedPods")))),
         terms=_terms(spec.get("selector")),
     )
 
@@ -65,10 +66,10 @@ def violating(pods: Iterable[Pod], budgets: Sequence[Budget]) -> frozenset[PodUi
 def _terms(selector: object) -> tuple[tuple[str, str, frozenset[str]], ...] | None:
     if not isinstance(selector, Mapping):
         return None  # policy/v1: no selector selects no pod, an empty one all
-    terms = [(str(k), "In", frozenset({str(v)})) for k, v in _map(selector.get("matchLabels")).items()]
+    terms = [(str(k), "In", frozenset({str(v)})) for k, v in mapping(selector.get("matchLabels")).items()]
     expressions = selector.get("matchExpressions")
     for expression in (expressions if isinstance(expressions, list) else [])[:_MOST_EXPRESSIONS]:
-        one = _map(expression)
+        one = mapping(expression)
         values = one.get("values")
         listed = frozenset(map(str, values)) if isinstance(values, list) else frozenset()
         terms.append((str(one.get("key")), str(one.get("operator")), listed))
@@ -83,7 +84,3 @@ def _meets(labels: Mapping[str, str], key: str, operator: str, values: frozenset
     if operator == "Exists":
         return key in labels
     return operator == "DoesNotExist" and key not in labels
-
-
-def _map(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

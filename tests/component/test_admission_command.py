@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from admission.__main__ import run
 from gpu_manager.domain.contract import PREDICATE_NODE
@@ -59,14 +58,6 @@ def test_the_program_serves_files_and_ends_with_sigterm(tmp_path: Path, cluster:
             assert '"stopping"' in program.stderr.read()
         finally:
             program.kill()
-
-
-@pytest.fixture
-def own_log() -> Iterator[None]:
-    """The program sets up the log of the whole process; other tests have theirs."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
 
 
 @pytest.mark.usefixtures("own_log")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -207,14 +206,6 @@ def renewed_trust(authority: Authority, directory: Path) -> Authority:
     path.write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))
     authority.file = path
     return authority
-
-
-@pytest.fixture
-def own_log() -> Iterator[None]:
-    """The program sets up the log of the whole process; other tests have theirs."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
 
 
 @pytest.mark.usefixtures("own_log")
