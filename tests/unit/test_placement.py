@@ -20,22 +20,10 @@ from gpu_manager.domain.request import (
     matches_model,
 )
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
-from gpu_manager.domain.topology import SELF, Link, Topology
+from tests.fakes.machines import SIX, tree
 
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 quick = settings(deadline=None, max_examples=150, derandomize=True)
-
-
-def tree(size, *levels):
-    def link(i, j):
-        if i == j:
-            return SELF
-        return Link.parse(next((cell for width, cell in levels if i // width == j // width), "SYS"))
-
-    return Topology(tuple(tuple(link(i, j) for j in range(size)) for i in range(size)))
-
-
-SIX = tree(6, (2, "PIX"), (4, "PHB"))
 
 
 class Node:

@@ -1,15 +1,11 @@
-"""Links, the matrix of `nvidia-smi topo -m` in every form, and the choice of sets of cards."""
+"""Links, and the matrix of `nvidia-smi topo -m` in every form."""
 
 import contextlib
-from itertools import combinations
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.domain import card_sets
-from gpu_manager.domain.card_sets import PREPARED, best_set, fragment
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.topology import (
     MAX_CARDS,
@@ -22,55 +18,9 @@ from gpu_manager.domain.topology import (
     format_topology,
     parse_topology,
 )
+from tests.fakes.machines import links, recorded, topologies
 
-RECORDED = Path(__file__).parents[2].parent / "shared/data/topologies"
 quick = settings(deadline=None, max_examples=100, derandomize=True)
-
-links = st.one_of(
-    st.builds(Link, st.sampled_from([k for k in LinkKind if k not in (LinkKind.SELF, LinkKind.NVLINK)])),
-    st.builds(lambda lanes: Link(LinkKind.NVLINK, lanes), st.integers(1, 18)),
-)
-
-
-@st.composite
-def topologies(draw, low=1, high=8, kinds=links):
-    size = draw(st.integers(low, high))
-    cells = {pair: draw(kinds) for pair in combinations(range(size), 2)}
-    rows = [[SELF if i == j else cells[min(i, j), max(i, j)] for j in range(size)] for i in range(size)]
-    return Topology(tuple(map(tuple, rows)))
-
-
-@st.composite
-def topologies_with_free(draw, low=1, high=8, kinds=links):
-    topology = draw(topologies(low, high, kinds))
-    return topology, frozenset(draw(st.sets(st.integers(0, topology.size - 1))))
-
-
-def tree(size, *levels):
-    """Cards in groups: ``(2, "PIX")`` joins every pair, wider groups follow, SYS between the rest."""
-
-    def link(i, j):
-        if i == j:
-            return SELF
-        return Link.parse(next((cell for width, cell in levels if i // width == j // width), "SYS"))
-
-    return Topology(tuple(tuple(link(i, j) for j in range(size)) for i in range(size)))
-
-
-# The machines of the worked examples.
-SIX = tree(6, (2, "PIX"), (4, "PHB"))
-EIGHT = tree(8, (2, "PIX"), (4, "PHB"))
-CUBE_MESH = """
-        GPU0  GPU1  GPU2  GPU3  GPU4  GPU5  GPU6  GPU7
-GPU0     X    NV1   NV1   NV2   NV2   SYS   SYS   SYS
-GPU1    NV1    X    NV2   NV1   SYS   NV2   SYS   SYS
-GPU2    NV1   NV2    X    NV2   SYS   SYS   NV1   SYS
-GPU3    NV2   NV1   NV2    X    SYS   SYS   SYS   NV1
-GPU4    NV2   SYS   SYS   SYS    X    NV1   NV1   NV2
-GPU5    SYS   NV2   SYS   SYS   NV1    X    NV2   NV1
-GPU6    SYS   SYS   NV1   SYS   NV1   NV2    X    NV2
-GPU7    SYS   SYS   SYS   NV1   NV2   NV1   NV2    X
-"""
 
 
 # -- links ------------------------------------------------------------------------------------------------
@@ -136,16 +86,6 @@ def test_a_uniform_machine_has_one_link():
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
-
-
-def recorded():
-    if not RECORDED.is_dir():
-        return [
-            pytest.param(
-                None, marks=pytest.mark.skip(reason="shared/data/topologies is not beside this tree")
-            )
-        ]
-    return [pytest.param(path, id=path.stem) for path in sorted(RECORDED.glob("*.txt"))]
 
 
 @pytest.mark.parametrize("path", recorded())
@@ -266,139 +206,3 @@ def test_reading_undoes_writing(topology, data):
 def test_any_text_is_a_matrix_or_invalid_and_nothing_else(text):
     with contextlib.suppress(RequestInvalid):
         assert parse_topology("GPU0 GPU1 CPU Affinity NUMA Affinity\n" + text).topology.size > 0
-
-
-# -- sets -------------------------------------------------------------------------------------------------------
-
-
-def brute_best(topology, free, k):
-    sets = combinations(sorted(free), k)
-    return min(sets, key=lambda s: (-topology.sum(s), s), default=None)
-
-
-def brute_fragment(topology, free):
-    def left(card):
-        rest = free - {card}
-        return sum(topology.sum(brute_best(topology, rest, k)) for k in range(1, len(rest) + 1))
-
-    return min(free, key=lambda card: (-left(card), card), default=None)
-
-
-@quick
-@given(topologies_with_free())
-def test_the_best_set_is_the_best_of_all_sets(case):
-    topology, free = case
-    for k in range(1, topology.size + 1):
-        assert best_set(topology, free, k) == brute_best(topology, free, k)
-
-
-@quick
-@given(topologies_with_free())
-def test_the_fragment_is_the_card_whose_loss_costs_least(case):
-    assert fragment(*case) == brute_fragment(*case)
-
-
-few = st.sampled_from([Link.parse("NV2"), Link.parse("PIX"), Link.parse("SYS")])
-
-
-@settings(deadline=None, max_examples=60, derandomize=True)
-@given(st.one_of(topologies_with_free(), topologies_with_free(6, 8, few)))
-def test_the_search_for_big_nodes_is_exact_too(case):
-    topology, free = case
-    weights = topology.weights
-    for k in range(1, len(free) + 1):
-        found = card_sets._Search(weights, free, k, card_sets.SEARCH_STEPS)
-        assert found.best == brute_best(topology, free, k)
-        assert found.score == topology.sum(found.best)
-    if free:
-        scores = card_sets._left_searched(topology, free)
-        assert min(scores, key=lambda c: (-scores[c], c)) == brute_fragment(topology, free)
-
-
-@pytest.mark.parametrize("size", [PREPARED + 1, 24, 64])
-def test_a_bigger_node_is_searched(size):
-    topology = tree(size, (2, "NV4"), (8, "PIX"))
-    free = frozenset(range(size)) - {0, 8, 9, 11}
-    assert best_set(topology, free, 2) == (2, 3)
-    assert best_set(topology, free, 3) == (1, 2, 3)
-    assert best_set(topology, free, 6) == (2, 3, 4, 5, 6, 7)
-    assert best_set(topology, free, len(free)) == tuple(sorted(free))
-    assert best_set(topology, free, size) is None
-    assert fragment(tree(size, (size // 2, "NV4")), frozenset(range(size)) - {0}) == brute_broken(size)
-
-
-def brute_broken(size):
-    """In two groups, one of them short of card 0: its next card, unless a lone last card is left over."""
-    return size - 1 if size % 2 else 1
-
-
-def test_a_search_that_ends_early_still_answers(monkeypatch):
-    monkeypatch.setattr(card_sets, "SEARCH_STEPS", 1)
-    topology = tree(20, (2, "NV4"), (10, "PIX"))
-    free = frozenset(range(1, 20))
-    assert len(best_set(topology, free, 9)) == 9
-    assert fragment(topology, free) in free
-
-
-@pytest.mark.parametrize(
-    ("busy", "one", "two", "three", "four"),
-    [
-        ((), 4, (0, 1), (0, 1, 2), (0, 1, 2, 3)),
-        ((0,), 4, (2, 3), (1, 2, 3), (1, 2, 3, 4)),
-        ((0, 2), 1, (4, 5), None, None),
-        ((0, 2, 4), 5, (1, 3), (1, 3, 5), None),
-        ((1,), 4, (2, 3), None, None),
-        ((4,), 5, (0, 1), (0, 1, 2), (0, 1, 2, 3)),
-        ((2,), None, (0, 1), None, None),
-    ],
-)
-def test_the_predecessors_six_cards(busy, one, two, three, four):
-    free = frozenset(range(6)) - set(busy)
-    assert one is None or fragment(SIX, free) == one
-    assert best_set(SIX, free, 2) == two
-    assert three is None or best_set(SIX, free, 3) == three
-    assert four is None or best_set(SIX, free, 4) == four
-    assert best_set(SIX, free, len(free) + 1) is None
-
-
-def test_the_predecessors_eight_cards():
-    everything = frozenset(range(8))
-    assert fragment(EIGHT, everything) == 0
-    assert best_set(EIGHT, everything, 4) == (0, 1, 2, 3)
-    free = everything - {0}
-    assert fragment(EIGHT, free) == 1
-    assert best_set(EIGHT, free, 3) == (1, 2, 3)
-    assert best_set(EIGHT, free, 4) == (4, 5, 6, 7)
-
-
-def test_the_best_sets_of_a_cube_mesh():
-    mesh = parse_topology(CUBE_MESH).topology
-    everything = frozenset(range(8))
-    assert best_set(mesh, everything, 2) == (0, 3)
-    assert best_set(mesh, everything, 4) == (0, 1, 2, 3)
-    assert mesh.sum((0, 1, 2, 3)) == mesh.sum((4, 5, 6, 7)) == 900
-    assert best_set(mesh, everything - {0}, 4) == (4, 5, 6, 7)
-    assert fragment(mesh, everything) == brute_fragment(mesh, everything)
-
-
-def test_nothing_free_is_nothing_found():
-    assert fragment(SIX, frozenset()) is None
-    assert best_set(SIX, frozenset(), 1) is None
-    assert best_set(SIX, frozenset({3}), 0) is None
-    assert best_set(SIX, frozenset({3}), 1) == (3,)
-    assert fragment(SIX, frozenset({3})) == 3
-
-
-@pytest.mark.parametrize(
-    "levels", [((2, "NV4"), (4, "PIX"), (8, "NODE")), ((8, "NV12"),), ((16, "NV12"),), ()]
-)
-@pytest.mark.parametrize("size", [11, 16])
-def test_the_table_and_the_search_agree_where_brute_force_would_take_minutes(size, levels):
-    topology = tree(size, *levels)
-    for busy in ({0}, {1, 2, 9}, {0, 4, 5, 10}):
-        free = frozenset(range(size)) - busy
-        for k in range(1, len(free) + 1):
-            search = card_sets._Search(topology.weights, free, k, card_sets.SEARCH_STEPS)
-            assert best_set(topology, free, k) == search.best
-        scores = card_sets._left_searched(topology, free)
-        assert fragment(topology, free) == min(scores, key=lambda c: (-scores[c], c))

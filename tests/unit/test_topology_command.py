@@ -3,15 +3,14 @@
 import io
 import json
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 
 from gpu_manager.cli.main import run
 from gpu_manager.cli.topology import MAX_BYTES
 from gpu_manager.domain.topology import Link, parse_topology
+from tests.fakes.machines import recorded
 
-RECORDED = Path(__file__).parents[2].parent / "shared/data/topologies"
 PAIRS = (
     "\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\x1b[0m\n"
     "GPU0\t X \tNV4\tPHB\tSYS\t0-7\t0\nGPU1\tNV4\t X \tSYS\tPHB\t0-7\t0\n"
@@ -24,16 +23,6 @@ def matrix(tmp_path):
     path = tmp_path / "matrix.txt"
     path.write_text(PAIRS)
     return str(path)
-
-
-def recorded():
-    if not RECORDED.is_dir():
-        return [
-            pytest.param(
-                None, marks=pytest.mark.skip(reason="shared/data/topologies is not beside this tree")
-            )
-        ]
-    return [pytest.param(path, id=path.stem) for path in sorted(RECORDED.glob("*.txt"))]
 
 
 @pytest.mark.parametrize("path", recorded())
