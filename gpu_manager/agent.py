@@ -80,7 +80,7 @@ class Agent:
             config.device_plugins, config.pod_resources, resources=LENDING if config.lending else SOCKETS
         )
         store, tenants = FileStore(config.state / "ledger"), PageTenants(config.pages)
-        processes = CgroupProcesses(config.proc)
+        processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / "kubelet.sock")
         injector = build_injector(config, lambda: self.allocator.node.cards)
         self._injector = injector
         pods = self._kube.pods

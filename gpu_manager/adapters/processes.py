@@ -14,6 +14,8 @@ cgroup namespace is private. The *first* pod in the path counts: what comes afte
 from __future__ import annotations
 
 import re
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +29,8 @@ _MOST_PROCESSES = 1 << 16  # bounds a scan; beyond it nothing is concluded from 
 _MOST_THREADS = 64  # looked at where the first has ended
 _EXITING = 0x4  # PF_EXITING, linux/include/linux/sched.h
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, linux/include/linux/proc_ns.h
+_CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7): pid, uid, gid
+_CONNECT_SECONDS = 1.0
 # Where v1 hierarchies disagree, the one that lets a process open the cards is believed.
 _PREFERRED = ("devices", "memory", "pids", "name=systemd")
 
@@ -56,11 +60,16 @@ class CgroupProcesses:
         self,
         proc: Path = Path("/proc"),
         *,
+        kubelet: Path | None = None,
         keep_seconds: float = 1.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """One scan of ``proc`` serves every question for ``keep_seconds``."""
+        """One scan of ``proc`` serves every question for ``keep_seconds``.
+
+        ``kubelet`` is a socket at which it listens: where its process is seen, so are those of its pods.
+        """
         self._proc, self._keep, self._monotonic = proc, keep_seconds, monotonic
+        self._kubelet = kubelet
         self._lock = threading.Lock()
         self._scanned: tuple[float, frozenset[PodUid], bool] | None = None
         self._visible: bool | None = None
@@ -117,16 +126,21 @@ class CgroupProcesses:
 
     def host_pid(self) -> bool:
         """True if the processes of the whole node are visible here. It cannot change while we run."""
-        if self._visible is None:
-            self._visible = self._sees_host()
-        return self._visible
+        if self._visible is not None:
+            return self._visible
+        known = self._in_first_namespace() or _is_seen(self._kubelet)
+        if known is not None or self._kubelet is None:
+            self._visible = self._sees_host() if known is None else known
+            return self._visible
+        return self._sees_host()  # until the kubelet listens
+
+    def _in_first_namespace(self) -> bool:
+        try:
+            return str((self._proc / "self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE
+        except OSError:  # not a Linux /proc, or hidden from us
+            return False
 
     def _sees_host(self) -> bool:
-        try:
-            if str((self._proc / "self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE:
-                return True
-        except OSError:
-            pass  # not a Linux /proc, or hidden from us: pid 1 decides
         # In a namespace of a node that is itself a container (kind), pid 1 is that node's init. In a pod's
         # own namespace it is a container: ours, or the pause container, which a private cgroup namespace
         # shows as a sibling (/../cri-containerd-….scope).
@@ -167,6 +181,20 @@ class CgroupProcesses:
             raise
         except OSError:  # ENOENT, or ESRCH where it ended between opening and reading
             return None
+
+
+def _is_seen(listening: Path | None) -> bool | None:
+    """Whether the process behind a socket is in our PID namespace or below; None if nobody listens there."""
+    if listening is None:
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(_CONNECT_SECONDS)
+            line.connect(str(listening))
+            said = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return None
+    return bool(_CREDENTIALS.unpack(said)[0])  # 0 for one that has no number here
 
 
 def _owner(text: str) -> _Owner | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.adapters.processes import CgroupProcesses, parse_cgroup
 from gpu_manager.domain.pod import PodUid
+from tests.fakes.sandbox import short_directory
 
 TREES = Path(__file__).parents[1] / "data/proc"
 POD = PodUid("5fd4f087-86c1-4a7b-9d1e-3c2b1a0f9e8d")
@@ -57,6 +61,49 @@ def test_without_the_hosts_processes_nothing_is_concluded(case):
     processes = CgroupProcesses(TREES / case)
     assert not processes.host_pid()
     assert processes.alive(POD) is None
+
+
+@pytest.fixture
+def kubelet():
+    """A socket at which a process of this PID namespace listens."""
+    with short_directory() as directory, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(directory / "kubelet.sock"))
+        listening.listen()
+        yield directory / "kubelet.sock"
+
+
+@pytest.mark.parametrize("case", BLIND)
+def test_whoever_sees_the_kubelet_sees_its_pods(case, kubelet):
+    """As in a container in which a whole node runs: pid 1 looks like a pod's own."""
+    processes = CgroupProcesses(TREES / case, kubelet=kubelet)
+    assert processes.host_pid()
+    assert processes.alive(GONE) is False
+
+
+@pytest.mark.parametrize("case", [BLIND[0], "v2-kind"])
+def test_while_the_kubelet_is_away_pid_1_decides_and_it_is_asked_again(case, kubelet):
+    away = kubelet.with_name("away.sock")
+    processes = CgroupProcesses(TREES / case, kubelet=away)
+    assert processes.host_pid() is (case in SEEING)
+    away.symlink_to(kubelet)
+    assert processes.host_pid()
+
+
+def test_a_kubelet_of_another_pid_namespace_is_not_seen_whatever_pid_1_looks_like(kubelet):
+    question = (
+        "import sys; from pathlib import Path; from gpu_manager.adapters.processes import CgroupProcesses;"
+        "print(CgroupProcesses(Path(sys.argv[1]), kubelet=Path(sys.argv[2])).host_pid())"
+    )
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if subprocess.run([*command, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no PID namespace of one's own can be made here")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", question, TREES / "v2-kind", kubelet],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "False\n"
 
 
 def test_a_static_pod_has_a_uid_without_dashes():
