@@ -13,6 +13,7 @@ from typing import Protocol
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.notes import Note
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.topology import Topology
@@ -254,13 +255,16 @@ class Processes(Protocol):
 
 
 class Witness(Protocol):
-    """What control pages tell of those who use them, for the watchdog. Beside :class:`Tenants`."""
+    """What control pages tell of those who use them. Beside :class:`Tenants`."""
 
     def registered(self, name: str) -> frozenset[int]:
         """The processes that hold a slot, by the ids they know themselves by. Raises as Tenants.usage."""
 
     def attacks(self, name: str) -> tuple[int, str]:
         """How often the page was found changed as the library never does it, and what was found last."""
+
+    def notes(self, name: str) -> Sequence[Note]:
+        """What the library told the host, oldest first, as of the last :meth:`Tenants.usage`."""
 
 
 class HostProcesses(Protocol):

@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Final
 
 ABI_MAJOR: Final = 1
-ABI_MINOR: Final = 0
+ABI_MINOR: Final = 1
 MAX_CARDS: Final = 16
 MAX_SLOTS: Final = 1024
 COPY_SIZE: Final = 4096
@@ -26,6 +26,7 @@ USAGE_SIZE: Final = 320 * 1024
 USAGE_HEAD_SIZE: Final = 4096 + MAX_CARDS * 512
 """Bytes before the first slot: header and card lines."""
 SLOT_SIZE: Final = 256
+MAX_NOTES: Final = 24
 
 LIMITS_MAGIC: Final = b"VCUDALIM"
 USAGE_MAGIC: Final = b"VCUDAUSG"
@@ -39,6 +40,11 @@ _CRC_OFFSET: Final = 12
 _USAGE_HEADER: Final = struct.Struct("<8sHHI16sII")
 _COUNTERS: Final = struct.Struct("<QQ112xQQQQQ64s")
 _COUNTERS_OFFSET: Final = 128
+_NOTES_WRITTEN: Final = struct.Struct("<Q")
+_NOTES_WRITTEN_OFFSET: Final = 384
+_NOTE: Final = struct.Struct("<QQIIIIQQQ64s8x")
+_NOTES_OFFSET: Final = 512
+_NOTE_TEXT: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_ .:-")
 _CARD_USAGE: Final = struct.Struct("<QQQQ96xqQ112xQQQQQ88xQQQQ96x")
 _SLOT: Final = struct.Struct("<IIQQQQ24x16I16Q")
 
@@ -51,6 +57,16 @@ _I64_MIN: Final = -(1 << 63)
 
 class PageError(Exception):
     """The bytes are no page that this version can read, or the values fit in none. The text says why."""
+
+
+class NoteCode(IntEnum):
+    """What a note is about; a later library may know others."""
+
+    MEMORY_REFUSED = 1
+    CUDA_REFUSED = 2
+    UNKNOWN_FUNCTION = 3
+    ROUTED_BY_NAME = 4
+    LIMITS_LOST = 5
 
 
 class LogLevel(IntEnum):
@@ -147,8 +163,30 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What a process tells the host. ``code`` may be none of :class:`NoteCode`; ``card`` is None for no card.
+
+    ``bytes``, ``used`` and ``limit`` are bytes. ``text`` is untrusted: what is left of it are letters, digits
+    and ``_ .:-``, at most 63.
+    """
+
+    number: int
+    when_ns: int
+    code: int
+    pid: int
+    card: int | None
+    bytes: int
+    used: int
+    limit: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """The usage page, clamped. ``unknown_name`` is untrusted text reduced to ``[A-Za-z0-9_]``."""
+    """The usage page, clamped. ``unknown_name`` is untrusted text reduced to ``[A-Za-z0-9_]``.
+
+    ``notes`` are the newest that the page holds, the oldest of them first.
+    """
 
     build_id: bytes
     slot_high: int
@@ -160,6 +198,7 @@ class Usage:
     slots_reaped: int
     repairs: int
     unknown_name: str
+    notes: tuple[Note, ...]
     cards: tuple[CardUsage, ...]
     slots: tuple[Slot, ...] = field(repr=False)
 
@@ -425,6 +464,32 @@ def _read_slots(image: bytes, count: int, cards: int) -> tuple[Slot, ...]:
     return tuple(slots)
 
 
+def _read_note(image: bytes, place: int, cards: int) -> Note:
+    number, when, code, pid, card, _, asked, used, limit, text = _NOTE.unpack_from(
+        image, _NOTES_OFFSET + place * _NOTE.size
+    )
+    word = text.split(b"\0", 1)[0][:63].decode("ascii", "replace")
+    return Note(
+        number=min(number, MAX_NS),
+        when_ns=min(when, MAX_NS),
+        code=code,
+        pid=pid,
+        card=card if card < cards else None,
+        bytes=min(asked, MAX_NS),
+        used=min(used, MAX_BYTES),
+        limit=min(limit, MAX_BYTES),
+        text="".join(c for c in word if c in _NOTE_TEXT),
+    )
+
+
+def _read_notes(image: bytes, cards: int) -> tuple[Note, ...]:
+    (written,) = _NOTES_WRITTEN.unpack_from(image, _NOTES_WRITTEN_OFFSET)
+    if not written:
+        return ()  # the common case
+    notes = (_read_note(image, place, cards) for place in range(MAX_NOTES))
+    return tuple(sorted((note for note in notes if note.number), key=lambda note: note.number))
+
+
 def read_usage(image: bytes, cards: int) -> Usage:
     """What the page says of the first ``cards`` cards, clamped to what the types can hold.
 
@@ -452,6 +517,7 @@ def read_usage(image: bytes, cards: int) -> Usage:
         slots_reaped=min(reaped, MAX_NS),
         repairs=min(repairs, MAX_NS),
         unknown_name="".join(c for c in text if c.isascii() and (c.isalnum() or c == "_")),
+        notes=_read_notes(image, cards),
         cards=tuple(_read_card(image, i) for i in range(cards)),
         slots=_read_slots(image, slot_high, cards),
     )

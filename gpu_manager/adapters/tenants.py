@@ -22,6 +22,7 @@ import structlog
 from gpu_manager.adapters import tenant_files as files
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, Tampered
+from gpu_manager.domain.notes import Note, NoteKind
 from gpu_manager.ports import Activity, Correction, Limit, TenantUse
 from vcuda import page as abi
 
@@ -34,6 +35,9 @@ LIMITS_MODE: Final = 0o644
 USAGE_MODE: Final = 0o666  # a container may run as any user
 _NS: Final = 1e-9
 _KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
+
+_KINDS: Final[Mapping[int, NoteKind]] = {code: NoteKind[code.name] for code in abi.NoteCode}
+"""A later library may note what this agent has no words for: that is passed over."""
 
 _Change = Callable[["abi.Limits | None"], abi.Limits]
 """From what a limits page says now (None: nothing readable) to what it shall say."""
@@ -77,6 +81,7 @@ class PageTenants:
         self._attacks: dict[str, str] = {}
         self._readings: dict[str, _Reading] = {}
         self._told: dict[str, _Told] = {}
+        self._notes: dict[str, tuple[Note, ...]] = {}
 
     def open(self, name: str, limits: Sequence[Limit]) -> None:
         """Make the directory and both pages if absent, and write the limits. Idempotent.
@@ -157,6 +162,7 @@ class PageTenants:
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         )
         self._told[name] = _Told(found, cards, alive, uses)
+        self._notes[name] = tuple(_note(note, cards) for note in found.notes if note.code in _KINDS)
         return uses
 
     def activity(self, name: str) -> Sequence[Activity]:
@@ -207,6 +213,10 @@ class PageTenants:
         with self._lock:
             return self._tampered.get(name, 0), self._attacks.get(name, "")
 
+    def notes(self, name: str) -> Sequence[Note]:
+        """What the library told the host, as of the last :meth:`usage`."""
+        return self._notes.get(name, ())
+
     def close(self) -> None:
         """Let go of the open pages."""
         with self._lock:
@@ -242,6 +252,7 @@ class PageTenants:
         self._attacks.pop(name, None)
         self._readings.pop(name, None)
         self._told.pop(name, None)
+        self._notes.pop(name, None)
 
     def _limits(self, now: abi.Limits | None, name: str, limits: Sequence[Limit]) -> abi.Limits:
         known = {card.uuid: card for card in now.cards} if now else {}
@@ -349,6 +360,20 @@ class PageTenants:
             f"the usage page of {self._root}/{name} was tampered with: {what} "
             f"(found {self._tampered[name]} times); look at what runs in its container"
         )
+
+
+def _note(note: abi.Note, cards: Sequence[CardUuid]) -> Note:
+    return Note(
+        number=note.number,
+        at=note.when_ns * _NS,
+        kind=_KINDS[note.code],
+        pid=note.pid,
+        card=None if note.card is None else cards[note.card],
+        asked=note.bytes,
+        used=note.used,
+        limit=note.limit,
+        text=note.text,
+    )
 
 
 def _readable(image: bytes) -> abi.Limits | None:

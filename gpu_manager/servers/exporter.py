@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.ledger import Ledger
+from gpu_manager.domain.notes import NoteKind
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
 from gpu_manager.servers import series
@@ -61,6 +62,12 @@ COUNTERS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("stranded", "", (), "Pods found that were admitted before this node offered our resources"),
     ("reclaimed", "", (), "Allocations given back because their pod has gone"),
     ("evaders_named", "reason", (), "Times a container was named as getting round its limits"),
+    (
+        "library_notes",
+        "kind",
+        tuple(kind.value for kind in NoteKind),
+        "What libvcuda told the agent from inside containers; the log has the words",
+    ),
     ("registrations", "resource", _RESOURCES, "Registrations with the kubelet"),
     ("registration_failures", "", (), "Attempts to serve and register that failed"),
     ("recovery_disagreements", "source", (), "Sources that disagreed when the books were rebuilt"),

@@ -13,6 +13,7 @@ from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.evasion import CLEARED, NEEDED, Reason
 from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.notes import Note
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
@@ -52,6 +53,9 @@ class FakeWitness:
 
     def attacks(self, name: str) -> tuple[int, str]:
         return self.changed.get(name, (0, ""))
+
+    def notes(self, name: str) -> tuple[Note, ...]:
+        return ()
 
 
 @dataclass

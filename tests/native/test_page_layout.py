@@ -12,7 +12,7 @@ from tests.native.tools import LIB, run
 from vcuda import page
 
 HEADER = LIB / "include" / "vcuda_page.h"
-STRUCTS = ("card_limits", "limits_copy", "card_usage", "slot", "usage")
+STRUCTS = ("card_limits", "limits_copy", "card_usage", "slot", "note", "usage")
 
 
 def fields_of(name: str) -> list[str]:
@@ -92,6 +92,8 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
             ("charged peak refusals refused_bytes credit_ns refill_ns busy_ns throttle_ns launches debt_cut_ns starved "
             "last_busy_ns longest_ns window_busy_ns window_start_ns"),
         ),
+        ("usage", page._NOTES_WRITTEN, page._NOTES_WRITTEN_OFFSET, "notes"),
+        ("note", page._NOTE, 0, "number when_ns code pid card reserved0 bytes used limit text"),
         ("slot", page._SLOT, 0, "state pid pid_namespace start_time nonce heartbeat_ns inflight charged"),
     ],
 )  # fmt: skip
@@ -107,6 +109,8 @@ def test_every_member_of_the_header_is_known_to_python() -> None:
     assert set(fields_of("card_usage")) == usage_names
     slot_names = {field.name for field in dataclasses.fields(page.Slot)} - {"index"}
     assert set(fields_of("slot")) - {"state", "reserved"} == slot_names
+    note_names = {field.name for field in dataclasses.fields(page.Note)}
+    assert set(fields_of("note")) - {"reserved0", "reserved"} == note_names
 
 
 def test_sizes_agree(facts: dict[str, int]) -> None:
@@ -117,6 +121,9 @@ def test_sizes_agree(facts: dict[str, int]) -> None:
     assert facts["card_usage"] == page._CARD_USAGE.size
     assert facts["slot"] == page._SLOT.size == page.SLOT_SIZE
     assert facts["usage.slot"] == page.USAGE_HEAD_SIZE
+    assert facts["note"] == page._NOTE.size
+    assert facts["usage.note"] == page._NOTES_OFFSET
+    assert facts["usage.note"] + facts["VCUDA_NOTES"] * facts["note"] <= facts["usage.card"]
     assert facts["usage"] == facts["VCUDA_USAGE_SIZE"] == page.USAGE_SIZE
 
 
@@ -127,6 +134,9 @@ def test_constants_agree(facts: dict[str, int]) -> None:
     assert facts["VCUDA_USAGE_MAGIC"].to_bytes(8, "little") == page.USAGE_MAGIC
     assert facts["VCUDA_MAX_CARDS"] == page.MAX_CARDS
     assert facts["VCUDA_MAX_SLOTS"] == page.MAX_SLOTS
+    assert facts["VCUDA_NOTES"] == page.MAX_NOTES
+    assert all(facts[f"VCUDA_NOTE_{code.name}"] == code for code in page.NoteCode)
+    assert sum(name.startswith("VCUDA_NOTE_") for name in facts) == len(page.NoteCode)
     assert facts["VCUDA_CHARGED_MASK"] == page.MAX_BYTES
     assert facts["VCUDA_SLOT_LIVE"] == page._SLOT_LIVE
     flags = (page._FAIL_OPEN, page._ELASTIC, page._OVERSUBSCRIBE, page._OBSERVE)

@@ -69,6 +69,7 @@ AGENT = AgentFacts(
     enforced={"default/a c": "active", "default/b c": "exclusive"},
     evading=(),
     blind=(),
+    notes={"memory-refused": 4},
     sample_age_seconds=0.4,
 )
 
@@ -163,6 +164,7 @@ FOUND = [
     ("agent-not-ready", agent(ready={"registered": False}, why="no kubelet"), "registered does not hold: no"),
     ("enforcement-off", agent(enforced={"default/a c": "tampered"}), "default/a c: enforcement is tampered"),
     ("evading", agent(evading=("default/a c: memory",)), "default/a c: memory"),
+    ("library-trouble", agent(notes={"cuda-refused": 3}), "refused CUDA, 3 times"),
     ("watchdog-blind", agent(blind=("host-pid",)), "without hostPID"),
     ("card-closed", agent(closed=("card 0 (GPU-a) is cordoned",)), "is cordoned"),
     ("sample-old", agent(sample_age_seconds=61.0), "61 s ago"),

@@ -7,6 +7,7 @@ from typing import Final
 
 from gpu_manager.domain.doctor.check import Check, Severity, Unseen
 from gpu_manager.domain.doctor.facts import AgentFacts
+from gpu_manager.domain.notes import TROUBLE, NoteKind
 
 _OLD_SAMPLE_SECONDS: Final = 10.0
 
@@ -41,6 +42,21 @@ def _watchdog_blind(agent: AgentFacts, _: float) -> Iterator[str]:
 
 def _closed(agent: AgentFacts, _: float) -> Iterator[str]:
     yield from agent.closed
+
+
+def _library_notes(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.notes is None:
+        raise Unseen("the agent's metrics cannot be read")
+    what = {
+        NoteKind.CUDA_REFUSED: "was refused CUDA",
+        NoteKind.UNKNOWN_FUNCTION: "asked for a function of the driver that libvcuda does not know",
+        NoteKind.ROUTED_BY_NAME: "was given a function that libvcuda could tell by its name alone",
+        NoteKind.LIMITS_LOST: "found its limits page broken",
+    }
+    for kind in NoteKind:
+        count = agent.notes.get(kind.value, 0)
+        if kind in TROUBLE and count:
+            yield f"a process {what[kind]}{f', {count} times' if count > 1 else ''} since the agent's start"
 
 
 def _old_sample(agent: AgentFacts, _: float) -> Iterator[str]:
@@ -85,6 +101,17 @@ AGENT: Final = (
         what="The degraded mode: limits hold, but nobody watches for those who get round them.",
         cure="Run the agent with `hostPID: true` (the chart's default).",
         judge=_watchdog_blind,
+    ),
+    Check(
+        id="library-trouble",
+        group="agent",
+        severity=Severity.WARNING,
+        what="libvcuda met something in a container that it should not meet.",
+        cure=(
+            "The agent's log has each as `libvcuda notes`, with pod, process and reason; a pod that was "
+            "refused CUDA has an Event `VcudaNote` too."
+        ),
+        judge=_library_notes,
     ),
     Check(
         id="card-closed",

@@ -85,7 +85,8 @@ class AgentFacts:
     """What the running agent of the node says.
 
     ``enforced`` maps ``namespace/pod container`` to the state of its enforcement; ``evading``, ``closed`` and
-    ``blind`` are as its metrics and its graph name them.
+    ``blind`` are as its metrics and its graph name them. ``notes`` counts what libvcuda told it since its
+    start, by kind.
     """
 
     url: str
@@ -96,6 +97,7 @@ class AgentFacts:
     enforced: Mapping[str, str] | None = None
     evading: tuple[str, ...] | None = None
     blind: tuple[str, ...] | None = None
+    notes: Mapping[str, int] | None = None
     sample_age_seconds: float | None = None
 
 

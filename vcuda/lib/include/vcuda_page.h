@@ -27,7 +27,7 @@
 #endif
 
 #define VCUDA_ABI_MAJOR 1
-#define VCUDA_ABI_MINOR 0
+#define VCUDA_ABI_MINOR 1
 #define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
 #define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
 #define VCUDA_MAX_CARDS 16
@@ -139,6 +139,31 @@ struct vcuda_slot {
     uint64_t charged[VCUDA_MAX_CARDS];  /* bytes, by card */
 };
 
+/* A note: what a process of the container tells the host, which looks once a second. A ring: the newest overwrites the
+ * oldest. Since minor 1. The sentence is the host's own; `text` is a word of it, and what the host does not expect
+ * there it drops. */
+#define VCUDA_NOTES 24
+#define VCUDA_NOTE_MEMORY_REFUSED 1u   /* `bytes` beside `used` of `limit` on `card` */
+#define VCUDA_NOTE_CUDA_REFUSED 2u     /* cuInit failed; text: which file, and what is wrong with it */
+#define VCUDA_NOTE_UNKNOWN_FUNCTION 3u /* passed on as it is; text: the function */
+#define VCUDA_NOTE_ROUTED_BY_NAME 4u   /* hooked by its name: the pointer was no exported one; text: it */
+#define VCUDA_NOTE_LIMITS_LOST 5u      /* both copies turned invalid; the last limits read stay in force */
+#define VCUDA_NO_CARD UINT32_MAX
+
+struct vcuda_note {
+    uint64_t number;  /* 1, 2, ... since the page was made; 0 while it is being written */
+    uint64_t when_ns; /* CLOCK_MONOTONIC */
+    uint32_t code;    /* VCUDA_NOTE_* */
+    uint32_t pid;     /* in the process's own PID namespace */
+    uint32_t card;    /* among limits.card, or VCUDA_NO_CARD */
+    uint32_t reserved0;
+    uint64_t bytes;
+    uint64_t used;
+    uint64_t limit;
+    char text[64]; /* NUL-terminated when written */
+    uint64_t reserved[1];
+};
+
 struct vcuda_usage {
     uint64_t magic;
     uint16_t abi_major, abi_minor;
@@ -157,6 +182,9 @@ struct vcuda_usage {
     uint64_t repairs;      /* recomputations of charged */
     char unknown_name[64]; /* one of the unknown names, NUL-terminated when written */
 
+    _Alignas(VCUDA_LINE) uint64_t notes;                      /* ever written: the number of the newest */
+    _Alignas(VCUDA_LINE) struct vcuda_note note[VCUDA_NOTES]; /* number n lies at (n - 1) % VCUDA_NOTES */
+
     _Alignas(4096) struct vcuda_card_usage card[VCUDA_MAX_CARDS];
     struct vcuda_slot slot[VCUDA_MAX_SLOTS];
     uint8_t rest[VCUDA_USAGE_SIZE - 4096 - VCUDA_MAX_CARDS * sizeof(struct vcuda_card_usage) -
@@ -169,6 +197,7 @@ _Static_assert(sizeof(struct vcuda_limits_copy) == VCUDA_COPY_SIZE, "a copy is a
 _Static_assert(sizeof(struct vcuda_limits) == VCUDA_LIMITS_SIZE, "limits is two pages");
 _Static_assert(sizeof(struct vcuda_card_usage) == 4 * VCUDA_LINE, "a card's usage is four lines");
 _Static_assert(sizeof(struct vcuda_slot) == 256, "a slot is 256 bytes");
+_Static_assert(sizeof(struct vcuda_note) == VCUDA_LINE, "a note is a line");
 _Static_assert(offsetof(struct vcuda_usage, card) == 4096, "cards follow the first page");
 _Static_assert(sizeof(struct vcuda_usage) == VCUDA_USAGE_SIZE, "usage is 320 KiB");
 

@@ -10,6 +10,7 @@
  */
 #include "ledger.h"
 
+#include "note.h"
 #include "page.h"
 #include "slots.h"
 
@@ -115,6 +116,11 @@ bool vcuda_charge(int card, uint64_t bytes, uint64_t limit) {
         return true;
     __atomic_fetch_add(&usage->card[card].refusals, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&usage->card[card].refused_bytes, bytes, __ATOMIC_RELAXED);
+    vcuda_note(&(struct vcuda_note){.code = VCUDA_NOTE_MEMORY_REFUSED,
+                                    .card = (uint32_t)card,
+                                    .bytes = bytes,
+                                    .used = vcuda_charged(card),
+                                    .limit = limit});
     return false;
 }
 

@@ -30,19 +30,19 @@ static void take(void *to, const void *from, size_t size) {
 
 static const char *judge(const struct vcuda_limits_copy *copy) {
     if (copy->magic != VCUDA_LIMITS_MAGIC)
-        return "it is no limits page";
+        return "is no limits page";
     if (copy->abi_major != VCUDA_ABI_MAJOR)
-        return "its format is of another version";
+        return "has the format of another version";
     if (copy->header_size < offsetof(struct vcuda_limits_copy, card) ||
         copy->card_size < sizeof(struct vcuda_card_limits) || copy->card_count > VCUDA_MAX_CARDS ||
         copy->size > VCUDA_COPY_SIZE || copy->size != copy->header_size + copy->card_count * (uint32_t)copy->card_size)
-        return "its sizes are out of bounds";
+        return "has sizes out of bounds";
     const size_t at = offsetof(struct vcuda_limits_copy, crc);
     static const uint8_t zero[sizeof copy->crc];
     uint32_t crc = vcuda_crc32c(0, copy, at);
     crc = vcuda_crc32c(crc, zero, sizeof zero);
     crc = vcuda_crc32c(crc, (const uint8_t *)copy + at + sizeof zero, copy->size - at - sizeof zero);
-    return crc == copy->crc ? NULL : "its checksum does not match";
+    return crc == copy->crc ? NULL : "has a wrong checksum";
 }
 
 static void decode(const struct vcuda_limits_copy *copy, struct vcuda_limits_view *view) {
@@ -70,7 +70,7 @@ const char *limits_read(const struct vcuda_limits *page, struct vcuda_limits_vie
         fault[i] = judge(&copy[i]);
     }
     if (fault[0] && fault[1])
-        return strcmp(fault[0], "it is no limits page") ? fault[0] : fault[1];
+        return strcmp(fault[0], "is no limits page") ? fault[0] : fault[1];
     int newest = fault[0] || (!fault[1] && copy[1].generation >= copy[0].generation);
     decode(&copy[newest], view);
     return NULL;

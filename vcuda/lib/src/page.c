@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -18,6 +19,7 @@
 #include "build_id.h"
 #include "ledger.h"
 #include "limits.h"
+#include "note.h"
 #include "paths.h"
 #include "say.h"
 #include "slots.h"
@@ -38,8 +40,15 @@ struct attachment {
 };
 
 static struct attachment *attached;
-static enum vcuda_attachment verdict;           /* while nothing is attached */
-static uint64_t unknown_before, by_name_before; /* counted before attaching */
+static enum vcuda_attachment verdict; /* while nothing is attached */
+
+/* Before attaching, which is when programs look most names up: how many, and the first of them. */
+struct before {
+    uint64_t count;
+    char first[64];
+    bool named;
+};
+static struct before unknown_before, by_name_before;
 
 uint64_t vcuda_now_ns(void) {
     struct timespec now;
@@ -123,8 +132,10 @@ static void refresh(struct attachment *a) {
     } else {
         __atomic_store_n(&a->retry_ns, coarse_ns() + 1000000, __ATOMIC_RELAXED);
     }
-    if (fault)
+    if (fault) {
         __atomic_fetch_add(&a->usage->limits_invalid, 1, __ATOMIC_RELAXED);
+        vcuda_note_text(VCUDA_NOTE_LIMITS_LOST, fault);
+    }
     __atomic_store_n(&a->refreshing, false, __ATOMIC_RELEASE);
 }
 
@@ -147,25 +158,39 @@ int vcuda_card_of(const uint8_t uuid[16]) {
     return -1;
 }
 
-static void copy_name(struct vcuda_usage *usage, const char *name) {
-    char text[sizeof usage->unknown_name] = {0};
-    strncpy(text, name, sizeof text - 1);
-    memcpy(usage->unknown_name, text, sizeof text);
+static void copy_name(char to[64], const char *name) {
+    char text[64] = {0};
+    for (size_t i = 0; i < sizeof text - 1 && name[i]; i++)
+        text[i] = name[i];
+    memcpy(to, text, sizeof text);
+}
+
+static void count_before(struct before *before, const char *name) {
+    if (__atomic_fetch_add(&before->count, 1, __ATOMIC_RELAXED) == 0) {
+        copy_name(before->first, name);
+        __atomic_store_n(&before->named, true, __ATOMIC_RELEASE);
+    }
 }
 
 void vcuda_count_unknown(const char *name) {
     struct attachment *a = here();
     if (!a) {
-        __atomic_fetch_add(&unknown_before, 1, __ATOMIC_RELAXED);
+        count_before(&unknown_before, name);
         return;
     }
     __atomic_fetch_add(&a->usage->unknown_symbols, 1, __ATOMIC_RELAXED);
-    copy_name(a->usage, name);
+    copy_name(a->usage->unknown_name, name);
+    vcuda_note_text(VCUDA_NOTE_UNKNOWN_FUNCTION, name);
 }
 
-void vcuda_count_routed_by_name(void) {
+void vcuda_count_routed_by_name(const char *name) {
     struct attachment *a = here();
-    __atomic_fetch_add(a ? &a->usage->routed_by_name : &by_name_before, 1, __ATOMIC_RELAXED);
+    if (!a) {
+        count_before(&by_name_before, name);
+        return;
+    }
+    __atomic_fetch_add(&a->usage->routed_by_name, 1, __ATOMIC_RELAXED);
+    vcuda_note_text(VCUDA_NOTE_ROUTED_BY_NAME, name);
 }
 
 /* In the child of a fork: the slot is the parent's. The mappings stay, since a caller up the stack may look at them. */
@@ -195,7 +220,32 @@ static const char *read_patiently(const struct vcuda_limits *page, struct vcuda_
     return fault;
 }
 
+static const char *judge_usage(const struct vcuda_usage *usage) {
+    if (__atomic_load_n(&usage->magic, __ATOMIC_RELAXED) != VCUDA_USAGE_MAGIC)
+        return "is no usage page";
+    if (__atomic_load_n(&usage->abi_major, __ATOMIC_RELAXED) != VCUDA_ABI_MAJOR)
+        return "has the format of another version";
+    return __atomic_load_n(&usage->size, __ATOMIC_RELAXED) != VCUDA_USAGE_SIZE ? "says that it has another size" : NULL;
+}
+
+void vcuda_note_outside(const struct vcuda_note *note) {
+    char path[PATHS_MAX];
+    void *mapped = NULL;
+    int error, saved = errno;
+    if (paths_usage(path) && !map(path, VCUDA_USAGE_SIZE, true, &mapped, &error)) {
+        if (!judge_usage(mapped))
+            note_put(mapped, note);
+        munmap(mapped, VCUDA_USAGE_SIZE);
+    }
+    errno = saved;
+}
+
 static enum vcuda_attachment refuse(const char *path, const char *fault, int error) {
+    char text[64];
+    const char *name = strrchr(path, '/');
+    snprintf(text, sizeof text, "%s %s%s%s", name ? name + 1 : path, fault, error ? ": " : "",
+             error ? strerror(error) : "");
+    vcuda_note_text(VCUDA_NOTE_CUDA_REFUSED, text);
     vcuda_say_refusal("CUDA is refused in this container: %s %s%s%s. The node's gpu-manager makes this file; "
                       "restart the pod, and if that does not help ask the node's operator",
                       path, fault, error ? ": " : "", error ? strerror(error) : "");
@@ -209,14 +259,6 @@ static enum vcuda_attachment give_up(const struct vcuda_limits_view *view, const
         return refuse(path, fault, error);
     vcuda_say(VCUDA_LOG_ERROR, "limits are not enforced: %s %s", path, fault);
     return VCUDA_UNLIMITED;
-}
-
-static const char *judge_usage(const struct vcuda_usage *usage) {
-    if (__atomic_load_n(&usage->magic, __ATOMIC_RELAXED) != VCUDA_USAGE_MAGIC)
-        return "is no usage page";
-    if (__atomic_load_n(&usage->abi_major, __ATOMIC_RELAXED) != VCUDA_ABI_MAJOR)
-        return "has the format of another version";
-    return __atomic_load_n(&usage->size, __ATOMIC_RELAXED) != VCUDA_USAGE_SIZE ? "says that it has another size" : NULL;
 }
 
 /* Free what dead processes held; make `charged` true again if there were any, or if `repair` says so. */
@@ -233,13 +275,22 @@ static unsigned reap(struct attachment *a, bool repair) {
     return reaped;
 }
 
+/* Once attached: what was counted before. The first name of it, if there is one. */
+static const char *catch_up(uint64_t *count, struct before *before, uint32_t code) {
+    __atomic_fetch_add(count, __atomic_exchange_n(&before->count, 0, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+    const char *first = __atomic_exchange_n(&before->named, false, __ATOMIC_ACQUIRE) ? before->first : NULL;
+    if (first)
+        vcuda_note_text(code, first);
+    return first;
+}
+
 static void introduce(struct attachment *a) {
     struct vcuda_usage *usage = a->usage;
     memcpy(usage->build_id, VCUDA_BUILD_ID, sizeof usage->build_id);
-    __atomic_fetch_add(&usage->unknown_symbols, __atomic_exchange_n(&unknown_before, 0, __ATOMIC_RELAXED),
-                       __ATOMIC_RELAXED);
-    __atomic_fetch_add(&usage->routed_by_name, __atomic_exchange_n(&by_name_before, 0, __ATOMIC_RELAXED),
-                       __ATOMIC_RELAXED);
+    const char *unknown = catch_up(&usage->unknown_symbols, &unknown_before, VCUDA_NOTE_UNKNOWN_FUNCTION);
+    if (unknown)
+        copy_name(usage->unknown_name, unknown);
+    catch_up(&usage->routed_by_name, &by_name_before, VCUDA_NOTE_ROUTED_BY_NAME);
     reap(a, a->claim.took_dead);
 }
 

@@ -42,7 +42,10 @@ int vcuda_card_of(const uint8_t uuid[16]);
 
 /* Counters of the usage page's header; what is counted before attaching is added then. */
 void vcuda_count_unknown(const char *name);
-void vcuda_count_routed_by_name(void);
+void vcuda_count_routed_by_name(const char *name);
+
+/* A note from a process that is not attached, if the usage page is there and whole; else nothing. Keeps errno. */
+void vcuda_note_outside(const struct vcuda_note *note);
 
 /* Free the slots of dead processes and make `charged` true again if there were any. Returns how many. */
 unsigned vcuda_reap(void);

@@ -13,6 +13,7 @@
 
 #include "ledger.h"
 #include "limits.h"
+#include "note.h"
 #include "page.h"
 #include "slots.h"
 
@@ -84,6 +85,16 @@ static void threads(int count) {
     printf("%" PRIu64 " %" PRIu64 "\n", sum, vcuda_charged(0));
 }
 
+/* `count` notes one after the other, each with its number in its own fields. */
+static void notes(int count) {
+    for (int i = 1; i <= count; i++) {
+        struct vcuda_note note = {.code = VCUDA_NOTE_MEMORY_REFUSED, .bytes = (uint64_t)i, .used = (uint64_t)i * 2};
+        snprintf(note.text, sizeof note.text, "note %d", i);
+        note_put(vcuda_usage(), &note);
+    }
+    printf("%d\n", count);
+}
+
 /* A child that runs one command of its own and ends. */
 static void obey(char *line);
 static void in_child(char *line) {
@@ -148,6 +159,8 @@ static void obey(char *line) {
         printf("%u\n", vcuda_reap());
     else if (!strcmp(verb, "unknown"))
         printf("%d\n", (vcuda_count_unknown(argument ? argument + 1 : ""), 0));
+    else if (!strcmp(verb, "notes"))
+        notes(card);
     else if (!strcmp(verb, "crc"))
         show_crc(argument ? argument + 1 : line + length);
     else if (!strcmp(verb, "hammer"))

@@ -3,6 +3,7 @@
 
 #include "cuda/companions.h"
 #include "front.h"
+#include "note.h"
 #include "page.h"
 #include "paths.h"
 #include "say.h"
@@ -13,6 +14,7 @@ CUresult hook_cuInit(unsigned int flags) {
         char path[PATHS_MAX];
         vcuda_say_refusal("CUDA is refused in this container: the driver at %s cannot be opened",
                           paths_real(path, VCUDA_REAL_NAME) ? path : VCUDA_REAL_NAME);
+        vcuda_note_text(VCUDA_NOTE_CUDA_REFUSED, "driver " VCUDA_REAL_NAME " cannot be opened");
         errno = saved;
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }

@@ -136,6 +136,6 @@ void *route(const char *symbol, int version, bool per_thread, void *pointer) {
     if (!entry)
         return pointer;
     if (named)
-        vcuda_count_routed_by_name();
+        vcuda_count_routed_by_name(symbol);
     return entry;
 }

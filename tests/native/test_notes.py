@@ -1,0 +1,122 @@
+"""What the library writes into its page for the node's administrator, and what it does not."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.native.conftest import Guest, usage_of
+from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, Container
+from tests.native.fake_driver import install, python
+from vcuda import page
+
+Start = Callable[..., Guest]
+NOT_READY = 802
+
+
+@pytest.fixture(params=["front", "preload"])
+def container(tmp_path: Path, request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+    with Container(tmp_path, 256 * MIB, door=request.param) as made:
+        yield made
+
+
+def test_a_refused_allocation_is_noted_with_what_was_asked_and_what_was_there(container: Container) -> None:
+    guest = container.program().start()
+    assert container.usage.notes == ()
+    assert guest("cuMemAlloc_v2", OUT, 200 * MIB).result == OUT_OF_MEMORY
+    (note,) = container.usage.notes
+    assert (note.code, note.pid, note.card) == (page.NoteCode.MEMORY_REFUSED, guest.process.pid, 0)
+    assert (note.bytes, note.used, note.limit) == (200 * MIB, CONTEXT, 256 * MIB)
+
+
+def test_a_program_that_asks_for_too_much_in_a_loop_notes_it_once_a_second(container: Container) -> None:
+    guest = container.program().start()
+    guest.tell(f".threads 4 500 cuMemCreate & {1 << 40} x{struct.pack('<iiiiQQ', 1, 1, 1, 0, 0, 0).hex()} 0")
+    assert container.usage.cards[0].refusals == 2000
+    assert 1 <= len(container.usage.notes) <= 5
+
+
+def test_cuda_refused_for_want_of_a_whole_limits_page_is_noted_in_the_other_page(
+    container: Container,
+) -> None:
+    (container.root / "etc/vcuda/limits").write_bytes(bytes(page.LIMITS_SIZE))
+    guest = container.program()
+    assert guest("cuInit", 0).result == NOT_READY
+    (note,) = container.usage.notes
+    assert (note.code, note.card, note.text) == (
+        page.NoteCode.CUDA_REFUSED, None, "limits is no limits page",
+    )  # fmt: skip
+    assert container.usage.slots == ()
+
+
+def test_a_driver_that_cannot_be_opened_is_noted(container: Container) -> None:
+    if container.door == "preload":
+        pytest.skip("without a driver on the search path nothing asks for one")
+    (container.root / "usr/local/vcuda/real/libcuda.so.1").write_bytes(b"\x7fELF nonsense")
+    guest = container.program()
+    assert guest("cuInit", 0).result == NOT_READY
+    (note,) = container.usage.notes
+    assert note.text == "driver libcuda.so.1 cannot be opened"
+
+
+def test_a_function_that_was_unknown_before_cuinit_is_named_once_the_page_is_there(
+    native: Path, root: Path, fakes: dict[tuple[str, str], Path]
+) -> None:
+    """As the CUDA runtime does it: it looks all names up first."""
+    install(root, fakes["cuda", "13.5"])
+    script = """
+pfn, status = ctypes.c_void_p(), ctypes.c_int()
+for _ in range(2):
+    front.cuGetProcAddress_v2(b"cuFromTheFuture", ctypes.byref(pfn), 14000, ctypes.c_uint64(0), ctypes.byref(status))
+print(front.cuInit(0))
+"""
+    done = python(native / "sandbox/libcuda.so.1", root, script)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+    usage = usage_of(root)
+    assert usage.unknown_symbols == 2
+    assert usage.unknown_name == "cuFromTheFuture"
+    (note,) = usage.notes
+    assert (note.code, note.text) == (page.NoteCode.UNKNOWN_FUNCTION, "cuFromTheFuture")
+
+
+def test_limits_that_turn_invalid_are_noted_by_who_runs_on_with_the_last_ones(
+    guests: Start, root: Path
+) -> None:
+    guest = guests()
+    guest("attach")
+    with (root / "etc/vcuda/limits").open("r+b") as file:
+        file.write(b"\xee" * page.LIMITS_SIZE)
+    while not usage_of(root).notes:
+        assert guest("limits") == "2 4096 7680 0 0 1"
+    assert usage_of(root).notes[0].code == page.NoteCode.LIMITS_LOST
+
+
+def test_the_ring_keeps_the_newest(guests: Start, root: Path) -> None:
+    guest = guests()
+    guest("attach")
+    assert guest("notes 1000") == "1000"
+    notes = usage_of(root).notes
+    assert [note.number for note in notes] == list(range(1000 - page.MAX_NOTES + 1, 1001))
+    assert [(note.bytes, note.used, note.text) for note in notes] == [
+        (n.number, n.number * 2, f"note {n.number}") for n in notes
+    ]
+
+
+def test_processes_that_note_without_a_pause_stop_no_reader(guests: Start, root: Path) -> None:
+    writers = [guests() for _ in range(3)]
+    for writer in writers:
+        writer("attach")
+        assert writer.process.stdin
+        writer.process.stdin.write("notes 50000\n")
+        writer.process.stdin.flush()
+    for _ in range(100):
+        notes = usage_of(root).notes
+        assert len(notes) <= page.MAX_NOTES
+        assert all(note.text == "" or note.text.startswith("note ") for note in notes)
+    for writer in writers:
+        assert writer.process.stdout
+        assert writer.process.stdout.readline() == "50000\n"
+    assert usage_of(root).notes[-1].number == 150_000
