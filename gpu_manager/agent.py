@@ -45,6 +45,7 @@ from gpu_manager.services.coactivity import CoActivity
 from gpu_manager.services.health import Health
 from gpu_manager.services.heirs import Heirs
 from gpu_manager.services.inventory import InventoryService
+from gpu_manager.services.notes import Notes
 from gpu_manager.services.planner import Node
 from gpu_manager.services.proof import Proof
 from gpu_manager.services.recovery import Reclaimer, rebuild
@@ -117,6 +118,7 @@ class Agent:
             self.tally,
             evict=config.evict_evaders,
         )
+        self.notes = Notes(self.allocator, pods, tenants, clock, self.tally)
         self.backstops = Backstops(self.allocator, pods, self._backstop(), clock, self.tally)
         stranded = Stranded(self.allocator, pods, self.tally, evict=config.evict)
         self.reclaimer = Reclaimer(
@@ -174,6 +176,7 @@ class Agent:
         self._run("usage", lambda: self.usage.run(self._stop))
         self._run("coactivity", lambda: self.coactivity.run(self._stop))
         self._run("watchdog", lambda: self.watchdog.run(self._stop))
+        self._run("notes", lambda: self.notes.run(self._stop))
         self._run("backstop", lambda: self.backstops.run(self._stop))
         self._run("inventory", lambda: self.inventory.run(self._stop))
         self._run("reclaim", self._reclaim_forever)
