@@ -234,7 +234,7 @@ class NodeLoop:
         try:
             self._api.patch("pods", meta["name"], patch, meta["namespace"], subresource="status")
         except ApiError as error:
-            return error.code in (404, 409)  # gone, or a namesake: there is nobody left to tell
+            return error.code in (404, 409, 422)  # gone, or a namesake: there is nobody left to tell
         return True
 
     def _publish_capacity(self) -> None:

@@ -125,12 +125,12 @@ def test_a_merge_patch_adds_changes_and_removes_annotations(core):
     assert changed.metadata.annotations == {"b": "3", "c": "4"}
 
 
-def test_a_patch_with_another_uid_or_an_old_version_is_a_conflict(core):
+def test_a_patch_with_another_uid_is_invalid_and_with_an_old_version_a_conflict(core):
     made = core.create_namespaced_pod("default", pod())
     patch = {"metadata": {"uid": "another", "annotations": {"a": "1"}}}
     code, status = refusal(core.patch_namespaced_pod, "train", "default", patch)
-    assert code == 409
-    assert "UID in precondition: another" in status["message"]
+    assert code == 422
+    assert "field is immutable" in status["message"]
     core.patch_namespaced_pod(
         "train", "default", {"metadata": {"uid": made.metadata.uid, "labels": {"x": "y"}}}
     )

@@ -121,7 +121,7 @@ def test_a_binding_is_refused_for_a_pod_that_is_bound_gone_gated_going_or_anothe
     api.delete("pods", "going")
     code, message = refused(bind, core, name="going")
     assert (code, "being deleted" in message) == (409, True)
-    assert refused(bind, core, name="gated", node="")[0] == 422
+    assert refused(bind, core, name="gated", node="") == (500, "target.name: Required value")
 
 
 def test_a_binding_by_the_namespaces_own_path_does_the_same(api, core):

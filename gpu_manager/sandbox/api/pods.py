@@ -119,7 +119,7 @@ def _validate_resources(pod: str, path: str, resources: Mapping[str, Any]) -> No
                 "Pod",
                 pod,
                 f"{path}.limits",
-                f"Required value: Limit must be set for non overcommitable resources ({name})",
+                "Required value: Limit must be set for non overcommitable resources",
             )
         if limit is not None and extended and value != limit:
             why = f'Invalid value: "{value}": must be equal to {name} limit of {limit}'
@@ -138,7 +138,15 @@ def _validate_quantity(pod: str, field: str, name: str, value: Fraction) -> None
     if value < 0:
         raise invalid("Pod", pod, field, f'Invalid value: "{value}": must be greater than or equal to 0')
     if is_extended(name) and value.denominator != 1:
-        raise invalid("Pod", pod, field, f'Invalid value: "{float(value):g}": must be an integer')
+        raise invalid("Pod", pod, field, f'Invalid value: "{_canonical(value)}": must be an integer')
+
+
+def _canonical(value: Fraction) -> str:
+    """A fraction as Kubernetes writes it: in thousandths, or smaller where it must be."""
+    for scale, suffix in ((10**3, "m"), (10**6, "u")):
+        if (value * scale).denominator == 1:
+            return f"{value * scale}{suffix}"
+    return f"{math.ceil(value * 10**9)}n"
 
 
 _CHANGEABLE = "activeDeadlineSeconds", "terminationGracePeriodSeconds", "tolerations", "schedulingGates"
@@ -178,13 +186,13 @@ def bound(pod: Mapping[str, Any], binding: Mapping[str, Any], now: str) -> Obj:
     """
     meta, wanted = pod["metadata"], binding.get("metadata") or {}
     name, node = str(meta["name"]), str((binding.get("target") or {}).get("name") or "")
-    if (binding.get("target") or {}).get("kind", "Node") not in ("", "Node"):
-        raise invalid(
-            "Binding", name, "target.kind", 'Unsupported value: supported values: "Node", "<empty>"'
-        )
+    kind = (binding.get("target") or {}).get("kind", "Node")
+    if kind not in ("", "Node"):
+        words = f'target.kind: Unsupported value: "{kind}": supported values: "Node", "<empty>"'
+        raise ApiError(500, "", words)  # the API server's validation of Bindings is no Status of its own
     if not node:
-        raise invalid("Binding", name, "target.name", "Required value")
-    check_preconditions("pods/binding", name, meta, wanted)
+        raise ApiError(500, "", "target.name: Required value")
+    check_preconditions("pods", name, meta, wanted)
     if meta.get("deletionTimestamp"):
         raise conflict("pods/binding", name, f"pod {name} is being deleted, cannot be assigned to a host")
     if pod["spec"].get("nodeName"):
@@ -206,12 +214,28 @@ def bound(pod: Mapping[str, Any], binding: Mapping[str, Any], now: str) -> Obj:
 
 def check_preconditions(plural: str, name: str, meta: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Hold ``uid`` and ``resourceVersion`` of ``wanted``, where given, against the object's."""
-    if wanted.get("uid") and wanted["uid"] != meta["uid"]:
-        why = f"Precondition failed: UID in precondition: {wanted['uid']}, UID in object meta: {meta['uid']}"
-        raise conflict(plural, name, why)
+    _check_uid(plural, name, meta, wanted)
     if wanted.get("resourceVersion") and str(wanted["resourceVersion"]) != meta["resourceVersion"]:
         why = "the object has been modified; please apply your changes to the latest version and try again"
         raise conflict(plural, name, why)
+
+
+def check_deletion(kind: str, name: str, meta: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """The same for a deletion, which is refused in other words."""
+    for key, title in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+        if wanted.get(key) and str(wanted[key]) != meta[key]:
+            pair = f"the {title} in the precondition ({wanted[key]}) does not match the {title} in record"
+            why = f"{pair} ({meta[key]}). The object might have been deleted and then recreated"
+            raise conflict(kind, name, why)
+
+
+def _check_uid(plural: str, name: str, meta: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """A conflict in the words of the API server's storage."""
+    if wanted.get("uid") and wanted["uid"] != meta["uid"]:
+        place = "/".join(filter(None, ("/registry", plural, meta.get("namespace"), name)))
+        why = f"Precondition failed: UID in precondition: {wanted['uid']}, UID in object meta: {meta['uid']}"
+        where = f"StorageError: invalid object, Code: 4, Key: {place}, ResourceVersion: 0"
+        raise conflict(plural, name, f"{where}, AdditionalErrorMsg: {why}")
 
 
 def grace_seconds(pod: Mapping[str, Any], asked: int | None) -> int:
@@ -234,16 +258,19 @@ def refuse_eviction(
             "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
         )
         raise ApiError(500, "InternalError", message)
-    if mine and _disruptions_allowed(mine[0], pods) < 1:
-        cause = {
-            "reason": "DisruptionBudget",
-            "message": f"The disruption budget {mine[0]['metadata']['name']} allows no more",
-        }
+    if not mine:
+        return
+    healthy, needed = _budget(mine[0], pods)
+    if healthy - needed < 1:
+        name = mine[0]["metadata"]["name"]
+        words = f"The disruption budget {name} needs {needed} healthy pods and has {healthy} currently"
+        cause = {"reason": "DisruptionBudget", "message": words}
         message = "Cannot evict pod as it would violate the pod's disruption budget."
         raise ApiError(429, "TooManyRequests", message, causes=[cause])
 
 
-def _disruptions_allowed(budget: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> int:
+def _budget(budget: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """How many of its pods are healthy, and how many must stay so."""
     spec = budget.get("spec") or {}
     matches = selector_object(spec.get("selector"))
     chosen = [
@@ -253,8 +280,8 @@ def _disruptions_allowed(budget: Mapping[str, Any], pods: Sequence[Mapping[str, 
         1 for p in chosen if p["status"]["phase"] == "Running" and not p["metadata"].get("deletionTimestamp")
     )
     if spec.get("maxUnavailable") is not None:
-        return healthy - (len(chosen) - _count(spec["maxUnavailable"], len(chosen)))
-    return healthy - _count(spec.get("minAvailable", 1), len(chosen))
+        return healthy, len(chosen) - _count(spec["maxUnavailable"], len(chosen))
+    return healthy, _count(spec.get("minAvailable", 1), len(chosen))
 
 
 def _count(value: Any, total: int) -> int:

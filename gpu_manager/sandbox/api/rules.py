@@ -51,6 +51,14 @@ def _encode_secret(obj: Obj) -> None:
 _KEPT = "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generateName"
 
 
+def check_identity(target: Target, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """A patch that names a UID is about that object alone. Raises 422 where a PUT would be a conflict."""
+    uid = (new.get("metadata") or {}).get("uid")
+    if uid != old["metadata"]["uid"]:
+        why = f'Invalid value: "{uid or ""}": field is immutable'
+        raise invalid(target.resource.kind, target.name, "metadata.uid", why)
+
+
 def prepare_update(target: Target, old: Mapping[str, Any], new: Obj) -> Obj:
     """What a PUT or PATCH to ``target`` makes of ``old``: identity kept, spec or status, not both.
 

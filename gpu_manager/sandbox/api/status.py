@@ -37,7 +37,7 @@ class ApiError(Exception):
                 "metadata": {},
                 "status": "Failure",
                 "message": self.message,
-                "reason": self.reason,
+                **({"reason": self.reason} if self.reason else {}),
                 "details": details,
                 "code": self.code,
             }

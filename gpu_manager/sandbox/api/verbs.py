@@ -14,7 +14,7 @@ from gpu_manager.sandbox.api import admission, pods
 from gpu_manager.sandbox.api.access import User
 from gpu_manager.sandbox.api.kinds import Target, is_name, resource_named
 from gpu_manager.sandbox.api.patches import apply_patch
-from gpu_manager.sandbox.api.rules import prepare_create, prepare_update
+from gpu_manager.sandbox.api.rules import check_identity, prepare_create, prepare_update
 from gpu_manager.sandbox.api.selectors import Predicate
 from gpu_manager.sandbox.api.status import already_exists, bad_request, invalid, not_found, success
 from gpu_manager.sandbox.api.storage import Key, Storage, Stored
@@ -133,7 +133,13 @@ class Verbs:
 
     def patch(self, target: Target, patch: Any, content_type: str, call: Call) -> Outcome:
         """PATCH in one of the three formats."""
-        return self._change(target, lambda old: apply_patch(old, patch, content_type), call)
+
+        def change(old: Mapping[str, Any]) -> Obj:
+            new = apply_patch(old, patch, content_type)
+            check_identity(target, old, new)
+            return new
+
+        return self._change(target, change, call)
 
     def _change(self, target: Target, change: Callable[[Mapping[str, Any]], Obj], call: Call) -> Outcome:
         while True:
@@ -162,16 +168,17 @@ class Verbs:
         with self.storage.lock:
             old = self._find(target)
             meta = dict(old.obj["metadata"])
-            pods.check_preconditions(plural, target.name, meta, options.get("preconditions") or {})
+            pods.check_deletion(target.resource.kind, target.name, meta, options.get("preconditions") or {})
             if call.dry_run:
                 return Outcome(old.obj, text=old.text, warnings=warnings)
             grace = pods.grace_seconds(old.obj, options.get("gracePeriodSeconds")) if plural == "pods" else 0
-            if grace or meta.get("finalizers"):
-                if meta.get("deletionTimestamp") and grace >= meta["deletionGracePeriodSeconds"]:
-                    return Outcome(old.obj, text=old.text, warnings=warnings)
+            if meta.get("deletionTimestamp") and grace >= meta["deletionGracePeriodSeconds"] > 0:
+                return Outcome(old.obj, text=old.text, warnings=warnings)
+            if plural == "pods" or meta.get("finalizers"):  # a pod is marked first even if it goes at once
                 meta |= {"deletionTimestamp": timestamp(grace), "deletionGracePeriodSeconds": grace}
                 stored = self.storage.put(target.resource, key, {**old.obj, "metadata": meta})
-                return Outcome(stored.obj, text=stored.text, warnings=warnings)
+                if grace or meta.get("finalizers"):
+                    return Outcome(stored.obj, text=stored.text, warnings=warnings)
             stored = self.storage.remove(target.resource, key)
             if plural == "namespaces":
                 self._empty(target.name)
@@ -212,7 +219,7 @@ class Verbs:
         options = eviction.get("deleteOptions") or {}
         with self.storage.lock:
             pod = self._find(target).obj
-            pods.check_preconditions("pods", target.name, pod["metadata"], options.get("preconditions") or {})
+            pods.check_deletion("Pod", target.name, pod["metadata"], options.get("preconditions") or {})
             pods.refuse_eviction(
                 pod, self._in_namespace("poddisruptionbudgets", target), self._in_namespace("pods", target)
             )

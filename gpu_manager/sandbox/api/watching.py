@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from gpu_manager.sandbox.api.faults import Faults
 from gpu_manager.sandbox.api.kinds import Target
 from gpu_manager.sandbox.api.selectors import Predicate
 from gpu_manager.sandbox.api.status import ApiError
 from gpu_manager.sandbox.api.storage import Change, Storage, Stored
+
+LAST_BOOKMARK_SECONDS: Final = 2.0  # before the end of a watch
 
 
 class Watch:
@@ -57,7 +60,7 @@ class Watch:
             first = [_line("ADDED", s.text) for s in stored if self._wants(s)]
             if first:
                 yield first
-        next_bookmark = time.monotonic() + (self._bookmark_seconds or 0)
+        next_bookmark = self._next_bookmark(time.monotonic())
         news = self._storage.news(self._target.resource)
         while not self._stopped.is_set():
             with news:
@@ -67,13 +70,11 @@ class Watch:
                     yield [_line("ERROR", error.body())]
                     return
                 now = time.monotonic()
-                if not lines and self._bookmark_seconds is not None and now >= min(next_bookmark, self._ends):
+                if not lines and now >= next_bookmark:
                     lines = [self._bookmark(pending=waits > 0)]
-                    next_bookmark = now + self._bookmark_seconds
+                    next_bookmark = self._next_bookmark(now)
                 if not lines and now < self._ends:
-                    until = min(
-                        self._ends, next_bookmark if self._bookmark_seconds is not None else self._ends
-                    )
+                    until = min(self._ends, next_bookmark)
                     news.wait(max(0.0, min(1.0, until - now, waits or 1.0)))
                     if self._stopped.is_set():
                         return
@@ -81,6 +82,14 @@ class Watch:
             yield lines
             if time.monotonic() >= self._ends:
                 return
+
+    def _next_bookmark(self, now: float) -> float:
+        """As the API server's: every so often, and a little before the watch ends."""
+        if self._bookmark_seconds is None:
+            return math.inf
+        last = self._ends - LAST_BOOKMARK_SECONDS
+        regular = now + self._bookmark_seconds
+        return min(regular, last) if now < last else regular
 
     def _ready_or_nothing(self) -> tuple[list[bytes], float]:
         try:

@@ -1,0 +1,191 @@
+"""What the product relies on of an API server that it reads from: lists, watches, Leases, rights."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from tests.agreement.world import MERGE, NAMESPACE, NOBODY, PODS, Table, World
+
+READS = Table()
+
+
+# Lists and watches.
+
+
+@READS.case("pods are selected by node, phase and labels", [["s-1"], ["s-2"], ["s-2"], ["s-1"]])
+def selectors(w: World) -> object:
+    for name in ("s-1", "s-2"):
+        w.pod(name)
+    w.bind("s-1").ok()
+    w.ask("PATCH", f"{PODS}/s-2/status", {"status": {"phase": "Succeeded"}}, MERGE).ok()
+    queries: list[dict[str, str]] = [
+        {"fieldSelector": "spec.nodeName=nowhere"},
+        {"fieldSelector": "spec.nodeName=,status.phase!=Pending"},
+        {"labelSelector": "case in (s-2,s-3)"},
+        {"labelSelector": "case,case!=s-2"},
+    ]
+    found = [w.ask("GET", PODS, **query).ok()["items"] for query in queries]
+    return [sorted(p["metadata"]["name"] for p in items) for items in found]
+
+
+@READS.case("a field that cannot be selected by is 400", (400, "BadRequest"))
+def unknown_field(w: World) -> object:
+    return w.ask("GET", PODS, fieldSelector="spec.containers=x").refusal()[:2]
+
+
+@READS.case(
+    "a watch from a version shows every later change once; entering the selection is ADDED, leaving it DELETED",
+    [("ADDED", "w-1", "nowhere"), ("MODIFIED", "w-1", "nowhere"), ("DELETED", "w-1", "nowhere")],
+)
+def watch(w: World) -> object:
+    w.pod("w-1")
+    version = w.ask("GET", PODS).ok()["metadata"]["resourceVersion"]
+    w.bind("w-1").ok()
+    w.ask("PATCH", f"{PODS}/w-1", {"metadata": {"annotations": {"a": "1"}}}, MERGE).ok()
+    w.ask("PATCH", f"{PODS}/w-1/status", {"status": {"phase": "Failed"}}, MERGE).ok()
+    query = {"resourceVersion": version, "timeoutSeconds": 20}
+    selected = "spec.nodeName=nowhere,status.phase!=Failed"
+    with w.watching(PODS, fieldSelector=selected, **query) as events:
+        found = list(itertools.islice(events, 3))
+    return [(e["type"], e["object"]["metadata"]["name"], e["object"]["spec"].get("nodeName")) for e in found]
+
+
+@READS.case("a watch ends by itself after its timeout, with whole lines", ["ADDED"])
+def watch_ends(w: World) -> object:
+    w.pod("w-end")
+    with w.watching(PODS, fieldSelector="metadata.name=w-end", timeoutSeconds=1) as events:
+        return [e["type"] for e in events]
+
+
+@READS.case(
+    "a watch that is about to end by its timeout sends a bookmark, with a version and nothing else of a pod",
+    (["MODIFIED", "BOOKMARK"], "Pod", "v1", True, None),
+)
+def bookmark(w: World) -> object:
+    version = w.pod("w-mark")["metadata"]["resourceVersion"]
+    query = {"fieldSelector": "metadata.name=w-mark", "allowWatchBookmarks": "true", "timeoutSeconds": 5}
+    with w.watching(PODS, resourceVersion=version, **query) as events:
+        w.ask("PATCH", f"{PODS}/w-mark", {"metadata": {"annotations": {"a": "1"}}}, MERGE).ok()
+        found = list(events)
+    before, mark = (e["object"] for e in found)
+    newer = int(mark["metadata"]["resourceVersion"]) >= int(before["metadata"]["resourceVersion"])
+    return [e["type"] for e in found], mark["kind"], mark["apiVersion"], newer, mark["metadata"].get("name")
+
+
+@READS.case(
+    "a watch from a version that is forgotten is one ERROR event: a Status with 410",
+    [("ERROR", "Status", 410, "Expired", True)],
+)
+def watch_expired(w: World) -> object:
+    w.pod("w-old")
+    w.forget()
+    with w.watching(PODS, resourceVersion="1", timeoutSeconds=5) as events:
+        found = list(events)
+    return [
+        (
+            e["type"],
+            *(e["object"].get(k) for k in ("kind", "code", "reason")),
+            "too old resource version" in e["object"]["message"],
+        )
+        for e in found
+    ]
+
+
+@READS.case(
+    "a pod that goes at once is shown going before it is shown gone, bound or not",
+    [("MODIFIED", 0), ("DELETED", 0)] * 2,
+)
+def watch_deletion(w: World) -> object:
+    found = []
+    for name, bound in (("w-free", False), ("w-bound", True)):
+        version = w.pod(name)["metadata"]["resourceVersion"]
+        if bound:
+            w.bind(name).ok()
+            version = w.get(f"{PODS}/{name}")["metadata"]["resourceVersion"]
+        w.ask("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0}).ok()
+        query = {"fieldSelector": f"metadata.name={name}", "timeoutSeconds": 20}
+        with w.watching(PODS, resourceVersion=version, **query) as events:
+            found += list(itertools.islice(events, 2))
+    return [(e["type"], e["object"]["metadata"].get("deletionGracePeriodSeconds")) for e in found]
+
+
+# Leases: who leads.
+
+
+@READS.case(
+    "of two that take a Lease over by the same version the second is told so",
+    (200, 409, "Conflict", "a"),
+)
+def lease(w: World) -> object:
+    place = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+    made = w.make(
+        place, {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "lead"}}
+    )
+    first = w.ask("PUT", f"{place}/lead", {**made, "spec": {"holderIdentity": "a"}})
+    second = w.ask("PUT", f"{place}/lead", {**made, "spec": {"holderIdentity": "b"}})
+    return first.code, *second.refusal()[:2], w.get(f"{place}/lead")["spec"]["holderIdentity"]
+
+
+# Rights.
+
+
+@READS.case(
+    "who may not is told 403, and in which words",
+    [
+        (
+            403,
+            "Forbidden",
+            (
+                f'pods is forbidden: User "{NOBODY}" cannot list resource "pods" in API group "" in the namespace '
+                f'"{NAMESPACE}"'
+            ),
+        ),
+        (
+            403,
+            "Forbidden",
+            (
+                f'pods "mine" is forbidden: User "{NOBODY}" cannot create resource "pods/binding" in API group "" in '
+                f'the namespace "{NAMESPACE}"'
+            ),
+        ),
+        (
+            403,
+            "Forbidden",
+            (
+                f'nodes "n1" is forbidden: User "{NOBODY}" cannot patch resource "nodes/status" in API group "" at the '
+                "cluster scope"
+            ),
+        ),
+    ],
+)
+def forbidden(w: World) -> object:
+    return [
+        w.ask("GET", PODS, user=NOBODY).refusal(),
+        w.ask("POST", f"{PODS}/mine/binding", {}, user=NOBODY).refusal(),
+        w.ask("PATCH", "/api/v1/nodes/n1/status", {}, MERGE, user=NOBODY).refusal(),
+    ]
+
+
+@READS.case("a token that nobody has is 401", (401, "Unauthorized", "Unauthorized"))
+def unauthorized(w: World) -> object:
+    return w.ask("GET", PODS, headers={"Authorization": "Bearer none-such"}).refusal()
+
+
+@READS.case(
+    "a TokenReview of such a token is an answer, not a fault; an access review says whether somebody may",
+    (201, False, [False, True]),
+)
+def reviews(w: World) -> object:
+    body: dict[str, Any] = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview"}
+    token = w.ask(
+        "POST", "/apis/authentication.k8s.io/v1/tokenreviews", {**body, "spec": {"token": "none-such"}}
+    )
+    access = {"namespace": NAMESPACE, "verb": "list", "resource": "pods"}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
+    allowed = []
+    for who in ({"user": NOBODY}, {"user": "admin", "groups": ["system:masters"]}):
+        spec = {**who, "resourceAttributes": access}
+        answer = w.ask("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {**body, "spec": spec})
+        allowed.append(answer.ok()["status"]["allowed"])
+    return token.code, bool(token.ok()["status"].get("authenticated")), allowed
