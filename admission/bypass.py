@@ -90,6 +90,8 @@ class Bypasses:
 
     def _judge(self, occupant: Occupant) -> Finding | None:
         pod = occupant.pod
+        if occupant.lent:
+            return None  # neither the webhooks nor the extender is asked about such a pod
         where = f"runs on node {printable(pod.node)}"
         if pod.namespace not in self._unseen:
             try:

@@ -46,7 +46,7 @@ def charge_all(
         if done is not None and done.occupant is occupant and not done.guessed:
             charges[occupant.uid] = done
             continue
-        request = occupant.request(facts.unit)
+        request = occupant.request(facts.unit) if _is_ours(occupant, facts) else None
         if request is None:
             charges[occupant.uid] = Charge(occupant, (), ())
             continue
@@ -59,6 +59,11 @@ def charge_all(
     if unplaced:
         charges |= _guess(facts, charges, unplaced)
     return charges
+
+
+def _is_ours(occupant: Occupant, facts: NodeFacts) -> bool:
+    """False for a pod that has the cards of another vendor's plugin."""
+    return not occupant.lent or (bool(facts.cards) and (facts.lends or occupant.assigned is not None))
 
 
 def _guess(

@@ -16,6 +16,7 @@ from gpu_manager.domain.contract import (
     MEMORY,
     MODEL_LABEL,
     MODEL_LABEL_GAIA,
+    NVIDIA,
     POOL_LABEL,
     Lingering,
     decode_inventory,
@@ -37,7 +38,7 @@ class NodeFacts:
     """What the node's own object says. ``problem`` is why no pod of ours may go there, empty if it may.
 
     ``cpu`` is what it gives to pods in thousandths, None if it does not say. ``lingering`` is what pods hold
-    that the API no longer has.
+    that the API no longer has. ``lends``: it offers whole cards under NVIDIA's name too.
     """
 
     name: str
@@ -51,6 +52,7 @@ class NodeFacts:
     hardware: int = 0
     cpu: int | None = None
     lingering: tuple[Lingering, ...] = ()
+    lends: bool = False
 
     @property
     def models(self) -> Mapping[CardUuid, str]:
@@ -98,6 +100,7 @@ def read_node(obj: Mapping[str, Any], unit: int, intern: Intern, *, by_capacity:
         hardware,
         allocatable(obj),
         inventory.lingering,
+        _count(mapping(mapping(obj.get("status")).get("capacity")).get(NVIDIA)) > 0,
     )
 
 

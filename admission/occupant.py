@@ -47,6 +47,11 @@ class Occupant:
         return self.pod.uid
 
     @property
+    def lent(self) -> bool:
+        """True if it asks for whole cards under NVIDIA's name: ours only where the node lends them."""
+        return self.pod.lent
+
+    @property
     def occupies(self) -> bool:
         """True from the binding until its containers have ended for good, or it is gone."""
         return bool(self.pod.node) and not self.pod.terminal
@@ -88,11 +93,15 @@ def occupant_of(pod: Pod, obj: Mapping[str, Any] | None = None) -> Occupant:
 
 
 def read_occupant(obj: Mapping[str, Any]) -> Occupant | None:
-    """Read a core/v1 Pod; None if it asks for nothing of ours, or cannot be read."""
+    """Read a core/v1 Pod; None if it asks for nothing of ours, or cannot be read.
+
+    One that asks for ``nvidia.com/gpu`` counts once it is on a node: that may lend its cards under the name.
+    """
     try:
         pod = parse_pod(obj)
     except RequestInvalid:
         return None
+    pod = pod.with_lent_cards() if pod.node else pod
     return occupant_of(pod, obj) if pod.uid and pod.asks else None
 
 

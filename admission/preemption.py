@@ -36,6 +36,7 @@ def choose(
         if charge.allocations
         and charge.occupant.pod.priority < pod.priority
         and not charge.occupant.reserved
+        and not charge.occupant.lent  # its card comes over to our name a minute after it has left
         and uid not in given.pods
     ]
     if question.without(view, {*given.pods, *(o.uid for o in lower)}) is None:

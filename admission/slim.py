@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.lenient import mapping
 
 _OURS: Final = "tencent.com/"
@@ -23,12 +23,15 @@ Obj = Mapping[str, Any]
 def slim_pod(obj: Obj) -> Obj | None:
     """A core/v1 Pod with what is read here; None if it is on no node and names no resource of ours.
 
-    Of a pod on a node that asks for no card, what it takes of the node's CPU is kept.
+    Of a pod on a node that asks for no card, what it takes of the node's CPU is kept; one that asks for
+    ``nvidia.com/gpu`` may have a card of ours there.
     """
     meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
     groups = {group: [c for c in spec.get(group) or () if isinstance(c, Mapping)] for group in _GROUPS}
-    if not any(_asks(container) for group in groups.values() for container in group):
-        if not spec.get("nodeName"):
+    named = frozenset(key for group in groups.values() for container in group for key in _named(container))
+    on_node = bool(spec.get("nodeName"))
+    if not (named & {CORE, MEMORY} or (on_node and NVIDIA in named)):
+        if not on_node:
             return None
         small = {name: [_picked(c, _OTHERS) for c in group] for name, group in groups.items() if group}
         return {
@@ -54,11 +57,10 @@ def slim_node(obj: Obj) -> Obj:
     }
 
 
-def _asks(container: Obj) -> bool:
+def _named(container: Obj) -> Iterator[str]:
+    """The resources that it names."""
     resources = mapping(container.get("resources"))
-    return any(
-        key in mapping(resources.get(part)) for part in ("limits", "requests") for key in (CORE, MEMORY)
-    )
+    return (key for part in ("limits", "requests") for key in mapping(resources.get(part)))
 
 
 def _annotations(meta: Obj) -> Obj:

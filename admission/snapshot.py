@@ -21,7 +21,7 @@ from admission.node_view import NodeView, build_view
 from admission.occupant import Occupant, occupant_of, read_occupant
 from admission.other_pods import OtherPods
 from gpu_manager.domain.budgets import Budget, read_budget
-from gpu_manager.domain.contract import CORDON, INVENTORY, MODEL_LABEL, MODEL_LABEL_GAIA, POOL_LABEL
+from gpu_manager.domain.contract import CORDON, INVENTORY, MODEL_LABEL, MODEL_LABEL_GAIA, NVIDIA, POOL_LABEL
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.lenient import mapping
 from gpu_manager.domain.pod import Pod, PodUid
@@ -425,7 +425,8 @@ def _said(obj: Mapping[str, Any]) -> Hashable:
     annotations, labels = mapping(meta.get("annotations")), mapping(meta.get("labels"))
     shown = [annotations.get(key) for key in (INVENTORY, CORDON)]
     shown += [labels.get(key) for key in (MODEL_LABEL, MODEL_LABEL_GAIA, POOL_LABEL)]
-    shown.append(mapping(mapping(obj.get("status")).get("allocatable")).get("cpu"))
+    status = mapping(obj.get("status"))
+    shown += [mapping(status.get("allocatable")).get("cpu"), mapping(status.get("capacity")).get(NVIDIA)]
     return tuple(text if isinstance(text, str) else None for text in shown)
 
 

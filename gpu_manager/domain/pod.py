@@ -115,6 +115,11 @@ class Pod:
         mirror = self.twin and not _STATIC_UID.fullmatch(self.uid)
         return replace(self, uid=self.twin, twin=self.uid) if mirror else self
 
+    @property
+    def lent(self) -> bool:
+        """True if it asks under NVIDIA's name alone, and that stands for whole cards here."""
+        return any(c.lent for c in self.containers) and all(c.lent or not c.asks for c in self.containers)
+
     def with_lent_cards(self) -> Pod:
         """The same pod where whole cards are given under NVIDIA's name too: containers that ask for these and
         for nothing of ours ask for as many whole cards.

@@ -12,11 +12,19 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.domain.contract import ALLOCATION, INVENTORY, Inventory, decode_assignment, encode_inventory
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    INVENTORY,
+    NVIDIA,
+    Inventory,
+    decode_assignment,
+    encode_inventory,
+)
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import Link, Topology
-from tests.fakes.extender import World, container, node, pod
+from tests.fakes.extender import World, bound, container, node, pod
 from tests.fakes.node import NODE, NodeRig
+from tests.fakes.ports import cards
 
 STEPS = 40
 FRACTIONS = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (99, 1))
@@ -87,3 +95,28 @@ def test_what_filter_accepts_the_agent_grants_on_the_same_cards(tmp_path: Path, 
             assert world.over_committed() == []
         assert granted >= 10
         assert refused >= 3
+
+
+def test_cards_given_under_nvidias_name_are_booked_where_the_agent_gave_them(tmp_path: Path) -> None:
+    """Before its annotation the extender knows how many, after it which; quota counts them from the first on."""
+    gpus = {"name": "main", "image": "image", "resources": {"limits": {NVIDIA: "2"}}}
+    with NodeRig(tmp_path, cards(4), lending=True) as rig:
+        here = node(NODE)
+        told = Inventory(DEFAULT_UNIT, rig.states, rig.topology)
+        here["metadata"]["annotations"][INVENTORY] = encode_inventory(told)
+        here["status"]["capacity"] = {name: str(count) for name, count in rig.kubelet.capacity().items()}
+        world = World([here])
+        old = pod("old", containers=[gpus], on=NODE)
+        world.create(old)
+
+        def used() -> list[int]:
+            return [a.cores for a in world.cluster.snapshot().used["default"].values()]
+
+        assert used() == [200]
+        assert rig.admit(pod("unseen", on=NODE)).admitted  # its card is no more for the other
+        assert rig.admit(old).admitted
+        rig.start(old)
+        world.show(bound(old, NODE, rig.pods.annotations[old["metadata"]["uid"]]))
+        assert used() == [200]
+        held = {i for i, (cores, _) in enumerate(world.booked(NODE)) if cores}
+        assert held == set(rig.cards_of(old, "main")) != {0, 1}

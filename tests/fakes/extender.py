@@ -17,6 +17,7 @@ from gpu_manager.domain.contract import (
     CORE,
     INVENTORY,
     MEMORY,
+    NVIDIA,
     Inventory,
     Lingering,
     encode_inventory,
@@ -49,6 +50,7 @@ def node(
     lingering: Sequence[Lingering] = (),
     labels: Mapping[str, str] | None = None,
     inventory: bool = True,
+    lends: bool = False,
 ) -> Obj:
     """A core/v1 Node with its inventory, memory in bytes a card."""
     models = [model] * cards if isinstance(model, str) else model
@@ -60,6 +62,8 @@ def node(
         Inventory(unit, states, Topology.uniform(cards, Link.parse(link)), tuple(refused), tuple(lingering))
     )
     counts = {CORE: str(100 * cards), MEMORY: str(cards * (memory // unit))}
+    if lends:
+        counts[NVIDIA] = str(max(1, cards))
     return {
         "apiVersion": "v1",
         "kind": "Node",

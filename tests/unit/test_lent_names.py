@@ -64,6 +64,8 @@ def test_only_where_cards_are_lent_does_such_a_pod_ask_for_any() -> None:
     assert [c.request.cards for c in pod_request(here).containers] == [2, 1]
     plain = written(container("c", 30, 8))
     assert plain.with_lent_cards() is plain
+    assert [p.lent for p in (one, here, plain)] == [False, True, False]
+    assert not written(gpus("a", 1), container("b", 30, 8)).with_lent_cards().lent, "it asks under both names"
 
 
 @pytest.mark.parametrize("value", ["many", {}, [], True])
