@@ -163,7 +163,9 @@ class FileCertificates:
 class ClientGuard:
     """Serves a certificate of files, and verifies those that clients show against an authority of a file.
 
-    A client may come without one; whoever serves decides what for.
+    A client may come without one; whoever serves decides what for. Every connection shows its certificate
+    anew: OpenSSL would believe a resumed session although its authority has been withdrawn meanwhile. A
+    connection that is open at that moment is believed until it closes.
     """
 
     def __init__(self, certificate: Path, key: Path, authority: Path) -> None:
@@ -197,6 +199,8 @@ class ClientGuard:
 
     def _prepare(self, context: ssl.SSLContext) -> None:
         context.verify_mode = ssl.CERT_OPTIONAL
+        context.minimum_version = ssl.TLSVersion.TLSv1_3  # the older one resumes without a ticket, too
+        context.num_tickets = 0
         if self._trusted:
             context.load_verify_locations(cadata=self._trusted.decode())
 

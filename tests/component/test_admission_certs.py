@@ -19,8 +19,9 @@ from admission.certs import FileCertificates, Issued, Switch, issue
 from admission.config import Settings
 from admission.metrics import Metrics
 from gpu_manager.domain.errors import NodeUnready
-from tests.fakes.https import HOST, Caller, trusting
+from tests.fakes.https import HOST, Caller, Given, trusting, visit
 from tests.fakes.reviews import review
+from tests.fakes.sandbox import until
 from tests.fakes.vault import AUTHORITY, DAY, NAME, Clock, Vault
 
 
@@ -228,3 +229,24 @@ def test_case_65_self_signed_renewal_under_load_fails_no_request_of_callers_that
             load.wait_for(1)
         load.wait_for(20)
     assert load.failures == []
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_caller_that_resumes_its_session_across_a_change_of_authority_is_served(
+    served: Any, version: ssl.TLSVersion
+) -> None:
+    """It knows the service by the first handshake; whoever begins anew verifies what is served now."""
+    first, second, switch = made(), made(), Switch()
+    files = Given(switch)
+    files.issued = first
+    program = served(files, switch)
+    context = trusting(first.authority)
+    context.maximum_version = version
+    before = visit(program.port, context)
+    files.issued = second
+    until(lambda: switch.pair == second.pair)
+    after = visit(program.port, context, before.session)
+    assert (before.status, after.status, after.resumed) == (200, 200, True)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        visit(program.port, context)
+    assert visit(program.port, trusting(second.authority)).status == 200

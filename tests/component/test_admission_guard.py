@@ -27,8 +27,10 @@ from admission.figures import Figures
 from admission.listener import Listener, Peers
 from admission.schedulers import build_extender
 from gpu_manager.domain.errors import NodeUnready
+from tests.fakes.https import trusting, visit
 
 SCHEDULER = "system:kube-scheduler"
+REFUSED = (ssl.SSLError, ConnectionError, http.client.HTTPException)
 
 
 class Authority:
@@ -38,7 +40,8 @@ class Authority:
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.certificate = self._sign(self.name, self.key, ca=True)
         self.file = directory / f"{name}.crt"
-        self.file.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
+        self.pem = self.certificate.public_bytes(serialization.Encoding.PEM)
+        self.file.write_bytes(self.pem)
 
     def _sign(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, ca: bool) -> x509.Certificate:
         now = dt.datetime.now(dt.UTC)
@@ -159,7 +162,7 @@ def guarded(tmp_path: Path) -> Iterator[tuple[Authority, ClientGuard, Listener]]
 
 
 def ask(listener: Listener, authority: Authority, pair: tuple[Path, Path] | None = None) -> list[str]:
-    context = ssl.create_default_context(cafile=str(authority.file))
+    context = trusting(authority.pem)
     if pair is not None:
         context.load_cert_chain(*pair)
     line = http.client.HTTPSConnection("localhost", listener.port, context=context, timeout=10)
@@ -179,7 +182,7 @@ def test_names_come_from_verified_certificates_alone(
     assert ask(listener, authority) == []
     assert ask(listener, authority, authority.pair(SCHEDULER)) == [SCHEDULER]
     (tmp_path / "forged").mkdir()
-    with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
+    with pytest.raises(REFUSED):
         ask(listener, authority, Authority(tmp_path / "forged").pair(SCHEDULER))
 
 
@@ -196,16 +199,42 @@ def test_a_new_authority_for_clients_is_taken_from_its_file(
     authority.file.write_bytes(b"nothing")
     with pytest.raises(NodeUnready, match="no certificate"):
         guard.check()
+    assert ask(listener, authority, renewed.pair(SCHEDULER)) == [SCHEDULER], (
+        "the last good one stays in force"
+    )
     authority.file.write_bytes(renewed.file.read_bytes())
-    assert ask(listener, renewed_trust(authority, tmp_path), renewed.pair(SCHEDULER)) == [SCHEDULER]
+    guard.check()
+    assert ask(listener, authority, renewed.pair(SCHEDULER)) == [SCHEDULER]
+    with pytest.raises(REFUSED):
+        ask(listener, authority, authority.pair(SCHEDULER))
 
 
-def renewed_trust(authority: Authority, directory: Path) -> Authority:
-    """The server's own certificate is still the first authority's."""
-    path = directory / "first.crt"
-    path.write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))
-    authority.file = path
-    return authority
+def test_a_client_of_an_authority_that_was_withdrawn_cannot_resume_what_it_was(
+    guarded: tuple[Authority, ClientGuard, Listener], tmp_path: Path
+) -> None:
+    authority, guard, listener = guarded
+    context = trusting(authority.pem)
+    context.load_cert_chain(*authority.pair(SCHEDULER))
+    first = visit(listener.port, context)
+    assert first.body == f'["{SCHEDULER}"]'
+    again = visit(listener.port, context, first.session)
+    assert (again.body, again.resumed) == (first.body, False)
+    (tmp_path / "new").mkdir()
+    authority.file.write_bytes(Authority(tmp_path / "new", "renewed").pem)
+    guard.check()
+    for session in (first.session, again.session, None):
+        with pytest.raises(REFUSED):
+            visit(listener.port, context, session)
+
+
+def test_a_version_of_tls_that_resumes_without_a_ticket_is_not_spoken_to_clients_with_certificates(
+    guarded: tuple[Authority, ClientGuard, Listener],
+) -> None:
+    authority, _, listener = guarded
+    context = trusting(authority.pem)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(REFUSED):
+        visit(listener.port, context)
 
 
 @pytest.mark.usefixtures("own_log")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import http.client
 import json
+import socket
 import ssl
 import time
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from admission.app import Program
 from admission.certs import Issued, Switch, issue
@@ -18,8 +19,28 @@ from gpu_manager.domain.errors import NodeUnready
 HOST = "localhost"
 
 
+class Visit(NamedTuple):
+    status: int
+    body: str
+    resumed: bool | None
+    session: ssl.SSLSession | None
+
+
 def trusting(*authorities: bytes) -> ssl.SSLContext:
     return ssl.create_default_context(cadata=b"".join(authorities).decode())
+
+
+def visit(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> Visit:
+    """One GET on a connection of its own, resumed from ``session`` if the server lets it."""
+    with (
+        socket.create_connection((HOST, port), timeout=10) as line,
+        context.wrap_socket(line, server_hostname=HOST, session=session) as wrapped,
+    ):
+        wrapped.sendall(f"GET /healthz HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
+        with http.client.HTTPResponse(wrapped) as answer:
+            answer.begin()
+            body = answer.read().decode()
+        return Visit(answer.status, body, wrapped.session_reused, wrapped.session)
 
 
 @functools.cache
