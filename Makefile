@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BUILT := $(VENV)/.built
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -13,13 +14,21 @@ help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
 
 setup: $(STAMP) ## virtual environment with the locked dependencies, and this project built into it
-$(STAMP): pyproject.toml requirements-dev.lock $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/include/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/standin/*)
+$(STAMP): $(BUILT) requirements-dev.lock
+	@echo "Downloading and installing what it is tested with: one to five minutes, the first time only"
+	$(INSTALL) -r requirements-dev.lock
+	touch $@
+
+# What the product itself needs, and the project built: enough to run it. Locks are complete, so nothing is resolved.
+INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --no-deps --no-compile
+LIBVCUDA := $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/src/*/* vcuda/lib/include/* vcuda/lib/gen/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/standin/*)
+$(BUILT): pyproject.toml requirements-build.lock deploy/image/requirements.lock $(LIBVCUDA)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is needed (Debian: apt-get install python3-venv)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Downloading and installing what it is built and tested with: one to five minutes, the first time only"
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
+	@echo "Downloading and installing what it runs with, and building the library: a minute or two, the first time only"
+	$(INSTALL) -r deploy/image/requirements.lock -r requirements-build.lock
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
@@ -47,7 +56,7 @@ TSAN := page_attach page_ledger core_arithmetic memory_table memory_model thread
 native-tsan: $(STAMP) ## what threads and processes share, under the thread sanitizer
 	VCUDA_SANITIZE=thread python -m pytest --timeout 600 $(TSAN:%=tests/native/test_%.py)
 
-demo: $(STAMP) ## a node with 8 simulated cards, and pods that share them
+demo: $(BUILT) ## a node with 8 simulated cards, and pods that share them
 	gpu-manager sandbox --demo
 
 proto: $(STAMP) ## generate gpu_manager/pb from proto/
@@ -85,7 +94,7 @@ manifests: $(TOOLS)/helm ## write what is rendered from the chart
 image: $(STAMP) ## build/image/gpu-manager.tar: the image of agent and admission, without registry or Docker
 	$(BIN)/python deploy/image/build.py
 
-CLUSTER_PACKAGES := containerd runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux mmdebstrap
+CLUSTER_PACKAGES := containerd runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux nftables mmdebstrap
 cluster-packages: ## what the cluster needs of Debian (as root)
 	apt-get install --yes --no-install-recommends $(CLUSTER_PACKAGES)
 
@@ -120,6 +129,7 @@ lock: ## resolve the dependencies anew
 	uv pip compile pyproject.toml --group dev --extra admission --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements-dev.lock
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements.lock
 	uv pip compile pyproject.toml --extra admission --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -c requirements-dev.lock -o deploy/image/requirements.lock
+	uv pip compile --group build --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -c requirements-dev.lock -o requirements-build.lock
 
 ci: check proto-check test native deploy-check wheel docs demo ## what a commit must pass
 

@@ -1,0 +1,35 @@
+"""The locked sets agree: what the product runs with, is built with and is put into its image is what was tested."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("requirements.lock", "requirements-build.lock", "deploy/image/requirements.lock")
+
+
+def pins(name: str) -> dict[str, frozenset[str]]:
+    """``name==version`` → hashes. Markers are left out: who needs a package on another system may differ."""
+    found: dict[str, frozenset[str]] = {}
+    for entry in re.split(r"\n(?=\S)", (ROOT / name).read_text().strip()):
+        requirement, *hashes = re.split(r"\s*\\\n\s*--hash=", entry)
+        found[requirement.partition(" ;")[0]] = frozenset(hashes)
+    return found
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_pin_is_one_that_is_tested(name: str) -> None:
+    tested, part = pins("requirements-dev.lock"), pins(name)
+    assert len(part) >= 5
+    assert all(part.values()), "a requirement without a hash"
+    assert {p: h for p, h in part.items() if tested.get(p) != h} == {}
+
+
+def test_what_the_library_is_built_with_is_locked() -> None:
+    group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["build"]
+    wanted = {re.split(r"[<>=]", requirement)[0] for requirement in group}
+    assert wanted <= {pin.partition("==")[0] for pin in pins("requirements-build.lock")}
