@@ -23,17 +23,26 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", choices=GROUPS, help="one group")
+    parser.add_argument("--part", default="", help="one part of a group that has parts (limits)")
     parser.add_argument("--full", action="store_true", help="the full size, for figures that docs quote")
     arguments = parser.parse_args()
+    if arguments.part and arguments.part not in (known := parts(arguments.only)):
+        parser.error(f"--part {arguments.part}: with --only limits, one of {', '.join(known) or 'its parts'}")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     rows: list[Row] = []
     for group in (arguments.only,) if arguments.only else GROUPS:
         started = time.monotonic()
-        rows += importlib.import_module(f"bench.{group}").rows(full=arguments.full)
+        part = {"only": arguments.part} if arguments.part else {}
+        rows += importlib.import_module(f"bench.{group}").rows(full=arguments.full, **part)
         print(f"{group}: {time.monotonic() - started:.0f} s", file=sys.stderr)
     keep([row.as_json() for row in rows], others=bool(arguments.only))
     Console().print(table(rows))
     return 1 if any(row.holds is False for row in rows) else 0
+
+
+def parts(group: str | None) -> tuple[str, ...]:
+    """What a group can be measured in, piece by piece; empty if only as a whole."""
+    return tuple(getattr(importlib.import_module(f"bench.{group}"), "PARTS", ())) if group else ()
 
 
 def keep(rows: list[dict[str, object]], *, others: bool) -> None:

@@ -114,6 +114,53 @@ def split(cores: Sequence[int], *, full: bool) -> tuple[float, str]:
     return error, "/".join(f"{share:.1f}" for share in shares)
 
 
+PHASE_SECONDS = 3.0
+SETTLING_SECONDS = 1.0
+"""After a change of the limit: what was owed or saved up under the other one is spent by then."""
+
+
+def waiting(*, full: bool) -> Iterable[Row]:
+    """30 and 70 of programs that wait for each kernel before they launch the next.
+
+    Such a program leaves the card idle while it is awake, so it may ask for less than its limit. What it asks
+    for is measured in the same run: every other few seconds the second has no limit but the card.
+    """
+    phases = 20 if full else 8
+    with world(state=one_machine()) as made:
+        first, second = made.tenant(30), made.tenant(70)
+        with made.host(first, second, driver=True):
+            seconds = PHASE_SECONDS * phases + 4
+            loads = [made.start(tenant, "sync", 5000, seconds, 500, 2.0) for tenant in (first, second)]
+            for load in loads:
+                load.wait_running()
+            threading.Event().wait(3.0)
+            changes: list[float] = []
+            for turn in range(phases):
+                made.limit(second.name, (70, 100)[turn % 2])
+                changes.append(time.monotonic())
+                threading.Event().wait(PHASE_SECONDS)
+            changes.append(time.monotonic())
+            for load in loads:
+                load.finish()
+    held, free = ([_mean(load, changes, turn) for load in loads] for turn in (0, 1))
+    reached = min(70.0, free[1])
+    error = max(abs(held[0] - 30), abs(held[1] - reached))
+    note = f"{held[0]:.1f}/{held[1]:.1f} of 30/70; beside 30 the second reaches {free[1]:.1f} without a limit"
+    yield Row("split_waiting_error_points", round(error, 2), "points", "≤ 1", None, full,
+              f"{note}; kernels of 5 ms, each waited for, judged by the less of limit and reach")  # fmt: skip
+
+
+def _mean(load: Load, changes: Sequence[float], turn: int) -> float:
+    """Of the windows that lie within every other phase, from ``turn`` on, once it has settled."""
+    found = [
+        share
+        for begin, end in itertools.islice(itertools.pairwise(changes), turn, None, 2)
+        for (before, after), share in zip(itertools.pairwise(load.ends), load.windows[1:], strict=True)
+        if begin + SETTLING_SECONDS <= before and after <= end
+    ]
+    return sum(found) / len(found)
+
+
 def comes_and_goes(*, full: bool) -> tuple[float, str]:
     """A container with work all the time beside one that starts and stops: the first one's error."""
     rounds = 8 if full else 3
@@ -202,8 +249,3 @@ def _seen_after(ends: Sequence[float], at: float, *, raised: bool) -> float:
         if at < end < last + 0.05:
             last = end
     return last - at
-
-
-def rows(*, full: bool) -> list[Row]:
-    """The rows of shares."""
-    return [row for measure in (alone, together, changes) for row in measure(full=full)]

@@ -80,7 +80,8 @@ class Agent:
         self._kubelet = KubeletClient(
             config.device_plugins, config.pod_resources, resources=LENDING if config.lending else SOCKETS
         )
-        store, tenants = FileStore(config.state / "ledger"), PageTenants(config.pages)
+        store = FileStore(config.state / "ledger")
+        tenants = PageTenants(config.pages, context_reserve=config.context_reserve)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / "kubelet.sock")
         injector = build_injector(config, lambda: self.allocator.node.cards)
         self._injector = injector

@@ -192,14 +192,12 @@ class Tenants(Protocol):
 class Correction:
     """What the host knows of a container on one card and the library cannot; ``None`` leaves it as it is.
 
-    ``gain`` and ``co_active`` are factors; the rest are bytes.
+    ``gain`` and ``co_active`` are factors; ``host_adjust``: bytes that the driver counts beyond the account.
     """
 
     gain: float | None = None
     co_active: float | None = None
     host_adjust: int | None = None
-    host_seen_used: int | None = None
-    context_reserve: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

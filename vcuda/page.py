@@ -35,7 +35,7 @@ MAX_BYTES: Final = (1 << 48) - 1
 MAX_NS: Final = (1 << 63) - 1
 
 _HEADER: Final = struct.Struct("<8sHHIQIHHIIIIQQ16s48s")
-_CARD: Final = struct.Struct("<16sQQqQIIQQQIIII32s")
+_CARD: Final = struct.Struct("<16sQQQQIIQQQIIII32s")
 _CRC_OFFSET: Final = 12
 _USAGE_HEADER: Final = struct.Struct("<8sHHI16sII")
 _COUNTERS: Final = struct.Struct("<QQ112xQQQQQ64s")
@@ -82,12 +82,13 @@ class LogLevel(IntEnum):
 class CardLimits:
     """What one container may do on one card. ``None`` is "no limit", zero is zero.
 
-    ``memory_limit``, ``context_reserve``, ``host_adjust``, ``host_seen_used`` in bytes; ``core_limit`` and
+    ``memory_limit``, ``context_reserve``, ``host_adjust`` in bytes; ``core_limit`` and
     ``core_ceiling`` in percent (steps of 1/256); ``gain`` and ``co_active`` are factors (steps of 1/256).
     ``core_ceiling`` of ``None`` is the limit itself. ``context_reserve`` is charged for each context of each
-    process. ``co_active`` counts processes, whosever they are, that have the card at work at once: between
-    processes the driver takes turns. A burst of 20 ms, a debt of 200 ms and a window of 1 s are the defaults
-    that held the limit best in the model (docs/isolation).
+    process; ``host_adjust`` is what the driver counts beyond all that was charged. ``co_active`` counts
+    processes, whosever they are, that have the card at work at once: between processes the driver takes
+    turns. A burst of 20 ms, a debt of 200 ms and a window of 1 s are the defaults that held the limit best
+    in the model (docs/isolation).
     """
 
     uuid: bytes
@@ -96,7 +97,6 @@ class CardLimits:
     core_ceiling: float | None = None
     context_reserve: int = 0
     host_adjust: int = 0
-    host_seen_used: int = 0
     burst_ns: int = 20_000_000
     debt_ns: int = 200_000_000
     window_ns: int = 1_000_000_000
@@ -263,7 +263,7 @@ def _encode_card(card: CardLimits) -> bytes:
             card.memory_limit or 0,
             card.context_reserve,
             card.host_adjust,
-            card.host_seen_used,
+            0,
             _q8(limit, "core limit"),
             _q8(ceiling, "core ceiling"),
             card.burst_ns,
@@ -307,7 +307,7 @@ def _encode_copy(limits: Limits, generation: int) -> bytes:
 
 
 def _decode_card(copy: bytes, offset: int) -> CardLimits:
-    (uuid, memory, reserve, adjust, seen, core, ceiling, burst, debt, window, gain, active, mode, _, _) = (
+    (uuid, memory, reserve, adjust, _, core, ceiling, burst, debt, window, gain, active, mode, _, _) = (
         _CARD.unpack_from(copy, offset)
     )
     limited = bool(mode & _CORES_LIMITED)
@@ -318,7 +318,6 @@ def _decode_card(copy: bytes, offset: int) -> CardLimits:
         core_ceiling=ceiling / 256 if limited else None,
         context_reserve=reserve,
         host_adjust=adjust,
-        host_seen_used=seen,
         burst_ns=burst,
         debt_ns=debt,
         window_ns=window,

@@ -68,11 +68,18 @@ class PageTenants:
     never locked to wait: it could hold such a lock for ever.
     """
 
-    def __init__(self, root: Path, *, fail_open: bool = False, label: bytes | None = None) -> None:
-        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`."""
+    def __init__(
+        self, root: Path, *, fail_open: bool = False, label: bytes | None = None, context_reserve: int = 0
+    ) -> None:
+        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`.
+
+        ``context_reserve`` is charged for each context when it is made, in bytes; what it lacks is counted
+        once the driver shows it.
+        """
         self._root = root
         self._label = label
         self._fail_open = fail_open
+        self._context_reserve = context_reserve
         self._lock = threading.Lock()
         # Descriptors kept open, so that a sample of an idle container is a handful of system calls.
         self._usage: dict[str, int] = {}
@@ -264,6 +271,7 @@ class PageTenants:
                 replace(
                     before,
                     memory_limit=limit.memory,
+                    context_reserve=self._context_reserve,
                     core_limit=float(limit.cores),
                     core_ceiling=float(limit.ceiling),
                 )
@@ -392,8 +400,6 @@ def _corrected(card: abi.CardLimits, corrections: Mapping[CardUuid, Correction])
         gain=card.gain if told.gain is None else told.gain,
         co_active=card.co_active if told.co_active is None else told.co_active,
         host_adjust=card.host_adjust if told.host_adjust is None else told.host_adjust,
-        host_seen_used=card.host_seen_used if told.host_seen_used is None else told.host_seen_used,
-        context_reserve=card.context_reserve if told.context_reserve is None else told.context_reserve,
     )
 
 

@@ -90,6 +90,15 @@ def command(
         float, typer.Option(min=0, help="How long a closed card must be well before it opens again.")
     ] = QUIET_SECONDS,
     memory_unit: Annotated[str, typer.Option(help="What one vcuda-memory stands for.")] = str(DEFAULT_UNIT),
+    context_mib: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=16384,
+            help="MiB charged to a fraction for each CUDA context as it is made; what this lacks counts once "
+            "the driver shows it, some 3 s later.",
+        ),
+    ] = 0,
     nvidia_resource: Annotated[
         bool,
         typer.Option(help="Offer whole cards as nvidia.com/gpu too. NVIDIA's own plugin must not run here."),
@@ -145,6 +154,7 @@ def command(
             quiet_seconds=quiet_seconds,
             control=control,
             unit=unit_bytes(memory_unit),
+            context_reserve=context_mib << 20,
             lending=nvidia_resource,
             injection=known_injection(device_injection),
             host_root=host_root,

@@ -153,7 +153,7 @@ def _figures(grant: Grant, share: Share, use: ShareUse) -> dict[str, float | Non
         "core_usage_ratio": use.core,
         "core_delivered_ratio": use.core / limit if use.core is not None and limit else None,
         "memory_limit_bytes": share.amount.memory,
-        "memory_used_bytes": use.memory,
+        "memory_used_bytes": use.held,
     }
 
 
@@ -188,7 +188,7 @@ def legacy(view: View) -> Iterator[Metric]:
         asked_core.add_metric((name, *rest, "total"), sum(s.amount.cores for s in shares) / CORES_PER_CARD)
         read = [(s, uses.get((grant.key, s.card)) or unread(grant, s)) for s in shares]
         for family, values in (
-            (memory, [(s, use.memory / MIB) for s, use in read if use.memory is not None]),
+            (memory, [(s, use.held / MIB) for s, use in read if use.held is not None]),
             (core, [(s, use.core * 100) for s, use in read if use.core is not None]),
         ):
             for share, value in values:

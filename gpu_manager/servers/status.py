@@ -107,8 +107,8 @@ class Status:
                 device |= {"card_idx": str(state.card.index), "device_mem": state.card.memory / MIB}
             if use.core is not None:
                 device["gpu"] = use.core * 100
-            if use.memory is not None:
-                device["mem"] = use.memory / MIB
+            if use.held is not None:
+                device["mem"] = use.held / MIB
             pods[use.key[0]]["stat"][use.key[1]]["dev"].append(device | {"pids": list(use.pids)})
         return {"usage": pods}
 
@@ -120,7 +120,7 @@ class Status:
             use = used.get((holder.key, card))
             return {
                 "planned": not holder.granted,
-                "memory_used": use.memory if use else None,
+                "memory_used": use.held if use else None,
                 "core_used": use.core if use else None,
             }
 

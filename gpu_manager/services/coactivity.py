@@ -1,8 +1,10 @@
-"""Tells each container on a shared card by how much the card's time is divided, and that the host is there.
+"""Tells each container what the host alone can see, and that the host is there: by how much the time of a
+shared card is divided, and what the driver counts of its memory beyond its account.
 
 Costs nothing while nobody works: who is at work comes from the usage sampler's last reading. A container at
 work gets a heartbeat a second. Where one of several containers of a card is at work the others are looked at
-twenty times a second; where two are, forty times, and the factor is published every 100 ms.
+twenty times a second; where two are, forty times, and the factor is published every 100 ms. Whoever is seen
+for the first time is told everything once: a page may still say what an agent before us had written.
 """
 
 from __future__ import annotations
@@ -39,13 +41,15 @@ _JITTER: Final = 0.6180339887498949
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A container on a card: its directory's name, whether it used the card lately, and which share of the
-    card's time the driver saw it use, where that is known.
+    card's time the driver saw it use, where that is known. ``beyond``: bytes that the driver counts on top of
+    its account.
     """
 
     name: str
     card: CardUuid
     at_work: bool
     truth: float | None = None
+    beyond: int = 0
 
 
 @dataclass(slots=True)
@@ -81,6 +85,7 @@ class CoActivity:
         self._tally = tally
         self._watched: dict[CardUuid, _Watched] = {}
         self._published: dict[tuple[str, CardUuid], tuple[float, float]] = {}
+        self._adjusted: dict[tuple[str, CardUuid], int] = {}
         self._beat: dict[str, float] = {}
         self._survey_at = 0.0
         self._rhythm = 0.0
@@ -115,6 +120,7 @@ class CoActivity:
         by_card: dict[CardUuid, list[Seat]] = {}
         for seat in self._seats():
             by_card.setdefault(seat.card, []).append(seat)
+            self._adjust(seat, now)
         kept: dict[CardUuid, _Watched] = {}
         for card, seats in by_card.items():
             if not any(seat.at_work for seat in seats):
@@ -132,7 +138,19 @@ class CoActivity:
         self._watched = kept
         known = {(seat.name, card) for card, seats in by_card.items() for seat in seats}
         self._published = {key: value for key, value in self._published.items() if key in known}
+        self._adjusted = {key: value for key, value in self._adjusted.items() if key in known}
         self._beat = {name: at for name, at in self._beat.items() if any(name == key[0] for key in known)}
+
+    def _adjust(self, seat: Seat, now: float) -> None:
+        """Memory beyond the account, if it is another than the page says; at first sight all corrections."""
+        place = seat.name, seat.card
+        if self._adjusted.get(place) == seat.beyond:
+            return
+        told = Correction(host_adjust=seat.beyond)
+        if place not in self._adjusted:
+            told = Correction(gain=1.0, co_active=1.0, host_adjust=seat.beyond)
+        if self._write(seat.name, now, {seat.card: told}):
+            self._adjusted[place] = seat.beyond
 
     def _part(self, card: CardUuid, seats: Iterable[Seat]) -> None:
         """Nobody to share with: no factor may stay behind."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -15,6 +15,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.unaccounted import Unaccounted
 from gpu_manager.ports import Cards, CardUse, Clock, Pods, Processes, ProcessUse, Tenants, TenantUse
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.books import Grant, Key
@@ -30,6 +31,7 @@ PERIOD_SECONDS = 1.0
 class ShareUse:
     """One container on one card. Bytes, ratios of one card, seconds; ``None`` is not known.
 
+    ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code).
     ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
     ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read); ``reason`` says why.
     """
@@ -43,6 +45,12 @@ class ShareUse:
     refusals: int | None = None
     pids: tuple[int, ...] = ()
     reason: str = ""
+    beyond: int = 0
+
+    @property
+    def held(self) -> int | None:
+        """All that it holds of the card's memory: what its limit is compared with."""
+        return None if self.memory is None else self.memory + self.beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,7 @@ class Usage:
         self._clock = clock
         self._tally = tally
         self._before: dict[tuple[Key, CardUuid], _Before] = {}
+        self._unaccounted: dict[tuple[Key, CardUuid], Unaccounted] = {}
         self.last = Sample(clock.monotonic())
 
     def run(self, stop: threading.Event) -> None:
@@ -112,7 +121,9 @@ class Usage:
             for grant in grants.values()
             for use in (self._fraction(grant, now, by_share) if _paged(grant) else _whole(grant, by_share))
         ]
+        shares = [self._weighed(use, by_share, card_uses) for use in shares]
         self._before = {k: v for k, v in self._before.items() if k[0] in grants}
+        self._unaccounted = {k: v for k, v in self._unaccounted.items() if k[0] in grants}
         self.last = Sample(now, grants, card_uses, tuple(shares), by_share)
         return self.last
 
@@ -125,6 +136,7 @@ class Usage:
                 card=use.share.card,
                 at_work=bool(use.core),
                 truth=_driver_share(sample.processes.get((use.key, use.share.card), ())),
+                beyond=use.beyond,
             )
             for use in sample.shares
             if use.enforcement == "active"
@@ -152,6 +164,31 @@ class Usage:
             self._share(grant, share, read.get(share.card), now, by_share.get((grant.key, share.card), []))
             for share in grant.allocation.shares
         ]
+
+    def _weighed(
+        self,
+        use: ShareUse,
+        by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]],
+        cards: Mapping[CardUuid, CardUse],
+    ) -> ShareUse:
+        """With what the driver counts beyond the account; where it tells nothing, with what it told last."""
+        if use.enforcement != "active" or use.memory is None:
+            return use
+        place = use.key, use.share.card
+        processes = by_share.get(place, [])
+        before = self._unaccounted.get(place)
+        if not processes and before is None:
+            return use  # most containers idle most of the time
+        known = [p.memory for p in processes if p.memory is not None]
+        if use.share.card in cards and len(known) == len(processes):
+            found = (before or Unaccounted()).seen(sum(known), use.memory, use.share.amount.memory)
+            if processes:
+                self._unaccounted[place] = found
+            else:
+                self._unaccounted.pop(place)
+        else:
+            found = before or Unaccounted()
+        return replace(use, beyond=found.bytes) if found.bytes != use.beyond else use
 
     def _share(
         self, grant: Grant, share: Share, use: TenantUse | None, now: float, processes: list[ProcessUse]

@@ -81,12 +81,12 @@ def test_a_changed_limit_is_written_over_the_older_copy_in_the_same_file(tenants
 
 def test_host_corrections_outlive_a_change_of_limits(tenants, root):
     tenants.open(NAME, [LIMIT, Limit(SECOND, GIB, 5, 5)])
-    tenants.publish(NAME, 77, {SECOND: Correction(co_active=2.0, host_adjust=-4096)})
+    tenants.publish(NAME, 77, {SECOND: Correction(co_active=2.0, host_adjust=4096)})
     tenants.open(NAME, [Limit(CARD, GIB, 20, 20), Limit(SECOND, GIB, 5, 5)])
     first, second = limits_of(root).cards
     assert limits_of(root).heartbeat_ns == 77
     assert (first.memory_limit, first.co_active) == (GIB, 1.0)
-    assert (second.co_active, second.host_adjust) == (2.0, -4096)
+    assert (second.co_active, second.host_adjust) == (2.0, 4096)
 
 
 def test_publishing_for_a_container_that_is_gone_says_so(tenants):

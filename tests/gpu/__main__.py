@@ -51,7 +51,7 @@ def main() -> int:
 
 def _rows(machine: Machine, arguments: argparse.Namespace) -> Iterator[Row]:
     seconds = arguments.seconds or (20.0 if arguments.full else 5.0)
-    machine.reserve = memory.context_reserve(machine)
+    machine.charge_contexts(memory.context_reserve(machine))
     for group in (arguments.only,) if arguments.only else GROUPS:
         print(f"{group} …", file=sys.stderr)
         if group == "memory":

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +22,7 @@ from gpu_manager.adapters.nvml import NvmlCards
 from gpu_manager.adapters.tenants import PageTenants
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Correction, Limit
+from gpu_manager.ports import Limit
 from gpu_manager.sandbox.native import Native, find_native
 
 HERE = Path(__file__).resolve().parent
@@ -70,7 +69,7 @@ class Machine:
         self.tenants = PageTenants(self.root / "pages")
         self.cost = self._compile("cost")
         self.reserve = 0
-        """Bytes that a context takes, once measured."""
+        """Bytes that a context takes, and is charged when it is made, once measured."""
         self.clock = 1.0
         """The clock that the card runs at over the one that its driver names, once measured."""
 
@@ -107,6 +106,12 @@ class Machine:
         """SM percent by process, by NVML's last samples."""
         _, processes = self.nvml.usage()
         return {p.pid: p.utilisation for p in processes if p.utilisation is not None}
+
+    def charge_contexts(self, each: int) -> None:
+        """From now on containers are charged so many bytes for each context, as ``--context-mib`` does it."""
+        self.reserve = each
+        self.tenants.close()
+        self.tenants = PageTenants(self.root / "pages", context_reserve=each)
 
     def bare(self, *command: str) -> subprocess.Popen[str]:
         """A process with the driver alone: the baseline."""
@@ -164,12 +169,9 @@ class Container:
         self.machine.tenants.remove(self.name)
 
     def limit(self, cores: int, ceiling: int | None = None) -> None:
-        """New core limits, in force at once; and what a context is known to take of the card's memory."""
+        """New core limits, in force at once."""
         card = self.machine.card.uuid
         self.machine.tenants.open(self.name, [Limit(card, self.memory, cores, ceiling or cores)])
-        if self.machine.reserve:
-            correction = Correction(context_reserve=self.machine.reserve)
-            self.machine.tenants.publish(self.name, time.monotonic_ns(), {card: correction})
 
     def start(self, *command: str, **settings: str) -> subprocess.Popen[str]:
         """A process under the library."""

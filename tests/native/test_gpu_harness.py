@@ -20,7 +20,7 @@ from tests.gpu import memory
 from tests.gpu.machine import Machine
 with Machine() as machine:
     machine.native = replace(machine.native, fronts=machine.native.driver)
-    machine.reserve = memory.context_reserve(machine)
+    machine.charge_contexts(memory.context_reserve(machine))
     row = next(memory.rows(machine, full=False))
     print(row.name, row.figure, row.holds)
 """

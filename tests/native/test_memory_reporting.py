@@ -125,13 +125,14 @@ def test_what_the_host_sees_beyond_the_account_counts(container: Container, gues
     container.change(host_adjust=300 * MIB)
     assert guest("cuMemGetInfo_v2", OUT, OUT).out == (LIMIT - CONTEXT - 300 * MIB, LIMIT)
     assert guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT - 300 * MIB + 1).result == OUT_OF_MEMORY
-    container.change(host_adjust=-CONTEXT)
-    assert guest("cuMemGetInfo_v2", OUT, OUT).out == (LIMIT, LIMIT)
-    container.change(host_adjust=-(1 << 62))
-    assert guest("cuMemGetInfo_v2", OUT, OUT).out == (LIMIT, LIMIT)
-    container.change(host_adjust=1 << 62)
-    assert guest("cuMemGetInfo_v2", OUT, OUT).out == (0, LIMIT)
-    assert guest("cuMemAlloc_v2", OUT, 1).result == OUT_OF_MEMORY
+    at = guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT - 300 * MIB).value
+    for beyond in (LIMIT, 1 << 62, (1 << 64) - 1):
+        container.change(host_adjust=beyond)
+        assert guest("cuMemGetInfo_v2", OUT, OUT).out == (0, LIMIT)
+        assert guest("cuMemAlloc_v2", OUT, 1).result == OUT_OF_MEMORY
+    assert guest("cuMemFree_v2", at).result == SUCCESS, "what is held stays held and can be given back"
+    container.change(host_adjust=0)
+    assert guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result == SUCCESS
 
 
 # ---- oversubscription

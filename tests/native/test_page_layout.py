@@ -78,7 +78,7 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
         ),
         (
             "card_limits", page._CARD, 0,
-            ("uuid memory_limit context_reserve host_adjust host_seen_used core_limit_q8 core_ceiling_q8 burst_ns "
+            ("uuid memory_limit context_reserve host_adjust reserved1 core_limit_q8 core_ceiling_q8 burst_ns "
             "debt_ns window_ns gain_q8 co_active_q8 mode reserved0 reserved"),
         ),
         ("usage", page._USAGE_HEADER, 0, "magic abi_major abi_minor size build_id slot_high reserved0"),

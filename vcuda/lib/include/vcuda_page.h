@@ -56,8 +56,8 @@ struct vcuda_card_limits {
     uint8_t uuid[16];         /* as cuDeviceGetUuid_v2 returns it; a MIG instance has its own */
     uint64_t memory_limit;    /* bytes */
     uint64_t context_reserve; /* bytes charged for each context of a process on this card */
-    int64_t host_adjust;      /* bytes NVML sees beyond the ledger (negative: below); added to charged */
-    uint64_t host_seen_used;  /* bytes NVML saw for this container at the heartbeat */
+    uint64_t host_adjust;     /* bytes that the driver counts for the container beyond `charged`; added to it */
+    uint64_t reserved1;
     uint32_t core_limit_q8;   /* percent x 256 of GPU time in each window */
     uint32_t core_ceiling_q8; /* percent x 256; equal to the limit when hard */
     uint64_t burst_ns;        /* credit never exceeds this */

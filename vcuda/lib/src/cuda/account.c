@@ -30,18 +30,12 @@ static uint64_t ceiling(const struct vcuda_card_limits *limits) {
     if (!(limits->mode & VCUDA_MODE_MEMORY_LIMITED))
         return VCUDA_CHARGED_MASK;
     uint64_t limit = limits->memory_limit < VCUDA_CHARGED_MASK ? limits->memory_limit : VCUDA_CHARGED_MASK;
-    if (limits->host_adjust >= 0)
-        return limit > (uint64_t)limits->host_adjust ? limit - (uint64_t)limits->host_adjust : 0;
-    uint64_t more = -(uint64_t)limits->host_adjust;
-    return more < VCUDA_CHARGED_MASK - limit ? limit + more : VCUDA_CHARGED_MASK;
+    return limit > limits->host_adjust ? limit - limits->host_adjust : 0;
 }
 
 uint64_t account_used(int card, const struct vcuda_card_limits *limits) {
     uint64_t charged = vcuda_charged(card);
-    if (limits->host_adjust >= 0)
-        return charged + (uint64_t)limits->host_adjust;
-    uint64_t less = -(uint64_t)limits->host_adjust;
-    return charged > less ? charged - less : 0;
+    return limits->host_adjust < UINT64_MAX - charged ? charged + limits->host_adjust : UINT64_MAX;
 }
 
 uint64_t account_context_bytes(int card) {

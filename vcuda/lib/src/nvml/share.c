@@ -135,8 +135,5 @@ static void add(const struct share_process *process, void *sum) {
 uint64_t share_used(const struct share *share) {
     uint64_t used = 0;
     share_each(share, add, &used);
-    int64_t adjust = share->limits.host_adjust;
-    if (adjust >= 0)
-        return used + (uint64_t)adjust;
-    return used > -(uint64_t)adjust ? used - -(uint64_t)adjust : 0;
+    return share->limits.host_adjust < UINT64_MAX - used ? used + share->limits.host_adjust : UINT64_MAX;
 }

@@ -1,0 +1,125 @@
+"""What the driver counts beyond a container's account, from the sample to the page and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.adapters.tenants import PageTenants
+from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.resources import GIB
+from gpu_manager.domain.unaccounted import SAMPLES
+from gpu_manager.ports import CardUse, Correction, ProcessUse, TenantUse
+from gpu_manager.services.coactivity import CoActivity
+from gpu_manager.services.usage import Usage
+from tests.fakes.node import NodeRig, container, pod
+from tests.fakes.ports import FakeCards, FakeClock
+from vcuda import page
+
+MIB = 1 << 20
+LIMIT = 5 * GIB
+
+
+class Rig:
+    """One container with 5 GiB of a card; ``second`` is one second of the agent's life."""
+
+    def __init__(self, directory: Path, node: NodeRig) -> None:
+        self.node, self.cards = node, FakeCards(node.states)
+        self.usage = Usage(
+            node.allocator, self.cards, node.pods, node.tenants, node.processes, node.clock, node.tally
+        )
+        made = pod("part", container("c", 30, 20))
+        assert node.admit(made).admitted
+        uid = made["metadata"]["uid"]
+        assert node.kubelet.start_container(uid, "c", container_id="c" * 64)
+        node.pods.bind(parse_pod(node.kubelet.pod(uid)))
+        node.processes.containers = {42: (PodUid(uid), "c" * 64)}
+        (index,) = node.cards_of(made, "c")
+        self.card = node.states[index].card.uuid
+        ((self.name, limits),) = node.tenants.limits.items()
+        self.pages = PageTenants(directory / "pages")
+        self.pages.open(self.name, limits)
+        self.page = directory / "pages" / self.name / "limits"
+        self.service = self.agent()
+
+    def agent(self) -> CoActivity:
+        """A new one, that knows nothing of what another wrote."""
+        return CoActivity(self.pages, self.usage.seats, self.node.clock, self.node.tally)
+
+    def second(self, *, driver: int | None, account: int, process: bool = True) -> int:
+        """What the page says after a second in which driver and account counted so much."""
+        self.cards.uses = [CardUse(self.card)]
+        self.cards.processes = [ProcessUse(self.card, 42, driver, 10.0)] if process else []
+        self.node.tenants.uses = {self.name: (TenantUse(self.card, account, 0.0, 0.0, 0, 1),)}
+        return self.sampled()
+
+    def sampled(self) -> int:
+        assert isinstance(self.node.clock, FakeClock)
+        self.node.clock.pass_(1.0)
+        self.usage.sample()
+        self.service.step()
+        return self.told()
+
+    def told(self) -> int:
+        return page.read_limits(self.page.read_bytes()).cards[0].host_adjust
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with NodeRig(tmp_path, clock=FakeClock()) as node:
+        made = Rig(tmp_path, node)
+        yield made
+        made.pages.close()
+
+
+def settled(rig: Rig, driver: int, account: int) -> int:
+    return [rig.second(driver=driver, account=account) for _ in range(SAMPLES)][-1]
+
+
+def test_a_context_that_nobody_asked_for_counts_after_three_seconds(rig: Rig) -> None:
+    seen = [rig.second(driver=GIB + 528 * MIB, account=GIB) for _ in range(SAMPLES + 1)]
+    assert seen == [0] * (SAMPLES - 1) + [528 * MIB] * 2
+    (use,) = rig.usage.last.shares
+    assert (use.memory, use.held) == (GIB, GIB + 528 * MIB)
+
+
+def test_it_is_gone_with_the_process(rig: Rig) -> None:
+    assert settled(rig, 528 * MIB, 0) == 528 * MIB
+    assert rig.second(driver=None, account=0, process=False) == 0
+
+
+def test_a_driver_that_tells_nothing_changes_nothing(rig: Rig) -> None:
+    assert settled(rig, 528 * MIB, 0) == 528 * MIB
+    assert rig.second(driver=None, account=0) == 528 * MIB, "a process whose memory is not told"
+    rig.cards.lost = True
+    assert rig.sampled() == 528 * MIB, "a card that does not answer"
+
+
+@pytest.mark.parametrize("account", [0, 2 * GIB, LIMIT, 1 << 47])
+def test_whatever_a_page_claims_its_container_never_gains_room(rig: Rig, account: int) -> None:
+    held = 2 * GIB + 100 * MIB
+    assert settled(rig, held, account) + account >= held
+    assert rig.told() >= 0
+
+
+def test_memory_past_the_limit_leaves_no_room_and_overflows_nothing(rig: Rig) -> None:
+    assert settled(rig, 1 << 62, 0) == LIMIT
+
+
+def test_what_an_agent_before_this_one_wrote_does_not_stay(rig: Rig) -> None:
+    assert settled(rig, 528 * MIB, 0) == 528 * MIB
+    rig.second(driver=None, account=0, process=False)
+    rig.pages.publish(rig.name, 1, {rig.card: Correction(gain=0.5, co_active=3.0, host_adjust=GIB)})
+    rig.service = rig.agent()
+    assert rig.sampled() == 0
+    (card,) = page.read_limits(rig.page.read_bytes()).cards
+    assert (card.gain, card.co_active) == (1.0, 1.0)
+
+
+def test_what_has_not_changed_is_not_written(rig: Rig) -> None:
+    settled(rig, 528 * MIB, 0)
+    before = rig.page.read_bytes()
+    rig.second(driver=528 * MIB, account=0)
+    assert rig.page.read_bytes() == before
