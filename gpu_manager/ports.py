@@ -81,7 +81,9 @@ class Pods(Protocol):
         """``namespace/name`` → pods of that name, newest first, tombstones included. Never blocks."""
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
-        """Ask the source itself, now; None if it is gone. Raises NodeUnready when it cannot be asked."""
+        """Ask the source itself, now; None if it is gone, or on another node. Raises NodeUnready when it
+        cannot be asked.
+        """
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
         """Write annotations to exactly this pod (by UID), in the background, retried."""

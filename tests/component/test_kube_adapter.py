@@ -154,9 +154,10 @@ def test_a_fetch_shows_the_namesake_that_a_late_watch_has_not_shown_yet(api, kub
     assert [(f.pod.uid, f.tombstone) for f in found] == [(new, False), (old, True)]
 
 
-def test_a_fetched_pod_of_another_node_is_told_but_not_kept(api, kube):
-    api.create(pod(node="n2"))
-    assert kube.pods.fetch("default", "train").node == "n2"
+@pytest.mark.parametrize("node", ["n2", ""])
+def test_a_namesake_on_another_node_or_on_none_is_no_pod_of_this_one(api, kube, node):
+    api.create(pod(node=node))
+    assert kube.pods.fetch("default", "train") is None
     assert kube.pods.local() == {}
 
 

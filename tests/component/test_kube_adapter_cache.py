@@ -81,6 +81,29 @@ def test_tombstones_are_bounded_and_the_oldest_go_first():
     assert kept[0] == "u4199"
 
 
+def test_of_two_names_under_one_uid_the_first_is_shown_while_it_lives():
+    """The UID of a static pod is no secret, and its mirror is made anew whenever somebody deletes it."""
+    clock = HandClock()
+    cache = PodCache(clock)
+    real, forged = pod("a", "real"), pod("a", "forged")
+    assert cache.put(real) is not None
+    assert cache.put(forged) is None
+    cache.remember([forged])
+    assert shown(cache) == {"default/real": [("a", False)]}
+    cache.remove(real)
+    assert shown(cache) == {"default/forged": [("a", False)]}
+    assert cache.put(real) is not None
+    assert shown(cache) == {"default/real": [("a", False)]}
+    assert cache.remove(forged) is None
+    assert shown(cache) == {"default/real": [("a", False)]}
+    assert [f.pod.name for f in cache.replace([forged])] == ["real", "forged"]
+    clock.time += 121
+    assert shown(cache) == {"default/forged": [("a", False)]}
+    assert [f.tombstone for f in cache.replace([])] == [True]
+    clock.time += 121
+    assert shown(cache) == {}
+
+
 @given(
     st.lists(
         st.tuples(

@@ -119,3 +119,14 @@ def test_a_forged_mirror_does_not_take_the_place_of_a_real_one(api: StandInApi, 
     api.delete("pods", "last-n1", grace=0)
     eventually(lambda: all(f.tombstone for f in pods.local().get("default/last-n1", ())))
     assert not pods.local()[f"default/{NAME}"][0].tombstone
+
+
+def test_a_forged_mirror_does_not_hide_a_real_one_that_is_made_anew(api: StandInApi, pods: KubePods) -> None:
+    mirrored(api, pods)
+    api.delete("pods", NAME, grace=0)
+    eventually(lambda: pods.local()[f"default/{NAME}"][0].tombstone)
+    api.create(mirror_of(static("evil-n1")))
+    eventually(lambda: "default/evil-n1" in pods.local())
+    api.create(mirror_of(static()))
+    eventually(lambda: any(not f.tombstone for f in pods.local().get(f"default/{NAME}", ())))
+    assert "default/evil-n1" not in pods.local()

@@ -12,6 +12,7 @@ from gpu_manager.ports import Clock, Found
 TOMBSTONE_SECONDS = (
     120.0  # the kubelet admits force-deleted pods this much later at most (association runs c4 to c7)
 )
+_Place = tuple[PodUid, str]  # UID and ``namespace/name``
 _TOMBSTONES = 4096  # a bound, not an expectation: 110 pods a node, replaced every 3 s for two minutes
 
 
@@ -26,6 +27,9 @@ class _Known:
 class PodCache:
     """Keyed by UID; any thread. Methods that change it return what changed, for those who listen.
 
+    Names never change, but the UID of a static pod is no secret: of several pods that claim one UID, the one
+    that was seen first is shown while it lives, and whoever forges a mirror is not.
+
     Thousands of tombstones must not slow the questions: what a pod changes is worked out for its name alone.
     """
 
@@ -33,31 +37,32 @@ class PodCache:
         self._clock = clock
         self._keep = keep_seconds
         self._lock = threading.Lock()
-        self._known: dict[PodUid, _Known] = {}
-        self._passing: dict[PodUid, float] = {}  # whose time runs out when, the soonest first
+        self._known: dict[_Place, _Known] = {}
+        self._passing: dict[_Place, float] = {}  # whose time runs out when, the soonest first
         self._next = 0
         self._named: dict[str, set[PodUid]] = {}
+        self._claims: dict[PodUid, dict[str, None]] = {}  # who goes by that UID, the first one first
         self._stale: set[str] = set()  # names of which _answer is behind
         self._answer: Mapping[str, Sequence[Found]] = {}  # handed out: replaced, never changed
 
     def replace(self, pods: Sequence[Pod]) -> list[Found]:
         """Take in a full list: who is missing has been deleted unseen."""
         with self._lock:
-            listed = {pod.uid for pod in pods}
-            gone = [k.pod for k in self._known.values() if k.until is None and k.pod.uid not in listed]
+            listed = {_place(pod) for pod in pods}
+            gone = [k.pod for place, k in self._known.items() if k.until is None and place not in listed]
             changes = [self._bury(pod) for pod in gone]
             for pod in sorted(pods, key=lambda pod: pod.created):
-                known = self._known.get(pod.uid)
+                known = self._known.get(_place(pod))
                 if known is None or known.until is not None or known.pod != pod:
                     changes.append(self._show(pod))
-            return changes
+            return [change for change in changes if change is not None]
 
-    def put(self, pod: Pod) -> Found:
-        """The watch shows a pod."""
+    def put(self, pod: Pod) -> Found | None:
+        """The watch shows a pod; None if another is shown under its UID."""
         with self._lock:
             return self._show(pod)
 
-    def remove(self, pod: Pod) -> Found:
+    def remove(self, pod: Pod) -> Found | None:
         """The watch shows its end: keep it as a tombstone."""
         with self._lock:
             return self._bury(pod)
@@ -67,7 +72,7 @@ class PodCache:
         with self._lock:
             until = self._clock.monotonic() + self._keep
             for pod in pods:
-                known = self._known.get(pod.uid)
+                known = self._known.get(_place(pod))
                 if known is None:
                     self._set(_Known(pod, self._order(), until))
                 elif known.until is not None and not known.tombstone:
@@ -80,7 +85,8 @@ class PodCache:
             if self._stale:
                 answer = dict(self._answer)
                 for name in self._stale:
-                    known = [self._known[uid] for uid in self._named.get(name, ())]
+                    uids = (uid for uid in self._named.get(name, ()) if self._is_shown((uid, name)))
+                    known = [self._known[uid, name] for uid in uids]
                     known.sort(key=lambda k: (k.tombstone, -k.order))
                     answer[name] = tuple(Found(k.pod, k.tombstone) for k in known)
                     if not known:
@@ -89,49 +95,59 @@ class PodCache:
                 self._answer = answer
             return self._answer
 
-    def _show(self, pod: Pod) -> Found:
-        known = self._known.get(pod.uid)
+    def _show(self, pod: Pod) -> Found | None:
+        known = self._known.get(_place(pod))
         self._set(_Known(pod, known.order if known else self._order(), None))
-        return Found(pod)
+        return Found(pod) if self._is_shown(_place(pod)) else None
 
-    def _bury(self, pod: Pod) -> Found:
-        known = self._known.get(pod.uid)
+    def _bury(self, pod: Pod) -> Found | None:
+        known = self._known.get(_place(pod))
         until = self._clock.monotonic() + self._keep
         self._set(_Known(pod, known.order if known else self._order(), until, tombstone=True))
         self._expire()
-        return Found(pod, tombstone=True)
+        return Found(pod, tombstone=True) if self._is_shown(_place(pod)) else None
+
+    def _is_shown(self, place: _Place) -> bool:
+        uid, name = place
+        claims = self._claims.get(uid, {})
+        return len(claims) < 2 or name == min(claims, key=lambda n: self._known[uid, n].tombstone)
 
     def _order(self) -> int:
         self._next += 1
         return self._next
 
     def _set(self, known: _Known) -> None:
-        uid = known.pod.uid
-        before = self._known.get(uid)
-        if before is not None and not before.tombstone and before.pod.key != known.pod.key:
-            return  # a forged mirror: names never change, and the UID of a static pod is no secret
-        self._drop(uid)
-        self._known[uid] = known
+        uid, name = place = _place(known.pod)
+        self._known.pop(place, None)
+        self._passing.pop(place, None)
+        self._known[place] = known
         if known.until is not None:
-            self._passing[uid] = known.until
-        self._named.setdefault(known.pod.key, set()).add(uid)
-        self._stale.add(known.pod.key)
+            self._passing[place] = known.until
+        self._named.setdefault(name, set()).add(uid)
+        self._claims.setdefault(uid, {})[name] = None
+        self._stale.update(self._claims[uid])
 
-    def _drop(self, uid: PodUid) -> None:
-        known = self._known.pop(uid, None)
-        self._passing.pop(uid, None)
-        if known is None:
+    def _drop(self, place: _Place) -> None:
+        uid, name = place
+        self._passing.pop(place, None)
+        if self._known.pop(place, None) is None:
             return
-        name = known.pod.key
-        self._stale.add(name)
+        self._stale.update(self._claims[uid])
         self._named[name].discard(uid)
         if not self._named[name]:
             del self._named[name]
+        del self._claims[uid][name]
+        if not self._claims[uid]:
+            del self._claims[uid]
 
     def _expire(self) -> None:
         now = self._clock.monotonic()
         while self._passing:
-            uid, until = next(iter(self._passing.items()))
+            place, until = next(iter(self._passing.items()))
             if until > now and len(self._passing) <= _TOMBSTONES:
                 return
-            self._drop(uid)
+            self._drop(place)
+
+
+def _place(pod: Pod) -> _Place:
+    return pod.uid, pod.key

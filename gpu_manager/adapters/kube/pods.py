@@ -109,8 +109,9 @@ class KubePods:
             pod = self._here(parse_pod(obj))
         except RequestInvalid as error:
             raise Unreachable(f"cannot {what}: {error}") from error
-        if pod.node == self._node:
-            self._cache.remember([pod])
+        if pod.node != self._node:
+            return None  # a namesake elsewhere: the one of this node is gone
+        self._cache.remember([pod])
         return pod
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
@@ -149,7 +150,9 @@ class KubePods:
         if pod is not None:
             self._announce(self._cache.remove(pod) if gone else self._cache.put(pod))
 
-    def _announce(self, found: Found) -> None:
+    def _announce(self, found: Found | None) -> None:
+        if found is None:
+            return
         for listener in self._listeners:
             try:
                 listener(found)
