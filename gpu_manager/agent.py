@@ -43,7 +43,6 @@ from gpu_manager.services.backstop import Backstops
 from gpu_manager.services.books import Books, decode_held_cards
 from gpu_manager.services.coactivity import CoActivity
 from gpu_manager.services.health import Health
-from gpu_manager.services.heirs import Heirs
 from gpu_manager.services.inventory import InventoryService
 from gpu_manager.services.notes import Notes
 from gpu_manager.services.planner import Node
@@ -51,6 +50,7 @@ from gpu_manager.services.proof import Proof
 from gpu_manager.services.recovery import Reclaimer, rebuild
 from gpu_manager.services.stranded import Stranded
 from gpu_manager.services.tally import Tally
+from gpu_manager.services.truth import Truth
 from gpu_manager.services.usage import Usage
 from gpu_manager.services.watchdog import Watchdog
 
@@ -100,7 +100,7 @@ class Agent:
             tally=self.tally,
         )
         proof = Proof(self.allocator, self._kubelet, pods, tenants, clock, self.tally, evict=config.evict)
-        self._heirs = Heirs(self.allocator, pods, clock)
+        self._truth = Truth(self.allocator, pods, clock)
         self.plugin = DevicePlugin(
             config.device_plugins, self.allocator, proof, self.tally, self._stop, lending=config.lending
         )
@@ -247,7 +247,7 @@ class Agent:
             self.inventory.changed()  # its processes may still run
         if not found.tombstone:
             self.allocator.pod_changed(found.pod)
-            self._heirs.seen(found.pod)
+            self._truth.tell(found.pod)
 
     def _reclaim_forever(self) -> None:
         while not self._stop.wait(self._config.reclaim_seconds):

@@ -38,14 +38,27 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Who it is, if that is certain; which pods are active, if the kubelet could be asked."""
+    """Who it is, if that is certain; which pods are active, if the kubelet could be asked.
+
+    ``never`` are the pods that were passed over, now or before: they lack something for ever.
+    """
 
     candidate: Candidate | None
     active: frozenset[Name] | None
-    passed_over: frozenset[PodUid] = frozenset()
-    held: Mapping[str, Name] | None = None  # id → the active pod that PodResources shows it at
+    never: frozenset[PodUid]
+    held: Mapping[str, Name] = field(
+        default_factory=dict
+    )  # id → the active pod that PodResources shows it at
     has: Mapping[str, frozenset[str]] = field(default_factory=dict)  # what is listed at the container already
     reason: str = ""
+
+
+@dataclass
+class _Look:
+    """What one question has found out: the pods at hand, and the listed ones that could not be read."""
+
+    local: Mapping[str, Sequence[Found]]
+    unread: set[Name] = field(default_factory=set)
 
 
 class Association:
@@ -70,35 +83,35 @@ class Association:
         try:
             listing = self._kubelet.listing()
         except NodeUnready as error:
-            return Answer(None, None, reason=str(error))
-        local = self._pods.local()
-        unread: set[Name] = set()
+            return Answer(None, None, never, reason=str(error))
+        look = _Look(self._pods.local())
         objects = [
             (pod, _by_container(listed))
             for name, listed in listing.items()
-            if (pod := self._object(name, listed, local, question, holds, unread)) is not None
+            if (pod := self._object(name, listed, look, question, holds)) is not None
         ]
         lacking = unsatisfied(objects, question.resource, holds)
         fitting = matching(lacking, question, holds)
         if not fitting and lacking:
-            lacking = unsatisfied(self._afresh(lacking, listing), question.resource, holds)
+            lacking = unsatisfied(self._afresh(lacking, listing, look), question.resource, holds)
             fitting = matching(lacking, question, holds)
-        candidate = choose(fitting, never=never, partner=partner, unread=bool(unread))
+        candidate = choose(fitting, never=never, partner=partner, unread=bool(look.unread))
         passed_over = frozenset(c.pod.uid for c in lacking if candidate and c.pod.uid != candidate.pod.uid)
         if candidate is not None:
-            candidate = self._confirm(candidate, listing, question, holds)
+            candidate = self._confirm(candidate, listing, look, question, holds)
         return Answer(
             candidate=candidate,
             active=frozenset(listing),
-            passed_over=passed_over,
+            never=passed_over | _still_known(never, look.local),
             held={
                 device: name
                 for name, containers in listing.items()
                 for listed in containers
-                for device in listed.ids.get(question.resource, ())
+                for ids in listed.ids.values()
+                for device in ids
             },
-            has=_listed_at(candidate, listing) if candidate else {},
-            reason="" if candidate else _uncertain(question, fitting, lacking, listing, unread),
+            has=_listed_at(candidate, listing, question.resource) if candidate else {},
+            reason="" if candidate else _uncertain(question, fitting, lacking, listing, look.unread),
         )
 
     def likely(
@@ -125,59 +138,55 @@ class Association:
             return None
 
     def _object(
-        self,
-        name: Name,
-        listed: Sequence[Listed],
-        local: Mapping[str, Sequence[Found]],
-        question: Question,
-        holds: Holds,
-        unread: set[Name],
+        self, name: Name, listed: Sequence[Listed], look: _Look, question: Question, holds: Holds
     ) -> Pod | None:
         """The pod object behind a listed name.
 
         The listing carries no UID, only the names of app containers and sidecars. Of namesakes alike in
         these it is the one that lives in the API and lacks something; a tombstone only if none lives.
-        ``unread`` receives the name if the source of pods does not answer.
         """
-        found = local.get(f"{name[0]}/{name[1]}", ())
-        if not found:
-            return self._fetch(name, unread)
         names = {one.container for one in listed}
+        found = look.local.get("/".join(name), ())
         alike = [f for f in found if _listed_names(f.pod) == names]
         if not alike:
-            return self._fetch(name, unread)  # the watch has not shown this one yet
+            return self._fetch(name, look)  # the watch has not shown this one yet
         live = [f for f in alike if not f.tombstone] or alike
         lacking = (f.pod for f in live if not _satisfied(f.pod, question.resource, holds))
         return next(lacking, live[0].pod)
 
     def _afresh(
-        self, stale: Sequence[Candidate], listing: Mapping[Name, Sequence[Listed]]
+        self, stale: Sequence[Candidate], listing: Mapping[Name, Sequence[Listed]], look: _Look
     ) -> Sequence[tuple[Pod, ListedPod]]:
         """The pods behind these names, asked for: the watch may show a namesake that has gone."""
         names = [(c.pod.namespace, c.pod.name) for c in stale[:_MOST_FETCHES]]
         return [
-            (pod, _by_container(listing[name])) for name in names if (pod := self._fetch(name)) is not None
+            (pod, _by_container(listing[name]))
+            for name in names
+            if (pod := self._fetch(name, look)) is not None
         ]
 
     def _confirm(
-        self, candidate: Candidate, listing: Mapping[Name, Sequence[Listed]], question: Question, holds: Holds
+        self,
+        candidate: Candidate,
+        listing: Mapping[Name, Sequence[Listed]],
+        look: _Look,
+        question: Question,
+        holds: Holds,
     ) -> Candidate | None:
-        """Ask for the pod itself: the watch may still show an older namesake, or older annotations."""
+        """Ask for the pod itself: the watch may still show an older namesake, or older annotations.
+
+        Where the API has a newer namesake already, the kubelet may ask for either: who was granted nothing
+        yet is more likely the newer, and PreStartContainer settles it.
+        """
         name = candidate.pod.namespace, candidate.pod.name
-        try:
-            fresh = self._pods.fetch(*name)
-        except NodeUnready as error:
-            log.warning(
-                "pod not confirmed, the watch's copy is used", pod=candidate.pod.key, reason=str(error)
-            )
+        fresh = self._ask(name, look)
+        if name in look.unread:
+            log.warning("pod not confirmed, the watch's copy is used", pod=candidate.pod.key)
             self._tally.count("association_unconfirmed")
+        if fresh is None:
             return candidate
-        if fresh is None or fresh.uid == candidate.pod.uid:
-            return (
-                candidate
-                if fresh is None
-                else Candidate(fresh, fresh.container(candidate.container.name) or candidate.container)
-            )
+        if fresh.uid == candidate.pod.uid:
+            return Candidate(fresh, fresh.container(candidate.container.name) or candidate.container)
         if _satisfied(fresh, question.resource, holds):
             return candidate
         container = next_container(fresh, _by_container(listing[name]), question.resource, holds)
@@ -185,22 +194,37 @@ class Association:
             return candidate
         return Candidate(fresh, container)
 
-    def _fetch(self, name: Name, unread: set[Name] | None = None) -> Pod | None:
+    def _fetch(self, name: Name, look: _Look) -> Pod | None:
+        """The pod of that name; one that the API has forgotten is not asked for again at once."""
         now = self._clock.monotonic()
         self._gone = {n: until for n, until in self._gone.items() if until > now}
         if name in self._gone:
             return None
         self._tally.count("association_fetches")
+        pod = self._ask(name, look)
+        if pod is None and name not in look.unread:
+            self._gone = {**self._gone, name: now + _GONE_SECONDS}
+        return pod
+
+    def _ask(self, name: Name, look: _Look) -> Pod | None:
+        """The pod as its source has it now. Who is silent once is asked nothing more for this question: the
+        kubelet admits nobody on the whole node while it waits for the answer.
+        """
+        if look.unread:
+            look.unread.add(name)
+            return None
         try:
             pod = self._pods.fetch(*name)
         except NodeUnready as error:
-            log.warning("listed pod unknown and not to be had", pod="/".join(name), reason=str(error))
-            if unread is not None:
-                unread.add(name)
+            log.warning("listed pod not to be had", pod="/".join(name), reason=str(error))
+            look.unread.add(name)
             return None
-        if pod is None:
-            self._gone[name] = now + _GONE_SECONDS
+        look.local = self._pods.local()  # one answer of the kubelet's shows all its pods
         return pod
+
+
+def _still_known(never: frozenset[PodUid], local: Mapping[str, Sequence[Found]]) -> frozenset[PodUid]:
+    return never and never.intersection(f.pod.uid for found in local.values() for f in found)
 
 
 def _as_booked(pod: Pod, resource: str, holds: Holds) -> ListedPod:
@@ -208,10 +232,12 @@ def _as_booked(pod: Pod, resource: str, holds: Holds) -> ListedPod:
 
 
 def _listed_at(
-    candidate: Candidate, listing: Mapping[Name, Sequence[Listed]]
+    candidate: Candidate, listing: Mapping[Name, Sequence[Listed]], resource: str
 ) -> Mapping[str, frozenset[str]]:
+    """What the container has of other resources: the one of that name that has nothing of this one."""
     listed = listing.get((candidate.pod.namespace, candidate.pod.name), ())
-    return next((one.ids for one in listed if one.container == candidate.container.name), {})
+    mine = (one.ids for one in listed if one.container == candidate.container.name)
+    return next((ids for ids in mine if not ids.get(resource)), {})
 
 
 def _uncertain(
@@ -241,4 +267,9 @@ def _listed_names(pod: Pod) -> set[str]:
 
 
 def _by_container(listed: Sequence[Listed]) -> ListedPod:
-    return {one.container: one.ids for one in listed}
+    """Of two containers of a name, which a force-deleted pod and its successor may be, the one with less."""
+    found: dict[str, Mapping[str, frozenset[str]]] = {}
+    for one in listed:
+        if one.container not in found or len(one.ids) < len(found[one.container]):
+            found[one.container] = one.ids
+    return found

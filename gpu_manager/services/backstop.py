@@ -16,7 +16,8 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.evasion import CONTEXT_BYTES
 from gpu_manager.ports import Backstop, Clock, Limit, Pods
-from gpu_manager.services.allocator import Allocator, limits_of
+from gpu_manager.services.allocator import Allocator
+from gpu_manager.services.granting import limits_of
 from gpu_manager.services.tally import Tally
 
 log = structlog.get_logger(__name__)

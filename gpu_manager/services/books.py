@@ -109,8 +109,17 @@ class Books:
             DoesNotFit: a card would be over-committed; nothing has changed.
         """
         self.ledger.commit((replace(grant.allocation, granted=True),))
+        before = self.grants.get(grant.key)
         self.grants[grant.key] = replace(grant, allocation=replace(grant.allocation, granted=True))
         self._own(grant)
+        if before is not None:
+            self._part(before)
+
+    def retract(self, key: Key) -> None:
+        """What was granted to this container it has not got: it is planned again, where it was."""
+        grant = self.grants.pop(key)
+        self._part(grant)
+        self.ledger.commit((replace(grant.allocation, granted=False),))
 
     def detach(self, ids: Iterable[str]) -> None:
         """The kubelet has taken these ids back; the amounts stay booked until their processes are gone."""
@@ -141,9 +150,8 @@ class Books:
         gone = self.ledger.release(pod, container)
         for allocation in gone:
             grant = self.grants.pop(allocation.key, None)
-            for device in self._ids(grant) if grant else ():
-                if not any(device in self._ids(other) for other in self._of(pod)):
-                    self._disown(device, pod)
+            if grant is not None:
+                self._part(grant)
         return gone
 
     def _of(self, pod: PodUid) -> tuple[Grant, ...]:
@@ -157,12 +165,15 @@ class Books:
         for device in self._ids(grant):
             self._owners.setdefault(device, set()).add(grant.allocation.pod)
 
-    def _disown(self, device: str, pod: PodUid) -> None:
-        left = self._owners.get(device, set()) - {pod}
-        if left:
-            self._owners[device] = left
-        else:
-            self._owners.pop(device, None)
+    def _part(self, former: Grant) -> None:
+        """The pod's other containers may still hold some of these: an init container hands its own on."""
+        pod = former.allocation.pod
+        for device in self._ids(former).difference(*map(self._ids, self._of(pod))):
+            left = self._owners.get(device, set()) - {pod}
+            if left:
+                self._owners[device] = left
+            else:
+                self._owners.pop(device, None)
 
     def encode(self) -> bytes:
         """The books as the store keeps them: every allocation, planned ones too.

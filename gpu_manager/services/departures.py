@@ -7,7 +7,7 @@ that it makes anyway; :class:`gpu_manager.services.recovery.Reclaimer` is the th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -122,8 +122,9 @@ class Departures:
             self._returned.intersection_update(booked)
             for uid in booked:
                 held = next(iter(self.books.ledger.of_pod(uid).values()))
-                namesake = taken.get(f"{held.namespace}/{held.pod_name}", uid) != uid and uid not in living
-                if (held.namespace, held.pod_name) in answer.active and not namesake:
+                name, listed_at = (held.namespace, held.pod_name), self._listed_at(uid, answer.held)
+                namesake = uid not in living and taken.get("/".join(name), uid) != uid
+                if name in answer.active and (not namesake or name in listed_at):
                     self._seen.add(uid)
                     self._returned.discard(uid)
                 elif uid in self._seen or (
@@ -131,13 +132,14 @@ class Departures:
                 ):
                     ended.append(uid)
                 elif uid not in living:
-                    if complete and self._listed_nowhere(uid, answer):
+                    # A stand-in for a pod that nobody could name is no pod that has gone.
+                    if complete and not listed_at and not is_unnamed(uid):
                         ended.append(uid)
                     else:
                         doubtful.append((uid, held))
                 elif uid in self._returned:
                     going.add(uid)
-        ended += [uid for uid, held in doubtful[:_MOST_ASKED] if self._forgotten(uid, held)]
+        ended += self._forgotten(doubtful[:_MOST_ASKED])
         return frozenset(going | self._free(ended))
 
     def _free(self, ended: Collection[PodUid]) -> set[PodUid]:
@@ -156,36 +158,33 @@ class Departures:
                     log.info("reclaimed", pod=one.pod_key, container=one.container, reason="no longer active")
         return running
 
-    def _listed_nowhere(self, uid: PodUid, answer: Answer) -> bool:
-        """True if none of its ids is any active pod's: what only the checkpoint still shows.
+    def _listed_at(self, uid: PodUid, held: Mapping[str, tuple[str, str]]) -> set[tuple[str, str]]:
+        """The active pods at which the kubelet lists ids of this one; none if only its checkpoint does."""
+        grants = (self.books.grants.get(a.key) for a in self.books.ledger.of_pod(uid).values())
+        return {
+            held[device] for g in grants if g for ids in g.ids.values() for device in ids if device in held
+        }
 
-        A pod of whole cards has ids of one resource alone, so that a question for the other offers none of
-        them. A stand-in for a pod that nobody could name is no pod that has gone.
+    def _forgotten(self, doubtful: Iterable[tuple[PodUid, Allocation]]) -> list[PodUid]:
+        """Those of which the API says that they are no more. Who is silent once is not asked further: the
+        kubelet admits nobody while we wait.
         """
-        if answer.held is None or is_unnamed(uid):
-            return False
-        ids = (held for a in self.books.ledger.of_pod(uid).values() for held in self._ids(a))
-        return not any(device in answer.held for device in ids)
-
-    def _ids(self, allocation: Allocation) -> frozenset[str]:
-        grant = self.books.grants.get(allocation.key)
-        return frozenset().union(*grant.ids.values()) if grant else frozenset()
-
-    def _forgotten(self, uid: PodUid, held: Allocation) -> bool:
-        """True if the API says that this pod is no more; False if it cannot be asked."""
-        if not held.pod_name:
-            return False
-        try:
-            pod = self._pods.fetch(held.namespace, held.pod_name)
-        except NodeUnready:
-            return False
-        return pod is None or pod.uid != uid or pod.terminal
+        gone = []
+        for uid, held in doubtful:
+            if held.pod_name:
+                try:
+                    pod = self._pods.fetch(held.namespace, held.pod_name)
+                except NodeUnready:
+                    break
+                if pod is None or pod.uid != uid or pod.terminal:
+                    gone.append(uid)
+        return gone
 
     def clear(self, resource: str, offered: Sequence[str], answer: Answer) -> list[str]:
         """The offer without ids that another active pod holds; others that the books still show are free."""
         name = (answer.candidate.pod.namespace, answer.candidate.pod.name) if answer.candidate else None
         own = {answer.candidate.pod.uid} if answer.candidate else set()
-        held = answer.held or {}
+        held = answer.held
         known = self.books.taken(offered) | (held.keys() & offered)
         free, stale = [], []
         for device in offered:

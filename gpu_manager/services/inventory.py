@@ -97,11 +97,13 @@ class InventoryService:
             self._news.clear()
             if stop.is_set():
                 return
-            self.forget_vanished()
             try:
+                self.forget_vanished()
                 self.publish()
             except NodeUnready as error:
                 log.warning("inventory not published", reason=str(error))
+            except Exception:
+                log.exception("inventory lost")
 
     def wake(self) -> None:
         """Let ``run`` see that it is to stop."""

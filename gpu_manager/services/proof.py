@@ -19,13 +19,14 @@ from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.placement import follow
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
-from gpu_manager.domain.stamp import differs, stamps
 from gpu_manager.ports import Clock, Entry, Kubelet, Pods, Tenants
-from gpu_manager.services.allocator import Allocator, limits_of, success_text
-from gpu_manager.services.books import Books, Grant
+from gpu_manager.services.allocator import Allocator
+from gpu_manager.services.books import Books, Grant, Key
+from gpu_manager.services.granting import limits_of, success_text
 from gpu_manager.services.inheritance import is_inherited
 from gpu_manager.services.planner import Node
 from gpu_manager.services.tally import Tally
+from gpu_manager.services.truth import Truth
 from gpu_manager.services.unnamed import is_unnamed
 
 log = structlog.get_logger(__name__)
@@ -49,9 +50,9 @@ class Proof:
         self._kubelet = kubelet
         self._pods = pods
         self._tenants = tenants
-        self._clock = clock
         self._tally = tally
         self._evict = evict
+        self._truth = Truth(allocator, pods, clock)
 
     def prove(self, resource: str, devices: Sequence[str]) -> None:
         """Confirm the holder of these ids, write its limits, begin its usage anew. ``resource`` is one whose
@@ -144,23 +145,21 @@ class Proof:
                 self._tenants.open(grant.directory, limits)
                 self._tenants.reset(grant.directory)
         if fresh:
-            self._allocator.change(lambda books, _: _mark(books, fresh))
+            keys = [grant.key for grant in fresh]
+            self._allocator.change(
+                lambda books, _: _mark(books, keys, proven=True),
+                # What memory alone knew would be written by no later start.
+                undo=lambda books: _mark(books, keys, proven=False),
+            )
         for grant in fresh:
             self._announce(grant)
 
     def _announce(self, grant: Grant) -> None:
         pod = self._pod(grant.allocation.pod)
-        if pod is None:
-            return
-        text = success_text(grant, self._allocator.node)
-        self._pods.event(pod, "VcudaAllocated", f'container "{grant.allocation.container}": {text}')
-        placement = self._allocator.read(
-            lambda books, _: {name: a.shares for name, a in books.ledger.of_pod(pod.uid).items()}
-        )
-        node = self._allocator.node
-        truth = stamps(pod, node.name, placement, node.cards, self._clock.now(), assigned=True)
-        if differs(pod, truth):
-            self._pods.annotate(pod, truth)
+        if pod is not None:
+            text = success_text(grant, self._allocator.node)
+            self._pods.event(pod, "VcudaAllocated", f'container "{grant.allocation.container}": {text}')
+            self._truth.tell(pod)
 
     def _refuse(self, entry: Entry, pod: Pod | None, reason: str) -> None:
         self._tally.count("proof_refusals")
@@ -246,8 +245,8 @@ def _allowed(pod: Pod, container: str, cards: Sequence[CardUuid], books: Books, 
     follow(own, {container: [(card, ZERO) for card in cards]}, node.cards, ledger)
 
 
-def _mark(books: Books, grants: Sequence[Grant]) -> None:
-    for grant in grants:
-        current = books.grants.get(grant.key)
+def _mark(books: Books, keys: Sequence[Key], *, proven: bool) -> None:
+    for key in keys:
+        current = books.grants.get(key)
         if current is not None:
-            books.grants[grant.key] = replace(current, proven=True)
+            books.grants[key] = replace(current, proven=proven)

@@ -29,8 +29,9 @@ from gpu_manager.ports import (
     Processes,
     Tenants,
 )
-from gpu_manager.services.allocator import Allocator, annotation_of
+from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.books import Books, Grant, Key, decode
+from gpu_manager.services.granting import annotation_of
 from gpu_manager.services.inheritance import is_inherited, recognised, shares_by_annotation, shares_by_record
 from gpu_manager.services.planner import Node
 from gpu_manager.services.stranded import Stranded
@@ -160,15 +161,20 @@ def _grant(
             "ids of no card of this node", pod=key[0], container=key[1], cores=len(cores), memory=len(memory)
         )
         return None
-    kind, order = next(
-        ((c.kind, n) for n, c in enumerate(pod.containers if pod else ()) if c.name == key[1]),
-        (ContainerKind.APP, 0),
+    kind, order, ran = next(
+        (
+            (c.kind, n, bool(c.runtime_id))
+            for n, c in enumerate(pod.containers if pod else ())
+            if c.name == key[1]
+        ),
+        (ContainerKind.APP, 0, False),
     )
     allocation = Allocation(
         key[0], key[1], kind, order, shares, pod.namespace if pod else "", pod.name if pod else ""
     )
     log.info("grant recovered from the kubelet", pod=key[0], container=key[1], directory=directory)
-    return Grant(allocation, directory, ids=truth.ids)
+    # A container that the kubelet has made was proven before; the checkpoint says now what it said then.
+    return Grant(allocation, directory, ids=truth.ids, proven=ran and told is not None)
 
 
 def counted(cards: Sequence[CardUuid], ids: Mapping[str, frozenset[str]], node: Node) -> tuple[Share, ...]:

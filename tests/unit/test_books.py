@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
@@ -41,6 +43,22 @@ def test_what_is_planned_stays_planned_when_a_fact_is_stated() -> None:
     assert {(a.pod, a.granted) for a in held.ledger} == {("p", False), ("a", True)}
     assert held.ledger.booked(STATES[0].card.uuid) == Amount(0, 0)
     assert held.ledger.booked(STATES[1].card.uuid) == Amount(40, 2 * GIB)
+
+
+def test_ids_that_a_grant_has_no_more_are_nobodys() -> None:
+    held = books(grant("a", 0, 30))
+    held.put(replace(grant("a", 0, 30), ids={"r": frozenset({"other"})}))
+    assert held.owners(["id-a"]) == frozenset()
+    assert held.owners(["other"]) == {"a"}
+
+
+def test_what_a_container_has_not_got_is_planned_again_even_on_a_card_with_more_than_it_has() -> None:
+    held = books(grant("a", 0, 80), grant("b", 0, 60))
+    held.retract((PodUid("a"), "c"))
+    assert held.grants.keys() == {("b", "c")}
+    assert {(a.pod, a.granted) for a in held.ledger} == {("a", False), ("b", True)}
+    assert held.ledger.booked(STATES[0].card.uuid).cores == 140
+    assert held.owners(["id-a"]) == frozenset()
 
 
 def test_a_lost_card_is_known_while_somebody_holds_some_of_it_and_written_with_the_books() -> None:

@@ -1,0 +1,193 @@
+"""Names used again while the kubelet lags behind the API, which alone is asked; and sources that do not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.identity import Candidate, Question
+from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from gpu_manager.ports import Found, Listed
+from gpu_manager.sandbox.kubelet import AdmissionResult
+from gpu_manager.services.association import Answer, Association
+from gpu_manager.services.books import Books, Grant
+from gpu_manager.services.departures import Departures
+from gpu_manager.services.tally import Tally
+from tests.fakes.node import NodeRig, container, pod
+from tests.fakes.ports import FakeClock, FakePods, FakeProcesses, cards
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[NodeRig]:
+    with NodeRig(tmp_path) as node:
+        yield node
+
+
+def uid(obj: dict[str, Any]) -> PodUid:
+    return PodUid(obj["metadata"]["uid"])
+
+
+def directory(result: AdmissionResult) -> str:
+    mount = next(m for m in result.containers["c"].mounts if m.container_path == "/etc/vcuda/limits")
+    return Path(mount.host_path).parent.name
+
+
+def overtaken(rig: NodeRig, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """The old pod was deleted by force and its successor bound; the kubelet has yet to admit the old one."""
+    rig.pods.bind(rig.parsed(old))
+    rig.pods.forget("default/same")
+    rig.pods.bind(rig.parsed(new))
+
+
+@pytest.mark.parametrize("shape", [(30, 20), (30, 8)])
+def test_what_was_given_to_a_forgotten_namesake_is_not_shared_with_it(
+    rig: NodeRig, shape: tuple[int, int]
+) -> None:
+    old, new = (pod("same", container("c", *shape), on={"c": [(rig.states[3], 30, GIB)]}) for _ in range(2))
+    overtaken(rig, old, new)
+    first = rig.kubelet.admit(old)
+    assert first.admitted, first.message
+    rig.kubelet.delete(uid(old), force=True)
+    rig.kubelet.reap(uid(old))
+    second = rig.kubelet.admit(new)
+    assert second.admitted, second.message
+    assert directory(first) != directory(second), "a running container's pages are nobody else's"
+    rig.start(new)
+    held = rig.allocator.read(lambda books, _: {key: dict(g.ids) for key, g in books.grants.items()})
+    assert held == {(uid(new), "c"): dict(second.ids["c"])}
+    left = frozenset().union(*first.ids["c"].values()) - frozenset().union(*second.ids["c"].values())
+    assert rig.allocator.read(lambda books, _: books.taken(left)) == set()
+
+
+def test_a_whole_card_of_a_namesake_that_is_not_gone_yet_is_not_given_away(tmp_path: Path) -> None:
+    """It is listed under the name that the API knows another pod by; a question for memory names none of it."""
+    with NodeRig(tmp_path, cards(2)) as rig:
+        rig.kubelet.hooks.order = lambda resources: sorted(resources, reverse=True)
+        old = pod("same", container("c", 100, 0))
+        assert rig.admit(old).admitted
+        assert rig.cards_of(old, "c") == (0,)
+        rig.pods.forget("default/same")
+        rig.pods.bind(rig.parsed(pod("same", container("c", 10, 4))))
+        other = pod("other", container("c", 10, 4))
+        assert rig.admit(other).admitted
+        assert (rig.cards_of(old, "c"), rig.cards_of(other, "c")) == ((0,), (1,))
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_ids_that_are_offered_though_an_active_pod_is_listed_with_them_have_not_come_back(
+    seen: bool,
+) -> None:
+    """Another client's listing makes the kubelet forget ids in flight; the API knows a namesake already."""
+    old, new, asking = (parse_pod(pod(name, container("c", 30, 20))) for name in ("same", "same", "next"))
+    pods, states = FakePods(), cards(1)
+    share = Share(states[0].card.uuid, Amount(30, 5 * GIB))
+    allocation = Allocation(old.uid, "c", ContainerKind.APP, 0, (share,), old.namespace, old.name)
+    books = Books(
+        (s.card for s in states), DEFAULT_UNIT, [Grant(allocation, "d", ids={CORE: frozenset("ab")})]
+    )
+    departures = Departures(books, threading.RLock(), pods, FakeProcesses(), Tally())
+    answer = Answer(
+        Candidate(asking, asking.containers[0]),
+        frozenset({("default", "same"), ("default", "next")}),
+        frozenset(),
+        held=dict.fromkeys("ab", ("default", "same")),
+    )
+    if seen:
+        pods.bind(old)
+        assert departures.observe(answer, frozenset()) == frozenset()
+    pods.bind(new)
+    pods.bind(asking)
+    assert departures.observe(answer, frozenset("abcd")) == frozenset()
+    assert books.ledger.pods == (old.uid,)
+    left = replace(answer, held={}, active=frozenset({("default", "next")}))
+    departures.observe(left, frozenset("abcd"))
+    assert books.ledger.pods == (), "now it has ended"
+
+
+class Listing:
+    """A kubelet that lists what the test says."""
+
+    def __init__(self, *listed: Listed) -> None:
+        self.listed = listed
+
+    def listing(self) -> Mapping[tuple[str, str], Sequence[Listed]]:
+        found: dict[tuple[str, str], tuple[Listed, ...]] = {}
+        for one in self.listed:
+            found[one.namespace, one.pod] = (*found.get((one.namespace, one.pod), ()), one)
+        return found
+
+    def checkpoint(self) -> None:
+        return None
+
+
+def listed(name: str, **ids: str) -> Listed:
+    resources = {"core": CORE, "memory": MEMORY}
+    return Listed("default", name, "c", {resources[r]: frozenset(text.split()) for r, text in ids.items()})
+
+
+def identify(
+    pods: FakePods, *lists: Listed, resource: str = CORE, never: frozenset[PodUid] = frozenset()
+) -> Answer:
+    association = Association(Listing(*lists), pods, FakeClock(), Tally())
+    question = Question(resource, 30 if resource == CORE else 20)
+    return association.identify(question, lambda *_: frozenset(), never=never, partner=None)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_two_active_pods_of_one_name_the_one_that_lacks_something_is_meant(swapped: bool) -> None:
+    pods, new = FakePods(), parse_pod(pod("same", container("c", 30, 20)))
+    pods.bind(new)
+    both = [listed("same", core="a b", memory="x"), listed("same", core="d e")]
+    answer = identify(pods, *(reversed(both) if swapped else both), resource=MEMORY)
+    assert answer.candidate is not None
+    assert answer.candidate.pod.uid == new.uid
+    assert answer.has == {CORE: frozenset("de")}
+    assert set(answer.held) == set("abdex")
+
+
+def test_a_source_that_does_not_answer_is_asked_once_for_a_question() -> None:
+    """The kubelet waits, and admits nobody else: seconds for each of a hundred names would be minutes."""
+    pods, known = FakePods(away=True), parse_pod(pod("known", container("c", 30, 20)))
+    strangers = [listed(f"stranger-{i}") for i in range(100)]
+    assert identify(pods, *strangers).candidate is None
+    assert pods.fetches == 1
+    pods.known = {known.key: [Found(known)]}
+    answer = identify(pods, *strangers, listed("known"))
+    assert pods.fetches == 2
+    assert answer.candidate is not None, "under its first admission, as the watch shows it"
+    assert answer.candidate.pod == known
+
+
+def test_who_has_left_is_asked_of_a_silent_source_once() -> None:
+    states, pods = cards(1), FakePods(away=True)
+    share = Share(states[0].card.uuid, Amount(10, GIB))
+    held = [
+        Allocation(PodUid(f"u{n}"), "c", ContainerKind.APP, 0, (share,), "default", f"p{n}") for n in range(8)
+    ]
+    books = Books((s.card for s in states), DEFAULT_UNIT, [Grant(a, a.pod_name) for a in held])
+    departures = Departures(books, threading.RLock(), pods, FakeProcesses(), Tally())
+    departures.observe(Answer(None, frozenset(), frozenset()), ())
+    assert (pods.fetches, len(books.ledger)) == (1, 8)
+    pods.away = False
+    departures.observe(Answer(None, frozenset(), frozenset()), ())
+    assert len(books.ledger) == 0
+
+
+def test_pods_that_were_passed_over_are_forgotten_with_the_pods_that_the_source_knows() -> None:
+    pods = FakePods()
+    old = parse_pod(pod("old", container("c", 30, 20)) | {"status": {"phase": "Running", "startTime": "t"}})
+    new = parse_pod(pod("new", container("c", 30, 20)))
+    pods.bind(old)
+    pods.bind(new)
+    answer = identify(pods, listed("old"), listed("new"), never=frozenset({PodUid("gone")}))
+    assert answer.candidate is not None
+    assert answer.candidate.pod.uid == new.uid
+    assert answer.never == {old.uid}
