@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
 
@@ -37,7 +37,10 @@ def rows(machine: Machine, *, full: bool, seconds: float) -> Iterator[Row]:
     """Nanoseconds that the library adds to a call; the driver's own costs; loops under a limit of 100."""
     times = 5 if full else 3
     command = (machine.cost, str(machine.card.index))
-    bare = _figures(lambda: machine.bare(*command), times)
+    runs = {
+        state: _beside(machine, command, cores, times) for state, cores in (("at_100", 100), ("at_99", 99))
+    }
+    bare = {name: median(run.bare[name] for run in runs["at_100"]) for name in runs["at_100"][0].bare}
     for name in DRIVER:
         unit = name.rpartition("_")[2]
         yield Row(f"gpu_driver_{name}", round(bare[name], 3), unit, RECORDED, full=full, note="bare")
@@ -49,31 +52,40 @@ def rows(machine: Machine, *, full: bool, seconds: float) -> Iterator[Row]:
         full=full,
         note="by NVML's count of a process with a context and nothing else",
     )
-    for state, cores in (("at_100", 100), ("at_99", 99)):
-        with machine.container(4 * GIB, cores) as container:
-            found = _figures(functools.partial(container.start, *command), times)
+    for state, found in runs.items():
         for name, row in CALLS:
-            added = found[name] - bare[name]
-            yield Row(row.format(state), round(added, 1), "ns", BARS[name, state], round(bare[name], 1), full)
-        yield Row(
-            f"gpu_init_{state}_ms",
-            round(found["init_ms"] - bare["init_ms"], 2),
-            "ms",
-            "≤ 25",
-            round(bare["init_ms"], 2),
-            full,
-        )
+            yield _added(row.format(state), found, name, BARS[name, state], full=full)
+        yield _added(f"gpu_init_{state}_ms", found, "init_ms", "≤ 25", full=full)
     yield from _loops(machine, full=full, seconds=seconds)
 
 
-def _figures(start: Callable[[], subprocess.Popen[str]], times: int) -> dict[str, float]:
-    """The median of each figure over several processes."""
-    found: dict[str, list[float]] = {}
-    for _ in range(times):
-        for line in said(start()).splitlines():
-            name, _, value = line.partition(" ")
-            found.setdefault(name, []).append(float(value))
-    return {name: median(values) for name, values in found.items()}
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What the client measured on the bare driver, and right after it under the library."""
+
+    bare: Mapping[str, float]
+    ours: Mapping[str, float]
+
+
+def _beside(machine: Machine, command: Sequence[str], cores: int, times: int) -> list[_Run]:
+    with machine.container(4 * GIB, cores) as container:
+        return [
+            _Run(_figures(machine.bare(*command)), _figures(container.start(*command))) for _ in range(times)
+        ]
+
+
+def _figures(process: subprocess.Popen[str]) -> dict[str, float]:
+    lines = (line.partition(" ") for line in said(process).splitlines())
+    return {name: float(value) for name, _, value in lines}
+
+
+def _added(row: str, runs: Sequence[_Run], name: str, bar: str, *, full: bool) -> Row:
+    """The median of what neighbouring runs differ by: machines drift by more than the library adds."""
+    added = median(run.ours[name] - run.bare[name] for run in runs)
+    least, most = (round(pick(run.ours[name] - run.bare[name] for run in runs), 1) for pick in (min, max))
+    bare = median(run.bare[name] for run in runs)
+    note = f"{least} to {most} in {len(runs)} pairs of processes"
+    return Row(row, round(added, 2), name.rpartition("_")[2], bar, round(bare, 2), full, note)
 
 
 def _loops(machine: Machine, *, full: bool, seconds: float) -> Iterator[Row]:
