@@ -28,14 +28,15 @@ class Filtered:
 class Extender:
     """``nodeCacheCapable``, not ``ignorable``, ``managedResources`` ours. All raise NodeUnready."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, managed: frozenset[str] = MANAGED) -> None:
         self._line = Line(port, timeout=_SECONDS)
+        self._managed = managed
 
     def manages(self, pod: Obj) -> bool:
         """True if some container names a resource of ours."""
         spec = pod["spec"]
         return any(
-            MANAGED & ((container.get("resources") or {}).get(where) or {}).keys()
+            self._managed & ((container.get("resources") or {}).get(where) or {}).keys()
             for group in ("containers", "initContainers")
             for container in spec.get(group) or ()
             for where in ("limits", "requests")

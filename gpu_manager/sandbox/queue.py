@@ -1,7 +1,8 @@
 """The scheduler stand-in's queue: whose turn it is, and when a pod that found no place is tried again.
 
 As kube-scheduler's: pods in the order of priority, then age; after each failure a pause that doubles from 1 s
-to 10 s; a pod that no node took waits for an event in the cluster, or five minutes. Pure: time is given.
+to 10 s; a pod that no node took waits for an event in the cluster, or five minutes. Who has nothing else to
+do does not wait for a pause to end, but for one after an error. Pure: time is given.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Entry:
     version: str
     failures: int = 0
     due: float = 0.0  # its pause lasts until then
+    erred: bool = False  # it failed by an error
     parked: float | None = None  # since when it waits for an event
     taken: int = -1  # events counted when it was taken; -1 while it lies here
 
@@ -59,10 +61,13 @@ class Queue:
 
     def take(self, now: float) -> str | None:
         """The pod whose turn it is; it lies here no more until :meth:`failed`."""
-        ready = [e for e in self._entries.values() if e.taken < 0 and _since(e, now) and e.due <= now]
-        if not ready:
+        here = [e for e in self._entries.values() if e.taken < 0 and _since(e, now)]
+        if ready := [e for e in here if e.due <= now]:
+            first = min(ready, key=lambda e: (-e.priority, e.age))
+        elif pausing := [e for e in here if not e.erred]:
+            first = min(pausing, key=lambda e: e.due)
+        else:
             return None
-        first = min(ready, key=lambda e: (-e.priority, e.age))
         first.taken = self._events
         return first.uid
 
@@ -72,6 +77,7 @@ class Queue:
         if entry is None:
             return
         entry.failures += 1
+        entry.erred = error
         entry.due = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (entry.failures - 1))
         missed = entry.taken != self._events  # something happened while it was being tried
         entry.parked = None if error or missed else now
@@ -80,7 +86,7 @@ class Queue:
     def next_due(self, now: float) -> float:
         """Seconds until somebody's turn may come, if nothing happens."""
         dues = [
-            e.due if e.parked is None else e.parked + FLUSH_SECONDS
+            e.parked + FLUSH_SECONDS if e.parked is not None else e.due if e.erred else now
             for e in self._entries.values()
             if e.taken < 0
         ]

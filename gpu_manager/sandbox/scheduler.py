@@ -103,7 +103,7 @@ class Scheduler:
                 meta = pod["metadata"]
                 age = str(meta["creationTimestamp"]), int(meta["resourceVersion"])
                 uid, priority = str(meta["uid"]), int(pod["spec"].get("priority") or 0)
-                self._queue.offer(uid, priority, age, repr((meta.get("annotations"), meta.get("labels"))))
+                self._queue.offer(uid, priority, age, _version(pod))
         return pods
 
     # One pod.
@@ -144,7 +144,11 @@ class Scheduler:
     def _best(self, pod: Obj, names: Sequence[str]) -> str:
         if len(names) == 1 or self._extender is None or not self._extender.manages(pod):
             return random.choice(names)
-        scores = self._extender.prioritize(pod, names)
+        try:
+            scores = self._extender.prioritize(pod, names)
+        except NodeUnready as error:
+            log.info("nothing is worth more", pod=pod["metadata"]["name"], reason=str(error))
+            scores = {}
         top = max(scores.get(name, 0) for name in names)
         return random.choice([name for name in names if scores.get(name, 0) == top])
 
@@ -156,16 +160,18 @@ class Scheduler:
     def _bind(self, pod: Obj, node: str) -> None:
         meta = pod["metadata"]
         key = f"{meta['namespace']}/{meta['name']}"
+        words = ""
         try:
             if self._extender is not None and self._extender.manages(pod):
                 self._extender.bind(pod, node)
             else:
+                words = 'binding rejected: running Bind plugin "DefaultBinder": '
                 self._api.bind(meta["name"], node, meta["namespace"])
         except (NodeUnready, ApiError) as error:
             log.info("not bound", pod=key, reason=str(error))
             with self._lock:
                 self._assumed.pop(str(meta["uid"]), None)
-            self._refuse(pod, "SchedulerError", f"binding rejected: {error}")
+            self._refuse(pod, "SchedulerError", f"{words}{error}")
             self._failed(pod, error=True)
             return
         tell(self._api, SCHEDULER, pod, "Scheduled", f"Successfully assigned {key} to {node}")
@@ -237,6 +243,13 @@ class Scheduler:
             log.info("status not written", pod=meta["name"], reason=str(error))
             return False  # it has just gone, or changed: the next round looks again
         return True
+
+
+def _version(pod: Obj) -> str:
+    """What of a pod that waits makes a scheduler look at it anew: its own word about it counts too."""
+    meta, conditions = pod["metadata"], (pod.get("status") or {}).get("conditions") or ()
+    said = [c.get("message") for c in conditions if c.get("type") == "PodScheduled"]
+    return repr((meta.get("annotations"), meta.get("labels"), said))
 
 
 def _priority(pod: Obj) -> int:

@@ -68,9 +68,10 @@ def bookmark(w: World) -> object:
     with w.watching(PODS, resourceVersion=version, **query) as events:
         w.ask("PATCH", f"{PODS}/w-mark", {"metadata": {"annotations": {"a": "1"}}}, MERGE).ok()
         found = list(events)
-    before, mark = (e["object"] for e in found)
+    before, mark = found[0]["object"], found[-1]["object"]
     newer = int(mark["metadata"]["resourceVersion"]) >= int(before["metadata"]["resourceVersion"])
-    return [e["type"] for e in found], mark["kind"], mark["apiVersion"], newer, mark["metadata"].get("name")
+    kinds = list(dict.fromkeys(e["type"] for e in found))  # it may be more than one
+    return kinds, mark["kind"], mark["apiVersion"], newer, mark["metadata"].get("name")
 
 
 @READS.case(

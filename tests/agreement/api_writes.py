@@ -25,7 +25,7 @@ OTHER = (
 )
 
 
-def annotations(w: World, name: str) -> Any:
+def annotated(w: World, name: str) -> Any:
     return w.get(f"{PODS}/{name}")["metadata"].get("annotations")
 
 
@@ -40,7 +40,7 @@ def merge_patch(w: World) -> object:
     w.pod("merge", annotations={"a": "1", "b": "1"})
     change = {"metadata": {"annotations": {"a": None, "b": "2", "c": "3", "d": None}}}
     w.ask("PATCH", f"{PODS}/merge", change, MERGE).ok()
-    return annotations(w, "merge")
+    return annotated(w, "merge")
 
 
 @WRITES.case("a patch that changes nothing leaves the version alone", (True, False))
@@ -108,7 +108,7 @@ def json_patch(w: World) -> object:
         {"op": "remove", "path": "/metadata/annotations/gone"},
     ]
     w.ask("PATCH", f"{PODS}/operations", operations, JSON_PATCH).ok()
-    return annotations(w, "operations")
+    return annotated(w, "operations")
 
 
 @WRITES.case(
@@ -238,6 +238,47 @@ def extended(w: World) -> object:
         causes = answer.body["details"]["causes"]
         found[name] = answer.code, f"{causes[0]['field']}: {causes[0]['message']}"
     return found
+
+
+@WRITES.case(
+    "a pod's priority is its class's; a number of its own and a class that is not there are refused",
+    {
+        "of a class": (7, "Never"),
+        "of none": (0, "PreemptLowerPriority"),
+        "of the system": 2_000_001_000,
+        "own number": (
+            403,
+            "Forbidden",
+            (
+                'pods "p-own" is forbidden: the integer value of priority (7) must not be provided in pod spec; '
+                "priority admission controller computed 0 from the given PriorityClass name"
+            ),
+        ),
+        "no such class": (
+            403,
+            "Forbidden",
+            'pods "p-lost" is forbidden: no PriorityClass with name agreement-lost was found',
+        ),
+    },
+)
+def priority(w: World) -> object:
+    body = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "agreement-seven"},
+    }
+    place = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    w.make(place, {**body, "value": 7, "preemptionPolicy": "Never"})
+    classed = w.pod("p-class", priorityClassName="agreement-seven")["spec"]
+    plain = w.pod("p-plain")["spec"]
+    system = w.pod("p-system", priorityClassName="system-node-critical")["spec"]
+    return {
+        "of a class": (classed["priority"], classed["preemptionPolicy"]),
+        "of none": (plain["priority"], plain["preemptionPolicy"]),
+        "of the system": system["priority"],
+        "own number": w.ask("POST", PODS, pod("p-own", priority=7)).refusal(),
+        "no such class": w.ask("POST", PODS, pod("p-lost", priorityClassName="agreement-lost")).refusal(),
+    }
 
 
 @WRITES.case("a dry run judges and keeps nothing", (201, 409, 404))

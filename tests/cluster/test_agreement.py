@@ -8,6 +8,8 @@ import pytest
 
 from tests.agreement.api_reads import READS
 from tests.agreement.api_writes import WRITES
+from tests.agreement.extender import Extender, Scheduling
+from tests.agreement.scheduler_cases import SCHEDULER
 from tests.agreement.world import Case, World
 from tests.cluster import agreement
 from tests.cluster.cluster import Cluster
@@ -18,13 +20,29 @@ def world(cluster: Cluster) -> World:
     return agreement.world(cluster)
 
 
-@pytest.fixture
-def _cleared(world: World) -> Iterator[None]:
-    yield
-    world.clear()
-
-
-@pytest.mark.usefixtures("_cleared")
 @pytest.mark.parametrize("case", [*WRITES, *READS], ids=lambda case: case.name)
 def test_the_api_server(world: World, case: Case) -> None:
-    assert case.run(world) == case.expected, case.proves
+    try:
+        assert case.run(world) == case.expected, case.proves
+    finally:
+        world.clear()
+
+
+@pytest.fixture(scope="module")
+def scheduling(
+    world: World, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scheduling]:
+    extender = Extender()
+    extender.start()
+    with agreement.scheduler(cluster, extender.port, tmp_path_factory.mktemp("scheduler")):
+        yield Scheduling(world, extender, agreement.SCHEDULER)
+    extender.stop()
+
+
+@pytest.mark.parametrize("case", SCHEDULER, ids=lambda case: case.name)
+def test_the_scheduler(scheduling: Scheduling, case: Case) -> None:
+    scheduling.begin(case.name)
+    try:
+        assert case.run(scheduling) == case.expected, case.proves
+    finally:
+        scheduling.world.clear()

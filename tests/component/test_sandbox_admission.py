@@ -115,7 +115,9 @@ def test_a_burst_by_way_of_the_scheduler_has_no_conflict(sandbox: Sandbox) -> No
 def test_an_urgent_pod_evicts_of_one_card_what_it_needs(sandbox: Sandbox) -> None:
     orders.apply(sandbox.api, [manifest(f"q{n}", 60, 16) for n in range(8)])
     until(lambda: all(state(sandbox, f"q{n}") == "Running" for n in range(8)), 30)
-    orders.apply(sandbox.api, [manifest("urgent", 80, 20, priority=10)])
+    importance = {"kind": "PriorityClass", "metadata": {"name": "more"}, "value": 10}
+    sandbox.api.create({"apiVersion": "scheduling.k8s.io/v1", **importance})
+    orders.apply(sandbox.api, [manifest("urgent", 80, 20, priorityClassName="more")])
     until(lambda: state(sandbox, "urgent") == "Running", 30)
     assert sum(bool(sandbox.api.get("pods", f"q{n}")) for n in range(8)) == 7
     told = [e for e in sandbox.api.list("events") if e["reason"] == "Preempted"]

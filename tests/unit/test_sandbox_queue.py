@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from gpu_manager.domain.contract import CORE
 from gpu_manager.sandbox.nodes import Room
 from gpu_manager.sandbox.queue import FLUSH_SECONDS, LONGEST_PAUSE, Queue
@@ -23,13 +21,22 @@ def test_priority_goes_before_age() -> None:
     assert [made.take(0.0) for _ in range(4)] == ["urgent", "old", "young", None]
 
 
-def test_a_pod_that_found_no_place_waits_for_an_event_and_its_pause() -> None:
+def test_a_pod_that_found_no_place_waits_for_an_event_and_while_others_come_for_its_pause() -> None:
     made = queue(("a", 0))
     assert made.take(0.0) == "a"
     made.failed("a", 0.0)
     assert made.take(100.0) is None  # nothing has happened
     made.event()
-    assert made.take(0.5) is None  # its pause
+    for age in range(2):
+        made.offer(f"new-{age}", 0, ("2027", age), "v1")
+    assert [made.take(0.5) for _ in range(4)] == ["new-0", "new-1", "a", None]
+
+
+def test_a_pod_that_failed_by_an_error_waits_for_its_pause_even_where_nobody_else_comes() -> None:
+    made = queue(("a", 0))
+    made.take(0.0)
+    made.failed("a", 0.0, error=True)
+    assert made.take(0.5) is None
     assert made.take(1.0) == "a"
 
 
@@ -41,12 +48,11 @@ def test_an_event_during_the_try_is_not_missed() -> None:
     assert made.take(1.0) == "a"
 
 
-@pytest.mark.parametrize("error", [False, True])
-def test_pauses_double_up_to_ten_seconds(error: bool) -> None:
+def test_pauses_double_up_to_ten_seconds() -> None:
     made, now, pauses = queue(("a", 0)), 0.0, []
     for _ in range(6):
         assert made.take(now) == "a"
-        made.failed("a", now, error=error)
+        made.failed("a", now, error=True)
         made.event()
         pauses.append(made.next_due(now))
         now += pauses[-1]

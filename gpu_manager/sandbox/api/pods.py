@@ -25,8 +25,6 @@ _POD_DEFAULTS: Mapping[str, Any] = {
     "schedulerName": "default-scheduler",
     "serviceAccountName": "default",
     "enableServiceLinks": True,
-    "priority": 0,
-    "preemptionPolicy": "PreemptLowerPriority",
 }
 _CONTAINER_DEFAULTS: Mapping[str, Any] = {
     "imagePullPolicy": "IfNotPresent",

@@ -14,6 +14,7 @@ from gpu_manager.sandbox.api import admission, pods
 from gpu_manager.sandbox.api.access import User
 from gpu_manager.sandbox.api.kinds import Target, is_name, resource_named
 from gpu_manager.sandbox.api.patches import apply_patch
+from gpu_manager.sandbox.api.priority import set_priority
 from gpu_manager.sandbox.api.rules import check_identity, prepare_create, prepare_update
 from gpu_manager.sandbox.api.selectors import Predicate
 from gpu_manager.sandbox.api.status import already_exists, bad_request, invalid, not_found, success
@@ -82,6 +83,8 @@ class Verbs:
         if target.subresource == "eviction":
             return self.evict(target, body, call)
         obj, target = self._new(target, body)
+        if target.resource.plural == "pods" and isinstance(obj.get("spec"), dict):
+            set_priority(obj, [s.obj for s in self.storage.all(resource_named("priorityclasses"))[0]])
         prepare_create(target.resource, obj)
         changed, warnings = self._admit("CREATE", target, call, obj, None)
         obj = changed or obj

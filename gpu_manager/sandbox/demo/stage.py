@@ -50,7 +50,7 @@ class Stage:
     def apply(self, objects: Sequence[Obj]) -> list[str]:
         """Apply; the pods' names."""
         orders.apply(self.sandbox.api, objects)
-        return [str(obj["metadata"]["name"]) for obj in objects]
+        return [str(obj["metadata"]["name"]) for obj in objects if obj["kind"] == "Pod"]
 
     def settle(self, names: Sequence[str], *phases: str, seconds: float = SECONDS) -> list[Obj]:
         """The pods, once each is in one of these phases. Raises NodeUnready if one is not in time."""
