@@ -25,6 +25,7 @@ from gpu_manager.adapters.memory_backstop import CgroupBackstop, DriverLimits
 from gpu_manager.adapters.nvml_faults import FaultPolicy
 from gpu_manager.adapters.old_checkpoint import read_old_checkpoint
 from gpu_manager.adapters.processes import CgroupProcesses
+from gpu_manager.adapters.selinux import label_of
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.adapters.tenants import PageTenants
 from gpu_manager.config import Config
@@ -81,9 +82,10 @@ class Agent:
             config.device_plugins, config.pod_resources, resources=LENDING if config.lending else SOCKETS
         )
         store = FileStore(config.state / "ledger")
-        tenants = PageTenants(config.pages, context_reserve=config.context_reserve)
+        label = label_of(config.proc)
+        tenants = PageTenants(config.pages, label=label, context_reserve=config.context_reserve)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / "kubelet.sock")
-        injector = build_injector(config, lambda: self.allocator.node.cards)
+        injector = build_injector(config, lambda: self.allocator.node.cards, label)
         self._injector = injector
         pods = self._kube.pods
         self._store = store
@@ -297,8 +299,10 @@ def build_driver_limits(config: Config) -> DriverLimits | None:
     return NvmlMemoryLimits()
 
 
-def build_injector(config: Config, cards: Callable[[], Sequence[CardState]]) -> DriverFiles:
-    """The strategy that ``config.injection`` names, or that detection finds.
+def build_injector(
+    config: Config, cards: Callable[[], Sequence[CardState]], label: bytes | None = None
+) -> DriverFiles:
+    """The strategy that ``config.injection`` names, or that detection finds; ``label`` is SELinux's.
 
     Raises:
         RequestInvalid: no such strategy.
@@ -317,6 +321,7 @@ def build_injector(config: Config, cards: Callable[[], Sequence[CardState]]) -> 
         state=config.state,
         pages=config.pages,
         libraries=config.libraries or installed_libraries(),
+        label=label,
         host=Host(config.host_root),
         driver_root=str(config.driver_root),
         stand_in=config.stand_in,

@@ -14,9 +14,16 @@ LABEL: Final = b"system_u:object_r:container_file_t:s0\0"
 _ATTRIBUTE: Final = "security.selinux"
 
 
-def label_of(root: Path = Path("/")) -> bytes | None:
-    """The label for shared files on the node whose file system is at ``root``; None without SELinux."""
-    return LABEL if (root / "sys/fs/selinux/enforce").exists() else None
+def label_of(proc: Path = Path("/proc")) -> bytes | None:
+    """The label for shared files; None where the kernel runs without SELinux.
+
+    ``/proc/filesystems`` is the kernel's in every container; ``/sys/fs/selinux`` is the host's alone.
+    """
+    try:
+        known = (proc / "filesystems").read_text().split()
+    except OSError:
+        return None
+    return LABEL if "selinuxfs" in known else None
 
 
 def put_label(target: int | Path, label: bytes | None) -> None:

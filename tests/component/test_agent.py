@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import threading
 import urllib.request
@@ -14,6 +15,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
+from gpu_manager.adapters.selinux import LABEL
 from gpu_manager.agent import Agent
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import ALLOCATION, CORE, INVENTORY, MEMORY, NVIDIA, decode_inventory
@@ -240,3 +242,19 @@ def test_a_pod_written_for_nvidias_plugin_runs_beside_a_fraction_and_both_are_to
         world.start()
         world.until(lambda: world.kubelet.allocatable()[NVIDIA] == 7)
         assert world.kubelet.allocatable()[CORE] == 600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="security attributes can be set by root alone")
+def test_on_a_node_with_selinux_the_agent_labels_what_it_mounts(tmp_path: Path) -> None:
+    try:
+        os.setxattr(tmp_path, "security.selinux", LABEL)
+    except OSError as error:
+        pytest.skip(f"this file system or kernel takes no security attributes: {error}")
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / "filesystems").write_text("nodev\tselinuxfs\n")
+    with World(tmp_path, proc=proc) as world:
+        result = world.run(pod("p", container("c", 30, 20)))
+        assert result.admitted, result.message
+        for mount in result.containers["c"].mounts:
+            assert os.getxattr(mount.host_path, "security.selinux") == LABEL, mount

@@ -18,11 +18,12 @@ CARD = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")
 
 def test_a_node_without_selinux_has_no_label(tmp_path):
     assert label_of(tmp_path) is None
+    (tmp_path / "filesystems").write_text("nodev\tsysfs\n\text4\n")
+    assert label_of(tmp_path) is None
 
 
 def test_a_node_with_selinux_labels_for_every_container(tmp_path):
-    (tmp_path / "sys/fs/selinux").mkdir(parents=True)
-    (tmp_path / "sys/fs/selinux/enforce").write_text("1")
+    (tmp_path / "filesystems").write_text("nodev\tsysfs\nnodev\tselinuxfs\n\text4\n")
     assert label_of(tmp_path) == LABEL
 
 
