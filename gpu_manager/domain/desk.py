@@ -13,7 +13,7 @@ from gpu_manager.domain.explain import CardView, closed_because
 from gpu_manager.domain.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.domain.request import ContainerRequest, PodRequest
-from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+from gpu_manager.domain.resources import ZERO, Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Desk:
 
     def idle(self, at: int) -> bool:
         """True if nobody, this pod included, holds any of the card."""
-        return not self._own[at] and self._others[at] == ZERO and self._capacity[at].cores == CORES_PER_CARD
+        return not self._own[at] and self._others[at] == ZERO
 
     def held(self, at: int) -> int:
         """How many containers of this pod lie on the card."""

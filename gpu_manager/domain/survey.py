@@ -57,10 +57,10 @@ class NodeBooks:
         """The node's name."""
         return self.said.name
 
-    def verdict(self, pod: Pod, minimum_cores: int = 1) -> Placement | Refusal:
+    def verdict(self, pod: Pod) -> Placement | Refusal:
         """Where the pod would go here now, or why nowhere. Raises RequestInvalid: it is not legal."""
         inventory = self.said.inventory
-        request = pod_request(pod, inventory.unit, minimum_cores)
+        request = pod_request(pod, inventory.unit)
         found = judge(request, inventory.cards, inventory.topology, self.ledger)
         if not isinstance(found, Refusal):
             return found

@@ -50,7 +50,6 @@ class FakeStore:
 
     def __init__(self, state: bytes | None = None) -> None:
         self.state = state
-        self.saves = 0
         self.broken = False
 
     def load(self) -> bytes | None:
@@ -60,7 +59,6 @@ class FakeStore:
         if self.broken:
             raise NodeUnready("no space left on the disk of the ledger")
         self.state = state
-        self.saves += 1
 
 
 @dataclass

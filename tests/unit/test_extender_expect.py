@@ -51,6 +51,17 @@ def test_it_ends_when_the_pod_goes_or_is_bound_elsewhere_or_its_bind_is_refused(
         assert world.filter(pod("b", 80, 4), ["n1"])["NodeNames"] == ["n1"]
 
 
+def test_a_pod_whose_place_is_kept_does_not_use_up_its_own_quota():
+    world = World(
+        [node("n1", cards=1), node("n2", cards=1)], expecting=True, quota={"*": {"quota": {"T4": 1}}}
+    )
+    one = pod("one", 100, None)
+    world.create(one)
+    assert world.prioritize(one, world.filter(one)["NodeNames"])["n1"] == 10
+    assert world.filter(one)["NodeNames"] == ["n1", "n2"]
+    assert world.bind(one, "n1") == ""
+
+
 def test_a_scheduler_that_chose_another_node_binds_there_and_frees_the_first():
     world = small()
     world.prioritize(pod("a", 80, 4), world.filter(pod("a", 80, 4))["NodeNames"])

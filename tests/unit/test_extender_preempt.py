@@ -77,6 +77,16 @@ def test_a_node_that_evicting_cannot_help_is_left_out():
     assert ask(world, pod("big", 400, None, priority=5), {"n1": [], "n2": [], "unknown": []}) == {}
 
 
+def test_evicting_frees_quota_of_the_victims_namespace_alone():
+    mine, theirs = lying("mine", 0, 100, None), lying("theirs", 1, 100, None, namespace="other")
+    for victim, helps in ((theirs, False), (mine, True)):
+        victim["spec"]["priority"], both = -1, [mine, theirs]
+        world = World([node("n1", cards=2)], both, quota={"default": {"quota": {"T4": 1}}})
+        found = ask(world, pod("big", 100, None), {"n1": []})
+        assert bool(found) == helps
+        victim["spec"]["priority"] = 0
+
+
 def test_a_node_where_nobody_must_go_is_left_out_for_the_scheduler_takes_no_victims_for_a_fault():
     world = World([node("n1", cards=1)])
     assert ask(world, pod("a", priority=5), {"n1": []}) == {}

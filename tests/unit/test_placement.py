@@ -97,6 +97,7 @@ def test_a_fraction_goes_where_it_fits_best(held, shape, card):
 def test_less_memory_left_decides_between_equal_cores():
     node = Node().hold((2, 50, 20), (3, 50, 30), (4, 50, 30))
     assert node.place(pod((10, 4))) == only(3)
+    assert Node().hold((2, 50, 20), (3, 40, 50)).place(pod((10, 4))) == only(2), "cores come first"
 
 
 def test_a_shared_card_never_serves_whole_card_requests():
@@ -135,6 +136,8 @@ def test_spread_takes_the_emptiest_card():
     assert node.place(pod((30, 4), (30, 4), (30, 4), **wishes)) == {"a": (1,), "b": (2,), "c": (3,)}
     full = node.hold(*((card, 30, 8 + card) for card in range(1, 6)))
     assert full.place(pod((30, 4), **wishes)) == only(0)
+    even = Node().hold(*((card, 30, 9 - card) for card in range(6)))
+    assert even.place(pod((30, 4), **wishes)) == only(5), "of equal cores the one with most memory left"
     assert Node().place(pod((100,), **wishes)) == only(4)
 
 

@@ -131,6 +131,14 @@ def test_a_star_limits_all_models_together():
     assert world.filter(pod("y", 20, 4, namespace="a"))["NodeNames"] == ["n1", "n2"]
 
 
+def test_of_several_keys_that_match_a_card_every_one_counts_in_whatever_order_they_stand():
+    for cores in ({"V100": 4, "*": 1}, {"*": 4, "V100": 1}):
+        world = World([node("n1", cards=4, model=V100)], quota={"a": {"quota": cores}})
+        said = world.filter(pod("two", 200, None, namespace="a"))
+        assert said["NodeNames"] == []
+        assert "2 asked: 1 would still fit" in str(said)
+
+
 def test_on_a_node_of_two_models_the_quota_decides_which_card():
     world = World([node("n1", model=[T4, V100])], quota={"a": {"quota": {"V100": 1}}})
     world.create(pod("x", namespace="a"))
@@ -181,6 +189,9 @@ def test_at_create_a_pod_is_refused_only_if_nothing_is_left_of_every_model():
     assert "1 card of T4, 1 used or being bound, 0.3 asked: 0 would still fit" in text
     assert refuse_at_create(quota, {"a": {T4: Amount(90, 0)}}, "a", ask, [T4]) is None  # it may wait
     assert "2 asked" in refuse_at_create(quota, {}, "a", Amount(200, 0), [T4, V100])  # it never could
+    by_memory = parse_quota('{"a": {"quota": {"T4": 4}, "memory": {"T4": 1024}}}')
+    full = refuse_at_create(by_memory, {"a": {T4: Amount(10, GIB)}}, "a", Amount(10, GIB), [T4])
+    assert "1 GiB of T4, 1 GiB used or being bound, 1 GiB asked: 0 B would still fit" in full
     assert refuse_at_create(quota, used, "b", ask, [T4]) is None
     assert refuse_at_create(quota, used, "a", ask, []) is None
 

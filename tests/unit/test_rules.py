@@ -220,22 +220,26 @@ def test_a_cluster_may_set_a_smallest_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "requests", "refused"),
+    ("limits", "requests", "refused", "nearest"),
     [
-        ({CORE: 30, MEMORY: 20}, {CORE: "30", MEMORY: "20000m"}, []),
-        ({CORE: 30, MEMORY: 20}, {}, []),
-        ({CORE: 30, MEMORY: 20}, {CORE: 20}, ["30"]),
-        ({CORE: 30, MEMORY: 20}, {CORE: 20, MEMORY: 10}, ["30", "20"]),
-        ({}, {CORE: 30, MEMORY: 20}, ["nothing", "nothing"]),
-        ({CORE: 200}, {MEMORY: 1}, ["nothing"]),
+        ({CORE: 30, MEMORY: 20}, {CORE: "30", MEMORY: "20000m"}, [], []),
+        ({CORE: 30, MEMORY: 20}, {}, [], []),
+        ({CORE: 30, MEMORY: 20}, {CORE: 20}, ["30"], [(30,)]),
+        ({CORE: 30, MEMORY: 20}, {CORE: 20, MEMORY: 10}, ["30", "20"], [(30,), (20,)]),
+        ({}, {CORE: 30, MEMORY: 20}, ["nothing", "nothing"], [(30,), (20,)]),
+        ({CORE: 200}, {MEMORY: 1}, ["nothing"], [(1,)]),
     ],
 )
 def test_requests_are_equal_to_limits_or_absent(
-    limits: dict[str, object], requests: dict[str, object], refused: list[str]
+    limits: dict[str, object],
+    requests: dict[str, object],
+    refused: list[str],
+    nearest: list[tuple[int, ...]],
 ) -> None:
     pod = pod_of({"name": "a", "resources": {"limits": limits, "requests": requests}})
     found = check_pod(pod)
     assert [v.rule for v in found] == [Rule.REQUESTS_DIFFER] * len(refused)
+    assert [v.nearest for v in found] == nearest, "what the limit says, if there is one"
     assert all(f"and {limit} in limits" in v.message for v, limit in zip(found, refused, strict=True))
 
 
@@ -281,6 +285,9 @@ def test_sidecars_are_free_of_the_init_containers_rule_but_count_in_its_sum() ->
     assert broken(pod_of(container("a", 60, 1), init=(sidecar, container("prep", 10, 1)))) == [
         "init-container-cards"
     ]
+    beside = container("prep", 60, 1)  # 120 cores while it prepares, though no app asks for any
+    assert broken(pod_of(container("a"), init=(sidecar, beside))) == ["init-container-cards"]
+    assert broken(pod_of(container("a"), init=(beside, sidecar))) == []
     many = tuple(container(f"a{i}", 30, 1) for i in range(6))
     (refusal,) = check_pod(pod_of(*many, init=(container("prep", 10, 1),)))
     assert '10 ("prep"), 30 ("a0"), 30 ("a1"), 30 ("a2") and 3 more' in refusal.message
