@@ -5,9 +5,10 @@ The last is read where it counts: the page that the container's own process find
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,23 +41,63 @@ class Held:
         return f"{self.pod}/{self.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A container with a share that has processes, whether the API knows its pod or not."""
+
+    pod: str  # UID
+    container_id: str
+    process: int
+    began: str  # ticks since boot: a process of this number that began then is this process
+    shares: Shares
+
+    def alive(self) -> bool:
+        """True if the process has not ended."""
+        return _began(self.process) == self.began
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The agent's ledger and the kubelet's checkpoint, as they were on disk."""
+
+    rows: Sequence[Mapping[str, Any]]
+    checkpoint: Mapping[tuple[str, str, str], tuple[frozenset[str], str | None]]
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Books:
+        """As they are now."""
+        text = _ledger(cluster)
+        return cls(list(json.loads(text)["allocations"]) if text else [], checkpoint_of(cluster))
+
+    def row(self, one: Held) -> Mapping[str, Any] | None:
+        """What the ledger has of a container."""
+        return next((r for r in self.rows if (r["pod"], r["container"]) == (one.uid, one.name)), None)
+
+    def shares(self, one: Held) -> Shares | None:
+        """Its shares by the ledger."""
+        row = self.row(one)
+        return _shares(row) if row is not None else None
+
+
 def audit(cluster: Cluster, *, leaks: bool = False) -> list[str]:
     """Every disagreement, in words; empty is good. Ask when nothing is being admitted or removed.
 
     ``leaks`` asks too for what nobody holds any more: it is given back within 60 s of a new registration,
     else within two rounds of the agent's reclaiming.
     """
-    held = list(containers(cluster))
-    ledger, checkpoint = ledger_of(cluster), checkpoint_of(cluster)
+    held, books = list(containers(cluster)), Books.of(cluster)
     found: list[str] = []
     for one in held:
-        found += _compare(cluster, one, ledger.get((one.uid, one.name)), checkpoint)
-    found += _overcommitted(cluster)
+        found += compare(one, books)
+        found += filter(None, [unwritten(one, books)])
+    found += overcommitted(cluster, books)
     if not leaks:
         return found
     living = {one.uid for one in held}
-    found += [f"ledger: {name} of the dead pod {uid}" for uid, name in ledger if uid not in living]
-    directories = {row["dir"] for row in _rows(cluster)}
+    found += [
+        f"ledger: {r['container']} of the dead pod {r['pod']}" for r in books.rows if r["pod"] not in living
+    ]
+    directories = {row.get("dir") for row in books.rows}
     present = {p.name for p in (cluster.scratch / "agent/tenants").glob("*")}
     found += [f"orphan directory {name}" for name in sorted(present - directories)]
     return found
@@ -100,15 +141,22 @@ def containers(cluster: Cluster) -> Iterator[Held]:
 
 def ledger_of(cluster: Cluster) -> Mapping[tuple[str, str], Shares]:
     """(pod UID, container) → shares, from the agent's disk."""
-    return {
-        (row["pod"], row["container"]): frozenset((u, c, m) for u, c, m in row["shares"])
-        for row in _rows(cluster)
-    }
+    return {(row["pod"], row["container"]): _shares(row) for row in Books.of(cluster).rows}
 
 
-def _rows(cluster: Cluster) -> list[dict[str, Any]]:
-    text = FileStore(cluster.scratch / "agent/ledger").load()
-    return list(json.loads(text)["allocations"]) if text else []
+def _shares(row: Mapping[str, Any]) -> Shares:
+    return frozenset((u, c, m) for u, c, m in row["shares"])
+
+
+def _ledger(cluster: Cluster) -> bytes | None:
+    """The newest state. The agent writes over the older of two files: who reads one, then the other, may miss
+    both of two saves in between, so it counts only if a second look finds the same.
+    """
+    store = FileStore(cluster.scratch / "agent/ledger")
+    before, now = None, store.load()
+    while before != now:
+        before, now = now, store.load()
+    return now
 
 
 def checkpoint_of(cluster: Cluster) -> Mapping[tuple[str, str, str], tuple[frozenset[str], str | None]]:
@@ -118,9 +166,12 @@ def checkpoint_of(cluster: Cluster) -> Mapping[tuple[str, str, str], tuple[froze
     return {(e.pod, e.container, e.resource): (e.ids, e.annotation) for e in entries}
 
 
-def limits_in_force(cluster: Cluster, held: Held) -> Shares | None:
+def limits_in_force(held: Held) -> Shares | None:
     """What the container's process finds at its own path; None for whole cards, which have no page."""
-    pid = process_of(held)
+    return _page_of(process_of(held))
+
+
+def _page_of(pid: int) -> Shares | None:
     try:
         image = Path(f"/proc/{pid}/root{LIMITS_PATH}").read_bytes()
     except FileNotFoundError:
@@ -131,6 +182,35 @@ def limits_in_force(cluster: Cluster, held: Held) -> Shares | None:
     )
 
 
+def running(cluster: Cluster) -> Iterator[Running]:
+    """Every container of the node that was given cards and has a process now."""
+    capacity = {str(card.uuid): card.capacity(DEFAULT_UNIT).memory for card in cluster.cards}
+    for path in _hierarchy().glob(f"{layout.CGROUP}/**/pod*/*/cgroup.procs"):
+        with contextlib.suppress(OSError, IndexError, page.PageError):  # it ends while we look
+            pid = int(path.read_text("utf-8").split()[0])
+            began, cards = _began(pid), cards_shown(pid)
+            if not cards:
+                continue
+            shares = _page_of(pid) or frozenset((card, 100, capacity[card]) for card in cards)
+            name = path.parent.parent.name.removeprefix("pod")
+            yield Running(name, path.parent.name, pid, began, shares)
+
+
+def cards_shown(pid: int) -> frozenset[str]:
+    """The cards that a process's environment names."""
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    shown = next((e for e in environment if e.startswith(CARDS_ENV.encode() + b"=")), b"").decode()
+    return frozenset(filter(None, shown.partition("=")[2].split(",")))
+
+
+def _began(pid: int) -> str:
+    """Field 22 of proc_pid_stat(5), behind the name; empty once the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
 def process_of(held: Held) -> int:
     """The first process of the container. Raises ProcessLookupError if it has none."""
     return processes_of(held)[0]
@@ -138,54 +218,63 @@ def process_of(held: Held) -> int:
 
 def processes_of(held: Held) -> list[int]:
     """Every process of the container, by its cgroup. Raises ProcessLookupError if it has none."""
-    for hierarchy in (Path("/sys/fs/cgroup/devices"), Path("/sys/fs/cgroup")):
-        for path in (hierarchy / layout.CGROUP).glob(f"**/pod{held.uid}/{held.container_id}/cgroup.procs"):
-            pids = path.read_text("utf-8").split()
-            if pids:
-                return [int(pid) for pid in pids]
+    for path in _hierarchy().glob(f"{layout.CGROUP}/**/pod{held.uid}/{held.container_id}/cgroup.procs"):
+        pids = path.read_text("utf-8").split()
+        if pids:
+            return [int(pid) for pid in pids]
     raise ProcessLookupError(f"{held}: no process")
 
 
-def _compare(
-    cluster: Cluster,
-    one: Held,
-    ledger: Shares | None,
-    checkpoint: Mapping[tuple[str, str, str], tuple[frozenset[str], str | None]],
-) -> Iterator[str]:
-    cores, copy = checkpoint.get((one.uid, one.name, CORE), (frozenset(), None))
-    units, _ = checkpoint.get((one.uid, one.name, MEMORY), (frozenset(), None))
+def _hierarchy() -> Path:
+    """One in which every container has its cgroup."""
+    devices = Path("/sys/fs/cgroup/devices")
+    return devices if devices.is_dir() else devices.parent
+
+
+def compare(one: Held, books: Books) -> Iterator[str]:
+    """What no admission or removal of others can explain. Raises ProcessLookupError: it has ended."""
+    cores, copy = books.checkpoint.get((one.uid, one.name, CORE), (frozenset(), None))
+    units, _ = books.checkpoint.get((one.uid, one.name, MEMORY), (frozenset(), None))
     if (len(cores), len(units)) != (one.cores, one.units):
         yield f"{one}: asks for {one.cores} and {one.units}, the kubelet gave {len(cores)} and {len(units)} ids"
-    if ledger is None:
+    row, ledger = books.row(one), books.shares(one)
+    if row is None or ledger is None:
         yield f"{one}: not in the ledger"
         return
+    if not row.get("proven"):
+        yield f"{one}: runs, and the ledger says that no start of it was proven"
     if sum(share[1] for share in ledger) != one.cores:
         yield f"{one}: asks for {one.cores} cores, the ledger has {ledger}"
-    if one.annotation != ledger:
-        yield f"{one}: annotated {one.annotation}, in the ledger {ledger}"
     decoded = decode_assignment(copy)
     copied = decoded.containers.get(one.name, ()) if decoded is not None else ()
     if frozenset((u, a.cores, a.memory) for u, a in copied) != ledger:
         yield f"{one}: the checkpoint's copy says {copied}, the ledger {ledger}"
     prefixes = {uuid.removeprefix("GPU-")[:8] for uuid, _, _ in ledger}
-    if {i.partition("-")[0] for i in cores} != prefixes:
-        yield f"{one}: ids of {sorted({i.partition('-')[0] for i in cores})}, cards {sorted(prefixes)}"
+    for ids in filter(None, (cores, units)):
+        if {i.partition("-")[0] for i in ids} != prefixes:
+            yield f"{one}: ids of {sorted({i.partition('-')[0] for i in ids})}, cards {sorted(prefixes)}"
     if one.cores < 100:
-        in_force = limits_in_force(cluster, one)
+        in_force = limits_in_force(one)
         if in_force != ledger:
             yield f"{one}: limits in force {in_force}, in the ledger {ledger}"
         if {share[2] for share in ledger} != {one.units * DEFAULT_UNIT}:
             yield f"{one}: asks for {one.units} units, the ledger has {ledger}"
-    environment = Path(f"/proc/{process_of(one)}/environ").read_bytes().split(b"\0")
-    shown = next((e for e in environment if e.startswith(CARDS_ENV.encode() + b"=")), b"").decode()
-    if set(filter(None, shown.partition("=")[2].split(","))) != {share[0] for share in ledger}:
-        yield f"{one}: its environment says {shown}, the ledger {ledger}"
+    shown = cards_shown(process_of(one))
+    if shown != {share[0] for share in ledger}:
+        yield f"{one}: its environment names {sorted(shown)}, the ledger {ledger}"
 
 
-def _overcommitted(cluster: Cluster) -> Iterator[str]:
+def unwritten(one: Held, books: Books) -> str:
+    """How its annotation differs from the ledger, which the agent writes back; empty if it does not."""
+    ledger = books.shares(one)
+    same = ledger is None or one.annotation == ledger
+    return "" if same else f"{one}: annotated {one.annotation}, in the ledger {ledger}"
+
+
+def overcommitted(cluster: Cluster, books: Books) -> Iterator[str]:
     """A pod takes of a card the most that any of its phases takes: an ordinary init container, or the apps."""
     rows: defaultdict[tuple[str, str], list[tuple[str, int, int, int]]] = defaultdict(list)
-    for row in _rows(cluster):
+    for row in books.rows:
         for uuid, cores, size in row["shares"]:
             rows[row["pod"], uuid].append((row["kind"], row["order"], cores, size))
     booked: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)

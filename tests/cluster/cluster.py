@@ -26,7 +26,7 @@ from gpu_manager.domain.card import Card
 from gpu_manager.sandbox.native import find_native
 from tests.cluster import images, layout
 from tests.cluster.api import Api, ApiError
-from tests.cluster.parts import BUILD, MissingError, Parts, find
+from tests.cluster.parts import BUILD, PRODUCT, MissingError, Parts, find
 from tests.cluster.pki import Pki
 
 PROFILE: Final = "a100x8"
@@ -79,8 +79,7 @@ class Cluster:
         if native.client is None or native.driver is None:
             raise MissingError("the stand-in driver is not built: make setup")
         archives = images.make(parts, native, self.cards, self.scratch / "images")
-        product = BUILD.parent / "image/gpu-manager.tar"
-        if not product.exists():
+        if not PRODUCT.exists():
             raise MissingError("the image is not built: make image")
         self.pki.make(layout.SERVER, layout.NODE, ("127.0.0.1", layout.ADDRESS, layout.SERVICE))
         layout.write_files(self.pki, self.scratch, resource_limits=_may_lower_oom_score())
@@ -91,13 +90,15 @@ class Cluster:
             self.start(part)
         self._relay()
         self.wait(lambda: self.api.get("/readyz", text=True) == "ok", 60, "the API server is not ready")
-        for part in layout.ORDER[2:-1]:
+        for part in layout.ORDER[2:-2]:
             self.start(part)
         self.wait(lambda: self.inside("test", "-S", layout.CONTAINERD).returncode == 0, 20, "no containerd")
-        for archive in (*archives, product):
+        for archive in (*archives, PRODUCT):
             self.load(archive)
         self.start("kubelet")
         self.wait(self.node_ready, 60, "the node is not ready")
+        if parts.services:
+            self.start("kube-proxy")
         self._write_kubeconfig()
 
     def down(self) -> None:
@@ -117,7 +118,7 @@ class Cluster:
     def _hold(self) -> None:
         command = ["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc", sys.executable]
         command += [str(_HERE / "holder.py"), str(self.scratch)]
-        command += [layout.ADDRESS, layout.SERVICE, layout.NODE]
+        command += [layout.ADDRESS, layout.NODE, layout.SERVICE, layout.NAMES]
         with (self.scratch / "holder.log").open("wb") as log:
             outer = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd="/")
         _STARTED.append(outer)

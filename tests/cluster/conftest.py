@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import auditor, product, record
+from tests.cluster.cases import CASES, untried
 from tests.cluster.cluster import Cluster
 from tests.cluster.parts import MissingError, find
 from tests.cluster.pods import Pods
@@ -30,7 +31,14 @@ class Recorder:
     def __init__(self) -> None:
         self.began = time.time()
         self.outcomes: dict[str, str] = {}
+        self.tried: dict[int, list[str]] = {}  # case → tests
         self.left_out = False
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """Which cases it tries."""
+        for mark in item.iter_markers("case"):
+            for number in mark.args:
+                self.tried.setdefault(number, []).append(item.nodeid)
 
     def pytest_deselected(self) -> None:
         """Some of the directory's tests are not run."""
@@ -38,9 +46,18 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """The worst of a test's three phases counts."""
-        worst = ("passed", "skipped", "failed")
         before = self.outcomes.get(report.nodeid, "passed")
-        self.outcomes[report.nodeid] = max(before, report.outcome, key=worst.index)
+        self.outcomes[report.nodeid] = max(before, report.outcome, key=WORST.index)
+
+    def cases(self, untried: Mapping[int, str]) -> dict[str, str | None]:
+        """Case → the worst outcome of its tests, None where no test can try it."""
+        found: dict[str, str | None] = {}
+        for number in CASES:
+            outcomes = [self.outcomes[name] for name in self.tried.get(number, ())]
+            found[str(number)] = (
+                None if number in untried else max(outcomes, key=WORST.index, default="absent")
+            )
+        return found
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write it down."""
@@ -50,14 +67,19 @@ class Recorder:
         counts = {kind: list(self.outcomes.values()).count(kind) for kind in ("passed", "failed", "skipped")}
         tests = {name.removeprefix("tests/cluster/"): how for name, how in sorted(self.outcomes.items())}
         seconds = round(time.time() - self.began, 1)
-        record.keep("e2e", {"seconds": seconds, **counts, "tests": tests}, find())
+        parts = find()
+        reasons = untried(parts.versions()["containerd"])
+        cases = {"cases": self.cases(reasons), "untried": {str(n): why for n, why in reasons.items()}}
+        record.keep("e2e", {"seconds": seconds, **counts, **cases, "tests": tests}, parts)
 
 
 HERE = Path(__file__).resolve().parent
+WORST = ("passed", "skipped", "failed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Count the run from its first moment, the making of the cluster included."""
+    config.addinivalue_line("markers", "case(*numbers): of the conformance list, tests/cluster/cases.py")
     config.pluginmanager.register(Recorder(), "cluster-recorder")
 
 

@@ -18,8 +18,9 @@ OWN = {"kubelet": "/var/lib/kubelet", "containerd": "/var/lib/containerd", "agen
 
 
 def main() -> None:
-    """``holder.py SCRATCH NODE_ADDRESS SERVICE_ADDRESS NODE``."""
-    scratch, address, service, node = Path(sys.argv[1]), *sys.argv[2:5]
+    """``holder.py SCRATCH NODE_ADDRESS NODE SERVICE_ADDRESS…``: the last are the node's own too."""
+    scratch = Path(sys.argv[1])
+    address, node, *services = sys.argv[2:]
     run("mount", "--make-rprivate", "/")
     for name in ("var", "etc"):
         upper, work = scratch / f"{name}.upper", scratch / f"{name}.work"
@@ -32,13 +33,14 @@ def main() -> None:
         (scratch / name).mkdir(exist_ok=True)
         Path(path).mkdir(parents=True, exist_ok=True)
         run("mount", "--bind", str(scratch / name), path)
-    for directory in ("/run/netns", "/run/lock", "/etc/cni/net.d"):
-        Path(directory).mkdir(parents=True, exist_ok=True)
+    for needed in ("/run/netns", "/run/lock", "/etc/cni/net.d"):
+        Path(needed).mkdir(parents=True, exist_ok=True)
     run("mount", "--make-rshared", "/")
     with Path("/etc/hosts").open("a", encoding="utf-8") as hosts:
         hosts.write(f"{address} {node}\n")
     run("ip", "link", "set", "lo", "up")
-    run("ip", "addr", "add", f"{service}/32", "dev", "lo")
+    for service in services:
+        run("ip", "addr", "add", f"{service}/32", "dev", "lo")
     run("ip", "link", "add", "node0", "type", "bridge")
     run("ip", "addr", "add", f"{address}/24", "dev", "node0")
     run("ip", "link", "set", "node0", "up")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
 import platform
 import shutil
 import sys
@@ -16,7 +19,7 @@ from tests.cluster.parts import ROOT, Parts
 
 sys.path.insert(0, str(ROOT / "deploy/image"))
 
-from archive import Image, pack, write_archive
+from archive import Image, Layer, pack, write_archive
 
 WORKLOAD: Final = "cluster-test/workload:1"
 PAUSE: Final = "cluster-test/pause:1"
@@ -161,3 +164,35 @@ def _scheduler(parts: Parts, root: Path) -> Path:
     (root / "etc/passwd").write_text("nonroot:x:65532:65532::/:/sbin/nologin\n", "utf-8")
     shutil.copy(parts["kube-scheduler"], root / "usr/local/bin/kube-scheduler")
     return root
+
+
+def with_other_library(archive: Path, directory: Path, version: str) -> Path:
+    """The product's image under another version, with a libvcuda of other bytes and the same behaviour: what
+    lies behind the last section of an ELF file is nobody's.
+    """
+    with tarfile.open(archive) as tar:
+        files = {m.name: _content(tar, m) for m in tar.getmembers() if m.isfile()}
+    [described] = json.loads(files["manifest.json"])
+    config = json.loads(files[described["Config"]])
+    diffs = config["rootfs"]["diff_ids"]
+    layers = [Layer(files[name], diff) for name, diff in zip(described["Layers"], diffs, strict=True)]
+    stage = directory / "other-library"
+    shutil.rmtree(stage, ignore_errors=True)
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(layers[-1].blob))) as tar:
+        [member] = [m for m in tar.getmembers() if m.name.endswith("/libvcuda.so")]
+        path = stage / member.name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(_content(tar, member) + f"\n{version}\n".encode())
+        path.chmod(member.mode)
+    name = described["RepoTags"][0].rpartition(":")[0]
+    layers.append(pack(stage, 0))
+    image = Image(f"{name}:{version}", config["architecture"], config["created"], config["config"], layers)
+    made = directory / f"{version}.tar"
+    write_archive(image, made, 0)
+    return made
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    assert file is not None
+    return file.read()

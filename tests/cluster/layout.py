@@ -15,8 +15,9 @@ from tests.cluster.pki import Pki
 
 NODE: Final = "n1"
 ADDRESS: Final = "10.253.76.1"  # of the node, in a network of its own
-SERVICE: Final = "10.96.0.1"  # of the API server; an address of the node, as there is no kube-proxy
+SERVICE: Final = "10.96.0.1"  # of the API server; an address of the node: it works without kube-proxy
 SERVICES: Final = "10.96.0.0/16"
+NAMES: Final = "10.96.0.10"  # of the cluster's DNS; an address of the node
 PODS: Final = "10.253.77.0/24"
 SERVER: Final = f"https://{SERVICE}:443"
 REGISTRY_PORT: Final = 5000
@@ -28,8 +29,10 @@ ORDER: Final = (
     "kube-controller-manager",
     "kube-scheduler",
     "registry",
+    "names",
     "containerd",
     "kubelet",
+    "kube-proxy",  # only where the kernel translates addresses
 )
 
 
@@ -64,7 +67,11 @@ def commands(parts: Parts, pki: Pki, scratch: Path, python: str) -> Mapping[str,
             "--secure-port=10269",  # 10259 is left to a scheduler in a pod on the node's network
         ],
         "registry": [python, str(here / "registry.py"), f"{scratch}/images/layout", str(REGISTRY_PORT)],
+        "names": [
+            *(python, str(here / "resolver.py"), NAMES, SERVER, pki / "ca.crt", pki / "admin.token"),
+        ],
         "containerd": [parts["containerd"], "--config", f"{scratch}/containerd.toml"],
+        "kube-proxy": [parts["kube-proxy"], f"--config={scratch}/kube-proxy.yaml"],
         "kubelet": [
             parts["kubelet"],
             f"--config={scratch}/kubelet.yaml",
@@ -103,7 +110,8 @@ def _api_server(parts: Parts, pki: Pki, etcd: str) -> list[str]:
         "requestheader-allowed-names": "front-proxy-client",
         "proxy-client-cert-file": pki / "front-proxy.crt",
         "proxy-client-key-file": pki / "front-proxy.key",
-        "enable-aggregator-routing": "true",  # webhooks are called at their pods: there is no kube-proxy
+        # Without kube-proxy webhooks are called at their pods.
+        "enable-aggregator-routing": str(not parts.services).lower(),
         "allow-privileged": "true",
         "event-ttl": "1h",
     }
@@ -141,8 +149,10 @@ def write_files(pki: Pki, scratch: Path, *, resource_limits: bool) -> None:
             }
         ],
     }
+    proxy = {**_PROXY, "clientConnection": {"kubeconfig": pki / "proxy.kubeconfig"}}
     for name, text in {
         "kubelet.yaml": yaml.safe_dump(kubelet),
+        "kube-proxy.yaml": yaml.safe_dump(proxy),
         "kube-scheduler.yaml": yaml.safe_dump(scheduler),
         "containerd.toml": _containerd(restrict=not resource_limits),
         "etc.upper/cni/net.d/10-pods.conflist": json.dumps(network),
@@ -174,7 +184,20 @@ _KUBELET: Final[dict[str, Any]] = {
     "eventRecordQPS": 0,
     "nodeStatusUpdateFrequency": "2s",
     "nodeStatusReportFrequency": "30s",
-    "clusterDNS": ["10.96.0.10"],  # nobody there; without it each pod gets a warning
+    "clusterDNS": [NAMES],
+    "clusterDomain": "cluster.local",
+}
+
+_PROXY: Final[dict[str, Any]] = {
+    "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+    "kind": "KubeProxyConfiguration",
+    "mode": "nftables",
+    "hostnameOverride": NODE,
+    "bindAddress": ADDRESS,
+    "clusterCIDR": PODS,
+    "healthzBindAddress": "127.0.0.1:10256",
+    "metricsBindAddress": "127.0.0.1:10249",
+    "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 }
 
 

@@ -34,11 +34,21 @@ def add(cluster: Cluster, name: str) -> None:
 
 
 def remove(cluster: Cluster, name: str) -> None:
-    """Take it away, with the pods that were bound to it."""
-    for pod in cluster.api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]:
+    """Take it away, then the pods that were bound to it: a DaemonSet gives each node another pod.
+
+    One that stays would count as unavailable, and hold up the DaemonSet's next rolling update.
+    """
+    cluster.api.delete(f"/api/v1/nodes/{name}")
+    cluster.wait(lambda: not _bound(cluster, name), 30, f"pods stay on {name}")
+
+
+def _bound(cluster: Cluster, name: str) -> int:
+    """How many pods were still there; they are deleted: no kubelet will."""
+    found = cluster.api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]
+    for pod in found:
         meta = pod["metadata"]
         cluster.api.delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", 0)
-    cluster.api.delete(f"/api/v1/nodes/{name}")
+    return len(found)
 
 
 def _untainted(cluster: Cluster, name: str) -> bool:

@@ -13,8 +13,9 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = ROOT / "build/cluster"
+PRODUCT: Final = ROOT / "build/image/gpu-manager.tar"
 MODULE: Final = Path(__file__).resolve().parent / "kubernetes"
-KUBERNETES: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+KUBERNETES: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet")
 # Program → Debian's package.
 DEBIAN: Final = {
     "etcd": "etcd-server",
@@ -24,6 +25,7 @@ DEBIAN: Final = {
     "busybox": "busybox-static",
     "ip": "iproute2",
     "nsenter": "util-linux",
+    "nft": "nftables",
 }
 CNI: Final = Path("/usr/lib/cni")
 
@@ -38,6 +40,7 @@ class Parts:
 
     kubernetes: str  # version
     paths: dict[str, Path]
+    services: bool  # this kernel translates addresses: kube-proxy can work
 
     def __getitem__(self, name: str) -> str:
         return str(self.paths[name])
@@ -76,7 +79,8 @@ def find() -> Parts:
     paths = {name: Path(str(shutil.which(name))) for name in DEBIAN}
     paths |= {name: tools / name for name in ("kubectl", "helm")}
     version = kubernetes_version()
-    return Parts(version, paths | {name: build(version) / name for name in KUBERNETES})
+    paths |= {name: build(version) / name for name in KUBERNETES}
+    return Parts(version, paths, _translates())
 
 
 def build(version: str) -> Path:
@@ -86,7 +90,8 @@ def build(version: str) -> Path:
         MissingError: there is no Go, or the build failed.
     """
     target = BUILD / f"bin-{version}"
-    if all((target / name).exists() for name in KUBERNETES):
+    wanted = [name for name in KUBERNETES if not (target / name).exists()]
+    if not wanted:
         return target
     go = shutil.which("go")
     if go is None:
@@ -100,9 +105,18 @@ def build(version: str) -> Path:
     flags = " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in names.items())
     target.mkdir(parents=True, exist_ok=True)
     command = [go, "build", "-trimpath", "-ldflags", f"-s -w {flags}", "-o", f"{target}/"]
-    command += [f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES]
+    command += [f"k8s.io/kubernetes/cmd/{name}" for name in wanted]
     environment = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
     done = subprocess.run(["nice", *command], cwd=MODULE, env={**os.environ, **environment}, check=False)
     if done.returncode:
         raise MissingError(f"building Kubernetes failed with {done.returncode}: its words are above")
     return target
+
+
+def _translates() -> bool:
+    """True if the kernel takes the rules that kube-proxy writes, in a network namespace that ends at once."""
+    rules = "add table ip t; add chain ip t c {type nat hook output priority -100;}; "
+    rules += "add rule ip t c fib daddr type local tcp dport 1 dnat to 127.0.0.1:2"
+    return (
+        subprocess.run(["unshare", "--net", "nft", rules], capture_output=True, check=False).returncode == 0
+    )

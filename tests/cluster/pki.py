@@ -22,6 +22,7 @@ USERS: Final = {
     "admin": ("admin", "system:masters"),
     "controller-manager": ("system:kube-controller-manager", ""),
     "scheduler": ("system:kube-scheduler", ""),
+    "proxy": ("system:kube-proxy", ""),
 }
 
 

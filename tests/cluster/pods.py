@@ -26,6 +26,7 @@ from tests.cluster.images import WORKLOAD
 NAMESPACE: Final = "default"
 PATH: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 EXTENDER: Final = "system:serviceaccount:kube-system:gpu-quota-admission"
+STUBBORN: Final = ("/bin/sh", "-c", "trap '' TERM; while :; do sleep 1; done")  # until it is killed
 SLEEP: Final = ("/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000000 & wait")
 
 
@@ -88,6 +89,11 @@ class Pods:
             names.append(str(manifest["metadata"]["name"]))
             self._made.append(names[-1])
         return names
+
+    def try_create(self, manifest: Mapping[str, Any]) -> None:
+        """Create at once or not at all. Raises ApiError."""
+        self.cluster.api.post(PATH, manifest)
+        self._made.append(str(manifest["metadata"]["name"]))
 
     def _post(self, manifest: Mapping[str, Any]) -> None:
         """As a controller does: again for a while, as the API server or admission comes back."""

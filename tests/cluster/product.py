@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any, Final
 
+from tests.cluster import auditor
+from tests.cluster.api import ApiError
 from tests.cluster.cluster import PROFILE, Cluster
 from tests.cluster.parts import ROOT
 
@@ -15,9 +20,12 @@ STATE: Final = "/var/lib/gpu-manager"
 CONTROL: Final = "cards.yaml"  # below the agent's state directory
 AGENT: Final = "app.kubernetes.io/component=agent"
 RECLAIM_SECONDS: Final = 2
+TEMPLATE: Final = "deprecated.daemonset.template.generation"
+ADMISSION: Final = "app.kubernetes.io/component=admission"
+WAIT_SECONDS: Final = 180
 
 
-def install(cluster: Cluster, *, admission: bool, wait_seconds: int = 180, **more: str) -> None:
+def install(cluster: Cluster, *, admission: bool, **more: str) -> None:
     """Install or upgrade; returns when every pod of it is ready. ``more``: further chart values."""
     values = {
         "cards.source": f"simulated:{PROFILE}",
@@ -28,14 +36,14 @@ def install(cluster: Cluster, *, admission: bool, wait_seconds: int = 180, **mor
     }
     pairs = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     simulated = ("-f", str(CHART / "values-simulated.yaml"))
-    timeout = f"--timeout={wait_seconds}s"
+    timeout = f"--timeout={WAIT_SECONDS}s"
     # Not --wait: helm judges a DaemonSet by its whole fleet, and further nodes of the cluster are not real.
     cluster.helm(
         "upgrade", "--install", "gpu-manager", str(CHART), "-n", NAMESPACE, timeout, *simulated, *pairs
     )
-    cluster.wait(lambda: agent_ready(cluster), wait_seconds, "the agent is not ready")
+    cluster.wait(lambda: newest(cluster) and agent_ready(cluster), WAIT_SECONDS, "the agent is not ready")
     if admission:
-        cluster.wait(lambda: admission_ready(cluster), wait_seconds, "admission is not ready")
+        cluster.wait(lambda: admission_ready(cluster), WAIT_SECONDS, "admission is not ready")
 
 
 def agent_pod(cluster: Cluster) -> dict[str, Any] | None:
@@ -44,6 +52,14 @@ def agent_pod(cluster: Cluster) -> dict[str, Any] | None:
     pods = cluster.api.get(path, labelSelector=AGENT, fieldSelector="spec.nodeName=n1")["items"]
     living = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     return living[0] if living else None
+
+
+def newest(cluster: Cluster) -> bool:
+    """True if the agent is of the DaemonSet's template as it is now."""
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/gpu-manager-daemonset"
+    wanted = cluster.api.get(path)["metadata"]["annotations"][TEMPLATE]
+    pod = agent_pod(cluster)
+    return pod is not None and pod["metadata"]["labels"].get("pod-template-generation") == wanted
 
 
 def agent_ready(cluster: Cluster) -> bool:
@@ -83,6 +99,33 @@ def containers(cluster: Cluster) -> set[str]:
     return {status["containerID"] for status in statuses if "running" in status["state"]}
 
 
+def told(cluster: Cluster) -> list[dict[str, Any]]:
+    """The agent's own words since it started; none while they cannot be had: a log is the kubelet's to show."""
+    pod = agent_pod(cluster)
+    if pod is None:
+        return []
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}/log"
+    try:
+        text = cluster.api.get(path, text=True, container="gpu-manager")
+    except ApiError:
+        return []
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
+
+
+def registrations(cluster: Cluster) -> list[dict[str, Any]]:
+    """Of each resource with the kubelet."""
+    return [line for line in told(cluster) if line["event"] == "registered"]
+
+
+def first_asked(cluster: Cluster) -> dict[str, str]:
+    """Pod → the resource that the kubelet allocated first."""
+    found: dict[str, str] = {}
+    for line in told(cluster):
+        if line["event"] == "placed":
+            found.setdefault(line["pod"], line["resource"])
+    return found
+
+
 def order_cards(cluster: Cluster, orders: dict[int, dict[str, Any]]) -> None:
     """Set the health of simulated cards; what is not named is well."""
     path = Path(cluster.scratch / "agent" / CONTROL)
@@ -91,22 +134,25 @@ def order_cards(cluster: Cluster, orders: dict[int, dict[str, Any]]) -> None:
     draft.replace(path)
 
 
-def kill_agent(cluster: Cluster) -> None:
-    """SIGKILL to the agent's process; its container is started again by the kubelet."""
-    pod = agent_pod(cluster)
-    assert pod is not None
-    [status] = pod["status"]["containerStatuses"]
-    name = status["containerID"].rpartition("/")[2]
-    done = cluster.inside(
-        cluster.parts["ctr"],
-        "-a",
-        "/run/containerd/containerd.sock",
-        "-n",
-        "k8s.io",
-        "tasks",
-        "kill",
-        "-s",
-        "SIGKILL",
-        name,
-    )
-    assert done.returncode == 0, done.stderr
+def kill(cluster: Cluster, selector: str) -> None:
+    """SIGKILL to every process of the product's containers with this label; the kubelet starts them again."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    pods = cluster.api.get(path, labelSelector=selector, fieldSelector="spec.nodeName=n1")["items"]
+    for pod in pods:
+        for pid in processes(pod):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def processes(pod: dict[str, Any]) -> list[int]:
+    """Of a pod's containers, without the one that holds its namespaces."""
+    held = [
+        auditor.Held(pod["metadata"]["name"], pod["metadata"]["uid"], status["name"], 0, 0, number, None)
+        for status in pod["status"].get("containerStatuses", ())
+        if (number := status.get("containerID", "").rpartition("/")[2])
+    ]
+    found = []
+    for one in held:
+        with contextlib.suppress(ProcessLookupError):
+            found += auditor.processes_of(one)
+    return found

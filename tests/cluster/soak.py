@@ -1,74 +1,134 @@
-"""Pods come and go for minutes on the real cluster, and every book is audited while they do.
+"""Pods come and go for minutes on the real cluster, a third by force, and every book is audited each second.
 
 Prints a line a round and writes ``build/cluster/soak.json``: starts, wrong, refused though they fitted, leaks.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from tests.cluster import auditor, product, record
+from gpu_manager.domain.contract import CORE, MEMORY
+from tests.cluster import auditor, layout, product, record
 from tests.cluster.cluster import Cluster
-from tests.cluster.pods import Pods, container, pod, sidecar
+from tests.cluster.footprint import Footprint
+from tests.cluster.listing import ask
+from tests.cluster.pods import NAMESPACE, STUBBORN, Pods, container, pod, sidecar
+from tests.cluster.watcher import Watcher
 
-SHAPES: Final = ("one", "pair", "staged", "flanked", "whole")
+SHAPES: Final = ("one", "pair", "staged", "flanked", "whole", "stubborn")
 BATCH: Final = 12
 MOST_CORES: Final = 500  # of 800: a pod that the scheduler lets through must fit
+GRACES: Final = (0, 1, None)  # by force, hurried, as the pod says
+LISTED_EACH: Final = 4  # rounds
 
 
 @dataclass(slots=True)
 class Result:
-    """What the soak counts; the bars are 0 but for the starts."""
+    """What the soak counts; ``wrong``, ``unexpected_admission_errors`` and ``leaks`` must be 0."""
 
     seconds: float = 0.0
     starts: int = 0
+    forced: int = 0  # pods deleted by force
+    looks: int = 0  # of the auditor, while all goes on
+    compared: int = 0  # containers in all looks
+    longest_gap: float = 0.0  # seconds from one look to the next
     wrong: int = 0
     unexpected_admission_errors: int = 0
     leaks: int = 0
+    footprint: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """For people."""
+        return " ".join(f"{name} {value:g}" for name, value in asdict(self).items() if name != "footprint")
 
 
-def run(cluster: Cluster, minutes: float, seed: int | None = None) -> Result:
-    """Soak; the seed is printed, so that a failure can be had again."""
-    seed = seed if seed is not None else int(time.time())
-    dice, result, pods = random.Random(seed), Result(), Pods(cluster)
-    sys.stdout.write(f"seed {seed}\n")
-    began, alive, number = time.monotonic(), {}, 0
-    try:
-        while time.monotonic() - began < 60 * minutes:
-            made: dict[str, int] = {}
-            while len(made) < BATCH and sum(alive.values()) + sum(made.values()) < MOST_CORES:
-                manifest, cores = draw(dice, f"soak-{number}")
-                made |= dict.fromkeys(pods.create(manifest), cores)
-                number += 1
-            for name in made:
-                _await(pods, name, result)
-            alive |= made
-            result.starts += len(made)
-            found = _audit(cluster)
-            result.wrong += len(found)
-            gone = dice.sample(sorted(alive), k=min(len(alive), len(made)))
-            for name in gone:
-                alive.pop(name)
-            # By force is another matter: what still runs keeps its card, though the API has forgotten it.
-            pods.delete(*gone, grace=dice.choice((1, None)))
-            result.seconds = time.monotonic() - began
-            sys.stdout.write(
-                f"{result.seconds:6.0f} s  {asdict(result)}\n" + "".join(f"  {x}\n" for x in found)
-            )
-            sys.stdout.flush()
-    finally:
-        pods.clear()
-    try:
-        auditor.settled(cluster, 90, leaks=True)
-    except AssertionError as error:
-        result.leaks = len(str(error).splitlines())
-        sys.stdout.write(f"{error}\n")
-    record.keep("soak", asdict(result), cluster.parts)
-    return result
+class Soak:
+    """One run; the seed is printed, so that a failure can be had again."""
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self.result = Result()
+        self._cluster = cluster
+        self._dice = random.Random(seed)
+        self._pods = Pods(cluster)
+        self._alive: dict[str, int] = {}
+        self._number = 0
+        self._footprint = Footprint()
+
+    def run(self, minutes: float) -> Result:
+        """Rounds for so long, then everything must be given back."""
+        result, began, rounds = self.result, time.monotonic(), 0
+        try:
+            with Watcher(self._cluster) as watcher:
+                while time.monotonic() - began < 60 * minutes:
+                    self._round(listed=rounds % LISTED_EACH == 0)
+                    rounds += 1
+                    self._footprint.look(self._cluster)
+                    result.seconds = round(time.monotonic() - began, 1)
+                    looks = watcher.looks
+                    result.looks, result.compared = looks.count, looks.containers
+                    result.longest_gap = round(looks.longest_gap, 2)
+                    self._wrong(looks.found)
+                    looks.found = []
+                    _say(result.line())
+        finally:
+            self._pods.clear()
+        self._leaks()
+        result.footprint = self._footprint.as_json()
+        return result
+
+    def _round(self, *, listed: bool) -> None:
+        made: dict[str, int] = {}
+        while len(made) < BATCH and sum(self._alive.values()) + sum(made.values()) < MOST_CORES:
+            manifest, cores = draw(self._dice, f"soak-{self._number}")
+            made |= dict.fromkeys(self._pods.create(manifest), cores)
+            self._number += 1
+        for name in made:
+            try:
+                self._pods.wait_running(name, 120)
+            except AssertionError as error:
+                self.result.unexpected_admission_errors += 1
+                _say(f"  {error}")
+        self._alive |= made
+        self.result.starts += len(made)
+        self._wrong(_settled(self._cluster))
+        if listed:  # nothing is being admitted
+            self._wrong(listed_otherwise(self._cluster))
+        gone = self._dice.sample(sorted(self._alive), k=min(len(self._alive), len(made)))
+        for name in gone:
+            self._alive.pop(name)
+            grace = self._dice.choice(GRACES)
+            self.result.forced += grace == 0
+            self._cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", grace)
+        for name in gone:
+            self._pods.wait_gone(name)
+
+    def _wrong(self, found: list[str]) -> None:
+        self.result.wrong += len(found)
+        for text in found:
+            _say(f"  {text}")
+
+    def _leaks(self) -> None:
+        """Nothing in the books, no directory; and every single id of the node can be had again."""
+        try:
+            auditor.settled(self._cluster, 90, leaks=True)
+        except AssertionError as error:
+            self.result.leaks += len(str(error).splitlines())
+            _say(str(error))
+        for cores, units in ((100, 0), (99, 157)):  # of a card each
+            try:
+                self._pods.run(
+                    *(pod(f"last-{i}", container("c", cores, units)) for i in range(8)), seconds=120
+                )
+                self._wrong(_settled(self._cluster))
+            except (AssertionError, TimeoutError) as error:
+                self.result.leaks += 1
+                _say(f"not all ids can be had again: {error}")
+            self._pods.clear()
 
 
 def draw(dice: random.Random, name: str) -> tuple[dict[str, Any], int]:
@@ -84,18 +144,44 @@ def draw(dice: random.Random, name: str) -> tuple[dict[str, Any], int]:
         return pod(name, first, init=[sidecar("side", b, dice.randint(1, 60))]), a + b
     if shape == "whole":
         return pod(name, container("a", 100)), 100
+    if shape == "stubborn":  # its process outlives the pod, if that is deleted by force
+        return pod(name, {**first, "args": list(STUBBORN)}, terminationGracePeriodSeconds=3), a
     return pod(name, first), a
 
 
-def _await(pods: Pods, name: str, result: Result) -> None:
-    try:
-        pods.wait_running(name, 90)
-    except AssertionError as error:
-        result.unexpected_admission_errors += 1
-        sys.stdout.write(f"  {error}\n")
+def listed_otherwise(cluster: Cluster) -> list[str]:
+    """Pods of which the kubelet's listing says something else than its checkpoint."""
+    pods = {(p["metadata"]["name"], p["metadata"]["uid"]) for p in _of_node(cluster)}
+    checkpoint = auditor.checkpoint_of(cluster)
+    listed = {
+        (one["name"], name, resource): frozenset(ids)
+        for one in ask(cluster, "list")
+        if one["namespace"] == NAMESPACE
+        for name, devices in one["containers"].items()
+        for resource, ids in devices.items()
+        if resource in (CORE, MEMORY)
+    }
+    names = {uid: name for name, uid in pods}
+    kept = {
+        (names[uid], container_, resource): ids
+        for (uid, container_, resource), (ids, _) in checkpoint.items()
+        if uid in names
+    }
+    # An init container that has ended is in the checkpoint, and not in the listing.
+    differing = sorted(
+        key for key, ids in listed.items() if key[0] in names.values() and kept.get(key) != ids
+    )
+    return [f"{name}/{held}: the kubelet lists other ids of {resource}" for name, held, resource in differing]
 
 
-def _audit(cluster: Cluster) -> list[str]:
+def _of_node(cluster: Cluster) -> list[dict[str, Any]]:
+    found = cluster.api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={layout.NODE}")["items"]
+    return [
+        p for p in found if p["status"].get("phase") == "Running" and "deletionTimestamp" not in p["metadata"]
+    ]
+
+
+def _settled(cluster: Cluster) -> list[str]:
     """What still disagrees after the write-back has had its time."""
     try:
         auditor.settled(cluster, 10)
@@ -104,10 +190,18 @@ def _audit(cluster: Cluster) -> list[str]:
     return []
 
 
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def main(minutes: float) -> int:
     """Exit code 1 if a bar does not hold."""
-    cluster = Cluster()
+    cluster, seed = Cluster(), int(time.time())
     cluster.up()
     product.install(cluster, admission=True)
-    result = run(cluster, minutes)
+    _say(f"seed {seed}")
+    result = Soak(cluster, seed).run(minutes)
+    _say(f"{result.line()}\n{json.dumps(result.footprint)}")
+    record.keep("soak", asdict(result), cluster.parts)
     return 1 if result.wrong or result.unexpected_admission_errors or result.leaks else 0

@@ -53,6 +53,7 @@ def verdict(cluster: Cluster, manifest: Mapping[str, Any], namespace: str) -> tu
     return True, ""
 
 
+@pytest.mark.case(63)
 @pytest.mark.parametrize("name", CASES)
 def test_webhook_and_policies_judge_alike(cluster: Cluster, pods: Pods, name: str) -> None:
     """Case 63. In kube-system the webhook is not asked, so that the policies judge alone."""
@@ -68,6 +69,7 @@ def test_the_webhook_says_what_would_be_legal(cluster: Cluster, pods: Pods) -> N
     assert "100 or 200" in words, words
 
 
+@pytest.mark.case(25, 58, 59)
 def test_the_scheduler_binds_with_the_cards_in_the_same_write(cluster: Cluster, pods: Pods) -> None:
     """Case 59, and case 25: what the extender chose is what the container gets."""
     [found] = pods.run(pod("bound", container("c", 30, 20)))
@@ -143,8 +145,8 @@ def test_a_namespaces_quota_is_held(cluster: Cluster, pods: Pods) -> None:
     )
 
 
+@pytest.mark.case(64)
 def test_a_killed_admission_blocks_pods_with_cards_alone(cluster: Cluster, pods: Pods) -> None:
-    """Case 64."""
     path = "/apis/apps/v1/namespaces/kube-system/deployments/gpu-quota-admission"
     cluster.api.patch(path, {"spec": {"replicas": 0}})
     try:

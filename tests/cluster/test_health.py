@@ -21,6 +21,7 @@ def _healed(cluster: Cluster) -> Iterator[None]:
     cluster.wait(lambda: product.allocatable(cluster) == FULL, 30, "the cards do not come back")
 
 
+@pytest.mark.case(15)
 def test_a_failed_card_is_no_longer_offered_and_comes_back(cluster: Cluster, pods: Pods) -> None:
     """Case 15: allocatable falls by the card for both resources, capacity stays."""
     product.order_cards(cluster, {3: {"healthy": False, "reason": "XID 79"}})
@@ -30,8 +31,8 @@ def test_a_failed_card_is_no_longer_offered_and_comes_back(cluster: Cluster, pod
     cluster.wait(lambda: product.allocatable(cluster) == FULL, 30, "not back")
 
 
+@pytest.mark.case(18)
 def test_pods_on_a_failed_card_are_told_and_others_are_not(cluster: Cluster, pods: Pods) -> None:
-    """Case 18."""
     pods.run(pod("ill", container("c", 60, 10)), pod("well", container("c", 60, 10)))
     auditor.settled(cluster)
     card = next(c for c in cluster.cards if c.uuid == cards_of(pods.get("ill"), "c")[0])

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpu_manager.domain.contract import CORE, MEMORY
-from tests.cluster import auditor, foreign_plugin, product
+from gpu_manager.domain.contract import (
+    CORE,
+    CORE_SOCKET,
+    LIBRARY_DIR,
+    LIMITS_PATH,
+    MEMORY,
+    MEMORY_SOCKET,
+    PRELOAD_PATH,
+    USAGE_PATH,
+)
+from tests.cluster import auditor, foreign_plugin, product, sever
 from tests.cluster.cluster import Cluster
+from tests.cluster.listing import ask, command
 from tests.cluster.parts import ROOT
-from tests.cluster.pods import Pods, container, pod
+from tests.cluster.pods import Pods, cards_of, container, pod
 
-SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+FULL = (800, 1256)
 HERE = Path(__file__).resolve().parent
-
-
-def ask_kubelet(cluster: Cluster, *words: str) -> Any:
-    """PodResources, from a process in the cluster's namespaces."""
-    environment = ("env", f"PYTHONPATH={ROOT}")
-    done = cluster.inside(*environment, sys.executable, str(HERE / "lister.py"), SOCKET, *words)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture
@@ -39,6 +39,7 @@ def nics(cluster: Cluster) -> Iterator[str]:
     cluster.kill("foreign")
 
 
+@pytest.mark.case(11)
 def test_a_plugin_without_options_is_refused_and_harms_nobody(cluster: Cluster, pods: Pods) -> None:
     """Case 11: the kubelet asks for the options within Register, and hands the failure back."""
     directory = "/var/lib/kubelet/device-plugins"
@@ -69,6 +70,7 @@ def offered(cluster: Cluster) -> int:
     return int(found.get(foreign_plugin.RESOURCE, 0))
 
 
+@pytest.mark.case(33)
 def test_pods_rejected_between_two_of_our_calls_confuse_nobody(
     cluster: Cluster, pods: Pods, nics: str
 ) -> None:
@@ -86,15 +88,15 @@ def test_pods_rejected_between_two_of_our_calls_confuse_nobody(
     auditor.settled(cluster)
 
 
+@pytest.mark.case(52, 53, 54)
 def test_the_kubelet_lists_what_the_ledger_has(cluster: Cluster, pods: Pods) -> None:
-    """Cases 52, 53 and 54."""
     pods.run(pod("one", container("a", 30, 10), container("b", 20, 4)), pod("two", container("c", 100)))
     pods.create(pod("ended", container("c", 10, 4, args=("true",))))
     pods.wait_phase("ended", "Succeeded")
     auditor.settled(cluster)
     listed = {
         (p["name"], c): {r: len(ids) for r, ids in devices.items() if r in (CORE, MEMORY)}
-        for p in ask_kubelet(cluster, "list")
+        for p in ask(cluster, "list")
         for c, devices in p["containers"].items()
         if p["namespace"] == "default"
     }
@@ -103,14 +105,14 @@ def test_the_kubelet_lists_what_the_ledger_has(cluster: Cluster, pods: Pods) -> 
         ("one", "b"): {CORE: 20, MEMORY: 4},
         ("two", "c"): {CORE: 100},
     }
-    assert set(ask_kubelet(cluster, "get", "default", "two")["containers"]) == {"c"}
-    assert "error" in ask_kubelet(cluster, "get", "default", "nobody")
+    assert set(ask(cluster, "get", "default", "two")["containers"]) == {"c"}
+    assert "error" in ask(cluster, "get", "default", "nobody")
 
 
+@pytest.mark.case(55)
 def test_a_client_that_hogs_the_limiter_delays_but_confuses_nobody(cluster: Cluster, pods: Pods) -> None:
     """Case 55: one bucket for all clients of the socket."""
-    environment = ["env", f"PYTHONPATH={ROOT}"]
-    cluster.run("hog", [*environment, sys.executable, str(HERE / "lister.py"), SOCKET, "hog", "600"])
+    cluster.run("hog", command("hog", "600"))
     try:
         pods.run(*(pod(f"p-{i}", container("c", 20, 4)) for i in range(16)), seconds=90)
     finally:
@@ -118,8 +120,8 @@ def test_a_client_that_hogs_the_limiter_delays_but_confuses_nobody(cluster: Clus
     auditor.settled(cluster)
 
 
+@pytest.mark.case(56)
 def test_the_kubelet_counts_our_registrations_and_allocations(cluster: Cluster, pods: Pods) -> None:
-    """Case 56."""
     pods.run(pod("one", container("c", 30, 10)))
     text = str(cluster.api.get("/api/v1/nodes/n1/proxy/metrics", text=True))
     for name in ("registration_total", "alloc_duration_seconds_count"):
@@ -129,6 +131,76 @@ def test_the_kubelet_counts_our_registrations_and_allocations(cluster: Cluster, 
         assert min(counted.values()) >= 1
 
 
+@pytest.mark.case(7)
+@pytest.mark.parametrize("socket", [CORE_SOCKET, MEMORY_SOCKET])
+def test_a_stream_that_is_cut_is_registered_again(cluster: Cluster, pods: Pods, socket: str) -> None:
+    """The kubelet's socket stays, and the kubelet itself never dials again."""
+    pods.run(pod("kept", container("c", 30, 10)))
+    auditor.settled(cluster)
+    before, agent = auditor.ledger_of(cluster), product.agent_pod(cluster)
+    assert agent is not None
+    said, kubelet = len(product.registrations(cluster)), cluster.pid("kubelet")
+    assert sum(sever.cut(pid, socket, kubelet) for pid in product.processes(agent)) >= 1
+    cluster.wait(lambda: len(product.registrations(cluster)) > said, 5, "not registered again")
+    cluster.wait(lambda: product.allocatable(cluster) == FULL, 20, "not offered again")
+    pods.run(pod("next", container("c", 70, 10)))
+    auditor.settled(cluster)
+    assert auditor.ledger_of(cluster).items() >= before.items()
+
+
+@pytest.mark.case(24)
+def test_the_second_resource_follows_the_first_ones_card_in_both_orders(cluster: Cluster, pods: Pods) -> None:
+    """The kubelet asks in a random order, for cores first in three of four; the books tell if one strayed."""
+    orders: set[str] = set()
+    for _ in range(5):
+        pods.run(*(pod(f"pair-{i}", container("c", 40, 30)) for i in range(12)), seconds=90)
+        auditor.settled(cluster)
+        orders |= set(product.first_asked(cluster).values())
+        if orders == {CORE, MEMORY}:
+            return
+        pods.clear()
+    pytest.fail(f"in 60 pods always in the same order: {orders}")
+
+
+@pytest.mark.case(25)
+def test_a_card_that_was_bound_and_is_full_yields_to_another(cluster: Cluster, pods: Pods) -> None:
+    """A Binding that our scheduler would not have made; the agent corrects the annotation."""
+    [full] = pods.run(pod("full", container("c", 90, 100)))
+    [card] = cards_of(full, "c")
+    pods.create(pod("stray", container("c", 30, 20), schedulerName="by-hand"))
+    pods.bind("stray", {"c": [(card, 30, 20 << 28)]})
+    pods.wait_running("stray")
+    auditor.settled(cluster)
+    [other] = cards_of(pods.get("stray"), "c")
+    assert other != card
+
+
+@pytest.mark.case(27)
+def test_the_answer_arrives_in_the_container_as_it_was_given(cluster: Cluster, pods: Pods) -> None:
+    pods.run(
+        pod("part", container("c", 30, 20)), pod("whole", container("c", 100)), pod("none", container("c"))
+    )
+    auditor.settled(cluster)
+    held = {one.pod: auditor.process_of(one) for one in auditor.containers(cluster)}
+    ours = {name: mounts(pid) for name, pid in held.items()}
+    assert ours["part"] >= {LIMITS_PATH: "ro", USAGE_PATH: "rw", PRELOAD_PATH: "ro"}.items()
+    assert {path for path, _ in ours["part"]} >= {
+        f"{LIBRARY_DIR}/libvcuda.so",
+        f"{LIBRARY_DIR}/libvcuda-ml.so",
+    }
+    assert not {path for path, _ in ours["whole"]} & {LIMITS_PATH, USAGE_PATH, PRELOAD_PATH}
+    assert all(len(auditor.cards_shown(pid)) == 1 for pid in held.values())
+    mounted = pods.execute("none", "cat", "/proc/1/mountinfo")
+    assert not any(path in mounted for path in (LIMITS_PATH, PRELOAD_PATH, LIBRARY_DIR))
+
+
+def mounts(pid: int) -> set[tuple[str, str]]:
+    """Where something is mounted for the process, and whether to be written."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text("utf-8").splitlines()]
+    return {(words[4], words[5].partition(",")[0]) for words in lines}
+
+
+@pytest.mark.case(8)
 def test_a_deleted_agents_successor_takes_over(cluster: Cluster, pods: Pods) -> None:
     """Case 8: the old plugin's streams end around the new one's registration."""
     pods.run(pod("kept", container("c", 30, 10)))

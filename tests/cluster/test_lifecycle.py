@@ -9,25 +9,24 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import auditor, layout, product
-from tests.cluster.api import ApiError
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import Pods, container, pod
 
 FULL = (800, 1256)  # eight cards of 39.25 GiB
 
 
+@pytest.mark.case(1)
 def test_both_resources_are_offered(cluster: Cluster, pods: Pods) -> None:
-    """Case 1."""
     cluster.wait(lambda: product.allocatable(cluster) == FULL, 20, "not offered")
     assert product.allocatable(cluster, "capacity") == FULL
 
 
+@pytest.mark.case(10)
 def test_a_killed_agent_comes_back_and_keeps_what_runs(cluster: Cluster, pods: Pods) -> None:
-    """Case 10."""
     pods.run(pod("kept", container("c", 30, 10)), pod("kept-2", container("c", 100)))
     auditor.settled(cluster)
     before = auditor.ledger_of(cluster)
-    product.kill_agent(cluster)
+    product.kill(cluster, product.AGENT)
     cluster.wait(lambda: not product.agent_ready(cluster), 20, "the agent's end is not noticed")
     cluster.wait(lambda: product.agent_ready(cluster), 60, "the agent does not come back")
     assert auditor.ledger_of(cluster) == before
@@ -36,16 +35,16 @@ def test_a_killed_agent_comes_back_and_keeps_what_runs(cluster: Cluster, pods: P
     auditor.settled(cluster)
 
 
+@pytest.mark.case(5, 45)
 def test_a_restarted_kubelet_finds_the_agent_within_five_seconds(cluster: Cluster, pods: Pods) -> None:
-    """Cases 5 and 45."""
     pods.run(pod("kept", container("c", 30, 10)), pod("kept-2", container("a", 20, 4), container("b", 40, 8)))
     auditor.settled(cluster)
     before, ids = auditor.ledger_of(cluster), auditor.checkpoint_of(cluster)
-    said = len(registrations(cluster))
+    said = len(product.registrations(cluster))
     cluster.kill("kubelet")
     cluster.start("kubelet")
     began = time.monotonic()
-    cluster.wait(lambda: len(registrations(cluster)) > said, 20, "not registered again")
+    cluster.wait(lambda: len(product.registrations(cluster)) > said, 20, "not registered again")
     assert time.monotonic() - began < 5 + KUBELET_SECONDS
     cluster.wait(cluster.node_ready, 30, "the node is not ready")
     pods.run(pod("next", container("c", 50, 10)))
@@ -57,18 +56,6 @@ def test_a_restarted_kubelet_finds_the_agent_within_five_seconds(cluster: Cluste
 
 
 KUBELET_SECONDS = 4  # until it listens, on two busy cores
-
-
-def registrations(cluster: Cluster) -> list[str]:
-    """The agent's own words about it."""
-    agent = product.agent_pod(cluster)
-    name = agent["metadata"]["name"] if agent is not None else "none"
-    path = f"/api/v1/namespaces/{product.NAMESPACE}/pods/{name}/log"
-    try:
-        text = cluster.api.get(path, text=True, container="gpu-manager")
-    except ApiError:  # the log is the kubelet's to show
-        return []
-    return [line for line in text.splitlines() if '"registered"' in line]
 
 
 def test_pods_bound_while_the_kubelet_is_down_all_run(cluster: Cluster, pods: Pods) -> None:
@@ -85,8 +72,8 @@ def test_pods_bound_while_the_kubelet_is_down_all_run(cluster: Cluster, pods: Po
     auditor.settled(cluster)
 
 
+@pytest.mark.case(46)
 def test_a_pod_deleted_while_the_kubelet_is_down_is_given_back(cluster: Cluster, pods: Pods) -> None:
-    """Case 46."""
     gone, _ = pods.run(pod("gone", container("c", 100)), pod("kept", container("c", 30, 10)))
     uid = gone["metadata"]["uid"]
     cluster.kill("kubelet")
@@ -162,6 +149,7 @@ def test_everything_restarted_at_once_while_pods_come_and_go(
     auditor.settled(cluster)
 
 
+@pytest.mark.case(47)
 def test_a_succeeded_pod_frees_its_card(cluster: Cluster, pods: Pods) -> None:
     """Case 47, over a kubelet's restart."""
     pods.create(*(pod(f"job-{i}", container("c", 100, args=("true",))) for i in range(8)))
@@ -184,6 +172,7 @@ def restart_kubelet(cluster: Cluster) -> None:
     )
 
 
+@pytest.mark.case(9)
 def test_an_agent_that_ends_leaves_capacity_but_offers_nothing(cluster: Cluster, pods: Pods) -> None:
     """Case 9; and what runs keeps its limits meanwhile."""
     pods.run(pod("kept", container("c", 30, 10)))
@@ -193,7 +182,7 @@ def test_an_agent_that_ends_leaves_capacity_but_offers_nothing(cluster: Cluster,
         cluster.wait(lambda: product.allocatable(cluster) == (0, 0), 60, "still offered")
         assert product.allocatable(cluster, "capacity") == FULL
         [held] = auditor.containers(cluster)
-        limits = auditor.limits_in_force(cluster, held)
+        limits = auditor.limits_in_force(held)
         assert limits is not None
         assert {share[1:] for share in limits} == {(30, 10 << 28)}
     finally:
@@ -204,6 +193,7 @@ def test_an_agent_that_ends_leaves_capacity_but_offers_nothing(cluster: Cluster,
     auditor.settled(cluster)
 
 
+@pytest.mark.case(48)
 def test_a_rebooted_node_grants_nothing_twice(cluster: Cluster, pods: Pods) -> None:
     """Case 48, emulated: every container, the kubelet and what lies on a tmpfs are gone at once.
 

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 
+import pytest
+
 from tests.cluster import auditor
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import Pods, container, pod, run_client
@@ -50,6 +52,7 @@ def test_cores_are_held_to_the_share(cluster: Cluster, pods: Pods) -> None:
     assert 0.24 <= float(share) <= 0.32, said  # two cores do all of a cluster's work beside it
 
 
+@pytest.mark.case(41, 44)
 def test_a_restarted_container_keeps_its_card_and_begins_anew(cluster: Cluster, pods: Pods) -> None:
     """Cases 41 and 44: PreStartContainer at each start, ids and card as they were."""
     pods.run(pod("again", container("c", 30, 20), restartPolicy="Always"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ def urgent(cluster: Cluster) -> Iterator[str]:
     cluster.api.delete(f"{CLASSES}/{meta['name']}")
 
 
+@pytest.mark.case(61)
 def test_an_urgent_pod_takes_one_card_from_the_others_and_no_more(
     cluster: Cluster, pods: Pods, urgent: str
 ) -> None:
@@ -127,6 +129,14 @@ def test_containers_run_on_while_the_chart_is_upgraded(cluster: Cluster, pods: P
         product.install(cluster, admission=True)
 
 
+def test_the_charts_own_test_is_content(cluster: Cluster, pods: Pods) -> None:
+    """It reaches agent and webhook by the names of their Services, as any pod would."""
+    if not cluster.parts.services:
+        pytest.skip("this kernel translates no addresses, so Services have none that works")
+    said = cluster.helm("test", "gpu-manager", "-n", product.NAMESPACE, "--timeout=90s")
+    assert re.search(r"Phase:\s+Succeeded", said), said
+
+
 def test_an_uninstalled_product_leaves_running_limits_and_little_in_the_api(
     cluster: Cluster, pods: Pods
 ) -> None:
@@ -137,7 +147,7 @@ def test_an_uninstalled_product_leaves_running_limits_and_little_in_the_api(
     try:
         cluster.helm("uninstall", "gpu-manager", "-n", product.NAMESPACE, "--wait", "--timeout=90s")
         cluster.wait(lambda: product.allocatable(cluster) == (0, 0), 60, "still offered")
-        assert auditor.limits_in_force(cluster, held) == before[held.uid, "c"]
+        assert auditor.limits_in_force(held) == before[held.uid, "c"]
         assert left(cluster) == MADE_BY_ITSELF
         sockets = cluster.root("/var/lib/kubelet/device-plugins").glob("*.sock")
         assert [path.name for path in sockets] == ["kubelet.sock"]

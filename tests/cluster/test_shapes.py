@@ -35,13 +35,15 @@ def test_fractions_fill_one_card_before_the_next(cluster: Cluster, pods: Pods) -
     )
 
 
+@pytest.mark.case(28)
 def test_each_container_of_a_pod_gets_its_own_share(cluster: Cluster, pods: Pods) -> None:
     pods.run(pod("pair", container("a", 40, 32), container("b", 20, 8)))
     auditor.settled(cluster)
-    limits = {h.name: auditor.limits_in_force(cluster, h) for h in auditor.containers(cluster)}
+    limits = {h.name: auditor.limits_in_force(h) for h in auditor.containers(cluster)}
     assert {next(iter(s))[1:] for s in limits.values() if s} == {(40, 32 << 28), (20, 8 << 28)}
 
 
+@pytest.mark.case(29)
 @pytest.mark.parametrize(("init", "app"), [((50, 20), (30, 10)), ((30, 10), (50, 20)), ((30, 10), (30, 10))])
 def test_an_init_container_and_its_app_share_a_card(
     cluster: Cluster, pods: Pods, init: tuple[int, int], app: tuple[int, int]
@@ -55,6 +57,7 @@ def test_an_init_container_and_its_app_share_a_card(
     assert cards_of(found, "prepare") == cards_of(found, "main")
 
 
+@pytest.mark.case(30)
 def test_a_sidecar_keeps_its_share_beside_the_app(cluster: Cluster, pods: Pods) -> None:
     pods.run(pod("flanked", container("main", 30, 10), init=[sidecar("log", 10, 4)]))
     auditor.settled(cluster)
@@ -92,6 +95,7 @@ def test_mixed_sizes_at_once(cluster: Cluster, pods: Pods) -> None:
     auditor.settled(cluster)
 
 
+@pytest.mark.case(36)
 def test_equal_pods_bound_to_different_cards_in_another_order(cluster: Cluster, pods: Pods) -> None:
     """Case 36. Bindings carry the cards; the pods' age, the order of binding and the cards all differ."""
     names = [f"equal-{i}" for i in range(8)]
@@ -105,6 +109,7 @@ def test_equal_pods_bound_to_different_cards_in_another_order(cluster: Cluster, 
     assert {name: cards_of(pods.get(name), "c") for name in names} == {n: [u] for n, u in wanted.items()}
 
 
+@pytest.mark.case(34)
 def test_a_pod_that_fits_no_card_is_refused_with_the_arithmetic(cluster: Cluster, pods: Pods) -> None:
     """Case 34. Nine tenths of each card are taken; one fifth is left in the kubelet's sum, on no card."""
     pods.run(*(pod(f"full-{i}", container("c", 90, 10)) for i in range(8)))

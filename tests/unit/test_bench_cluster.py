@@ -38,6 +38,28 @@ def test_a_soak_counts_as_full_from_a_thousand_starts(starts: int, full: bool) -
     assert (row.full, row.holds) == (full, True)
 
 
+def test_a_soaks_note_tells_how_often_the_books_were_compared() -> None:
+    told = {"forced": 300, "looks": 880, "longest_gap": 1.4}
+    note = rows(soak={**SOAK, **told})["soak_wrong"].note
+    assert "300 deleted by force" in note
+    assert "880 times, at most 1.4 s apart" in note
+
+
+def test_a_case_that_cannot_be_tried_is_told_with_its_reason_and_not_counted() -> None:
+    suite = {**SUITE, "cases": {"5": "passed", "39": None}, "untried": {"39": "no CDI here"}}
+    row = rows(e2e=suite)["e2e_cases_failed"]
+    assert (row.figure, row.holds) == (0, True)
+    assert row.note == "1 of 2 tried; 39: no CDI here"
+
+
+@pytest.mark.parametrize("outcome", ["failed", "skipped", "absent"])
+def test_a_case_that_did_not_pass_falls_short(outcome: str) -> None:
+    suite = {**SUITE, "cases": {"5": "passed", "45": outcome}, "untried": {}}
+    row = rows(e2e=suite)["e2e_cases_failed"]
+    assert (row.figure, row.holds) == (1, False)
+    assert f"45 {outcome}" in row.note
+
+
 def test_a_leak_is_a_row_of_its_own() -> None:
     found = rows(soak={**SOAK, "leaks": 2})
     assert found["soak_leaks"].holds is False

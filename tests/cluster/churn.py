@@ -1,0 +1,57 @@
+"""Pods that come and go by themselves beside a test, as controllers make them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from types import TracebackType
+from typing import Final, Self
+
+from tests.cluster.api import ApiError
+from tests.cluster.cluster import Cluster
+from tests.cluster.pods import PATH, Pods, container, pod
+
+PAUSE_SECONDS: Final = 0.4
+KEPT: Final = 12  # pods at a time
+
+
+class Churn:
+    """A thread that creates a pod, then deletes the oldest, again and again; what is left may be waited for."""
+
+    def __init__(self, cluster: Cluster, pods: Pods, seed: int = 1) -> None:
+        self.made: list[str] = []
+        self.alive: list[str] = []
+        self._cluster, self._pods = cluster, pods
+        self._dice = random.Random(seed)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="churn", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def more(self, count: int, seconds: float = 60) -> None:
+        """Wait until so many more have been created."""
+        wanted = len(self.made) + count
+        self._cluster.wait(lambda: len(self.made) >= wanted, seconds, f"{count} more pods are not created")
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.wait(PAUSE_SECONDS):
+            shape = container("c", self._dice.randint(5, 40), self._dice.randint(2, 40))
+            with contextlib.suppress(ApiError):  # a server is away: as a controller does, again
+                name = f"churn-{number}"
+                self._pods.try_create(pod(name, shape))
+                number += 1
+                self.made.append(name)
+                self.alive.append(name)
+                while len(self.alive) > KEPT:
+                    self._cluster.api.delete(f"{PATH}/{self.alive[0]}")
+                    self.alive.pop(0)

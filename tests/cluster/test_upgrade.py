@@ -1,0 +1,95 @@
+"""Another image under running containers: another agent, another admission, another libvcuda."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.domain.contract import LIBRARY_DIR
+from tests.cluster import auditor, images, product
+from tests.cluster.cluster import Cluster
+from tests.cluster.parts import PRODUCT
+from tests.cluster.pods import Pods, container, pod, run_client
+from tests.cluster.test_limits import GIB, allocated
+
+TAG = "next"
+
+
+@pytest.fixture
+def next_image(cluster: Cluster) -> Iterator[str]:
+    """The product's image with another libvcuda, on the node; in the end the product is as it was."""
+    archive = images.with_other_library(PRODUCT, cluster.scratch / "images", TAG)
+    cluster.load(archive)
+    yield TAG
+    product.install(cluster, admission=True)
+
+
+def library(one: auditor.Held) -> str:
+    """The hash of the library that the container's process finds at its path."""
+    path = f"/proc/{auditor.process_of(one)}/root{LIBRARY_DIR}/libvcuda.so"
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def sets(cluster: Cluster) -> set[str]:
+    """Sets of libraries that lie on the node."""
+    return {path.name for path in (cluster.scratch / "agent/lib").iterdir()}
+
+
+def test_running_containers_keep_library_and_limits_over_an_upgrade_of_both(
+    cluster: Cluster, pods: Pods, next_image: str
+) -> None:
+    pods.run(pod("kept", container("c", 30, 20), restartPolicy="Always"))
+    auditor.settled(cluster)
+    [held], before = auditor.containers(cluster), auditor.ledger_of(cluster)
+    old, old_sets = library(held), sets(cluster)
+    pods.execute("kept", "sh", "-c", "vcuda-client alloc-to-limit --hold 300 >/tmp/held 2>&1 </dev/null &")
+    cluster.wait(lambda: "held_mib 5120" in pods.execute("kept", "cat", "/tmp/held"), 20, "nothing held")
+
+    product.install(cluster, admission=True, **{"image.tag": next_image})
+    assert auditor.ledger_of(cluster) == before
+    pods.run(pod("next", container("c", 30, 20)))
+    auditor.settled(cluster)
+    found = {one.pod: one for one in auditor.containers(cluster)}
+    assert found["kept"].container_id == held.container_id, "it was started anew"
+    assert library(found["kept"]) == old
+    assert library(found["next"]) != old
+    assert allocated(run_client(pods, "kept", "alloc-to-limit")) == 0, (
+        "the old one's limit counts what it holds"
+    )
+    assert allocated(run_client(pods, "next", "alloc-to-limit")) == 5 * GIB
+    assert old_sets < sets(cluster), "the old library goes only with its last container"
+
+    pods.delete("kept")
+    cluster.wait(lambda: not old_sets & sets(cluster), 90, "the old library stays")
+    assert allocated(run_client(pods, "next", "alloc-to-limit")) == 5 * GIB
+
+
+def test_a_container_started_again_after_an_upgrade_keeps_the_mounts_it_was_given(
+    cluster: Cluster, pods: Pods, next_image: str
+) -> None:
+    """The kubelet replays the answer of the first admission: its library is there for that."""
+    pods.run(pod("again", container("c", 30, 20), restartPolicy="Always"))
+    [held] = auditor.containers(cluster)
+    old = library(held)
+    product.install(cluster, admission=True, **{"image.tag": next_image})
+    cluster.inside(
+        cluster.parts["ctr"],
+        "-a",
+        "/run/containerd/containerd.sock",
+        "-n",
+        "k8s.io",
+        "tasks",
+        "kill",
+        held.container_id,
+    )
+    cluster.wait(
+        lambda: pods.get("again")["status"]["containerStatuses"][0]["restartCount"] == 1, 30, "no restart"
+    )
+    pods.wait_running("again")
+    auditor.settled(cluster)
+    [held] = auditor.containers(cluster)
+    assert library(held) == old
+    assert allocated(run_client(pods, "again", "alloc-to-limit")) == 5 * GIB
