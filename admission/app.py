@@ -22,7 +22,7 @@ from admission.certs import Certificates, ClientGuard, FileCertificates, Switch
 from admission.config import SERVICE, Bounds, ExtenderDoor, LeaderMode, Settings
 from admission.doors import Doors, build_app
 from admission.figures import Figures
-from admission.leading import Alone, Claim, Held, Watched
+from admission.leading import Alone, Held, Mandate, Watched
 from admission.listener import Listener, Peers
 from admission.metrics import Metrics
 from admission.outlook import outlook
@@ -236,10 +236,10 @@ def _outside(settings: Settings, connection: Connection, pods: ClusterPods, cloc
             pause=Pause(0.2, 5.0),
         )
 
-    return Outside(_Bindings(pods), pods, _claim(settings, clock), watch)
+    return Outside(_Bindings(pods), pods, _mandate(settings, clock), watch)
 
 
-def _claim(settings: Settings, clock: Clock) -> Claim:
+def _mandate(settings: Settings, clock: Clock) -> Mandate:
     leadership = settings.leadership
     if leadership.mode is LeaderMode.ALONE:
         return Alone()

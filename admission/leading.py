@@ -53,7 +53,7 @@ class Pods:
     inherited: Callable[[], bool]
 
 
-class Claim(Protocol):
+class Mandate(Protocol):
     """What says until when this replica may bind."""
 
     def look(self) -> None:
@@ -76,14 +76,14 @@ class Leader:
 
     def __init__(
         self,
-        claim: Claim,
+        mandate: Mandate,
         pods: Pods,
         clock: Clock,
         seconds: float,
         changed: Callable[[bool], None] = lambda _leads: None,
     ) -> None:
         """``seconds`` is a Binding's deadline; ``changed`` is told when leading begins and ends."""
-        self._claim = claim
+        self._mandate = mandate
         self._pods = pods
         self._clock = clock
         self._changed = changed
@@ -97,17 +97,17 @@ class Leader:
         now, listed = self._clock.monotonic(), self._pods.listed()
         if self._resigned.is_set() or listed is None:
             return False
-        return self._fence <= listed and now + seconds < self._claim.until
+        return self._fence <= listed and now + seconds < self._mandate.until
 
     def tick(self) -> None:
         """Look at the Lease; call this each second."""
         try:
-            self._claim.look()
+            self._mandate.look()
         except NodeUnready as error:
             log.warning("the Lease cannot be looked at", reason=str(error))
         now, listed = self._clock.monotonic(), self._pods.listed()
         fence = self._fence
-        if listed is not None and listed < fence <= now < self._claim.until and self._asked != fence:
+        if listed is not None and listed < fence <= now < self._mandate.until and self._asked != fence:
             self._asked = fence
             self._pods.relist()
         self._say()
@@ -120,7 +120,7 @@ class Leader:
     def release(self) -> None:
         """Let another replica begin at once. Only after :meth:`resign`, and once no Binding is under way."""
         try:
-            self._claim.release()
+            self._mandate.release()
         except NodeUnready as error:
             log.warning("the Lease was not given back: it runs out", reason=str(error))
 
@@ -130,7 +130,7 @@ class Leader:
 
         If no pod waited when this process began, there is nothing that a former one could still bind.
         """
-        return max(self._claim.fence, self._own_fence) if self._pods.inherited() else self._claim.fence
+        return max(self._mandate.fence, self._own_fence) if self._pods.inherited() else self._mandate.fence
 
     def _say(self) -> None:
         leads = self.leads()
@@ -154,7 +154,7 @@ class Held:
         self._renewed = _NEVER
 
     def look(self) -> None:
-        """See :class:`Claim`."""
+        """See :class:`Mandate`."""
         if self._clock.monotonic() - self._renewed < RENEW_SECONDS:
             return
         found = self._leases.read()
@@ -175,7 +175,7 @@ class Held:
                 self._take(transitions + 1, ends)
 
     def release(self) -> None:
-        """See :class:`Claim`."""
+        """See :class:`Mandate`."""
         self.until = _NEVER
         found = self._leases.read()
         if found is not None and found.holder == self.identity:
@@ -212,7 +212,7 @@ class Watched:
         self._renewed = _NEVER  # when its last renewal was seen
 
     def look(self) -> None:
-        """See :class:`Claim`."""
+        """See :class:`Mandate`."""
         began = self._clock.monotonic()
         found = self._leases.read() or _NOBODY
         now = self._clock.monotonic()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from admission.leading import Claim
+from admission.leading import Mandate
 from admission.reservations import Api
 from admission.telling import Voice
 from gpu_manager.domain.pod import Pod
@@ -65,5 +65,5 @@ class Outside:
 
     api: Api
     writer: Writer
-    claim: Claim
+    mandate: Mandate
     watch: Callable[[Wanted], Watch]

@@ -252,7 +252,7 @@ class Binder:
         return occupant
 
     def _begin(self, occupant: Occupant, node: str) -> _Trial:
-        """Claim the pod: one Binding at a time."""
+        """Take the pod up: one Binding at a time."""
         uid = occupant.uid
         with self._lock:
             before = self._trials.get(uid)

@@ -68,7 +68,7 @@ class Scheduling:
         self._watches = {name: outside.watch(wanted) for name, wanted in watches.items()}
         pods = self._watches[PODS]
         self.leader = Leader(
-            outside.claim,
+            outside.mandate,
             Pods(lambda: pods.listed, pods.relist, lambda: self._inherited is not False),
             clock,
             BIND_SECONDS + TRAVEL_SECONDS,

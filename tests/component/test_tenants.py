@@ -14,7 +14,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports import Limit
-from tests.fakes.pages import CARD, LIMIT, NAME, claim, limits_of, put, usage_file
+from tests.fakes.pages import CARD, LIMIT, NAME, limits_of, put, register, usage_file
 from vcuda import page as abi
 
 OTHER = "f" * 32
@@ -104,7 +104,7 @@ def test_a_fresh_container_uses_nothing(tenants):
 
 def test_memory_is_what_living_processes_hold(tenants, root):
     tenants.open(NAME, [LIMIT])
-    first, second = (claim(usage_file(root), index, charged=GIB) for index in (0, 3))
+    first, second = (register(usage_file(root), index, charged=GIB) for index in (0, 3))
     assert (tenants.usage(NAME)[0].memory, tenants.usage(NAME)[0].processes) == (2 * GIB, 2)
     os.close(second)  # as the kernel does for a process that was killed
     assert (tenants.usage(NAME)[0].memory, tenants.usage(NAME)[0].processes) == (GIB, 1)
@@ -133,7 +133,7 @@ def test_a_process_killed_in_another_session_is_seen_dead(tenants, root):
 
 def test_activity_counts_the_streams_of_living_processes(tenants, root):
     tenants.open(NAME, [LIMIT])
-    alive, dead = (claim(usage_file(root), index) for index in (0, 1))
+    alive, dead = (register(usage_file(root), index) for index in (0, 1))
     for index, streams in ((0, 3), (1, 5)):
         put(usage_file(root), abi.USAGE_HEAD_SIZE + index * abi.SLOT_SIZE + 64, struct.pack("<I", streams))
     put(usage_file(root), 4096 + 3 * 128, struct.pack("<Q", 77))
@@ -151,7 +151,7 @@ def test_usage_is_read_by_an_agent_that_did_not_make_the_page(tenants, root):
 
 def test_reset_begins_at_zero(tenants, root):
     tenants.open(NAME, [LIMIT])
-    os.close(claim(usage_file(root), 2, charged=GIB))
+    os.close(register(usage_file(root), 2, charged=GIB))
     put(usage_file(root), 4096 + 8, b"\xff" * 256)
     tenants.reset(NAME)
     assert usage_file(root).read_bytes() == abi.build_usage()
@@ -159,8 +159,8 @@ def test_reset_begins_at_zero(tenants, root):
 
 def test_reset_keeps_living_processes_and_frees_dead_slots(tenants, root):
     tenants.open(NAME, [LIMIT])
-    os.close(claim(usage_file(root), 0, charged=GIB))
-    alive = claim(usage_file(root), 1, charged=2 * GIB)
+    os.close(register(usage_file(root), 0, charged=GIB))
+    alive = register(usage_file(root), 1, charged=2 * GIB)
     tenants.reset(NAME)
     image = usage_file(root).read_bytes()
     assert [slot.index for slot in abi.read_usage(image, 1).slots] == [1]
@@ -170,7 +170,7 @@ def test_reset_keeps_living_processes_and_frees_dead_slots(tenants, root):
 
 def test_reset_mends_a_page_that_a_living_process_has_filled_with_garbage(tenants, root):
     tenants.open(NAME, [LIMIT])
-    alive = claim(usage_file(root), 0)
+    alive = register(usage_file(root), 0)
     put(usage_file(root), 0, b"\xaa" * 4096)
     tenants.reset(NAME)
     assert tenants.usage(NAME)[0].processes == 0
@@ -180,7 +180,7 @@ def test_reset_mends_a_page_that_a_living_process_has_filled_with_garbage(tenant
 def test_reset_leaves_no_lock_behind(tenants, root):
     tenants.open(NAME, [LIMIT])
     tenants.reset(NAME)
-    os.close(claim(usage_file(root), 0))
+    os.close(register(usage_file(root), 0))
 
 
 def test_pages_are_made_again_after_a_reboot(tenants, root):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.adapters.tenants import PageTenants
 from gpu_manager.domain.errors import NodeUnready
-from tests.fakes.pages import LIMIT, NAME, claim, put, usage_file
+from tests.fakes.pages import LIMIT, NAME, put, register, usage_file
 from vcuda import page as abi
 
 
@@ -110,7 +110,7 @@ def test_whatever_the_page_says_figures_are_bounded_or_it_is_named(tmp_path_fact
     root = tmp_path_factory.mktemp("hostile")
     tenants = PageTenants(root)
     tenants.open(NAME, [LIMIT])
-    handle = claim(usage_file(root), 0, charged=2**64 - 1)
+    handle = register(usage_file(root), 0, charged=2**64 - 1)
     put(usage_file(root), offset, head)
     put(usage_file(root), 32, struct.pack("<I", high))
     try:

@@ -13,7 +13,7 @@ import pytest
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.tenants import PageTenants
 from gpu_manager.domain.errors import NodeUnready, Tampered
-from tests.fakes.pages import LIMIT, NAME, claim, usage_file
+from tests.fakes.pages import LIMIT, NAME, register, usage_file
 from vcuda import page as abi
 
 EXITING, RUNNING = 0x404, 0x400  # PF_EXITING beside PF_RANDOMIZE
@@ -31,7 +31,7 @@ def test_processes_with_a_slot_are_registered_by_the_id_they_know_themselves_by(
     tenants: PageTenants, tmp_path: Path
 ) -> None:
     assert tenants.registered(NAME) == frozenset()
-    lock = claim(usage_file(tmp_path / "pages"), 0, pid=17)
+    lock = register(usage_file(tmp_path / "pages"), 0, pid=17)
     assert tenants.registered(NAME) == {17}
     os.close(lock)
     assert tenants.registered(NAME) == {17}, "a program may have closed the library's descriptor"

@@ -33,7 +33,7 @@ def put(path: Path, offset: int, data: bytes) -> None:
         page.write(data)
 
 
-def claim(path: Path, index: int, charged: int = 0, pid: int = 7) -> int:
+def register(path: Path, index: int, charged: int = 0, pid: int = 7) -> int:
     """Register a process as the library does: lock byte ``index``, then fill the slot. Returns the lock."""
     handle = os.open(path, os.O_RDWR)
     fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, index, 1, 0))

@@ -77,7 +77,7 @@ class Books:
 
 @dataclass
 class Replica:
-    claim: Held | Watched | Alone
+    mandate: Held | Watched | Alone
     clock: FakeClock
     books: Books = field(init=False)
     said: list[bool] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Replica:
         self.books = Books(self.clock, listed=self.clock.monotonic())
         books = self.books
         pods = Pods(lambda: books.listed, books.relist, lambda: books.pending)
-        self.leader = Leader(self.claim, pods, self.clock, BIND, self.said.append)
+        self.leader = Leader(self.mandate, pods, self.clock, BIND, self.said.append)
 
     def ticks(self, count: int = 1) -> None:
         for _ in range(count):
@@ -204,7 +204,7 @@ def test_a_take_without_an_answer_still_waits_for_the_one_before() -> None:
     assert server.record.holder.startswith("b_")
     b.ticks(3)
     assert b.leads
-    assert b.claim.fence > clock.monotonic() - 6
+    assert b.mandate.fence > clock.monotonic() - 6
 
 
 def test_a_list_from_before_the_take_is_not_enough() -> None:
@@ -232,7 +232,7 @@ def test_the_scheduler_beside_us_leads_from_its_second_renewal_on() -> None:
     assert a.leads  # its first one was seen, and nobody ever had it before
     server.put("a_1")
     a.ticks()
-    assert a.claim.until == pytest.approx(clock.monotonic() - 1 + 15)
+    assert a.mandate.until == pytest.approx(clock.monotonic() - 1 + 15)
 
 
 def test_a_lease_found_held_has_an_unknown_age_and_an_unknown_past() -> None:
@@ -339,4 +339,4 @@ def test_two_holders_never_lead_at_once(steps: list[tuple[str, float, bool, bool
         # What the one may still send is over before the other begins.
         for mine, other in (("a", "b"), ("b", "a")):
             if both[mine].leader.leads():
-                assert both[other].claim.until <= clocks[other].monotonic()
+                assert both[other].mandate.until <= clocks[other].monotonic()
