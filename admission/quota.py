@@ -142,7 +142,8 @@ def _matches(key: str, model: str) -> bool:
 
 
 def _sum(amounts: Mapping[str, Amount], key: str) -> Amount:
-    return sum((amount for model, amount in amounts.items() if _matches(key, model)), ZERO)
+    """What counts for the key. Cards whose model nobody says (their node is gone) count for every key."""
+    return sum((amount for model, amount in amounts.items() if not model or _matches(key, model)), ZERO)
 
 
 def cards(cores: int) -> str:

@@ -184,3 +184,18 @@ def test_pods_on_a_node_that_vanished_count_for_the_quota_of_their_model():
     world.delete(world.api.pods["default", "a"])
     assert "n1" not in world.cluster.snapshot().nodes
     assert world.filter(second, ["n1", "n2"])["NodeNames"] == ["n2"]
+
+
+def test_pods_on_a_node_that_vanished_before_we_came_count_for_the_quota_of_every_model():
+    """Nothing says any more which cards they hold: to leave them out would let the namespace pass its line."""
+    world = World([node("n2", cards=1)], quota={"default": {"quota": {"T4": 1, "V100": 2}}})
+    left, second = pod("a", 80, 4, on="n1"), pod("b", 80, 4)
+    world.create(left, second)
+    answer = world.filter(second, ["n2"])
+    assert answer["NodeNames"] == []
+    assert "1 card of T4, 0.8 used or being bound, 0.8 asked: 0.2 would still fit" in str(answer)
+    world.cluster.apply(NODES, "ADDED", node("n1", cards=1))
+    assert world.cluster.snapshot().used["default"].keys() == {"Tesla-T4"}
+    world.cluster.apply(NODES, "DELETED", node("n1", cards=1))
+    world.delete(world.api.pods["default", "a"])
+    assert world.filter(second, ["n2"])["NodeNames"] == ["n2"]
