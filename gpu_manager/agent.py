@@ -169,7 +169,6 @@ class Agent:
         self.health.discover()
         self.health.settle()
         self._recover(stored)
-        self._kube.pods.on_change(self._pod_changed)
         self.health.subscribe(self.inventory.cards_changed)
         self.allocator.changed = self._books_changed
         self._injector.restore()
@@ -241,6 +240,7 @@ class Agent:
         self.allocator.replace(rebuild(stored, entries, listing, local, node, self.tally, inherited))
         # Better no plugin here than one that refuses each pod: a node without devices gets none.
         self.allocator.change(lambda _books, _node: None)
+        self._kube.pods.on_change(self._pod_changed)  # first: who comes meanwhile is told twice, not never
         for found in [f for named in self._kube.pods.local().values() for f in named]:
             self._pod_changed(found)
 

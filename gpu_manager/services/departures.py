@@ -122,9 +122,9 @@ class Departures:
             self._returned.intersection_update(booked)
             for uid in booked:
                 held = next(iter(self.books.ledger.of_pod(uid).values()))
-                name, listed_at = (held.namespace, held.pod_name), self._listed_at(uid, answer.held)
+                name = held.namespace, held.pod_name
                 namesake = uid not in living and taken.get("/".join(name), uid) != uid
-                if name in answer.active and (not namesake or name in listed_at):
+                if name in answer.active and (not namesake or name in self._listed_at(uid, answer.held)):
                     self._seen.add(uid)
                     self._returned.discard(uid)
                 elif uid in self._seen or (
@@ -133,7 +133,7 @@ class Departures:
                     ended.append(uid)
                 elif uid not in living:
                     # A stand-in for a pod that nobody could name is no pod that has gone.
-                    if complete and not listed_at and not is_unnamed(uid):
+                    if complete and not is_unnamed(uid) and not self._listed_at(uid, answer.held):
                         ended.append(uid)
                     else:
                         doubtful.append((uid, held))

@@ -246,10 +246,8 @@ class Reclaimer:
         self._stranded.look(entries, listing)
         gone = {a.key for a in allocations if self._gone(a, entries, listing, unnamed.get(a.key))}
         self._absent = {key: self._absent.get(key, 0) + 1 for key in gone}
-        released: list[Allocation] = []
-        for pod, container in [key for key, rounds in self._absent.items() if rounds >= ROUNDS]:
-            if self._processes.alive(pod) is not True:
-                released += self._release(pod, container)
+        due = [key for key, rounds in self._absent.items() if rounds >= ROUNDS]
+        released = self._release([key for key in due if self._processes.alive(key[0]) is not True])
         for allocation in released:
             self._tally.count("reclaimed")
             log.info(
@@ -260,8 +258,17 @@ class Reclaimer:
         self._sweep()
         return tuple(released)
 
-    def _release(self, pod: PodUid, container: str) -> tuple[Allocation, ...]:
-        return self._allocator.change(lambda books, _: books.release(pod, container))
+    def _release(self, keys: Sequence[Key]) -> list[Allocation]:
+        """A full disk keeps nothing booked: what is not saved now goes with the next change."""
+        released: list[Allocation] = []
+        if keys:
+            try:
+                self._allocator.change(
+                    lambda books, _: released.extend(a for key in keys for a in books.release(*key))
+                )
+            except NodeUnready as error:
+                log.warning("release not saved", reason=str(error))
+        return released
 
     def _gone(
         self,

@@ -20,6 +20,7 @@ from gpu_manager.services.allocator import QUIET_SECONDS, Allocator
 from gpu_manager.services.association import Association
 from gpu_manager.services.books import Books
 from gpu_manager.services.planner import Node
+from gpu_manager.services.recovery import SETTLE_SECONDS
 from gpu_manager.services.tally import Tally
 from gpu_manager.services.truth import Truth
 from tests.fakes.node import NODE, NodeRig, container, pod
@@ -193,6 +194,26 @@ def test_the_truth_that_a_killed_agent_did_not_get_written_is_told_by_the_next(r
     assert ALLOCATION in one["metadata"]["annotations"]
     truth.tell(rig.parsed(one))
     assert rig.pods.annotations == {}, "once"
+
+
+def test_a_full_disk_keeps_nothing_of_dead_pods_nor_their_directories(tmp_path: Path) -> None:
+    """Their directories may be what fills it."""
+    clock = FakeClock()
+    with NodeRig(tmp_path, cards(2), clock=clock) as rig:
+        gone = [pod(f"p{n}", container("c", 30, 20)) for n in range(3)]
+        for one in gone:
+            assert rig.admit(one).admitted
+        for one in gone:
+            rig.delete(one)
+        rig.kubelet.checkpoint_path.write_text(
+            '{"Data":{"PodDeviceEntries":[],"RegisteredDevices":{}},"Checksum":0}'
+        )
+        rig.store.broken = True
+        clock.pass_(SETTLE_SECONDS + 1)
+        rounds = [rig.reclaimer.round() for _ in range(2)]
+        assert [len(released) for released in rounds] == [0, 3]
+        rig.reclaimer.round()
+        assert rig.tenants.names() == ()
 
 
 class SlowKubelet:
