@@ -111,6 +111,14 @@ def test_an_old_pod_alone_still_gets_its_grant_after_a_reboot() -> None:
     assert key(ask([(old, listed(c={}))], Question(CORE, 30), never=frozenset({old.uid}))) == ("uid-old", "c")
 
 
+def test_while_a_listed_pod_cannot_be_read_only_one_under_first_admission_is_certain() -> None:
+    """The kubelet may mean the one that could not be read."""
+    old = (pod("old", container("c", 30), phase="Running", started=True), listed(c={}))
+    new = (pod("new", container("c", 30)), listed(c={}))
+    assert ask([old], Question(CORE, 30), unread=True) is None
+    assert key(ask([old, new], Question(CORE, 30), unread=True)) == ("uid-new", "c")
+
+
 def test_a_pod_passed_over_once_yields_to_one_that_was_not() -> None:
     ghost, new = pod("ghost", container("c", 30)), pod("new", container("c", 30))
     objects = [(ghost, listed(c={})), (new, listed(c={}))]
