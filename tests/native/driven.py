@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import pytest
+
 from tests.native import standin
 from tests.native.tools import LIB, ROOT, run, tool
 from vcuda import page
@@ -28,9 +30,14 @@ OUT: Final = "&"
 """An output of eight bytes."""
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, UNAVAILABLE = 0, 1, 2, 3, 46
 CARD_BYTES: Final = 16 << 30
-
-# Programs are single files: a compiler call each.
-_SANITIZED: Final = {"address,undefined": "libasan.so", "": ""}
+DOORS: Final = ("front", "preload")
+"""Where programs meet the library: in the driver's place, or preloaded before a driver that comes first on the search
+path."""
+SANITIZE: Final = os.environ.get("VCUDA_SANITIZE", "")
+"""What ``make native-tsan`` asks for; otherwise a test that says so runs plainly and under these:"""
+SANITIZERS: Final = (
+    (SANITIZE,) if SANITIZE else ("", pytest.param("address,undefined", marks=pytest.mark.timeout(300)))
+)  # the first of them builds all of it
 
 
 def uuid(index: int) -> bytes:
@@ -200,15 +207,12 @@ class Container:
             **self._door(),
             "REAL_CUDA": str(real / "libcuda.so.1"),
             "REAL_NVML": str(real / "libnvidia-ml.so.1"),
-            "ASAN_OPTIONS": "detect_leaks=0:exitcode=99",
+            "ASAN_OPTIONS": "detect_leaks=0:exitcode=99:verify_asan_link_order=0",
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         }
         return env | {f"VCUDA_STANDIN_{key}": str(value) for key, value in chosen.items()}
 
     def _door(self) -> dict[str, str]:
-        """Where programs meet the library: in the driver's place (``front``), or preloaded before a driver that comes
-        first on the search path (``preload``).
-        """
         front, real = fronts(self.sanitize), self.root / "usr/local/vcuda/real"
         if self.door == "front":
             return {"LD_LIBRARY_PATH": str(front)}

@@ -10,6 +10,7 @@ import pytest
 
 from tests.native.driven import (
     CONTEXT,
+    DOORS,
     GRANULE,
     INVALID_VALUE,
     MIB,
@@ -23,7 +24,7 @@ from tests.native.driven import (
 LIMIT = 256 * MIB
 
 
-@pytest.fixture(params=["front", "preload"])
+@pytest.fixture(params=DOORS)
 def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
     with Container(tmp_path, LIMIT, door=request.param) as made:
         yield made

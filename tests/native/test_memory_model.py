@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import struct
 from collections.abc import Callable
@@ -11,13 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.driven import CONTEXT, GRANULE, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Container, Program
+from tests.native.driven import (
+    CONTEXT,
+    DOORS,
+    GRANULE,
+    MIB,
+    OUT,
+    OUT_OF_MEMORY,
+    SANITIZE,
+    SANITIZERS,
+    SUCCESS,
+    Container,
+    Program,
+)
 
 LIMIT = 200 * MIB
 DEVICE = struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0)
 POOL = DEVICE + bytes(56)
-# Under sanitizers: VCUDA_SANITIZE=address,undefined in the environment of the tests builds all of it so.
-SANITIZE = os.environ.get("VCUDA_SANITIZE", "")
 VERSIONS = ("12.2", "12.4", "12.9", "13.0", "13.5")
 
 
@@ -121,9 +130,13 @@ def play(container: Container, seed: int, steps: int, *, fail: str = "") -> Mode
     return model
 
 
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_account_is_what_the_card_gave_whatever_the_order_of_calls(tmp_path: Path, version: str) -> None:
-    with Container(tmp_path, LIMIT, version=version, sanitize=SANITIZE) as container:
+def test_the_account_is_what_the_card_gave_whatever_the_order_of_calls(
+    tmp_path: Path, version: str, door: str, sanitize: str
+) -> None:
+    with Container(tmp_path, LIMIT, version=version, sanitize=sanitize, door=door) as container:
         model = play(container, seed=VERSIONS.index(version), steps=400)
         assert model.refused > 10
         model.guest.end()
@@ -135,20 +148,25 @@ FAILING = (
 )  # fmt: skip
 
 
-def test_a_driver_that_runs_out_of_memory_at_any_call_leaves_the_account_true(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+@pytest.mark.parametrize("door", DOORS)
+def test_a_driver_that_runs_out_of_memory_at_any_call_leaves_the_account_true(
+    tmp_path: Path, door: str, sanitize: str
+) -> None:
     for turn, name in enumerate(FAILING):
         for nth in ("", "@2"):
             base = tmp_path / f"{turn}{nth}"
-            with Container(base, LIMIT, sanitize=SANITIZE) as container:
+            with Container(base, LIMIT, sanitize=sanitize, door=door) as container:
                 play(container, turn, 120, fail=f"{name}=2{nth}").guest.end()
 
 
 @pytest.mark.parametrize("name", ["cuDevicePrimaryCtxRetain", "cuCtxCreate_v2", "cuMemPoolCreate"])
 @pytest.mark.parametrize("code", [2, 46, 304, 999])
+@pytest.mark.parametrize("door", DOORS)
 def test_whatever_the_driver_fails_with_is_passed_on_and_nothing_stays_charged(
-    tmp_path: Path, name: str, code: int
+    tmp_path: Path, name: str, code: int, door: str
 ) -> None:
-    with Container(tmp_path, LIMIT, sanitize=SANITIZE) as container:
+    with Container(tmp_path, LIMIT, sanitize=SANITIZE, door=door) as container:
         guest = container.program(fail=f"{name}={code}")
         assert guest("cuInit", 0).result == SUCCESS
         arguments = {"cuDevicePrimaryCtxRetain": (OUT, 0), "cuCtxCreate_v2": (OUT, 0, 0)}.get(
@@ -162,8 +180,9 @@ def test_whatever_the_driver_fails_with_is_passed_on_and_nothing_stays_charged(
 @pytest.mark.parametrize(
     "name", ["cuMemFree_v2", "cuMemFreeAsync", "cuMemRelease", "cuMemUnmap", "cuArrayDestroy"]
 )
-def test_what_could_not_be_freed_stays_charged(tmp_path: Path, name: str) -> None:
-    with Container(tmp_path, LIMIT, sanitize=SANITIZE) as container:
+@pytest.mark.parametrize("door", DOORS)
+def test_what_could_not_be_freed_stays_charged(tmp_path: Path, name: str, door: str) -> None:
+    with Container(tmp_path, LIMIT, sanitize=SANITIZE, door=door) as container:
         guest = container.program(fail=f"{name}=719@1").start()
         at = guest("cuMemAddressReserve", OUT, 8 * MIB, 0, 0, 0).value
         made: dict[str, tuple[int, ...]] = {}
@@ -186,9 +205,12 @@ def test_what_could_not_be_freed_stays_charged(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("version", ["12.2", "13.0"])
-def test_names_of_the_resolver_and_of_the_linker_reach_the_same_account(tmp_path: Path, version: str) -> None:
+@pytest.mark.parametrize("door", DOORS)
+def test_names_of_the_resolver_and_of_the_linker_reach_the_same_account(
+    tmp_path: Path, version: str, door: str
+) -> None:
     """Each name a program may ask for, with the version that gives it this meaning, and per-thread streams."""
-    with Container(tmp_path, LIMIT, version=version) as container:
+    with Container(tmp_path, LIMIT, version=version, door=door) as container:
         guest = container.program().start()
         calls: tuple[tuple[str | int | bytes, ...], ...] = (
             ("@3020:cuMemAlloc", OUT, 10 * MIB),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Container, Program
+from tests.native.driven import CONTEXT, DOORS, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Container, Program
 
 LIMIT = 256 * MIB
 ROOM = LIMIT - CONTEXT
@@ -17,7 +17,7 @@ ALLOC_NODE = 10
 PER_THREAD = 2
 
 
-@pytest.fixture(params=["front", "preload"])
+@pytest.fixture(params=DOORS)
 def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
     with Container(tmp_path, LIMIT, door=request.param) as made:
         yield made

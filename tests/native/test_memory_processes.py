@@ -16,15 +16,25 @@ from typing import Self
 
 import pytest
 
-from tests.native.driven import CONTEXT, GRANULE, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Container, program
+from tests.native.driven import (
+    CONTEXT,
+    DOORS,
+    GRANULE,
+    MIB,
+    OUT,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    Container,
+    program,
+)
 from vcuda import page
 
 LIMIT = 1024 * MIB
 
 
-@pytest.fixture
-def container(tmp_path: Path) -> Iterator[Container]:
-    with Container(tmp_path, LIMIT) as made:
+@pytest.fixture(params=DOORS)
+def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
+    with Container(tmp_path, LIMIT, door=request.param) as made:
         yield made
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.native.driven import (
     CARD_BYTES,
     CONTEXT,
+    DOORS,
     GRANULE,
     MIB,
     OUT,
@@ -27,7 +28,7 @@ INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE = 2, 4, 6, 7
 NONE = 0xFFFFFFFF
 
 
-@pytest.fixture(params=["front", "preload"])
+@pytest.fixture(params=DOORS)
 def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
     with Container(tmp_path, LIMIT, door=request.param) as made:
         yield made

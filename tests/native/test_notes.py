@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.native.conftest import Guest, usage_of
-from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, Container
+from tests.native.driven import CONTEXT, DOORS, MIB, OUT, OUT_OF_MEMORY, Container
 from tests.native.fake_driver import install, python
 from vcuda import page
 
@@ -17,8 +17,8 @@ Start = Callable[..., Guest]
 NOT_READY = 802
 
 
-@pytest.fixture(params=["front", "preload"])
-def container(tmp_path: Path, request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+@pytest.fixture(params=DOORS)
+def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
     with Container(tmp_path, 256 * MIB, door=request.param) as made:
         yield made
 
@@ -52,14 +52,13 @@ def test_cuda_refused_for_want_of_a_whole_limits_page_is_noted_in_the_other_page
     assert container.usage.slots == ()
 
 
-def test_a_driver_that_cannot_be_opened_is_noted(container: Container) -> None:
-    if container.door == "preload":
-        pytest.skip("without a driver on the search path nothing asks for one")
-    (container.root / "usr/local/vcuda/real/libcuda.so.1").write_bytes(b"\x7fELF nonsense")
-    guest = container.program()
-    assert guest("cuInit", 0).result == NOT_READY
-    (note,) = container.usage.notes
-    assert note.text == "driver libcuda.so.1 cannot be opened"
+def test_a_driver_that_cannot_be_opened_is_noted(tmp_path: Path) -> None:
+    with Container(tmp_path, 256 * MIB) as container:
+        (container.root / "usr/local/vcuda/real/libcuda.so.1").write_bytes(b"\x7fELF nonsense")
+        guest = container.program()
+        assert guest("cuInit", 0).result == NOT_READY
+        (note,) = container.usage.notes
+        assert note.text == "driver libcuda.so.1 cannot be opened"
 
 
 def test_a_function_that_was_unknown_before_cuinit_is_named_once_the_page_is_there(

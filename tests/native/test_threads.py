@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.native.core_world import HERE
-from tests.native.driven import MIB, Container, program
+from tests.native.driven import MIB, SANITIZE, Container, program
 from tests.native.tools import ROOT, run, tool
 
-SANITIZE = os.environ.get("VCUDA_SANITIZE", "")
 SECONDS = 100
 """For what takes one without a sanitizer, on a busy machine."""
 
