@@ -8,6 +8,7 @@ import random
 import signal
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -245,6 +246,50 @@ def test_a_process_in_a_pid_namespace_of_its_own_is_counted_and_reaped(container
     deadline = time.monotonic() + 5
     while guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result != SUCCESS:
         assert time.monotonic() < deadline
+
+
+REUSE = """
+import subprocess, sys
+def start():
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.argv[1]], stdin=pipe, stdout=pipe, text=True)
+def tell(process, line):
+    process.stdin.write(line + "\\n")
+    process.stdin.flush()
+    return process.stdout.readline().split()
+def filled(process):
+    context = tell(process, "cuInit 0") and tell(process, "cuDevicePrimaryCtxRetain & 0")[1]
+    tell(process, "cuCtxSetCurrent " + context)
+    return tell(process, "cuMemAlloc_v2 & " + sys.argv[2])[0]
+first = start()
+print(filled(first))
+first.kill()
+first.wait()
+with open("/proc/sys/kernel/ns_last_pid", "w") as last:
+    last.write(str(first.pid - 1))
+second = start()
+print(second.pid == first.pid, filled(second), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_that_was_given_a_dead_ones_number_inherits_nothing_of_it(container: Container) -> None:
+    inside = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    may = "echo 5 > /proc/sys/kernel/ns_last_pid"
+    if subprocess.run([*inside, "sh", "-c", may], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody choose the next PID")
+    room = str(LIMIT - CONTEXT)
+    process = subprocess.Popen(
+        [*inside, sys.executable, "-c", REUSE, str(program("prog_call")), room], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, env=container.env(),
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == "0\n"
+    assert process.stdout.readline() == "True 0\n", "the whole limit, for the second of that number too"
+    usage = container.usage
+    assert usage.cards[0].charged == LIMIT
+    assert [slot.charged[0] for slot in usage.slots] == [LIMIT]
+    process.communicate(timeout=30)
 
 
 def test_a_process_beyond_the_last_slot_is_refused_and_named(container: Container) -> None:
