@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native import fake_driver
+from tests.native import contained, fake_driver
 from tests.native.tools import LIB, ROOT, run, tool
 from vcuda import page
 
@@ -58,6 +58,21 @@ def fakes(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple
         for kind, file in fake_driver.FILES.items()
         for release in fake_driver.RELEASES
     }
+
+
+@pytest.fixture(scope="session")
+def namespaces() -> None:
+    """The test makes mounts of its own."""
+    contained.needs_mounts()
+
+
+@pytest.fixture(scope="session")
+def client(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that opens the library it is told, calls cuInit and says what that returned."""
+    base = tmp_path_factory.mktemp("container")
+    (base / "client.c").write_text(contained.CLIENT)
+    run(compiler, "-w", base / "client.c", "-o", base / "client", "-ldl")
+    return base / "client"
 
 
 class Guest:

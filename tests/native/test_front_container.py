@@ -2,93 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.native.contained import PRELOAD, inside
 from tests.native.fake_driver import install
-from tests.native.tools import run
 from vcuda import page
 
 Fakes = dict[tuple[str, str], Path]
-
-# Everything happens on mounts that only this shell sees.
-SETUP = """
-set -e
-mount --make-rprivate /
-mkdir "$ROOT/scratch"
-mount -t tmpfs none "$ROOT/scratch"
-mkdir "$ROOT/scratch/upper" "$ROOT/scratch/work"
-mount -t overlay none -o "lowerdir=/etc,upperdir=$ROOT/scratch/upper,workdir=$ROOT/scratch/work" /etc
-mount -t tmpfs none /usr/local
-mkdir -p /usr/local/vcuda/real /etc/vcuda
-cp "$NATIVE/libvcuda.so" "$NATIVE/libvcuda-ml.so" /usr/local/vcuda/
-cp "$ROOT/usr/local/vcuda/real/libcuda.so.1" /usr/local/vcuda/real/
-touch /etc/vcuda/usage
-mount --bind "$ROOT/etc/vcuda/usage" /etc/vcuda/usage
-touch /etc/vcuda/limits
-mount --bind "$ROOT/etc/vcuda/limits" /etc/vcuda/limits
-mount -o remount,bind,ro /etc/vcuda/limits
-"""
-
-PROBE = """
-d=/mnt && mount --make-rprivate / && mount -t tmpfs none $d && mkdir $d/u $d/w &&
-mount -t overlay none -o lowerdir=/etc,upperdir=$d/u,workdir=$d/w /etc
-"""
-
-CLIENT = r"""
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-int main(int argc, char **argv)
-{
-    void *library = dlopen(argv[1], RTLD_NOW);
-    int (*init)(unsigned) = library ? (int (*)(unsigned))dlsym(library, "cuInit") : NULL;
-    printf("%d\n", init ? init(0) : -1);
-    fflush(stdout);
-    if (argc > 2)
-        getchar();
-    return 0;
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def client(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("container")
-    (base / "client.c").write_text(CLIENT)
-    run(compiler, "-w", base / "client.c", "-o", base / "client", "-ldl")
-    return base / "client"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces() -> None:
-    unshare = shutil.which("unshare")
-    if os.geteuid() != 0 or unshare is None:
-        pytest.skip("needs root and unshare to make mounts of its own")
-    probe = subprocess.run(
-        [unshare, "-m", "sh", "-c", PROBE],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    if probe.returncode:
-        pytest.skip("may not make overlay mounts here")
-
-
-def inside(script: str, native: Path, root: Path, client: Path, *options: str) -> list[str]:
-    """The lines that a shell in a container says."""
-    done = subprocess.run(
-        ["unshare", "-m", *options, "sh", "-c", SETUP + script], capture_output=True, text=True, check=False,
-        timeout=60, env={"PATH": os.environ["PATH"], "ROOT": str(root), "NATIVE": str(native), "CLIENT": str(client),
-                         "REAL": "/usr/local/vcuda/real/libcuda.so.1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return (done.stdout + done.stderr).splitlines()
-
-
-PRELOAD = "echo /usr/local/vcuda/libvcuda.so > /etc/ld.so.preload\n"
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 
 def test_the_preload_file_is_a_door_that_no_environment_opens(

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.native.contained import SETUP
 from tests.native.core_world import HERE
 from tests.native.driven import GRANULE, MIB, Container, program
-from tests.native.test_front_container import SETUP, _namespaces  # noqa: F401 -- a fixture, used by being there
 from tests.native.tools import ROOT, run, tool
 
 LIMIT = 600 * MIB
+pytestmark = pytest.mark.usefixtures("namespaces")
 HOSTILE = "/usr/local/hostile"
 
 INSIDE = """
