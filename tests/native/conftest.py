@@ -6,7 +6,7 @@ import fcntl
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -78,9 +78,10 @@ def client(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Guest:
     """A process under the page code, that does what it is told: ``guest("charge 0 512 4096") == "1"``."""
 
-    def __init__(self, program: Path, root: Path, **options: object) -> None:
+    def __init__(self, program: Path, root: Path, *, before: Sequence[str] = (), **options: object) -> None:
+        """``before`` is a command that starts the program, its last argument."""
         self.process = subprocess.Popen(
-            [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*before, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={"VCUDA_ROOT": str(root)}, **options,
         )  # fmt: skip
 

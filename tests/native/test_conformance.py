@@ -279,7 +279,7 @@ GROUPS = [
 
 
 @functools.cache
-def tests_of(file: str) -> tuple[str, ...]:
+def found_in(file: str) -> tuple[str, ...]:
     """The tests of a file, those left out that do not check anything."""
     tree = ast.parse((ROOT / f"tests/native/test_{file}.py").read_text(encoding="utf-8"))
     return tuple(
@@ -304,7 +304,7 @@ def test_each_group_has_a_test_that_exists(tests: tuple[str, ...]) -> None:
         if file in ("bench", "gpu"):
             assert f'"{name}' in rows_of("bench" if file == "bench" else "tests/gpu"), test
         else:
-            assert any(found.startswith(f"test_{name}") for found in tests_of(file)), test
+            assert any(found.startswith(f"test_{name}") for found in found_in(file)), test
 
 
 def test_the_columns_are_all_there() -> None:

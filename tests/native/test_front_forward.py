@@ -105,6 +105,28 @@ def test_a_broken_driver_file_is_no_driver(native: Path, root: Path) -> None:
     assert python(native / "sandbox/libcuda.so.1", root, "print(front.cuInit(0))").stdout == "802\n"
 
 
+@pytest.mark.parametrize("initialised", [False, True])
+def test_a_driver_that_lacks_a_hooked_function_says_so_as_without_the_library(
+    native: Path, root: Path, fakes: dict[tuple[str, str], Path], initialised: bool
+) -> None:
+    """An older driver than the library knows: by name the answer is "not found", by resolver it is the driver's own."""
+    install(root, fakes["cuda", "12.2"])
+    lacking = sorted(hooked() & (all_names("cuda") - set(names("cuda", "12.2"))))
+    assert len(lacking) > 5, "the newest releases brought functions that take memory or launch"
+    script = f"""
+if {initialised}:
+    assert front.cuInit(0) == 0
+found = {{n: getattr(front, n)() for n in {lacking!r}}}
+pfn, status = ctypes.c_void_p(1), ctypes.c_int(-1)
+code = front.cuGetProcAddress_v2(b"cuMemGetMemPool", ctypes.byref(pfn), 13000, ctypes.c_uint64(0),
+                                 ctypes.byref(status))
+print(json.dumps([found, code, pfn.value, status.value]))
+"""
+    done = python(native / "sandbox/libcuda.so.1", root, script)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == [dict.fromkeys(lacking, MISSING["cuda"]), 500, None, 1]
+
+
 def test_cuinit_attaches_and_reaches_the_driver(
     native: Path, root: Path, fakes: dict[tuple[str, str], Path]
 ) -> None:

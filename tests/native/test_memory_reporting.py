@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.native import standin
 from tests.native.driven import (
     CARD_BYTES,
     CONTEXT,
@@ -254,6 +259,52 @@ def test_what_would_change_the_card_for_everybody_is_refused(container: Containe
     with Container(container.root.parent / "newest", LIMIT, version="13.5") as newest:
         program, card = monitor(newest)
         assert program("nvmlDeviceSetMemoryLimits_v1", card, bytes(64)).result == NO_PERMISSION
+
+
+PYNVML = """
+import json, pynvml as nv
+nv.nvmlInit()
+card = nv.nvmlDeviceGetHandleByIndex(0)
+memory, newer = nv.nvmlDeviceGetMemoryInfo(card), nv.nvmlDeviceGetMemoryInfo(card, version=nv.nvmlMemory_v2)
+processes = [(p.pid, p.usedGpuMemory) for p in nv.nvmlDeviceGetComputeRunningProcesses(card)]
+load = nv.nvmlDeviceGetUtilizationRates(card)
+try:
+    nv.nvmlDeviceSetPersistenceMode(card, 1)
+except nv.NVMLError_NoPermission:
+    refused = True
+print(json.dumps([nv.nvmlDeviceGetCount(), memory.total, memory.used, memory.free, newer.total, newer.used,
+                  processes, load.gpu, refused]))
+"""
+
+
+def test_pynvml_sees_the_share_as_the_card(container: Container, guest: Program) -> None:
+    guest("cuMemAlloc_v2", OUT, 100 * MIB)
+    done = subprocess.run(
+        [sys.executable, "-c", PYNVML],
+        env=container.env(cards=2),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    used = CONTEXT + 100 * MIB
+    assert json.loads(done.stdout) == [
+        1, LIMIT, used, LIMIT - used, LIMIT, used, [[guest.process.pid, used]], 0, True,
+    ]  # fmt: skip
+
+
+def test_a_program_like_nvidia_smi_sees_the_share_as_the_card(container: Container, guest: Program) -> None:
+    guest("cuMemAlloc_v2", OUT, 100 * MIB)
+    done = subprocess.run(
+        [standin.built() / "vcuda-client", "info"], env=container.env(cards=2), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    head, card, process, cuda = done.stdout.splitlines()
+    assert head.endswith(", 1 card")
+    assert re.search(r" 164MiB / +1024MiB +0% ", card), card
+    assert process.split()[1:] == ["process", str(guest.process.pid), "uses", "164MiB"]
+    assert cuda.endswith("of 1024MiB")
 
 
 # ---- several cards

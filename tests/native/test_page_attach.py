@@ -7,6 +7,7 @@ import fcntl
 import os
 import random
 import struct
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,32 @@ def test_a_usage_page_that_may_not_be_written_refuses_cuda(guests: Start, root: 
     guest = guests(user=65534) if os.geteuid() == 0 else guests()
     assert guest("attach") == REFUSED
     assert "usage cannot be opened: Permission denied" in guest.end()
+
+
+def test_a_limits_page_that_may_not_be_read_refuses_cuda(guests: Start, root: Path) -> None:
+    (root / "etc/vcuda/limits").chmod(0o000)
+    guest = guests() if os.geteuid() != 0 else guests(user=65534)
+    assert guest("attach") == REFUSED
+    said = guest.end()
+    assert said.count("\n") == 1
+    assert "limits cannot be opened: Permission denied" in said
+
+
+def test_pages_on_a_file_system_that_is_read_only_refuse_cuda(guests: Start, root: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a file system read-only")
+    inside = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        'mount -o bind,ro "$VCUDA_ROOT/etc" "$VCUDA_ROOT/etc" && exec "$0"',
+    ]
+    if subprocess.run([*inside, "true"], env={**os.environ, "VCUDA_ROOT": str(root)}, check=False).returncode:
+        pytest.skip("may not make mounts here")
+    guest = guests(before=inside)
+    assert guest("attach") == REFUSED
+    assert "usage cannot be opened: Read-only file system" in guest.end()
 
 
 def test_any_user_can_attach(guests: Start) -> None:
