@@ -138,7 +138,14 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
             "memory_pools: a_graphs_memory_is_charged_when_it_is_launched_and_kept_until_it_is_trimmed",
             "memory_pools: memory_allocated_in_a_capture_counts_when_the_graph_runs",
         ),
-        "a reset of the primary context": ("memory_calls: a_reset_drops_everything_of_the_device",),
+        "a reset of the primary context": (
+            "memory_calls: a_reset_drops_everything_of_the_device",
+            "memory_calls: a_reset_drops_what_a_runtimes_context_held_too",
+        ),
+        "a context that no exported function made": (
+            "memory_calls: a_context_of_the_runtimes_own_way_is_charged_when_it_is_first_used",
+            "memory_calls: a_context_that_is_there_counts_although_it_did_not_fit",
+        ),
         "a context's end": ("memory_calls: memory_of_a_context_goes_with_it",),
         "a driver that fails": (
             "memory_model: a_driver_that_runs_out_of_memory_at_any_call_leaves_the_account_true",

@@ -321,6 +321,44 @@ def test_a_failed_mapping_or_unmapping_changes_nothing(container: Container, gue
     assert held(container, guest) == 0
 
 
+def test_a_context_of_the_runtimes_own_way_is_charged_when_it_is_first_used(container: Container) -> None:
+    """The CUDA runtime takes its context from the driver's export table, past every function that can be hooked."""
+    guest = container.program()
+    assert guest("cuInit", 0).result == SUCCESS
+    assert guest.tell(".runtime").startswith("0 ")
+    assert container.charged() == 0
+    assert guest.card_used() == CONTEXT
+    assert guest("cuMemGetInfo_v2", OUT, OUT).out == (LIMIT - CONTEXT, LIMIT)
+    assert held(container, guest) == 0
+    assert guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT + 1).result == OUT_OF_MEMORY
+    assert guest("cuMemAlloc_v2", OUT, 10 * MIB).result == SUCCESS
+    assert guest("cuDevicePrimaryCtxRetain", OUT, 0).result == SUCCESS
+    assert guest("cuDevicePrimaryCtxRelease_v2", 0).result == SUCCESS
+    assert held(container, guest) == 10 * MIB
+
+
+@pytest.mark.parametrize("name", ["cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxReset"])
+def test_a_reset_drops_what_a_runtimes_context_held_too(container: Container, name: str) -> None:
+    guest = container.program()
+    assert guest("cuInit", 0).result == SUCCESS
+    for _ in range(3):
+        assert guest.tell(".runtime").startswith("0 ")
+        assert guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result == SUCCESS
+        assert held(container, guest) == LIMIT - CONTEXT
+        assert guest(name, 0).result == SUCCESS
+        assert container.charged() == 0
+
+
+def test_a_context_that_is_there_counts_although_it_did_not_fit(container: Container) -> None:
+    container.change(memory_limit=CONTEXT // 2)
+    guest = container.program()
+    assert guest("cuInit", 0).result == SUCCESS
+    assert guest.tell(".runtime").startswith("0 ")
+    assert guest("cuMemAlloc_v2", OUT, 1).result == OUT_OF_MEMORY
+    assert container.charged() == CONTEXT
+    assert guest("cuMemGetInfo_v2", OUT, OUT).out == (0, CONTEXT // 2)
+
+
 def test_memory_of_a_context_goes_with_it(container: Container, guest: Program) -> None:
     other = guest("cuCtxCreate_v2", OUT, 0, 0).value
     for _ in range(3):

@@ -34,6 +34,19 @@ void context_ended(uint64_t id) {
     }
 }
 
+void context_found(CUcontext context, const struct place *place) {
+    struct held item;
+    if (place->card < 0 || held_get(HELD_CONTEXT, place->owner, &item))
+        return;
+    primary_found(context, place);
+    item = (struct held){.key = place->owner,
+                         .bytes = account_context_bytes(place->card),
+                         .card = (int8_t)place->card,
+                         .kind = HELD_CONTEXT};
+    if (item.bytes && held_put_new(&item))
+        account_taken(item.card, item.bytes);
+}
+
 CUresult hook_cuCtxDestroy(CUcontext context) {
     uint64_t id = place_id(context);
     place_forget();

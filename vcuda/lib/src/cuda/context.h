@@ -12,6 +12,13 @@ CUresult context_reserve(struct claim *claim, CUdevice device);
 /* The item that remembers it. */
 struct held context_item(const struct claim *claim, uint64_t id);
 
+/* A context that a thread works in. One that no call of ours has made came through the driver's export tables, as the
+ * CUDA runtime's does: it is charged now, past the limit too, since it is there. */
+void context_found(CUcontext context, const struct place *place);
+
+/* If it is its device's primary context: then whoever resets that ends this one. */
+void primary_found(CUcontext context, const struct place *place);
+
 /* Give back everything charged for a context that is gone, and for itself. */
 void context_ended(uint64_t id);
 

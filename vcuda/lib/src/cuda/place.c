@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "cuda/context.h"
 #include "front.h"
 #include "page.h"
 
@@ -78,6 +79,7 @@ bool place_here(struct place *place) {
         last.context = context;
         last.changes = now;
         last.place = found;
+        context_found(context, &found);
     }
     *place = last.place;
     return true;

@@ -124,6 +124,20 @@ CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
     return result;
 }
 
+void primary_found(CUcontext context, const struct place *place) {
+    CUcontext primary = NULL;
+    struct primary *known = &primaries[place->device];
+    if (place->device < 0 || place->device >= DEVICES || !is_active(place->device) ||
+        real.cuDevicePrimaryCtxRetain(&primary, place->device) != CUDA_SUCCESS)
+        return;
+    real.cuDevicePrimaryCtxRelease_v2(place->device);
+    if (primary != context)
+        return;
+    uint64_t before = __atomic_exchange_n(&known->id, place->owner, __ATOMIC_ACQ_REL);
+    if (before && before != place->owner)
+        context_ended(before);
+}
+
 /* A green context keeps the primary one for its own life. */
 CUresult hook_cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
     CUcontext context = NULL;
