@@ -11,7 +11,7 @@ from admission.config import Terms
 from admission.wire import Operation, Review, pointer
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import Container, Pod, parse_pod
+from gpu_manager.domain.pod import MIRROR, Container, Pod, parse_pod
 from gpu_manager.domain.resources import format_bytes, format_number
 from gpu_manager.domain.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules import check_pod, guarded_keys, warn_pod
@@ -19,7 +19,6 @@ from gpu_manager.domain.rules import check_pod, guarded_keys, warn_pod
 _DEFAULT_SCHEDULER: Final = "default-scheduler"  # what the API server writes where nothing is written
 _MOST_CONTAINERS: Final = 200  # with 1000, a review of such a pod takes seconds beside all others
 _MOST_REMOVALS: Final = 64  # one by one; more are removed by writing the rest
-_MIRROR: Final = "kubernetes.io/config.mirror"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ def is_mirror(review: Review) -> bool:
     """True for a kubelet's image of a static pod, which runs already and passed no scheduler."""
     meta = (review.obj or {}).get("metadata")
     annotations = meta.get("annotations") if isinstance(meta, Mapping) else None
-    return "system:nodes" in review.groups and isinstance(annotations, Mapping) and _MIRROR in annotations
+    return "system:nodes" in review.groups and isinstance(annotations, Mapping) and MIRROR in annotations
 
 
 _NOBODY: Final = parse_pod({})

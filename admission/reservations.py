@@ -15,7 +15,7 @@ next leader has placed on the same card; the agent then refuses the one that com
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol
@@ -25,6 +25,7 @@ import structlog
 from admission.extender_wire import BindingArgs
 from admission.judging import Judge, No
 from admission.occupant import Occupant, occupant_of
+from admission.offers import OFFER_SECONDS, Offers
 from admission.quota import QuotaBook
 from admission.snapshot import Cluster
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError, printable, quoted
@@ -36,11 +37,9 @@ from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)
 
-OFFER_SECONDS: Final = 60.0  # how long filter's answer holds for bind
 SILENCE_SECONDS: Final = 60.0  # a bound pod that the watch has not shown by then is asked for
 BIND_SECONDS: Final = 5.0  # the API server's deadline for one Binding
 TRAVEL_SECONDS: Final = 2.0  # a Binding may be on its way to the API server for so long
-_MOST_OFFERS = 4096  # pods between filter and bind
 
 
 class Outcome(Enum):
@@ -70,39 +69,6 @@ class Api(Protocol):
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
         """The pod as the API server has it now; None if there is none. Raises NodeUnready: no answer."""
-
-
-class Offers:
-    """Which nodes filter offered for which pod, for a minute. Thread-safe; the oldest pods go first."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._bits: dict[str, int] = {}
-        self._made: dict[PodUid, tuple[float, bytes]] = {}
-
-    def remember(self, uid: PodUid, nodes: Sequence[str]) -> None:
-        """The answer for the pod; replaces the last one."""
-        with self._lock:
-            bits = [self._bits.setdefault(name, len(self._bits)) for name in nodes]
-            field = bytearray((max(bits, default=-1) >> 3) + 1)  # a bit a node: 5,000 names are 600 bytes
-            for bit in bits:
-                field[bit >> 3] |= 1 << (bit & 7)
-            self._made.pop(uid, None)
-            self._made[uid] = self._clock.monotonic(), bytes(field)
-            while len(self._made) > _MOST_OFFERS:
-                del self._made[next(iter(self._made))]
-            if len(self._bits) > 1 << 17:  # names of nodes that came and went
-                self._bits.clear()
-                self._made.clear()
-
-    def has(self, uid: PodUid, node: str) -> bool:
-        """True if the node was offered for the pod within the last minute."""
-        with self._lock:
-            made, bit = self._made.get(uid), self._bits.get(node)
-            if made is None or bit is None or self._clock.monotonic() - made[0] > OFFER_SECONDS:
-                return False
-            return len(made[1]) > bit >> 3 and bool(made[1][bit >> 3] >> (bit & 7) & 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.config import Terms
-from admission.policy import guarded_checks, policies, render, request_checks, wish_checks
+from admission.policy import policies, render
+from admission.policy_checks import guarded_checks, request_checks, wish_checks
 from admission.webhook import validate
 from admission.wire import parse_review
 from gpu_manager.domain.contract import (

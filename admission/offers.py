@@ -1,0 +1,46 @@
+"""Where filter said that a pod fits: bind asks, for a scheduler may bind nowhere else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.ports import Clock
+
+OFFER_SECONDS: Final = 60.0  # how long filter's answer holds for bind
+_MOST_OFFERS = 4096  # pods between filter and bind
+
+
+class Offers:
+    """Which nodes filter offered for which pod, for a minute. Thread-safe; the oldest pods go first."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._bits: dict[str, int] = {}
+        self._made: dict[PodUid, tuple[float, bytes]] = {}
+
+    def remember(self, uid: PodUid, nodes: Sequence[str]) -> None:
+        """The answer for the pod; replaces the last one."""
+        with self._lock:
+            bits = [self._bits.setdefault(name, len(self._bits)) for name in nodes]
+            field = bytearray((max(bits, default=-1) >> 3) + 1)  # a bit a node: 5,000 names are 600 bytes
+            for bit in bits:
+                field[bit >> 3] |= 1 << (bit & 7)
+            self._made.pop(uid, None)
+            self._made[uid] = self._clock.monotonic(), bytes(field)
+            while len(self._made) > _MOST_OFFERS:
+                del self._made[next(iter(self._made))]
+            if len(self._bits) > 1 << 17:  # names of nodes that came and went
+                self._bits.clear()
+                self._made.clear()
+
+    def has(self, uid: PodUid, node: str) -> bool:
+        """True if the node was offered for the pod within the last minute."""
+        with self._lock:
+            made, bit = self._made.get(uid), self._bits.get(node)
+            if made is None or bit is None or self._clock.monotonic() - made[0] > OFFER_SECONDS:
+                return False
+            return len(made[1]) > bit >> 3 and bool(made[1][bit >> 3] >> (bit & 7) & 1)
