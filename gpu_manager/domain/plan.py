@@ -1,4 +1,4 @@
-"""What if: would these pods fit, how many nodes would it take, what if a node goes, what must move. Pure.
+"""What if: would these pods fit, how many nodes would it take, what if a node goes. Pure.
 
 Nothing here guesses: every answer is made by placing pods with :func:`placement.find`, the judgement of the
 scheduler and the node, on copies of the books. What the rest of Kubernetes counts (CPU, taints, affinity) is
@@ -7,9 +7,8 @@ not seen here; whoever shows an answer says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import quoted
@@ -20,11 +19,6 @@ from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.topology import Topology
-
-MOST_TRIED = (
-    20_000  # sets of moves looked at for one node and one size; beyond, the plan says it is not proven
-)
-MOST_MOVES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +33,11 @@ class Resident:
     request: PodRequest
     movable: bool = True
     priority: int = 0
+
+    @property
+    def weight(self) -> int:
+        """The cores of all its containers."""
+        return sum(c.request.cores for c in self.request.containers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +70,21 @@ class Site:
             self, ledger=ledger, residents={u: r for u, r in self.residents.items() if u not in gone}
         )
 
+    def indices(self, placement: Placement) -> tuple[int, ...]:
+        """The cards that a placement here takes."""
+        return self._indices({share.card for shares in placement.values() for share in shares})
+
+    def held(self, pod: PodUid) -> tuple[int, ...]:
+        """The cards that a pod has here."""
+        return self._indices({card for a in self.ledger.of_pod(pod).values() for card in a.cards})
+
+    def _indices(self, cards: Collection[CardUuid]) -> tuple[int, ...]:
+        return tuple(s.card.index for s in self.cards if s.card.uuid in cards)
+
     @property
     def free(self) -> Amount:
         """What is free on cards that may take more."""
         return sum((self.ledger.free(s.card.uuid) for s in self.cards if s.open), ZERO)
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """A promise that only ``allowed`` more of these pods go at once."""
-
-    name: str
-    allowed: int
-    pods: frozenset[PodUid]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def simulate(sites: Sequence[Site], pods: Sequence[Resident], choose: Choose = b
     seats: list[Seat] = []
     refused: dict[str, str] = {}
     for pod in pods:
-        seat = _settle(now, pod, choose)
+        seat = settle(now, pod, choose)
         if seat is None:
             refused[pod.name] = why_not(tuple(now.values()), pod.request)
         else:
@@ -156,12 +157,12 @@ def nodes_needed(
     refused: dict[str, str] = {}
     added = 0
     for pod in pods:
-        seat = _settle(now, pod, choose)
+        seat = settle(now, pod, choose)
         if seat is None and added < most and kind.find(pod.request) is not None:
             added += 1
             fresh = replace(kind, name=f"new-{added}")
             now[fresh.name] = fresh
-            seat = _settle(now, pod, choose)
+            seat = settle(now, pod, choose)
         if seat is None:
             refused[pod.name] = why_not((*now.values(), kind), pod.request)
         else:
@@ -172,7 +173,7 @@ def nodes_needed(
 def drain(sites: Sequence[Site], node: str, choose: Choose = best_fit) -> Forecast:
     """What if the node goes: its pods, the most important first, placed on the others."""
     leaving = next(site for site in sites if site.name == node)
-    pods = sorted(leaving.residents.values(), key=lambda r: (-r.priority, -_weight(r), r.name))
+    pods = sorted(leaving.residents.values(), key=lambda r: (-r.priority, -r.weight, r.name))
     return simulate([site for site in sites if site.name != node], pods, choose)
 
 
@@ -187,169 +188,14 @@ def why_not(sites: Sequence[Site], request: PodRequest) -> str:
     return f"no room on {where}; {quoted(best.name)} has most free: {reason}"
 
 
-def _settle(now: dict[str, Site], pod: Resident, choose: Choose) -> Seat | None:
+def settle(now: dict[str, Site], pod: Resident, choose: Choose) -> Seat | None:
+    """Put the pod on one of the nodes, by name in ``now``; None if it fits on none of them."""
     options = [(site, found) for site in now.values() if (found := site.find(pod.request)) is not None]
     if not options:
         return None
     site, placement = options[choose(options, pod.request)]
     now[site.name] = site.with_pod(pod, placement)
-    return Seat(pod.name, site.name, _indices(site, placement))
-
-
-# Defragmentation: the fewest pods that must move so that a pod fits.
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A running pod that would be ended here and made anew there."""
-
-    pod: str
-    source: str
-    source_cards: tuple[int, ...]
-    target: str
-    target_cards: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Defrag:
-    """The plan: these moves, and the pod then lies at ``seat``. ``proven``: no smaller set exists.
-
-    None where nothing helps: then ``reason`` says why.
-    """
-
-    seat: Seat | None
-    moves: tuple[Move, ...] = ()
-    proven: bool = True
-    reason: str = ""
-    before: tuple[Site, ...] = ()
-    after: tuple[Site, ...] = ()
-
-
-def defragment(
-    sites: Sequence[Site],
-    pod: Resident,
-    budgets: Sequence[Budget] = (),
-    choose: Choose = best_fit,
-    most_moves: int = MOST_MOVES,
-) -> Defrag:
-    """The smallest set of moves on one node that makes the pod fit there, all moved pods placed again.
-
-    Pods of higher priority than ``pod`` stay, and so do those that nobody would make anew, and those whose
-    budget allows no more disruption. Among sets of one size: the least amount moved, then names.
-    """
-    now = {site.name: site for site in sites}
-    if (seat := _settle(now, pod, choose)) is not None:
-        return Defrag(seat, before=tuple(sites), after=tuple(now.values()))
-    proven = True
-    for size in range(1, most_moves + 1):
-        tried = _Tried()
-        plans = [
-            plan for site in sites for plan in _first(_plans(sites, site, pod, size, budgets, choose, tried))
-        ]
-        proven = proven and not tried.cut
-        if plans:
-            cost, found = min(plans, key=lambda p: p[0])
-            return replace(found, proven=proven or cost[0] == 1, before=tuple(sites))
-    movable = sum(1 for site in sites for _ in _candidates(site, pod, budgets))
-    return Defrag(
-        None,
-        proven=proven,
-        reason=f"no set of at most {most_moves} of the {movable} pods that may move makes room on one node",
-    )
-
-
-@dataclass(slots=True)
-class _Tried:
-    cut: bool = False
-
-
-_Cost = tuple[int, int, int, tuple[str, ...]]
-
-
-def _first(plans: Iterator[tuple[_Cost, Defrag]]) -> Iterator[tuple[_Cost, Defrag]]:
-    return islice(plans, 1)
-
-
-def _plans(
-    sites: Sequence[Site],
-    site: Site,
-    pod: Resident,
-    size: int,
-    budgets: Sequence[Budget],
-    choose: Choose,
-    tried: _Tried,
-) -> Iterator[tuple[_Cost, Defrag]]:
-    """Plans that move ``size`` pods off the node's cards, the cheapest first."""
-    candidates = sorted(_candidates(site, pod, budgets), key=lambda r: (_weight(r), r.name))
-    if site.without(r.uid for r in candidates).find(pod.request) is None:
-        return
-    sets = list(islice(combinations(candidates, size), MOST_TRIED + 1))
-    if len(sets) > MOST_TRIED:
-        tried.cut = True
-        sets.pop()
-    for moved in sorted(sets, key=_cost):
-        if not _within(moved, budgets):
-            continue
-        room = site.without(r.uid for r in moved)
-        placement = room.find(pod.request)
-        if placement is None:
-            continue
-        found = _replaced(sites, site, room, pod, placement, moved, choose)
-        if found is not None:
-            yield _cost(moved), found
-
-
-def _replaced(
-    sites: Sequence[Site],
-    site: Site,
-    room: Site,
-    pod: Resident,
-    placement: Placement,
-    moved: Sequence[Resident],
-    choose: Choose,
-) -> Defrag | None:
-    """The whole plan, if every moved pod finds a place once ``pod`` lies where it should; else None."""
-    now = {s.name: s for s in sites}
-    now[site.name] = room.with_pod(pod, placement)
-    moves = []
-    for resident in sorted(moved, key=lambda r: (-_weight(r), r.name)):
-        seat = _settle(now, resident, choose)
-        if seat is None:
-            return None
-        moves.append(Move(resident.name, site.name, _held(site, resident.uid), seat.node, seat.cards))
-    return Defrag(
-        Seat(pod.name, site.name, _indices(site, placement)), tuple(moves), after=tuple(now.values())
-    )
-
-
-def _candidates(site: Site, pod: Resident, budgets: Sequence[Budget]) -> Iterator[Resident]:
-    for resident in site.residents.values():
-        closed = any(resident.uid in b.pods and b.allowed <= 0 for b in budgets)
-        if resident.movable and resident.priority <= pod.priority and not closed:
-            yield resident
-
-
-def _within(moved: Sequence[Resident], budgets: Sequence[Budget]) -> bool:
-    return all(sum(r.uid in b.pods for r in moved) <= b.allowed for b in budgets)
-
-
-def _cost(moved: Sequence[Resident]) -> _Cost:
-    names = tuple(sorted(r.name for r in moved))
-    return len(moved), sum(_weight(r) for r in moved), sum(r.priority for r in moved), names
-
-
-def _weight(resident: Resident) -> int:
-    return sum(c.request.cores for c in resident.request.containers)
-
-
-def _held(site: Site, uid: PodUid) -> tuple[int, ...]:
-    cards = {card for a in site.ledger.of_pod(uid).values() for card in a.cards}
-    return tuple(s.card.index for s in site.cards if s.card.uuid in cards)
-
-
-def _indices(site: Site, placement: Placement) -> tuple[int, ...]:
-    cards = {share.card for shares in placement.values() for share in shares}
-    return tuple(s.card.index for s in site.cards if s.card.uuid in cards)
+    return Seat(pod.name, site.name, site.indices(placement))
 
 
 def _allocations(resident: Resident, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:

@@ -7,17 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.defrag import Budget, defragment
 from gpu_manager.domain.ledger import Ledger
-from gpu_manager.domain.plan import (
-    Budget,
-    Resident,
-    Site,
-    best_fit,
-    defragment,
-    drain,
-    nodes_needed,
-    simulate,
-)
+from gpu_manager.domain.plan import Resident, Site, best_fit, drain, nodes_needed, simulate
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.resources import DEFAULT_UNIT

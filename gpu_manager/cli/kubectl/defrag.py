@@ -10,8 +10,9 @@ import typer
 from gpu_manager.cli.kubectl import sites
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
+from gpu_manager.domain.defrag import Defrag, defragment
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.plan import Defrag, Resident, Site, defragment
+from gpu_manager.domain.plan import Resident, Site
 from gpu_manager.domain.resources import format_bytes
 
 

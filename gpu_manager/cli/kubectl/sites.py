@@ -15,9 +15,10 @@ from gpu_manager.cli.files import load_manifests
 from gpu_manager.cli.kubectl.login import log_in
 from gpu_manager.domain.budgets import read_budget
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.defrag import Budget
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.ledger import Ledger
-from gpu_manager.domain.plan import Budget, Resident, Site
+from gpu_manager.domain.plan import Resident, Site
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.rules import pod_request
