@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.coactivity import GAIN_LEAST, GAIN_MOST, Seen, SharedCard
+from gpu_manager.domain.coactivity import GAIN_LEAST, GAIN_MOST, TRUST_CAP_SECONDS, Seen, SharedCard
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Activity, Correction
 from gpu_manager.services.coactivity import CoActivity, Seat
@@ -78,6 +78,20 @@ def test_a_claim_without_use_is_believed_for_a_moment_only() -> None:
             published.append(honest.factor)
     assert max(published[-80:]) < 1.01
     assert sum(factor > 1.1 for factor in published) <= 10
+
+
+def test_what_was_used_before_supports_a_claim_for_two_seconds_at_most() -> None:
+    """Who hid its work for a minute cannot draw on that minute to seem to be at work for another."""
+    card, liar, honest = SharedCard(), Tenant(claims=0.0), Tenant()
+    for _ in range(int(60 / STEP)):
+        card.sample(STEP, {"liar": liar.seen(0.0), "honest": honest.seen(0.0)})
+    card.factors()
+    idle = Seen(1, int(liar.busy * 1e9))
+    believed = 0
+    for _ in range(int(10 / STEP)):
+        card.sample(STEP, {"liar": idle, "honest": honest.seen(0.0)})
+        believed += card.factors()["honest"] > 1.5
+    assert believed * STEP == pytest.approx(TRUST_CAP_SECONDS, abs=0.2)
 
 
 def test_what_the_driver_saw_refutes_a_forged_page() -> None:
