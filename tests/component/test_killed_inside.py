@@ -78,7 +78,7 @@ class Node(NodeRig):
 
 Order = Callable[[Sequence[str]], Sequence[str]]
 ORDERS: dict[str, Order] = {
-    "core first": lambda names: sorted(names),
+    "core first": sorted,
     "memory first": lambda names: sorted(names, reverse=True),
 }
 ADMISSION = 4  # pages, files and books for the one resource, books for the other
