@@ -1,6 +1,8 @@
 """`helm test`: is every agent ready, does admission answer, and does it judge as it should?
 
-Arguments: the agents' Service, and admission's where it is installed. Prints a line each; 1 if one fails.
+Arguments: the agents' Service; admission's, where it is installed; the extender's, where the cluster's own
+scheduler calls it (beside admission's own scheduler it listens on loopback alone: the second part of the test
+goes through it). Prints a line each; 1 if one fails.
 """
 
 import json
@@ -88,6 +90,12 @@ def admission(service: str) -> bool:
     return told("a request for 150 cores is refused", message, good=good) and ready
 
 
+def extender(service: str) -> bool:
+    """The replica that leads is there for the cluster's scheduler."""
+    status, text = ask(f"https://{service}:3456/version")
+    return told("extender", text, good=status == 200)
+
+
 if __name__ == "__main__":
-    checks = [agents(sys.argv[1]), *(admission(name) for name in sys.argv[2:3])]
+    checks = [agents(sys.argv[1]), *map(admission, sys.argv[2:3]), *map(extender, sys.argv[3:4])]
     sys.exit(not all(checks))
