@@ -83,12 +83,12 @@ def priorities_lost(s: Scheduling) -> object:
 )
 def bound_by_us(s: Scheduling) -> object:
     s.node("a")
-    made = s.pod("bu")
-    place = s.bound("bu")
-    [asked] = s.extender.asked("bind", "bu")
-    said = "Scheduled", "Successfully assigned agreement/bu to bound-by-us-a"
-    s.world.until(lambda: said in s.events("bu"), "nothing is said")
-    return sorted(asked), asked["PodUID"] == made["metadata"]["uid"], place, said in s.events("bu")
+    made = s.pod("ours")
+    place = s.bound("ours")
+    [asked] = s.extender.asked("bind", "ours")
+    said = "Scheduled", "Successfully assigned agreement/ours to bound-by-us-a"
+    s.world.until(lambda: said in s.events("ours"), "nothing is said")
+    return sorted(asked), asked["PodUID"] == made["metadata"]["uid"], place, said in s.events("ours")
 
 
 @SCHEDULER.case(

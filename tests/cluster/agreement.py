@@ -11,10 +11,14 @@ from typing import Final
 import yaml
 
 from tests.agreement.extender import MANAGED
+from tests.agreement.node import NodeWorld
 from tests.agreement.world import NOBODY, World
+from tests.cluster import layout
 from tests.cluster.cluster import Cluster
+from tests.cluster.images import WORKLOAD
 
 SCHEDULER: Final = "agreement"
+SOCKET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
 
 
 def world(cluster: Cluster) -> World:
@@ -70,3 +74,15 @@ def scheduler(cluster: Cluster, port: int, directory: Path) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
+
+
+def node(cluster: Cluster, api: World) -> NodeWorld:
+    """The real node, reached from outside its namespaces: sockets are files."""
+
+    def restart() -> None:
+        before = cluster.root(SOCKET).stat()
+        cluster.restart("kubelet")
+        cluster.wait(lambda: cluster.root(SOCKET).stat().st_ctime_ns != before.st_ctime_ns, 30, "no kubelet")
+        cluster.wait(cluster.node_ready, 60, "the node is not ready")
+
+    return NodeWorld(api, layout.NODE, cluster.root("/var/lib/kubelet"), WORKLOAD, restart)

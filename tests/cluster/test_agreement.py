@@ -8,7 +8,10 @@ import pytest
 
 from tests.agreement.api_reads import READS
 from tests.agreement.api_writes import WRITES
+from tests.agreement.books_cases import BOOKS
 from tests.agreement.extender import Extender, Scheduling
+from tests.agreement.node import NodeWorld
+from tests.agreement.plugin_cases import PLUGINS
 from tests.agreement.scheduler_cases import SCHEDULER
 from tests.agreement.world import Case, World
 from tests.cluster import agreement
@@ -46,3 +49,17 @@ def test_the_scheduler(scheduling: Scheduling, case: Case) -> None:
         assert case.run(scheduling) == case.expected, case.proves
     finally:
         scheduling.world.clear()
+
+
+@pytest.fixture(scope="module")
+def node(world: World, cluster: Cluster) -> NodeWorld:
+    return agreement.node(cluster, world)
+
+
+@pytest.mark.parametrize("case", [*PLUGINS, *BOOKS], ids=lambda case: case.name)
+def test_the_kubelet(node: NodeWorld, case: Case) -> None:
+    node.begin(case.name)
+    try:
+        assert case.run(node) == case.expected, case.proves
+    finally:
+        node.clear()

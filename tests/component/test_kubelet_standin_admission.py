@@ -201,17 +201,17 @@ def test_1_9_answers_are_merged_and_of_two_alike_one_wins(node):
     assert {c.name for c in result.cdi_devices} == {"a/b=c", "a/b=d"}
 
 
-def test_3_11_a_pod_beyond_the_published_node_is_refused_before_any_call(node):
+def test_3_11_a_pod_beyond_the_published_node_is_refused_after_all_its_containers_were_allocated(node):
+    without = node.kubelet.admit(pod("u", {"main": {CORE: 60}}))  # before the resource existed: it counts
+    assert without.admitted
     core, _ = node.both()
     node.kubelet.publish_node()
-    assert node.kubelet.admit(pod("u", {"main": {CORE: 60}})).admitted
-    calls = len(core.calls)
     result = node.kubelet.admit(pod("v", {"a": {CORE: 30}, "b": {CORE: 11}}))
     assert result.reason == f"OutOf{CORE}"
     assert (
         result.message == f"Node didn't have enough resource: {CORE}, requested: 41, used: 60, capacity: 100"
     )
-    assert len(core.calls) == calls
+    assert [len(ids) for ids in core.asked("A")] == [30, 11]
     assert node.kubelet.rejections == {"OutOfExtendedResources": 1}
     node.kubelet.finish("u")
     assert node.kubelet.admit(pod("w", {"a": {CORE: 30}, "b": {CORE: 70}}, init={"i": {CORE: 90}})).admitted

@@ -1,4 +1,4 @@
-"""Whether a pod is admitted: the kubelet's own sum first, then every container in order, one by one."""
+"""Whether a pod is admitted: every container in order, one by one, and the kubelet's own sum last."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ class Admission:
 
         What was granted before a refusal stays in the books, as in the kubelet's.
         """
-        if (short := self._short_of(pod, node)) is not None:
-            return AdmissionResult(pod.uid, admitted=False, reason=short[0], message=short[1])
         reusable: dict[str, frozenset[str]] = {}
         for container in pod.asked:
             nodes, fits = self._affinity(pod, container, reusable)
@@ -40,6 +38,8 @@ class Admission:
                     pod.uid, admitted=False, reason="UnexpectedAdmissionError", message=text
                 )
             self._leave(pod, container, reusable)
+        if (short := self._short_of(pod, node)) is not None:
+            return AdmissionResult(pod.uid, admitted=False, reason=short[0], message=short[1])
         return AdmissionResult(
             pod.uid,
             admitted=True,
@@ -65,14 +65,14 @@ class Admission:
         return affinity(self._numa, nodes, proposals) if proposals else (None, True)
 
     def _short_of(self, pod: KnownPod, node: Mapping[str, int]) -> tuple[str, str] | None:
-        """The sum over active pods, before any call to a plugin; what the node never had is not counted."""
+        """The sum over active pods, after all calls to plugins; what the node never had is not counted."""
         holds = any(grant.pod == pod.uid for grant in self._books.holders())
         others = [p.containers for p in self._pods.active() if p.uid != pod.uid]
         for resource, count in effective_limits(pod.asked).items():
             if resource not in node:
                 continue
             capacity = node[resource]
-            if holds:  # a pod that was admitted before finds at least what is given away
+            if holds:  # the node has at least what is given away
                 capacity = max(capacity, self._books.given(resource))
             used = sum(effective_limits(asked).get(resource, 0) for asked in others)
             if used + count > capacity:

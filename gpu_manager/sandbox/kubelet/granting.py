@@ -234,7 +234,7 @@ class Granter:
                 self._books.recount()
             raise
         if not answer.container_responses:
-            raise NodeUnready(f"no containers return in allocation response {answer}".rstrip())
+            raise NodeUnready(f"no containers return in allocation response {answer}")
         with self._books.lock:
             devices = self._books.devices.get(ask.resource, {})
             places = {one: devices[one].nodes if one in devices else () for one in picked}

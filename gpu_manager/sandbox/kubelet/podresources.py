@@ -96,7 +96,8 @@ class PodResourcesServer:
         namespace, name = request.pod_namespace, request.pod_name
         pod = next((p for p in self._active() if (p.namespace, p.name) == (namespace, name)), None)
         if pod is None:
-            _abort(context, grpc.StatusCode.NOT_FOUND, f"pod {name} in namespace {namespace} not found")
+            # A plain error of the Go server: it is no NOT_FOUND.
+            _abort(context, grpc.StatusCode.UNKNOWN, f"pod {name} in namespace {namespace} not found")
         return api_pb2.GetPodResourcesResponse(pod_resources=self._pod(pod))
 
     def GetAllocatableResources(  # noqa: N802  # the service's name
