@@ -2,53 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from admission.config import Terms
-from admission.webhook import TEMPLATES, Outlook, mutate, validate
-from admission.wire import encode_answer, parse_review
-from gpu_manager.adapters.manifests import read_manifests
+from admission.webhook import Outlook, mutate, validate
 from gpu_manager.domain.contract import (
-    ALLOCATION,
-    ASSIGNED,
     CORE,
-    CORE_LIMIT,
     MEMORY,
-    PREDICATE_INDEX,
     PREDICATE_NODE,
-    PREDICATE_TIME,
 )
-from tests.fakes.reviews import NODE_GROUPS, container, patched, pod, review, update, workload
+from tests.fakes.reviews import NODE_GROUPS, admit, ask, container, patched, pod, review
 
-SCHEDULER = "system:serviceaccount:kube-system:gpu-quota-admission"
-TERMS = Terms()
 GENEROUS = Terms(default_memory=4, scheduler_name="vcuda-scheduler", runtime_class="nvidia")
-
-
-def ask(judge: Any, sent: dict[str, Any], terms: Terms = TERMS, **more: Any) -> dict[str, Any]:
-    """The response as it stands on the wire."""
-    asked = parse_review(json.dumps(sent).encode())
-    answer = json.loads(encode_answer(asked.uid, judge(asked, terms, **more)))
-    assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
-    assert answer["response"]["uid"] == sent["request"]["uid"]
-    return dict(answer["response"])
-
-
-def admit(obj: dict[str, Any], terms: Terms = TERMS, **more: Any) -> tuple[bool, str, list[str]]:
-    """Both webhooks in their order; (allowed, message, warnings)."""
-    first = ask(mutate, review(obj, **more), terms)
-    warnings = first.get("warnings", [])
-    if not first["allowed"]:
-        return False, first["status"]["message"], warnings
-    second = ask(validate, review(patched(obj, first), **more), terms)
-    return (
-        second["allowed"],
-        second.get("status", {}).get("message", ""),
-        warnings + second.get("warnings", []),
-    )
 
 
 def test_the_fixture_of_a_legal_pod_passes_both_webhooks_untouched() -> None:
@@ -191,120 +158,6 @@ def test_a_pod_of_another_scheduler_is_warned() -> None:
     assert admit(pod(container(), schedulerName="mine"), GENEROUS) == (True, "", [])
 
 
-# Guarded annotations.
-
-GUARDED = {
-    ALLOCATION: "{}",
-    PREDICATE_NODE: "n1",
-    PREDICATE_TIME: "1",
-    ASSIGNED: "false",
-    f"{PREDICATE_INDEX}0": "0,1",
-}
-
-
-def test_a_restored_backup_loses_the_guarded_annotations_with_a_warning_each() -> None:
-    before = pod(container(core="100"), annotations={**GUARDED, "mine": "kept"})
-    response = ask(mutate, review(before))
-    assert patched(before, response)["metadata"]["annotations"] == {"mine": "kept"}
-    assert len(response["warnings"]) == len(GUARDED)
-    assert (
-        f"annotation {ALLOCATION} is removed: the scheduler and the agent alone write it"
-        in response["warnings"]
-    )
-    assert admit(before)[0]
-
-
-def test_the_two_service_accounts_keep_the_guarded_annotations() -> None:
-    before = pod(container(core="100"), annotations=GUARDED)
-    assert admit(before, user=SCHEDULER) == (True, "", [])
-
-
-def test_validation_refuses_a_guarded_annotation_that_was_not_removed() -> None:
-    response = ask(validate, review(pod(container(), annotations={PREDICATE_NODE: "n1"})))
-    assert response["status"]["code"] == 403
-    assert response["status"]["reason"] == "Forbidden"
-    assert (
-        f"annotation {PREDICATE_NODE} is written by the scheduler and the agent alone"
-        in response["status"]["message"]
-    )
-
-
-@pytest.mark.parametrize("subresource", ["", "status", "ephemeralcontainers", "resize"])
-@pytest.mark.parametrize(
-    ("before", "after", "says"),
-    [
-        ({}, {PREDICATE_NODE: "n2"}, 'is "n2": the scheduler and the agent alone may change it: leave it out'),
-        ({PREDICATE_NODE: "n1"}, {PREDICATE_NODE: "n2"}, 'leave it as it was, "n1"'),
-        ({PREDICATE_NODE: "n1"}, {}, "is removed: the scheduler and the agent alone may change it: leave it as it was"),
-    ],
-)  # fmt: skip
-def test_nobody_else_sets_changes_or_removes_a_guarded_annotation(
-    before: dict[str, str], after: dict[str, str], says: str, subresource: str
-) -> None:
-    change = (pod(container(core="100"), annotations=before), pod(container(core="100"), annotations=after))
-    response = ask(validate, update(*change, subresource))
-    assert (response["allowed"], response["status"]["code"]) == (False, 403)
-    assert says in response["status"]["message"]
-    assert ask(validate, update(*change, subresource, user=SCHEDULER))["allowed"]
-
-
-def test_a_binding_of_a_stranger_carries_no_guarded_annotation() -> None:
-    binding = {"metadata": {"name": "train-x", "annotations": {ALLOCATION: "{}"}}, "target": {"name": "n1"}}
-    sent = review(binding, subResource="binding", kind={"group": "", "version": "v1", "kind": "Binding"})
-    assert not ask(validate, sent)["allowed"]
-    assert ask(validate, {**sent, "request": {**sent["request"], "userInfo": {"username": SCHEDULER}}})[
-        "allowed"
-    ]
-    # The same by the older way, POST .../namespaces/x/bindings.
-    older = {"subResource": "", "resource": {"group": "", "version": "v1", "resource": "bindings"}}
-    assert not ask(validate, {**sent, "request": {**sent["request"], **older}})["allowed"]
-
-
-# Changes of a pod.
-
-
-def test_a_change_may_not_make_a_pod_illegal_but_an_illegal_pod_can_still_end() -> None:
-    legal, illegal = (
-        pod(container(core="30", memory="1"), annotations={CORE_LIMIT: c}) for c in ("80", "20")
-    )
-    assert not ask(validate, update(legal, illegal))["allowed"]
-    ending = {**illegal, "metadata": {**illegal["metadata"], "finalizers": []}}
-    assert ask(validate, update(illegal, ending))["allowed"]
-    worse = pod(
-        container(core="30", memory="1"), annotations={CORE_LIMIT: "20", "tencent.com/placement": "random"}
-    )
-    response = ask(validate, update(illegal, worse))
-    assert response["auditAnnotations"] == {"rules": "placement-unknown"}
-
-
-def test_a_status_update_without_annotations_is_not_judged_again() -> None:
-    old = pod(container(core="150"))
-    assert ask(validate, update(old, {**old, "status": {"phase": "Running"}}, "status"))["allowed"]
-
-
-def test_an_ephemeral_container_cannot_ask() -> None:
-    old = pod(container(core="30", memory="1"))
-    debug = {"name": "debug", "image": "busybox", "resources": {"limits": {CORE: "10", MEMORY: "1"}}}
-    new = {**old, "spec": {**old["spec"], "ephemeralContainers": [debug]}}
-    response = ask(validate, update(old, new, "ephemeralcontainers"))
-    assert response["auditAnnotations"] == {"rules": "ephemeral-container"}
-    assert (
-        'container "debug": tencent.com/vcuda-core is 10, but an ephemeral container cannot'
-        in response["status"]["message"]
-    )
-    assert not ask(validate, review(new))["allowed"]
-    plain = {**old, "spec": {**old["spec"], "ephemeralContainers": [{"name": "debug"}]}}
-    assert ask(validate, update(old, plain, "ephemeralcontainers"))["allowed"]
-
-
-def test_all_container_kinds_are_judged() -> None:
-    for spec in (
-        {"initContainers": [container("i", "150")]},
-        {"initContainers": [container("i", "150", restartPolicy="Always")]},
-    ):
-        assert not admit(pod(container(), **spec))[0]
-
-
 # The way to the node.
 
 
@@ -345,89 +198,12 @@ def test_the_outlook_is_asked_about_legal_pods_that_ask_and_its_words_are_passed
     assert asked == [("research", 30)]
 
 
-def test_an_exceeded_quota_is_forbidden_not_invalid_and_foretold_for_a_template() -> None:
+def test_an_exceeded_quota_is_forbidden_not_invalid() -> None:
     text = 'ExceedsGPUQuota: namespace "research": 4 of 4 T4 cards are used'
     outlook = Outlook(refuse=lambda *_: (text,))
     response = ask(validate, review(), outlook=outlook)
     assert response["status"] == {"code": 403, "reason": "Forbidden", "message": text}
     assert response["auditAnnotations"] == {"rules": "quota-exceeded"}
-    sent = workload(*WORKLOADS[0], around("Deployment", pod(container(core="100"))))
-    assert ask(validate, sent, outlook=outlook)["warnings"] == [
-        f"pods of this Deployment will be refused: {text}"
-    ]
-
-
-# Workload templates.
-
-WORKLOADS = [
-    ("Deployment", "apps", "deployments"),
-    ("StatefulSet", "apps", "statefulsets"),
-    ("DaemonSet", "apps", "daemonsets"),
-    ("ReplicaSet", "apps", "replicasets"),
-    ("Job", "batch", "jobs"),
-    ("CronJob", "batch", "cronjobs"),
-    ("ReplicationController", "", "replicationcontrollers"),
-    ("PodTemplate", "", "podtemplates"),
-]
-
-
-def around(kind: str, template: dict[str, Any]) -> dict[str, Any]:
-    obj: dict[str, Any] = {"spec": {"template": template}}
-    if kind == "CronJob":
-        obj = {"spec": {"jobTemplate": obj}}
-    if kind == "PodTemplate":
-        obj = {"template": template}
-    return {"metadata": {"name": "w", "namespace": "research"}, "kind": kind, **obj}
-
-
-@pytest.mark.parametrize(("kind", "group", "plural"), WORKLOADS)
-def test_a_workload_is_only_ever_warned(kind: str, group: str, plural: str) -> None:
-    response = ask(validate, workload(kind, group, plural, around(kind, pod(container("train", "150")))))
-    assert response["allowed"]
-    (warning,) = response["warnings"]
-    assert warning.startswith(f"pods of this {kind} will be refused: cores are greater than 100")
-    assert len(warning) <= 256
-    legal = workload(kind, group, plural, around(kind, pod(container("train", "30", "20"))))
-    assert ask(validate, legal) == {"uid": legal["request"]["uid"], "allowed": True}
-    assert ask(mutate, legal)["allowed"]
-
-
-@pytest.mark.parametrize(("kind", "group", "_plural"), WORKLOADS)
-def test_the_webhook_finds_the_same_template_as_the_command_line(kind: str, group: str, _plural: str) -> None:
-    assert {(g, p) for _, g, p in WORKLOADS} == set(TEMPLATES)
-    manifest = around(kind, {"spec": {"marker": 1}}) | {"apiVersion": f"{group}/v1".lstrip("/")}
-    (found,) = read_manifests(json.dumps(manifest).encode())
-    assert found.pod == {"spec": {"marker": 1}}
-
-
-def test_a_template_is_warned_of_all_that_will_happen_to_its_pods() -> None:
-    template = pod(
-        container("a", "30"), container("b", "200", "3"), annotations={PREDICATE_NODE: "n1"}, nodeName="n2"
-    )
-    found = ask(
-        validate,
-        workload(*WORKLOADS[0], around("Deployment", template)),
-        Terms(default_memory=4, deny_node_name=True),
-    )
-    assert [w.partition(": ")[0] for w in found["warnings"]] == ["pods of this Deployment"] * 3 + [
-        "pods of this Deployment will be refused"
-    ]
-    without = ask(validate, workload(*WORKLOADS[0], around("Deployment", template)))
-    assert "will be refused" in without["warnings"][0]
-    assert "without tencent.com/vcuda-memory" in without["warnings"][0]
-
-
-def test_an_update_that_leaves_the_template_alone_is_not_warned_again() -> None:
-    old = around("Deployment", pod(container("train", "150")))
-    scaled = {**old, "spec": {**old["spec"], "replicas": 3}}
-    assert "warnings" not in ask(validate, workload(*WORKLOADS[0], scaled, old))
-
-
-def test_a_template_that_is_none_is_allowed_with_a_word() -> None:
-    assert "warnings" in ask(
-        validate, workload(*WORKLOADS[0], around("Deployment", {"spec": {"containers": 7}}))
-    )
-    assert "warnings" not in ask(validate, workload(*WORKLOADS[0], {"spec": 5}))
 
 
 # What is not ours.
