@@ -186,6 +186,7 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
         ("terms.minimumCores=0", "/terms/minimumCores"),
         ("terms.memoryUnit=12.5Mi", "/terms/memoryUnit"),
         ("scheduler.mode=neither", "/scheduler/mode"),
+        ("cards.cardXids={x}", "/cards/cardXids"),
         ("agent.kubeletPodsURL=http://x", "/agent/kubeletPodsURL"),
         ("scheduler.name=", "scheduler.name must not be empty"),
         ("namespace.create=true", "kube-system is there already"),
