@@ -21,10 +21,10 @@ from rich.console import Console
 from bench.__main__ import table
 from bench.rows import Row
 from gpu_manager.sandbox.native import find_native
-from tests.gpu import cost, memory, share
+from tests.gpu import cost, memory, runtime, share
 from tests.gpu.machine import BUILD, STAND_IN, Absent, Machine, stand_in_environment
 
-GROUPS = ("memory", "share", "cost")
+GROUPS = ("memory", "runtime", "share", "cost")
 
 
 def main() -> int:
@@ -56,6 +56,8 @@ def _rows(machine: Machine, arguments: argparse.Namespace) -> Iterator[Row]:
         print(f"{group} …", file=sys.stderr)
         if group == "memory":
             yield from memory.rows(machine, full=arguments.full)
+        elif group == "runtime":
+            yield from runtime.rows(machine, full=arguments.full)
         elif group == "share":
             yield from share.rows(machine, full=arguments.full, seconds=seconds)
         else:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from statistics import median
 
 from bench.rows import Row
 from tests.gpu.machine import Container, Machine, said
-from tests.gpu.memory import TORCH
+from tests.gpu.memory import NO_TORCH, TORCH
 
 GIB = 1 << 30
 RECORDED = "≥ 0"  # nobody promised it: it is written down to tune by
@@ -95,11 +93,11 @@ def _loops(machine: Machine, *, full: bool, seconds: float) -> Iterator[Row]:
         yield _ratio("gpu_loop_kernels", machine, container, command, "kernels", full=full)
     for kind in ("training", "inference"):
         name = f"gpu_loop_torch_{kind}"
-        if machine.stand_in or find_spec("torch") is None:
-            lacks = "a stand-in driver runs no kernels" if machine.stand_in else "PyTorch is not installed"
+        if machine.stand_in or machine.torch is None:
+            lacks = "a stand-in driver runs no kernels" if machine.stand_in else NO_TORCH
             yield Row(name, None, "ratio", "≥ 0.97", 1.0, full, lacks)
             continue
-        command = (sys.executable, str(TORCH), "loop", kind, str(seconds))
+        command = (machine.torch, str(TORCH), "loop", kind, str(seconds))
         with machine.container(16 * GIB) as container:
             yield _ratio(name, machine, container, command, "iterations_per_second", full=full)
 

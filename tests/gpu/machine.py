@@ -67,6 +67,9 @@ class Machine:
         self._directory = tempfile.TemporaryDirectory(prefix="vcuda-gpu-")
         self.root = Path(self._directory.name)
         self.tenants = PageTenants(self.root / "pages")
+        self.compiler = _compiler()
+        self.torch = _torch()
+        """An interpreter that has PyTorch, if one was found."""
         self.cost = self._compile("cost")
         self.reserve = 0
         """Bytes that a context takes, and is charged when it is made, once measured."""
@@ -125,12 +128,14 @@ class Machine:
         """The command line of the C client on this card."""
         return (str(self.native.client), *map(str, arguments), "--card", str(self.card.index))
 
+    def card_used(self) -> int | None:
+        """Bytes in use on the card, by anybody."""
+        uses, _ = self.nvml.usage()
+        return next((use.memory_used for use in uses if use.uuid == self.card.uuid), None)
+
     def _compile(self, name: str) -> str:
-        compiler = os.environ.get("CC") or shutil.which("cc")
-        if compiler is None:
-            raise Absent("a card, but no C compiler to build the clients with")
         target = self.root / name
-        command = [compiler, "-O2", "-o", str(target), str(HERE / f"{name}.c"), "-ldl"]
+        command = [self.compiler, "-O2", "-o", str(target), str(HERE / f"{name}.c"), "-ldl"]
         subprocess.run(command, check=True, timeout=120)
         return str(target)
 
@@ -140,6 +145,8 @@ class Container:
 
     def __init__(self, machine: Machine, memory: int, cores: int, ceiling: int) -> None:
         self.machine = machine
+        self.before = machine.card_used()
+        """Bytes in use on the card while nothing ran here."""
         self.name = secrets.token_hex(16)
         self.memory = memory
         self.limit(cores, ceiling)
@@ -206,12 +213,33 @@ def said(process: subprocess.Popen[str], seconds: float = 300.0) -> str:
 def _start(command: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
-        env=env,
+        env={
+            **env,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        },  # as NVML counts cards; CUDA would put the fastest first
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def _compiler() -> str:
+    compiler = os.environ.get("CC") or shutil.which("cc")
+    if compiler is None:
+        raise Absent("a card, but no C compiler to build the clients with")
+    return compiler
+
+
+def _torch() -> str | None:
+    """This interpreter if it has PyTorch, else the one that ``TORCH_PYTHON`` names, else another ``python3``."""
+    others = [str(Path(place) / "python3") for place in os.environ.get("PATH", "").split(os.pathsep)]
+    for python in (sys.executable, os.environ.get("TORCH_PYTHON"), *others):
+        if python and shutil.which(python):
+            asked = [python, "-c", "import sys, importlib.util as u; sys.exit(u.find_spec('torch') is None)"]
+            if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
+                return python
+    return None
 
 
 def _loaded(name: str) -> Path:

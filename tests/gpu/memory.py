@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from bench.rows import Row
@@ -18,6 +16,7 @@ PROCESSES = 8
 HELD = "= 0"
 ENOUGH = 0.8  # of the limit: a library that refused everything would hold it too
 REFUSED = 2  # the client's exit status when the driver had no memory
+NO_TORCH = "no interpreter here has PyTorch: name one that has it in TORCH_PYTHON"
 TORCH = Path(__file__).resolve().parent / "torch_client.py"
 # Name of the row, argument of the client, settings.
 ALLOCATORS = (
@@ -34,23 +33,23 @@ def rows(machine: Machine, *, full: bool) -> Iterator[Row]:
     for way in WAYS:
         with machine.container(limit) as container:
             command = machine.client("alloc-to-limit", "--way", way, "--step", 16, "--hold", 600)
-            yield _judge(f"gpu_memory_over_{way}_bytes", container, [container.start(*command)], full=full)
+            yield judge(f"gpu_memory_over_{way}_bytes", container, [container.start(*command)], full=full)
     with machine.container(limit) as container:
         command = machine.client("alloc-to-limit", "--step", 4, "--hold", 600)
         several = [container.start(*command) for _ in range(PROCESSES)]
-        yield _judge(f"gpu_memory_over_{PROCESSES}_processes_bytes", container, several, full=full)
+        yield judge(f"gpu_memory_over_{PROCESSES}_processes_bytes", container, several, full=full)
     for name, what, settings in ALLOCATORS:
         row = f"gpu_memory_over_{name}_bytes"
-        if machine.stand_in or find_spec("torch") is None:
-            lacks = "a stand-in driver runs no kernels" if machine.stand_in else "PyTorch is not installed"
+        if machine.stand_in or machine.torch is None:
+            lacks = "a stand-in driver runs no kernels" if machine.stand_in else NO_TORCH
             yield Row(row, None, "bytes", HELD, full=full, note=lacks)
             continue
         with machine.container(limit) as container:
-            process = container.start(sys.executable, str(TORCH), what, **settings)
-            yield _judge(row, container, [process], full=full)
+            process = container.start(machine.torch, str(TORCH), what, **settings)
+            yield judge(row, container, [process], full=full)
 
 
-def _judge(name: str, container: Container, processes: list[subprocess.Popen[str]], *, full: bool) -> Row:
+def judge(name: str, container: Container, processes: list[subprocess.Popen[str]], *, full: bool) -> Row:
     """Each process says ``held_mib <n> error <code>`` once it was refused, and holds on to what it has."""
     held, notes = 0, []
     for process in processes:
@@ -62,9 +61,15 @@ def _judge(name: str, container: Container, processes: list[subprocess.Popen[str
         if process.returncode != REFUSED:
             return Row(name, None, "bytes", HELD, full=full, note=f"the client failed: {complaint}")
         notes.append("one was refused its context")
-    used = _settled(container)
+    used, by_card = _settled(container), False
     if used is None:
-        return Row(name, None, "bytes", HELD, full=full, note="NVML does not count memory by process here")
+        used, by_card = _by_card(container), True
+    if used is None:
+        return Row(name, None, "bytes", HELD, full=full, note="NVML does not count memory here")
+    if by_card:
+        notes.append(
+            "by the card's own count, as NVML shows none of our processes: nobody else may use it now"
+        )
     shown = f"{held // MIB} MiB allocated, {used // MIB} MiB on the card, limit {container.memory // MIB} MiB"
     if used < container.memory * ENOUGH:
         notes.append("less than four fifths of the limit could be had")
@@ -98,14 +103,24 @@ def _settled(container: Container) -> int | None:
     return max(seen, default=None)
 
 
+def _by_card(container: Container) -> int | None:
+    """What the card has in use beyond what it had before the container."""
+    now = container.machine.card_used()
+    return None if now is None or container.before is None else max(0, now - container.before)
+
+
 def context_reserve(machine: Machine) -> int:
     """What a context and an empty module take of the card: what the agent would publish for this model."""
+    before = machine.card_used()
     process = machine.bare(*machine.client("alloc-to-limit", "--most", 0, "--hold", 600))
     try:
-        deadline = time.monotonic() + 30
+        if _last(process) is None:
+            return 0
+        deadline = time.monotonic() + 10
         while (used := machine.memory_of(process.pid)) is None:
             if time.monotonic() > deadline or process.poll() is not None:
-                return 0
+                now = machine.card_used()
+                return 0 if now is None or before is None else max(0, now - before)
             time.sleep(0.05)
         time.sleep(0.5)
         return machine.memory_of(process.pid) or used
