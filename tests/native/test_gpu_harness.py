@@ -15,14 +15,18 @@ from tests.gpu.machine import stand_in_environment
 from tests.native.tools import ROOT
 
 BROKEN = """
+import sys
 from dataclasses import replace
 from tests.gpu import memory
 from tests.gpu.machine import Machine
 with Machine() as machine:
-    machine.native = replace(machine.native, fronts=machine.native.driver)
+    if "past the library" in sys.argv:
+        machine.native = replace(machine.native, fronts=machine.native.driver)
+    if "nobody listed" in sys.argv:
+        machine.memory_of = lambda *pids: None
     machine.charge_contexts(memory.context_reserve(machine))
     row = next(memory.rows(machine, full=False))
-    print(row.name, row.figure, row.holds)
+    print(row.name, row.figure, row.holds, row.note)
 """
 
 
@@ -61,21 +65,41 @@ def test_every_way_to_take_memory_is_tried_and_held_to_the_byte(tmp_path: Path) 
     assert "four fifths" not in json.dumps(rows), "a library that refuses everything is no success"
 
 
-def test_a_library_that_holds_nothing_is_found_out(tmp_path: Path) -> None:
-    env = stand_in_environment(find_native(), str(tmp_path))
+def first_row(tmp_path: Path, *how: str) -> tuple[str, float, bool, str]:
+    """Name, figure, whether it holds, and note."""
     done = subprocess.run(
-        [sys.executable, "-c", BROKEN],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=True,
-    )
-    name, over, holds = done.stdout.split()
+        [sys.executable, "-c", BROKEN, *how],
+        cwd=ROOT, env=stand_in_environment(find_native(), str(tmp_path)), capture_output=True, text=True,
+        timeout=110, check=True,
+    )  # fmt: skip
+    name, over, holds, note = done.stdout.split(" ", 3)
+    return name, float(over), holds == "True", note
+
+
+def test_a_library_that_holds_nothing_is_found_out(tmp_path: Path) -> None:
+    name, over, holds, _ = first_row(tmp_path, "past the library")
     assert name == "gpu_memory_over_alloc_bytes"
-    assert float(over) > 1 << 30
-    assert holds == "False"
+    assert over > 1 << 30
+    assert not holds
+
+
+def test_where_nvml_lists_no_process_the_cards_own_count_judges_and_the_row_says_so(tmp_path: Path) -> None:
+    """As in a container, whose processes NVML does not know by the numbers that they have there."""
+    _, over, holds, note = first_row(tmp_path, "nobody listed")
+    assert (over, holds) == (0, True)
+    assert "2048 MiB on the card, limit 2048 MiB; by the card's own count" in note
+    _, over, holds, _ = first_row(tmp_path, "nobody listed", "past the library")
+    assert over > 1 << 30
+    assert not holds
+
+
+def test_nvidias_runtime_is_not_measured_on_a_stand_in_and_the_rows_say_why(tmp_path: Path) -> None:
+    _, rows = dry_run(tmp_path, "--only", "runtime")
+    kinds = [(row["figure"], row["note"]) for row in rows.values()]
+    assert (
+        kinds == [(None, "a stand-in driver does not give NVIDIA's runtime the proof that it asks for")] * 4
+    )
+    assert {"gpu_runtime_starts_shared", "gpu_memory_over_cuda_runtime_static_bytes"} <= set(rows)
 
 
 def test_calls_and_loops_are_measured_beside_the_bare_driver(tmp_path: Path) -> None:

@@ -138,6 +138,24 @@ def test_the_cuda_runtime_asks_the_same_with_the_front_as_without(
     assert {line.split()[0] for line in own} <= {"call"}, own
 
 
+@pytest.mark.parametrize("kind", ["shared", "static"])
+def test_the_program_that_runs_it_on_a_real_card_links_with_it_and_says_where_it_stopped(
+    runtime: tuple[str, Path], kind: str, tmp_path: Path
+) -> None:
+    """What ``make gpu`` builds: here it comes as far as the proof."""
+    version, libraries = runtime
+    library = libraries / "libcudart_static.a" if kind == "static" else next(libraries.glob("libcudart.so.*"))
+    program = tmp_path / "runtime"
+    run(tool("cc"), "-Wall", "-Wextra", "-Werror", ROOT / "tests/gpu/runtime.c", "-o", program, library,
+        f"-Wl,-rpath,{libraries}", "-ldl", "-lpthread", "-lrt")  # fmt: skip
+    with Container(tmp_path, 1 << 30, version=version) as container:
+        done = subprocess.run(
+            [program, "0", "16"], env=container.env(), capture_output=True, text=True, check=False, timeout=60
+        )
+    said = f"cudaGetDeviceCount failed with CUDA error {VALIDITY_NOT_ESTABLISHED}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+
+
 def test_the_cuda_runtime_finds_no_card_where_none_is_visible(
     runtime: tuple[str, Path], tmp_path: Path
 ) -> None:
