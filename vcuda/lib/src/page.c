@@ -28,18 +28,16 @@
 #define VIEWS 32
 
 struct attachment {
-    const struct vcuda_limits *limits;
+    struct vcuda_face face; /* first: it is what others see of it */
     struct vcuda_usage *usage;
     struct slots_claim claim;
     struct vcuda_limits_view views[VIEWS];
-    struct vcuda_limits_view *current;
-    uint64_t seen[2];  /* the page's generation words when `current` was found to be the newest */
     uint64_t retry_ns; /* after a torn copy: no new try before */
     unsigned next_view;
     bool refreshing;
 };
 
-static struct attachment *attached;
+struct vcuda_face *vcuda_face;
 static enum vcuda_attachment verdict; /* while nothing is attached */
 
 /* Before attaching, which is when programs look most names up: how many, and the first of them. */
@@ -63,7 +61,7 @@ static uint64_t coarse_ns(void) {
 }
 
 static struct attachment *here(void) {
-    return __atomic_load_n(&attached, __ATOMIC_ACQUIRE);
+    return (struct attachment *)__atomic_load_n(&vcuda_face, __ATOMIC_ACQUIRE);
 }
 
 enum vcuda_attachment vcuda_attached(void) {
@@ -107,12 +105,8 @@ static void publish(struct attachment *a, const struct vcuda_limits_view *view) 
     struct vcuda_limits_view *slot = &a->views[a->next_view++ % VIEWS];
     *slot = *view;
     __atomic_store_n(&vcuda_say_level, view->log_level, __ATOMIC_RELAXED);
-    __atomic_store_n(&a->current, slot, __ATOMIC_RELEASE);
+    __atomic_store_n(&a->face.current, slot, __ATOMIC_RELEASE);
     __atomic_store_n(&a->usage->generation_seen, view->generation, __ATOMIC_RELAXED);
-}
-
-static uint64_t generation_word(const struct vcuda_limits *page, int copy) {
-    return __atomic_load_n(&page->copy[copy].generation, __ATOMIC_ACQUIRE);
 }
 
 /* A generation word differs from the one we know: one thread reads again, the others go on with what is in force.
@@ -121,14 +115,15 @@ static void refresh(struct attachment *a) {
     if (coarse_ns() < __atomic_load_n(&a->retry_ns, __ATOMIC_RELAXED) ||
         __atomic_exchange_n(&a->refreshing, true, __ATOMIC_ACQUIRE))
         return;
-    uint64_t first = generation_word(a->limits, 0), second = generation_word(a->limits, 1);
+    const struct vcuda_limits *page = a->face.limits;
+    uint64_t first = vcuda_generation_word(page, 0), second = vcuda_generation_word(page, 1);
     struct vcuda_limits_view view;
-    const char *fault = limits_read(a->limits, &view);
-    if (!fault && view.generation > a->current->generation)
+    const char *fault = limits_read(page, &view);
+    if (!fault && view.generation > a->face.current->generation)
         publish(a, &view);
     if (!fault && view.generation >= first && view.generation >= second) {
-        __atomic_store_n(&a->seen[0], first, __ATOMIC_RELAXED);
-        __atomic_store_n(&a->seen[1], second, __ATOMIC_RELAXED);
+        __atomic_store_n(&a->face.seen[0], first, __ATOMIC_RELAXED);
+        __atomic_store_n(&a->face.seen[1], second, __ATOMIC_RELAXED);
     } else {
         __atomic_store_n(&a->retry_ns, coarse_ns() + 1000000, __ATOMIC_RELAXED);
     }
@@ -140,14 +135,12 @@ static void refresh(struct attachment *a) {
 }
 
 const struct vcuda_limits_view *vcuda_limits(void) {
+    const struct vcuda_limits_view *view = vcuda_limits_here();
     struct attachment *a = here();
-    if (!a)
-        return NULL;
-    if (__builtin_expect(generation_word(a->limits, 0) != __atomic_load_n(&a->seen[0], __ATOMIC_RELAXED) ||
-                             generation_word(a->limits, 1) != __atomic_load_n(&a->seen[1], __ATOMIC_RELAXED),
-                         0))
-        refresh(a);
-    return __atomic_load_n(&a->current, __ATOMIC_ACQUIRE);
+    if (__builtin_expect(view || !a, 1))
+        return view;
+    refresh(a);
+    return __atomic_load_n(&a->face.current, __ATOMIC_ACQUIRE);
 }
 
 int vcuda_card_of(const uint8_t uuid[16]) {
@@ -195,8 +188,8 @@ void vcuda_count_routed_by_name(const char *name) {
 
 /* In the child of a fork: the slot is the parent's. The mappings stay, since a caller up the stack may look at them. */
 static void forget_in_child(void) {
-    struct attachment *a = attached;
-    attached = NULL;
+    struct attachment *a = here();
+    vcuda_face = NULL;
     verdict = VCUDA_DETACHED;
     ledger_forget();
     if (a)
@@ -268,7 +261,7 @@ static unsigned reap(struct attachment *a, bool repair) {
         return 0;
     int saved = errno;
     unsigned reaped = slots_reap(a->usage, path, a->claim.index);
-    uint32_t cards = a->current->card_count;
+    uint32_t cards = a->face.current->card_count;
     for (uint32_t i = 0; (reaped || repair) && i < cards; i++)
         vcuda_repair((int)i);
     errno = saved;
@@ -304,9 +297,9 @@ static enum vcuda_attachment build(struct attachment *a) {
     const char *fault = map(path, VCUDA_LIMITS_SIZE, false, &mapped, &error);
     if (fault)
         return refuse(path, fault, error);
-    a->limits = mapped;
+    a->face.limits = mapped;
     struct vcuda_limits_view view;
-    if ((fault = read_patiently(a->limits, &view)))
+    if ((fault = read_patiently(a->face.limits, &view)))
         return refuse(path, fault, 0);
     if (!paths_usage(path))
         return refuse("the usage page", "has too long a path", 0);
@@ -322,8 +315,8 @@ static enum vcuda_attachment build(struct attachment *a) {
 }
 
 static void unmap(struct attachment *a) {
-    if (a->limits)
-        munmap((void *)a->limits, VCUDA_LIMITS_SIZE);
+    if (a->face.limits)
+        munmap((void *)a->face.limits, VCUDA_LIMITS_SIZE);
     if (a->usage)
         munmap(a->usage, VCUDA_USAGE_SIZE);
     munmap(a, sizeof *a);
@@ -338,9 +331,9 @@ enum vcuda_attachment vcuda_attach(void) {
     if (a == MAP_FAILED)
         return refuse("its memory", "cannot be mapped", errno);
     enum vcuda_attachment result = build(a);
-    struct attachment *none = NULL;
+    struct vcuda_face *none = NULL;
     if (result == VCUDA_ATTACHED &&
-        __atomic_compare_exchange_n(&attached, &none, a, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        __atomic_compare_exchange_n(&vcuda_face, &none, &a->face, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         introduce(a);
     } else {
         if (result == VCUDA_ATTACHED)

@@ -33,6 +33,26 @@ enum vcuda_attachment vcuda_attached(void);
  * NULL unless attached. Fields of one view belong together; take the pointer once per decision. */
 const struct vcuda_limits_view *vcuda_limits(void);
 
+/* The same without a call, for the path of every launch: NULL also if a newer copy may be there. */
+struct vcuda_face {
+    const struct vcuda_limits *limits;
+    const struct vcuda_limits_view *current;
+    uint64_t seen[2]; /* the page's generation words when `current` was found to be the newest */
+};
+extern struct vcuda_face *vcuda_face;
+
+static inline uint64_t vcuda_generation_word(const struct vcuda_limits *page, int copy) {
+    return __atomic_load_n(&page->copy[copy].generation, __ATOMIC_ACQUIRE);
+}
+
+static inline const struct vcuda_limits_view *vcuda_limits_here(void) {
+    struct vcuda_face *face = __atomic_load_n(&vcuda_face, __ATOMIC_ACQUIRE);
+    if (!face || vcuda_generation_word(face->limits, 0) != __atomic_load_n(&face->seen[0], __ATOMIC_RELAXED) ||
+        vcuda_generation_word(face->limits, 1) != __atomic_load_n(&face->seen[1], __ATOMIC_RELAXED))
+        return NULL;
+    return __atomic_load_n(&face->current, __ATOMIC_ACQUIRE);
+}
+
 /* The container's words and this process's slot; NULL unless attached. A child of fork has none. */
 struct vcuda_usage *vcuda_usage(void);
 struct vcuda_slot *vcuda_slot(void);

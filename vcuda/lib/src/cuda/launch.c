@@ -4,55 +4,62 @@
 
 #define BLOCKS(x, y, z) ((uint64_t)(x) * (y) * (z))
 
-#define SUBMIT(stream, per_thread, what, size, call)                                                                   \
-    struct work work;                                                                                                  \
-    if (!work_may_wait() || !work_begin(&work, stream, per_thread, what, size))                                        \
-        return call;                                                                                                   \
-    CUresult result = call;                                                                                            \
-    work_end(&work, result);                                                                                           \
-    return result
+/* Where nothing is limited the hook goes to the driver with its arguments as they are. */
+#define LAUNCH(name, parameters, arguments, on, per_thread, what, size)                                                \
+    static CUresult __attribute__((noinline)) held_##name parameters {                                                 \
+        struct work work;                                                                                              \
+        if (!work_begin(&work, on, per_thread, what, size))                                                            \
+            return real.name arguments;                                                                                \
+        CUresult result = real.name arguments;                                                                         \
+        work_end(&work, result);                                                                                       \
+        return result;                                                                                                 \
+    }                                                                                                                  \
+    static CUresult __attribute__((noinline)) asked_##name parameters {                                                \
+        return work_look() ? held_##name arguments : real.name arguments;                                              \
+    }                                                                                                                  \
+    CUresult hook_##name parameters {                                                                                  \
+        enum work_kind kind = work_kind();                                                                             \
+        if (kind == WORK_FREE)                                                                                         \
+            return real.name arguments;                                                                                \
+        return kind == WORK_LIMITED ? held_##name arguments : asked_##name arguments;                                  \
+    }
 
-CUresult hook_cuLaunchKernel(CUfunction function, unsigned int x, unsigned int y, unsigned int z, unsigned int block_x,
-                             unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream,
-                             void **params, void **extra) {
-    SUBMIT(stream, false, function, BLOCKS(x, y, z),
-           real.cuLaunchKernel(function, x, y, z, block_x, block_y, block_z, shared, stream, params, extra));
-}
+#define SHAPE                                                                                                          \
+    unsigned int x, unsigned int y, unsigned int z, unsigned int block_x, unsigned int block_y, unsigned int block_z,  \
+        unsigned int shared
 
-CUresult hook_cuLaunchKernel_ptsz(CUfunction function, unsigned int x, unsigned int y, unsigned int z,
-                                  unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
-                                  CUstream stream, void **params, void **extra) {
-    SUBMIT(stream, true, function, BLOCKS(x, y, z),
-           real.cuLaunchKernel_ptsz(function, x, y, z, block_x, block_y, block_z, shared, stream, params, extra));
-}
+LAUNCH(cuLaunchKernel, (CUfunction function, SHAPE, CUstream stream, void **params, void **extra),
+       (function, x, y, z, block_x, block_y, block_z, shared, stream, params, extra), stream, false, function,
+       BLOCKS(x, y, z))
 
-CUresult hook_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra) {
-    if (!config)
-        return real.cuLaunchKernelEx(config, function, params, extra);
-    SUBMIT(config->stream, false, function, BLOCKS(config->grid[0], config->grid[1], config->grid[2]),
-           real.cuLaunchKernelEx(config, function, params, extra));
-}
+LAUNCH(cuLaunchKernel_ptsz, (CUfunction function, SHAPE, CUstream stream, void **params, void **extra),
+       (function, x, y, z, block_x, block_y, block_z, shared, stream, params, extra), stream, true, function,
+       BLOCKS(x, y, z))
 
-CUresult hook_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **params, void **extra) {
-    if (!config)
-        return real.cuLaunchKernelEx_ptsz(config, function, params, extra);
-    SUBMIT(config->stream, true, function, BLOCKS(config->grid[0], config->grid[1], config->grid[2]),
-           real.cuLaunchKernelEx_ptsz(config, function, params, extra));
-}
+LAUNCH(cuLaunchCooperativeKernel, (CUfunction function, SHAPE, CUstream stream, void **params),
+       (function, x, y, z, block_x, block_y, block_z, shared, stream, params), stream, false, function, BLOCKS(x, y, z))
 
-CUresult hook_cuLaunchCooperativeKernel(CUfunction function, unsigned int x, unsigned int y, unsigned int z,
-                                        unsigned int block_x, unsigned int block_y, unsigned int block_z,
-                                        unsigned int shared, CUstream stream, void **params) {
-    SUBMIT(stream, false, function, BLOCKS(x, y, z),
-           real.cuLaunchCooperativeKernel(function, x, y, z, block_x, block_y, block_z, shared, stream, params));
-}
+LAUNCH(cuLaunchCooperativeKernel_ptsz, (CUfunction function, SHAPE, CUstream stream, void **params),
+       (function, x, y, z, block_x, block_y, block_z, shared, stream, params), stream, true, function, BLOCKS(x, y, z))
 
-CUresult hook_cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int x, unsigned int y, unsigned int z,
-                                             unsigned int block_x, unsigned int block_y, unsigned int block_z,
-                                             unsigned int shared, CUstream stream, void **params) {
-    SUBMIT(stream, true, function, BLOCKS(x, y, z),
-           real.cuLaunchCooperativeKernel_ptsz(function, x, y, z, block_x, block_y, block_z, shared, stream, params));
-}
+/* Without a configuration there is nothing to hold back: the driver says what it thinks of that. */
+#define EX_STREAM (config ? config->stream : NULL)
+#define EX_BLOCKS (config ? BLOCKS(config->grid[0], config->grid[1], config->grid[2]) : 0)
+
+LAUNCH(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **params, void **extra),
+       (config, function, params, extra), EX_STREAM, false, function, EX_BLOCKS)
+
+LAUNCH(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction function, void **params, void **extra),
+       (config, function, params, extra), EX_STREAM, true, function, EX_BLOCKS)
+
+/* The launch interface of CUDA 3. */
+LAUNCH(cuLaunch, (CUfunction function), (function), NULL, false, function, 1)
+
+LAUNCH(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height), NULL, false, function,
+       BLOCKS((unsigned int)width, (unsigned int)height, 1))
+
+LAUNCH(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream),
+       (function, width, height, stream), stream, false, function, BLOCKS((unsigned int)width, (unsigned int)height, 1))
 
 /* One launch on several cards: each pays its own. */
 CUresult hook_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
@@ -68,19 +75,4 @@ CUresult hook_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, uns
         if (ours[i])
             work_end(&work[i], result);
     return result;
-}
-
-/* The launch interface of CUDA 3. */
-CUresult hook_cuLaunch(CUfunction function) {
-    SUBMIT(NULL, false, function, BLOCKS(1, 1, 1), real.cuLaunch(function));
-}
-
-CUresult hook_cuLaunchGrid(CUfunction function, int width, int height) {
-    SUBMIT(NULL, false, function, BLOCKS((unsigned int)width, (unsigned int)height, 1),
-           real.cuLaunchGrid(function, width, height));
-}
-
-CUresult hook_cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream) {
-    SUBMIT(stream, false, function, BLOCKS((unsigned int)width, (unsigned int)height, 1),
-           real.cuLaunchGridAsync(function, width, height, stream));
 }

@@ -39,7 +39,10 @@ void work_count(void) {
     work_view.uncounted = 0;
 }
 
-bool __attribute__((noinline)) work_look(const struct vcuda_limits_view *view) {
+bool work_look(void) {
+    const struct vcuda_limits_view *view = vcuda_limits();
+    if (!view)
+        return false;
     int saved = errno;
     if (work_view.uncounted)
         work_count();

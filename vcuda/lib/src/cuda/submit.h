@@ -30,19 +30,28 @@ struct work_view {
 extern __thread struct work_view work_view __attribute__((tls_model("initial-exec")));
 #define WORK_UNCOUNTED_MOST 64
 
-/* The rest of work_may_wait(). */
-bool work_look(const struct vcuda_limits_view *view);
+/* Is any card's time limited, by what the thread remembers? A free launch is counted, and that is all: no call and a
+ * handful of loads, so that a hook that then goes straight to the driver costs next to nothing. */
+enum work_kind { WORK_FREE, WORK_LIMITED, WORK_UNKNOWN };
 
-/* Is any card's time limited? Inline, so that a launch without a limit costs a handful of loads. */
+static inline enum work_kind work_kind(void) {
+    const struct vcuda_limits_view *view = vcuda_limits_here();
+    if (__builtin_expect(!view || work_view.view != view || work_view.generation != view->generation, 0))
+        return WORK_UNKNOWN;
+    if (work_view.limited)
+        return WORK_LIMITED;
+    if (__builtin_expect(work_view.uncounted >= WORK_UNCOUNTED_MOST, 0))
+        return WORK_UNKNOWN;
+    work_view.uncounted++;
+    return WORK_FREE;
+}
+
+/* The same asked of the limits, where that is not known. True if any is limited; else the launch is counted. */
+bool work_look(void);
+
 static inline bool work_may_wait(void) {
-    const struct vcuda_limits_view *view = vcuda_limits();
-    if (__builtin_expect(view && work_view.view == view && work_view.generation == view->generation &&
-                             !work_view.limited && work_view.uncounted < WORK_UNCOUNTED_MOST,
-                         1)) {
-        work_view.uncounted++;
-        return false;
-    }
-    return view && work_look(view);
+    enum work_kind kind = work_kind();
+    return kind == WORK_UNKNOWN ? work_look() : kind == WORK_LIMITED;
 }
 
 /* After work_may_wait(). False: this call is not ours to hold back or to measure (no limit on its card, in capture, a
