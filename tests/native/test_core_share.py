@@ -6,11 +6,14 @@ Small sizes and wide bounds here, because the machine's own scheduling shows; th
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Iterator
 
 import pytest
 
+from tests.native import standin
 from tests.native.core_world import Load, Tenant, World, until, world
+from tests.native.driven import OUT, Program, fronts, program
 
 LIMITS = (10, 30, 50, 80)
 SHAPES = {
@@ -125,6 +128,30 @@ def test_a_process_killed_while_it_waits_holds_nobody_up(one: World) -> None:
     for victim in victims:
         victim.kill()
     assert 17 <= one.start(tenant, "sync", 8000, 2.4, 100, 0.8).finish().share <= 23
+
+
+def seen_once(made: World, tenant: Tenant) -> int:
+    """How busy the card is to a program like nvidia-smi, which asks once and ends: percent."""
+    env = made.environment(tenant) | {"LD_LIBRARY_PATH": str(fronts())}
+    monitor = Program(program("prog_call"), env)
+    assert monitor("nvmlInit_v2").result == 0
+    card = monitor("nvmlDeviceGetHandleByIndex_v2", 0, OUT).out[0]
+    gpu, _ = struct.unpack("<II", monitor("nvmlDeviceGetUtilizationRates", card, bytes(8)).bytes)
+    monitor.end()
+    return int(gpu)
+
+
+def test_a_monitor_that_asks_once_sees_how_much_of_the_share_is_in_use(one: World) -> None:
+    tenant = one.tenant(40)
+    real = tenant.root / "usr/local/vcuda/real/libnvidia-ml.so.1"
+    real.symlink_to(standin.built() / one.version / "libnvidia-ml.so.1")
+    assert seen_once(one, tenant) == 0
+    load = one.start(tenant, "stream", 2000, 3.0, 100)
+    load.wait_running()
+    assert until(lambda: one.usage(tenant).busy_ns > 6e8)
+    assert seen_once(one, tenant) >= 70, "40 % of the card are its whole share"
+    load.finish()
+    assert until(lambda: seen_once(one, tenant) == 0)
 
 
 def test_garbage_in_the_credit_words_stalls_nobody(one: World) -> None:

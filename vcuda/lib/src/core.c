@@ -153,6 +153,19 @@ void core_settle(struct vcuda_card_usage *usage, const struct vcuda_card_limits 
         __atomic_fetch_add(&usage->debt_cut_ns, (uint64_t)(new - credit - change), __ATOMIC_RELAXED);
 }
 
+/* Who moves the start takes the older half's part off; what others add meanwhile stays. */
+void core_note_window(struct vcuda_card_usage *usage, uint64_t used, uint64_t now) {
+    uint64_t start = __atomic_load_n(&usage->window_start_ns, __ATOMIC_RELAXED);
+    uint64_t busy = __atomic_add_fetch(&usage->window_busy_ns, used, __ATOMIC_RELAXED);
+    uint64_t age = start <= now ? now - start : UINT64_MAX;
+    if (start && age < SECOND_NS)
+        return;
+    bool stale = !start || age >= CORE_WINDOW_MOST_NS;
+    uint64_t begin = stale ? now - least(used, now) : start + age / 2;
+    if (__atomic_compare_exchange_n(&usage->window_start_ns, &start, begin, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        __atomic_fetch_sub(&usage->window_busy_ns, stale ? busy - used : busy / 2, __ATOMIC_RELAXED);
+}
+
 void core_note_longest(struct vcuda_card_usage *usage, uint64_t ns) {
     uint64_t longest = __atomic_load_n(&usage->longest_ns, __ATOMIC_RELAXED);
     while (longest < ns &&

@@ -85,6 +85,11 @@ void core_force(struct vcuda_card_usage *usage, uint64_t amount);
 /* Work was measured: it cost `used` and had paid `paid`. Use beyond the deepest debt is forgiven, and counted. */
 void core_settle(struct vcuda_card_usage *usage, const struct vcuda_card_limits *limits, uint64_t used, uint64_t paid);
 
+/* The same for who asks how busy the container is and has not asked before: the last half to whole second of work. A
+ * window that is older than CORE_WINDOW_MOST_NS says that there was none. */
+#define CORE_WINDOW_MOST_NS 2000000000u
+void core_note_window(struct vcuda_card_usage *usage, uint64_t used, uint64_t now);
+
 /* A piece took this long. */
 void core_note_longest(struct vcuda_card_usage *usage, uint64_t ns);
 

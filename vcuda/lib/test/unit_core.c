@@ -238,6 +238,27 @@ static void slices_and_naps(void) {
         CHECK(core_income(core_wall(MS, share), share) >= MS, "waiting long enough at %u", share);
 }
 
+static void who_asks_once_is_told_of_the_last_second(void) {
+    struct vcuda_card_usage usage = {0};
+    uint64_t now = START;
+    for (int i = 0; i < 400; i++, now += 25 * MS) {
+        core_note_window(&usage, 10 * MS, now); /* 40 % */
+        uint64_t age = now - usage.window_start_ns;
+        if (i > 40) {
+            CHECK(age >= 400 * MS && age <= SECOND + 25 * MS, "the window is %" PRIu64 " ns long", age);
+            CHECK(usage.window_busy_ns * 100 >= 37 * age && usage.window_busy_ns * 100 <= 44 * age,
+                  "%" PRIu64 " of %" PRIu64, usage.window_busy_ns, age);
+        }
+    }
+    now += 10 * SECOND;
+    core_note_window(&usage, 5 * MS, now);
+    CHECK(usage.window_busy_ns == 5 * MS && now - usage.window_start_ns == 5 * MS, "after a pause it begins anew");
+    usage.window_start_ns = UINT64_MAX; /* garbage of a tenant's */
+    usage.window_busy_ns = UINT64_MAX;
+    core_note_window(&usage, 5 * MS, now);
+    CHECK(usage.window_busy_ns == 5 * MS && now - usage.window_start_ns == 5 * MS, "garbage is forgotten");
+}
+
 /* ---- spans and costs
  * --------------------------------------------------------------------------------------------------------- */
 
@@ -301,6 +322,7 @@ int main(void) {
     the_share_in_force();
     measured_time_is_divided_and_corrected();
     slices_and_naps();
+    who_asks_once_is_told_of_the_last_second();
     spans_are_a_union();
     too_many_spans_never_count_twice();
     costs_follow_what_is_measured();

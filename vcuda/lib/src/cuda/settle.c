@@ -179,6 +179,7 @@ static void settle(struct piece *piece, bool measured, uint64_t now) {
             core_note_longest(&usage->card[card], took / piece->launches);
         }
         core_settle(&usage->card[card], limits, used, piece->expected_ns);
+        core_note_window(&usage->card[card], used, now);
         __atomic_fetch_add(&usage->card[card].launches, piece->launches, __ATOMIC_RELAXED);
     }
     piece_free(piece);

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "core.h"
 #include "front.h"
 #include "nvml/share.h"
 
@@ -34,8 +35,9 @@ static unsigned percent(const struct share *share, uint64_t busy, uint64_t elaps
 
 static unsigned of_window(const struct share *share, uint64_t now) {
     uint64_t start = share->usage.window_start_ns;
-    return start && start < now && now - start < 2 * SECOND ? percent(share, share->usage.window_busy_ns, now - start)
-                                                            : 0;
+    if (!start || start >= now || now - start >= CORE_WINDOW_MOST_NS)
+        return 0;
+    return percent(share, share->usage.window_busy_ns, now - start);
 }
 
 /* Since this process last asked, if that tells something; else in the window that the library keeps. */
