@@ -70,9 +70,10 @@ class Cluster:
 
     def up(self) -> None:
         """Start everything; a cluster that runs already stays. Raises MissingError."""
-        if self._running() is not None:
-            return
         parts = self.parts
+        if self._running() is not None:
+            self._must_be(parts.kubernetes)
+            return
         self.down()
         self.scratch.mkdir(mode=0o700, parents=True)
         native = find_native()
@@ -100,6 +101,13 @@ class Cluster:
         if parts.services:
             self.start("kube-proxy")
         self._write_kubeconfig()
+
+    def _must_be(self, version: str) -> None:
+        found = self.wait(lambda: self.api.get("/version"), 60, "the API server does not answer")
+        if found["gitVersion"] != version:
+            raise MissingError(
+                f"Kubernetes {found['gitVersion']} runs here, not {version}: make cluster-down first"
+            )
 
     def down(self) -> None:
         """End everything and remove every trace. Idempotent."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 import yaml
 
 from tests.cluster.images import PAUSE
-from tests.cluster.parts import CNI, Parts
+from tests.cluster.parts import CNI, Parts, kubernetes_version
 from tests.cluster.pki import Pki
 
 NODE: Final = "n1"
@@ -120,7 +120,8 @@ def _api_server(parts: Parts, pki: Pki, etcd: str) -> list[str]:
 
 def write_files(pki: Pki, scratch: Path, *, resource_limits: bool) -> None:
     """Configuration files below ``scratch``. ``resource_limits``: this machine lets us lower oom_score_adj."""
-    kubelet = dict(_KUBELET)
+    minor = int(kubernetes_version().split(".")[1])
+    kubelet = {key: value for key, value in _KUBELET.items() if minor >= _SINCE.get(key, 0)}
     kubelet["authentication"] = {
         "anonymous": {"enabled": False},
         "webhook": {"enabled": True, "cacheTTL": "10s"},
@@ -162,6 +163,7 @@ def write_files(pki: Pki, scratch: Path, *, resource_limits: bool) -> None:
         path.write_text(text, "utf-8")
 
 
+_SINCE: Final = {"imagePullCredentialsVerificationPolicy": 35}  # fields that an older kubelet refuses
 _KUBELET: Final[dict[str, Any]] = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",

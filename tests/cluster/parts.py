@@ -15,6 +15,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = ROOT / "build/cluster"
 PRODUCT: Final = ROOT / "build/image/gpu-manager.tar"
 MODULE: Final = Path(__file__).resolve().parent / "kubernetes"
+LINES: Final = (MODULE, MODULE / "older")  # of Kubernetes, the newest first
+LINE: Final = "KUBERNETES"  # the variable of the environment that names one of them, as 1.33
 KUBERNETES: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet")
 # Program → Debian's package.
 DEBIAN: Final = {
@@ -56,8 +58,26 @@ class Parts:
 
 
 def kubernetes_version() -> str:
-    """The version that the module pins."""
-    text = (MODULE / "go.mod").read_text("utf-8")
+    """The version that is wanted. Raises MissingError: its line is not pinned here."""
+    return _pinned(module())
+
+
+def module() -> Path:
+    """The module that pins the line of Kubernetes that is wanted, the newest unless one is named.
+
+    Raises:
+        MissingError: there is none for that line.
+    """
+    wanted = os.environ.get(LINE, "").removeprefix("v")
+    for place in LINES:
+        if f"{_pinned(place)}.".startswith(f"v{wanted}." if wanted else "v"):
+            return place
+    known = " and ".join(_pinned(place) for place in LINES)
+    raise MissingError(f"{LINE}={wanted}: there are {known}")
+
+
+def _pinned(place: Path) -> str:
+    text = (place / "go.mod").read_text("utf-8")
     [version] = re.findall(r"^require k8s\.io/kubernetes (v\S+)$", text, re.MULTILINE)
     return str(version)
 
@@ -107,7 +127,7 @@ def build(version: str) -> Path:
     command = [go, "build", "-trimpath", "-ldflags", f"-s -w {flags}", "-o", f"{target}/"]
     command += [f"k8s.io/kubernetes/cmd/{name}" for name in wanted]
     environment = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
-    done = subprocess.run(["nice", *command], cwd=MODULE, env={**os.environ, **environment}, check=False)
+    done = subprocess.run(["nice", *command], cwd=module(), env={**os.environ, **environment}, check=False)
     if done.returncode:
         raise MissingError(f"building Kubernetes failed with {done.returncode}: its words are above")
     return target
