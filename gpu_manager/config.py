@@ -18,8 +18,8 @@ class Config:
     ``cards`` is ``nvml``, or ``simulated:`` and a profile's name or a file; ``unit`` is bytes of a memory
     unit; ``context_reserve`` (bytes) is charged to a fraction for each context as it is made; ``injection``
     is ``auto`` or a strategy; ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders``
-    those that were caught getting round their limits. ``program_xids`` are driver errors that never close a card,
-    ``card_xids`` those that always do; a card opens again when it was well for ``quiet_seconds``. With
+    those that were caught getting round their limits. ``program_xids`` are driver errors that never close a
+    card, ``card_xids`` those that always do; a card opens again when it was well for ``quiet_seconds``. With
     ``lending`` whole cards go by NVIDIA's resource name too. ``nvml`` is the NVML library where the loader
     does not find it.
     """

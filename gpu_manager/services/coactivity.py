@@ -136,10 +136,16 @@ class CoActivity:
                 if seat.at_work:
                     self._heartbeat(seat.name, now)
         self._watched = kept
-        known = {(seat.name, card) for card, seats in by_card.items() for seat in seats}
+        self._forget({(seat.name, card) for card, seats in by_card.items() for seat in seats})
+
+    def _forget(self, known: set[tuple[str, CardUuid]]) -> None:
+        """All but these. A hundred idle containers are looked at each second: nothing is done if none went."""
+        if not self._adjusted.keys() - known and not self._published.keys() - known:
+            return
+        names = {name for name, _ in known}
         self._published = {key: value for key, value in self._published.items() if key in known}
         self._adjusted = {key: value for key, value in self._adjusted.items() if key in known}
-        self._beat = {name: at for name, at in self._beat.items() if any(name == key[0] for key in known)}
+        self._beat = {name: at for name, at in self._beat.items() if name in names}
 
     def _adjust(self, seat: Seat, now: float) -> None:
         """Memory beyond the account, if it is another than the page says; at first sight all corrections."""
