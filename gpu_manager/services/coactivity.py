@@ -139,7 +139,7 @@ class CoActivity:
         self._forget({(seat.name, card) for card, seats in by_card.items() for seat in seats})
 
     def _forget(self, known: set[tuple[str, CardUuid]]) -> None:
-        """All but these. A hundred idle containers are looked at each second: nothing is done if none went."""
+        """All but these. Idle containers are looked at each second: nothing is done if none went."""
         if not self._adjusted.keys() - known and not self._published.keys() - known:
             return
         names = {name for name, _ in known}
