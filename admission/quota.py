@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from admission.snapshot import Used
+from admission.nodes import Used
 from gpu_manager.domain.errors import NodeUnready, printable, quoted
 from gpu_manager.domain.request import matches_model
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, ZERO, Amount, format_bytes, format_number

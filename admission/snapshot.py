@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from types import MappingProxyType
 from typing import Any, Final
 
-from admission.charges import Charge, charge_all
-from admission.node_facts import NodeFacts, read_node
-from admission.node_view import NodeView, build_view
+from admission.node_view import NodeView
+from admission.nodes import Nodes, Used, name_of
 from admission.occupant import Occupant, occupant_of, read_occupant
 from admission.other_pods import OtherPods
 from gpu_manager.domain.budgets import Budget, read_budget
-from gpu_manager.domain.contract import CORDON, INVENTORY, MODEL_LABEL, MODEL_LABEL_GAIA, NVIDIA, POOL_LABEL
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.lenient import mapping
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.domain.resources import ZERO, Amount
 
 NODES: Final = "nodes"
 PODS: Final = "pods"
 BUDGETS: Final = "poddisruptionbudgets"
-Used = Mapping[str, Mapping[str, Amount]]  # namespace → model → what its pods hold
 _MOST_FRESH = 1 << 16  # pods that nobody has counted yet; the oldest go
-_MOST_STATES = 1 << 16  # distinct node states remembered; beyond, numbering goes on with an empty table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +50,7 @@ class Cluster:
     def __init__(self, unit: int) -> None:
         self.unit = unit
         self._lock = threading.RLock()
-        self._facts: dict[str, NodeFacts] = {}
-        self._said: dict[str, Hashable] = {}  # what of the node's object the facts came from
+        self._nodes = Nodes(unit)
         self._pods: dict[PodUid, Occupant] = {}
         self._names: dict[str, PodUid] = {}
         self._reserved: dict[PodUid, Occupant] = {}
@@ -67,13 +59,7 @@ class Cluster:
         self._fresh: deque[Occupant] = deque(maxlen=_MOST_FRESH)
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
         self._budgets: dict[tuple[str, str], Budget] = {}
-        self._views: dict[str, NodeView] = {}
-        self._turn = 0
-        self._built: dict[str, int] = {}  # node → the turn in which it was built; the newest last
-        self._used: dict[str, dict[str, Amount]] = {}
         self._dirty: set[str] = set()
-        self._states: dict[Hashable, int] = {}
-        self._next_state = 0
         self._synced: set[str] = set()
         self._snapshot: Snapshot | None = None
         self.lapsed = 0  # expectations that ended though nobody was bound: nothing the watch would tell
@@ -110,8 +96,8 @@ class Cluster:
                     self._forget(uid)
                 self._dirty |= self._others.keep(uids)
             elif kind == NODES:
-                names = {_name(obj) for obj in objects}
-                for name in [name for name in self._facts if name not in names]:
+                names = {name_of(obj) for obj in objects}
+                for name in [name for name in self._nodes.known() if name not in names]:
                     self._drop_node(name)
             elif kind == BUDGETS:
                 self._budgets.clear()
@@ -221,24 +207,21 @@ class Cluster:
     def snapshot(self) -> Snapshot:
         """Everything, now. The same object until something changes."""
         with self._lock:
-            if self._snapshot is None or self._dirty:
-                self._turn += bool(self._dirty)
-                for name in self._dirty:
-                    self._rebuild(name)
-                    self._built.pop(name, None)
-                    if name in self._views:
-                        self._built[name] = self._turn
+            if self._dirty:
+                self._nodes.build({name: (self._here(name), self._others.cpu(name)) for name in self._dirty})
                 self._dirty.clear()
+                self._snapshot = None
+            if self._snapshot is None:
                 self._snapshot = Snapshot(
-                    nodes=MappingProxyType(self._views.copy()),
-                    used={namespace: models.copy() for namespace, models in self._used.items()},
+                    nodes=self._nodes.views,
+                    used=self._nodes.used,
                     reserved={
                         **{uid: occupant.pod.node for uid, (_, occupant) in self._expected.items()},
                         **{uid: occupant.pod.node for uid, occupant in self._reserved.items()},
                     },
                     budgets=tuple(self._budgets.values()),
                     unit=self.unit,
-                    turn=self._turn,
+                    turn=self._nodes.turn,
                 )
             return self._snapshot
 
@@ -246,8 +229,7 @@ class Cluster:
         """The snapshot, and those of its nodes that were built anew after that turn."""
         with self._lock:
             snapshot = self.snapshot()
-            names = takewhile(lambda name: self._built[name] > turn, reversed(self._built))
-            return snapshot, [snapshot.nodes[name] for name in names]
+            return snapshot, [snapshot.nodes[name] for name in self._nodes.since(turn)]
 
     def view_of(self, obj: Mapping[str, Any]) -> NodeView:
         """A node that is offered with its object: as it is known here, else from that object alone.
@@ -255,11 +237,8 @@ class Cluster:
         The second is a cluster autoscaler asking about nodes that do not exist yet.
         """
         with self._lock:
-            known = self.snapshot().nodes.get(_name(obj))
-            if known is not None:
-                return known
-            facts = read_node(obj, self.unit, self._intern, by_capacity=True)
-            return build_view(facts, {}, (), self._intern, cpu=facts.cpu)
+            known = self.snapshot().nodes.get(name_of(obj))
+            return self._nodes.imagined(obj) if known is None else known
 
     # Pods. Every method below is called with the lock held.
 
@@ -340,22 +319,19 @@ class Cluster:
                 self._at.pop(node, None)
             self._dirty.add(node)
 
+    def _here(self, node: str) -> list[Occupant]:
+        return [self._coming(uid) or self._pods[uid] for uid in self._at.get(node, ())]
+
     # Nodes.
 
     def _apply_node(self, obj: Mapping[str, Any], *, gone: bool) -> None:
-        name = _name(obj)
         if gone:
-            self._drop_node(name)
-            return
-        said = _said(obj)
-        if self._said.get(name) != said:  # a kubelet's heartbeat changes nothing that matters here
-            self._facts[name] = read_node(obj, self.unit, self._intern)
-            self._said[name] = said
-            self._dirty.add(name)
+            self._drop_node(name_of(obj))
+        elif self._nodes.take(obj):
+            self._dirty.add(name_of(obj))
 
     def _drop_node(self, name: str) -> None:
-        if self._facts.pop(name, None) is not None:
-            del self._said[name]
+        if self._nodes.drop(name):
             self._dirty.add(name)
 
     def _apply_budget(self, obj: Mapping[str, Any], *, gone: bool) -> None:
@@ -369,50 +345,6 @@ class Cluster:
             self._budgets[key] = budget
         self._snapshot = None
 
-    def _rebuild(self, name: str) -> None:
-        before, facts = self._views.pop(name, None), self._facts.get(name)
-        if before is not None:
-            self._add_usage(before, -1)
-        here = [self._coming(uid) or self._pods[uid] for uid in self._at.get(name, ())]
-        if facts is None:
-            if not any(o.occupies for o in here):
-                return
-            problem = "this node is not known here"
-            # What its cards were says of which model's quota its pods hold.
-            facts = (
-                NodeFacts(name, self.unit, problem=problem)
-                if before is None
-                else replace(before.facts, problem=problem)
-            )
-        known: Mapping[PodUid, Charge] = before.charges if before and before.facts is facts else {}
-        bound = [o for o in here if o.occupies and o.pod.node == name]
-        nominated = [o for o in here if o.waits and o.nominated == name]
-        cpu = facts.cpu
-        if cpu is not None:
-            cpu -= self._others.cpu(name) + sum(o.cpu for o in bound)
-        view = build_view(facts, charge_all(facts, bound, known), nominated, self._intern, before, cpu)
-        self._views[name] = view
-        self._add_usage(view, 1)
-
-    def _add_usage(self, view: NodeView, sign: int) -> None:
-        for (namespace, model), amount in view.usage():
-            models = self._used.setdefault(namespace, {})
-            held = models.get(model, ZERO)
-            models[model] = held + amount if sign > 0 else held - amount
-            if models[model] == ZERO:
-                del models[model]
-                if not models:
-                    del self._used[namespace]
-
-    def _intern(self, key: Hashable) -> int:
-        number = self._states.get(key)
-        if number is None:
-            if len(self._states) >= _MOST_STATES:
-                self._states.clear()
-            self._next_state += 1
-            number = self._states[key] = self._next_state
-        return number
-
 
 def _places(occupant: Occupant) -> Iterable[str]:
     if occupant.occupies:
@@ -420,19 +352,5 @@ def _places(occupant: Occupant) -> Iterable[str]:
     return (occupant.nominated,) if occupant.waits and occupant.nominated else ()
 
 
-def _said(obj: Mapping[str, Any]) -> Hashable:
-    meta = mapping(obj.get("metadata"))
-    annotations, labels = mapping(meta.get("annotations")), mapping(meta.get("labels"))
-    shown = [annotations.get(key) for key in (INVENTORY, CORDON)]
-    shown += [labels.get(key) for key in (MODEL_LABEL, MODEL_LABEL_GAIA, POOL_LABEL)]
-    status = mapping(obj.get("status"))
-    shown += [mapping(status.get("allocatable")).get("cpu"), mapping(status.get("capacity")).get(NVIDIA)]
-    return tuple(text if isinstance(text, str) else None for text in shown)
-
-
 def _uid(obj: Mapping[str, Any]) -> PodUid:
     return PodUid(str(mapping(obj.get("metadata")).get("uid") or ""))
-
-
-def _name(obj: Mapping[str, Any]) -> str:
-    return str(mapping(obj.get("metadata")).get("name") or "")
