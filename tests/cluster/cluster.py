@@ -74,6 +74,10 @@ class Cluster:
         if self._running() is not None:
             self._must_be(parts.kubernetes)
             return
+        if self._read() is None and _occupied():
+            raise MissingError(
+                f"another cluster runs here, in the control group {layout.CGROUP}: end it first"
+            )
         self.down()
         self.scratch.mkdir(mode=0o700, parents=True)
         native = find_native()
@@ -355,6 +359,14 @@ def _hierarchies() -> list[Path]:
         for d in HIERARCHIES.iterdir()
         if d.is_dir() and not d.is_symlink() and (d / "cgroup.procs").exists()
     ]
+
+
+def _occupied() -> bool:
+    """True if processes are in our control group, which every cluster of this machine would use."""
+    paths = (
+        path for hierarchy in _hierarchies() for path in hierarchy.glob(f"{layout.CGROUP}/**/cgroup.procs")
+    )
+    return any(path.read_text("utf-8") for path in paths)
 
 
 def _remove_cgroup(directory: Path) -> None:

@@ -186,6 +186,8 @@ _KUBELET: Final[dict[str, Any]] = {
     "eventRecordQPS": 0,
     "nodeStatusUpdateFrequency": "2s",
     "nodeStatusReportFrequency": "30s",
+    "featureGates": {"KubeletCrashLoopBackOffMax": True},
+    "crashLoopBackOff": {"maxContainerRestartPeriod": "5s"},  # tests kill the same container again and again
     "clusterDNS": [NAMES],
     "clusterDomain": "cluster.local",
 }

@@ -1,0 +1,102 @@
+"""Each part killed, alone and all together, while pods come and go and every book is compared each second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.cluster import auditor, product
+from tests.cluster.churn import Churn
+from tests.cluster.cluster import Cluster
+from tests.cluster.pods import Pods, container, pod
+from tests.cluster.watcher import Watcher
+
+SERVERS = ("kubelet", "containerd", "kube-apiserver")
+# The kubelet has nobody to ask while the agent is away, and fails a pod that is bound then: a controller makes
+# another. With containerd the agent may be found dead for a moment.
+COSTLY = {"agent", "containerd"}
+AWAY = (
+    "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to no healthy devices present",
+    "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to rpc error",
+    "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to device plugin GetPreferredAllocation rpc",
+)
+
+
+def kill(cluster: Cluster, part: str) -> None:
+    """SIGKILL; a server of the node is started again at once, the product's parts by the kubelet."""
+    if part in SERVERS:
+        cluster.restart(part)
+    else:
+        product.kill(cluster, {"agent": product.AGENT, "admission": product.ADMISSION}[part])
+
+
+def ended(pods: Pods, name: str) -> str:
+    """Empty once the pod runs, the kubelet's reason if it would not admit it."""
+    found: dict[str, Any] = {}
+
+    def decided() -> bool:
+        found.update(pods.get(name)["status"])
+        return found.get("phase") == "Failed" or _runs(found)
+
+    pods.cluster.wait(decided, 90, f"{name} neither runs nor fails")
+    return f"{found['reason']}: {found['message']}" if found["phase"] == "Failed" else ""
+
+
+def _runs(status: Mapping[str, Any]) -> bool:
+    statuses = status.get("containerStatuses", [])
+    return status.get("phase") == "Running" and bool(statuses) and all(s["ready"] for s in statuses)
+
+
+@pytest.mark.case(10, 45)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("kubelet",),
+        ("containerd",),
+        ("kube-apiserver",),
+        ("agent",),
+        ("admission",),
+        ("agent", "admission", *SERVERS),
+    ],
+    ids="+".join,
+)
+def test_killed_while_pods_come_and_go(cluster: Cluster, pods: Pods, parts: tuple[str, ...]) -> None:
+    pods.run(pod("kept", container("c", 30, 10)))
+    auditor.settled(cluster)
+    [kept], before = auditor.containers(cluster), auditor.ledger_of(cluster)
+    with Watcher(cluster) as watcher:
+        with Churn(cluster, pods) as churn:
+            churn.more(6)
+            for part in parts:
+                kill(cluster, part)
+            cluster.wait(cluster.node_ready, 60, "the node is not ready")
+            cluster.wait(lambda: product.agent_ready(cluster), 90, "the agent is not ready")
+            cluster.wait(lambda: product.admission_ready(cluster), 90, "admission is not ready")
+            churn.more(6, 90)
+        failed = [why for name in churn.alive if (why := ended(pods, name))]
+    assert watcher.looks.found == []
+    assert watcher.looks.containers > 0
+    assert all(why.startswith(AWAY) for why in failed) if COSTLY & set(parts) else not failed, failed
+    auditor.settled(cluster)
+    after = {one.container_id: one for one in auditor.containers(cluster)}
+    assert kept.container_id in after, "what ran was started anew"
+    assert auditor.ledger_of(cluster)[kept.uid, "c"] == before[kept.uid, "c"]
+
+
+@pytest.mark.case(60)
+def test_admission_killed_again_and_again_overbooks_nothing(cluster: Cluster, pods: Pods) -> None:
+    """Two fit on a card, so sixteen on the node: one more is one that somebody has forgotten."""
+    names = [f"tight-{i}" for i in range(20)]
+    with Watcher(cluster) as watcher:
+        for at in range(0, len(names), 5):
+            pods.create(*(pod(name, container("c", 45, 70)) for name in names[at : at + 5]))
+            product.kill(cluster, product.ADMISSION)
+        cluster.wait(lambda: product.admission_ready(cluster), 120, "admission does not come back")
+        cluster.wait(
+            lambda: [pods.phase(n) for n in names].count("Running") == 16, 90, "not sixteen of them run"
+        )
+    assert watcher.looks.found == []
+    assert sorted(pods.phase(n) for n in names) == ["Pending"] * 4 + ["Running"] * 16
+    auditor.settled(cluster)
