@@ -18,7 +18,7 @@ from admission.occupant import Occupant
 from admission.quota import Quota
 from admission.snapshot import Snapshot
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.explain import LINE_LIMIT, explain_placement
+from gpu_manager.domain.explain import LINE_LIMIT, explain_bound, explain_placement, explain_room
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import ZERO, Amount
@@ -26,6 +26,7 @@ from gpu_manager.domain.rules import pod_request
 
 SHOWN_NODES: Final = 200  # in full; the rest is counted
 FITS: Final = "fits"
+_FITS: Final = "fits: "  # before what it would get
 _WORDS: Final = {
     FITS: ("would take it", "would take it"),
     No.ROOM.value: ("has no room now", "have no room now"),
@@ -121,7 +122,7 @@ def explain(
     return Explanation(
         pod=pod.key,
         asks=describe(request),
-        line=_line(counts, total, change, nodes),
+        line=_line(pod, counts, total, change, nodes),
         change=change.text if change else "",
         counts=dict(counts),
         total=total,
@@ -147,8 +148,7 @@ def _placed(
     where = f"bound to node {printable(pod.node)}"
     if view is not None and charge is not None and charge.allocations:
         lies = {a.container: a.shares for a in charge.allocations}
-        where += f": {explain_placement(lies, view.facts.cards)}"
-        where += ", where the node would put it: its annotation does not say" if charge.guessed else ""
+        where = explain_bound(pod.node, explain_placement(lies, view.facts.cards), guessed=charge.guessed)
     elif pod.terminal:
         where = f"ended on node {printable(pod.node)}, and holds nothing any more"
     total = len(snapshot.nodes)
@@ -188,7 +188,7 @@ def _node(case: Case, question: Question, view: NodeView, fit: Fit | No) -> Node
             )
             for s in facts.cards
         )
-        return NodeLine(printable(view.name), FITS, f"fits: {text}", lines)
+        return NodeLine(printable(view.name), FITS, f"{_FITS}{text}", lines)
     refusal = question.refusal(view) if fit is not No.NODE else None
     lines = tuple(
         CardLine(seen.index, printable(seen.uuid), free.get(seen.uuid, ZERO), reason)
@@ -198,12 +198,14 @@ def _node(case: Case, question: Question, view: NodeView, fit: Fit | No) -> Node
     return NodeLine(printable(view.name), fit.value, question.why(view), lines, victims)
 
 
-def _line(counts: Counter[str], total: int, change: Cure | None, nodes: Sequence[NodeLine]) -> str:
+def _line(pod: Pod, counts: Counter[str], total: int, change: Cure | None, nodes: Sequence[NodeLine]) -> str:
     if not total:
         return "waits: the cluster has no node with cards"
     if counts[FITS]:
         first = next(n for n in nodes if n.outcome == FITS)
-        return f"fits on {counts[FITS]} of {_nodes(total)} now; on {first.node} it would get {first.line[6:]}"
+        scheduler = pod.scheduler if pod.phase else None  # a draft has no phase
+        where = first.line.removeprefix(_FITS)
+        return explain_room(counts[FITS], total, first.node, where, scheduler)
     parts = (f"{counts[word]} {_WORDS[word][counts[word] > 1]}" for word in _ORDER if counts[word])
     cure = f". Smallest change: {change.text}" if change else ". No change of its amounts helps"
     return f"waits: of {_nodes(total)}, {', '.join(parts)}{cure}"[:LINE_LIMIT]

@@ -29,7 +29,7 @@ def as_text(explanation: Explanation) -> str:
 
 
 _WORDS_ONE: Final = {
-    FITS: "fits",
+    FITS: "room now",
     No.ROOM.value: "no room now",
     No.NEVER.value: "no room, even if it were empty",
     No.QUOTA.value: "closed by quota",

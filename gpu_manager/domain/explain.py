@@ -182,6 +182,25 @@ def explain_placement(placement: Mapping[str, Sequence[Share]], cards: Sequence[
     return _cut("; ".join(parts), LINE_LIMIT)
 
 
+def explain_bound(node: str, where: str, *, guessed: bool) -> str:
+    """What a pod that is on a node holds; ``guessed`` where its annotation does not say so."""
+    why = " (by the node's rules: the pod's annotation does not say)" if guessed else ""
+    return f"bound to node {_clean(node)}: {where}{why}"
+
+
+def explain_room(fitting: int, total: int, node: str, where: str, scheduler: str | None = None) -> str:
+    """Where a pod that is on no node has room now; ``scheduler`` is whose turn it is if the pod exists."""
+    nodes = "" if total == 1 else f" on {fitting} of {total} nodes"
+    room = f"there is room now{nodes}: on {_clean(node)} it would get {where}"
+    if scheduler is None:
+        return _cut(room, LINE_LIMIT)
+    rest = (
+        f"Its scheduler {quoted(scheduler or 'default-scheduler')} will place it in a moment, or its Events "
+        "say what else it needs: CPU, host memory, a taint, an affinity, a volume"
+    )
+    return f"{_cut(f'waits, but not for cards: {room}', LINE_LIMIT - len(rest) - 2)}. {rest}"
+
+
 def _indices(shares: Sequence[Share], cards: Sequence[CardState]) -> list[int | str]:
     index = {state.card.uuid: state.card.index for state in cards}
     return [index.get(share.card, _clean(share.card)) for share in shares]

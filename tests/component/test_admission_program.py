@@ -426,7 +426,7 @@ def test_a_manifest_is_explained_before_it_is_created(api: StandInApi, serve: Ca
     spec = {"containers": [{"name": "train", "image": "i", "resources": {"limits": limits}}]}
     manifest = {"kind": "Pod", "metadata": {"name": "x", "namespace": "team-a"}, "spec": spec}
     status, text = service.send("POST", "/explain", manifest, TENANT)
-    assert (status, "fits on 2 of 2 nodes" in text) == (200, True)
+    assert (status, "there is room now on 2 of 2 nodes" in text) == (200, True)
     work = {
         "kind": "Deployment",
         "metadata": {"name": "x", "namespace": "team-a"},

@@ -194,7 +194,7 @@ def test_explain_judges_a_manifest_that_is_not_created(
     file.write_text(MANIFEST % 30)
     assert run(["explain", str(file), "-n", "ml", "--admission", "-"]) == 0
     out, err = said(capsys)
-    assert out.startswith("pod ml/web\nfits on 1 of 1 nodes now")
+    assert out.startswith("pod ml/web\nthere is room now: on n1 it would get 30 cores, 2 GiB of card 0\n")
     assert "judged by this program" in err
     file.write_text(MANIFEST % 50)
     assert run(["explain", str(file), "-o", "json"]) == 1
@@ -205,6 +205,23 @@ def test_explain_judges_a_manifest_that_is_not_created(
     assert "never runs" in said(capsys)[0]
     assert run(["explain", "train"]) == 0
     assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
+
+
+def test_explain_tells_a_pod_that_waits_for_something_else_so(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api, cards=1)
+    for name, units in (("picky", 8), ("large", 800)):
+        waiting = pod(name, container("c", 30, units))
+        waiting["spec"].pop("nodeName")
+        api.create(waiting)
+    assert run(["explain", "picky", "--admission", "-"]) == 0
+    out, _ = said(capsys)
+    assert (
+        "\nwaits, but not for cards: there is room now: on n1 it would get 30 cores, 2 GiB of card 0. " in out
+    )
+    assert run(["explain", "large", "--admission", "-"]) == 1
+    assert "\nwaits: the one node with cards has no room now; n1: " in said(capsys)[0]
 
 
 def test_the_admission_service_is_asked_with_the_callers_token_in_a_header_that_survives_the_proxy(

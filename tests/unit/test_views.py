@@ -9,6 +9,7 @@ from admission.occupant import occupant_of
 from admission.quota import NO_QUOTA
 from admission.views import as_json, as_text, quota_rows, quota_text
 from gpu_manager.domain.contract import GPU_MODEL, MEMORY, PLACEMENT
+from gpu_manager.domain.explain import LINE_LIMIT, explain_room
 from gpu_manager.domain.pod import parse_pod
 from tests.fakes.extender import UNIT, World, node, pod
 
@@ -24,9 +25,14 @@ def full(*amounts, names="n1"):
     return [pod(f"x{i}", core, units, on=names) for i, (core, units) in enumerate(amounts)]
 
 
+def drafted(name, **more):
+    """A pod as a manifest describes it: it does not exist yet."""
+    return {**pod(name, **more), "status": {}}
+
+
 def test_a_pod_that_fits_learns_where_it_would_lie():
-    told = why(World([node("n1"), node("n2", cards=0)]), pod("a"))
-    assert told.line == "fits on 1 of 2 nodes now; on n1 it would get 30 cores, 1 GiB of card 0"
+    told = why(World([node("n1"), node("n2", cards=0)]), drafted("a"))
+    assert told.line == "there is room now on 1 of 2 nodes: on n1 it would get 30 cores, 1 GiB of card 0"
     assert told.counts == {"fits": 1, "node": 1}
     assert told.change == ""
 
@@ -142,7 +148,16 @@ def test_one_node_is_told_of_as_one():
     assert one.line.startswith("waits: of 1 node, 1 has no room now")
     two = why(World([node("n1", cards=1), node("n2", cards=0)], full((80, 4))), pod("a", 30, 4))
     assert two.line.startswith("waits: of 2 nodes, 1 has no room now, 1 has no cards for it")
-    assert why(World([node("n1")]), pod("a")).line.startswith("fits on 1 of 1 node now; on n1")
+    assert why(World([node("n1")]), drafted("a")).line.startswith("there is room now: on n1")
+
+
+def test_a_pod_that_waits_though_there_is_room_is_told_whose_turn_it_is():
+    told = why(World([node("n1")]), pod("a"))
+    assert told.line.startswith("waits, but not for cards: there is room now: on n1 it would get 30 cores")
+    assert '. Its scheduler "gpu-scheduler" will place it in a moment, or its Events say what' in told.line
+    longest = explain_room(1, 2, "n" * 253, "x" * 2000, "s" * 200)
+    assert len(longest) <= LINE_LIMIT
+    assert longest.endswith("a volume")
 
 
 def test_an_empty_cluster_and_a_pod_without_cards_are_told_too():

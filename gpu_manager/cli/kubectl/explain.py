@@ -14,7 +14,7 @@ from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.explain import Refusal, explain_placement
+from gpu_manager.domain.explain import Refusal, explain_bound, explain_placement, explain_room
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.survey import NodeBooks, survey
 
@@ -135,9 +135,11 @@ def _here(login: Login, pod: Pod) -> Mapping[str, Any]:
         line = "waits: the cluster has no node with cards"
     elif counts["fits"]:
         first = nodes[0]
-        line = f"fits on {counts['fits']} of {len(nodes)} nodes now; on {first['node']}: {first['line']}"
+        scheduler = pod.scheduler if pod.phase else None  # a draft has no phase
+        line = explain_room(counts["fits"], len(nodes), first["node"], first["line"], scheduler)
     else:
-        line = f"waits: none of {len(nodes)} nodes has room now; {nodes[0]['node']}: {nodes[0]['line']}"
+        none = "the one node with cards has no" if len(nodes) == 1 else f"none of {len(nodes)} nodes has"
+        line = f"waits: {none} room now; {nodes[0]['node']}: {nodes[0]['line']}"
     return _explained(pod, line, counts, len(nodes), nodes)
 
 
@@ -148,9 +150,8 @@ def _bound(pod: Pod, books: Sequence[NodeBooks]) -> Mapping[str, Any]:
         line += ", which publishes no cards: kubectl vcuda doctor says why"
     elif held := where.ledger.of_pod(pod.uid):
         placement = {name: allocation.shares for name, allocation in held.items()}
-        line += f": {explain_placement(placement, where.said.inventory.cards)}"
-        if pod.uid in where.guessed:
-            line += ", where the node would put it: its annotation does not say"
+        text = explain_placement(placement, where.said.inventory.cards)
+        line = explain_bound(pod.node, text, guessed=pod.uid in where.guessed)
     elif pod.terminal:
         line = f"ended on node {pod.node}, and holds nothing any more"
     else:
@@ -203,8 +204,8 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     nodes = [node for node in answer.get("nodes") or () if isinstance(node, Mapping)]
     for node in nodes[:_SHOWN]:
         cards = [card for card in node.get("cards") or () if isinstance(card, Mapping)]
-        fits = "fits" if node.get("outcome") == "fits" else "no room"
-        yield printable(f"{node.get('node')}: {fits if cards else node.get('line')}")
+        words = "room now" if node.get("outcome") == "fits" else "no room"
+        yield printable(f"{node.get('node')}: {words if cards else node.get('line')}")
         for card in cards:
             yield printable(f"  card {card.get('index')} ({card.get('uuid')}): {card.get('reason')}")
         if node.get("victims"):
