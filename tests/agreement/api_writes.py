@@ -204,24 +204,17 @@ def defaults(w: World) -> object:
 @WRITES.case(
     "what an extended resource may not be",
     {
-        "half": (
-            422,
-            f'spec.containers[0].resources.limits[{GPU}]: Invalid value: "500m": must be an integer',
-        ),
-        "unequal": (
-            422,
-            f'spec.containers[0].resources.requests: Invalid value: "1": must be equal to {GPU} limit of 2',
-        ),
+        "half": (422, f"spec.containers[0].resources.limits[{GPU}]", "must be an integer"),
+        "unequal": (422, "spec.containers[0].resources.requests", f"must be equal to {GPU} limit of 2"),
         "request alone": (
             422,
-            (
-                "spec.containers[0].resources.limits: Required value: "
-                "Limit must be set for non overcommitable resources"
-            ),
+            "spec.containers[0].resources.limits",
+            "Limit must be set for non overcommitable resources",
         ),
         "negative": (
             422,
-            f'spec.containers[0].resources.limits[{GPU}]: Invalid value: "-1": must be greater than or equal to 0',
+            f"spec.containers[0].resources.limits[{GPU}]",
+            "must be greater than or equal to 0",
         ),
     },
 )
@@ -235,8 +228,9 @@ def extended(w: World) -> object:
     found = {}
     for name, containers in tries.items():
         answer = w.ask("POST", PODS, pod("refused", containers=list(containers)))
-        causes = answer.body["details"]["causes"]
-        found[name] = answer.code, f"{causes[0]['field']}: {causes[0]['message']}"
+        cause = answer.body["details"]["causes"][0]
+        # Between field and rule stands the value, written in other ways by other versions.
+        found[name] = answer.code, cause["field"], cause["message"].rpartition(": ")[2]
     return found
 
 

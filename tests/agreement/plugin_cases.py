@@ -243,6 +243,7 @@ def refused(n: NodeWorld) -> object:
     plain_answer = plugin.answer
     plugin.answer = refusing("no card")
     found = {"allocate": verdict(n.run("r-allocate", {"c": {"a": 2}}))}
+    older = "&AllocateResponse{ContainerResponses:[]*ContainerAllocateResponse{},}"
     plugin.answer = lambda _ids: None
     found["empty"] = verdict(n.run("r-empty", {"c": {"a": 2}}))
     plugin.answer = plain_answer
@@ -253,7 +254,9 @@ def refused(n: NodeWorld) -> object:
     found["smaller"] = verdict(n.run("r-smaller", {"c": {"a": 6}}))
     n.delete("r-smaller")
     found["later"] = verdict(n.run("r-later", {"c": {"a": 8}}))
-    return {name: (*said[:2], said[2].replace(n("a"), "{a}")) for name, said in found.items()}
+    return {
+        name: (*said[:2], said[2].replace(n("a"), "{a}").replace(older, "")) for name, said in found.items()
+    }
 
 
 @PLUGINS.case(

@@ -25,11 +25,15 @@ Obj = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``proves`` says in a line what is held when :attr:`run` returns ``expected``."""
+    """``proves`` says in a line what is held when :attr:`run` returns ``expected``.
+
+    ``since``: the minor version of Kubernetes that does so first, where an older line in support does not.
+    """
 
     proves: str
     run: Callable[[Any], object]
     expected: object
+    since: int = 0
 
     @property
     def name(self) -> str:
@@ -40,9 +44,11 @@ class Case:
 class Table(list[Case]):
     """Cases, gathered by a decorator: ``@table.case(proves, expected)``."""
 
-    def case(self, proves: str, expected: object) -> Callable[[Callable[[Any], object]], None]:
+    def case(
+        self, proves: str, expected: object, *, since: int = 0
+    ) -> Callable[[Callable[[Any], object]], None]:
         def gather(run: Callable[[Any], object]) -> None:
-            self.append(Case(proves, run, expected))
+            self.append(Case(proves, run, expected, since))
 
         return gather
 
