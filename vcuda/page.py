@@ -34,7 +34,7 @@ MAX_BYTES: Final = (1 << 48) - 1
 """Most memory a card line can hold: the high 16 bits of ``charged`` are the repair epoch."""
 MAX_NS: Final = (1 << 63) - 1
 
-_HEADER: Final = struct.Struct("<8sHHIQIHHIIIIQQ16s48s")
+_HEADER: Final = struct.Struct("<8sHHIQIHHII8xQQ16s48s")
 _CARD: Final = struct.Struct("<16sQQQQIIQQQIIII32s")
 _CRC_OFFSET: Final = 12
 _USAGE_HEADER: Final = struct.Struct("<8sHHI16sII")
@@ -67,15 +67,6 @@ class NoteCode(IntEnum):
     UNKNOWN_FUNCTION = 3
     ROUTED_BY_NAME = 4
     LIMITS_LOST = 5
-
-
-class LogLevel(IntEnum):
-    """What the library may say on stderr; silence unless the host asks."""
-
-    SILENT = 0
-    ERROR = 1
-    INFO = 2
-    DEBUG = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +105,6 @@ class Limits:
     elastic: bool = False
     oversubscribe: bool = False
     observe: bool = False
-    log_level: LogLevel = LogLevel.SILENT
     heartbeat_ns: int = 0
     identity: bytes = bytes(16)
 
@@ -296,7 +286,7 @@ def _encode_copy(limits: Limits, generation: int) -> bytes:
     try:
         header = _HEADER.pack(
             LIMITS_MAGIC, ABI_MAJOR, ABI_MINOR, 0, generation, _HEADER.size + count * _CARD.size,
-            _HEADER.size, _CARD.size, count, flags, limits.log_level, 0, limits.heartbeat_ns, 0,
+            _HEADER.size, _CARD.size, count, flags, limits.heartbeat_ns, 0,
             limits.identity, bytes(48),
         )  # fmt: skip
     except struct.error as error:
@@ -328,7 +318,7 @@ def _decode_card(copy: bytes, offset: int) -> CardLimits:
 
 def _decode_copy(copy: bytes) -> Limits | str:
     """The copy's value, or why it is none."""
-    (magic, major, _, crc, generation, size, header_size, card_size, count, flags, level, _, heartbeat, _,
+    (magic, major, _, crc, generation, size, header_size, card_size, count, flags, heartbeat, _,
      identity, _) = _HEADER.unpack_from(copy)  # fmt: skip
     if magic != LIMITS_MAGIC:
         return "it has no magic"
@@ -346,7 +336,6 @@ def _decode_copy(copy: bytes) -> Limits | str:
         elastic=bool(flags & _ELASTIC),
         oversubscribe=bool(flags & _OVERSUBSCRIBE),
         observe=bool(flags & _OBSERVE),
-        log_level=LogLevel(min(level, LogLevel.DEBUG)),
         heartbeat_ns=heartbeat,
         identity=identity,
     )

@@ -73,8 +73,8 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
     [
         (
             "limits_copy", page._HEADER, 0,
-            ("magic abi_major abi_minor crc generation size header_size card_size card_count flags log_level "
-            "reserved0 heartbeat_ns reserved1 identity reserved"),
+            ("magic abi_major abi_minor crc generation size header_size card_size card_count flags "
+            "heartbeat_ns reserved1 identity reserved"),
         ),
         (
             "card_limits", page._CARD, 0,
@@ -145,8 +145,6 @@ def test_constants_agree(facts: dict[str, int]) -> None:
     )
     modes = (page._MEMORY_LIMITED, page._CORES_LIMITED)
     assert modes == tuple(facts[f"VCUDA_MODE_{name}"] for name in ("MEMORY_LIMITED", "CORES_LIMITED"))
-    levels = tuple(facts[f"VCUDA_LOG_{level.name}"] for level in page.LogLevel)
-    assert levels == tuple(page.LogLevel)
 
 
 def test_words_that_processes_contend_for_have_lines_of_their_own(facts: dict[str, int]) -> None:

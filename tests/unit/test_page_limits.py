@@ -40,7 +40,6 @@ LIMITS = st.builds(
     elastic=st.booleans(),
     oversubscribe=st.booleans(),
     observe=st.booleans(),
-    log_level=st.sampled_from(page.LogLevel),
     heartbeat_ns=U64,
     identity=st.binary(min_size=16, max_size=16),
 )

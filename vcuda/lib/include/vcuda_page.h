@@ -46,12 +46,6 @@
 #define VCUDA_MODE_MEMORY_LIMITED 0x1u
 #define VCUDA_MODE_CORES_LIMITED 0x2u
 
-/* vcuda_limits_copy.log_level: lines on stderr; the default is silence. */
-#define VCUDA_LOG_SILENT 0u
-#define VCUDA_LOG_ERROR 1u
-#define VCUDA_LOG_INFO 2u
-#define VCUDA_LOG_DEBUG 3u
-
 struct vcuda_card_limits {
     uint8_t uuid[16];         /* as cuDeviceGetUuid_v2 returns it; a MIG instance has its own */
     uint64_t memory_limit;    /* bytes */
@@ -80,8 +74,7 @@ struct vcuda_limits_copy {
     uint16_t card_size;   /* ... and longer cards */
     uint32_t card_count;  /* <= VCUDA_MAX_CARDS */
     uint32_t flags;       /* VCUDA_FLAG_* */
-    uint32_t log_level;   /* VCUDA_LOG_* */
-    uint32_t reserved0;
+    uint32_t reserved0[2];
     uint64_t heartbeat_ns; /* host CLOCK_MONOTONIC when this copy was written; 0: no host watches */
     uint64_t reserved1;
     uint8_t identity[16]; /* which allocation this is: a hash, no name */

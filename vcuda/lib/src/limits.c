@@ -50,7 +50,6 @@ static void decode(const struct vcuda_limits_copy *copy, struct vcuda_limits_vie
     view->generation = copy->generation;
     view->heartbeat_ns = copy->heartbeat_ns;
     view->flags = copy->flags;
-    view->log_level = copy->log_level;
     view->card_count = copy->card_count;
     for (uint32_t i = 0; i < copy->card_count; i++) {
         struct vcuda_card_limits *card = &view->card[i];

@@ -104,7 +104,6 @@ static const char *map(const char *path, size_t size, bool writable, void **mapp
 static void publish(struct attachment *a, const struct vcuda_limits_view *view) {
     struct vcuda_limits_view *slot = &a->views[a->next_view++ % VIEWS];
     *slot = *view;
-    __atomic_store_n(&vcuda_say_level, view->log_level, __ATOMIC_RELAXED);
     __atomic_store_n(&a->face.current, slot, __ATOMIC_RELEASE);
     __atomic_store_n(&a->usage->generation_seen, view->generation, __ATOMIC_RELAXED);
 }
@@ -239,9 +238,9 @@ static enum vcuda_attachment refuse(const char *path, const char *fault, int err
     snprintf(text, sizeof text, "%s %s%s%s", name ? name + 1 : path, fault, error ? ": " : "",
              error ? strerror(error) : "");
     vcuda_note_text(VCUDA_NOTE_CUDA_REFUSED, text);
-    vcuda_say_refusal("CUDA is refused in this container: %s %s%s%s. The node's gpu-manager makes this file; "
-                      "restart the pod, and if that does not help ask the node's operator",
-                      path, fault, error ? ": " : "", error ? strerror(error) : "");
+    vcuda_say_once("CUDA is refused in this container: %s %s%s%s. The node's gpu-manager makes this file; "
+                   "restart the pod, and if that does not help ask the node's operator",
+                   path, fault, error ? ": " : "", error ? strerror(error) : "");
     return VCUDA_REFUSED;
 }
 
@@ -250,7 +249,8 @@ static enum vcuda_attachment give_up(const struct vcuda_limits_view *view, const
                                      int error) {
     if (!(view->flags & VCUDA_FLAG_FAIL_OPEN))
         return refuse(path, fault, error);
-    vcuda_say(VCUDA_LOG_ERROR, "limits are not enforced: %s %s", path, fault);
+    vcuda_say_once("limits are not enforced in this container: %s %s%s%s", path, fault, error ? ": " : "",
+                   error ? strerror(error) : "");
     return VCUDA_UNLIMITED;
 }
 

@@ -12,7 +12,6 @@ struct vcuda_limits_view {
     uint64_t generation;
     uint64_t heartbeat_ns;
     uint32_t flags; /* VCUDA_FLAG_* */
-    uint32_t log_level;
     uint32_t card_count;
     struct vcuda_card_limits card[VCUDA_MAX_CARDS];
 };

@@ -1,16 +1,8 @@
-/* One line on stderr, and only when it must be or the host asked: silence is the default in a guest. */
+/* The one line on stderr: silence is the rule in a guest. What the host should know goes into a note. */
 #ifndef VCUDA_SAY_H
 #define VCUDA_SAY_H
 
-#include <stdint.h>
-
-/* Print "vcuda: ..." if the limits' log level is at least `level`. Keeps errno. */
-void vcuda_say(uint32_t level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-/* Print once a process whatever the level: CUDA is being refused, and this is why. */
-void vcuda_say_refusal(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-/* Set by page.c whenever limits are read. */
-extern uint32_t vcuda_say_level;
+/* Print "vcuda: ...", once a process: CUDA is refused, or nothing holds it, and this is why. Keeps errno. */
+void vcuda_say_once(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -12,8 +12,8 @@ CUresult hook_cuInit(unsigned int flags) {
     int saved = errno;
     if (!vcuda_front_open()) {
         char path[PATHS_MAX];
-        vcuda_say_refusal("CUDA is refused in this container: the driver at %s cannot be opened",
-                          paths_real(path, VCUDA_REAL_NAME) ? path : VCUDA_REAL_NAME);
+        vcuda_say_once("CUDA is refused in this container: the driver at %s cannot be opened",
+                       paths_real(path, VCUDA_REAL_NAME) ? path : VCUDA_REAL_NAME);
         vcuda_note_text(VCUDA_NOTE_CUDA_REFUSED, "driver " VCUDA_REAL_NAME " cannot be opened");
         errno = saved;
         return CUDA_ERROR_SYSTEM_NOT_READY;
