@@ -17,7 +17,7 @@ from tests.native.driven import DOORS
 from tests.native.test_hostile import FRONT, PRELOAD
 from tests.native.tools import ROOT
 
-# area → group → "file: test", "bench: row" or "gpu: row", below tests/native, bench and tests/gpu.
+# area → group → "file: test", "bench: row", "gpu: row" (below tests/native, bench, tests/gpu) or "security: words of a row".
 MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
     "resolution": {
         "every name of every release, by dlsym": (
@@ -265,6 +265,42 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
             "threads: four_threads_take_and_give_back_memory_in_every_way",
         ),
     },
+    # Each way of a program past its limit that is known: one that the library answers, or that the documents list with
+    # what the host does instead.
+    "evasions": {
+        "the environment, another user, a login": (
+            "hostile: not_one_byte_more",
+            "front_programs: sshd_lets_a_user_in_who_then_meets_the_library",
+        ),
+        "raised rights": ("hostile: not_one_byte_more",),
+        "another libc, static programs": (
+            "front_programs: a_shell_of_another_libc_passes_the_preload_file_over",
+            "front_loader: the_mounted_front_meets_a_statically_linked_program",
+        ),
+        "a driver of the image's own, found by name": ("hostile: not_one_byte_more",),
+        "the real file, or a copy, by its path": (
+            "hostile: a_driver_by_its_path_goes_past_the_library_and_leaves_no_slot_for_the_host_to_find",
+            "security: the real driver by its path",
+            "security: an own copy of the driver",
+        ),
+        "chroot, nested containers, namespaces": (
+            "security: in a `chroot` of the tenant's own",
+            "security: a nested container or user namespace",
+        ),
+        "raw calls of the kernel's driver": ("security: raw calls to `/dev/nvidia*`",),
+        "writing the limits, the library, the preload file": (
+            "hostile: not_one_byte_more",
+            "front_container: the_limits_cannot_be_written_from_inside",
+        ),
+        "writing the usage page": (
+            "hostile: not_one_byte_more",
+            "security: writing less into the account",
+            "security: a made-up slot",
+            "security: destroying the usage page",
+        ),
+        "the library's own memory": ("security: patching the library in memory",),
+        "other libraries of the driver, memory without a call": ("security: memory moved to the card without a call",),
+    },
     "performance": {
         "nanoseconds of a call, milliseconds of a start": (
             "bench: forward_ns",
@@ -308,7 +344,9 @@ def test_each_group_has_a_test_that_exists(tests: tuple[str, ...]) -> None:
     assert tests
     for test in tests:
         file, _, name = test.partition(": ")
-        if file in ("bench", "gpu"):
+        if file == "security":
+            assert name in (ROOT / "docs/security.md").read_text(encoding="utf-8"), test
+        elif file in ("bench", "gpu"):
             assert f'"{name}' in rows_of("bench" if file == "bench" else "tests/gpu"), test
         else:
             assert any(found.startswith(f"test_{name}") for found in found_in(file)), test

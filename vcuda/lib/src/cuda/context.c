@@ -43,7 +43,7 @@ void context_found(CUcontext context, const struct place *place) {
                          .bytes = account_context_bytes(place->card),
                          .card = (int8_t)place->card,
                          .kind = HELD_CONTEXT};
-    if (item.bytes && held_put_new(&item))
+    if (held_put_new(&item))
         account_taken(item.card, item.bytes);
 }
 
