@@ -151,7 +151,8 @@ def get(url: str, path: str, accept: str, token: str, ok: tuple[int, ...] = (200
             cure = "give --token" if error.code == 401 else "is that the agent?"
             raise NodeUnready(f"the agent at {url} refused {path}: {error.code}; {cure}") from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+        reason = getattr(error, "reason", error)  # urllib's, around the system's own
+        reason = getattr(reason, "strerror", None) or reason
         raise NodeUnready(
             f"no agent answers at {url} ({reason}): start it, or name its address with --url"
         ) from error

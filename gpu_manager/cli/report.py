@@ -32,7 +32,8 @@ def show(report: Report, output: Output) -> int:
 
 
 def _lines(report: Report) -> Iterator[str]:
-    yield from (printable(note) for note in report.notes)
+    for note in report.notes:
+        yield from _wrapped(printable(note), "")
     last: Check | None = None
     for finding in report.findings:
         if finding.check is not last:

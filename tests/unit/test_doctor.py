@@ -134,6 +134,11 @@ def hooks(**changed: Any) -> Facts:
     return cluster(webhooks=tuple(replace(hook, **changed) for hook in CLUSTER.webhooks or ()))
 
 
+BARE = NodeFacts("n2", None, None, None, hinted="1 nvidia.com/gpu", labels={"old": ""})
+TWO_WAYS = (
+    (("enable", "In", frozenset({"on", "yes"})),),
+    (("present", "In", frozenset({"true"})), ("old", "DoesNotExist", frozenset[str]())),
+)
 TWO_OF_60 = (PodFacts(a_pod()), PodFacts(a_pod("q")))
 FOUND = [
     ("no-card", driver(pci_cards=0, nvml_cards=None), "shows no NVIDIA card"),
@@ -143,7 +148,7 @@ FOUND = [
     ("nvml-unusable", driver(nvml_problem="libnvidia-ml.so.1 was not found"), "libnvidia-ml.so.1"),
     ("card-not-driven", driver(nvml_cards=1), "the driver 1"),
     ("device-node-missing", driver(devices=DRIVER.devices - {"nvidia-uvm"}), "/dev/nvidia-uvm is missing"),
-    ("device-node-missing", driver(devices=DRIVER.devices - {"nvidia1"}), "2 cards and 1 nodes"),
+    ("device-node-missing", driver(devices=DRIVER.devices - {"nvidia1"}), "2 cards, 1 file"),
     ("driver-upgraded", driver(in_use={"535.1.2": 1}), "1 process has libcuda 535.1.2 open"),
     ("runtime-not-found", runtime(sockets=(), config=""), "no socket and no configuration"),
     ("cri-socket-wrong", runtime(cri="/run/docker.sock"), "there is /run/containerd/containerd.sock"),
@@ -168,9 +173,9 @@ FOUND = [
     ("watchdog-blind", agent(blind=("host-pid",)), "without hostPID"),
     ("card-closed", agent(closed=("card 0 (GPU-a) is cordoned",)), "is cordoned"),
     ("sample-old", agent(sample_age_seconds=61.0), "61 s ago"),
-    ("no-gpu-node", node(inventory=None, core=None), "none of 1 nodes"),
+    ("no-gpu-node", node(inventory=None, core=None), "of 1 node none publishes"),
     ("inventory-unreadable", node(inventory_unreadable=True), "node n1"),
-    ("node-offers-nothing", node(core=0), "has 1 cards and offers 0"),
+    ("node-offers-nothing", node(core=0), "has 1 card and offers 0"),
     ("node-offers-nothing", node(core=None), "offers no tencent.com/vcuda-core"),
     ("agent-absent", cluster(agents=None), "no DaemonSet"),
     ("agent-absent", cluster(agents=replace(CLUSTER.agents, ready={"n1": False})), "on node n1 is not ready"),
@@ -179,6 +184,11 @@ FOUND = [
         "node-label-missing",
         cluster(nodes=(NODE, NodeFacts("n2", None, None, None, hinted="label nvidia.com/gpu.present"))),
         "not the label pool=gpu",
+    ),
+    (
+        "node-label-missing",
+        cluster(nodes=(NODE, BARE), agents=replace(CLUSTER.agents, selector={}, affinity=TWO_WAYS)),
+        "not the label enable=on|yes or present=true and no old",
     ),
     ("model-label-missing", node(labels={}), "neither tencent.com/gpu-model"),
     (
@@ -200,7 +210,7 @@ FOUND = [
     (
         "scheduler-without-extender",
         cluster(pods=(PodFacts(a_pod(scheduler="")),)),
-        "1 pods that ask for tencent.com/vcuda-core name scheduler default-scheduler",
+        "scheduler default-scheduler, which 1 pod with tencent.com/vcuda-core came to, has no extender",
     ),
     ("pod-without-card", cluster(pods=(PodFacts(a_pod(annotations={})),)), "on no card that is said"),
     ("pod-without-card", cluster(pods=(PodFacts(a_pod(node="n9")),)), "which publishes no cards"),
@@ -284,6 +294,23 @@ def test_names_that_others_chose_cannot_move_the_cursor(name: str, label: str) -
     )
     for finding in examine(facts, CLUSTER_CHECKS).findings:
         assert finding.text.isprintable()
+
+
+def test_a_node_that_one_of_the_agents_alternatives_lets_in_lacks_no_label() -> None:
+    for labels in ({"enable": "on"}, {"present": "true"}):
+        agents = replace(CLUSTER.agents, selector={}, affinity=TWO_WAYS)
+        facts = cluster(nodes=(NODE, replace(BARE, labels=labels)), agents=agents)
+        assert "node-label-missing" in examine(facts, CLUSTER_CHECKS).passed
+
+
+def test_a_machine_that_is_no_node_is_told_so_and_what_to_run_instead() -> None:
+    facts = replace(GOOD, driver=DriverFacts(pci_cards=0), kubelet=None, blind={"kubelet": "none"})
+    report = examine(facts, NODE_CHECKS)
+    (note,) = report.notes
+    assert note.startswith("this machine is no Kubernetes node and shows no NVIDIA card")
+    assert [f.check.id for f in report.findings] == ["no-card"]
+    assert "are injected by" in examine(GOOD, NODE_CHECKS).notes[1]
+    assert "would be injected by" in examine(replace(GOOD, agent=None), NODE_CHECKS).notes[1]
 
 
 def test_many_cases_of_one_fault_are_counted_not_listed() -> None:

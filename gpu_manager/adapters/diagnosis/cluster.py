@@ -24,6 +24,7 @@ from gpu_manager.domain.doctor.facts import (
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import parse_quantity
+from gpu_manager.domain.selectors import Term, read_terms
 
 SERVICE: Final = "gpu-quota-admission"
 _SECRET: Final = "gpu-quota-admission-certs"  # noqa: S105  # a name
@@ -110,6 +111,7 @@ class _Looked:
                     "--nvidia-resource" in _list(c.get("command")) + _list(c.get("args"))
                     for c in _maps(template.get("containers"))
                 ),
+                affinity=_affinity(template),
             ),
         )
 
@@ -202,6 +204,13 @@ def _pod(obj: Mapping[str, Any]) -> PodFacts | None:
     if not pod.asks:
         return None
     return PodFacts(pod, _MIRROR in pod.annotations, _text(_map(obj.get("spec")).get("runtimeClassName")))
+
+
+def _affinity(template: Mapping[str, Any]) -> tuple[tuple[Term, ...], ...]:
+    """What a node's labels must be: the terms of one of these; none where every node will do."""
+    wanted = _map(_map(template.get("affinity")).get("nodeAffinity"))
+    required = _map(wanted.get("requiredDuringSchedulingIgnoredDuringExecution"))
+    return tuple(read_terms(term) or () for term in _maps(required.get("nodeSelectorTerms")))
 
 
 def _is_ready(pod: Mapping[str, Any]) -> bool:

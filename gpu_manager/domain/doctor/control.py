@@ -9,7 +9,7 @@ from typing import Final
 from gpu_manager.domain.contract import ALLOCATION, CORE
 from gpu_manager.domain.doctor.check import Check, Severity
 from gpu_manager.domain.doctor.facts import ClusterFacts
-from gpu_manager.domain.doctor.shown import bounded, known, nodes_of, pods_of
+from gpu_manager.domain.doctor.shown import bounded, counted, known, nodes_of, pods_of
 from gpu_manager.domain.errors import printable
 
 _DAY: Final = 86_400.0
@@ -67,8 +67,8 @@ def _no_extender(cluster: ClusterFacts, _: float) -> Iterator[str]:
     for name, count in sorted(counts.items()):
         if name not in with_us:
             yield (
-                f"{count} pods that ask for {CORE} name scheduler {printable(name)}, which has no extender; "
-                f"with one: {', '.join(sorted(map(printable, with_us)))}"
+                f"scheduler {printable(name)}, which {counted(count, 'pod')} with {CORE} came to, has no "
+                f"extender; with one: {', '.join(sorted(map(printable, with_us)))}"
             )
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from gpu_manager.domain.doctor.check import Check, Severity, Unseen
 from gpu_manager.domain.doctor.facts import DriverFacts
+from gpu_manager.domain.doctor.shown import counted
 
 _CONTROL_DEVICES: Final = ("nvidiactl", "nvidia-uvm")
 
@@ -29,7 +30,7 @@ def _with_cards(driver: DriverFacts) -> int:
 def _not_loaded(driver: DriverFacts, _: float) -> Iterator[str]:
     count = _with_cards(driver)
     if driver.kernel is None and driver.nvml_cards is None:
-        yield f"the PCI bus shows {count} NVIDIA cards, but no NVIDIA kernel module is loaded"
+        yield f"the PCI bus shows {counted(count, 'NVIDIA card')}, but no NVIDIA kernel module is loaded"
 
 
 def _no_library(driver: DriverFacts, _: float) -> Iterator[str]:
@@ -59,7 +60,7 @@ def _cards_lost(driver: DriverFacts, _: float) -> Iterator[str]:
     if driver.pci_cards is None or driver.nvml_cards is None:
         raise Unseen("the cards were not counted both ways")
     if driver.nvml_cards < driver.pci_cards:
-        yield f"the PCI bus shows {driver.pci_cards} NVIDIA cards, the driver {driver.nvml_cards}"
+        yield f"the PCI bus shows {counted(driver.pci_cards, 'NVIDIA card')}, the driver {driver.nvml_cards}"
 
 
 def _no_device(driver: DriverFacts, _: float) -> Iterator[str]:
@@ -70,7 +71,7 @@ def _no_device(driver: DriverFacts, _: float) -> Iterator[str]:
     nodes = sum(name.removeprefix("nvidia").isdecimal() for name in driver.devices)
     wanted = driver.nvml_cards if driver.nvml_cards is not None else count
     if nodes < wanted:
-        yield f"there are {wanted} cards and {nodes} nodes /dev/nvidia<n>"
+        yield f"{counted(wanted, 'card')}, {counted(nodes, 'file')} /dev/nvidia<n>"
 
 
 def _upgraded(driver: DriverFacts, _: float) -> Iterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gpu_manager.domain.contract import Inventory
 from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.selectors import Term
 
 Version = tuple[int, ...]
 
@@ -120,8 +121,9 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class AgentPods:
-    """The agent's DaemonSet: ``selector`` of nodes, and by node whether its pod is ready; ``lends`` where it
-    offers whole cards as ``nvidia.com/gpu`` too.
+    """The agent's DaemonSet: ``selector`` of nodes and ``affinity`` (the terms of one alternative are enough,
+    none of them lets every node in), and by node whether its pod is ready; ``lends`` where it offers whole
+    cards as ``nvidia.com/gpu`` too.
     """
 
     name: str
@@ -129,6 +131,7 @@ class AgentPods:
     ready: Mapping[str, bool]
     runtime_class: str = ""
     lends: bool = False
+    affinity: tuple[tuple[Term, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,12 @@ def _agent_silent(kubelet: KubeletFacts, _: float) -> Iterator[str]:
         yield kubelet.agent_problem
 
 
+def _no_runtime(pair: tuple[KubeletFacts, RuntimeFacts], _: float) -> Iterator[str]:
+    runtime = pair[1]
+    if not runtime.sockets and not runtime.config:
+        yield "no socket and no configuration of containerd, CRI-O or cri-dockerd was found"
+
+
 def _cgroup_drivers(pair: tuple[KubeletFacts, RuntimeFacts], _: float) -> Iterator[str]:
     kubelet, runtime = pair
     if not kubelet.cgroup_driver or runtime.systemd_cgroup is None:
@@ -149,6 +155,17 @@ KUBELET: Final = (
     ),
 )
 BOTH: Final = (
+    Check(
+        id="runtime-not-found",
+        group="kubelet+runtime",
+        severity=Severity.TROUBLE,
+        what="A kubelet runs here, and no container runtime was recognised.",
+        cure=(
+            "Start containerd or CRI-O; where its files lie elsewhere, say how cards are injected with "
+            "`--device-injection`."
+        ),
+        judge=_no_runtime,
+    ),
     Check(
         id="cgroup-driver-differs",
         group="kubelet+runtime",

@@ -9,16 +9,17 @@ from typing import Final
 from gpu_manager.domain.contract import ALLOCATION, CORE, MODEL_LABEL, MODEL_LABEL_GAIA, decode_assignment
 from gpu_manager.domain.doctor.check import Check, Severity, Unseen
 from gpu_manager.domain.doctor.facts import AgentPods, ClusterFacts
-from gpu_manager.domain.doctor.shown import bounded, nodes_of, pods_of
+from gpu_manager.domain.doctor.shown import bounded, counted, nodes_of, pods_of
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
+from gpu_manager.domain.selectors import meets, shown_terms
 
 
 def _no_node(cluster: ClusterFacts, _: float) -> Iterator[str]:
     nodes = nodes_of(cluster)
     if not any(node.inventory for node in nodes):
-        yield f"none of {len(nodes)} nodes publishes an inventory of cards"
+        yield f"of {counted(len(nodes), 'node')} none publishes an inventory of cards"
 
 
 def _unreadable(cluster: ClusterFacts, _: float) -> Iterator[str]:
@@ -32,7 +33,7 @@ def _not_offered(cluster: ClusterFacts, _: float) -> Iterator[str]:
         cards = [s for s in node.inventory.cards if not s.card.mig] if node.inventory else []
         if cards and not node.core:
             offers = f"no {CORE}" if node.core is None else f"0 {CORE}"
-            lines.append(f"node {printable(node.name)} has {len(cards)} cards and offers {offers}")
+            lines.append(f"node {printable(node.name)} has {counted(len(cards), 'card')} and offers {offers}")
     yield from bounded(lines)
 
 
@@ -63,6 +64,8 @@ def _labels(cluster: ClusterFacts, _: float) -> Iterator[str]:
     lines = []
     for node in nodes_of(cluster):
         missing = [f"{k}={v}" for k, v in agents.selector.items() if node.labels.get(k) != v]
+        if agents.affinity and not any(meets(node.labels, terms) for terms in agents.affinity):
+            missing.append(" or ".join(map(shown_terms, agents.affinity)))
         if missing and node.hinted and node.name not in agents.ready:
             lines.append(
                 f"node {printable(node.name)} has cards ({node.hinted}), but not the label "
@@ -175,7 +178,10 @@ NODES: Final = (
         group="cluster",
         severity=Severity.WARNING,
         what="The agent's DaemonSet passes over a node that has cards.",
-        cure="`kubectl label node NODE KEY=VALUE` as the text names it, or widen the chart's nodeSelector.",
+        cure=(
+            "`kubectl label node NODE KEY=VALUE` as the text names it, or widen the chart's agent.affinity "
+            "and agent.nodeSelector."
+        ),
         judge=_labels,
     ),
     Check(

@@ -11,11 +11,6 @@ from gpu_manager.domain.doctor.facts import RuntimeFacts
 _FIRST_TOOLKIT_OF_V2: Final = (1, 8, 0)
 
 
-def _no_runtime(runtime: RuntimeFacts, _: float) -> Iterator[str]:
-    if not runtime.sockets and not runtime.config:
-        yield "no socket and no configuration of containerd, CRI-O or cri-dockerd was found"
-
-
 def _wrong_socket(runtime: RuntimeFacts, _: float) -> Iterator[str]:
     if runtime.cri is None:
         raise Unseen("the kubelet's configuration does not say which socket it uses")
@@ -70,17 +65,6 @@ def _lost_on_reload(runtime: RuntimeFacts, _: float) -> Iterator[str]:
 
 
 RUNTIME: Final = (
-    Check(
-        id="runtime-not-found",
-        group="runtime",
-        severity=Severity.TROUBLE,
-        what="No container runtime was recognised.",
-        cure=(
-            "Start containerd or CRI-O; where its files lie elsewhere, say how cards are injected with "
-            "`--device-injection`."
-        ),
-        judge=_no_runtime,
-    ),
     Check(
         id="cri-socket-wrong",
         group="runtime",

@@ -30,6 +30,11 @@ def pods_of(cluster: ClusterFacts) -> Sequence[PodFacts]:
     return known(cluster, cluster.pods, "pods")
 
 
+def counted(count: int, what: str) -> str:
+    """``1 card``, ``2 cards``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def bounded(lines: Sequence[str]) -> Iterator[str]:
     """The first of the cases; the rest is counted."""
     yield from lines[:_SHOWN]

@@ -17,6 +17,11 @@ from gpu_manager.domain.doctor.runtime import RUNTIME
 NODE_CHECKS: Final[tuple[Check, ...]] = (*DRIVER, *RUNTIME, *KUBELET, *BOTH, *AGENT)
 CLUSTER_CHECKS: Final[tuple[Check, ...]] = (*NODES, *CONTROL)
 CHECKS: Final[tuple[Check, ...]] = (*NODE_CHECKS, *CLUSTER_CHECKS)
+_NO_NODE: Final = (
+    "this machine is no Kubernetes node and shows no NVIDIA card: nothing for the agent to do here. "
+    "`gpu-manager sandbox --demo` shows it at work without either; on a node, run this again; "
+    "`kubectl vcuda doctor` looks at a cluster from outside"
+)
 _ORDER: Final = (Severity.TROUBLE, Severity.WARNING)
 
 
@@ -52,10 +57,14 @@ def _group(facts: Facts, name: str) -> Any:
 
 def _notes(facts: Facts) -> list[str]:
     notes = []
+    no_card = facts.driver is not None and not (facts.driver.pci_cards or facts.driver.nvml_cards)
+    if no_card and facts.kubelet is None:
+        return [_NO_NODE]
     if facts.driver is not None and facts.driver.library:
         notes.append(f"driver {facts.driver.library}")
     if facts.runtime is not None:
-        notes.append(f"cards are injected by {facts.runtime.strategy}: {facts.runtime.why}")
+        are = "are" if facts.agent is not None else "would be"
+        notes.append(f"cards {are} injected by {facts.runtime.strategy}: {facts.runtime.why}")
     if facts.agent is not None:
         notes.append(f"the agent at {facts.agent.url} is {facts.agent.version}")
     return notes
