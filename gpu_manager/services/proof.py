@@ -82,7 +82,9 @@ class Proof:
             raise NodeUnready(
                 "these ids are in no entry of the kubelet's checkpoint: the start is tried again"
             )
-        self._start([self._settle(entry, entries) for entry in hits])
+        grants = [self._settle(entry, entries) for entry in hits]
+        self._check_pages(hits, grants)
+        self._start(grants)
 
     def _settle(self, entry: Entry, entries: Sequence[Entry]) -> Grant:
         """The grant of this entry; corrected if the books had it under another name."""
@@ -103,9 +105,10 @@ class Proof:
         if is_inherited({entry.resource: entry.ids}):
             return self._inherited(entry, known)
         if known is not None and known.ids.get(entry.resource) == entry.ids and not nameless:
+            told = decode_assignment(entry.annotation)
             # Without an answer of ours NVIDIA's own plugin started it; its id is the card.
-            theirs = entry.resource == NVIDIA and decode_assignment(entry.annotation) is None
-            if known.directory or theirs:
+            theirs = entry.resource == NVIDIA and told is None
+            if theirs or (known.directory and (told is None or told.directory == known.directory)):
                 return known
         pod = self._pod(entry.pod)
         try:
@@ -131,6 +134,19 @@ class Proof:
         reason = f"the predecessor admitted it, and {why}; delete the pod, so that a new one is admitted"
         self._refuse(entry, self._pod(entry.pod), reason)
         raise DoesNotFit(f"container {entry.container!r} cannot start again: {reason}")
+
+    def _check_pages(self, hits: Sequence[Entry], grants: Sequence[Grant]) -> None:
+        """An init and an app container that share ids have a page each. Where they were answered for one, as
+        a pod that was taken for its namesake is, no page can hold the limits of both.
+        """
+        limits: dict[str, object] = {}
+        for entry, grant in zip(hits, grants, strict=True):
+            if grant.directory and limits.setdefault(grant.directory, limits_of(grant)) != limits_of(grant):
+                reason = (
+                    "its limits are another container's too; delete the pod, so that a new one is admitted"
+                )
+                self._refuse(entry, self._pod(entry.pod), reason)
+                raise DoesNotFit(f"container {entry.container!r} cannot start: {reason}")
 
     def _start(self, grants: Sequence[Grant]) -> None:
         fresh = [g for g in grants if not g.proven]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.identity import Candidate, Question
 from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
@@ -35,8 +36,8 @@ def uid(obj: dict[str, Any]) -> PodUid:
     return PodUid(obj["metadata"]["uid"])
 
 
-def directory(result: AdmissionResult) -> str:
-    mount = next(m for m in result.containers["c"].mounts if m.container_path == "/etc/vcuda/limits")
+def directory(result: AdmissionResult, name: str = "c") -> str:
+    mount = next(m for m in result.containers[name].mounts if m.container_path == "/etc/vcuda/limits")
     return Path(mount.host_path).parent.name
 
 
@@ -65,6 +66,50 @@ def test_what_was_given_to_a_forgotten_namesake_is_not_shared_with_it(
     assert held == {(uid(new), "c"): dict(second.ids["c"])}
     left = frozenset().union(*first.ids["c"].values()) - frozenset().union(*second.ids["c"].values())
     assert rig.allocator.read(lambda books, _: books.taken(left)) == set()
+
+
+@pytest.mark.parametrize("order", [sorted, lambda names: sorted(names, reverse=True)])
+@pytest.mark.parametrize("asked", [(8, 20, 8), (8, 20, 20), (20, 8, 8), (20, 8, 20), (8, 8, 8)])
+def test_no_container_starts_with_the_limits_of_another(
+    rig: NodeRig, asked: tuple[int, int, int], order: Any
+) -> None:
+    """The newer namesake has no init container: what the older one's is given looks like its own."""
+    rig.kubelet.hooks.order = order
+    init, app, other = asked
+    old = pod("same", container("c", 30, app), init=[container("i", 30, init)])
+    new = pod("same", container("c", 30, other))
+    overtaken(rig, old, new)
+    rig.pods.known = {"default/same": [Found(rig.parsed(new))]}
+    result = rig.kubelet.admit(old)
+    assert result.admitted, result.message
+    refused = []
+    for name, units in (("i", init), ("c", app)):
+        try:
+            rig.kubelet.start_container(uid(old), name)
+        except NodeUnready as error:
+            refused.append(str(error))
+            continue
+        assert [limit.memory for limit in rig.limits(result, name)] == [units * DEFAULT_UNIT]
+    assert all("its limits are another container's too" in text for text in refused)
+    assert not refused or init != app
+
+
+def test_the_page_that_the_kubelet_mounts_has_the_limits_whatever_the_books_took_it_for(rig: NodeRig) -> None:
+    """A pod that was taken for its namesake in part: the answers went to its containers the wrong way round."""
+    one = pod("one", container("c", 30, 20), init=[container("i", 30, 8)])
+    result = rig.admit(one)
+    keys = [(uid(one), name) for name in "ic"]
+
+    def swap(books: Books) -> None:
+        init, app = (books.grants[key] for key in keys)
+        for grant, other in ((init, app), (app, init)):
+            books.grants[grant.key] = replace(grant, directory=other.directory)
+
+    rig.allocator.change(lambda books, _: swap(books))
+    rig.start(one)
+    assert [rig.limits(result, name)[0].memory for name in "ic"] == [2 * GIB, 5 * GIB]
+    held = rig.allocator.read(lambda books, _: [books.grants[key].directory for key in keys])
+    assert held == [directory(result, name) for name in "ic"]
 
 
 def test_a_whole_card_of_a_namesake_that_is_not_gone_yet_is_not_given_away(tmp_path: Path) -> None:
