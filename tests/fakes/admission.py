@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
 from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
-from tests.fakes.extender import pod
+from tests.fakes.extender import binding, pod
 from tests.fakes.sandbox import until
 
 ROOT = Path(__file__).parents[2]
@@ -79,14 +79,7 @@ class Calls:
         return found
 
     def bind(self, obj: Obj, node: str) -> str:
-        meta = obj["metadata"]
-        body = {
-            "PodName": meta["name"],
-            "PodNamespace": meta["namespace"],
-            "PodUID": meta["uid"],
-            "Node": node,
-        }
-        status, answer = self.ask("bind", body)
+        status, answer = self.ask("bind", binding(obj, node))
         assert status == 200, answer
         return str(answer["Error"])
 

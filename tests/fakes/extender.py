@@ -263,14 +263,7 @@ class World:
         return {entry["Host"]: entry["Score"] for entry in json.loads(reply.body)}
 
     def bind(self, obj: Obj, where: str) -> str:
-        meta = obj["metadata"]
-        body = {
-            "PodName": meta["name"],
-            "PodNamespace": meta["namespace"],
-            "PodUID": meta["uid"],
-            "Node": where,
-        }
-        return str(answer(self.extender.bind(json.dumps(body).encode()))["Error"])
+        return str(answer(self.extender.bind(json.dumps(binding(obj, where)).encode()))["Error"])
 
     def schedule(self, obj: Obj) -> str:
         """As kube-scheduler does: filter, prioritize, bind to the one with the highest score. The node, or ""."""
@@ -303,6 +296,13 @@ def config_map(text: str) -> Obj:
 
 def args(obj: Obj, names: Sequence[str]) -> bytes:
     return json.dumps({"Pod": obj, "Nodes": None, "NodeNames": list(names)}).encode()
+
+
+def binding(obj: Obj, where: str) -> Obj:
+    """What a scheduler sends to have the pod bound there."""
+    meta = obj["metadata"]
+    names = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"]}
+    return {**names, "Node": where}
 
 
 def answer(reply: Reply) -> Obj:

@@ -8,9 +8,11 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.explain import (
     LINE_LIMIT,
+    CardView,
     Refusal,
     explain_placement,
     explain_shares,
+    nearest_request,
 )
 from gpu_manager.domain.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement import judge, place
@@ -264,3 +266,9 @@ def test_every_card_is_explained_and_the_nearest_thing_really_fits(held, asked, 
             within = grown.cores <= request.containers[0].request.cores
             if within and grown.memory <= request.containers[0].request.memory:
                 assert isinstance(node.judge(request.asking("a", grown)), Refusal)
+
+
+def test_the_nearest_request_never_asks_for_more() -> None:
+    views = [CardView(i, CardUuid(f"GPU-{i}"), Amount(100, 16 * GIB), idle=True, closed="") for i in range(3)]
+    for cards, nearest in ((1, 100), (2, 200), (5, 300)):
+        assert nearest_request(Request(cards * 100, 0), views, DEFAULT_UNIT) == Request(nearest, 0)

@@ -154,6 +154,15 @@ def test_a_later_minor_with_a_longer_header_and_longer_cards_is_read() -> None:
     assert timeless(page.read_limits(image)) == ONE
 
 
+def test_sizes_that_lead_out_of_the_copy_are_no_limits_though_the_checksum_holds() -> None:
+    copy = bytearray(page.build_limits(ONE)[: page.COPY_SIZE])
+    copy[24:32] = b"".join(n.to_bytes(w, "little") for n, w in ((128 + 4096, 4), (128, 2), (4096, 2)))
+    copy[12:16] = bytes(4)
+    copy[12:16] = page.crc32c(bytes(copy)).to_bytes(4, "little")
+    with pytest.raises(page.PageError, match="its sizes are out of bounds"):
+        page.read_limits(bytes(copy) * 2)
+
+
 def test_zero_is_a_limit_and_none_is_none() -> None:
     cards = tuple(page.CardLimits(bytes(16), memory, cores) for memory, cores in ((0, 0.0), (None, None)))
     seen = page.read_limits(page.build_limits(page.Limits(cards=cards))).cards

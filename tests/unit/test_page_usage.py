@@ -115,6 +115,22 @@ def test_a_live_slot_is_read_and_a_free_one_is_not() -> None:
     assert page.read_usage(bytes(image), 2).slots == ()
 
 
+@pytest.mark.parametrize("word", [2**64 - 1, 1 << 63, (1 << 63) - 1])
+def test_the_largest_that_a_tenant_can_write_everywhere_gives_bounded_numbers(word: int) -> None:
+    """Cards, counters, notes and slots, every word of them the same; the lowest byte of a slot says LIVE."""
+    words = struct.pack("<Q", word)
+    image = bytearray(page.build_usage()[:128] + words * ((page.USAGE_SIZE - 128) // 8))
+    struct.pack_into("<I", image, 32, 2**32 - 1)
+    for index in range(page.MAX_SLOTS):
+        struct.pack_into("<I", image, page.USAGE_HEAD_SIZE + index * page.SLOT_SIZE, 1)
+    usage = page.read_usage(bytes(image), 3)
+    bounded(usage, 3)
+    assert len(usage.slots) == page.MAX_SLOTS
+    assert len(usage.notes) == page.MAX_NOTES
+    assert all(note.card is None or note.card < 3 for note in usage.notes), "the container has three cards"
+    assert all(0 <= n <= page.MAX_NS for note in usage.notes for n in (note.number, note.when_ns, note.bytes))
+
+
 def test_the_epoch_is_no_memory() -> None:
     image = with_words(page.build_usage(), 4096, "Q", 0xFFFF << 48 | 5)
     assert page.read_usage(image, 1).cards[0].charged == 5

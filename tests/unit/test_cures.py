@@ -1,0 +1,61 @@
+"""The smallest change: of all that would let a pod run, the one that gives up least is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from admission.cures import Case, Cure, cheapest
+from admission.judging import Fit
+from admission.occupant import occupant_of
+from gpu_manager.domain.contract import GPU_MODEL
+from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.rules import pod_request
+from tests.fakes.extender import UNIT, World, node, pod
+
+
+def cure(world: World, obj: dict[str, Any]) -> Cure | None:
+    occupant, snapshot = occupant_of(parse_pod(obj), obj), world.cluster.snapshot()
+    quota = world.quota.current
+    limits = quota.of(occupant.pod.namespace) if quota else None
+    case = Case(
+        occupant, pod_request(occupant.pod, UNIT), snapshot, limits, world.judge, occupant.pod.namespace
+    )
+    question = case.ask(case.request)
+    found = [(view, question.on(view)) for _, view in sorted(snapshot.nodes.items())]
+    assert not any(isinstance(fit, Fit) for _, fit in found), "it waits"
+    return cheapest(case, question, found)
+
+
+@pytest.mark.parametrize(("free", "change"), [(25, "ask 25 cores"), (10, f"widen annotation {GPU_MODEL}")])
+def test_a_wish_for_a_model_weighs_as_a_quarter_of_the_amount(free: int, change: str) -> None:
+    """Asking 25 cores instead of 30 gives up a sixth, asking 10 gives up two thirds."""
+    world = World(
+        [node("n1", cards=1), node("n2", cards=1, model="Tesla-V100")],
+        [pod("x", 100 - free, 4, on="n1")],
+    )
+    found = cure(world, pod("a", 30, 1, annotations={GPU_MODEL: "T4"}))
+    assert found is not None
+    assert found.text.startswith(change)
+
+
+def test_what_is_given_up_of_memory_counts_like_cores() -> None:
+    nodes = [node("n1", cards=1, memory=64 * UNIT), node("n2", cards=1, memory=64 * UNIT)]
+    world = World(nodes, [pod("x", 10, 54, on="n1"), pod("y", 71, 4, on="n2")])
+    found = cure(world, pod("a", 30, 20))  # n1 has half of the memory, n2 all but one of the cores
+    assert found is not None
+    assert found.text.startswith("ask 29 cores, 5 GiB instead of 30 cores, 5 GiB")
+
+
+def test_what_a_quota_leaves_is_said_in_whole_units() -> None:
+    world = World([node("n1")], quota={"default": {"memory": {"T4": 1000}}})
+    found = cure(world, pod("a", 30, 4))
+    assert found is not None
+    assert found.text.startswith("ask 30 cores, 768 MiB instead of 30 cores, 1 GiB")
+    assert found.nearest is not None
+    assert found.nearest.containers[0].request.memory == 3 * UNIT
+
+
+def test_where_no_node_has_cards_there_is_nothing_to_change() -> None:
+    assert cure(World([node("n1", cards=0)]), pod("a")) is None
