@@ -110,6 +110,7 @@ def test_the_table_of_free_options_names_only_options_that_exist() -> None:
 
 FILES = [(NODE, ["check"]), (KUBECTL, ["check"]), (KUBECTL, ["explain"]), (NODE, ["topology", "--pick", "1"])]
 FILES += [(NODE, ["sandbox", "--apply"]), (KUBECTL, ["migrate"])]
+FILES += [(KUBECTL, ["simulate", "--drain", "n1", "--from"]), (KUBECTL, ["defrag", "p", "--from"])]
 
 
 @pytest.mark.parametrize(("program", "words"), FILES, ids=[f"{p.name} {w[0]}" for p, w in FILES])
@@ -134,21 +135,38 @@ def test_a_directory_is_no_file(
     refused(program, [*words, f"{tmp_path}/"], capsys)
 
 
-CLUSTER = ["top", "graph", "quota", "doctor"]
+CLUSTER = {
+    "top": [],
+    "graph": [],
+    "quota": [],
+    "doctor": [],
+    "explain": ["p"],
+    "cost": [],
+    "defrag": ["p"],
+    "simulate": ["--drain", "n1"],
+}
 
 
-@pytest.mark.parametrize("name", [*CLUSTER, "explain"])
+def test_every_command_of_the_plugin_that_logs_in_is_in_this_table() -> None:
+    able = {
+        name
+        for name in KUBECTL.commands
+        if "--kubeconfig" in {o for p in parameters(KUBECTL, name) for o in p.opts}  # type: ignore[attr-defined]  # click's
+    }
+    assert able == set(CLUSTER)
+
+
+@pytest.mark.parametrize("name", CLUSTER)
 @pytest.mark.parametrize("text", ["", "[]", "a: [", "contexts: 3", "kind: Config", "\x00"], ids=repr)
 def test_a_kubeconfig_that_is_none(
     name: str, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     config = tmp_path / "config"
     config.write_text(text)
-    target = ["p"] if name == "explain" else []
-    assert "kubeconfig" in refused(KUBECTL, [name, *target, "--kubeconfig", str(config)], capsys)
+    assert "kubeconfig" in refused(KUBECTL, [name, *CLUSTER[name], "--kubeconfig", str(config)], capsys)
 
 
-@pytest.mark.parametrize("name", [*CLUSTER, "explain"])
+@pytest.mark.parametrize("name", CLUSTER)
 def test_an_api_server_that_is_away_is_no_bad_input(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -159,8 +177,7 @@ def test_an_api_server_that_is_away_is_no_bad_input(
     config.write_text(
         json.dumps({"clusters": [cluster], "contexts": [context], "users": [user], "current-context": "c"})
     )
-    target = ["p"] if name == "explain" else []
-    said = refused(KUBECTL, [name, *target, "--kubeconfig", str(config)], capsys, codes=(1,))
+    said = refused(KUBECTL, [name, *CLUSTER[name], "--kubeconfig", str(config)], capsys, codes=(1,))
     assert "no answer from the API server" in said
 
 
