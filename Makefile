@@ -94,7 +94,7 @@ manifests: $(TOOLS)/helm ## write what is rendered from the chart
 image: $(STAMP) ## build/image/gpu-manager.tar: the image of agent and admission, without registry or Docker
 	$(BIN)/python deploy/image/build.py
 
-CLUSTER_PACKAGES := containerd runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux nftables mmdebstrap
+CLUSTER_PACKAGES := runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux nftables mmdebstrap
 cluster-packages: ## what the cluster needs of Debian (as root)
 	apt-get install --yes --no-install-recommends $(CLUSTER_PACKAGES)
 

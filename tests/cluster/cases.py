@@ -49,17 +49,7 @@ CASES: Final[Mapping[int, str]] = {
     64: "admission is away: other pods are not hindered",
 }
 
-WATCHER: Final = (
-    "the agent registers by the kubelet's Register alone; one that did both would be registered twice"
-)
-
-
-def untried(containerd: str) -> Mapping[int, str]:
-    """Cases that cannot be tried, each with its reason. ``containerd`` is its version."""
-    major, minor, *_ = (int(part) for part in containerd.split("."))
-    old = (
-        {39: f"containerd {containerd} has no CDI, 1.7 is the first that has"}
-        if (major, minor) < (1, 7)
-        else {}
-    )
-    return {12: WATCHER, **old}
+UNTRIED: Final[Mapping[int, str]] = {
+    12: "the agent registers by the kubelet's Register alone; one that did both would be registered twice",
+}
+"""Cases that no test can try, each with its reason."""

@@ -223,7 +223,7 @@ class Cluster:
 
     def load(self, archive: Path) -> None:
         """Give containerd an image."""
-        images_import = ("images", "import", "--all-platforms", str(archive))
+        images_import = ("images", "import", "--local", "--all-platforms", str(archive))
         done = self.inside(self.parts["ctr"], "-a", layout.CONTAINERD, "-n", "k8s.io", *images_import)
         if done.returncode:
             raise MissingError(f"{archive} cannot be loaded: {done.stderr.strip()}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import auditor, product, record
-from tests.cluster.cases import CASES, untried
+from tests.cluster.cases import CASES, UNTRIED
 from tests.cluster.cluster import Cluster
 from tests.cluster.parts import MissingError, find
 from tests.cluster.pods import Pods
@@ -49,13 +49,13 @@ class Recorder:
         before = self.outcomes.get(report.nodeid, "passed")
         self.outcomes[report.nodeid] = max(before, report.outcome, key=WORST.index)
 
-    def cases(self, untried: Mapping[int, str]) -> dict[str, str | None]:
+    def cases(self) -> dict[str, str | None]:
         """Case → the worst outcome of its tests, None where no test can try it."""
         found: dict[str, str | None] = {}
         for number in CASES:
             outcomes = [self.outcomes[name] for name in self.tried.get(number, ())]
             found[str(number)] = (
-                None if number in untried else max(outcomes, key=WORST.index, default="absent")
+                None if number in UNTRIED else max(outcomes, key=WORST.index, default="absent")
             )
         return found
 
@@ -67,10 +67,8 @@ class Recorder:
         counts = {kind: list(self.outcomes.values()).count(kind) for kind in ("passed", "failed", "skipped")}
         tests = {name.removeprefix("tests/cluster/"): how for name, how in sorted(self.outcomes.items())}
         seconds = round(time.time() - self.began, 1)
-        parts = find()
-        reasons = untried(parts.versions()["containerd"])
-        cases = {"cases": self.cases(reasons), "untried": {str(n): why for n, why in reasons.items()}}
-        record.keep("e2e", {"seconds": seconds, **counts, **cases, "tests": tests}, parts)
+        cases = {"cases": self.cases(), "untried": {str(n): why for n, why in UNTRIED.items()}}
+        record.keep("e2e", {"seconds": seconds, **counts, **cases, "tests": tests}, find())
 
 
 HERE = Path(__file__).resolve().parent

@@ -1,16 +1,19 @@
-"""What the product's own containers take of the node, by the kubelet's account of each (``/stats/summary``)."""
+"""What the product's own containers take of the node, by the kubelet's account of each (``/metrics/resource``)."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster import layout, product
 from tests.cluster.cluster import Cluster
 
-SUMMARY: Final = f"/api/v1/nodes/{layout.NODE}/proxy/stats/summary"
-CONTAINERS: Final = ("gpu-manager", "admission", "kube-scheduler")
+RESOURCES: Final = f"/api/v1/nodes/{layout.NODE}/proxy/metrics/resource"
+CPU, MEMORY = "container_cpu_usage_seconds_total", "container_memory_working_set_bytes"
 
 
 @dataclass(slots=True)
@@ -21,7 +24,7 @@ class _Seen:
     first: float
     last: float
     ended: float
-    peak: int = 0  # working set, what limits are held against
+    peak: float = 0.0  # bytes of the working set, what limits are held against
 
 
 @dataclass(slots=True)
@@ -33,18 +36,15 @@ class Footprint:
     def look(self, cluster: Cluster) -> None:
         """Raises ApiError."""
         now = time.monotonic()
-        for pod in cluster.api.get(SUMMARY)["pods"]:
-            if pod["podRef"]["namespace"] != product.NAMESPACE:
-                continue
-            for one in pod.get("containers", ()):
-                cpu, memory = one.get("cpu", {}), one.get("memory", {})
-                if one["name"] not in CONTAINERS or "usageCoreNanoSeconds" not in cpu:
-                    continue
-                seconds = cpu["usageCoreNanoSeconds"] / 1e9
-                key = pod["podRef"]["name"], one["name"]
-                seen = self._seen.setdefault(key, _Seen(now, seconds, seconds, now))
-                seen.last, seen.ended = seconds, now
-                seen.peak = max(seen.peak, memory.get("workingSetBytes", 0))
+        families = text_string_to_metric_families(str(cluster.api.get(RESOURCES, text=True)))
+        found: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+        for sample in (sample for family in families for sample in family.samples):
+            if sample.labels.get("namespace") == product.NAMESPACE and "container" in sample.labels:
+                found[sample.labels["pod"], sample.labels["container"]][sample.name] = sample.value
+        for key, one in found.items():
+            if CPU in one and MEMORY in one:
+                seen = self._seen.setdefault(key, _Seen(now, one[CPU], one[CPU], now))
+                seen.last, seen.ended, seen.peak = one[CPU], now, max(seen.peak, one[MEMORY])
 
     def as_json(self) -> dict[str, dict[str, float]]:
         """Container → the most memory in MiB and the mean of cores, of its busiest pod."""

@@ -1,7 +1,8 @@
 """Another vendor's device plugin, ``example.test/nic``: four devices, and it runs out.
 
-It makes the kubelet reject pods between two calls of ours. ``foreign_plugin.py DIRECTORY [faulty]``: a faulty one
-has no answer to GetDevicePluginOptions, and prints what the kubelet says to that.
+It makes the kubelet reject pods between two calls of ours. ``foreign_plugin.py DIRECTORY [faulty | CDI_DEVICE]``: a
+faulty one has no answer to GetDevicePluginOptions, and prints what the kubelet says to that; with a CDI device it
+gives that to each container.
 """
 
 # ruff: noqa: N802 - the names are the protocol's
@@ -22,11 +23,19 @@ from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 RESOURCE = "example.test/nic"
 COUNT = 4
 REFUSED = "not registered"
+DIRECTORY = "/var/lib/kubelet/device-plugins"
+
+
+def command(*words: str) -> list[str]:
+    """The program, to be run inside the cluster."""
+    here = Path(__file__).resolve()
+    return ["env", f"PYTHONPATH={here.parents[2]}", sys.executable, str(here), DIRECTORY, *words]
 
 
 class _Plugin(api_pb2_grpc.DevicePluginServicer):
-    def __init__(self, *, faulty: bool) -> None:
-        self._faulty = faulty
+    def __init__(self, what: str) -> None:
+        self._faulty = what == "faulty"
+        self._cdi = [api_pb2.CDIDevice(name=what)] if "=" in what else []
 
     def GetDevicePluginOptions(
         self, request: object, context: grpc.ServicerContext
@@ -41,7 +50,9 @@ class _Plugin(api_pb2_grpc.DevicePluginServicer):
         threading.Event().wait()
 
     def Allocate(self, request: api_pb2.AllocateRequest, context: object) -> api_pb2.AllocateResponse:
-        answers = [api_pb2.ContainerAllocateResponse() for _ in request.container_requests]
+        answers = [
+            api_pb2.ContainerAllocateResponse(cdi_devices=self._cdi) for _ in request.container_requests
+        ]
         return api_pb2.AllocateResponse(container_responses=answers)
 
 
@@ -50,7 +61,7 @@ def main() -> None:
     directory = Path(sys.argv[1])
     (directory / "nic.sock").unlink(missing_ok=True)
     server = grpc.server(ThreadPoolExecutor(8))
-    api_pb2_grpc.add_DevicePluginServicer_to_server(_Plugin(faulty="faulty" in sys.argv), server)
+    api_pb2_grpc.add_DevicePluginServicer_to_server(_Plugin("".join(sys.argv[2:])), server)
     server.add_insecure_port(f"unix://{directory}/nic.sock")
     server.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -70,7 +71,11 @@ def commands(parts: Parts, pki: Pki, scratch: Path, python: str) -> Mapping[str,
         "names": [
             *(python, str(here / "resolver.py"), NAMES, SERVER, pki / "ca.crt", pki / "admin.token"),
         ],
-        "containerd": [parts["containerd"], "--config", f"{scratch}/containerd.toml"],
+        "containerd": [
+            # Its shim is looked for on the PATH, where an older one may be.
+            *("env", f"PATH={parts.paths['containerd'].parent}:{os.environ['PATH']}"),
+            *(parts["containerd"], "--config", f"{scratch}/containerd.toml"),
+        ],
         "kube-proxy": [parts["kube-proxy"], f"--config={scratch}/kube-proxy.yaml"],
         "kubelet": [
             parts["kubelet"],
@@ -157,6 +162,7 @@ def write_files(pki: Pki, scratch: Path, *, resource_limits: bool) -> None:
         "kube-scheduler.yaml": yaml.safe_dump(scheduler),
         "containerd.toml": _containerd(restrict=not resource_limits),
         "etc.upper/cni/net.d/10-pods.conflist": json.dumps(network),
+        "etc.upper/containerd/certs.d/_default/hosts.toml": _MIRROR,
     }.items():
         path = scratch / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,26 +212,30 @@ _PROXY: Final[dict[str, Any]] = {
 
 
 def _containerd(*, restrict: bool) -> str:
-    return f"""version = 2
+    return f"""version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
-  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper"]
+disabled_plugins = ["io.containerd.nri.v1.nri"]
 [grpc]
   address = "{CONTAINERD}"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "docker.io/{PAUSE}"
+[plugins."io.containerd.cri.v1.images"]
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "docker.io/{PAUSE}"
+  [plugins."io.containerd.cri.v1.images".registry]
+    config_path = "/etc/containerd/certs.d"
+[plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = {str(restrict).lower()}
   disable_apparmor = true
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
       SystemdCgroup = false
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{CNI}"
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["{CNI}"]
     conf_dir = "/etc/cni/net.d"
-  [plugins."io.containerd.grpc.v1.cri".registry.mirrors."docker.io"]
-    endpoint = ["http://127.0.0.1:{REGISTRY_PORT}"]
-  [plugins."io.containerd.grpc.v1.cri".registry.mirrors."*"]
-    endpoint = ["http://127.0.0.1:{REGISTRY_PORT}"]
+"""
+
+
+_MIRROR: Final = f"""[host."http://127.0.0.1:{REGISTRY_PORT}"]
+  capabilities = ["pull", "resolve"]
 """

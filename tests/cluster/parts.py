@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,14 +16,15 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = ROOT / "build/cluster"
 PRODUCT: Final = ROOT / "build/image/gpu-manager.tar"
 MODULE: Final = Path(__file__).resolve().parent / "kubernetes"
+RUNTIME: Final = Path(__file__).resolve().parent / "containerd"
+CONTAINERD: Final = ("containerd", "containerd-shim-runc-v2", "ctr")
+TAGS: Final = "no_btrfs no_devmapper no_zfs no_aufs"  # of containerd: those want C libraries
 LINES: Final = (MODULE, MODULE / "older")  # of Kubernetes, the newest first
 LINE: Final = "KUBERNETES"  # the variable of the environment that names one of them, as 1.33
 KUBERNETES: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet")
 # Program → Debian's package.
 DEBIAN: Final = {
     "etcd": "etcd-server",
-    "containerd": "containerd",
-    "ctr": "containerd",
     "runc": "runc",
     "busybox": "busybox-static",
     "ip": "iproute2",
@@ -76,9 +78,9 @@ def module() -> Path:
     raise MissingError(f"{LINE}={wanted}: there are {known}")
 
 
-def _pinned(place: Path) -> str:
+def _pinned(place: Path, name: str = "k8s.io/kubernetes") -> str:
     text = (place / "go.mod").read_text("utf-8")
-    [version] = re.findall(r"^require k8s\.io/kubernetes (v\S+)$", text, re.MULTILINE)
+    [version] = re.findall(rf"^require {re.escape(name)} (v\S+)$", text, re.MULTILINE)
     return str(version)
 
 
@@ -100,6 +102,7 @@ def find() -> Parts:
     paths |= {name: tools / name for name in ("kubectl", "helm")}
     version = kubernetes_version()
     paths |= {name: build(version) / name for name in KUBERNETES}
+    paths |= {name: build_containerd() / name for name in CONTAINERD}
     return Parts(version, paths, _translates())
 
 
@@ -109,27 +112,38 @@ def build(version: str) -> Path:
     Raises:
         MissingError: there is no Go, or the build failed.
     """
-    target = BUILD / f"bin-{version}"
-    wanted = [name for name in KUBERNETES if not (target / name).exists()]
+    major, minor, _ = version.removeprefix("v").split(".", 2)
+    names = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
+    flags = [f"-X k8s.io/component-base/version.{key}={value}" for key, value in names.items()]
+    packages = {name: f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES}
+    return _build(module(), f"Kubernetes {version}", BUILD / f"bin-{version}", packages, flags)
+
+
+def build_containerd() -> Path:
+    """The same for containerd: Debian's has no CDI, and kubelets to come will not take it."""
+    path = "github.com/containerd/containerd/v2"
+    version = _pinned(RUNTIME, path)
+    flags = [f"-X {path}/version.Version={version.removeprefix('v')}"]
+    packages = {name: f"{path}/cmd/{name}" for name in CONTAINERD}
+    return _build(RUNTIME, f"containerd {version}", BUILD / f"containerd-{version}", packages, flags)
+
+
+def _build(place: Path, what: str, target: Path, packages: Mapping[str, str], flags: Sequence[str]) -> Path:
+    wanted = [package for name, package in packages.items() if not (target / name).exists()]
     if not wanted:
         return target
     go = shutil.which("go")
     if go is None:
-        raise MissingError(
-            "Go is not installed, and Kubernetes' programs are not built: get Go 1.26 or newer"
-        )
-    sys.stdout.write(f"building Kubernetes {version}: about ten minutes the first time\n")
+        raise MissingError(f"Go is not installed, and {what} is not built: get Go 1.26 or newer")
+    sys.stdout.write(f"building {what}: minutes the first time\n")
     sys.stdout.flush()
-    major, minor, _ = version.removeprefix("v").split(".", 2)
-    names = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
-    flags = " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in names.items())
     target.mkdir(parents=True, exist_ok=True)
-    command = [go, "build", "-trimpath", "-ldflags", f"-s -w {flags}", "-o", f"{target}/"]
-    command += [f"k8s.io/kubernetes/cmd/{name}" for name in wanted]
+    command = [go, "build", "-trimpath", "-tags", TAGS, "-ldflags", " ".join(("-s -w", *flags))]
+    command += ["-o", f"{target}/", *wanted]
     environment = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
-    done = subprocess.run(["nice", *command], cwd=module(), env={**os.environ, **environment}, check=False)
+    done = subprocess.run(["nice", *command], cwd=place, env={**os.environ, **environment}, check=False)
     if done.returncode:
-        raise MissingError(f"building Kubernetes failed with {done.returncode}: its words are above")
+        raise MissingError(f"building {what} failed with {done.returncode}: its words are above")
     return target
 
 

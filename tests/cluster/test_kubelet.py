@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from gpu_manager.domain.contract import (
 from tests.cluster import auditor, foreign_plugin, product, sever
 from tests.cluster.cluster import Cluster
 from tests.cluster.listing import ask, command
-from tests.cluster.parts import ROOT
 from tests.cluster.pods import Pods, cards_of, container, pod
 
 FULL = (800, 1256)
@@ -31,9 +29,7 @@ HERE = Path(__file__).resolve().parent
 @pytest.fixture
 def nics(cluster: Cluster) -> Iterator[str]:
     """A foreign resource of four devices, in the kubelet for the test's length."""
-    directory = "/var/lib/kubelet/device-plugins"
-    command = ["env", f"PYTHONPATH={ROOT}", sys.executable, str(HERE / "foreign_plugin.py"), directory]
-    cluster.run("foreign", command)
+    cluster.run("foreign", foreign_plugin.command())
     cluster.wait(lambda: offered(cluster) == foreign_plugin.COUNT, 30, "the foreign plugin is not registered")
     yield foreign_plugin.RESOURCE
     cluster.kill("foreign")
@@ -42,17 +38,8 @@ def nics(cluster: Cluster) -> Iterator[str]:
 @pytest.mark.case(11)
 def test_a_plugin_without_options_is_refused_and_harms_nobody(cluster: Cluster, pods: Pods) -> None:
     """Case 11: the kubelet asks for the options within Register, and hands the failure back."""
-    directory = "/var/lib/kubelet/device-plugins"
-    command = [
-        "env",
-        f"PYTHONPATH={ROOT}",
-        sys.executable,
-        str(HERE / "foreign_plugin.py"),
-        directory,
-        "faulty",
-    ]
     log = cluster.scratch / "faulty.log"
-    cluster.run("faulty", command)
+    cluster.run("faulty", foreign_plugin.command("faulty"))
     try:
         cluster.wait(lambda: foreign_plugin.REFUSED in log.read_text("utf-8"), 30, "it is not refused")
         assert "no options today" in log.read_text("utf-8")
