@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import parse_quantity
 
 log = structlog.get_logger(__name__)
@@ -69,7 +69,11 @@ def unit_bytes(text: str) -> int:
     Raises:
         RequestInvalid: not whole, or absurd.
     """
-    unit = parse_quantity(text)
+    wrong = RequestInvalid(f"--memory-unit is {quoted(text)}: use whole bytes from 1Mi to 1Ti, such as 256Mi")
+    try:
+        unit = parse_quantity(text)
+    except RequestInvalid as error:
+        raise wrong from error
     if unit.denominator != 1 or not 1 << 20 <= unit <= 1 << 40:
-        raise RequestInvalid(f"--memory-unit is {text!r}: use whole bytes from 1Mi to 1Ti, such as 256Mi")
+        raise wrong
     return int(unit)

@@ -65,7 +65,10 @@ def command(
 
 
 def _unit(text: str) -> int:
-    size = parse_quantity(text)
+    try:
+        size = parse_quantity(text)
+    except RequestInvalid as error:
+        raise RequestInvalid(f"--unit: {error}") from error
     if size.denominator != 1 or not 1 <= size <= GIB * 1024:
         raise RequestInvalid(f"--unit is {format_number(size)}: use whole bytes, such as 256Mi")
     return int(size)

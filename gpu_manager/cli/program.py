@@ -63,7 +63,8 @@ class Program:
         except VcudaError as error:
             return self._say(str(error), 2 if isinstance(error, RequestInvalid) else 1)
         except _USAGE_ERRORS as error:
-            return self._say(getattr(error, "format_message", error.__str__)(), 2)
+            text = getattr(error, "format_message", error.__str__)()
+            return self._say(text.replace(": Value error, ", ": "), 2)  # pydantic's, inside typer
         except (KeyboardInterrupt, typer.Abort):
             return _INTERRUPTED
         except BrokenPipeError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 
 if TYPE_CHECKING:
     from gpu_manager.adapters.kube import Connection
@@ -46,6 +46,10 @@ def log_in(kubeconfig: str, context: str, namespace: str = "") -> Iterator[Login
     from gpu_manager.adapters.kube import connect_person  # noqa: PLC0415  # the client is heavy; --help must not wait
 
     path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    if os.pathsep not in path and not Path(path).is_file():
+        raise RequestInvalid(
+            f"there is no kubeconfig {printable(path)}: name one with --kubeconfig or $KUBECONFIG"
+        )
     connection, usual = connect_person(path, context)
     try:
         yield Login(connection, namespace or usual)
