@@ -45,7 +45,7 @@ def command(directory: Path, *arguments: str, api: str = "http://127.0.0.1:1") -
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--memory-unit", "3"], "--memory-unit is '3'"),
+        (["--memory-unit", "3"], '--memory-unit is "3"'),
         (["--log-level", "loud"], "--log-level is 'loud'"),
         (["--cards", "simulated:nope"], "there is no profile 'nope'"),
         (["--cards", "floppy"], "--cards is 'floppy'"),
