@@ -1,0 +1,105 @@
+"""The quota's ConfigMap as it changes: who is told of a bad one and how often, who is looked at again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from admission.figures import Figures
+from admission.quota_watch import BAD_QUOTA, QuotaWatch
+from admission.snapshot import PODS
+from gpu_manager.domain.contract import QUOTA_SEEN
+from gpu_manager.domain.pod import Pod
+from tests.fakes.extender import World, bound, config_map, pod
+
+PLACE = "kube-system", "gpuquota"
+ONE, TWO = '{"a": {"quota": {"T4": 1}}}', '{"a": {"quota": {"T4": 2}}}'
+
+
+class Paper:
+    """Keeps what it is to write; an annotation comes back by the watch, as from an API server."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.events: list[tuple[str, ...]] = []
+        self.touched: list[str] = []
+
+    def annotate(self, pod: Pod, annotations: dict[str, str]) -> None:
+        self.touched.append(pod.key)
+        obj = self.world.api.pods[pod.namespace, pod.name]
+        changed = bound(obj, "", annotations)
+        self.world.api.put(changed)
+        self.world.cluster.apply(PODS, "MODIFIED", changed)
+
+    def event_of_map(self, *said: str) -> None:
+        self.events.append(said)
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.world = World()
+        self.leads = True
+        self.paper: Any = Paper(self.world)
+        figures = Figures(CollectorRegistry())
+        self.watch = QuotaWatch(PLACE, self.world.cluster, self.paper, figures, lambda: self.leads)
+
+    def take(self, text: str | None) -> None:
+        self.watch.take(None if text is None else config_map(text))
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_a_bad_quota_is_told_once_and_again_when_it_is_bad_in_another_way(rig: Rig) -> None:
+    rig.take(ONE)
+    for text in ("{", "{", ONE, "{", "[]"):
+        rig.take(text)
+        rig.watch.complain()
+        rig.watch.complain()
+    assert [(said[0], said[1], said[3]) for said in rig.paper.events] == [(*PLACE, BAD_QUOTA)] * 3
+    assert all(
+        "The last good quota stays in force until it is mended" in said[4] for said in rig.paper.events
+    )
+
+
+def test_a_quota_bad_from_the_start_says_that_nobody_is_placed(rig: Rig) -> None:
+    rig.take("{")
+    rig.watch.complain()
+    assert "No GPU pod is placed until it is mended" in rig.paper.events[0][4]
+
+
+def test_who_does_not_lead_writes_nothing_and_whoever_leads_next_makes_up_for_it(rig: Rig) -> None:
+    rig.world.create(pod("waits", namespace="a"))
+    rig.leads = False
+    rig.take(ONE)
+    rig.take(TWO)
+    rig.watch.complain()
+    assert (rig.paper.touched, rig.paper.events) == ([], [])
+    rig.leads = True
+    rig.watch.wake()
+    assert rig.paper.touched == ["a/waits"]
+
+
+def test_a_pod_that_waits_is_touched_once_for_a_quota_and_only_where_it_changed(rig: Rig) -> None:
+    rig.world.create(
+        pod("waits", namespace="a"), pod("other", namespace="b"), pod("runs", namespace="a", on="n")
+    )
+    rig.take(ONE)
+    rig.watch.wake()
+    rig.take(ONE)
+    assert rig.paper.touched == ["a/waits"]
+    assert QUOTA_SEEN in rig.world.api.pods["a", "waits"]["metadata"]["annotations"]
+    rig.take(TWO)
+    assert rig.paper.touched == ["a/waits"] * 2
+
+
+def test_a_change_for_everybody_else_touches_whoever_is_not_named(rig: Rig) -> None:
+    rig.world.create(pod("named", namespace="a"), pod("unnamed", namespace="b"))
+    rig.take('{"a": {"quota": {"T4": 1}}, "*": {"quota": {"T4": 1}}}')
+    assert sorted(rig.paper.touched) == ["a/named", "b/unnamed"]
+    rig.take('{"a": {"quota": {"T4": 1}}, "*": {"quota": {"T4": 2}}}')
+    assert sorted(rig.paper.touched) == ["a/named", "b/unnamed", "b/unnamed"]
