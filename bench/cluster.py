@@ -28,6 +28,11 @@ def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:
     for key in ("wrong", "unexpected_admission_errors", "leaks"):
         yield _soak(f"soak_{key}", key, results.get("soak"))
     yield from _suite(results.get("e2e"))
+    for key in sorted(key for key in results if key.startswith("e2e-")):
+        found = results[key]
+        note = f"{found['passed']} passed, {found['skipped']} skipped; {_on(found)}"
+        name = f"e2e_failed_{key.removeprefix('e2e-').replace('.', '_')}"
+        yield Row(name, found["failed"], "tests", "= 0", full=True, note=note)
 
 
 def _starts(found: Mapping[str, Any] | None) -> Row:

@@ -197,8 +197,14 @@ def running(cluster: Cluster) -> Iterator[Running]:
 
 
 def cards_shown(pid: int) -> frozenset[str]:
-    """The cards that a process's environment names."""
+    """The cards that a process's environment names.
+
+    Raises:
+        ProcessLookupError: it ends, or turns from one program into another at this moment.
+    """
     environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    if environment == [b""]:
+        raise ProcessLookupError(f"process {pid} has no environment")
     shown = next((e for e in environment if e.startswith(CARDS_ENV.encode() + b"=")), b"").decode()
     return frozenset(filter(None, shown.partition("=")[2].split(",")))
 

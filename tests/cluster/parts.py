@@ -64,6 +64,11 @@ def kubernetes_version() -> str:
     return _pinned(module())
 
 
+def newest() -> str:
+    """The version that is run unless another line is named."""
+    return _pinned(MODULE)
+
+
 def module() -> Path:
     """The module that pins the line of Kubernetes that is wanted, the newest unless one is named.
 

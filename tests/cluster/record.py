@@ -1,17 +1,17 @@
 """What was last measured on the cluster, kept beside the code: bench/results/cluster.json.
 
 Each tool leaves its own result in ``build/cluster`` (the suite ``e2e.json``, the soak ``soak.json``, the starts
-``starts.json``); ``python -m tests.cluster record`` puts them together. What was never run stays out.
+``starts.json``, an older line of Kubernetes ``e2e-1.33.json``); ``python -m tests.cluster record`` puts them
+together. What was never run stays out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
-from tests.cluster.parts import BUILD, ROOT, Parts
+from tests.cluster.parts import BUILD, ROOT, Parts, newest
 
 RESULTS: Final = ROOT / "bench/results/cluster.json"
 KINDS: Final = ("e2e", "soak", "starts")
@@ -21,16 +21,14 @@ def keep(kind: str, result: Mapping[str, object], parts: Parts) -> None:
     """Write a tool's result with the versions that it was had on."""
     BUILD.mkdir(parents=True, exist_ok=True)
     found = {**result, "versions": parts.versions()}
-    _path(kind).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    older = "" if parts.kubernetes == newest() else f"-{'.'.join(parts.kubernetes[1:].split('.')[:2])}"
+    (BUILD / f"{kind}{older}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def commit() -> list[str]:
     """Write the results' file from what is in ``build/cluster``; returns the kinds that were found."""
     before = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    found = {kind: json.loads(_path(kind).read_text("utf-8")) for kind in KINDS if _path(kind).exists()}
+    paths = (path for kind in KINDS for path in (BUILD / f"{kind}.json", *BUILD.glob(f"{kind}-*.json")))
+    found = {path.stem: json.loads(path.read_text("utf-8")) for path in paths if path.exists()}
     RESULTS.write_text(json.dumps({**before, **found}, indent=1) + "\n", encoding="utf-8")
     return sorted(found)
-
-
-def _path(kind: str) -> Path:
-    return BUILD / f"{kind}.json"

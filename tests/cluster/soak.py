@@ -21,7 +21,7 @@ from tests.cluster.pods import NAMESPACE, STUBBORN, Pods, container, pod, sideca
 from tests.cluster.watcher import Watcher
 
 SHAPES: Final = ("one", "pair", "staged", "flanked", "whole", "stubborn")
-BATCH: Final = 12
+BATCH: Final = 16
 MOST_CORES: Final = 500  # of 800: a pod that the scheduler lets through must fit
 GRACES: Final = (0, 1, None)  # by force, hurried, as the pod says
 LISTED_EACH: Final = 4  # rounds

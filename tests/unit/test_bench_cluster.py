@@ -60,6 +60,12 @@ def test_a_case_that_did_not_pass_falls_short(outcome: str) -> None:
     assert f"45 {outcome}" in row.note
 
 
+def test_an_older_line_of_kubernetes_has_a_row_of_its_own() -> None:
+    row = rows(**{"e2e-1.33": {**SUITE, "skipped": 2}})["e2e_failed_1_33"]
+    assert (row.figure, row.holds) == (1, False)
+    assert row.note.startswith("1 passed, 2 skipped")
+
+
 def test_a_leak_is_a_row_of_its_own() -> None:
     found = rows(soak={**SOAK, "leaks": 2})
     assert found["soak_leaks"].holds is False
