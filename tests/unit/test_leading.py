@@ -218,6 +218,24 @@ def test_a_list_from_before_the_take_is_not_enough() -> None:
     assert b.leads
 
 
+def test_a_renewal_that_is_answered_late_counts_from_when_it_was_sent() -> None:
+    """The API server may have taken it at once: others count from then."""
+    server, clock = Server(), FakeClock()
+    a = holder(server, clock)
+    a.books.pending = False
+    slow = a.mandate._leases  # type: ignore[union-attr]
+    written = slow.write
+
+    def late(*record: object) -> bool:
+        found = written(*record)
+        clock.pass_(3.0)
+        return bool(found)
+
+    slow.write = late
+    a.leader.tick()
+    assert a.mandate.until == pytest.approx(clock.monotonic() - 3 + 10)
+
+
 # The scheduler's Lease.
 
 
