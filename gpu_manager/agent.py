@@ -83,7 +83,7 @@ class Agent:
         )
         store = FileStore(config.state / "ledger")
         label = label_of(config.proc)
-        tenants = PageTenants(config.pages, label=label, context_reserve=config.context_reserve)
+        tenants = PageTenants(config.pages, config.policy, label=label)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / "kubelet.sock")
         injector = build_injector(config, lambda: self.allocator.node.cards, label)
         self._injector = injector

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu_manager.adapters.nvml_faults import QUIET_SECONDS
+from gpu_manager.adapters.tenants import DEFAULT_POLICY, Policy
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.resources import DEFAULT_UNIT
 
@@ -16,12 +17,11 @@ class Config:
     """Settings of ``gpu-manager run``. Paths are as the agent sees them.
 
     ``cards`` is ``nvml``, or ``simulated:`` and a profile's name or a file; ``unit`` is bytes of a memory
-    unit; ``context_reserve`` (bytes) is charged to a fraction for each context as it is made; ``injection``
-    is ``auto`` or a strategy; ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders``
-    those that were caught getting round their limits. ``program_xids`` are driver errors that never close a
-    card, ``card_xids`` those that always do; a card opens again when it was well for ``quiet_seconds``. With
-    ``lending`` whole cards go by NVIDIA's resource name too. ``nvml`` is the NVML library where the loader
-    does not find it.
+    unit; ``policy`` is what every fraction is told beside its limits; ``injection`` is ``auto`` or a
+    strategy; ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` those that got round
+    their limits. ``program_xids`` are driver errors that never close a card, ``card_xids``
+    those that always do; a card opens again when it was well for ``quiet_seconds``. With ``lending`` whole
+    cards go by NVIDIA's resource name too. ``nvml`` is the NVML library where the loader does not find it.
     """
 
     node: str
@@ -43,7 +43,7 @@ class Config:
     card_xids: frozenset[int] = frozenset()
     quiet_seconds: float = QUIET_SECONDS
     unit: int = DEFAULT_UNIT
-    context_reserve: int = 0
+    policy: Policy = DEFAULT_POLICY
     lending: bool = False
     injection: str = "auto"
     host_root: Path = Path("/")

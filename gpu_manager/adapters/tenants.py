@@ -61,6 +61,23 @@ class _Told:
     uses: tuple[TenantUse, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What all containers of a node are told beside their limits.
+
+    ``context_reserve`` (bytes) is charged for each context when it is made; what it lacks is counted once the
+    driver shows it. With ``oversubscribe`` linear memory that the card has no room for, though the share has,
+    comes as managed memory. With ``fail_open`` a broken usage page lets programs run unlimited.
+    """
+
+    context_reserve: int = 0
+    oversubscribe: bool = False
+    fail_open: bool = False
+
+
+DEFAULT_POLICY: Final = Policy()
+
+
 class PageTenants:
     """:class:`gpu_manager.ports.Tenants` in a directory, normally on a tmpfs.
 
@@ -68,18 +85,11 @@ class PageTenants:
     never locked to wait: it could hold such a lock for ever.
     """
 
-    def __init__(
-        self, root: Path, *, fail_open: bool = False, label: bytes | None = None, context_reserve: int = 0
-    ) -> None:
-        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`.
-
-        ``context_reserve`` is charged for each context when it is made, in bytes; what it lacks is counted
-        once the driver shows it.
-        """
+    def __init__(self, root: Path, policy: Policy = DEFAULT_POLICY, *, label: bytes | None = None) -> None:
+        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`."""
         self._root = root
         self._label = label
-        self._fail_open = fail_open
-        self._context_reserve = context_reserve
+        self._policy = policy
         self._lock = threading.Lock()
         # Descriptors kept open, so that a sample of an idle container is a handful of system calls.
         self._usage: dict[str, int] = {}
@@ -271,7 +281,7 @@ class PageTenants:
                 replace(
                     before,
                     memory_limit=limit.memory,
-                    context_reserve=self._context_reserve,
+                    context_reserve=self._policy.context_reserve,
                     core_limit=float(limit.cores),
                     core_ceiling=float(limit.ceiling),
                 )
@@ -279,7 +289,8 @@ class PageTenants:
         return replace(
             now or abi.Limits(()),
             cards=tuple(cards),
-            fail_open=self._fail_open,
+            fail_open=self._policy.fail_open,
+            oversubscribe=self._policy.oversubscribe,
             elastic=any(limit.ceiling > limit.cores for limit in limits),
             identity=hashlib.sha256(name.encode()).digest()[:16],
         )

@@ -10,6 +10,7 @@ import structlog
 import typer
 
 from gpu_manager.adapters.nvml_faults import QUIET_SECONDS
+from gpu_manager.adapters.tenants import Policy
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.errors import RequestInvalid
@@ -99,6 +100,19 @@ def command(
             "the driver shows it, some 3 s later.",
         ),
     ] = 0,
+    oversubscribe: Annotated[
+        bool,
+        typer.Option(
+            help="On a card that is full though a share is not, let cuMemAlloc give managed memory."
+        ),
+    ] = False,
+    fail_open: Annotated[
+        bool,
+        typer.Option(
+            help="Let programs run unlimited if their usage page is broken, which a tenant can do; else CUDA "
+            "is refused to them."
+        ),
+    ] = False,
     nvidia_resource: Annotated[
         bool,
         typer.Option(help="Offer whole cards as nvidia.com/gpu too. NVIDIA's own plugin must not run here."),
@@ -154,7 +168,7 @@ def command(
             quiet_seconds=quiet_seconds,
             control=control,
             unit=unit_bytes(memory_unit),
-            context_reserve=context_mib << 20,
+            policy=Policy(context_mib << 20, oversubscribe, fail_open),
             lending=nvidia_resource,
             injection=known_injection(device_injection),
             host_root=host_root,

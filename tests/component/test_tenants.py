@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.tenants import Correction, PageTenants
+from gpu_manager.adapters.tenants import Correction, PageTenants, Policy
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.domain.resources import GIB
@@ -87,6 +87,17 @@ def test_host_corrections_outlive_a_change_of_limits(tenants, root):
     assert limits_of(root).heartbeat_ns == 77
     assert (first.memory_limit, first.co_active) == (GIB, 1.0)
     assert (second.co_active, second.host_adjust) == (2.0, 4096)
+
+
+def test_a_nodes_policy_is_told_with_the_limits_and_changes_with_them(root):
+    asked = Policy(context_reserve=528 << 20, oversubscribe=True, fail_open=True)
+    for policy in (asked, Policy()):
+        tenants = PageTenants(root, policy)
+        tenants.open(NAME, [LIMIT])
+        tenants.close()
+        found = limits_of(root)
+        assert found.cards[0].context_reserve == policy.context_reserve
+        assert (found.oversubscribe, found.fail_open) == (policy.oversubscribe, policy.fail_open)
 
 
 def test_publishing_for_a_container_that_is_gone_says_so(tenants):

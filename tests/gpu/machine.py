@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from gpu_manager.adapters.nvml import NvmlCards
-from gpu_manager.adapters.tenants import PageTenants
+from gpu_manager.adapters.tenants import PageTenants, Policy
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Limit
@@ -114,7 +114,7 @@ class Machine:
         """From now on containers are charged so many bytes for each context, as ``--context-mib`` does it."""
         self.reserve = each
         self.tenants.close()
-        self.tenants = PageTenants(self.root / "pages", context_reserve=each)
+        self.tenants = PageTenants(self.root / "pages", Policy(context_reserve=each))
 
     def bare(self, *command: str) -> subprocess.Popen[str]:
         """A process with the driver alone: the baseline."""
