@@ -194,18 +194,17 @@ def test_a_program_that_never_calls_cuda_opens_no_file_of_ours(native: Path, tmp
 
 
 def test_preloading_both_fronts_adds_little_to_a_programs_start(native: Path) -> None:
-    """Bar 0.2 ms for the CUDA front; a factor of five here, where other tests run beside this one."""
+    """Bar 0.2 ms for the CUDA front; a factor of five here, where other tests run beside this one: of starts that take
+    turns, the quickest tenth."""
 
-    def median_ms(**environment: str) -> float:
-        times = []
-        for _ in range(60):
-            start = time.perf_counter()
-            subprocess.run(["/bin/true"], check=True, env=environment, close_fds=False)
-            times.append((time.perf_counter() - start) * 1000)
-        return statistics.median(times)
+    def start_ms(**environment: str) -> float:
+        start = time.perf_counter()
+        subprocess.run(["/bin/true"], check=True, env=environment, close_fds=False)
+        return (time.perf_counter() - start) * 1000
 
-    bare = median_ms()
-    assert median_ms(LD_PRELOAD=str(native / "libvcuda.so")) - bare < 1.0
+    pairs = [(start_ms(), start_ms(LD_PRELOAD=str(native / "libvcuda.so"))) for _ in range(100)]
+    bare, ours = (statistics.quantiles(times, n=10)[0] for times in zip(*pairs, strict=True))
+    assert ours - bare < 1.0
 
 
 def test_a_child_of_fork_and_a_program_after_exec_are_on_their_own(

@@ -122,6 +122,7 @@ def test_the_host_sees_host_pids_and_a_container_sees_none(tmp_path: Path) -> No
     standin.end(outside)
 
 
+@pytest.mark.timed
 def test_utilisation_of_card_and_process_is_the_share_of_the_last_period(tmp_path: Path) -> None:
     env = standin.environment(tmp_path)
     spinner = standin.client(
