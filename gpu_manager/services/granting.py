@@ -171,7 +171,7 @@ class Granting:
             books.put(booked.before)
             return
         books.release(*booked.grant.key)
-        if booked.candidate is not None:
+        if booked.candidate is not None and not booked.named:
             self._planner.plan_again(booked.candidate.pod)
 
     def _say(self, booked: Booked) -> None:
