@@ -14,6 +14,7 @@ from typing import NamedTuple
 from admission.judging import Fit
 from admission.node_view import NodeView
 from admission.occupant import Occupant
+from admission.place_tally import PlaceTally
 from admission.ranking import BestFit, Candidate, Cost
 from admission.snapshot import Cluster
 from gpu_manager.domain.card import CardUuid
@@ -22,7 +23,8 @@ from gpu_manager.domain.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.request import PlacementPolicy, PodRequest
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.score.scorer import Rooms, Scorer
+from gpu_manager.domain.score.places import Loss, Rooms
+from gpu_manager.domain.score.scorer import Scorer, in_all
 from gpu_manager.domain.score.shapes import Arrivals, Room, Shape, Stock
 
 _MOST = 1 << 16  # costs remembered
@@ -45,12 +47,14 @@ class _Epoch:
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
-        self.known: dict[_Key, tuple[Cost, Move]] = {}
+        self.tally = PlaceTally(scorer.places, rooms_of)
+        self.known: dict[_Key, tuple[Cost, Move, Loss]] = {}
 
     def add(self, moves: dict[_Key, Move]) -> None:
         costs = self.scorer.costs([(move.before, move.after) for move in moves.values()])
         for (key, move), (cost, *content) in zip(moves.items(), costs, strict=True):
-            self.known[key] = (cost, -move.joined, *content), move
+            loss = self.scorer.places.lost(move.before, move.after)
+            self.known[key] = (cost, -move.joined, *content), move, loss
 
 
 class LeastWaste:
@@ -82,7 +86,7 @@ class LeastWaste:
         own = self._cluster.pod(request.uid)
         cpu = own.cpu if own else 0
         epoch = self._current()
-        found: dict[_Key, tuple[Cost, Move]] = {}
+        found: dict[_Key, tuple[Cost, Move, Loss]] = {}
         new: dict[_Key, Move] = {}
         keys: list[_Key] = [(c.fit, c.view.cpu, cpu) for c in candidates]
         for key, candidate in zip(keys, candidates, strict=True):
@@ -97,9 +101,20 @@ class LeastWaste:
             epoch.add(new)
             found |= {key: epoch.known[key] for key in new}
         self._remember(request, keys)
+        prices = self._prices(epoch)
+        costs = {key: in_all(cost, loss, prices) for key, (cost, _, loss) in found.items()}
         if request.placement is PlacementPolicy.TOPOLOGY:
-            return [(-found[key][1].joined, *found[key][0]) for key in keys]
-        return [found[key][0] for key in keys]
+            return [(-found[key][1].joined, *costs[key]) for key in keys]
+        return [costs[key] for key in keys]
+
+    def prices(self) -> list[float]:
+        """What the loss of a place for several cards costs now."""
+        return self._prices(self._current())
+
+    def _prices(self, epoch: _Epoch) -> list[float]:
+        nodes = self._cluster.snapshot().nodes
+        with self._lock:
+            return epoch.tally.prices(nodes)
 
     def _current(self) -> _Epoch:
         """The scorer to ask: the old one while a new one is being made."""
@@ -194,6 +209,11 @@ def move_of(uid: PodUid, view: NodeView, fit: Fit, cpu: int) -> Move:
         free[at] = max(0, cores - amount.cores), max(0, units - amount.memory // view.facts.unit)
     joined = view.facts.topology.sum([at for at, _ in fit.taken]) if len(fit.taken) > 1 else 0
     return Move(before, _rooms(view, free, None if spare is None else spare - cpu), joined)
+
+
+def rooms_of(view: NodeView) -> Rooms:
+    """What is free on a node as it is."""
+    return _rooms(view, [_free(view, view.ledger, at) for at in range(len(view.facts.cards))], view.cpu)
 
 
 def _free(view: NodeView, ledger: Ledger, at: int) -> tuple[int, int]:

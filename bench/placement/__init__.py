@@ -15,7 +15,7 @@ from typing import Final
 
 from bench.placement import topology, wire
 from bench.placement.replay import replay
-from bench.placement.study import KIN, ROOT, SEEDS, Job, Result, Study, fingerprint, load, pending
+from bench.placement.study import KIN, ROOT, SEEDS, Job, Result, Study, load, pending, valid
 from bench.placement.trace import Node, Pod, Trace, arrivals, permuted, read
 from bench.rows import Row, percentile
 from gpu_manager.domain.resources import CORES_PER_CARD
@@ -90,7 +90,7 @@ class _Figures:
 
     def __init__(self, study: Study, *, full: bool) -> None:
         self._study = study
-        self._runs = [r for r in load() if r.get("code") == fingerprint()] if full else []
+        self._runs = valid(load()) if full else []
 
     def of(self, jobs: Sequence[Job]) -> list[Result]:
         self._runs += [self._study.run(job) for job in pending(jobs, self._runs)]

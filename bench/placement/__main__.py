@@ -16,11 +16,11 @@ from bench.placement.study import (
     Job,
     Study,
     commit,
-    fingerprint,
     full_plan,
     load,
     pending,
     save,
+    valid,
 )
 from bench.placement.trace import read
 
@@ -44,7 +44,7 @@ def main() -> int:
     given = parser.parse_args()
     study = Study(read(given.nodes, given.pods))
     if given.plan:
-        runs = [run for run in load() if run.get("code") == fingerprint()]
+        runs = valid(load())
         for job in pending(full_plan(), runs):
             runs.append({**study.run(job), "commit": commit()})
             save(runs)

@@ -1,4 +1,4 @@
-"""The policies that are compared: the product's, and the published ones, each our own writing of its rule.
+"""The published policies, each our own writing of its rule, and what a policy is to a replay.
 
 A policy prices one shape on one kind of node; equal nodes are asked about once. The lowest key wins.
 """
@@ -6,7 +6,6 @@ A policy prices one shape on one kind of node; equal nodes are asked about once.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, Protocol
 
@@ -14,13 +13,14 @@ import numpy as np
 
 from bench.placement.trace import Pod, typical
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.score.scorer import Scorer
-from gpu_manager.domain.score.shapes import Arrivals, Room, Shape, Stock
+from gpu_manager.domain.score.places import Loss
+from gpu_manager.domain.score.shapes import Room, Shape
 
 _MOST_CPU: Final = 128_000
 _MOST_CORES: Final = 800
 Key = Any
-Offer = tuple[Key, Room] | None  # what it costs and how the node is left; None where it does not fit
+# What it costs, how the node is left, and the places for several cards that this takes; None: does not fit.
+Offer = tuple[Key, Room, Loss] | None
 
 
 class Policy(Protocol):
@@ -31,11 +31,20 @@ class Policy(Protocol):
     def arrived(self, shape: Shape) -> bool:
         """One more; True if all prices changed."""
 
+    def left(self) -> None:
+        """One of those that came is gone."""
+
     def offers(self, shape: Shape, rooms: Sequence[Room], tags: Sequence[Hashable]) -> list[Offer]:
         """One for each room. ``tags``: what else the policy wants to know of the node."""
 
     def tagged(self, shape: Shape, tag: Hashable) -> Hashable:
         """The node's tag once the shape is on it."""
+
+    def places(self, room: Room) -> Sequence[int]:
+        """What the policy counts of each node over the cluster; nothing for most."""
+
+    def prices(self, free: int, places: Sequence[int]) -> Sequence[float]:
+        """What the loss of one of each costs, with so many cores free and places there in the cluster."""
 
 
 def fits(shape: Shape, room: Room) -> bool:
@@ -69,14 +78,23 @@ class Plain:
     def arrived(self, shape: Shape) -> bool:
         return False
 
+    def left(self) -> None:
+        return
+
     def tagged(self, shape: Shape, tag: Hashable) -> Hashable:
         return tag
+
+    def places(self, room: Room) -> Sequence[int]:
+        return ()
+
+    def prices(self, free: int, places: Sequence[int]) -> Sequence[float]:
+        return ()
 
     def offers(self, shape: Shape, rooms: Sequence[Room], tags: Sequence[Hashable]) -> list[Offer]:
         found: list[Offer] = []
         for room, tag in zip(rooms, tags, strict=True):
             after = ways(shape, room)
-            found.append((-self.score(shape, room, after[0], tag), after[0]) if after else None)
+            found.append((-self.score(shape, room, after[0], tag), after[0], ()) if after else None)
         return found
 
     def score(self, shape: Shape, room: Room, after: Room, tag: Hashable) -> float:
@@ -181,19 +199,11 @@ class Fragments:
         return [float(f) * 10 for f in (lost * self._popularity).sum(1)]
 
 
-class Fgd:
+class Fgd(Plain):
     """Fragmentation gradient descent (USENIX ATC 2023), as its authors run it."""
-
-    by_name = True
 
     def __init__(self, fragments: Fragments) -> None:
         self._fragments = fragments
-
-    def arrived(self, shape: Shape) -> bool:
-        return False
-
-    def tagged(self, shape: Shape, tag: Hashable) -> Hashable:
-        return tag
 
     def offers(self, shape: Shape, rooms: Sequence[Room], tags: Sequence[Hashable]) -> list[Offer]:
         after = [ways(shape, room) for room in rooms]
@@ -203,73 +213,9 @@ class Fgd:
         for old, each in zip(before, after, strict=True):
             ranked = [(-_sigmoid(old - new), n) for n, new in enumerate(self._fragments.of(each))]
             best = min(ranked) if ranked else None
-            found.append((best[0], each[best[1]]) if best else None)
+            found.append((best[0], each[best[1]], ()) if best else None)
         return found
 
 
 def _sigmoid(milli: float) -> int:
     return int(100 / (1 + math.exp(-milli / 1000)))
-
-
-class Ours:
-    """The product's scorer. ``known``: the whole trace's mix from the start, else that of the arrivals.
-
-    ``every_card``: the scorer chooses the card of a fraction too, as the roll-out knows it; the product
-    takes the best fit, which one node's own judgement is. ``options`` go to the scorer.
-    """
-
-    by_name = False
-
-    def __init__(
-        self,
-        stock: dict[str, Stock],
-        *,
-        known: Sequence[Pod] = (),
-        every_card: bool = False,
-        first_number: int = 0,
-        **options: Any,
-    ) -> None:
-        self._stock, self._options, self._every_card = stock, options, every_card
-        self._fixed = bool(known)
-        self.arrivals = Arrivals()
-        for pod in known:
-            self.arrivals.add(pod.shape)
-        self.first_number = first_number
-        self.scorer = self._new()
-        self.refreshes = 0
-        self.evaluated = 0
-        self.refresh_seconds = 0.0
-
-    def _new(self) -> Scorer:
-        return Scorer(self.arrivals.mix(), self._stock, **self._options)
-
-    def arrived(self, shape: Shape) -> bool:
-        if self._fixed:
-            return False
-        self.arrivals.add(shape)
-        if not self.arrivals.due:
-            return False
-        began = time.perf_counter()
-        self.evaluated += len(self.scorer.waste)
-        self.scorer = self._new()
-        self.refreshes += 1
-        self.refresh_seconds += time.perf_counter() - began
-        return True
-
-    def tagged(self, shape: Shape, tag: Hashable) -> Hashable:
-        return tag
-
-    def offers(self, shape: Shape, rooms: Sequence[Room], tags: Sequence[Hashable]) -> list[Offer]:
-        moves: list[tuple[tuple[Room], tuple[Room]]] = []
-        at: list[int] = []
-        for n, room in enumerate(rooms):
-            after = ways(shape, room)
-            for way in after if self._every_card else after[:1]:
-                moves.append(((room,), (way,)))
-                at.append(n)
-        found: list[Offer] = [None] * len(rooms)
-        for n, move, cost in zip(at, moves, self.scorer.costs(moves), strict=True):
-            best = found[n]
-            if best is None or cost < best[0]:
-                found[n] = (cost, move[1][0])
-        return found

@@ -11,6 +11,7 @@ from typing import Final
 from bench.placement.policies import Fragments, Offer, Policy
 from bench.placement.trace import MOST_PODS, Node, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.score.scorer import in_all
 from gpu_manager.domain.score.shapes import Room, Shape, Stock
 
 EMPTY_CARD: Final = (CORES_PER_CARD, 0)
@@ -50,10 +51,15 @@ class World:
         self.refresh_seconds: list[float] = []
         self._number: dict[State, int] = {}
         self._rows: dict[Shape, dict[int, Offer]] = {}
+        self._free = 0  # cores
+        self._places: list[int] = []  # what the policy counts, over all nodes …
+        self._each: dict[int, Sequence[int]] = {}  # … and of each kind of node
         for at, node in enumerate(nodes):
             number = self._intern((Room(node.model, 0, node.cpu, (EMPTY_CARD,) * node.cards), None))
             self.state.append(number)
             self.live.setdefault(number, set()).add(at)
+            self._free += self.states[number][0].cores
+        self._count_all()
 
     def _intern(self, state: State) -> int:
         number = self._number.get(state)
@@ -67,6 +73,7 @@ class World:
         if self.policy.arrived(shape):
             began = time.perf_counter()
             shapes, self._rows = list(self._rows), {}
+            self._count_all()
             for each in shapes if self.warm else ():
                 self._row(each)
             self.refresh_seconds.append(time.perf_counter() - began)
@@ -76,7 +83,12 @@ class World:
         row = self._row(pod.shape)
         if self.chance:
             return self._any(pod, row)
-        offers = [(offer[0], number) for number in self.live if (offer := row[number])]
+        prices = self.policy.prices(self._free, self._places)
+        offers = [
+            (in_all(offer[0], offer[2], prices) if offer[2] else offer[0], number)
+            for number in self.live
+            if (offer := row[number])
+        ]
         if not offers:
             return None
         at = self._best(pod, offers, min(offers)[0])
@@ -137,6 +149,7 @@ class World:
 
     def leave(self, pod: Pod, at: int, free: tuple[tuple[int, int], ...]) -> None:
         """The pod is gone; ``free`` is what the node's cards then have."""
+        self.policy.left()
         room, tag = self.states[self.state[at]]
         self.host_memory[at] += pod.host_memory
         self.pods[at] -= 1
@@ -144,12 +157,26 @@ class World:
         self._move(at, (room._replace(cpu=cpu, free=free), tag))
 
     def _move(self, at: int, state: State) -> None:
-        number = self.state[at]
-        self.live[number].discard(at)
-        if not self.live[number]:
-            del self.live[number]
-        self.state[at] = number = self._intern(state)
-        self.live.setdefault(number, set()).add(at)
+        old, new = self.state[at], self._intern(state)
+        self.live[old].discard(at)
+        if not self.live[old]:
+            del self.live[old]
+        self.state[at] = new
+        self.live.setdefault(new, set()).add(at)
+        self._free += state[0].cores - self.states[old][0].cores
+        pairs = zip(self._places, self._counted(old), self._counted(new), strict=True)
+        self._places = [total - was + now for total, was, now in pairs]
+
+    def _counted(self, number: int) -> Sequence[int]:
+        found = self._each.get(number)
+        if found is None:
+            found = self._each[number] = self.policy.places(self.states[number][0])
+        return found
+
+    def _count_all(self) -> None:
+        self._each = {}
+        each = [[n * len(at) for n in self._counted(number)] for number, at in self.live.items()]
+        self._places = [sum(column) for column in zip(*each, strict=True)]
 
     def room(self, at: int) -> Room:
         """What is free on a node."""

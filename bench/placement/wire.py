@@ -27,6 +27,7 @@ from gpu_manager.domain.contract import CORE, GPU_MODEL, INVENTORY, MEMORY, Inve
 from gpu_manager.domain.pod import Pod as KubePod
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
+from gpu_manager.domain.score.scorer import in_all
 from gpu_manager.domain.topology import Link, Topology
 
 Obj = dict[str, Any]
@@ -125,8 +126,11 @@ class Wire:
             return self._chance.choice([name for name, each in score.items() if each == best])
         nodes = self._cluster.snapshot().nodes
         moves = [move_of(PodUid(""), nodes[host.name], _NOTHING, pod.shape.cpu) for host in able]
-        costs = self._ranking.scorer.costs([(move.before, move.after) for move in moves])
-        ranked = zip(costs, (host.memory for host in able), (host.name for host in able), strict=True)
+        scorer, prices = self._ranking.scorer, self._ranking.prices()
+        costs = scorer.costs([(move.before, move.after) for move in moves])
+        losses = [scorer.places.lost(move.before, move.after) for move in moves]
+        dear = [in_all(cost, loss, prices) for cost, loss in zip(costs, losses, strict=True)]
+        ranked = zip(dear, (host.memory for host in able), (host.name for host in able), strict=True)
         return min(ranked)[-1]
 
     def _by_extender(self, obj: Obj, able: Sequence[str]) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.domain.score.scorer import Scorer, prices
+from gpu_manager.domain.score.places import Places, _more_than
+from gpu_manager.domain.score.scorer import Scorer, in_all, prices
 from gpu_manager.domain.score.shapes import GROWTH, REMEMBERED, Arrivals, Mix, Room, Shape, Stock
-from gpu_manager.domain.score.waste import BAG, BAGS, Waste, _draw
+from gpu_manager.domain.score.waste import BAG, BAGS, SPREAD, Waste, _draw
 
 UNITS = 40
 STOCK = {"A": Stock(80, UNITS), "B": Stock(20, UNITS)}
@@ -114,6 +117,8 @@ def test_the_fill_up_is_what_copies_of_each_shape_alone_leave(counts, room):
     share = sum(n for _, n in asking) / mix.total
     expected = 0.0
     for shape, n in asking:
+        if shape.cards > 1:
+            continue  # these are the places' part
         copies = 0
         left = room
         while after := ways(shape, left):
@@ -121,7 +126,7 @@ def test_the_fill_up_is_what_copies_of_each_shape_alone_leave(counts, room):
         size = (
             shape.cores if shape.cards else (1 - weight) * shape.cores + weight * 100 * shape.memory / UNITS
         )
-        expected += share * n * max(1, shape.cards) / spread * (value(room, weight) - copies * size)
+        expected += share * n / spread * (value(room, weight) - copies * size)
     (found,) = Waste(mix, STOCK, (1.0, 0.0)).of([room])
     assert abs(found - expected) < 0.05
 
@@ -162,7 +167,7 @@ def test_bags_are_drawn_alike_from_the_same_arrivals_and_differ_between_refreshe
 def test_a_bag_is_a_fair_sample_of_the_mix():
     drawn = _draw([60, 30, 10], 0, BAGS)
     lengths = (drawn < 3).sum(0)
-    assert BAG / 2 <= lengths.min() <= lengths.max() <= BAG * 2
+    assert BAG / SPREAD <= lengths.min() <= lengths.max() <= BAG * SPREAD
     for bag, length in zip(drawn.T, lengths, strict=True):
         assert abs((bag == 0).sum() - 0.6 * length) <= 1
 
@@ -201,6 +206,55 @@ def test_cards_without_host_cpu_are_worth_nothing_to_come():
     starved, fed = (Room("A", UNITS, cpu, ((100, UNITS),)) for cpu in (4000, 64_000))
     lost, kept = Waste(mix, STOCK).of([starved, fed])
     assert lost > kept
+
+
+@settings(max_examples=60, deadline=None)
+@given(mixes, rooms())
+def test_a_node_holds_as_many_of_a_request_for_several_cards_as_fit_one_after_the_other(counts, room):
+    several = [shape for shape, _ in mix_of(counts).counts if shape.cards > 1]
+    held = []
+    for shape in several:
+        left, copies = room, 0
+        while after := ways(shape, left):
+            left, copies = after[0], copies + 1
+            if copies > len(room.free):
+                break  # asks for no host CPU and no card of this size is left
+        held.append(copies)
+    assert Places(mix_of(counts)).of((room,)) == tuple(held)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0.001, 29), st.integers(0, 60))
+def test_the_chance_to_be_missed_is_that_as_many_come(expected, places):
+    fewer = sum(math.exp(-expected + k * math.log(expected) - math.lgamma(k + 1)) for k in range(places))
+    assert _more_than(expected, places) == pytest.approx(1 - fewer, abs=1e-5)
+
+
+@pytest.mark.parametrize("expected", [29.999, 30.001, 31.0])
+def test_the_curve_goes_on_where_counting_ends(expected):
+    for places in range(10, 60):
+        assert _more_than(expected, places) == pytest.approx(_more_than(30, places), abs=0.15)
+    chances = [_more_than(expected, places) for places in range(100)]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] == pytest.approx(1, abs=1e-6)
+    assert chances[-1] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_last_places_are_dear_and_plenty_of_them_cheap():
+    """Eight cards together are asked for now and then; a small pod may break an empty node or a broken one."""
+    eight, small = Shape(800, 0, 8000), Shape(50, 1, 1000)
+    scorer = Scorer(mix_of({eight: 5, small: 95}), STOCK)
+    empty = Room("A", UNITS, 64_000, ((100, UNITS),) * 8)
+    move = (empty,), (empty.less(small, (100, UNITS)),)
+    (cost,) = scorer.costs([move])
+    loss = scorer.places.lost(*move)
+    assert loss == ((0, 1),)
+    free = 20 * empty.cores
+    few, many = (in_all(cost, loss, scorer.places.prices(free, [left]))[0] for left in (2, 400))
+    assert few > many + 400
+    assert many == pytest.approx(cost[0] + scorer.places.prices(free, [400])[0], abs=0.01)
+    broken = empty.less(small, (100, UNITS))
+    assert scorer.places.lost((broken,), (broken.less(small, (100, UNITS)),)) == ()
 
 
 def test_the_mix_is_drawn_anew_with_each_early_arrival_and_then_every_so_often():

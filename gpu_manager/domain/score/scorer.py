@@ -1,26 +1,32 @@
 """What it costs to put a request on a node: what the node's free cards lose in use for the mix of requests.
 
     cost = V(after) - V(before)  +  0.5 · L(model) · cores  +  20 · host CPU left / 128 cores (no card asked)
+           +  the prices of the places lost  +  turnover · cards' worth left free on the node
 
 V is :class:`~gpu_manager.domain.score.waste.Waste`; L the model's price, how much of the demand can only,
-or also, go to its cards; cores what is taken of them. The lowest cost wins.
+or also, go to its cards; cores what is taken of them. The lowest cost wins. All but the last part belongs to
+the node alone and may be kept; what a place costs depends on how many the cluster has left
+(:class:`~gpu_manager.domain.score.places.Places`) and is added at each decision, by :func:`in_all`.
+Where pods leave, the fuller node goes first: one on which little lies will soon be empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
-from gpu_manager.domain.score.shapes import Mix, Room, Stock
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.score.places import ALWAYS, MISSED, Loss, Places, Rooms
+from gpu_manager.domain.score.shapes import Mix, Stock
 from gpu_manager.domain.score.waste import Waste
 
-FILL_UP: Final = 0.15
+FILL_UP: Final = 0.03
 ROLL_OUT: Final = 1.0
 PRICE: Final = 0.5
+PACK: Final = 1.0  # cores for each card's worth left free, where all that came has left again
 CPU_LEFT: Final = 20 / 128_000  # cores a thousandth of host CPU, for a pod that asks for no card
 _DIGITS: Final = 2  # finer differences are noise of the bags; what then is equal, the content decides
 
-Rooms = tuple[Room, ...]  # a node: its cards by model, in the order of the models' names
 Cost = tuple[float, int, tuple[tuple[tuple[int, int], ...], ...], Rooms, Rooms]
 
 
@@ -52,13 +58,16 @@ class Scorer:
         parts: tuple[float, float] = (FILL_UP, ROLL_OUT),
         price: float = PRICE,
         cpu_left: float = CPU_LEFT,
+        places: tuple[float, float] = (ALWAYS, MISSED),
     ) -> None:
         """``stock``: the cluster's cards by model; rooms of other models cannot be scored."""
         self.mix = mix
         self.stock = dict(stock)
         self.waste = Waste(mix, stock, parts)
+        self.places = Places(mix, places)
         self._prices = {model: price * each for model, each in prices(mix, stock).items()}
         self._cpu_left = cpu_left
+        self._pack = PACK * mix.turnover / CORES_PER_CARD
 
     def costs(self, moves: Sequence[tuple[Rooms, Rooms]]) -> list[Cost]:
         """One for each (before, after), the lowest wins. Equal ones lose nothing over each other.
@@ -82,7 +91,16 @@ class Scorer:
             lost += self._prices[old.model] * cores
             taken += cores
         cpu = before[0].cpu if before else None
+        if taken and self._pack:
+            lost += self._pack * sum(room.cores for room in after)
         if not taken and after and after[0].cpu is not None:
             lost += self._cpu_left * after[0].cpu
         free = tuple(room.free for room in before)
         return (round(lost, _DIGITS), -1 if cpu is None else cpu, free, before, after)
+
+
+def in_all(cost: tuple[Any, ...], loss: Loss, prices: Sequence[float]) -> tuple[Any, ...]:
+    """A cost, with what the places lost cost now."""
+    if not loss:
+        return cost
+    return (round(cost[0] + sum(n * prices[at] for at, n in loss), _DIGITS), *cost[1:])

@@ -77,12 +77,14 @@ class Stock(NamedTuple):
 class Mix:
     """How often each shape was asked for among ``total`` arrivals, in the order of the shapes' contents.
 
-    ``number`` counts the refreshes: the same arrivals under another number draw other bags.
+    ``number`` counts the refreshes: the same arrivals under another number draw other bags. ``turnover``:
+    the part of those that came that has left again, 0 to 1.
     """
 
     counts: tuple[tuple[Shape, int], ...]
     total: int
     number: int
+    turnover: float = 0.0
 
     def memory_weight(self, stock: Mapping[str, Stock]) -> float:
         """0 to 1: the part of what fractions ask for that is memory, in cards. What is scarcer weighs more.
@@ -103,6 +105,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._counts: dict[Shape, int] = {}
         self._total = 0
+        self._gone = 0
         self._last = 0
         self._number = 0
 
@@ -115,7 +118,12 @@ class Arrivals:
         self._total += 1
         if self._total >= REMEMBERED:
             self._counts = {kept: n // 2 for kept, n in self._counts.items() if n > 1}
+            self._gone //= 2
             self._total = self._last = sum(self._counts.values())
+
+    def leave(self, shapes: int = 1) -> None:
+        """So many of those that came are gone."""
+        self._gone += shapes
 
     @property
     def due(self) -> bool:
@@ -126,4 +134,5 @@ class Arrivals:
         """All so far."""
         self._last = self._total
         self._number += 1
-        return Mix(tuple(sorted(self._counts.items())), self._total, self._number - 1)
+        turnover = min(1.0, self._gone / self._total) if self._total else 0.0
+        return Mix(tuple(sorted(self._counts.items())), self._total, self._number - 1, turnover)

@@ -2,7 +2,8 @@
 
 Two answers are joined:
 
-*fill-up*   Fill the node with copies of one shape until no more fit; what stays idle, averaged over shapes.
+*fill-up*   Fill the node with copies of one shape, for one card or a part of it, until no more fit; what
+            stays idle, averaged over shapes.
 *roll-out*  Offer the node bags of requests drawn from the mix, each to the card with the least room that
             fits; what stays idle, averaged over bags. The bags are the same for all nodes, so that nodes
             differ by what they hold and not by luck.
@@ -21,8 +22,9 @@ import numpy.typing as npt
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.score.shapes import Mix, Room, Shape, Stock
 
-BAGS: Final = 96
-BAG: Final = 24  # requests in the middle bag; the shortest holds half of it, the longest twice
+BAGS: Final = 128
+BAG: Final = 48  # requests in the middle bag
+SPREAD: Final = 1.5  # the longest bag holds so many times as many, the shortest so many times fewer
 _SEED: Final = 20_241
 _BATCH: Final = 256  # rooms worked on at a time: what fits a processor's cache
 _ENDLESS: Final = 1 << 30  # host CPU where it is not known
@@ -43,7 +45,7 @@ class Waste:
     """Values rooms under one mix. ``parts`` are the weights of fill-up and roll-out."""
 
     def __init__(
-        self, mix: Mix, stock: Mapping[str, Stock], parts: tuple[float, float] = (0.15, 1.0), bags: int = BAGS
+        self, mix: Mix, stock: Mapping[str, Stock], parts: tuple[float, float] = (0.03, 1.0), bags: int = BAGS
     ) -> None:
         self._weights = parts
         self._models = {model: at for at, model in enumerate(sorted(stock))}
@@ -88,24 +90,22 @@ class Waste:
 
 
 class _FillUp:
-    """Every shape that asks for cards, weighted by how often it comes times its number of cards."""
+    """Every shape that asks for one card or a part of one, weighted by how often it comes."""
 
     def __init__(self, mix: Mix, models: Sequence[str]) -> None:
-        asking = [(shape, n) for shape, n in mix.counts if shape.cores]
-        shapes = [shape for shape, _ in asking]
-        share = sum(n for _, n in asking) / mix.total if mix.total else 0.0
-        spread = sum(n * max(1, shape.cards) for shape, n in asking)
-        weights = [round(_WEIGHT * share * n * max(1, s.cards) / spread) for s, n in asking]
-        self._weights = np.array(weights, np.int64)
+        singles = [(shape, n) for shape, n in mix.counts if 0 < shape.cores <= CORES_PER_CARD]
+        shapes = [shape for shape, _ in singles]
+        # Those for several cards have their part of the weight, but their own measure (places).
+        asking = sum(n for shape, n in mix.counts if shape.cores)
+        spread = mix.total * sum(n * max(1, shape.cards) for shape, n in mix.counts if shape.cores)
+        self._weights = np.array([round(_WEIGHT * asking * n / spread) for _, n in singles], np.int64)
         self._cores = np.array([s.cores for s in shapes], np.int64)
         self._memory = np.array([s.memory for s in shapes], np.int64)
         self._cpu = np.array([max(1, s.cpu) for s in shapes], np.int64)
-        self._part = np.array([s.cards == 0 for s in shapes], bool)
-        self._cards = np.array([max(1, s.cards) for s in shapes], np.int64)
+        self._whole = self._cores == CORES_PER_CARD
         self._allowed = np.array([[s.allows(m) for s in shapes] for m in models], bool)
-        # Copies that a card with so many cores free holds; of whole cards that is one where it is idle.
-        table = np.arange(CORES_PER_CARD + 1)[:, None] // np.maximum(1, self._cores)[None, :]
-        self._copies = np.where(self._part, table, np.arange(CORES_PER_CARD + 1)[:, None] == CORES_PER_CARD)
+        # Copies that a card with so many cores free holds.
+        self._copies = np.arange(CORES_PER_CARD + 1)[:, None] // np.maximum(1, self._cores)[None, :]
         self._by_memory = np.flatnonzero(self._memory)
 
     def idle(
@@ -118,11 +118,11 @@ class _FillUp:
         copies = self._copies[cores]
         for at in self._by_memory:
             np.minimum(copies[:, :, at], memory // self._memory[at], out=copies[:, :, at])
-        held = copies.sum(1) // np.where(self._part, 1, self._cards)
+        held = copies.sum(1)
         np.minimum(held, cpu[:, None] // self._cpu, out=held)
         held *= self._allowed[model]
         part = self._cores * a_core + self._memory * a_unit[:, None]
-        value = np.where(self._part, part, self._cores * _VALUE)
+        value = np.where(self._whole, CORES_PER_CARD * _VALUE, part)
         used: _Ints = (held * value * self._weights).sum(1)
         rest: _Ints = free * int(self._weights.sum()) - used
         return rest
@@ -217,7 +217,7 @@ def _draw(counts: Sequence[int], number: int, bags: int) -> npt.NDArray[np.intp]
     Bags are stratified: a bag of n has one request from each n-th of the mix, in random order. So every bag
     is a fair sample, and their mean moves little with the draw.
     """
-    lengths = [round(BAG * 2 ** (2 * (k + 0.5) / bags - 1)) for k in range(bags)]
+    lengths = [round(BAG * SPREAD ** (2 * (k + 0.5) / bags - 1)) for k in range(bags)]
     drawn = np.full((max(lengths), bags), len(counts), np.intp)
     if not counts:
         return drawn

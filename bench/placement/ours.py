@@ -1,0 +1,85 @@
+"""The product's policy in the replay: the scorer that the extender asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from bench.placement.policies import Offer, ways
+from bench.placement.trace import Pod
+from gpu_manager.domain.score.scorer import Scorer
+from gpu_manager.domain.score.shapes import Arrivals, Room, Shape, Stock
+
+
+class Ours:
+    """The product's scorer. ``known``: the whole trace's mix from the start, else that of the arrivals.
+
+    ``every_card``: the scorer chooses the card of a fraction too, as the roll-out knows it; the product
+    takes the best fit, which one node's own judgement is. ``options`` go to the scorer.
+    """
+
+    by_name = False
+
+    def __init__(
+        self,
+        stock: dict[str, Stock],
+        *,
+        known: Sequence[Pod] = (),
+        every_card: bool = False,
+        first_number: int = 0,
+        **options: Any,
+    ) -> None:
+        self._stock, self._options, self._every_card = stock, options, every_card
+        self._fixed = bool(known)
+        self.arrivals = Arrivals()
+        for pod in known:
+            self.arrivals.add(pod.shape)
+        self.first_number = first_number
+        self.scorer = self._new()
+        self.refreshes = 0
+        self.evaluated = 0
+        self.refresh_seconds = 0.0
+
+    def _new(self) -> Scorer:
+        return Scorer(self.arrivals.mix(), self._stock, **self._options)
+
+    def arrived(self, shape: Shape) -> bool:
+        if self._fixed:
+            return False
+        self.arrivals.add(shape)
+        if not self.arrivals.due:
+            return False
+        began = time.perf_counter()
+        self.evaluated += len(self.scorer.waste)
+        self.scorer = self._new()
+        self.refreshes += 1
+        self.refresh_seconds += time.perf_counter() - began
+        return True
+
+    def left(self) -> None:
+        self.arrivals.leave()
+
+    def tagged(self, shape: Shape, tag: Hashable) -> Hashable:
+        return tag
+
+    def places(self, room: Room) -> Sequence[int]:
+        return self.scorer.places.of((room,))
+
+    def prices(self, free: int, places: Sequence[int]) -> Sequence[float]:
+        return self.scorer.places.prices(free, places)
+
+    def offers(self, shape: Shape, rooms: Sequence[Room], tags: Sequence[Hashable]) -> list[Offer]:
+        moves: list[tuple[tuple[Room], tuple[Room]]] = []
+        at: list[int] = []
+        for n, room in enumerate(rooms):
+            after = ways(shape, room)
+            for way in after if self._every_card else after[:1]:
+                moves.append(((room,), (way,)))
+                at.append(n)
+        found: list[Offer] = [None] * len(rooms)
+        for n, move, cost in zip(at, moves, self.scorer.costs(moves), strict=True):
+            best = found[n]
+            if best is None or cost < best[0]:
+                found[n] = (cost, move[1][0], self.scorer.places.lost(*move))
+        return found
