@@ -10,19 +10,24 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from admission.app import Program, compose
+from admission.config import ExtenderDoor, LeaderMode, Leadership, Settings
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
-from tests.fakes.extender import binding, pod
+from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi, User
+from tests.fakes.extender import binding, node, pod
 from tests.fakes.sandbox import until
 
 ROOT = Path(__file__).parents[2]
 Obj = dict[str, Any]
+NODES = ["n1", "n2"]
+TENANT = "tenant-token"
 
 
 def blind() -> ssl.SSLContext:
@@ -138,6 +143,51 @@ class Process(Calls):
         self._reader.join(30)
         assert self.program.stderr is not None
         self.program.stderr.close()
+
+
+class Service(Calls):
+    """The same in this process, ready; until the end of the block."""
+
+    def __init__(self, api: StandInApi, leadership: Leadership | None = None) -> None:
+        settings = Settings(
+            address="127.0.0.1",
+            port=0,
+            api_url=api.url,
+            extender=ExtenderDoor(port=0),
+            leadership=leadership or Leadership(LeaderMode.ALONE),
+            drain_seconds=0,
+        )
+        self.program: Program = compose(settings)
+        super().__init__(self.program.port, self.program._ports()["extender_port"])
+        self.program.start()
+        until(lambda: all(self.program.ready().values()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.program.stop()
+
+
+@contextmanager
+def cluster() -> Iterator[StandInApi]:
+    """Two nodes of one card each, two namespaces, and a tenant who may see the pods of one."""
+
+    def allowed(user: User, access: Any) -> bool:
+        return user.name != "tenant" or bool(access.namespace == "team-a")
+
+    with StandInApi(history=50, tokens={TENANT: User("tenant")}, authorize=allowed) as made:
+        for name in NODES:
+            made.create(node(name, cards=1))
+        for name in ("team-a", "team-b"):
+            made.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        yield made
+        made.faults.clear()
+
+
+def known(service: Calls, name: str) -> Callable[[], bool]:
+    """Whether the service has seen the pod."""
+    return lambda: service.get(f"/explain/default/{name}")[0] == 200
 
 
 def create(api: StandInApi, name: str, **more: Any) -> Obj:
