@@ -36,8 +36,23 @@ def pod(name: str, core: int, units: int) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"containers": [container]}}
 
 
+def other(name: str, node_name: str) -> dict[str, Any]:
+    """A pod without cards that runs there."""
+    container = {
+        "name": "main",
+        "image": "image",
+        "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
+    }
+    meta = {"name": name, "namespace": "default", "labels": {"app": "web", "pod-template-hash": "5d8f9c7b6"}}
+    spec = {"containers": [container], "nodeName": node_name}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": {"phase": "Running"}}
+
+
 def main() -> None:
-    """``NODES``, then on the input lines ``PREFIX PODS``: make so many, answer with the objects."""
+    """``NODES``, then on the input lines ``PREFIX PODS``: make so many, answer with the objects.
+
+    With the prefix ``others`` they are pods without cards, on all nodes in turn; the answer is empty.
+    """
     api = StandInApi(history=100_000)
     for n in range(int(sys.argv[1])):
         api.create(node(f"node-{n:05d}", MODELS[n % 3]))
@@ -46,6 +61,11 @@ def main() -> None:
         print(api.url, flush=True)
         for line in sys.stdin:
             prefix, count = line.split()
+            if prefix == "others":
+                for n in range(int(count)):
+                    api.create(other(f"web-{n}", f"node-{n % int(sys.argv[1]):05d}"))
+                print("[]", flush=True)
+                continue
             made = [api.create(pod(f"{prefix}-{n}", *dice.choice(PARTS))) for n in range(int(count))]
             print(json.dumps(made), flush=True)
 

@@ -1,0 +1,49 @@
+"""What the admission service takes of memory, by size of the cluster: the figures of docs/operations.
+
+``python -m bench.admission_memory 10 500 2000 5000``: for each size the whole program beside an API server
+in another process. Nodes have eight cards and run twenty pods without cards; two pods with cards a node are
+placed by filter, prioritize and bind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from bench.admission_program import _schedule, _wait_for, _world
+
+_PODS_A_NODE = 2
+_OTHERS_A_NODE = 20
+_SETTLE_SECONDS = 25.0  # what is sorted out in the background, twice over
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.admission_memory", description=__doc__)
+    parser.add_argument("nodes", type=int, nargs="+")
+    print("nodes  pods  started  at work  most  (MiB)")
+    for nodes in parser.parse_args().nodes:
+        print(*(f"{figure:>7}" for figure in _measured(nodes)), flush=True)
+
+
+def _measured(nodes: int) -> tuple[int, int, int, int, int]:
+    with _world(nodes) as (api, service):
+        pod = service.process.pid
+        time.sleep(5)
+        started = _mebibytes(pod, "VmRSS")
+        api.pods("others", nodes * _OTHERS_A_NODE)
+        pods = api.pods("pod", nodes * _PODS_A_NODE)
+        _wait_for(service, pods[-1])
+        done = _schedule(service, pods, [f"node-{n:05d}" for n in range(nodes)])
+        time.sleep(_SETTLE_SECONDS)
+        return nodes, done.bound, started, _mebibytes(pod, "VmRSS"), _mebibytes(pod, "VmHWM")
+
+
+def _mebibytes(pid: int, field: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+    line = next(line for line in lines if line.startswith(f"{field}:"))
+    return int(line.split()[1]) >> 10
+
+
+if __name__ == "__main__":
+    main()
