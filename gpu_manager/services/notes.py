@@ -37,6 +37,7 @@ class _Heard:
     """Of one container's page: the last note that was told, and what was said lately."""
 
     number: int
+    at: float
     since: float
     lines: int = 0
     left_out: int = 0
@@ -74,8 +75,10 @@ class Notes:
             notes = self._witness.notes(grant.directory)
             heard = self._heard.get(grant.directory)
             if heard is None:
-                old = [note.number for note in notes if note.at < now - OLD_SECONDS]
-                heard = self._heard[grant.directory] = _Heard(max(old, default=0), now)
+                heard = self._heard[grant.directory] = _Heard(0, 0.0, now)
+                for note in notes:
+                    if note.at < now - OLD_SECONDS:
+                        heard.number, heard.at = note.number, note.at
             if now - heard.since >= WINDOW_SECONDS:
                 self._next_window(grant, heard, now)
             self._tell_new(grant, heard, notes, now)
@@ -86,11 +89,11 @@ class Notes:
         heard.since, heard.lines, heard.left_out = now, 0, 0
 
     def _tell_new(self, grant: Grant, heard: _Heard, notes: Sequence[Note], now: float) -> None:
-        if notes and notes[-1].number < heard.number:
+        if notes and notes[-1].number <= heard.number and notes[-1].at != heard.at:
             heard.number = 0  # the page was begun anew
         for note in notes:
             if note.number > heard.number:
-                heard.number = note.number
+                heard.number, heard.at = note.number, note.at
                 self._tell(grant, heard, note, now)
 
     def _tell(self, grant: Grant, heard: _Heard, note: Note, now: float) -> None:

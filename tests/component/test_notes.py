@@ -141,9 +141,21 @@ def test_a_tenant_that_floods_its_page_fills_neither_the_log_nor_the_events(rig:
 def test_numbers_that_jump_are_the_tenants_own_loss(rig: Rig) -> None:
     rig.note(2**62)
     rig.look()
+    rig.clock.pass_(1.0)
     rig.note(5)
     rig.pages.held["dir-a"] = rig.pages.held["dir-a"][-1:]
     assert len(rig.look()) == 1, "a page begun anew counts from one again"
+
+
+def test_a_container_that_starts_again_and_fails_again_is_told_of_again(rig: Rig) -> None:
+    """Its page is begun anew: the first note of the second life has the first one's number."""
+    for _ in range(3):
+        rig.pages.held.clear()
+        rig.note(1, NoteKind.CUDA_REFUSED)
+        assert len(rig.look()) == 1
+        assert rig.look() == []
+        rig.clock.pass_(20.0)
+    assert rig.tally.counts("library_notes") == {"cuda-refused": 3}
 
 
 def test_an_agent_that_starts_again_tells_what_was_noted_meanwhile_and_no_old_tales(rig: Rig) -> None:
