@@ -112,9 +112,8 @@ class LeastWaste:
         return self._prices(self._current())
 
     def _prices(self, epoch: _Epoch) -> list[float]:
-        nodes = self._cluster.snapshot().nodes
         with self._lock:
-            return epoch.tally.prices(nodes)
+            return epoch.tally.prices(self._cluster)
 
     def _current(self) -> _Epoch:
         """The scorer to ask: the old one while a new one is being made."""
@@ -122,6 +121,8 @@ class LeastWaste:
             for occupant in self._cluster.fresh():
                 for shape in shapes_of(occupant, self._cluster.unit):
                     self._arrivals.add(shape)
+            for occupant in self._cluster.gone():
+                self._arrivals.leave(len(shapes_of(occupant, self._cluster.unit)))
             epoch = self._epoch
             if epoch is not None and len(epoch.known) > _MOST:
                 epoch.known = {}

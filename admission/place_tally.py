@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from admission.node_view import NodeView
+from admission.snapshot import Cluster
 from gpu_manager.domain.score.places import Places, Rooms
-
-_Count = tuple[int, tuple[int, ...]]  # free cores, and places
 
 
 class PlaceTally:
@@ -16,29 +15,36 @@ class PlaceTally:
     def __init__(self, places: Places, rooms_of: Callable[[NodeView], Rooms]) -> None:
         self._places = places
         self._rooms_of = rooms_of
-        self._seen: dict[str, tuple[NodeView, _Count]] = {}
-        self._alike: dict[tuple[int, int | None], _Count] = {}
+        self._turn = 0
+        self._seen: dict[str, tuple[int, ...]] = {}  # node → free cores, and places of each shape
+        self._alike: dict[tuple[int, int | None], tuple[int, ...]] = {}
+        self._totals = (0,) * (1 + len(places))
 
-    def prices(self, nodes: Mapping[str, NodeView]) -> list[float]:
+    def prices(self, cluster: Cluster) -> list[float]:
         """What one place less costs with the nodes as they are; empty if nobody asks for several cards."""
         if not self._places:
             return []
-        seen = self._seen
-        for name in seen.keys() - nodes.keys():
-            del seen[name]
-        for name, view in nodes.items():
-            known = seen.get(name)
-            if known is None or known[0] is not view:
-                seen[name] = view, self._count(view)
-        counts = [count for _, count in seen.values()]
-        return self._places.prices(
-            sum(free for free, _ in counts),
-            [sum(column) for column in zip(*(held for _, held in counts), strict=True)],
-        )
+        snapshot, changed = cluster.news(self._turn)
+        self._turn = snapshot.turn
+        for view in changed:
+            self._put(view.name, self._count(view))
+        if len(self._seen) > len(snapshot.nodes):
+            for name in self._seen.keys() - snapshot.nodes.keys():
+                self._put(name, ())
+        free, *places = self._totals
+        return self._places.prices(free, places)
 
-    def _count(self, view: NodeView) -> _Count:
+    def _put(self, name: str, now: tuple[int, ...]) -> None:
+        nothing = (0,) * len(self._totals)
+        before = self._seen.pop(name, nothing)
+        if now:
+            self._seen[name] = now
+        each = zip(self._totals, before, now or nothing, strict=True)
+        self._totals = tuple(total - was + new for total, was, new in each)
+
+    def _count(self, view: NodeView) -> tuple[int, ...]:
         key = view.state, view.cpu
         if key not in self._alike:
             rooms = self._rooms_of(view)
-            self._alike[key] = sum(room.cores for room in rooms), self._places.of(rooms)
+            self._alike[key] = sum(room.cores for room in rooms), *self._places.of(rooms)
         return self._alike[key]

@@ -57,6 +57,7 @@ class Cluster:
         self._expected: dict[PodUid, tuple[float, Occupant]] = {}  # until when; the oldest first
         self._others = OtherPods()
         self._fresh: deque[Occupant] = deque(maxlen=_MOST_FRESH)
+        self._gone: deque[Occupant] = deque(maxlen=_MOST_FRESH)
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
         self._budgets: dict[tuple[str, str], Budget] = {}
         self._dirty: set[str] = set()
@@ -198,6 +199,13 @@ class Cluster:
             self._fresh.clear()
             return fresh
 
+    def gone(self) -> list[Occupant]:
+        """The same of pods that have left a node, or have ended there."""
+        with self._lock:
+            gone = list(self._gone)
+            self._gone.clear()
+            return gone
+
     def waiting(self, namespace: str | None = None) -> tuple[Occupant, ...]:
         """Pods that look for a node, of one namespace or of all."""
         with self._lock:
@@ -265,6 +273,8 @@ class Cluster:
             self._untouch(before)
         if before is None:
             self._fresh.append(occupant)
+        if occupant.pod.terminal and not (before and before.pod.terminal):
+            self._gone.append(occupant)
         self._pods[uid] = occupant
         self._names[occupant.pod.key] = uid
         if occupant.pod.node or occupant.pod.terminal:
@@ -280,6 +290,8 @@ class Cluster:
         if occupant is not None:
             if self._names.get(occupant.pod.key) == uid:
                 del self._names[occupant.pod.key]
+            if occupant.pod.node and not occupant.pod.terminal:
+                self._gone.append(occupant)
             self._untouch(occupant)
         self._release(uid)
 

@@ -3,7 +3,8 @@
 import random
 
 from admission.extender import Extender
-from admission.least_waste import LeastWaste, shapes_of, stock_of
+from admission.least_waste import LeastWaste, rooms_of, shapes_of, stock_of
+from admission.place_tally import PlaceTally
 from admission.snapshot import NODES, PODS
 from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.resources import GIB
@@ -172,3 +173,49 @@ def test_the_stock_counts_every_card_by_model():
     views = World(nodes).cluster.snapshot().nodes.values()
     units = 16 * GIB // UNIT
     assert stock_of(views) == {"T4": Stock(5, units), "A10": Stock(1, units)}
+
+
+def test_the_last_node_for_several_cards_is_left_to_those_who_need_it():
+    """Two idle cards of one node are asked for often: a small pod goes where a card is idle alone."""
+    askers = [pod(f"w{i}", 200, None) for i in range(20)]
+    held = pod("h", 100, None, on="n2")
+    world = world_of([node("n1", cards=2), node("n2", cards=2)], [*askers, held])
+    world.create(obj := pod("a", 100, None))
+    assert best(world, obj) == "n2"
+    assert world.policy.prices()[0] > 0
+
+
+def test_the_places_left_are_counted_up_and_down_as_if_counted_anew():
+    chance = random.Random(3)
+    askers = [pod(f"w{i}", cores, None) for i, cores in enumerate((200, 200, 400))]
+    world = world_of([node(f"n{i}", cards=4) for i in range(5)], askers, aside=lambda job: None)
+    world.create(obj := pod("first", 20, 8))
+    best(world, obj)
+    epoch, there = world.policy._epoch, []
+    for i in range(40):
+        if there and chance.random() < 0.4:
+            world.cluster.apply(PODS, "DELETED", there.pop(chance.randrange(len(there))))
+        elif i == 20:
+            world.cluster.apply(NODES, "DELETED", node("n4", cards=4))
+            there = [obj for obj in there if obj["spec"]["nodeName"] != "n4"]
+        else:
+            obj = pod(f"p{i}", chance.choice([20, 100]), 8, on=f"n{chance.randrange(4)}")
+            world.cluster.apply(PODS, "ADDED", obj)
+            there.append(obj)
+        kept = epoch.tally.prices(world.cluster)
+        assert kept == PlaceTally(epoch.scorer.places, rooms_of).prices(world.cluster)
+    assert len(kept) == 2
+
+
+def test_pods_that_left_their_node_or_ended_there_count_as_gone_once():
+    world = world_of([node("n1", cards=4)], aside=lambda job: None)
+    pods = [pod(f"p{i}", 20, 8, on="n1") for i in range(3)]
+    for obj in [*pods, pod("waits", 20, 8)]:
+        world.cluster.apply(PODS, "ADDED", obj)
+    ended = pod("p0", 20, 8, on="n1", phase="Succeeded")
+    world.cluster.apply(PODS, "MODIFIED", ended)
+    world.cluster.apply(PODS, "DELETED", ended)
+    world.cluster.apply(PODS, "DELETED", pods[1])
+    world.cluster.apply(PODS, "DELETED", pod("waits", 20, 8))
+    assert [occupant.pod.name for occupant in world.cluster.gone()] == ["p0", "p1"]
+    assert world.cluster.gone() == []
