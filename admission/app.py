@@ -282,7 +282,7 @@ def _open_extender(
     """Give the part its listener. Raises NodeUnready: the port is taken, or a file cannot be used."""
     peers, context = Peers(), None
     if door.certificate is not None and door.key is not None and door.client_ca is not None:
-        guarded = ClientGuard(door.certificate, door.key, door.client_ca)
+        guarded = ClientGuard(door.certificate, door.key, door.client_ca, peers.end)
         guarded.check()
         scheduling.checks.append(guarded.look)
         context = guarded.context

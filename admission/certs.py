@@ -164,12 +164,19 @@ class ClientGuard:
     """Serves a certificate of files, and verifies those that clients show against an authority of a file.
 
     A client may come without one; whoever serves decides what for. Every connection shows its certificate
-    anew: OpenSSL would believe a resumed session although its authority has been withdrawn meanwhile. A
-    connection that is open at that moment is believed until it closes.
+    anew: OpenSSL would believe a resumed session although its authority has been withdrawn meanwhile.
     """
 
-    def __init__(self, certificate: Path, key: Path, authority: Path) -> None:
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path,
+        authority: Path,
+        withdrawn: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``withdrawn`` is told when an authority is trusted no more: its clients may be connected."""
         self._authority = authority
+        self._withdrawn = withdrawn
         self._trusted = b""
         self._switch = Switch(self._prepare)
         self._files = FileCertificates(certificate, key, self._switch)
@@ -183,11 +190,14 @@ class ClientGuard:
         """Take what the files hold if it is new. Raises NodeUnready: it cannot be used; the old one stays."""
         trusted, before = _read(self._authority), self._trusted
         if trusted != before:
-            if not _certificates(trusted):
+            authorities = _certificates(trusted)
+            if not authorities:
                 raise NodeUnready(f"{self._authority} holds no certificate of an authority in PEM")
             self._trusted = trusted
             if self._switch.pair is not None:
                 self._switch.take(self._switch.pair)
+            if not set(_certificates(before)) <= set(authorities):
+                self._withdrawn()
         self._files.check()
 
     def look(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 import h11
 import uvicorn
@@ -21,24 +22,43 @@ _FAREWELL_SECONDS: Final = 0.5
 _START_SECONDS: Final = 10.0
 
 
+class _Peer(NamedTuple):
+    names: frozenset[str]
+    end: Callable[[], None]
+
+
 class Peers:
     """Which certificates the clients of a listener have shown, by their address as ASGI has it."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[str, int], frozenset[str]] = {}
+        self._peers: dict[tuple[str, int], _Peer] = {}
 
     def names(self, client: tuple[str, int] | None) -> frozenset[str]:
         """The common names of the verified certificate behind that connection; empty if there is none."""
-        return self._names.get(client, frozenset()) if client else frozenset()
+        peer = self._peers.get(client) if client else None
+        return peer.names if peer else frozenset()
 
-    def come(self, client: tuple[str, int], certificate: Mapping[str, Any]) -> None:
-        """A connection was made with this certificate (as :meth:`ssl.SSLSocket.getpeercert` has it)."""
+    def come(
+        self,
+        client: tuple[str, int],
+        certificate: Mapping[str, Any],
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """A connection was made with this certificate (as :meth:`ssl.SSLSocket.getpeercert` has it).
+
+        ``end`` closes it once the request that is under way is answered.
+        """
         parts = (part for group in certificate.get("subject", ()) for part in group)
-        self._names[client] = frozenset(value for key, value in parts if key == "commonName")
+        self._peers[client] = _Peer(frozenset(value for key, value in parts if key == "commonName"), end)
 
     def go(self, client: tuple[str, int]) -> None:
         """It has ended."""
-        self._names.pop(client, None)
+        self._peers.pop(client, None)
+
+    def end(self) -> None:
+        """Close all of these connections, so that who comes again shows its certificate anew. Thread-safe."""
+        for peer in tuple(self._peers.values()):
+            peer.end()
 
 
 class _Patient(H11Protocol):
@@ -53,7 +73,7 @@ class _Patient(H11Protocol):
         self._wait()
         certificate = transport.get_extra_info("peercert")  # only of a handshake that verified it
         if certificate and self.client:
-            self.peers.come(self.client, certificate)
+            self.peers.come(self.client, certificate, self._end)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -73,6 +93,10 @@ class _Patient(H11Protocol):
         if self.transport.is_closing():
             # TLS waits half a minute for the other side's farewell, and an idle client reads none.
             self.loop.call_later(_FAREWELL_SECONDS, self.transport.abort)
+
+    def _end(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and this connection with it
+            self.loop.call_soon_threadsafe(self.shutdown)
 
     def _wait(self) -> None:
         if self._deadline is None:

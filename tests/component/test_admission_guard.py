@@ -27,7 +27,8 @@ from admission.figures import Figures
 from admission.listener import Listener, Peers
 from admission.schedulers import build_extender
 from gpu_manager.domain.errors import NodeUnready
-from tests.fakes.https import trusting, visit
+from tests.fakes.https import Caller, trusting, visit
+from tests.fakes.sandbox import until
 
 SCHEDULER = "system:kube-scheduler"
 REFUSED = (ssl.SSLError, ConnectionError, http.client.HTTPException)
@@ -147,7 +148,7 @@ def test_a_certificate_of_the_right_name_binds_from_anywhere() -> None:
 def guarded(tmp_path: Path) -> Iterator[tuple[Authority, ClientGuard, Listener]]:
     """A listener that answers with the names of who asks."""
     authority, peers = Authority(tmp_path), Peers()
-    guard = ClientGuard(*authority.pair("server"), authority.file)
+    guard = ClientGuard(*authority.pair("server"), authority.file, peers.end)
     guard.check()
 
     async def names(scope: Any, receive: Any, send: Any) -> None:
@@ -225,6 +226,34 @@ def test_a_client_of_an_authority_that_was_withdrawn_cannot_resume_what_it_was(
     for session in (first.session, again.session, None):
         with pytest.raises(REFUSED):
             visit(listener.port, context, session)
+
+
+def test_a_connection_outlives_a_new_authority_and_ends_when_one_is_withdrawn(
+    guarded: tuple[Authority, ClientGuard, Listener], tmp_path: Path
+) -> None:
+    authority, guard, listener = guarded
+    context = trusting(authority.pem)
+    context.load_cert_chain(*authority.pair(SCHEDULER))
+    (tmp_path / "new").mkdir()
+    renewed = Authority(tmp_path / "new", "renewed")
+    with Caller(listener.port, context) as caller:
+        assert json.loads(caller.get("/")[1]) == [SCHEDULER]
+        line = caller._connection.sock
+        authority.file.write_bytes(authority.pem + renewed.pem)
+        guard.check()
+        assert json.loads(caller.get("/")[1]) == [SCHEDULER]
+        assert caller._connection.sock is line
+        authority.file.write_bytes(renewed.pem)
+        guard.check()
+        until(lambda: _ended(line))
+
+
+def _ended(line: ssl.SSLSocket) -> bool:
+    line.settimeout(0.1)
+    try:
+        return line.recv(1) == b""
+    except TimeoutError:
+        return False
 
 
 def test_a_version_of_tls_that_resumes_without_a_ticket_is_not_spoken_to_clients_with_certificates(
