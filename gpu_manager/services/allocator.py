@@ -217,8 +217,7 @@ class Allocator:
                 answer, set(offered).difference(must), lambda going: self._held_up(answer.candidate, going)
             )
         finally:
-            with self._lock:
-                self._in_flight -= 1
+            self._answered()
         with self._lock:
             self._never = answer.never
             free = self._departures.clear(resource, offered, answer)
@@ -234,8 +233,13 @@ class Allocator:
             if still and isinstance(decision.refusal, DoesNotFit):
                 decision = replace(decision, refusal=DoesNotFit(f"{decision.refusal}; {still}"))
             self._decided[resource] = frozenset(ids), decision
-            self._admitted_at = self._clock.monotonic()
             return ids
+
+    def _answered(self) -> None:
+        """One call of an admission less; the next may come at once."""
+        with self._lock:
+            self._in_flight -= 1
+            self._admitted_at = self._clock.monotonic()
 
     def _held_up(self, candidate: Candidate | None, going: frozenset[PodUid]) -> bool:
         with self._lock:
@@ -293,6 +297,8 @@ class Allocator:
             NodeUnready: the books or the pages cannot be written.
         """
         ids = frozenset(devices)
+        with self._lock:
+            self._in_flight += 1
         try:
             with self._turn:
                 with self._lock:
@@ -308,6 +314,7 @@ class Allocator:
                     self._partner = booked.grant.key
                 return injection
         finally:
+            self._answered()
             self.changed()
 
     def _check_known(self, resource: str, ids: frozenset[str]) -> None:

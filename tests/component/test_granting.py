@@ -83,6 +83,31 @@ def test_who_only_looks_waits_for_no_disk(slow: tuple[NodeRig, SlowStore]) -> No
     assert result.admitted, result.message
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_nobody_lists_while_a_grant_waits_for_a_slow_disk_nor_right_after(
+    tmp_path: Path, known: bool
+) -> None:
+    """A listing makes the kubelet forget the ids in flight, and offer them again."""
+    clock, store = FakeClock(), SlowStore()
+    rig = NodeRig(tmp_path, cards(1), clock=clock)
+    rig.store = store
+    with rig, ThreadPoolExecutor(1) as pool:
+        store.slow = True
+        rig.pods.away = not known
+        obj = pod("one", container("c", 30, 20))
+        rig.pods.bind(rig.parsed(obj), watched=known)
+        coming = pool.submit(rig.kubelet.admit, obj)
+        assert store.reached.wait(10)
+        clock.pass_(QUIET_SECONDS + 1)
+        assert rig.allocator.listing_when_idle() is None
+        store.done.set()
+        assert coming.result(20).admitted
+        assert rig.tally.counts("unidentified").get(CORE, 0) == (not known)
+        assert rig.allocator.listing_when_idle() is None
+        clock.pass_(QUIET_SECONDS)
+        assert rig.allocator.listing_when_idle() == frozenset({("default", "one")})
+
+
 def test_the_disk_has_what_was_changed_last_however_slow_it_is(slow: tuple[NodeRig, SlowStore]) -> None:
     rig, store = slow
     one = pod("one", container("c", 30, 20))
