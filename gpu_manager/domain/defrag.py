@@ -15,6 +15,7 @@ from gpu_manager.domain.pod import PodUid
 
 MOST_TRIED = 20_000  # sets of moves looked at for a node and a size; beyond, the plan is not proven
 MOST_MOVES = 6
+_SHOWN = 5  # pods that must stay, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,22 @@ def defragment(
         if plans:
             cost, found = min(plans, key=lambda p: p[0])
             return replace(found, proven=proven or cost[0] == 1, before=tuple(sites))
-    movable = sum(1 for site in sites for _ in _candidates(site, pod, budgets))
-    return Defrag(
-        None,
-        proven=proven,
-        reason=f"no set of at most {most_moves} of the {movable} pods that may move makes room on one node",
-    )
+    return Defrag(None, proven=proven, reason=_why_not(sites, pod, budgets, most_moves))
+
+
+def _why_not(sites: Sequence[Site], pod: Resident, budgets: Sequence[Budget], most_moves: int) -> str:
+    if not sites:
+        return "no node publishes cards"
+    if all(site.without(site.residents).find(pod.request) is None for site in sites):
+        return "no node could hold it even if all its pods were gone"
+    residents = [resident for site in sites for resident in site.residents.values()]
+    kept = [f"{r.name} ({why})" for r in residents if (why := _stays(r, pod, budgets))]
+    movable = len(residents) - len(kept)
+    said = f"no set of at most {most_moves} of the {movable} pods that may move makes room on one node"
+    if kept:
+        more = f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else ""
+        said += f"; these must stay: {', '.join(kept[:_SHOWN])}{more}"
+    return said
 
 
 @dataclass(slots=True)
@@ -148,10 +159,17 @@ def _replaced(
 
 
 def _candidates(site: Site, pod: Resident, budgets: Sequence[Budget]) -> Iterator[Resident]:
-    for resident in site.residents.values():
-        closed = any(resident.uid in b.pods and b.allowed <= 0 for b in budgets)
-        if resident.movable and resident.priority <= pod.priority and not closed:
-            yield resident
+    return (resident for resident in site.residents.values() if not _stays(resident, pod, budgets))
+
+
+def _stays(resident: Resident, pod: Resident, budgets: Sequence[Budget]) -> str:
+    """Why the resident may not be moved for the pod; empty if it may."""
+    if not resident.movable:
+        return "no controller would make it anew"
+    if resident.priority > pod.priority:
+        return f"its priority {resident.priority} is above {pod.priority}"
+    closed = next((b.name for b in budgets if resident.uid in b.pods and b.allowed <= 0), None)
+    return "" if closed is None else f"PodDisruptionBudget {closed} allows no more disruption"
 
 
 def _within(moved: Sequence[Resident], budgets: Sequence[Budget]) -> bool:

@@ -164,7 +164,7 @@ def nodes_needed(
             now[fresh.name] = fresh
             seat = settle(now, pod, choose)
         if seat is None:
-            refused[pod.name] = why_not((*now.values(), kind), pod.request)
+            refused[pod.name] = _never(kind, pod.request) or why_not((*now.values(), kind), pod.request)
         else:
             seats.append(seat)
     return Forecast(tuple(seats), refused, tuple(now.values()), added)
@@ -174,13 +174,24 @@ def drain(sites: Sequence[Site], node: str, choose: Choose = best_fit) -> Foreca
     """What if the node goes: its pods, the most important first, placed on the others."""
     leaving = next(site for site in sites if site.name == node)
     pods = sorted(leaving.residents.values(), key=lambda r: (-r.priority, -r.weight, r.name))
-    return simulate([site for site in sites if site.name != node], pods, choose)
+    others = [site for site in sites if site.name != node]
+    if not others:
+        return Forecast((), {pod.name: "no other node publishes cards" for pod in pods}, ())
+    return simulate(others, pods, choose)
+
+
+def _never(kind: Site, request: PodRequest) -> str:
+    """Why not even an empty node of the kind holds the pod; empty if it does."""
+    verdict = judge(request, kind.cards, kind.topology, kind.ledger)
+    if not isinstance(verdict, Refusal):
+        return ""
+    return f"not even an empty node like {quoted(kind.name)} holds it: {verdict.line()}"
 
 
 def why_not(sites: Sequence[Site], request: PodRequest) -> str:
     """Why the pod fits nowhere: the reason of the node that has most free, and how many there are."""
     if not sites:
-        return "there is no other node with cards"
+        return "no node publishes cards"
     best = max(sites, key=lambda s: (s.free.cores, s.free.memory, s.name))
     verdict = judge(request, best.cards, best.topology, best.ledger)
     reason = verdict.line() if isinstance(verdict, Refusal) else ""

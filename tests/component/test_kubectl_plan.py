@@ -102,7 +102,9 @@ def test_how_many_more_nodes(saved: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_a_node_that_goes_names_what_finds_no_place(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "--drain", "n1", "--from", str(saved)]) == 1
-    assert "0 of 2 pods fit" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "team/large and 1 more: no other node publishes cards" in said
+    assert "0 of 2 pods fit" in said
 
 
 def test_the_fewest_moves_are_printed_with_before_and_after(
@@ -128,7 +130,36 @@ def test_what_must_stay_is_not_moved(
             del item["metadata"]["ownerReferences"]
     saved.write_text(json.dumps(cluster))
     assert run(["defrag", "train", "-n", "team", "--from", str(saved)]) == 1
-    assert "of the 0 pods that may move makes room on one node" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "of the 0 pods that may move makes room on one node; these must stay: team/" in said
+    why = {
+        "budget": "team/small (PodDisruptionBudget team/all allows no more disruption)",
+        "no controller": "team/small (no controller would make it anew)",
+    }
+    assert why[kept] in said
+
+
+def test_what_no_node_can_ever_hold_is_said_at_once(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    huge = manifest(tmp_path / "huge.yaml", 1600, 1)
+    assert run(["defrag", huge, "--from", str(saved)]) == 1
+    assert "no node could hold it even if all its pods were gone" in capsys.readouterr().out
+    assert run(["simulate", huge, "--like", "n1", "--from", str(saved)]) == 1
+    said = capsys.readouterr().out
+    assert 'not even an empty node like "n1" holds it: ' in said
+    assert "nodes like n1 would not help" in said
+
+
+def test_a_cluster_without_nodes_is_named_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "none.json").write_text('{"items": []}')
+    web = manifest(tmp_path / "web.yaml", 40, 1)
+    assert run(["simulate", web, "--from", str(path)]) == 1
+    assert "default/web: no node publishes cards" in capsys.readouterr().out
+    assert run(["defrag", web, "--from", str(path)]) == 1
+    assert "default/web: no node publishes cards" in capsys.readouterr().out
+    assert run(["simulate", web, "--like", "h200x8", "--from", str(path)]) == 0
+    assert "1 more node like h200x8 is needed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,19 @@ def _show(forecast: Forecast, like: str) -> None:
     total = len(forecast.seats) + len(forecast.refused)
     typer.echo(f"{len(forecast.seats)} of {total} pods fit; cores booked then: {_booked(forecast)}")
     if like:
-        typer.echo(printable(f"{forecast.added} more nodes like {like} are needed, in this order of arrival"))
+        typer.echo(printable(_needed(forecast, like)))
     typer.echo(sites.CAVEAT, err=True)
+
+
+def _needed(forecast: Forecast, like: str) -> str:
+    if forecast.refused and not forecast.added:
+        return f"nodes like {like} would not help"
+    nodes = (
+        f"1 more node like {like} is"
+        if forecast.added == 1
+        else f"{forecast.added} more nodes like {like} are"
+    )
+    return f"{nodes} needed, in this order of arrival"
 
 
 def _together(refused: Mapping[str, str]) -> Iterator[str]:

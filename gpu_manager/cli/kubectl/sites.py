@@ -86,6 +86,8 @@ def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
             data = file.read(_LARGEST + 1)
     except (OSError, ValueError) as error:
         raise RequestInvalid(f"{name}: {getattr(error, 'strerror', None) or error}") from error
+    if not data.strip():
+        raise RequestInvalid(f"{name}: empty; save a cluster with kubectl get nodes,pods,pdb -A -o json")
     try:
         parsed = json.loads(data) if len(data) <= _LARGEST else None
     except (ValueError, RecursionError) as error:
