@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import itertools
 import os
 import subprocess
 import tempfile
@@ -85,6 +86,45 @@ def compiled(source: str, *options: str) -> Path:
                 "-lpthread",
             )
     return target
+
+
+@functools.cache
+def _watch() -> Path:
+    model = LIB / "test" / "standin"
+    sources = [str(model / f"{name}.c") for name in ("card", "turn", "config")]
+    return compiled("core_watch.c", f"-I{model}", *sources)
+
+
+class Watch:
+    """The card's own account of whom it served, read from outside: late readings are as true as early ones."""
+
+    def __init__(self, made: World, period_ms: int = 1000) -> None:
+        self._process = subprocess.Popen(
+            [str(_watch()), str(period_ms)], env=standin.environment(made.state, made.version, cards=made.cards),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self._process.stdout
+        fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)
+
+    def windows(self, pid: int, first: float) -> list[float]:
+        """End it: the share of the card's time, in percent, that it served this process in each period.
+
+        The first seconds, counted from when the process was seen, are left out.
+        """
+        out, _ = self._process.communicate("\n", timeout=30)
+        assert self._process.returncode == 0
+        seen = []
+        for line in out.splitlines():
+            clock, *slots = line.split()
+            served = dict(slot.split(":") for slot in slots).get(str(pid))
+            if served is not None:
+                seen.append((int(clock), int(served)))
+        judged = [one for one in seen if one[0] >= seen[0][0] + first * 1e9]
+        return [100 * (b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(judged)]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
 @dataclass(slots=True)
