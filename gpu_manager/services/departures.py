@@ -124,7 +124,11 @@ class Departures:
                 held = next(iter(self.books.ledger.of_pod(uid).values()))
                 name = held.namespace, held.pod_name
                 namesake = uid not in living and taken.get("/".join(name), uid) != uid
-                if name in answer.active and (not namesake or name in self._listed_at(uid, answer.held)):
+                # A kubelet before 1.34 lists who has ended as well, without ids, and offers those again.
+                over = uid not in living and uid in self._returned
+                if name in answer.active and (
+                    not (namesake or over) or name in self._listed_at(uid, answer.held)
+                ):
                     self._seen.add(uid)
                     self._returned.discard(uid)
                 elif uid in self._seen or (

@@ -125,6 +125,22 @@ def test_a_pod_whose_end_the_watch_has_yet_to_show_is_waited_for_too(one_card: N
     assert result.admitted, result.message
 
 
+@pytest.mark.parametrize("lists_ended", [False, True])
+def test_a_pod_that_has_ended_is_no_more_whether_the_kubelet_lists_it_or_not(
+    tmp_path: Path, lists_ended: bool
+) -> None:
+    """Kubelets before 1.34 list every pod that the API has, and offer the ids of those that have ended."""
+    with NodeRig(tmp_path, cards(1), lists_ended=lists_ended) as rig:
+        old, small = pod("old", container(*FULL)), pod("small", container("c", 10, 4))
+        for one in (old, small):
+            assert rig.admit(one).admitted
+            rig.start(one)
+        rig.kubelet.finish(uid(old))
+        rig.pods.bind(rig.parsed({**old, "status": {"phase": "Succeeded"}}))
+        result = rig.admit(pod("new", container(*FULL)))
+        assert result.admitted, result.message
+
+
 def test_who_outlasts_the_wait_is_said_and_not_waited_for_again(impatient: NodeRig) -> None:
     gone = forced(impatient)
     refused = impatient.admit(pod("next", container(*FULL)))

@@ -112,11 +112,12 @@ class PodTable:
     def active(self) -> list[ActivePod]:
         """The active pods."""
         with self._lock:
-            return [
-                ActivePod(p.uid, _meta(p, "namespace") or "default", _meta(p, "name"), p.asked)
-                for p in self._pods.values()
-                if p.active
-            ]
+            return [_listed(p) for p in self._pods.values() if p.active]
+
+    def handed(self) -> list[ActivePod]:
+        """The active pods, and those that have ended and that the API still has."""
+        with self._lock:
+            return [_listed(p) for p in self._pods.values() if p.added and not p.removed]
 
     def holding(self) -> set[str]:
         """UIDs whose devices must not be collected: the active pods, and the one being admitted."""
@@ -151,6 +152,10 @@ class PodTable:
 def timestamp(seconds: float) -> str:
     """A time as the API writes it, in whole seconds."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _listed(pod: KnownPod) -> ActivePod:
+    return ActivePod(pod.uid, _meta(pod, "namespace") or "default", _meta(pod, "name"), pod.asked)
 
 
 def _meta(pod: KnownPod, key: str) -> str:

@@ -58,7 +58,8 @@ class StandInKubelet:
     """A kubelet for device plugins, over real sockets, in ``directory`` (as ``/var/lib/kubelet``).
 
     Same seed, plugin and calls, same choices. ``limiter`` is PodResources' (the real one when None);
-    ``changed`` is called with a pod object whenever its status changed, without a lock held.
+    ``changed`` is called with a pod object whenever its status changed, without a lock held. With
+    ``lists_ended`` PodResources lists pods that have ended too, as kubelets before 1.34 do.
     All methods are thread-safe; pods are admitted one at a time, whoever calls.
     """
 
@@ -73,6 +74,7 @@ class StandInKubelet:
         dial_seconds: float = DIAL_SECONDS,
         pre_start_seconds: float = PRE_START_SECONDS,
         changed: Callable[[Mapping[str, Any]], None] = lambda _pod: None,
+        lists_ended: bool = False,
     ) -> None:
         self.device_plugins = directory / "device-plugins"
         self.pod_resources = directory / "pod-resources"
@@ -89,6 +91,7 @@ class StandInKubelet:
         self._dial_seconds = dial_seconds
         self._pre_start_seconds = pre_start_seconds
         self._changed = changed
+        self._lists_ended = lists_ended
         self._pods = PodTable()
         self._sync = threading.Lock()  # the sync loop: one admission at a time
         self._foreign: dict[str, tuple[int, Sequence[int]]] = {}
@@ -303,7 +306,12 @@ class StandInKubelet:
                 dial_seconds=self._dial_seconds,
                 pre_start_seconds=self._pre_start_seconds,
             ),
-            PodResourcesServer(self.pod_resources, books, self._pods.active, self._limiter),
+            PodResourcesServer(
+                self.pod_resources,
+                books,
+                self._pods.handed if self._lists_ended else self._pods.active,
+                self._limiter,
+            ),
         )
 
     def _live(self) -> _Process:
