@@ -40,6 +40,8 @@ def usage(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") ->
     if output is not Output.TABLE:
         emit(data, output)
         return
+    if not data.get("usage"):
+        typer.echo("no container of this node holds a share of a card")
     for pod in data.get("usage", {}).values():
         for container, spec in pod.get("spec", {}).items():
             devices = pod.get("stat", {}).get(container, {}).get("dev", [])

@@ -64,8 +64,8 @@ def _sum(report: Report) -> str:
     counts = {s: len({f.check.id for f in report.findings if f.check.severity is s}) for s in Severity}
     skipped = sum(len(one.checks) for one in report.skipped)
     return (
-        f"{len(report.passed)} checks good, {counts[Severity.TROUBLE]} trouble, "
-        f"{counts[Severity.WARNING]} warning, {skipped} not looked at"
+        f"{len(report.passed)} checks good, {counts[Severity.TROUBLE]} in trouble, "
+        f"{counts[Severity.WARNING]} with a warning, {skipped} not looked at"
     )
 
 

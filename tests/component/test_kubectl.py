@@ -323,7 +323,7 @@ def test_doctor_finds_nothing_wrong_with_a_cluster_that_is_whole(
     assert made
     a_whole_cluster(api)
     assert run(["doctor"]) == 0, said(capsys)
-    assert "0 trouble, 0 warning, 0 not looked at" in said(capsys)[0]
+    assert "0 in trouble, 0 with a warning, 0 not looked at" in said(capsys)[0]
 
 
 def test_doctor_says_what_it_may_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
