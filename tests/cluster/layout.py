@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from tests.cluster.images import PAUSE
-from tests.cluster.parts import CNI, Parts, kubernetes_version
+from tests.cluster.parts import CNI, Parts, minor
 from tests.cluster.pki import Pki
 
 NODE: Final = "n1"
@@ -125,8 +125,7 @@ def _api_server(parts: Parts, pki: Pki, etcd: str) -> list[str]:
 
 def write_files(pki: Pki, scratch: Path, *, resource_limits: bool) -> None:
     """Configuration files below ``scratch``. ``resource_limits``: this machine lets us lower oom_score_adj."""
-    minor = int(kubernetes_version().split(".")[1])
-    kubelet = {key: value for key, value in _KUBELET.items() if minor >= _SINCE.get(key, 0)}
+    kubelet = {key: value for key, value in _KUBELET.items() if minor() >= _SINCE.get(key, 0)}
     kubelet["authentication"] = {
         "anonymous": {"enabled": False},
         "webhook": {"enabled": True, "cacheTTL": "10s"},

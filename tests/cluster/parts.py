@@ -69,6 +69,11 @@ def newest() -> str:
     return _pinned(MODULE)
 
 
+def minor() -> int:
+    """Of the version that is wanted: 36 of v1.36.3."""
+    return int(kubernetes_version().split(".")[1])
+
+
 def module() -> Path:
     """The module that pins the line of Kubernetes that is wanted, the newest unless one is named.
 

@@ -20,6 +20,7 @@ from gpu_manager.domain.contract import (
 from tests.cluster import auditor, foreign_plugin, product, sever
 from tests.cluster.cluster import Cluster
 from tests.cluster.listing import ask, command
+from tests.cluster.parts import minor
 from tests.cluster.pods import Pods, cards_of, container, pod
 
 FULL = (800, 1256)
@@ -87,11 +88,15 @@ def test_the_kubelet_lists_what_the_ledger_has(cluster: Cluster, pods: Pods) -> 
         for c, devices in p["containers"].items()
         if p["namespace"] == "default"
     }
-    assert listed == {
+    expected: dict[tuple[str, str], dict[str, int]] = {
         ("one", "a"): {CORE: 30, MEMORY: 10},
         ("one", "b"): {CORE: 20, MEMORY: 4},
         ("two", "c"): {CORE: 100},
     }
+    if minor() < 34:  # then pods that have ended are listed too, and there is no Get
+        assert listed == {**expected, ("ended", "c"): {}}
+        return
+    assert listed == expected
     assert set(ask(cluster, "get", "default", "two")["containers"]) == {"c"}
     assert "error" in ask(cluster, "get", "default", "nobody")
 
