@@ -195,8 +195,9 @@ def explain_room(fitting: int, total: int, node: str, where: str, scheduler: str
     if scheduler is None:
         return _cut(room, LINE_LIMIT)
     rest = (
-        f"Its scheduler {quoted(scheduler or 'default-scheduler')} will place it in a moment, or its Events "
-        "say what else it needs: CPU, host memory, a taint, an affinity, a volume"
+        f"Its scheduler {quoted(scheduler or 'default-scheduler')} has not placed it yet: its Events say "
+        "what else it needs (CPU, host memory, a taint, an affinity, a volume); if there are none, no such "
+        "scheduler runs"
     )
     return f"{_cut(f'waits, but not for cards: {room}', LINE_LIMIT - len(rest) - 2)}. {rest}"
 

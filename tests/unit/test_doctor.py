@@ -304,7 +304,9 @@ def test_a_node_that_one_of_the_agents_alternatives_lets_in_lacks_no_label() -> 
 
 
 def test_a_machine_that_is_no_node_is_told_so_and_what_to_run_instead() -> None:
-    facts = replace(GOOD, driver=DriverFacts(pci_cards=0), kubelet=None, blind={"kubelet": "none"})
+    facts = replace(
+        GOOD, driver=DriverFacts(pci_cards=0), kubelet=None, agent=None, blind={"kubelet": "none"}
+    )
     report = examine(facts, NODE_CHECKS)
     (note,) = report.notes
     assert note.startswith("this machine is no Kubernetes node and shows no NVIDIA card")

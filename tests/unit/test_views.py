@@ -154,10 +154,10 @@ def test_one_node_is_told_of_as_one():
 def test_a_pod_that_waits_though_there_is_room_is_told_whose_turn_it_is():
     told = why(World([node("n1")]), pod("a"))
     assert told.line.startswith("waits, but not for cards: there is room now: on n1 it would get 30 cores")
-    assert '. Its scheduler "gpu-scheduler" will place it in a moment, or its Events say what' in told.line
+    assert '. Its scheduler "gpu-scheduler" has not placed it yet: its Events say what else' in told.line
     longest = explain_room(1, 2, "n" * 253, "x" * 2000, "s" * 200)
     assert len(longest) <= LINE_LIMIT
-    assert longest.endswith("a volume")
+    assert longest.endswith("no such scheduler runs")
 
 
 def test_an_empty_cluster_and_a_pod_without_cards_are_told_too():

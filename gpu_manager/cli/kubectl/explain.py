@@ -20,6 +20,13 @@ from gpu_manager.domain.survey import NodeBooks, survey
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN = 20  # nodes in full for people
+_OUTCOMES = {  # as the admission service names them
+    "fits": "room now",
+    "room": "no room now",
+    "never": "no room, even if it were empty",
+    "quota": "closed by quota",
+    "refused": "refused this amount a moment ago",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +211,7 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     nodes = [node for node in answer.get("nodes") or () if isinstance(node, Mapping)]
     for node in nodes[:_SHOWN]:
         cards = [card for card in node.get("cards") or () if isinstance(card, Mapping)]
-        words = "room now" if node.get("outcome") == "fits" else "no room"
+        words = _OUTCOMES.get(str(node.get("outcome")), "no room")
         yield printable(f"{node.get('node')}: {words if cards else node.get('line')}")
         for card in cards:
             yield printable(f"  card {card.get('index')} ({card.get('uuid')}): {card.get('reason')}")

@@ -47,7 +47,7 @@ def command(
         typer.echo(f"judged by {printable(by)}", err=True)
     else:
         where = f"namespace {wanted}" if wanted else "any namespace"
-        typer.echo(f"no quota limits {where}, and no pod there holds a share")
+        typer.echo(f"no quota limits {where}")
     return 1 if any(_exceeded(row) for row in rows) else 0
 
 

@@ -58,7 +58,7 @@ def _group(facts: Facts, name: str) -> Any:
 def _notes(facts: Facts) -> list[str]:
     notes = []
     no_card = facts.driver is not None and not (facts.driver.pci_cards or facts.driver.nvml_cards)
-    if no_card and facts.kubelet is None:
+    if no_card and facts.kubelet is None and facts.agent is None:
         return [_NO_NODE]
     if facts.driver is not None and facts.driver.library:
         notes.append(f"driver {facts.driver.library}")
