@@ -93,6 +93,7 @@ def allocatable(n: NodeWorld) -> object:
     "containers too, before the container starts; and the healthy ids of each resource",
     {
         "keys": ["Checksum", "Data"],
+        "sum": True,
         "data": ["PodDeviceEntries", "RegisteredDevices"],
         "row": ["AllocResp", "ContainerName", "DeviceIDs", "PodUID", "ResourceName"],
         "rows": {("i", "a"): {"-1": 2}, ("x", "a"): {"-1": 1}, ("x", "b"): {"0": 1}},
@@ -120,6 +121,7 @@ def checkpoint(n: NodeWorld) -> object:
     registered = whole["Data"]["RegisteredDevices"]
     return {
         "keys": sorted(whole),
+        "sum": isinstance(whole["Checksum"], int) and whole["Checksum"] > 0,
         "data": sorted(whole["Data"]),
         "row": sorted(whole["Data"]["PodDeviceEntries"][0]),
         "rows": {key: {numa: len(ids) for numa, ids in held.items()} for key, (held, _) in found.items()},
