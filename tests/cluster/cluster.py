@@ -149,7 +149,7 @@ class Cluster:
         running.port = listening.getsockname()[1]
         self._save(running)
         descriptor = listening.fileno()
-        target = [str(_HERE / "relay.py"), str(descriptor), layout.SERVICE, "443"]
+        target = [str(_HERE / "relay.py"), str(descriptor), layout.ADDRESS, "443"]
         self._spawn("relay", [sys.executable, *target], fds=(descriptor,))
         listening.close()
 
