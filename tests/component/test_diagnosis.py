@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +51,19 @@ def put(root: Path, files: dict[str, str]) -> Host:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return Host(root)
+
+
+def test_where_nothing_but_shared_memory_can_be_written_the_driver_is_looked_for_all_the_same(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError("No usable temporary directory found")  # as in the agent's pod
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    assert (
+        "install the NVIDIA driver"
+        in gather_driver(Host(root), "/", None, sysfs=root, proc=root).library_problem
+    )
 
 
 def test_a_machine_without_anything_has_no_facts_and_no_errors(root: Path) -> None:

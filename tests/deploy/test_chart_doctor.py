@@ -40,6 +40,17 @@ def test_a_node_with_cards_that_none_of_the_charts_labels_lets_in_is_named(api: 
     )
 
 
+def test_a_webhook_that_only_warns_about_templates_may_fail_open(api: StandInApi) -> None:
+    for values, wanted in (("defaults", False), ("terms", True)):  # terms: failurePolicy Ignore
+        for kind in ("Mutating", "Validating"):
+            api.create(the(values, f"{kind}WebhookConfiguration", "gpu-quota-admission"))
+        assert ("webhook-fails-open" in found(api, values)) is wanted
+        for plural in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+            api.delete(plural, "gpu-quota-admission", None)
+        api.delete("nodes", "n1", None)
+        api.delete("daemonsets", "gpu-manager-daemonset", "kube-system")
+
+
 def test_one_of_the_labels_is_enough(api: StandInApi) -> None:
     assert "node-label-missing" not in found(api, "defaults", **{"nvidia-device-enable": "enable"})
 

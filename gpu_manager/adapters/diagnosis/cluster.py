@@ -135,6 +135,7 @@ class _Looked:
                             policy=_text(hook.get("failurePolicy")) or "Fail",
                             expires=_expiry(client.get("caBundle")),
                             service="/".join(place),
+                            pods=any("pods" in _list(r.get("resources")) for r in _maps(hook.get("rules"))),
                         )
                     )
         return tuple(found)

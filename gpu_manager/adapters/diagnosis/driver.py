@@ -19,6 +19,7 @@ from gpu_manager.ports import Cards
 _NVIDIA: Final = "0x10de"
 _DISPLAY: Final = ("0x0300", "0x0302")  # VGA and 3D controllers, not the card's audio or USB functions
 _OPEN: Final = re.compile(rb"libcuda\.so\.(\d{3,}\.\d+(?:\.\d+)?)")
+_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # a directory of a random name is made there
 _MOST_PROCESSES: Final = 1 << 16
 _MAPS_BYTES: Final = 4 << 20  # a process with CUDA and torch has about 1 MiB of maps
 
@@ -47,11 +48,21 @@ def gather_driver(
 
 
 def _library(host: Host, driver_root: str) -> tuple[str | None, str]:
-    with tempfile.TemporaryDirectory() as links:  # the finder makes links; none of ours may stay
+    with tempfile.TemporaryDirectory(
+        dir=_scratch()
+    ) as links:  # the finder makes links; none of ours may stay
         try:
             return DriverFinder(host, driver_root, Path(links)).find().version, ""
         except VcudaError as error:
             return None, str(error)
+
+
+def _scratch() -> str:
+    """A directory that can be written; in the agent's pod, whose root cannot, only shared memory is one."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return _SHARED_MEMORY
 
 
 def _ask(cards: Cards | None) -> tuple[int | None, str | None]:

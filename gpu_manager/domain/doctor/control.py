@@ -52,7 +52,7 @@ def _webhook_down(cluster: ClusterFacts, _: float) -> Iterator[str]:
 
 def _fails_open(cluster: ClusterFacts, _: float) -> Iterator[str]:
     for hook in known(cluster, cluster.webhooks, _HOOKS):
-        if hook.policy == "Ignore" and not hook.mutating:
+        if hook.policy == "Ignore" and not hook.mutating and hook.pods:
             yield f"{printable(hook.configuration)}/{printable(hook.name)}: failurePolicy is Ignore"
 
 

@@ -136,7 +136,9 @@ class AgentPods:
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """One webhook that calls our service. ``expires``: when the first of its trust anchors ends (seconds)."""
+    """One webhook that calls our service. ``expires``: when the first of its trust anchors ends (seconds);
+    ``pods``: it judges pods, and not only templates of pods, about which it can but warn.
+    """
 
     configuration: str
     name: str
@@ -144,6 +146,7 @@ class Webhook:
     policy: str
     expires: float | None
     service: str
+    pods: bool = True
 
 
 @dataclass(frozen=True, slots=True)
