@@ -99,7 +99,8 @@ def kin(runs: Runs) -> list[str]:
 def ablation(runs: Runs) -> list[str]:
     """What each term brings: over the seeds that every variant of a trace has."""
     traces = ["default", *KIN]
-    variants = [v for v in ("FGD", *ABLATION) if v != "ours, mix known"]
+    named = [v for v in ("FGD", *ABLATION) if v != "ours, mix known"]
+    variants = [v for v in named if any(runs.of(t, v) for t in traces)]
     seeds = {t: runs.seeds(t, [v for v in variants if runs.of(t, v)]) for t in traces}
     heads = " | ".join(f"{t} ({len(seeds[t])})" for t in traces)
     lines = [f"| variant (seeds) | {heads} |", "| --- |" + " ---: |" * len(traces)]
