@@ -116,7 +116,7 @@ def context_reserve(machine: Machine) -> int:
     try:
         if _last(process) is None:
             return 0
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 3  # NVML lists a process within one
         while (used := machine.memory_of(process.pid)) is None:
             if time.monotonic() > deadline or process.poll() is not None:
                 now = machine.card_used()
