@@ -200,8 +200,11 @@ def cards_shown(pid: int) -> frozenset[str]:
     """The cards that a process's environment names.
 
     Raises:
-        ProcessLookupError: it ends, or turns from one program into another at this moment.
+        ProcessLookupError: it ends, turns from one program into another at this moment, or is the runtime still:
+            a container is said to run a little before its own program does.
     """
+    if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:2] == [b"init"]:  # runc init
+        raise ProcessLookupError(f"process {pid} is not the container's yet")
     environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     if environment == [b""]:
         raise ProcessLookupError(f"process {pid} has no environment")

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from gpu_manager.domain.contract import LIMITS_PATH
 from tests.cluster import auditor, layout, nodes
 from tests.cluster.api import ApiError
 from tests.cluster.cluster import Cluster
-from tests.cluster.pods import PATH, Pods, assignment, cards_of, container, pod
+from tests.cluster.images import WORKLOAD
+from tests.cluster.pods import PATH, SLEEP, Pods, assignment, cards_of, container, pod
 
+ADDED = "ephemeralContainerStatuses"
+STRATEGIC = "application/strategic-merge-patch+json"
 CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "a part of a card": (pod("case", container("c", 30, 20)), True),
     "two whole cards": (pod("case", container("c", 200)), True),
@@ -61,6 +65,33 @@ def test_webhook_and_policies_judge_alike(cluster: Cluster, pods: Pods, name: st
     for namespace in ("default", "kube-system"):
         taken, words = verdict(cluster, manifest, namespace)
         assert taken is legal, f"{namespace}: {words}"
+
+
+@pytest.mark.case(63)
+def test_a_pod_whose_name_is_to_be_made_is_judged_like_any(cluster: Cluster, pods: Pods) -> None:
+    for cores, legal in ((30, True), (150, False)):
+        manifest = pod("", container("c", cores, 20))
+        manifest["metadata"] = {"generateName": "made-"}
+        taken, words = verdict(cluster, manifest, "default")
+        assert taken is legal, words
+
+
+@pytest.mark.case(63)
+def test_a_container_added_for_debugging_leaves_the_others_share_alone(cluster: Cluster, pods: Pods) -> None:
+    pods.run(pod("debugged", container("c", 30, 20)))
+    auditor.settled(cluster)
+    before = auditor.ledger_of(cluster)
+    added = {"name": "look", "image": WORKLOAD, "imagePullPolicy": "Never", "targetContainerName": "c"}
+    body = {"spec": {"ephemeralContainers": [{**added, "command": list(SLEEP)}]}}
+    cluster.api.request("PATCH", f"{PATH}/debugged/ephemeralcontainers", body, STRATEGIC)
+    cluster.wait(
+        lambda: any("running" in s["state"] for s in pods.get("debugged")["status"].get(ADDED, ())),
+        30,
+        "it does not run",
+    )
+    auditor.settled(cluster)
+    assert auditor.ledger_of(cluster) == before
+    assert LIMITS_PATH not in pods.execute("debugged", "cat", "/proc/self/mountinfo", container="look")
 
 
 def test_the_webhook_says_what_would_be_legal(cluster: Cluster, pods: Pods) -> None:

@@ -13,7 +13,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.pods import Pods, container, pod
 from tests.cluster.watcher import Watcher
 
-SERVERS = ("kubelet", "containerd", "kube-apiserver")
+SERVERS = ("kubelet", "containerd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 # The kubelet has nobody to ask while the agent is away, and fails a pod that is bound then: a controller makes
 # another. With containerd the agent may be found dead for a moment.
 COSTLY = {"agent", "containerd"}
@@ -60,7 +60,7 @@ def _runs(status: Mapping[str, Any]) -> bool:
         ("admission",),
         ("agent", "admission", *SERVERS),
     ],
-    ids="+".join,
+    ids=lambda parts: parts[0] if len(parts) == 1 else "all",
 )
 def test_killed_while_pods_come_and_go(cluster: Cluster, pods: Pods, parts: tuple[str, ...]) -> None:
     pods.run(pod("kept", container("c", 30, 10)))

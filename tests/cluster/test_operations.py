@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster import auditor, product
+from gpu_manager.domain.contract import INVENTORY, MODEL_LABEL, MODEL_LABEL_GAIA
+from tests.cluster import auditor, layout, product
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import Pods, cards_of, container, pod
 from tests.fakes.prometheus import needs_prometheus
@@ -156,6 +157,52 @@ def test_an_uninstalled_product_leaves_running_limits_and_little_in_the_api(
     assert auditor.ledger_of(cluster) == before
     pods.run(pod("next", container("c", 70, 10)))
     auditor.settled(cluster)
+
+
+def test_what_an_uninstall_leaves_on_the_node_is_what_the_docs_say_and_can_be_removed(
+    cluster: Cluster, pods: Pods
+) -> None:
+    pods.run(pod("part", container("c", 30, 10)), pod("whole", container("c", 100)))
+    pods.clear()
+    auditor.settled(cluster, 60, leaks=True)
+    try:
+        cluster.helm("uninstall", "gpu-manager", "-n", product.NAMESPACE, "--wait", "--timeout=90s")
+        cluster.wait(lambda: product.containers(cluster) == set(), 60, "containers of the product stay")
+        assert on_node(cluster) == {"/etc/gpu-manager", "/run/gpu-manager", "/var/lib/gpu-manager"}
+        assert "gpu-manager" not in cluster.inside("cat", "/proc/mounts").stdout.replace(OWN_MOUNT, "")
+        labels, annotations = of_node(cluster)
+        assert (labels, annotations) == ({MODEL_LABEL, MODEL_LABEL_GAIA}, {INVENTORY})
+        cluster.kubectl("annotate", "node", layout.NODE, f"{INVENTORY}-")
+        cluster.kubectl("label", "node", layout.NODE, f"{MODEL_LABEL}-", f"{MODEL_LABEL_GAIA}-")
+        for place in ("/etc/gpu-manager", "/run/gpu-manager", "/var/lib/gpu-manager"):
+            cluster.inside("sh", "-c", f"rm -rf {place}/*; rmdir {place} || true")
+    finally:
+        product.order_cards(cluster, {})
+        product.install(cluster, admission=True)
+    pods.run(pod("next", container("c", 30, 10)))
+    auditor.settled(cluster)
+
+
+OWN_MOUNT = " /var/lib/gpu-manager "  # the cluster's own, so that the machine's directory is not written to
+
+
+def on_node(cluster: Cluster) -> set[str]:
+    """Files of the node, outside of Kubernetes' own directories, whose name tells of the product."""
+    places = ["/etc", "/run", "/var/lib"]
+    own = ["containerd", "kubelet", "netns"]
+    prune = [word for name in own for word in ("-name", name, "-prune", "-o")]
+    names = [word for name in ("*gpu-manager*", "*vcuda*") for word in ("-name", name, "-o")][:-1]
+    found = cluster.inside("find", *places, "-xdev", *prune, "(", *names, ")", "-print", "-prune").stdout
+    return set(found.split())
+
+
+def of_node(cluster: Cluster) -> tuple[set[str], set[str]]:
+    """Labels and annotations of the Node that are ours."""
+    meta = cluster.api.get(f"/api/v1/nodes/{layout.NODE}")["metadata"]
+    labels, annotations = (
+        {key for key in meta[kind] if "tencent.com/" in key} for kind in ("labels", "annotations")
+    )
+    return labels, annotations
 
 
 # Made by admission at work, so that helm knows nothing of it; docs/operations.md says how to remove it.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,55 +43,38 @@ def sets(cluster: Cluster) -> set[str]:
 def test_running_containers_keep_library_and_limits_over_an_upgrade_of_both(
     cluster: Cluster, pods: Pods, next_image: str
 ) -> None:
-    pods.run(pod("kept", container("c", 30, 20), restartPolicy="Always"))
+    """One that is started again too: the kubelet replays the answer of its admission, with the old library."""
+    pods.run(*(pod(name, container("c", 30, 20), restartPolicy="Always") for name in ("kept", "again")))
     auditor.settled(cluster)
-    [held], before = auditor.containers(cluster), auditor.ledger_of(cluster)
-    old, old_sets = library(held), sets(cluster)
+    held, before = by_pod(cluster), auditor.ledger_of(cluster)
+    old, old_sets = library(held["kept"]), sets(cluster)
     pods.execute("kept", "sh", "-c", "vcuda-client alloc-to-limit --hold 300 >/tmp/held 2>&1 </dev/null &")
     cluster.wait(lambda: "held_mib 5120" in pods.execute("kept", "cat", "/tmp/held"), 20, "nothing held")
 
     product.install(cluster, admission=True, **{"image.tag": next_image})
     assert auditor.ledger_of(cluster) == before
-    pods.run(pod("next", container("c", 30, 20)))
-    auditor.settled(cluster)
-    found = {one.pod: one for one in auditor.containers(cluster)}
-    assert found["kept"].container_id == held.container_id, "it was started anew"
-    assert library(found["kept"]) == old
-    assert library(found["next"]) != old
-    assert allocated(run_client(pods, "kept", "alloc-to-limit")) == 0, (
-        "the old one's limit counts what it holds"
-    )
-    assert allocated(run_client(pods, "next", "alloc-to-limit")) == 5 * GIB
-    assert old_sets < sets(cluster), "the old library goes only with its last container"
-
-    pods.delete("kept")
-    cluster.wait(lambda: not old_sets & sets(cluster), 90, "the old library stays")
-    assert allocated(run_client(pods, "next", "alloc-to-limit")) == 5 * GIB
-
-
-def test_a_container_started_again_after_an_upgrade_keeps_the_mounts_it_was_given(
-    cluster: Cluster, pods: Pods, next_image: str
-) -> None:
-    """The kubelet replays the answer of the first admission: its library is there for that."""
-    pods.run(pod("again", container("c", 30, 20), restartPolicy="Always"))
-    [held] = auditor.containers(cluster)
-    old = library(held)
-    product.install(cluster, admission=True, **{"image.tag": next_image})
-    cluster.inside(
-        cluster.parts["ctr"],
-        "-a",
-        "/run/containerd/containerd.sock",
-        "-n",
-        "k8s.io",
-        "tasks",
-        "kill",
-        held.container_id,
-    )
+    os.kill(auditor.process_of(held["again"]), signal.SIGTERM)
     cluster.wait(
         lambda: pods.get("again")["status"]["containerStatuses"][0]["restartCount"] == 1, 30, "no restart"
     )
     pods.wait_running("again")
+    pods.run(pod("next", container("c", 30, 20)))
     auditor.settled(cluster)
-    [held] = auditor.containers(cluster)
-    assert library(held) == old
-    assert allocated(run_client(pods, "again", "alloc-to-limit")) == 5 * GIB
+
+    now = by_pod(cluster)
+    assert now["kept"].container_id == held["kept"].container_id, "it was started anew"
+    assert library(now["kept"]) == library(now["again"]) == old
+    assert library(now["next"]) != old
+    assert allocated(run_client(pods, "kept", "alloc-to-limit")) == 0, "its limit counts what it holds"
+    for name in ("again", "next"):
+        assert allocated(run_client(pods, name, "alloc-to-limit")) == 5 * GIB
+
+    assert old_sets < sets(cluster), "the old library goes only with its last container"
+    pods.delete("kept", "again")
+    cluster.wait(lambda: not old_sets & sets(cluster), 90, "the old library stays")
+    assert allocated(run_client(pods, "next", "alloc-to-limit")) == 5 * GIB
+
+
+def by_pod(cluster: Cluster) -> dict[str, auditor.Held]:
+    """Containers by their pods' names."""
+    return {one.pod: one for one in auditor.containers(cluster)}
