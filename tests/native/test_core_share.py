@@ -102,7 +102,8 @@ def test_an_idle_card_is_used_up_to_the_ceiling_and_given_back_when_another_come
         second.finish()
         load.finish()
     assert max(load.windows[5:12]) > 60, load.windows
-    assert sum(load.windows[-14:-9]) / 5 < 75, load.windows
+    # The other runs for 2.4 s from 1.2 s on, or later where processes start slowly: in between it is always there.
+    assert sum(load.windows[-26:-16]) / 10 < 75, load.windows
     assert second.share > 40
 
 
