@@ -235,6 +235,11 @@ def test_simulated_gives_stand_ins_and_no_device_node(world, objects, tmp_path):
 
 def test_simulated_on_a_laptop_without_a_compiler_still_has_its_pages(world):
     given_ = world.injector(Strategy.SIMULATED, libraries=None).inject(NAME, FRACTION, None, "{}")
+    uuid = FRACTION[0].card
+    told = {k: v for k, v in given_.env.items() if k.startswith("VCUDA_STANDIN_")}
+    assert told["VCUDA_STANDIN_CARDS"] == "1"
+    assert told["VCUDA_STANDIN_CARD_0_UUID"] == uuid == given_.env["VCUDA_CARDS"]
+    assert int(told["VCUDA_STANDIN_CARD_0_MEMORY_MIB"]) > 0
     assert set(targets(given_.mounts)) == {"/etc/vcuda/limits", "/etc/vcuda/usage"}
 
 

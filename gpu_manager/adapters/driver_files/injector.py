@@ -174,7 +174,18 @@ class DriverFiles:
 
     def _env(self, shares: Sequence[Share]) -> dict[str, str]:
         uuids = ",".join(share.card for share in shares)
-        return {VISIBLE_ENV: uuids if self.strategy is Strategy.NVIDIA else "void", CARDS_ENV: uuids}
+        seen = {VISIBLE_ENV: uuids if self.strategy is Strategy.NVIDIA else "void", CARDS_ENV: uuids}
+        return {**seen, **self._stand_ins(shares)} if self._simulated else seen
+
+    def _stand_ins(self, shares: Sequence[Share]) -> dict[str, str]:
+        """What device nodes tell a real driver: which cards there are. Else it would show one of its own."""
+        cards = {state.card.uuid: state.card for state in self._cards()}
+        env = {"VCUDA_STANDIN_CARDS": str(len(shares))}
+        for index, share in enumerate(shares):
+            env[f"VCUDA_STANDIN_CARD_{index}_UUID"] = share.card
+            if share.card in cards:
+                env[f"VCUDA_STANDIN_CARD_{index}_MEMORY_MIB"] = str(cards[share.card].memory >> 20)
+        return env
 
     def _annotations(self, shares: Sequence[Share], annotation: str) -> dict[str, str]:
         """The predecessor's three, and the exact allocation for the kubelet's checkpoint."""

@@ -4,28 +4,18 @@ That it runs at all says that the scheduler found a card, the agent granted it a
 to be the one meant. It then asks the driver for the card's memory, which must be the share's. No context is
 made: a card that others use to the last byte does not mind.
 
-Arguments: the bytes of the share, 0 for a whole card; `simulated` where cards are. Prints a line each; 1 if
-one fails.
+Argument: the bytes of the share; 0 for a whole card. Prints a line each; 1 if one fails.
 """
 
 import ctypes
 import os
 import sys
-from pathlib import Path
 
 
 def told(name: str, text: str, *, good: bool) -> bool:
     """Print the line; returns ``good``."""
     print(f"{'ok  ' if good else 'FAIL'} {name}: {text}")
     return good
-
-
-def simulate() -> None:
-    """Tell the stand-in driver which card it has: a real one is told by the device nodes."""
-    path = Path("/dev/shm/stand-in.conf")  # the only place that can be written here
-    card = os.environ.get("VCUDA_CARDS", "")
-    path.write_text(f"cards = 1\ncard.0.model = a100\ncard.0.memory_mib = 16384\ncard.0.uuid = {card}\n")
-    os.environ["VCUDA_STANDIN_CONFIG"] = str(path)
 
 
 def opened() -> ctypes.CDLL | None:
@@ -54,7 +44,5 @@ def one_card(driver: ctypes.CDLL, share: int) -> bool:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:] == ["simulated"]:
-        simulate()
     found = opened()
     sys.exit(found is None or not one_card(found, int(sys.argv[1])))
