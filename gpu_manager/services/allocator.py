@@ -214,7 +214,9 @@ class Allocator:
                 question, lambda pod, name, r: _held(holds, pod, name, r), never=never, partner=partner
             )
             still = self._departures.outwait(
-                answer, set(offered).difference(must), lambda going: self._held_up(answer.candidate, going)
+                answer,
+                set(offered).difference(must),
+                lambda going, ending: self._held_up(answer.candidate, going, ending),
             )
         finally:
             self._answered()
@@ -241,9 +243,11 @@ class Allocator:
             self._in_flight -= 1
             self._admitted_at = self._clock.monotonic()
 
-    def _held_up(self, candidate: Candidate | None, going: frozenset[PodUid]) -> bool:
+    def _held_up(
+        self, candidate: Candidate | None, going: frozenset[PodUid], ending: frozenset[PodUid]
+    ) -> bool:
         with self._lock:
-            return candidate is not None and self._planner.held_up(candidate.pod, going)
+            return candidate is not None and self._planner.held_up(candidate.pod, going, ending)
 
     def _decide(
         self,

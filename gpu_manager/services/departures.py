@@ -73,24 +73,27 @@ class Departures:
         self,
         answer: Answer,
         offered: Collection[str],
-        in_the_way: Callable[[frozenset[PodUid]], bool],
+        in_the_way: Callable[[frozenset[PodUid], frozenset[PodUid]], bool],
     ) -> str:
-        """:meth:`observe`, and wait some seconds while only pods that are going stand in the way.
+        """:meth:`observe`, and wait some seconds while only pods that are going stand in the way: asked with
+        all of them, and with those of which the watch alone has yet to show the end.
 
         Returns who still does at the end, for the refusal; empty if nobody. A pod that has outlasted one
         wait is not waited for again. The lock must not be held.
         """
         going = self.observe(answer, offered)
         for _ in range(self._looks):
-            if going <= self._outlasted or not in_the_way(going):
+            if going <= self._outlasted or not in_the_way(going, going & _living(self._pods.local())):
                 break
             self._pause.wait(_LOOK_SECONDS)
             shown = _living(self._pods.local()) - self._seen
             going = frozenset(self._free(going - shown) | (going & shown))
-        if not going or not in_the_way(going):
+        else:
+            with self._lock:
+                self._outlasted = going | self._outlasted.intersection(self.books.ledger.pods)
+        if not going or not in_the_way(going, frozenset()):
             return ""
         with self._lock:
-            self._outlasted = going | self._outlasted.intersection(self.books.ledger.pods)
             names = sorted({a.pod_key for uid in going for a in self.books.ledger.of_pod(uid).values()})
         log.warning("deleted pods' processes still run", pods=names[:5])
         who = "a deleted pod" if len(going) == 1 else f"{len(going)} deleted pods"

@@ -14,7 +14,7 @@ from gpu_manager.domain.contract import ALLOCATION, NVIDIA, decode_assignment
 from gpu_manager.domain.desk import units_of
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
 from gpu_manager.domain.ids import DeviceIds
-from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement import find, follow, place
 from gpu_manager.domain.pod import Container, Pod, PodUid
 from gpu_manager.domain.request import PodRequest
@@ -164,19 +164,36 @@ class Planner:
             self.books.plan(before)
             return None
 
-    def held_up(self, pod: Pod, going: Iterable[PodUid]) -> bool:
-        """True if the pod finds no room here, and would if these pods were gone."""
+    def held_up(self, pod: Pod, going: Iterable[PodUid], ending: Iterable[PodUid] = ()) -> bool:
+        """True if the pod finds no room here and would if the pods in ``going`` were gone; or not on the
+        cards that the scheduler named, and would if those in ``ending`` were.
+        """
         try:
             request = self._open_part(pod)
         except RequestInvalid:
             return False
-        cards, topology, ledger = self.node.cards, self.node.topology, self.books.ledger
-        if not request.containers or find(request, cards, topology, ledger) is not None:
+        if not request.containers:
             return False
-        later = ledger.copy()
-        for uid in going:
-            later.release(uid)
-        return find(request, cards, topology, later) is not None
+        now = self.books.ledger
+        assignment = self.assignment(pod)
+        if assignment is not None and self._follows(request, assignment, _without(now, ending)):
+            return not self._follows(request, assignment, now)
+        cards, topology = self.node.cards, self.node.topology
+        if find(request, cards, topology, now) is not None:
+            return False
+        return find(request, cards, topology, _without(now, going)) is not None
+
+    def _follows(
+        self,
+        request: PodRequest,
+        assignment: Mapping[str, Sequence[tuple[CardUuid, Amount]]],
+        ledger: Ledger,
+    ) -> bool:
+        try:
+            follow(request, assignment, self.node.cards, ledger)
+        except DoesNotFit:
+            return False
+        return True
 
     def plan_again(self, pod: Pod) -> None:
         try:
@@ -262,3 +279,10 @@ class Planner:
     def _open(self, uuid: CardUuid) -> bool:
         state = self.node.card(uuid)
         return state is not None and state.open
+
+
+def _without(ledger: Ledger, pods: Iterable[PodUid]) -> Ledger:
+    later = ledger.copy()
+    for uid in pods:
+        later.release(uid)
+    return later

@@ -125,6 +125,26 @@ def test_a_pod_whose_end_the_watch_has_yet_to_show_is_waited_for_too(one_card: N
     assert result.admitted, result.message
 
 
+def test_the_assigned_card_is_waited_for_though_another_has_room(tmp_path: Path) -> None:
+    with NodeRig(tmp_path, cards(2), patience=30.0) as rig:
+        first = rig.states[0]
+        old = pod("old", container(*FULL), on={"c": [(first, 60, 10 * GIB)]})
+        assert rig.admit(old).admitted
+        rig.restart_agent()  # the new one has never seen it listed
+        rig.pods.forget("default/old", watched=False)  # the kubelet's own watch was quicker
+        rig.kubelet.delete(uid(old), force=True)
+        new = pod("new", container(*FULL), on={"c": [(first, 60, 10 * GIB)]})
+        rig.pods.bind(rig.parsed(new), watched=False)
+        rig.pods.known = {**rig.pods.known, "default/new": [Found(rig.parsed(new))]}
+        rig.pods.looks = 0
+        with ThreadPoolExecutor(1) as pool:
+            coming = pool.submit(rig.kubelet.admit, new)
+            rig.until(lambda: rig.pods.looks > 4 or coming.done())
+            rig.pods.watch()
+            assert coming.result(20).admitted
+        assert rig.cards_of(new, "c") == (0,)
+
+
 @pytest.mark.parametrize("lists_ended", [False, True])
 def test_a_pod_that_has_ended_is_no_more_whether_the_kubelet_lists_it_or_not(
     tmp_path: Path, lists_ended: bool
