@@ -48,7 +48,7 @@ from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)
 
-FULL_LINES: Final = 8  # nodes whose refusal is told card by card in one answer; kube-scheduler joins them all
+FULL_LINES: Final = 8  # nodes told of card by card where none takes the pod; kube-scheduler joins them all
 EXPECT_SECONDS: Final = 5.0  # from a scheduler's choice to its bind
 _BRIEF_LIMIT = 300  # characters of any other
 _MOST_BRIEFS = 64  # distinct ones in one answer
@@ -278,7 +278,8 @@ def _reasons(
     lasting: dict[str, str] = {}
     refused = {kind: found for kind, (_, found) in verdicts.found.items() if isinstance(found, No)}
     words = _Briefs(question)
-    full = 0
+    # Where a node takes the pod kube-scheduler drops the reasons: one in full shows what they are.
+    full = 0 if len(refused) == len(verdicts.found) else FULL_LINES - 1
     among = map(refused.__contains__, verdicts.kinds)
     for name, view, kind in compress(zip(names, views, verdicts.kinds, strict=True), among):
         no = refused[kind]

@@ -184,6 +184,15 @@ def test_one_answer_is_bounded_however_many_nodes_fail():
     assert all(len(text) <= 900 for text in texts)
 
 
+def test_one_refusal_is_told_card_by_card_where_another_node_takes_the_pod():
+    nodes = [node(f"n{i}", cards=1) for i in range(4)]
+    full = [pod(f"x{i}", 80, 4, on=f"n{i}") for i in range(3)]
+    taken, refused = World(nodes, full), World(nodes[:3], full)
+    for world, told in ((taken, 1), (refused, 3)):
+        texts = world.filter(pod("a", 50, 4))["FailedNodes"].values()
+        assert sum("card 0" in text for text in texts) == told
+
+
 def test_the_snapshot_is_asked_once_for_all_nodes_alike():
     world = World([node(f"n{i:03}") for i in range(100)])
     world.filter(pod("a"))
