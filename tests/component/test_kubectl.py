@@ -291,12 +291,15 @@ def test_doctor_sees_the_clusters_troubles_and_names_each_cure(
     a_share(api, "stray", 30)
     api.patch("pods", "stray", {"status": {"phase": "Running"}}, subresource="status")
     client = {"service": {"name": "gpu-quota-admission", "namespace": "kube-system"}, "caBundle": "bm9uZQ=="}
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
     api.create(
         {
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "ValidatingWebhookConfiguration",
             "metadata": {"name": "gpu"},
-            "webhooks": [{"name": "v", "clientConfig": client, "failurePolicy": "Ignore"}],
+            "webhooks": [
+                {"name": "v", "clientConfig": client, "rules": rules, "failurePolicy": "Ignore"},
+            ],
         }
     )
     assert run(["doctor", "-o", "json"]) == 1
