@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from vcuda.crc import crc32c
+
 ABI_MAJOR: Final = 1
 ABI_MINOR: Final = 1
 MAX_CARDS: Final = 16
@@ -191,28 +193,6 @@ class Usage:
     notes: tuple[Note, ...]
     cards: tuple[CardUsage, ...]
     slots: tuple[Slot, ...] = field(repr=False)
-
-
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return tuple(table)
-
-
-_CRC_TABLE: Final = _crc_table()
-
-
-def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli, reflected 0x82F63B78), as RFC 3720 defines it: of ``123456789`` it is E3069283."""
-    table = _CRC_TABLE
-    value = 0xFFFFFFFF
-    for byte in data:
-        value = table[(value ^ byte) & 0xFF] ^ value >> 8
-    return value ^ 0xFFFFFFFF
 
 
 def uuid_bytes(text: str) -> bytes:

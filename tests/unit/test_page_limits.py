@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcuda import page
+from vcuda.crc import crc32c
 
 Q8 = st.integers(0, 100 * 256).map(lambda value: value / 256)
 FACTOR = st.integers(1, 64 * 256).map(lambda value: value / 256)
@@ -149,7 +150,7 @@ def test_a_later_minor_with_a_longer_header_and_longer_cards_is_read() -> None:
     longer[10:12] = (9).to_bytes(2, "little")
     longer[12:16] = bytes(4)
     longer[24:32] = b"".join(n.to_bytes(w, "little") for n, w in ((160 + 192, 4), (160, 2), (192, 2)))
-    longer[12:16] = page.crc32c(bytes(longer)).to_bytes(4, "little")
+    longer[12:16] = crc32c(bytes(longer)).to_bytes(4, "little")
     image = bytes(longer).ljust(page.LIMITS_SIZE, b"\0")
     assert timeless(page.read_limits(image)) == ONE
 
@@ -158,7 +159,7 @@ def test_sizes_that_lead_out_of_the_copy_are_no_limits_though_the_checksum_holds
     copy = bytearray(page.build_limits(ONE)[: page.COPY_SIZE])
     copy[24:32] = b"".join(n.to_bytes(w, "little") for n, w in ((128 + 4096, 4), (128, 2), (4096, 2)))
     copy[12:16] = bytes(4)
-    copy[12:16] = page.crc32c(bytes(copy)).to_bytes(4, "little")
+    copy[12:16] = crc32c(bytes(copy)).to_bytes(4, "little")
     with pytest.raises(page.PageError, match="its sizes are out of bounds"):
         page.read_limits(bytes(copy) * 2)
 
@@ -195,16 +196,16 @@ def test_used_up_generations_are_refused() -> None:
     image = bytearray(page.build_limits(ONE))
     for start in (0, page.COPY_SIZE):
         image[start + 12 : start + 24] = bytes(4) + (2**64 - 1).to_bytes(8, "little")
-        crc = page.crc32c(bytes(image[start : start + 256]))
+        crc = crc32c(bytes(image[start : start + 256]))
         image[start + 12 : start + 16] = crc.to_bytes(4, "little")
     with pytest.raises(page.PageError, match="generations"):
         page.rewrite_limits(bytes(image), ONE)
 
 
 def test_crc32c_has_the_check_value_of_its_definition() -> None:
-    assert page.crc32c(b"123456789") == 0xE3069283
-    assert page.crc32c(bytes(32)) == 0x8A9136AA
-    assert page.crc32c(b"") == 0
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"") == 0
 
 
 @given(st.binary(min_size=16, max_size=16))
