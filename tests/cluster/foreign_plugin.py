@@ -21,6 +21,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
 RESOURCE = "example.test/nic"
+SOCKET = "nic.sock"
 COUNT = 4
 REFUSED = "not registered"
 DIRECTORY = "/var/lib/kubelet/device-plugins"
@@ -59,13 +60,13 @@ class _Plugin(api_pb2_grpc.DevicePluginServicer):
 def main() -> None:
     """Serve and register; until killed."""
     directory = Path(sys.argv[1])
-    (directory / "nic.sock").unlink(missing_ok=True)
+    (directory / SOCKET).unlink(missing_ok=True)
     server = grpc.server(ThreadPoolExecutor(8))
     api_pb2_grpc.add_DevicePluginServicer_to_server(_Plugin("".join(sys.argv[2:])), server)
-    server.add_insecure_port(f"unix://{directory}/nic.sock")
+    server.add_insecure_port(f"unix://{directory}/{SOCKET}")
     server.start()
     try:
-        register(directory, RESOURCE, "nic.sock", api_pb2.DevicePluginOptions())
+        register(directory, RESOURCE, SOCKET, api_pb2.DevicePluginOptions())
     except NodeUnready as error:
         sys.stderr.write(f"{REFUSED}: {error}\n")
         sys.stderr.flush()
