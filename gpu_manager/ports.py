@@ -107,13 +107,16 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the kubelet's checkpoint, ours only; ``annotation`` is our JSON in its response."""
+    """One entry of the kubelet's checkpoint, ours only; ``annotation`` is our JSON in its response, ``nodes``
+    the numbers in ``/dev/nvidia<n>`` that it gives, none where cards go by their UUID.
+    """
 
     pod: PodUid
     container: str
     resource: str
     ids: frozenset[str]
     annotation: str | None = None
+    nodes: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

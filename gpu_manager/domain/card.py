@@ -36,6 +36,7 @@ class CardState:
     """A card, and whether it may take more work. ``reason`` says why not, empty when it may.
 
     ``held`` is set where a pod has the card under another resource's name: it is not ours to place on.
+    ``missing``: the driver no longer lists it; what is known of it is from before, its numbers too.
     """
 
     card: Card
@@ -43,6 +44,7 @@ class CardState:
     cordoned: bool = False
     reason: str = ""
     held: str = ""
+    missing: bool = False
 
     @property
     def open(self) -> bool:

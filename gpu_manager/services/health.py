@@ -279,7 +279,13 @@ class Health:
 
     def _compose(self) -> tuple[CardState, ...]:
         return tuple(
-            CardState(e.card, healthy=e.open, cordoned=e.card.uuid in self._cordoned, reason=e.reason)
+            CardState(
+                e.card,
+                healthy=e.open,
+                cordoned=e.card.uuid in self._cordoned,
+                reason=e.reason,
+                missing=e.missing,
+            )
             for e in sorted(self._entries.values(), key=lambda e: (e.card.index, e.card.uuid))
         )
 

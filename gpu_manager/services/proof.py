@@ -83,6 +83,7 @@ class Proof:
                 "these ids are in no entry of the kubelet's checkpoint: the start is tried again"
             )
         grants = [self._settle(entry, entries) for entry in hits]
+        self._check_nodes(hits, grants)
         self._check_pages(hits, grants)
         self._start(grants)
 
@@ -134,6 +135,20 @@ class Proof:
         reason = f"the predecessor admitted it, and {why}; delete the pod, so that a new one is admitted"
         self._refuse(entry, self._pod(entry.pod), reason)
         raise DoesNotFit(f"container {entry.container!r} cannot start again: {reason}")
+
+    def _check_nodes(self, hits: Sequence[Entry], grants: Sequence[Grant]) -> None:
+        """The kubelet repeats the answer to an Allocate for the pod's life, across reboots too. The driver
+        numbers its cards anew at each: with one lost, a node that was given may be another card's.
+        """
+        node = self._allocator.node
+        for entry, grant in zip(hits, grants, strict=True):
+            if entry.nodes and not node.cards:
+                raise NodeUnready("the driver has not told its cards yet: the start is tried again")
+            moved = next(filter(None, (_moved(card, entry, node) for card in grant.allocation.cards)), "")
+            if entry.nodes and moved:
+                reason = f"{moved}; delete the pod, so that a new one is admitted"
+                self._refuse(entry, self._pod(entry.pod), reason)
+                raise DoesNotFit(f"container {entry.container!r} cannot start: {reason}")
 
     def _check_pages(self, hits: Sequence[Entry], grants: Sequence[Grant]) -> None:
         """An init and an app container that share ids have a page each. Where they were answered for one, as
@@ -191,6 +206,21 @@ class Proof:
 
     def _pod(self, uid: PodUid) -> Pod | None:
         return next((f.pod for found in self._pods.local().values() for f in found if f.pod.uid == uid), None)
+
+
+def _moved(uuid: CardUuid, entry: Entry, node: Node) -> str:
+    """Why the device nodes that the container was given are not this card's; empty if they are."""
+    state = node.card(uuid)
+    if state is None or state.missing:
+        return f"its card {state.card.index if state else uuid} is no longer there"
+    number = state.card.minor
+    if number is None or number in entry.nodes:
+        return ""
+    was = ", ".join(f"/dev/nvidia{n}" for n in sorted(entry.nodes))
+    return (
+        f"it was given {was}, and since the last boot its card {state.card.index} ({uuid}) is "
+        f"/dev/nvidia{number}: it would run on another pod's card"
+    )
 
 
 def adopt(books: Books, node: Node, entry: Entry, memory: frozenset[str], pod: Pod | None) -> Grant:

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import ALLOCATION
 from gpu_manager.domain.errors import NodeUnready, Tampered
-from gpu_manager.domain.injection import Injection, Mount
+from gpu_manager.domain.injection import DeviceNode, Injection, Mount
 from gpu_manager.domain.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import GIB
@@ -175,11 +175,17 @@ class FakeInjector:
 
     root: Path = Path("/pages")
     alive: frozenset[str] = frozenset()
+    minors: Mapping[CardUuid, int] = field(default_factory=dict)  # of cards that are given as device nodes
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
         return Injection(
             env={"VCUDA_CARDS": ",".join(s.card for s in shares)},
             mounts=(Mount("/etc/vcuda/limits", str(self.root / name / "limits")),),
+            devices=tuple(
+                DeviceNode(f"/dev/nvidia{n}", f"/dev/nvidia{n}", "rw")
+                for s in shares
+                if (n := self.minors.get(s.card)) is not None
+            ),
             annotations={ALLOCATION: annotation},
         )
 

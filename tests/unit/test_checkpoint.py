@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.adapters.kubelet.checkpoint import parse_checkpoint
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY
-from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
+from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse, DeviceSpec
 from gpu_manager.ports import Entry
 
 OURS = frozenset({CORE, MEMORY})
@@ -19,6 +19,15 @@ OURS = frozenset({CORE, MEMORY})
 def response(**annotations: str) -> str:
     message = ContainerAllocateResponse(envs={"A": "b"}, annotations=annotations)
     return base64.b64encode(message.SerializeToString()).decode()
+
+
+def nodes_of(*paths: str, **annotations: str) -> frozenset[int]:
+    """The numbers of the device nodes in a response."""
+    message = ContainerAllocateResponse(annotations=annotations)
+    message.devices.extend(DeviceSpec(container_path=p, host_path=f"/run/driver{p}") for p in paths)
+    kept = base64.b64encode(message.SerializeToString()).decode()
+    (entry,) = parse_checkpoint(text(row(["a"], AllocResp=kept)), OURS)
+    return entry.nodes
 
 
 def row(ids: object, *, resource: str = CORE, pod: object = "uid", **more: object) -> dict[str, object]:
@@ -48,6 +57,21 @@ def test_our_annotation_is_taken_out_of_the_response_the_kubelet_keeps():
     with_ours = row(["a"], AllocResp=response(**{ALLOCATION: value, "other": "x"}))
     without = row(["b"], resource=MEMORY, AllocResp=response(other="x"))
     assert [e.annotation for e in parse_checkpoint(text(with_ours, without), OURS)] == [value, None]
+
+
+def test_the_numbers_of_cards_are_those_of_the_nodes_that_are_nodes_of():
+    control = (
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-uvm-tools",
+        "/dev/fuse",
+        "/dev/nvidia" + "9" * 12,
+    )
+    assert nodes_of("/dev/nvidia4", "/dev/nvidia11", *control) == {4, 11}
+    by_uuid = {"tencent.com/vcuda-device": "/dev/nvidia4,/dev/nvidia0"}
+    assert nodes_of(**by_uuid) == set(), "NVIDIA's runtime gives them by UUID"
+    assert nodes_of(**by_uuid, **{"cdi.k8s.io/vcuda": "tencent.com/vcuda=a-0"}) == {0, 4}
+    assert nodes_of() == set()
 
 
 @pytest.mark.parametrize("broken", ["%%%", "AAAA", base64.b64encode(b"\xff\xff\xff").decode(), 7, None, "é"])

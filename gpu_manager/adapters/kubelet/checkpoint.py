@@ -10,18 +10,21 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Collection
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from gpu_manager.domain.contract import ALLOCATION
+from gpu_manager.domain.contract import ALLOCATION, CRI_DEVICE
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from gpu_manager.ports import Entry
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
 MAX_BYTES: Final = 32 << 20  # 8 cards with 5,312 ids and 800 pods take about 4 MiB
+_NODE: Final = re.compile(r"/dev/nvidia(\d{1,9})", re.ASCII)
+_CDI: Final = "cdi.k8s.io/"  # annotations by which a runtime is told of CDI devices
 
 
 def parse_checkpoint(text: bytes, resources: Collection[str]) -> tuple[Entry, ...]:
@@ -57,12 +60,14 @@ def _entry(row: dict[str, Any]) -> Entry:
     pod, container = row.get("PodUID"), row.get("ContainerName")
     if not isinstance(pod, str) or not isinstance(container, str) or not pod or not container:
         raise ValueError("an entry names no container")
+    response = _response(row.get("AllocResp"))
     return Entry(
         pod=PodUid(pod),
         container=container,
         resource=row["ResourceName"],
         ids=_ids(row.get("DeviceIDs")),
-        annotation=_annotation(row.get("AllocResp")),
+        annotation=response.annotations.get(ALLOCATION),
+        nodes=_nodes(response),
     )
 
 
@@ -78,12 +83,19 @@ def _ids(value: object) -> frozenset[str]:
     return frozenset(ids)
 
 
-def _annotation(value: object) -> str | None:
-    """Our allocation JSON in the response that the kubelet keeps; None where there is none to read."""
+def _response(value: object) -> ContainerAllocateResponse:
+    """The response that the kubelet keeps; an empty one where there is none to read."""
     if not isinstance(value, str):
-        return None
+        return ContainerAllocateResponse()
     try:
-        response = ContainerAllocateResponse.FromString(base64.b64decode(value, validate=True))
+        return ContainerAllocateResponse.FromString(base64.b64decode(value, validate=True))
     except (DecodeError, binascii.Error, ValueError):
-        return None
-    return response.annotations.get(ALLOCATION)
+        return ContainerAllocateResponse()
+
+
+def _nodes(response: ContainerAllocateResponse) -> frozenset[int]:
+    """The numbers of the cards' device nodes: in the response, or in the CDI spec that it names."""
+    paths = [device.container_path for device in response.devices]
+    if any(key.startswith(_CDI) for key in response.annotations):
+        paths += response.annotations.get(CRI_DEVICE, "").split(",")
+    return frozenset(int(match[1]) for match in map(_NODE.fullmatch, paths) if match)
