@@ -228,13 +228,16 @@ class DevicePlugin:
         stop: threading.Event,
         *,
         lending: bool = False,
+        back_off: tuple[float, float] = _BACK_OFF,
     ) -> None:
+        """``back_off``: the first and the longest pause, in seconds, between registrations that fail."""
         self.sockets = LENDING if lending else SOCKETS
         self._directory = directory
         self._allocator = allocator
         self._proof = proof
         self._tally = tally
         self._stop = stop
+        self._back_off = back_off
         self._servers: tuple[ResourceServer, ...] = ()
         self.registered = threading.Event()
 
@@ -245,7 +248,8 @@ class DevicePlugin:
 
     def run(self) -> None:
         """Run until stopped, again and again: the kubelet comes and goes."""
-        pause = _BACK_OFF[0]
+        first, longest = self._back_off
+        pause = first
         while not self._stop.is_set():
             started, before = time.monotonic(), kubelet_socket(self._directory)
             try:
@@ -258,10 +262,10 @@ class DevicePlugin:
                 quick = False
             finally:
                 self.registered.clear()
-            if quick or time.monotonic() - started > _BACK_OFF[1]:
-                pause = _BACK_OFF[0]
+            if quick or time.monotonic() - started > longest:
+                pause = first
             if not quick:
-                pause = _BACK_OFF[0] if self._rest(pause, before) else min(pause * 2, _BACK_OFF[1])
+                pause = first if self._rest(pause, before) else min(pause * 2, longest)
 
     def _rest(self, seconds: float, before: object) -> bool:
         """Wait for the next attempt; True at once when the kubelet makes its socket anew.

@@ -33,7 +33,7 @@ def raw(port: int) -> ssl.SSLSocket:
 
 
 def test_a_body_that_never_ends_gives_its_place_back(serve: Serve) -> None:
-    service = serve(Bounds(seconds=0.2, at_work=1, waiting=0))
+    service = serve(Bounds(seconds=1, at_work=1, waiting=0))
     with raw(service.port) as slow, service.caller() as caller:
         slow.sendall(
             b"POST /validate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
@@ -44,7 +44,7 @@ def test_a_body_that_never_ends_gives_its_place_back(serve: Serve) -> None:
 
 
 def test_a_header_that_never_ends_is_cut_off_and_an_idle_connection_is_not(serve: Serve) -> None:
-    service = serve(Bounds(seconds=0.2))
+    service = serve(Bounds(seconds=1))
     with raw(service.port) as silent, raw(service.port) as slow, service.caller() as caller:
         assert caller.get("/healthz")[0] == 200
         slow.sendall(b"GET /healthz HTTP/1.1\r\nHo")
@@ -98,7 +98,7 @@ def test_while_draining_it_answers_says_so_and_closes(serve: Serve) -> None:
     with service.caller() as caller, service.caller() as other:
         assert caller.get("/readyz")[0] == 200
         assert other.get("/readyz")[0] == 200
-        ending = threading.Thread(target=service.program.stop, args=(0.5,))
+        ending = threading.Thread(target=service.program.stop, args=(2.0,))
         ending.start()
         status, text = caller.get("/readyz")
         while json.loads(text)["serving"]:

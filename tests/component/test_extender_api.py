@@ -83,7 +83,7 @@ class Rig:
             )
             watch.start()
             self.watches.append(watch)
-            assert watch.wait(5)
+            assert watch.wait(20)
         return world
 
     def create(self, name: str, **more: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Rig:
         return (world or self.world).cluster.pod(obj["metadata"]["uid"])
 
     def until(self, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         seen = 0
         while not true():
             assert time.monotonic() < deadline

@@ -16,7 +16,7 @@ from gpu_manager.adapters.nvml_faults import FaultPolicy
 from gpu_manager.ports import HealthChange
 from tests.fakes.nvml import FakeNvml, Gpu
 
-SECONDS = 5.0  # a deadline, not a pause
+SECONDS = 20.0  # a deadline, not a pause
 
 
 class Watched:

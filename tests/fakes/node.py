@@ -91,6 +91,7 @@ class NodeRig:
         lending: bool = False,
         list_seconds: float = DEADLINE_SECONDS,
         patience: float = 0.5,
+        back_off: tuple[float, float] = (1.0, 30.0),
         **kubelet: Any,
     ) -> None:
         self.states = tuple(states if states is not None else cards())
@@ -104,6 +105,7 @@ class NodeRig:
         self.evict = evict
         self.list_seconds = list_seconds
         self.patience = patience  # with deleted pods whose processes run
+        self.back_off = back_off  # between registrations that fail
         self.lending = lending  # whole cards as nvidia.com/gpu too
         self.old_checkpoint = directory / "old"
         self._thread: threading.Thread | None = None
@@ -168,6 +170,7 @@ class NodeRig:
             self.tally,
             self.stop,
             lending=self.lending,
+            back_off=self.back_off,
         )
         self.allocator.changed = self.plugin.announce
         self._thread = threading.Thread(target=self.plugin.run, name="plugin", daemon=True)

@@ -1,6 +1,7 @@
 """The stand-in's time: streams, events, graphs, host functions, and several processes on one card.
 
-Bounds are wide where the machine's own scheduling shows, and tight where the model alone decides.
+Bounds are wide where the machine's own scheduling shows, and tight where the model alone decides: what is judged to
+the millisecond is queued behind a long kernel, so that a host that is held up in between changes nothing.
 """
 
 from __future__ import annotations
@@ -27,18 +28,16 @@ def test_a_kernel_takes_the_time_its_name_says_and_events_measure_it(tmp_path: P
         """
         import time
         driver = Driver()
-        stream, start, middle, finish = driver.stream(), driver.event(), driver.event(), driver.event()
-        kernel = driver.kernel("spin_5ms")
+        stream, middle, finish = driver.stream(), driver.event(), driver.event()
         begin = time.monotonic()
-        driver.cuEventRecord(start, stream)
-        driver.launch(kernel, stream)
+        driver.launch(driver.kernel("spin_500ms"), stream)
         driver.cuEventRecord(middle, stream)
-        driver.launch(kernel, stream)
+        driver.launch(driver.kernel("spin_5ms"), stream)
         driver.launch(driver.kernel("gemm_1500us"), stream)
         driver.cuEventRecord(finish, stream)
         print(driver.code("cuStreamQuery", stream), driver.code("cuEventQuery", finish))
         driver.cuEventSynchronize(finish)
-        print(driver.code("cuStreamQuery", stream), time.monotonic() - begin >= 0.0115)
+        print(driver.code("cuStreamQuery", stream), time.monotonic() - begin >= 0.5065)
         print(round(driver.milliseconds(middle, finish), 2))
         """,
         standin.environment(tmp_path),
@@ -53,7 +52,9 @@ def test_small_kernels_of_two_streams_overlap_and_full_ones_do_not(tmp_path: Pat
         kernel, start, finish = driver.kernel("spin_20ms"), driver.event(), driver.event()
         def span(grid):
             one, two = driver.stream(), driver.stream()
+            driver.launch(driver.kernel("spin_300ms"), one)
             driver.cuEventRecord(start, one)
+            driver.cuStreamWaitEvent(two, start, 0)
             driver.launch(kernel, one, grid=grid)
             driver.launch(kernel, two, grid=grid)
             driver.cuStreamWaitEvent(one, mark(two), 0)
@@ -73,7 +74,7 @@ def test_the_legacy_stream_waits_for_blocking_streams_and_not_for_others(tmp_pat
     program = standin.python(
         """
         driver = Driver()
-        kernel = driver.kernel("spin_30ms")
+        kernel = driver.kernel("spin_300ms")
         for flags in (0, 1):
             driver.launch(kernel, driver.stream(flags), grid=1)
             print(driver.code("cuStreamQuery", None))
@@ -130,6 +131,7 @@ def test_a_captured_graph_runs_its_branches_side_by_side_each_time_it_is_launche
         run, start, finish = c_void_p(), driver.event(), driver.event()
         driver.cuGraphInstantiateWithFlags(byref(run), graph, c_uint64(0))
         driver.cuGraphDestroy(graph)
+        driver.launch(driver.kernel("spin_300ms"), one)
         driver.cuEventRecord(start, one)
         for _ in range(3): driver.cuGraphLaunch(run, one)
         driver.cuEventRecord(finish, one)
@@ -244,7 +246,7 @@ def test_the_null_stream_of_per_thread_names_is_a_stream_of_its_own(tmp_path: Pa
     program = standin.python(
         """
         driver = Driver()
-        kernel = driver.kernel("spin_30ms")
+        kernel = driver.kernel("spin_300ms")
         driver.code("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None, flags=2)
         other = driver.stream(0)
         print(driver.code("cuStreamQuery", None, flags=2), driver.code("cuStreamQuery", other))
@@ -264,7 +266,7 @@ def test_after_a_reset_of_the_primary_context_time_goes_on_as_before(tmp_path: P
             kernel, begin = driver.kernel("spin_100ms"), time.monotonic()
             driver.launch(kernel)
             driver.cuCtxSynchronize()
-            print(0.1 <= time.monotonic() - begin < 0.19)
+            print(0.1 <= time.monotonic() - begin < 0.5)
             driver.cuDevicePrimaryCtxReset(0)
             driver = Driver()
         """,
