@@ -11,7 +11,8 @@ from gpu_manager.adapters.nvml_errors import Kind, maybe, meaning
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.ports import CardUse, ProcessUse
 
-_FIRST_WINDOW_US = 1_000_000  # before there is a last-seen time, samples of the last second count
+# Before there is a last-seen time samples of the last second count; none is of the future by more than that.
+_WINDOW_US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,10 @@ class UsageReader:
         A pid may appear several times: samples of one moment are one figure (the largest), those of several
         moments are averaged. Samples seen before, and impossible ones, are left out: drivers return both.
         """
-        nvml, since = self._nvml, self._seen.get(uuid, int(self._wall() * 1e6) - _FIRST_WINDOW_US)
+        nvml, now = self._nvml, int(self._wall() * 1e6)
+        since, latest = self._seen.get(uuid, now - _WINDOW_US), now + _WINDOW_US
+        if since > latest:  # the clock was set back: no sample would be new until then
+            since = now - _WINDOW_US
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
         except nvml.NVMLError as error:
@@ -93,7 +97,7 @@ class UsageReader:
             raise
         moments: dict[int, dict[int, int]] = defaultdict(dict)
         for sample in samples:
-            if sample.timeStamp > since and sample.smUtil <= 100 and sample.pid:
+            if since < sample.timeStamp <= latest and sample.smUtil <= 100 and sample.pid:
                 at = moments[sample.pid]
                 at[sample.timeStamp] = max(at.get(sample.timeStamp, 0), sample.smUtil)
         self._seen[uuid] = max((stamp for at in moments.values() for stamp in at), default=since)

@@ -166,6 +166,19 @@ def test_repeated_samples_of_one_process_are_not_added_up():
     assert [(p.pid, p.utilisation) for p in processes] == [(7, 10.0)]
 
 
+def test_a_clock_that_was_set_back_hides_no_work():
+    """Samples bear the wall clock: by the last one seen none would be new for an hour, and all would idle."""
+    gpu, time = Gpu(0, compute={7: GIB}), [STAMP / 1e6]
+    cards = NvmlCards(FakeNvml(gpu), sysfs=Path("/nowhere"), wall=lambda: time[0])
+    gpu.samples = [(7, STAMP, 40)]
+    assert [p.utilisation for p in cards.usage()[1]] == [40.0]
+    time[0] -= 3600
+    gpu.samples.append((7, STAMP - 3_600_000_000 + 10, 60))
+    assert [p.utilisation for p in cards.usage()[1]] == [60.0]
+    gpu.samples = [(7, STAMP - 3_600_000_000 + 20, 20)]
+    assert [p.utilisation for p in cards.usage()[1]] == [20.0]
+
+
 def cells(cards: NvmlCards) -> list[str]:
     return [" ".join(str(link) for link in row) for row in cards.topology().links]
 
