@@ -67,7 +67,7 @@ def measured(shape: Shape, *, full: bool) -> list[Cell]:
         loads: dict[int, tuple[Load, Watch]] = {}
         for limit in LIMITS:
             made = stack.enter_context(world())
-            watch = Watch(made)
+            watch = made.watch()
             stack.callback(watch.kill)
             load = made.start(made.tenant(limit), shape.mode, shape.length_us, seconds, 1000, first)
             loads[limit] = load, watch

