@@ -46,6 +46,7 @@ _BACK_OFF: Final = (1.0, 30.0)
 _CUT_SECONDS: Final = 0.5  # within which a cut stream, or the order to stop, is seen
 _REST_POLL_SECONDS: Final = 0.1  # for a new kubelet, between attempts
 RESTARTED: Final = "kubelet restarted"
+OWN_GONE: Final = "own socket gone"
 _CODES: Final = {
     RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     DoesNotFit: grpc.StatusCode.FAILED_PRECONDITION,
@@ -255,9 +256,14 @@ class DevicePlugin:
             try:
                 ended = self.run_once()
                 log.info("registering again", reason=ended)
-                quick = ended != "stream cut"
+                # Who takes our socket as often as we make it, a second agent, is not to be outrun.
+                quick = ended == RESTARTED or (ended == OWN_GONE and time.monotonic() - started > longest)
             except NodeUnready as error:
                 log.error("not registered", reason=str(error))
+                self._tally.count("registration_failures")
+                quick = False
+            except Exception:
+                log.exception("not registered")
                 self._tally.count("registration_failures")
                 quick = False
             finally:
@@ -317,7 +323,7 @@ class DevicePlugin:
             log.info("registered", resources=list(self.sockets))
             while not self._stop.is_set():
                 if changed.wait(_CUT_SECONDS):
-                    return RESTARTED if SocketChange.KUBELET in reasons else "own socket gone"
+                    return RESTARTED if SocketChange.KUBELET in reasons else OWN_GONE
                 if any(server.cut.is_set() for server in self._servers):
                     # A restarting kubelet cuts the streams a moment before its new socket is seen.
                     return RESTARTED if changed.wait(0.5) else "stream cut"
@@ -337,10 +343,15 @@ class DevicePlugin:
         )
         server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix=self.sockets[resource]))
         api_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)
-        path.unlink(missing_ok=True)
         try:
+            path.unlink(missing_ok=True)
             server.add_insecure_port(f"unix://{path.absolute()}")
-        except RuntimeError as error:
+        except IsADirectoryError as error:
+            raise NodeUnready(
+                f"cannot listen on {path}: a directory has that name, as a pod makes one that mounts the socket "
+                "before it is there; remove it"
+            ) from error
+        except (RuntimeError, OSError) as error:
             raise NodeUnready(
                 f"cannot listen on {path}: is the device-plugins directory mounted and writable? ({error})"
             ) from error
