@@ -348,8 +348,8 @@ class DevicePlugin:
             server.add_insecure_port(f"unix://{path.absolute()}")
         except IsADirectoryError as error:
             raise NodeUnready(
-                f"cannot listen on {path}: a directory has that name, as a pod makes one that mounts the socket "
-                "before it is there; remove it"
+                f"cannot listen on {path}: a directory has that name, as a pod makes one that mounts the "
+                "socket before it is there; remove it"
             ) from error
         except (RuntimeError, OSError) as error:
             raise NodeUnready(
