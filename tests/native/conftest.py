@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import tempfile
@@ -11,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native import contained, fake_driver
-from tests.native.tools import LIB, ROOT, run, tool
+from tests.native import contained, driven, fake_driver
+from tests.native.tools import build_tests, run, tool
 from vcuda import page
 
 
@@ -21,32 +20,17 @@ def compiler() -> str:
     return tool("cc")
 
 
-def configure_and_build(build: Path, sanitize: str, *targets: str) -> Path:
-    """One build for all workers of a run; kept between runs, a second one takes a fraction of a second."""
-    build.mkdir(parents=True, exist_ok=True)
-    with (build / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ninja = tool("ninja")
-        run(tool("cmake"), "-S", LIB, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
-            "-DVCUDA_TESTS=ON", f"-DVCUDA_SANITIZE={sanitize}")  # fmt: skip
-        run(ninja, "-C", build, *targets)
-    return build
-
-
 @pytest.fixture(scope="session")
 def native() -> Path:
     """Where the built fronts and test programs lie."""
-    targets = ("vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml", "unit_loader")
-    return configure_and_build(ROOT / "build" / "native-test", "", *targets)
+    return build_tests("vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml", "unit_loader")
 
 
 @pytest.fixture(scope="session")
 def unit_page() -> Path:
     """The test program of the page code; ``VCUDA_SANITIZE=address,undefined`` or ``thread`` in the environment of
     the tests builds it so."""
-    sanitize = os.environ.get("VCUDA_SANITIZE", "")
-    name = f"native-{sanitize.split(',')[0]}" if sanitize else "native-test"
-    return configure_and_build(ROOT / "build" / name, sanitize, "unit_page") / "unit_page"
+    return build_tests("unit_page", sanitize=os.environ.get("VCUDA_SANITIZE", "")) / "unit_page"
 
 
 @pytest.fixture(scope="session")
@@ -114,6 +98,19 @@ def root() -> Iterator[Path]:
         (path / "etc/vcuda/usage").write_bytes(page.build_usage())
         (path / "etc/vcuda/usage").chmod(0o666)
         yield path
+
+
+@pytest.fixture(params=driven.DOORS)
+def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[driven.Container]:
+    """A container on the modelled card, by each door; its memory is the test file's ``LIMIT``, in bytes."""
+    with driven.Container(tmp_path, request.module.LIMIT, door=request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def guest(container: driven.Container) -> driven.Program:
+    """A program in it that has begun."""
+    return container.program().start()
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from gpu_manager.ports import Limit
 from gpu_manager.services.coactivity import CoActivity, Seat
 from gpu_manager.services.tally import Tally
 from tests.native import standin
-from tests.native.tools import LIB, ROOT, run, tool
+from tests.native.tools import LIB, build_tests, run, tool
 from vcuda import page
 
 HERE = Path(__file__).parent
@@ -54,16 +54,7 @@ def one_machine() -> Path:
 @functools.cache
 def built_front(sanitize: str = "") -> Path:
     """The front for a laptop's sandbox, and the unit tests beside it; built once for all workers of a run."""
-    name = f"native-{sanitize.split(',', maxsplit=1)[0]}" if sanitize else "native-test"
-    build = ROOT / "build" / name
-    build.mkdir(parents=True, exist_ok=True)
-    with (build / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ninja = tool("ninja")
-        run(tool("cmake"), "-S", LIB, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
-            "-DVCUDA_TESTS=ON", f"-DVCUDA_SANITIZE={sanitize}")  # fmt: skip
-        run(ninja, "-C", build, "sandbox-cuda", "unit_core")
-    return build
+    return build_tests("sandbox-cuda", "unit_core", sanitize=sanitize)
 
 
 @functools.cache

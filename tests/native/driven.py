@@ -19,7 +19,7 @@ from typing import Final, Self
 import pytest
 
 from tests.native import standin
-from tests.native.tools import LIB, ROOT, run, tool
+from tests.native.tools import LIB, ROOT, build_tree, run, tool
 from vcuda import page
 
 MIB: Final = 1 << 20
@@ -48,15 +48,8 @@ def uuid(index: int) -> bytes:
 @functools.cache
 def fronts(sanitize: str = "") -> Path:
     """The directory with the two fronts as a sandbox's programs find them."""
-    build = ROOT / "build" / f"native-driven{'-' + sanitize.replace(',', '-') if sanitize else ''}"
-    build.mkdir(parents=True, exist_ok=True)
-    with (build / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ninja = tool("ninja")
-        run(tool("cmake"), "-S", LIB, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
-            f"-DVCUDA_SANITIZE={sanitize}")  # fmt: skip
-        run(ninja, "-C", build, "sandbox-cuda", "sandbox-ml")
-    return build / "sandbox"
+    name = f"native-driven{'-' + sanitize.replace(',', '-') if sanitize else ''}"
+    return build_tree(name, "sandbox-cuda", "sandbox-ml", sanitize=sanitize) / "sandbox"
 
 
 @functools.cache
@@ -251,3 +244,10 @@ class Container:
     def charged(self, card: int = 0) -> int:
         """Bytes that the container's account says it holds."""
         return self.usage.cards[card].charged
+
+
+def held(container: Container, guest: Program) -> int:
+    """Bytes beyond the context, after the account and the card were found to agree."""
+    charged = container.charged()
+    assert charged == guest.card_used()
+    return charged - CONTEXT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 import subprocess
@@ -10,7 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tests.native.tools import LIB, ROOT, run, tool
+from tests.native.tools import LIB, ROOT, build_tree
 
 VERSIONS = ("12.2", "12.4", "12.9", "13.0", "13.5")
 
@@ -18,15 +17,8 @@ VERSIONS = ("12.2", "12.4", "12.9", "13.0", "13.5")
 @functools.cache
 def built(sanitize: str = "") -> Path:
     """The directory with a driver per version and the C client; built once for all workers of a run."""
-    build = ROOT / "build" / f"standin-test{'-' + sanitize.replace(',', '-') if sanitize else ''}"
-    build.mkdir(parents=True, exist_ok=True)
-    with (build / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ninja = tool("ninja")
-        run(tool("cmake"), "-S", LIB / "test", "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
-            f"-DVCUDA_SANITIZE={sanitize}")  # fmt: skip
-        run(ninja, "-C", build)
-    return build / "standin"
+    name = f"standin-test{'-' + sanitize.replace(',', '-') if sanitize else ''}"
+    return build_tree(name, source=LIB / "test", sanitize=sanitize) / "standin"
 
 
 def environment(state: Path, version: str = "13.0", **settings: object) -> dict[str, str]:

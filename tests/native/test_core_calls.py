@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.native.core_world import ROOT, Tenant, World, uuid_of, world
+from tests.native.core_world import Tenant, World, uuid_of, world
+from tests.native.tools import ROOT
 from vcuda import page
 
 Run = Callable[..., list[str]]

@@ -4,7 +4,6 @@ qemu's user mode).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from tests.native import fake_driver
 from tests.native.conftest import usage_of
-from tests.native.tools import LIB, ROOT, run, tool
+from tests.native.tools import build_tree, run
 
 CLIENT = r"""
 #include <dlfcn.h>
@@ -61,15 +60,10 @@ UNITS = {"unit_core": "all hold\n", "unit_held": "whole\n", "unit_loader": "0 fa
 
 
 def build_with(compiler: str, name: str, *options: str) -> Path:
-    build = ROOT / "build" / name
-    build.mkdir(parents=True, exist_ok=True)
-    with (build / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ninja = tool("ninja")
-        run(tool("cmake"), "-S", LIB, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
-            f"-DCMAKE_C_COMPILER={compiler}", "-DVCUDA_TESTS=ON", *options)  # fmt: skip
-        run(ninja, "-C", build, "vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml", *UNITS)
-    return build
+    targets = ("vcuda", "vcuda-ml", "sandbox-cuda", "sandbox-ml", *UNITS)
+    return build_tree(
+        name, *targets, options=(f"-DCMAKE_C_COMPILER={compiler}", "-DVCUDA_TESTS=ON", *options)
+    )
 
 
 @pytest.fixture(scope="module", params=["own", "clang", "aarch64"])

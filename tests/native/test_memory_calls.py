@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.native.driven import (
     CONTEXT,
-    DOORS,
     GRANULE,
     INVALID_VALUE,
     MIB,
@@ -19,27 +17,10 @@ from tests.native.driven import (
     SUCCESS,
     Container,
     Program,
+    held,
 )
 
 LIMIT = 256 * MIB
-
-
-@pytest.fixture(params=DOORS)
-def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
-    with Container(tmp_path, LIMIT, door=request.param) as made:
-        yield made
-
-
-@pytest.fixture
-def guest(container: Container) -> Program:
-    return container.program().start()
-
-
-def held(container: Container, guest: Program) -> int:
-    """Bytes beyond the context, after the account and the card were found to agree."""
-    charged = container.charged()
-    assert charged == guest.card_used()
-    return charged - CONTEXT
 
 
 def device_block(size: int, device: int = 0, kind: int = 1) -> tuple[str, str, int, bytes, int]:

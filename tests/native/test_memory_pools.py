@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.native.driven import CONTEXT, DOORS, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Container, Program
+from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Container, Program, held
 
 LIMIT = 256 * MIB
 ROOM = LIMIT - CONTEXT
@@ -17,27 +15,9 @@ ALLOC_NODE = 10
 PER_THREAD = 2
 
 
-@pytest.fixture(params=DOORS)
-def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
-    with Container(tmp_path, LIMIT, door=request.param) as made:
-        yield made
-
-
-@pytest.fixture
-def guest(container: Container) -> Program:
-    return container.program().start()
-
-
 @pytest.fixture
 def stream(guest: Program) -> int:
     return guest("cuStreamCreate", OUT, 1).value
-
-
-def held(container: Container, guest: Program) -> int:
-    """Bytes beyond the context, after the account and the card were found to agree."""
-    charged = container.charged()
-    assert charged == guest.card_used()
-    return charged - CONTEXT
 
 
 def keep_everything(guest: Program, pool: int) -> None:

@@ -10,8 +10,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +17,6 @@ import pytest
 
 from tests.native.driven import (
     CONTEXT,
-    DOORS,
     GRANULE,
     MIB,
     OUT,
@@ -31,12 +28,6 @@ from tests.native.driven import (
 from vcuda import page
 
 LIMIT = 1024 * MIB
-
-
-@pytest.fixture(params=DOORS)
-def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
-    with Container(tmp_path, LIMIT, door=request.param) as made:
-        yield made
 
 
 class Crowd:

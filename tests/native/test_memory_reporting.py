@@ -7,7 +7,6 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.native import standin
 from tests.native.driven import (
     CARD_BYTES,
     CONTEXT,
-    DOORS,
     GRANULE,
     MIB,
     OUT,
@@ -31,17 +29,6 @@ from vcuda import page
 LIMIT = 1024 * MIB
 INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE = 2, 4, 6, 7
 NONE = 0xFFFFFFFF
-
-
-@pytest.fixture(params=DOORS)
-def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
-    with Container(tmp_path, LIMIT, door=request.param) as made:
-        yield made
-
-
-@pytest.fixture
-def guest(container: Container) -> Program:
-    return container.program().start()
 
 
 def monitor(container: Container, cards: int = 1) -> tuple[Program, int]:

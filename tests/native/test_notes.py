@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.native.conftest import Guest, usage_of
-from tests.native.driven import CONTEXT, DOORS, MIB, OUT, OUT_OF_MEMORY, Container
+from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, Container
 from tests.native.fake_driver import install, python
 from vcuda import page
 
 Start = Callable[..., Guest]
+LIMIT = 256 * MIB
 NOT_READY = 802
-
-
-@pytest.fixture(params=DOORS)
-def container(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
-    with Container(tmp_path, 256 * MIB, door=request.param) as made:
-        yield made
 
 
 def test_a_refused_allocation_is_noted_with_what_was_asked_and_what_was_there(container: Container) -> None:
