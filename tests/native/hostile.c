@@ -5,7 +5,8 @@
  *
  * HOW: linked, dlopen, deepbind, namespace, next, dlvsym, walk, resolver, old resolver; FILE: what is opened
  * (libcuda.so.1). WHAT: fork, vfork, exec, threads; closed: the library's descriptors, then copies of itself; zero, garbage,
- * reap: what it does to the usage page all the while.
+ * reap: what it does to the usage page all the while; jump, handler: out of a call of the driver that it has a signal
+ * interrupt, or from within.
  * Ends with 1 if it got no driver, 4 if CUDA is refused.
  */
 #define _GNU_SOURCE
@@ -13,6 +14,8 @@
 #include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -189,6 +192,26 @@ static void hold(void) {
         ;
 }
 
+static sigjmp_buf before_the_call;
+
+static void interrupted(int number) {
+    (void)number;
+    if (!strcmp(what, "jump"))
+        siglongjmp(before_the_call, 1);
+    void *context = NULL;
+    find("cuCtxGetCurrent")(&context);
+    grab(context);
+    hold();
+    _exit(0);
+}
+
+/* The driver faults on an output that cannot be written to. */
+static void interrupt(void) {
+    signal(SIGSEGV, interrupted);
+    if (sigsetjmp(before_the_call, 1) == 0)
+        find("cuMemGetInfo_v2")((size_t *)16, (size_t *)16);
+}
+
 static void copies(void) {
     for (int i = 0; i < 3; i++)
         if (vfork() == 0) {
@@ -217,6 +240,10 @@ static void use_card(void) {
         int fd = open(PAGE, O_RDWR);
         void *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         pthread_create(&thread, NULL, tamper, page);
+    }
+    if (!strcmp(what, "jump") || !strcmp(what, "handler")) {
+        find("cuCtxSetCurrent")(context);
+        interrupt();
     }
     if (!strcmp(what, "threads")) {
         pthread_t thread[8];

@@ -83,6 +83,8 @@ WAYS = (
     Way("children of vfork that exec", f"{P} dlopen libcuda.so.1 then vfork", 4),
     Way("exec with the memory in hand", f"{P} dlopen libcuda.so.1 then exec"),
     Way("closing descriptors it does not know", f"{P} dlopen libcuda.so.1 then closed", 4),
+    Way("jumping out of a call", f"{P} dlopen libcuda.so.1 then jump"),
+    Way("a signal's handler in a call", f"{P} dlopen libcuda.so.1 then handler"),
     Way("another user at the same time",
         f"exec 3<&0; setpriv --reuid=1234 --regid=1234 --clear-groups {HOSTILE} dlopen <&3 & {P} dlopen; wait", 2),
     Way("writing zeros over the account", f"{P} dlopen then zero", whole=False),

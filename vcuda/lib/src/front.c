@@ -60,10 +60,33 @@ struct vcuda_real real = {
 #undef CALL
 };
 
+/* Where the driver lies, and where we do. */
+static struct extent driver_extent, own_extent;
+
+static void note_extent(struct extent *extent, const void *inside) {
+    struct extent found = loader_extent(inside);
+    __atomic_store_n(&extent->from, found.from, __ATOMIC_RELAXED);
+    __atomic_store_n(&extent->to, found.to, __ATOMIC_RELAXED);
+}
+
+static bool is_in(const struct extent *extent, uintptr_t address) {
+    return address >= __atomic_load_n(&extent->from, __ATOMIC_RELAXED) &&
+           address < __atomic_load_n(&extent->to, __ATOMIC_RELAXED);
+}
+
+/* While a hook runs, is this the driver calling, to whom the call is not ours to answer? What is called from elsewhere
+ * comes from a handler of the program's: a signal's, or a profiler's. Or there is no hook running any more: one that
+ * was left by longjmp or an exception has not counted itself out. Until the driver is open all of it is the driver's.
+ */
+static bool __attribute__((noinline, cold)) is_driver(const void *caller) {
+    uintptr_t address = (uintptr_t)__builtin_extract_return_addr((void *)caller);
+    return !__atomic_load_n(&driver, __ATOMIC_ACQUIRE) || is_in(&driver_extent, address) || is_in(&own_extent, address);
+}
+
 /* What a program reaches: our hook, unless the driver is calling out of one. */
 #define HOOK(result, name, parameters, arguments)                                                                      \
     static result entry_##name parameters {                                                                            \
-        if (__builtin_expect(vcuda_depth != 0, 0))                                                                     \
+        if (__builtin_expect(vcuda_depth != 0, 0) && is_driver(__builtin_return_address(0)))                           \
             return real.name arguments;                                                                                \
         vcuda_depth++;                                                                                                 \
         result answer = hook_##name arguments;                                                                         \
@@ -125,6 +148,8 @@ bool vcuda_front_open(void) {
     const void *first = handle ? loader_find(handle, names[ID_FIRST]) : NULL;
     if (!first || is_front(first))
         return false;
+    note_extent(&driver_extent, first);
+    note_extent(&own_extent, vcuda_trampolines);
     bind_real(handle);
     __atomic_store_n(&driver, handle, __ATOMIC_RELEASE);
     return true;

@@ -44,7 +44,8 @@ extern struct vcuda_real real;
 #define real_has(name) ((void (*)(void))real.name != (void (*)(void))vcuda_missing)
 int vcuda_missing(void);
 
-/* > 0 while a hook of this thread is running. Initial-exec: reading it allocates nothing. */
+/* > 0 while a hook of this thread is running, or since one was left by longjmp. Initial-exec: reading it allocates
+ * nothing. */
 extern __thread unsigned vcuda_depth __attribute__((tls_model("initial-exec")));
 
 /* Open the driver if that has not been done; false if it cannot be opened. Any thread, any number of times. */

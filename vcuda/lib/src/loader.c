@@ -119,3 +119,32 @@ void *loader_find(void *handle, const char *name) {
     }
     return function ? function(handle, name) : NULL;
 }
+
+struct place_search {
+    uintptr_t inside;
+    struct extent found;
+};
+
+static int search_place(struct dl_phdr_info *info, size_t size, void *argument) {
+    struct place_search *search = argument;
+    struct extent extent = {UINTPTR_MAX, 0};
+    (void)size;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        uintptr_t from = info->dlpi_addr + part->p_vaddr, to = from + part->p_memsz;
+        if (part->p_type != PT_LOAD)
+            continue;
+        extent.from = from < extent.from ? from : extent.from;
+        extent.to = to > extent.to ? to : extent.to;
+    }
+    if (search->inside < extent.from || search->inside >= extent.to)
+        return 0;
+    search->found = extent;
+    return 1;
+}
+
+struct extent loader_extent(const void *inside) {
+    struct place_search search = {.inside = (uintptr_t)inside};
+    dl_iterate_phdr(search_place, &search);
+    return search.found;
+}
