@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import statistics
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -224,31 +226,55 @@ def together(*, full: bool) -> Iterable[Row]:
               "; ".join(text for _, text in found))  # fmt: skip
 
 
+TURN_SECONDS = 0.7
+WITNESSES = 3
+
+
 def changes(*, full: bool) -> Iterable[Row]:
-    """From the agent's write of a limit to the first kernel, or the last, that shows it."""
-    worst, rounds = 0.0, 20 if full else 6
-    with world() as made:
-        tenant = made.tenant(1)
-        load = made.start(tenant, "sync", 1000, 0.7 * rounds + 1.5, 0)
-        load.wait_running()
-        writes: list[tuple[float, bool]] = []
+    """From the agent's write of a limit to the first kernel, or the last, that shows it.
+
+    Several containers, each on a card of its own, are told the same at once, and their median is the change's
+    delay: where the machine stalls one of their programs, its kernels come late whatever the library does.
+    A library that is late is so in all of them.
+    """
+    rounds = 20 if full else 6
+    writes: list[list[float]] = []
+    with contextlib.ExitStack() as stack:
+        told: list[tuple[World, Tenant, Load]] = []
+        for made in [stack.enter_context(world()) for _ in range(WITNESSES)]:
+            tenant = made.tenant(1)
+            told.append((made, tenant, made.start(tenant, "sync", 1000, TURN_SECONDS * rounds + 1.5, 0)))
+        for _, _, load in told:
+            load.wait_running()
         for turn in range(rounds):
-            threading.Event().wait(0.7)
-            raised = turn % 2 == 0
-            made.limit(tenant.name, 100 if raised else 1)
-            writes.append((time.monotonic(), raised))
-        ends = load.finish().ends
-    for at, raised in writes:
-        worst = max(worst, _seen_after(ends, at, raised=raised))
+            threading.Event().wait(TURN_SECONDS)
+            writes.append([_told(made, tenant.name, (100, 1)[turn % 2]) for made, tenant, _ in told])
+        ends = [load.finish().ends for _, _, load in told]
+    seen = [
+        [_seen_after(by, at, raised=turn % 2 == 0) for by, at in zip(ends, ats, strict=True)]
+        for turn, ats in enumerate(writes)
+    ]
+    worst, single = max(map(statistics.median, seen)), max(map(max, seen))
     yield Row("limit_change_ms", round(worst * 1e3, 1), "ms", "≤ 20", None, full,
-              f"worst of {rounds} changes between 1 and 100, kernels of 1 ms")  # fmt: skip
+              f"worst of {rounds} changes between 1 and 100, kernels of 1 ms, each the median of {WITNESSES} "
+              f"containers told at once; the slowest container {single * 1e3:.1f} ms")  # fmt: skip
+
+
+def _told(made: World, name: str, limit: int) -> float:
+    """Change the limit; when that was begun."""
+    at = time.monotonic()
+    made.limit(name, limit)
+    return at
 
 
 def _seen_after(ends: Sequence[float], at: float, *, raised: bool) -> float:
-    """Raised: until the first kernel that follows another closely. Lowered: until the last that does."""
+    """Raised: until the first kernel that follows another closely. Lowered: until the last that does.
+
+    One that is not seen before the next change took as long as that.
+    """
     close = [b for a, b in itertools.pairwise(ends) if b - a < 0.005]
     if raised:
-        return next(end for end in close if end > at) - at
+        return min(next((end for end in close if end > at), math.inf) - at, TURN_SECONDS)
     last = at
     for end in close:
         if at < end < last + 0.05:
