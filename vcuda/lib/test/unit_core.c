@@ -7,6 +7,7 @@
 
 #include "core.h"
 #include "cuda/cost.h"
+#include "cuda/recent.h"
 #include "cuda/spans.h"
 
 #define MS UINT64_C(1000000)
@@ -259,6 +260,85 @@ static void who_asks_once_is_told_of_the_last_second(void) {
     CHECK(usage.window_busy_ns == 5 * MS && now - usage.window_start_ns == 5 * MS, "garbage is forgotten");
 }
 
+/* ---- the last window
+ * ----------------------------------------------------------------------------------------------------- */
+
+enum { STEPS = 20000 }; /* of a millisecond */
+
+/* A program that launches `burst` kernels of a millisecond, one after the other as it is let, and pauses for `pause`
+ * ms. Returns what it got, and writes which milliseconds it ran. */
+static double burst(unsigned percent, int burst, int pause, char ran[STEPS]) {
+    struct vcuda_card_usage usage = {.refill_ns = START};
+    struct vcuda_card_limits limits = limits_of(percent);
+    static struct recent recent;
+    int done = 0, sum = 0;
+    memset(&recent, 0, sizeof recent);
+    for (int at = 0; at < STEPS; at++) {
+        uint64_t now = START + (uint64_t)at * MS;
+        core_refill(&usage, &limits, percent * 256, now);
+        ran[at] =
+            !recent_full_ns(&recent, limits.window_ns, percent * 256, usage.busy_ns, now) && core_take(&usage, MS, 0);
+        if (ran[at]) {
+            core_settle(&usage, &limits, MS, MS);
+            done++;
+            sum++;
+        }
+        if (done == burst) {
+            done = 0;
+            for (int i = 0; i < pause && at + 1 < STEPS; i++)
+                ran[++at] = 0;
+        }
+    }
+    return (double)sum * 100 / STEPS;
+}
+
+static void no_second_is_fuller_than_the_share_whatever_a_pause_saved_up(void) {
+    static char ran[STEPS];
+    for (unsigned percent = 10; percent <= 90; percent += 10)
+        for (int pause = 10; pause <= 90; pause += 5)
+            for (int length = 10; length <= 130; length += 20) {
+                double got = burst(percent, length, pause, ran), asked = 100.0 * length / (length + pause);
+                int sum = 0, most = 0;
+                for (int at = 2000; at < STEPS; at++) {
+                    sum += ran[at] - (at >= 3000 ? ran[at - 1000] : 0);
+                    most = sum > most ? sum : most;
+                }
+                CHECK(most <= (int)percent * 10 + 9, "%u %%, %d ms and %d ms of pause: a second of %d ms", percent,
+                      length, pause, most);
+                /* What it loses by pausing longer than a pause may save up is no loss of the window's. */
+                if (pause * (int)percent <= 1900 && asked > percent)
+                    CHECK(got >= 0.95 * percent, "%u %%, %d ms and %d ms of pause: %.2f %%", percent, length, pause,
+                          got);
+            }
+}
+
+static void a_second_that_was_too_full_ends(void) {
+    static struct recent recent;
+    uint64_t used = 0, now = START;
+    for (; now < START + 3 * SECOND; now += MS) /* nobody asks it: all of the card's time is used */
+        recent_full_ns(&recent, SECOND, 10 * 256, used += MS, now);
+    uint64_t wall = recent_full_ns(&recent, SECOND, 10 * 256, used, now), end = now + SECOND;
+    CHECK(wall > 0 && wall <= SECOND, "too full: %" PRIu64, wall);
+    while (recent_full_ns(&recent, SECOND, 10 * 256, used, now) && now <= end)
+        now += MS;
+    CHECK(now > START + 3 * SECOND + 800 * MS && now <= end, "it ended after %" PRIu64 " ms",
+          (now - START) / MS - 3000);
+    CHECK(!recent_full_ns(&recent, SECOND, 10 * 256, 5, now), "a word that falls back holds nobody");
+    CHECK(!recent_full_ns(&recent, SECOND, 10 * 256, 5, START), "nor does a clock");
+    recent_full_ns(&recent, SECOND, 10 * 256, UINT64_MAX / 2, START + MS);
+    CHECK(recent_full_ns(&recent, SECOND, 10 * 256, UINT64_MAX / 2, START + 2 * MS) <= SECOND, "nor garbage for ever");
+    CHECK(!recent_full_ns(&recent, 0, 10 * 256, 5, START + 3 * MS), "nor a window that is none");
+}
+
+static void a_limit_that_changes_is_no_debt(void) {
+    static struct recent recent;
+    uint64_t used = 0, now = START;
+    for (; now < START + 3 * SECOND; now += MS)
+        recent_full_ns(&recent, SECOND, 100 * 256, used += MS, now);
+    CHECK(!recent_full_ns(&recent, SECOND, 256, used, now), "what was allowed is not held against it");
+    CHECK(!recent_full_ns(&recent, SECOND, 256, used, now + 10 * SECOND), "nor after a pause");
+}
+
 /* ---- spans and costs
  * --------------------------------------------------------------------------------------------------------- */
 
@@ -323,6 +403,9 @@ int main(void) {
     measured_time_is_divided_and_corrected();
     slices_and_naps();
     who_asks_once_is_told_of_the_last_second();
+    no_second_is_fuller_than_the_share_whatever_a_pause_saved_up();
+    a_second_that_was_too_full_ends();
+    a_limit_that_changes_is_no_debt();
     spans_are_a_union();
     too_many_spans_never_count_twice();
     costs_follow_what_is_measured();

@@ -166,19 +166,22 @@ static void settle(struct piece *piece, bool measured, uint64_t now) {
     struct vcuda_usage *usage = vcuda_usage();
     struct meter *meter = piece->meter;
     int card = piece->venue->card;
+    bool counts = view && usage && (uint32_t)card < view->card_count;
     int64_t fresh, own;
-    __atomic_fetch_sub(&meter_ahead_ns[card], piece->expected_ns, __ATOMIC_RELAXED);
-    if (view && usage && (uint32_t)card < view->card_count) {
-        const struct vcuda_card_limits *limits = &view->card[card];
-        uint64_t used = piece->expected_ns;
-        uint32_t divided = sharers(view, card, now);
-        if (measured && piece->launches && measure(piece, divided, &fresh, &own)) {
-            used = core_used((uint64_t)fresh, divided, limits->gain_q8);
-            uint64_t took = core_used((uint64_t)own, divided, limits->gain_q8);
+    uint64_t used = piece->expected_ns;
+    if (counts && measured && piece->launches) {
+        uint32_t divided = sharers(view, card, now), gain = view->card[card].gain_q8;
+        if (measure(piece, divided, &fresh, &own)) {
+            used = core_used((uint64_t)fresh, divided, gain);
+            uint64_t took = core_used((uint64_t)own, divided, gain);
             teach(piece, took);
             core_note_longest(&usage->card[card], took / piece->launches);
         }
-        core_settle(&usage->card[card], limits, used, piece->expected_ns);
+    }
+    /* Ahead or used: the two are read together, so nothing slow comes between. */
+    __atomic_fetch_sub(&meter_ahead_ns[card], piece->expected_ns, __ATOMIC_RELAXED);
+    if (counts) {
+        core_settle(&usage->card[card], &view->card[card], used, piece->expected_ns);
         core_note_window(&usage->card[card], used, now);
         __atomic_fetch_add(&usage->card[card].launches, piece->launches, __ATOMIC_RELAXED);
     }

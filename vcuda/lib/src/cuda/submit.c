@@ -6,6 +6,7 @@
 #include "core.h"
 #include "cuda/meter.h"
 #include "cuda/place.h"
+#include "cuda/recent.h"
 #include "front.h"
 #include "page.h"
 
@@ -95,8 +96,7 @@ struct wait {
 };
 
 static bool is_limited(const struct vcuda_limits_view *view, int card) {
-    return view && (uint32_t)card < view->card_count && view->card[card].mode & VCUDA_MODE_CORES_LIMITED &&
-           !(view->flags & VCUDA_FLAG_OBSERVE);
+    return view && (uint32_t)card < view->card_count && view->card[card].mode & VCUDA_MODE_CORES_LIMITED;
 }
 
 /* Sleep, but settle first: what is finished may have cost less than it paid. */
@@ -116,6 +116,16 @@ static uint64_t try_room(const struct vcuda_card_usage *usage, const struct mete
     return unknown && __atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED) > UNKNOWN_MOST ? ROOM_NAP_NS : 0;
 }
 
+/* How long until the last window has room for more; 0: now. Work of other processes that is not measured yet is not
+ * seen: it is some milliseconds. */
+static uint64_t try_window(const struct vcuda_card_usage *usage, const struct vcuda_card_limits *limits, int card,
+                           uint32_t share, uint64_t now) {
+    static struct recent recent[VCUDA_MAX_CARDS];
+    uint64_t ahead = __atomic_load_n(&meter_ahead_ns[card], __ATOMIC_RELAXED);
+    uint64_t used = __atomic_load_n(&usage->busy_ns, __ATOMIC_RELAXED) + ahead;
+    return recent_full_ns(&recent[card], limits->window_ns, share, used, now);
+}
+
 /* How long until work that costs `ns` may start; 0: now, and a slice is paid for. */
 static uint64_t try_credit(struct vcuda_card_usage *usage, const struct vcuda_limits_view *view,
                            const struct meter *meter, const struct wait *wait, uint64_t ns) {
@@ -127,8 +137,11 @@ static uint64_t try_credit(struct vcuda_card_usage *usage, const struct vcuda_li
         slice = ns;
     uint64_t debt = core_debt(limits->debt_ns, __atomic_load_n(&usage->longest_ns, __ATOMIC_RELAXED));
     int64_t floor = -(int64_t)core_seniority(wait->now - wait->since, share, debt);
+    uint64_t full = try_window(usage, limits, meter->card, share, wait->now);
     if (share >= CORE_WHOLE_Q8) /* the card itself is the limit */
         floor = INT64_MIN;
+    else if (full)
+        return full;
     if (core_take(usage, slice, floor)) {
         lane.allowance_ns += (int64_t)(slice - ns);
         return 0;

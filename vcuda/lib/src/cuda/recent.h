@@ -1,0 +1,31 @@
+/* What a container used of its share in the last window, so that no window of this length is fuller than its share and
+ * half a point: what a pause saved up may be spent at once, but is given back before the second is over.
+ *
+ * Kept by each process of the container for itself, from words that all of them share.
+ */
+#ifndef VCUDA_RECENT_H
+#define VCUDA_RECENT_H
+
+#include <stdint.h>
+
+#include "page.h"
+
+#define RECENT_MARKS 512
+#define RECENT_STEPS 500     /* of a window */
+#define RECENT_SLACK_IN 200u /* of a window: the half point */
+
+struct recent {
+    uint32_t held;              /* by the thread that notes; another goes on without */
+    uint64_t step_ns;           /* between marks */
+    uint64_t at;                /* when it was noted last; 0: never */
+    int64_t income_ns;          /* of the share, up to then */
+    int64_t left_ns;            /* of the income, then: less what was used, which may be more */
+    uint64_t known_ns;          /* no mark before this */
+    int64_t mark[RECENT_MARKS]; /* what was left, at each whole step */
+};
+
+/* `used_ns`: by the container, ever, with what is paid for and not yet measured. Returns the wall time until there is
+ * room in the last window for more work, 0: now. It is never more than a window. */
+uint64_t recent_full_ns(struct recent *recent, uint64_t window_ns, uint32_t share_q8, uint64_t used_ns, uint64_t now);
+
+#endif
