@@ -50,7 +50,7 @@ _NOTE_TEXT: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 _CARD_USAGE: Final = struct.Struct("<QQQQ96xqQ112xQQQQQ88xQQQQ96x")
 _SLOT: Final = struct.Struct("<IIQQQQ24x16I16Q")
 
-_FAIL_OPEN, _ELASTIC, _OVERSUBSCRIBE, _OBSERVE = 1, 2, 4, 8
+_FAIL_OPEN, _ELASTIC, _OVERSUBSCRIBE = 1, 2, 4
 _MEMORY_LIMITED, _CORES_LIMITED = 1, 2
 _SLOT_LIVE = 1
 _U64: Final = (1 << 64) - 1
@@ -106,7 +106,6 @@ class Limits:
     fail_open: bool = False
     elastic: bool = False
     oversubscribe: bool = False
-    observe: bool = False
     heartbeat_ns: int = 0
     identity: bytes = bytes(16)
 
@@ -260,7 +259,6 @@ def _encode_copy(limits: Limits, generation: int) -> bytes:
         (_FAIL_OPEN if limits.fail_open else 0)
         | (_ELASTIC if limits.elastic else 0)
         | (_OVERSUBSCRIBE if limits.oversubscribe else 0)
-        | (_OBSERVE if limits.observe else 0)
     )
     count = len(limits.cards)
     try:
@@ -315,7 +313,6 @@ def _decode_copy(copy: bytes) -> Limits | str:
         fail_open=bool(flags & _FAIL_OPEN),
         elastic=bool(flags & _ELASTIC),
         oversubscribe=bool(flags & _OVERSUBSCRIBE),
-        observe=bool(flags & _OBSERVE),
         heartbeat_ns=heartbeat,
         identity=identity,
     )

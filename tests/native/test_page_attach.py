@@ -175,9 +175,9 @@ def test_a_writer_killed_at_any_byte_shows_a_running_process_old_or_new(guests: 
     guest = guests()
     guest("attach")
     path = root / "etc/vcuda/limits"
-    old, new = "2 4096 7680 0 0 1", "3 12345678 7680 9 0 1"
+    old, new = "2 4096 7680 0 0 1", "3 12345678 7680 3 0 1"
     image = path.read_bytes()
-    change = page.rewrite_limits(image, dataclasses.replace(limits(12345678), fail_open=True, observe=True))
+    change = page.rewrite_limits(image, dataclasses.replace(limits(12345678), fail_open=True, elastic=True))
     assert guest("limits") == old
     seen = set()
     for length in range(len(change.data)):

@@ -139,10 +139,8 @@ def test_constants_agree(facts: dict[str, int]) -> None:
     assert sum(name.startswith("VCUDA_NOTE_") for name in facts) == len(page.NoteCode)
     assert facts["VCUDA_CHARGED_MASK"] == page.MAX_BYTES
     assert facts["VCUDA_SLOT_LIVE"] == page._SLOT_LIVE
-    flags = (page._FAIL_OPEN, page._ELASTIC, page._OVERSUBSCRIBE, page._OBSERVE)
-    assert flags == tuple(
-        facts[f"VCUDA_FLAG_{name}"] for name in ("FAIL_OPEN", "ELASTIC", "OVERSUBSCRIBE", "OBSERVE")
-    )
+    flags = (page._FAIL_OPEN, page._ELASTIC, page._OVERSUBSCRIBE)
+    assert flags == tuple(facts[f"VCUDA_FLAG_{name}"] for name in ("FAIL_OPEN", "ELASTIC", "OVERSUBSCRIBE"))
     modes = (page._MEMORY_LIMITED, page._CORES_LIMITED)
     assert modes == tuple(facts[f"VCUDA_MODE_{name}"] for name in ("MEMORY_LIMITED", "CORES_LIMITED"))
 

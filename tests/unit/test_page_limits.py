@@ -40,7 +40,6 @@ LIMITS = st.builds(
     fail_open=st.booleans(),
     elastic=st.booleans(),
     oversubscribe=st.booleans(),
-    observe=st.booleans(),
     heartbeat_ns=U64,
     identity=st.binary(min_size=16, max_size=16),
 )
@@ -87,7 +86,7 @@ def test_a_writer_killed_at_any_byte_leaves_old_or_new_and_the_next_writer_mends
     image = page.build_limits(ONE)
     image = applied(image, page.rewrite_limits(image, dataclasses.replace(ONE, heartbeat_ns=7)))
     old = page.read_limits(image)
-    new = dataclasses.replace(ONE, heartbeat_ns=2**64 - 1, observe=True)
+    new = dataclasses.replace(ONE, heartbeat_ns=2**64 - 1, fail_open=True)
     write = page.rewrite_limits(image, new)
     for length in range(len(write.data) + 1):
         torn = applied(image, write, length)

@@ -40,7 +40,7 @@
 #define VCUDA_FLAG_FAIL_OPEN 0x1u     /* a broken usage page: run unlimited instead of refusing cuInit */
 #define VCUDA_FLAG_ELASTIC 0x2u       /* up to core_ceiling_q8 while the card is otherwise idle */
 #define VCUDA_FLAG_OVERSUBSCRIBE 0x4u /* linear allocations may fall back to managed memory */
-#define VCUDA_FLAG_OBSERVE 0x8u       /* measure launches, hold none back (profiling, granted by the host) */
+/* 0x8 gets no new meaning: older libraries hold no launch back where they find it */
 
 /* vcuda_card_limits.mode: a limit is in force only if its bit is set; a zero limit with the bit is zero. */
 #define VCUDA_MODE_MEMORY_LIMITED 0x1u
