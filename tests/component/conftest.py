@@ -1,13 +1,21 @@
-"""What component tests share: short paths for unix sockets (107 characters at most), a log of their own."""
+"""What component tests share: short paths for unix sockets (107 characters at most), a log of their own, servers.
+
+A file that means something else by one of these names has a fixture of its own.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
+
+from gpu_manager.adapters.tenants import PageTenants
+from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
 
 
 @pytest.fixture
@@ -23,3 +31,42 @@ def own_log() -> Iterator[None]:
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+
+
+@pytest.fixture
+def api() -> Iterator[StandInApi]:
+    with StandInApi() as running:
+        yield running
+
+
+@pytest.fixture
+def core(api: StandInApi) -> Iterator[Any]:
+    """The official client on it."""
+    from kubernetes import client  # noqa: PLC0415  # takes a second to import, and few files need it
+
+    configuration = client.Configuration(host=api.url, api_key={"BearerToken": f"Bearer {ADMIN_TOKEN}"})
+    configuration.retries = False
+    with client.ApiClient(configuration) as connection:
+        yield client.CoreV1Api(connection)
+
+
+@pytest.fixture
+def serve(api: StandInApi) -> Iterator[Callable[..., Any]]:
+    """Starts admission services beside it, and ends them with the test."""
+    from tests.fakes.admission import Service  # noqa: PLC0415  # same
+
+    with ExitStack() as running:
+        yield lambda *more: running.enter_context(Service(api, *more))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where the control pages lie."""
+    return tmp_path / "run" / "pages"
+
+
+@pytest.fixture
+def tenants(root: Path) -> Iterator[PageTenants]:
+    pages = PageTenants(root)
+    yield pages
+    pages.close()

@@ -191,12 +191,6 @@ def test_whatever_replicas_do_every_api_server_trusts_what_each_of_them_serves(s
 
 
 @pytest.fixture
-def api():
-    with StandInApi() as api:
-        yield api
-
-
-@pytest.fixture
 def kube(api: StandInApi):
     connection = connect(url=api.url, token=ADMIN_TOKEN)
     yield KubeCertificates(connection, "kube-system", "certs", ("admission", "absent"))

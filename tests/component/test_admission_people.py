@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import hypothesis
@@ -28,12 +27,6 @@ Serve = Callable[..., Service]
 def api() -> Iterator[StandInApi]:
     with cluster() as made:
         yield made
-
-
-@pytest.fixture
-def serve(api: StandInApi) -> Iterator[Serve]:
-    with ExitStack() as running:
-        yield lambda *more: running.enter_context(Service(api, *more))
 
 
 # The quota.

@@ -28,12 +28,6 @@ def api() -> Iterator[StandInApi]:
 
 
 @pytest.fixture
-def serve(api: StandInApi) -> Iterator[Serve]:
-    with ExitStack() as running:
-        yield lambda *more: running.enter_context(Service(api, *more))
-
-
-@pytest.fixture
 def process(api: StandInApi) -> Iterator[Callable[..., Process]]:
     with ExitStack() as running:
         where = f"--api-url={api.url}", "--leader-mode=alone"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +21,7 @@ from gpu_manager.domain.contract import ALLOCATION, CORE, INVENTORY, MEMORY, NVI
 from gpu_manager.sandbox.api import StandInApi
 from gpu_manager.sandbox.kubelet import AdmissionResult, StandInKubelet
 from tests.fakes.node import container, pod
+from tests.fakes.waiting import until
 from vcuda import page
 
 NODE = "n1"
@@ -73,20 +73,12 @@ class World:
             )
         )
         self.agent.start()
-        self.until(
+        until(
             lambda: (
                 self.kubelet.allocatable().get(CORE, 0) > 0 and self.kubelet.allocatable().get(MEMORY, 0) > 0
             )
         )
         self.kubelet.publish_node()
-
-    def until(self, holds: Callable[[], bool], seconds: float = 10.0) -> None:
-        tick = threading.Event()
-        for _ in range(int(seconds / 0.02)):
-            if holds():
-                return
-            tick.wait(0.02)
-        raise AssertionError("it did not come to pass")
 
     def get(self, path: str, accept: str = "") -> str:
         request = urllib.request.Request(
@@ -148,7 +140,7 @@ def test_the_inventory_and_the_model_labels_are_published(world: World) -> None:
         node = world.api.get("nodes", NODE)
         return node is not None and INVENTORY in node["metadata"].get("annotations", {})
 
-    world.until(published)
+    until(published)
     node = world.api.get("nodes", NODE)
     assert node is not None
     inventory = decode_inventory(node["metadata"]["annotations"][INVENTORY])
@@ -167,7 +159,7 @@ def test_an_event_tells_the_success_in_one_sentence(world: World) -> None:
             e["reason"] == "VcudaAllocated" and "10 cores, 1 GiB of card" in e["message"] for e in events
         )
 
-    world.until(told)
+    until(told)
 
 
 def test_the_pages_for_people_answer(world: World) -> None:
@@ -229,18 +221,16 @@ def test_a_pod_written_for_nvidias_plugin_runs_beside_a_fraction_and_both_are_to
             )
             return shown is not None and {s.card.uuid for s in shown.cards if s.held == NVIDIA} == lent
 
-        world.until(told)
-        world.until(lambda: world.kubelet.allocatable()[NVIDIA] == 7)
+        until(told)
+        until(lambda: world.kubelet.allocatable()[NVIDIA] == 7)
         text = world.get("/metric")
         labels = {"pod_name": "old", "req_of_gpu": "total"}
         assert series(text, "container_request_gpu_utilization", **labels) == [2.0]
         stamped = world.api.get("pods", "old") or {}
-        world.until(
-            lambda: ALLOCATION in (world.api.get("pods", "old") or stamped)["metadata"]["annotations"]
-        )
+        until(lambda: ALLOCATION in (world.api.get("pods", "old") or stamped)["metadata"]["annotations"])
         world.agent.stop()
         world.start()
-        world.until(lambda: world.kubelet.allocatable()[NVIDIA] == 7)
+        until(lambda: world.kubelet.allocatable()[NVIDIA] == 7)
         assert world.kubelet.allocatable()[CORE] == 600
 
 

@@ -16,12 +16,6 @@ from gpu_manager.sandbox.api import ApiError, StandInApi
 
 
 @pytest.fixture
-def api():
-    with StandInApi() as api:
-        yield api
-
-
-@pytest.fixture
 def kube(api, tmp_path):
     configuration = client.Configuration()
     config.load_kube_config(str(api.kubeconfig(tmp_path / "config")), client_configuration=configuration)

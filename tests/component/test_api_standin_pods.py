@@ -5,25 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.sandbox.api import ADMIN_TOKEN, ApiError, StandInApi
-
-
-@pytest.fixture
-def api():
-    with StandInApi() as api:
-        yield api
-
-
-@pytest.fixture
-def core(api):
-    configuration = client.Configuration(host=api.url, api_key={"BearerToken": f"Bearer {ADMIN_TOKEN}"})
-    configuration.retries = False
-    with client.ApiClient(configuration) as connection:
-        yield client.CoreV1Api(connection)
+from gpu_manager.sandbox.api import ApiError
 
 
 def pod(name="train", resources=None, init=None, **spec):

@@ -9,24 +9,16 @@ import threading
 from urllib.parse import urlsplit
 
 import pytest
-from kubernetes import client, watch
+from kubernetes import watch
 from kubernetes.client.exceptions import ApiException
 
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+from gpu_manager.sandbox.api import StandInApi
 
 
 @pytest.fixture
 def api():
     with StandInApi(bookmark_seconds=0.05) as api:
         yield api
-
-
-@pytest.fixture
-def core(api):
-    configuration = client.Configuration(host=api.url, api_key={"BearerToken": f"Bearer {ADMIN_TOKEN}"})
-    configuration.retries = False
-    with client.ApiClient(configuration) as connection:
-        yield client.CoreV1Api(connection)
 
 
 def pod(name, node=None):

@@ -12,7 +12,8 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Kube, Pause, Timeouts, connect
 from gpu_manager.domain.contract import CORE
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+from gpu_manager.sandbox.api import ADMIN_TOKEN
+from tests.fakes.waiting import until
 
 QUICK = Timeouts(connect=1.0, answer=1.0, watch=30)
 
@@ -34,20 +35,6 @@ class Changes:
         with self._news:
             assert self._news.wait_for(lambda: any(map(wanted, self._seen)), 10), self._seen
             return next(found for found in self._seen if wanted(found))
-
-
-def eventually(question):
-    deadline = time.monotonic() + 10
-    pause = threading.Event()
-    while not question():
-        assert time.monotonic() < deadline, "it never came true"
-        pause.wait(0.005)
-
-
-@pytest.fixture
-def api():
-    with StandInApi() as api:
-        yield api
 
 
 @pytest.fixture
@@ -187,7 +174,7 @@ def test_the_api_server_away_leaves_the_last_picture_and_says_why(api, kube):
     kube.changes.wait(named("train"))
     assert kube.pods.error is None
     api.stop()
-    eventually(lambda: kube.pods.error is not None)
+    until(lambda: kube.pods.error is not None)
     assert "no answer from the API server" in kube.pods.error
     assert names(kube) == ["default/train"]
     with pytest.raises(NodeUnready, match="cannot read the pod default/train: no answer"):
@@ -195,11 +182,11 @@ def test_the_api_server_away_leaves_the_last_picture_and_says_why(api, kube):
     api.create(pod("while-away"))
     api.start()
     kube.changes.wait(named("while-away"))
-    eventually(lambda: kube.pods.error is None)
+    until(lambda: kube.pods.error is None)
 
 
 def test_a_watch_cut_in_the_middle_of_a_line_loses_nothing_and_invents_nothing(api, kube):
-    eventually(lambda: api.watching() == 2)
+    until(lambda: api.watching() == 2)
     for name in ("one", "two", "three"):
         api.drop_watches(mid_line=True)
         api.create(pod(name))
@@ -208,7 +195,7 @@ def test_a_watch_cut_in_the_middle_of_a_line_loses_nothing_and_invents_nothing(a
 
 
 def test_dropped_watches_are_opened_again_from_where_they_were(api, kube):
-    eventually(lambda: api.watching() == 2)
+    until(lambda: api.watching() == 2)
     lists = [a for a in api.verbs_used() if a.verb == "list"]
     for name in ("one", "two", "three"):
         api.drop_watches()
@@ -263,7 +250,7 @@ def test_a_slow_server_blocks_neither_the_books_nor_the_end(api, kube):
 
 
 def test_open_watches_end_at_once_when_the_adapter_is_closed(api, kube):
-    eventually(lambda: api.watching() == 2)
+    until(lambda: api.watching() == 2)
     began = time.monotonic()
     kube.close()
     assert time.monotonic() - began < 10  # a watch ends by itself after half a minute
@@ -278,11 +265,11 @@ def test_it_needs_no_more_rights_than_these(api, kube):
     kube.pods.annotate(found.pod, {"a": "1"})
     for _ in range(2):
         kube.pods.event(found.pod, "Placed", "30 cores")
-        eventually(lambda: not kube._outbox._entries)
+        until(lambda: not kube._outbox._entries)
     kube.node.publish({"inventory": "{}"}, {})
     kube.pods.evict(found.pod, "a test")
-    eventually(lambda: not kube._outbox._entries)
-    eventually(lambda: api.watching() == 2)
+    until(lambda: not kube._outbox._entries)
+    until(lambda: api.watching() == 2)
     assert {(a.verb, a.resource) for a in api.verbs_used()} == {
         *((verb, "pods") for verb in ("get", "list", "watch", "patch")),
         ("create", "pods/eviction"),

@@ -167,12 +167,6 @@ def token(tmp_path):
     return path
 
 
-@pytest.fixture
-def api():
-    with StandInApi() as api:
-        yield api
-
-
 @contextmanager
 def node(api, kubelet_url, token, ca=None, clock=None):
     kube = Kube(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -14,6 +12,7 @@ from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.static import DIGEST, mirror_of, static
+from tests.fakes.waiting import until
 
 NAME = static()["metadata"]["name"]
 
@@ -29,19 +28,6 @@ class Listing:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def eventually(question: Callable[[], object]) -> None:
-    deadline, pause = time.monotonic() + 10, threading.Event()
-    while not question():
-        assert time.monotonic() < deadline, "it never came true"
-        pause.wait(0.005)
-
-
-@pytest.fixture
-def api() -> Iterator[StandInApi]:
-    with StandInApi() as api:
-        yield api
 
 
 @pytest.fixture
@@ -72,7 +58,7 @@ def pods(connection: Connection, listing: Listing) -> Iterator[KubePods]:
 def mirrored(api: StandInApi, pods: KubePods) -> str:
     """Have the mirror in the API and in the watch; its UID."""
     uid = str(api.create(mirror_of(static()))["metadata"]["uid"])
-    eventually(lambda: any(f.pod.twin for f in pods.local().get(f"default/{NAME}", ())))
+    until(lambda: any(f.pod.twin for f in pods.local().get(f"default/{NAME}", ())))
     return uid
 
 
@@ -102,8 +88,8 @@ def test_the_kubelets_own_object_is_written_to_under_the_mirrors_uid(
             obj = api.get("pods", NAME) or {}
             return bool(obj["metadata"]["annotations"].get("example.com/card") == "3")
 
-        eventually(annotated)
-    eventually(lambda: api.list("events"))
+        until(annotated)
+    until(lambda: api.list("events"))
     assert {e["involvedObject"]["uid"] for e in api.list("events")} == {uid}
     assert len(pods.local()[f"default/{NAME}"]) == 1, "one pod, whoever tells of it"
 
@@ -113,20 +99,20 @@ def test_a_forged_mirror_does_not_take_the_place_of_a_real_one(api: StandInApi, 
     forged = mirror_of(static("evil-n1"), **{"tencent.com/vcuda-core-limit": "100"})
     api.create(forged)
     api.create({**static("last-n1"), "metadata": {"name": "last-n1", "namespace": "default"}})
-    eventually(lambda: "default/last-n1" in pods.local())
+    until(lambda: "default/last-n1" in pods.local())
     assert [f.pod.name for found in pods.local().values() for f in found if f.pod.uid == DIGEST] == [NAME]
     api.delete("pods", "evil-n1", grace=0)
     api.delete("pods", "last-n1", grace=0)
-    eventually(lambda: all(f.tombstone for f in pods.local().get("default/last-n1", ())))
+    until(lambda: all(f.tombstone for f in pods.local().get("default/last-n1", ())))
     assert not pods.local()[f"default/{NAME}"][0].tombstone
 
 
 def test_a_forged_mirror_does_not_hide_a_real_one_that_is_made_anew(api: StandInApi, pods: KubePods) -> None:
     mirrored(api, pods)
     api.delete("pods", NAME, grace=0)
-    eventually(lambda: pods.local()[f"default/{NAME}"][0].tombstone)
+    until(lambda: pods.local()[f"default/{NAME}"][0].tombstone)
     api.create(mirror_of(static("evil-n1")))
-    eventually(lambda: "default/evil-n1" in pods.local())
+    until(lambda: "default/evil-n1" in pods.local())
     api.create(mirror_of(static()))
-    eventually(lambda: any(not f.tombstone for f in pods.local().get(f"default/{NAME}", ())))
+    until(lambda: any(not f.tombstone for f in pods.local().get(f"default/{NAME}", ())))
     assert "default/evil-n1" not in pods.local()

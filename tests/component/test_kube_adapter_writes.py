@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Kube, Pause, Timeouts, connect
 from gpu_manager.domain.contract import CORDON
 from gpu_manager.domain.pod import parse_pod
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+from gpu_manager.sandbox.api import ADMIN_TOKEN
+from tests.fakes.waiting import until
 
 QUICK = Timeouts(connect=1.0, answer=1.0, watch=30)
 
@@ -27,21 +25,6 @@ class SettableClock(SystemClock):
 
     def monotonic(self):
         return super().monotonic() + self.ahead
-
-
-def eventually(question):
-    deadline = time.monotonic() + 10
-    pause = threading.Event()
-    while not (answer := question()):
-        assert time.monotonic() < deadline, "it never came true"
-        pause.wait(0.005)
-    return answer
-
-
-@pytest.fixture
-def api():
-    with StandInApi() as api:
-        yield api
 
 
 @pytest.fixture
@@ -78,13 +61,13 @@ def events(api, **wanted):
 
 
 def idle(kube):
-    eventually(lambda: not kube._outbox._entries)
+    until(lambda: not kube._outbox._entries)
 
 
 def test_annotations_are_merged_into_the_pod(api, kube):
     pod = make(api, annotations={"mine": "1"})
     kube.pods.annotate(pod, {"ours": "2"})
-    eventually(lambda: annotations(api) == {"mine": "1", "ours": "2"})
+    until(lambda: annotations(api) == {"mine": "1", "ours": "2"})
 
 
 def test_a_namesake_never_gets_its_predecessors_annotations(api, kube):
@@ -104,7 +87,7 @@ def test_the_last_value_of_each_annotation_wins_and_is_written_once(api, kube):
     before = int(api.get("pods", "train")["metadata"]["resourceVersion"])
     api.start()
     wanted = {"n": "49", "k0": "x", "k1": "x", "k2": "x"}
-    eventually(lambda: annotations(api) == wanted)
+    until(lambda: annotations(api) == wanted)
     idle(kube)
     # The first may have been under way when the server stopped, so one write or two, never fifty.
     assert int(api.get("pods", "train")["metadata"]["resourceVersion"]) <= before + 2
@@ -115,7 +98,7 @@ def test_a_write_that_is_refused_for_now_is_tried_again(api, kube, status):
     pod = make(api)
     api.fail(3, status, match="patch pods")
     kube.pods.annotate(pod, {"a": "1"})
-    eventually(lambda: annotations(api) == {"a": "1"})
+    until(lambda: annotations(api) == {"a": "1"})
 
 
 def test_a_write_whose_answer_is_lost_is_repeated_without_harm(api, kube):
@@ -130,14 +113,14 @@ def test_a_write_that_can_never_succeed_does_not_hold_up_the_others(api, kube):
     bad, good = make(api, "bad"), make(api, "good")
     kube.pods.annotate(bad, {"not a key": 5})  # type: ignore[dict-item] # the server answers 400
     kube.pods.annotate(good, {"a": "1"})
-    eventually(lambda: annotations(api, "good") == {"a": "1"})
+    until(lambda: annotations(api, "good") == {"a": "1"})
     idle(kube)
 
 
 def test_an_event_names_the_pod_the_reason_and_the_node(api, kube):
     pod = make(api)
     kube.pods.event(pod, "GpuRefused", "card 3 has 20 cores free, 30 asked", warning=True)
-    (event,) = eventually(lambda: events(api, reason="GpuRefused"))
+    (event,) = until(lambda: events(api, reason="GpuRefused"))
     assert event["involvedObject"] == {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -178,11 +161,11 @@ def test_a_pod_that_talks_too_much_is_slowed_down_and_others_are_not(api, kube, 
     for number in range(15):
         kube.pods.event(loud, "GpuRefused", f"reason {number}")
     kube.pods.event(calm, "GpuAllocated", "30 cores of card 1")
-    eventually(lambda: events(api, **{"involvedObject.name": "calm"}))
-    eventually(lambda: len(events(api, **{"involvedObject.name": "loud"})) == 10)
+    until(lambda: events(api, **{"involvedObject.name": "calm"}))
+    until(lambda: len(events(api, **{"involvedObject.name": "loud"})) == 10)
     clock.ahead += 31
     kube.pods.event(calm, "GpuAllocated", "30 cores of card 2")
-    eventually(lambda: len(events(api, **{"involvedObject.name": "loud"})) == 11)
+    until(lambda: len(events(api, **{"involvedObject.name": "loud"})) == 11)
     for _ in range(50):  # said again while it must be silent: counted, not sent
         kube.pods.event(loud, "GpuRefused", "reason 14")
     assert len(events(api, **{"involvedObject.name": "loud"})) == 11
@@ -191,7 +174,7 @@ def test_a_pod_that_talks_too_much_is_slowed_down_and_others_are_not(api, kube, 
 def test_hostile_names_and_long_messages_make_legal_events(api, kube):
     pod = make(api, "a" * 200 + "." + "b" * 52)
     kube.pods.event(pod, "R" * 300, "ä" * 2000 + "\n\x00")
-    (event,) = eventually(lambda: events(api))
+    (event,) = until(lambda: events(api))
     assert len(event["message"].encode()) <= 1024
     assert len(event["reason"]) == 128
     assert len(event["metadata"]["name"]) <= 253
@@ -203,10 +186,10 @@ def test_an_eviction_waits_for_the_disruption_budget_and_then_happens(api, kube)
     budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "web"}}
     api.create({**budget, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}})
     kube.pods.evict(pod, "its card is another")
-    eventually(lambda: any(a.resource == "pods/eviction" for a in api.verbs_used()))
+    until(lambda: any(a.resource == "pods/eviction" for a in api.verbs_used()))
     assert "deletionTimestamp" not in api.get("pods", "train")["metadata"]
     api.delete("poddisruptionbudgets", "web")
-    eventually(lambda: "deletionTimestamp" in api.get("pods", "train")["metadata"])
+    until(lambda: "deletionTimestamp" in api.get("pods", "train")["metadata"])
 
 
 def test_a_namesake_is_not_evicted_in_its_predecessors_place(api, kube):
@@ -224,15 +207,15 @@ def node(api, **meta):
 
 def test_the_inventory_waits_for_the_node_and_reaches_it(api, kube):
     kube.node.publish({"inventory": "1"}, {"model": "T4"})
-    eventually(lambda: any((a.verb, a.resource) == ("patch", "nodes") for a in api.verbs_used()))
+    until(lambda: any((a.verb, a.resource) == ("patch", "nodes") for a in api.verbs_used()))
     node(api, annotations={"other": "x"})
-    eventually(lambda: api.get("nodes", "n1")["metadata"].get("labels") == {"model": "T4"})
+    until(lambda: api.get("nodes", "n1")["metadata"].get("labels") == {"model": "T4"})
     assert api.get("nodes", "n1")["metadata"]["annotations"] == {"other": "x", "inventory": "1"}
 
 
 def test_publishing_what_is_there_writes_nothing(api, kube):
     node(api, annotations={"inventory": "1", CORDON: "GPU-a"})
-    eventually(kube.node.cordoned)
+    until(kube.node.cordoned)
     kube.node.publish({"inventory": "1"}, {})
     idle(kube)
     assert not [a for a in api.verbs_used() if a.verb == "patch"]
@@ -241,26 +224,26 @@ def test_publishing_what_is_there_writes_nothing(api, kube):
 def test_an_inventory_that_somebody_removed_is_put_back(api, kube, clock):
     node(api)
     kube.node.publish({"inventory": "1"}, {})
-    eventually(lambda: api.get("nodes", "n1")["metadata"].get("annotations") == {"inventory": "1"})
+    until(lambda: api.get("nodes", "n1")["metadata"].get("annotations") == {"inventory": "1"})
     idle(kube)
     clock.ahead += 31
     api.patch("nodes", "n1", {"metadata": {"annotations": {"inventory": None}}})
-    eventually(lambda: api.get("nodes", "n1")["metadata"].get("annotations") == {"inventory": "1"})
+    until(lambda: api.get("nodes", "n1")["metadata"].get("annotations") == {"inventory": "1"})
 
 
 def test_cordoned_cards_follow_the_nodes_annotation(api, kube):
     assert kube.node.cordoned() == frozenset()
     node(api, annotations={CORDON: "GPU-a, GPU-b"})
-    eventually(lambda: kube.node.cordoned() == {"GPU-a", "GPU-b"})
+    until(lambda: kube.node.cordoned() == {"GPU-a", "GPU-b"})
     api.patch("nodes", "n1", {"metadata": {"annotations": {CORDON: None}}})
-    eventually(lambda: kube.node.cordoned() == frozenset())
+    until(lambda: kube.node.cordoned() == frozenset())
 
 
 def test_cards_stay_cordoned_while_the_api_server_is_away(api, kube):
     node(api, annotations={CORDON: "GPU-a"})
-    eventually(kube.node.cordoned)
+    until(kube.node.cordoned)
     api.stop()
-    eventually(lambda: kube.node.error)
+    until(lambda: kube.node.error)
     assert kube.node.cordoned() == {"GPU-a"}
 
 
@@ -273,4 +256,4 @@ def test_when_too_much_waits_events_go_first_and_annotations_stay(api, kube):
         kube.pods.annotate(pod, {"a": "1"})
     assert kube.writes_dropped >= 100
     api.start()
-    eventually(lambda: all(annotations(api, pod.name) == {"a": "1"} for pod in pods))
+    until(lambda: all(annotations(api, pod.name) == {"a": "1"} for pod in pods))

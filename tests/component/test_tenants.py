@@ -21,18 +21,6 @@ OTHER = "f" * 32
 SECOND = CardUuid("GPU-11111111-2222-3333-4444-555555555555")
 
 
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "run" / "pages"
-
-
-@pytest.fixture
-def tenants(root):
-    pages = PageTenants(root)
-    yield pages
-    pages.close()
-
-
 def test_opening_makes_a_private_directory_with_both_pages_whole(tenants, root):
     tenants.open(NAME, [LIMIT])
     assert oct((root / NAME).stat().st_mode & 0o7777) == "0o700"

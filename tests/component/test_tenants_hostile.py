@@ -16,18 +16,6 @@ from tests.fakes.pages import LIMIT, NAME, put, register, usage_file
 from vcuda import page as abi
 
 
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "run" / "pages"
-
-
-@pytest.fixture
-def tenants(root):
-    pages = PageTenants(root)
-    yield pages
-    pages.close()
-
-
 @pytest.mark.parametrize("size", [0, 1, 4095, abi.USAGE_SIZE - 1, abi.USAGE_SIZE + 1, 1 << 32])
 def test_another_size_is_put_back_counted_and_named(tenants, root, size):
     tenants.open(NAME, [LIMIT])

@@ -31,6 +31,7 @@ from gpu_manager.services.recovery import Reclaimer, rebuild
 from gpu_manager.services.stranded import Stranded
 from gpu_manager.services.tally import Tally
 from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
+from tests.fakes.waiting import until
 
 NODE = "n1"
 _serial = itertools.count()
@@ -203,12 +204,7 @@ class NodeRig:
 
     def until(self, holds: Callable[[], bool], seconds: float = 10.0) -> None:
         """Wait for what another thread is about to do."""
-        tick = threading.Event()
-        for _ in range(int(seconds / 0.01)):
-            if holds():
-                return
-            tick.wait(0.01)
-        raise AssertionError("it did not come to pass")
+        until(holds, seconds)
 
     def admit(self, obj: dict[str, Any], *, watched: bool = True) -> AdmissionResult:
         self.pods.bind(self.parsed(obj), watched=watched)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -17,20 +16,10 @@ from gpu_manager.sandbox.node import NodeLoop
 from gpu_manager.sandbox.processes import Processes
 from gpu_manager.sandbox.runtime import Runtime
 from gpu_manager.sandbox.scheduler import Scheduler
+from tests.fakes.waiting import until
 
 NODE = "n1"
 GPU = "x.io/gpu"
-
-
-def until(holds: Callable[[], Any], seconds: float = 15.0) -> Any:
-    """Wait for what another thread or process is about to do; returns what ``holds`` returned."""
-    tick = threading.Event()
-    for _ in range(int(seconds / 0.02)):
-        found = holds()
-        if found:
-            return found
-        tick.wait(0.02)
-    raise AssertionError("it did not come to pass")
 
 
 def alive(pid: int) -> bool:
