@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from tests.cluster.api import ApiError
+from tests.cluster.beside import Beside
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import PATH, Pods, container, pod
 
@@ -16,26 +15,15 @@ PAUSE_SECONDS: Final = 0.4
 KEPT: Final = 12  # pods at a time
 
 
-class Churn:
-    """A thread that creates a pod, then deletes the oldest, again and again; what is left may be waited for."""
+class Churn(Beside):
+    """Creates a pod, then deletes the oldest, again and again; what is left may be waited for."""
 
     def __init__(self, cluster: Cluster, pods: Pods, seed: int = 1) -> None:
+        super().__init__("churn")
         self.made: list[str] = []
         self.alive: list[str] = []
         self._cluster, self._pods = cluster, pods
         self._dice = random.Random(seed)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="churn", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def more(self, count: int, seconds: float = 60) -> None:
         """Wait until so many more have been created."""

@@ -7,15 +7,14 @@ still knows its pod or not: what is in force together on a card must fit it.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from tests.cluster import auditor
 from tests.cluster.api import ApiError
+from tests.cluster.beside import Beside
 from tests.cluster.cluster import Cluster
 
 INTERVAL_SECONDS: Final = 1.0
@@ -34,27 +33,14 @@ class Looks:
     found: list[str] = field(default_factory=list)
 
 
-class Watcher:
-    """A thread that looks each second from ``with`` until its end."""
+class Watcher(Beside):
+    """Looks each second."""
 
     def __init__(self, cluster: Cluster) -> None:
+        super().__init__("watcher")
         self.looks = Looks()
         self._cluster = cluster
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
-        self._ended_well = False
         self._unwritten: dict[str, float] = {}  # container id → since when its annotation differs
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-        assert self._ended_well or error is not None, "the watcher has died, and its words are on stderr"
 
     def _run(self) -> None:
         last = due = time.monotonic()
@@ -67,7 +53,6 @@ class Watcher:
             self.looks.longest_gap = max(self.looks.longest_gap, now - last)
             last, due = now, max(due + INTERVAL_SECONDS, now)
             self._stop.wait(due - now)
-        self._ended_well = True
 
     def _look(self) -> None:
         """One look. Raises ApiError: the API server is away."""

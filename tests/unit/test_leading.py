@@ -106,6 +106,17 @@ def watcher(server: Server, clock: FakeClock, name: str = "a") -> Replica:
     return Replica(Watched(Line(server), clock, frozenset({name})), clock)
 
 
+def leading(server: Server, clock: FakeClock) -> Replica:
+    """A watcher whose own scheduler has the Lease."""
+    made = watcher(server, clock)
+    made.books.pending = False
+    made.ticks()
+    server.put("a_1", 10.0)
+    made.ticks()
+    assert made.leads
+    return made
+
+
 # One replica alone.
 
 
@@ -308,12 +319,7 @@ def test_after_it_was_given_back_elsewhere_we_wait_for_the_calls_under_way() -> 
 
 def test_someone_who_led_between_two_looks_is_noticed() -> None:
     server, clock = Server(), FakeClock()
-    a = watcher(server, clock)
-    a.books.pending = False
-    a.ticks()
-    server.put("a_1", 10.0)
-    a.ticks()
-    assert a.leads
+    a = leading(server, clock)
     server.put("b_1", 10.0, transitions=1)
     server.put("a_2", 10.0, transitions=2)
     a.ticks()
@@ -322,11 +328,7 @@ def test_someone_who_led_between_two_looks_is_noticed() -> None:
 
 def test_a_scheduler_that_begins_anew_in_the_same_pod_goes_on() -> None:
     server, clock = Server(), FakeClock()
-    a = watcher(server, clock)
-    a.books.pending = False
-    a.ticks()
-    server.put("a_1", 10.0)
-    a.ticks()
+    a = leading(server, clock)
     server.put("a_2", 10.0, transitions=1)
     a.ticks()
     assert a.leads

@@ -10,6 +10,7 @@ from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.tasks import PublishNode
+from gpu_manager.adapters.kube.watched import Watched
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORDON, decode_uuids
 from gpu_manager.ports import Clock
@@ -17,7 +18,7 @@ from gpu_manager.ports import Clock
 _AGAIN_SECONDS = 30.0  # how often somebody else's change of our keys is undone at most
 
 
-class KubeNode:
+class KubeNode(Watched):
     """A watch of the node and patches to it. What was published is put back if somebody removes it."""
 
     def __init__(
@@ -32,7 +33,7 @@ class KubeNode:
         self._wanted: tuple[dict[str, str], dict[str, str]] = ({}, {})
         self._there: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self._repaired = float("-inf")
-        self._reflector = Reflector(
+        reflector = Reflector(
             connection,
             "nodes",
             "/api/v1/nodes",
@@ -41,23 +42,7 @@ class KubeNode:
             changed=self._changed,
             pause=pause,
         )
-
-    def start(self) -> None:
-        """Begin to watch."""
-        self._reflector.start()
-
-    def wait(self, seconds: float) -> bool:
-        """True once the node has been looked at (also if it does not exist yet)."""
-        return self._reflector.wait(seconds)
-
-    @property
-    def error(self) -> str | None:
-        """Why the picture may be old; None while the watch is up."""
-        return self._reflector.error
-
-    def close(self) -> None:
-        """Stop watching (within about a second)."""
-        self._reflector.close()
+        super().__init__(reflector)
 
     def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
         """See :meth:`gpu_manager.ports.InventoryOf.publish`; what is there already is not written again."""

@@ -14,6 +14,7 @@ from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent, named_path
+from gpu_manager.adapters.kube.watched import Watched
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.ports import Clock, Found
@@ -21,7 +22,7 @@ from gpu_manager.ports import Clock, Found
 _log = structlog.get_logger(__name__)
 
 
-class KubePods:
+class KubePods(Watched):
     """A watch of the node's pods with tombstones, questions to the source, writes in the background.
 
     Nothing here waits for the API server but :meth:`fetch`, and that for a few seconds at most.
@@ -48,7 +49,7 @@ class KubePods:
         self._cache = PodCache(clock, tombstone_seconds)
         self._teller = EventTeller(connection, clock, node)
         self._listeners: list[Callable[[Found], None]] = []
-        self._reflector = Reflector(
+        reflector = Reflector(
             connection,
             "pods",
             "/api/v1/pods",
@@ -57,23 +58,11 @@ class KubePods:
             changed=self._changed,
             pause=pause,
         )
-
-    def start(self) -> None:
-        """Begin to watch."""
-        self._reflector.start()
-
-    def wait(self, seconds: float) -> bool:
-        """True once the pods that exist are known."""
-        return self._reflector.wait(seconds)
-
-    @property
-    def error(self) -> str | None:
-        """Why the picture may be old; None while the watch is up."""
-        return self._reflector.error
+        super().__init__(reflector)
 
     def close(self) -> None:
         """Stop watching (within about a second)."""
-        self._reflector.close()
+        super().close()
         if self._kubelet is not None:
             self._kubelet.close()
 
