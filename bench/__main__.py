@@ -23,11 +23,13 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", choices=GROUPS, help="one group")
-    parser.add_argument("--part", default="", help="one part of a group that has parts (limits)")
+    parser.add_argument("--part", default="", help="one part of a group that has parts")
     parser.add_argument("--full", action="store_true", help="the full size, for figures that docs quote")
     arguments = parser.parse_args()
     if arguments.part and arguments.part not in (known := parts(arguments.only)):
-        parser.error(f"--part {arguments.part}: with --only limits, one of {', '.join(known) or 'its parts'}")
+        parser.error(
+            f"--part {arguments.part}: with --only limits or placement, one of {', '.join(known) or 'its parts'}"
+        )
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     rows: list[Row] = []
     for group in (arguments.only,) if arguments.only else GROUPS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,19 +56,35 @@ def data(folder: str) -> Path | None:
     return None
 
 
-def rows(*, full: bool) -> Iterator[Row]:
-    """The group's table."""
+# What can be measured alone, and the rows of it. Of all of these only decisions depends on the machine.
+_STARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "default": ("openb_default_", "openb_permuted_", "frag_"),
+    "wire": ("openb_wire_",),
+    "kin": ("kin_",),
+    "decisions": ("decision_",),
+    "links": ("topology_",),
+}
+PARTS: Final = tuple(_STARTS)
+
+
+def rows(*, full: bool, only: str = "") -> Iterator[Row]:
+    """The group's table, or one part of it."""
     row = _Rows(full)
+    parts = [part for part in PARTS if only in ("", part)]
     openb, links = data("openb"), data("topologies")
-    if openb is None:
-        yield from row.missing("openb_", "kin_", "frag_", "decision_", note="needs the openb trace")
-    else:
+    trace = None
+    if openb and parts != ["links"]:
         trace = read(openb / "openb_node_list_gpu_node.csv", openb / "openb_pod_list_default.csv")
-        yield from _openb(row, trace)
-    if links is None:
-        yield from row.missing("topology_", note="needs recorded nvidia-smi topo -m matrices")
-    else:
-        yield from _links(row, links)
+    figures = None if trace is None else _Figures(Study(trace), full=full)
+    for part in parts:
+        if part == "links" and links:
+            yield from _links(row, links)
+        elif part == "links":
+            yield from row.missing(*_STARTS[part], note="needs recorded nvidia-smi topo -m matrices")
+        elif trace and figures:
+            yield from _OPENB[part](row, figures, trace)
+        else:
+            yield from row.missing(*_STARTS[part], note="needs the openb trace")
 
 
 class _Rows:
@@ -102,20 +118,19 @@ class _Figures:
         return statistics.mean(float(run[what][str(at)]) for run in runs)
 
 
-def _openb(row: _Rows, trace: Trace) -> Iterator[Row]:
-    study = Study(trace)
-    figures = _Figures(study, full=row.full)
+def _default_trace(row: _Rows, figures: _Figures, _trace: Trace) -> Iterator[Row]:
     seeds = SEEDS if row.full else SEEDS[:2]
     yield from _default(row, figures, seeds)
     yield _orders(row, figures)
-    yield _wire(row, trace)
-    for name in KIN:
-        yield _kin(row, figures, name, seeds if row.full else seeds[:1])
     for at in (80, 100):
         ours, fgd = (figures.mean("default", p, seeds, "fragmentation", at) for p in ("ours", "FGD"))
         note = f"FGD's own measure, % of capacity, at {at} % arrived; baseline: FGD; {_said(seeds)}"
         yield row(f"frag_default_{at}", ours, note, round(fgd, 2))
-    yield from _decisions(row, study, trace)
+
+
+def _kin_traces(row: _Rows, figures: _Figures, _trace: Trace) -> Iterator[Row]:
+    for name in KIN:
+        yield _kin(row, figures, name, SEEDS if row.full else SEEDS[:1])
 
 
 def _said(seeds: Sequence[int]) -> str:
@@ -164,8 +179,8 @@ def _kin(row: _Rows, figures: _Figures, name: str, seeds: Sequence[int]) -> Row:
     return row(f"kin_{name}_{at}", mean["ours"] - mean["FGD"], note)
 
 
-def _wire(row: _Rows, trace: Trace) -> Row:
-    """A quarter of the cluster unless full; the same pods, in process and over the wire."""
+def _wire(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
+    """An eighth of the cluster unless full; the same pods, in process and over the wire."""
     lost: list[float] = []
     uneven, spread = 0, 0.0
     seeds = SEEDS[:1] if row.full else SEEDS[:2]
@@ -190,7 +205,7 @@ def _wire(row: _Rows, trace: Trace) -> Row:
     )
     if not row.full:
         note += f" (by kube-scheduler's own LeastAllocated it would be {spread:.1f} points)"
-    return row("openb_wire_100", statistics.mean(lost), note)
+    yield row("openb_wire_100", statistics.mean(lost), note)
 
 
 def _part(nodes: Sequence[Node], pods: Sequence[Pod], parts: int) -> tuple[list[Node], list[Pod]]:
@@ -204,8 +219,8 @@ def _part(nodes: Sequence[Node], pods: Sequence[Pod], parts: int) -> tuple[list[
     return few, coming
 
 
-def _decisions(row: _Rows, study: Study, trace: Trace) -> Iterator[Row]:
-    seed = SEEDS[0]
+def _decisions(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
+    seed, study = SEEDS[0], Study(trace)
     policy = study.policy(Job("default", "ours", seed))
     fragments = study.fragments("default")
     run = replay(permuted(trace.nodes, seed), arrivals(trace, seed), policy, fragments, warm=True)
@@ -217,6 +232,14 @@ def _decisions(row: _Rows, study: Study, trace: Trace) -> Iterator[Row]:
             f" of the thread; most {max(run.decisions) * 1e3:.1f} ms; {beside}; true of a quiet machine only"
         )
         yield row(f"decision_p{percent}_ms", figure, note)
+
+
+_OPENB: Final[Mapping[str, Callable[[_Rows, _Figures, Trace], Iterator[Row]]]] = {
+    "default": _default_trace,
+    "wire": _wire,
+    "kin": _kin_traces,
+    "decisions": _decisions,
+}
 
 
 def _links(row: _Rows, folder: Path) -> Iterator[Row]:

@@ -8,11 +8,13 @@ import sys
 from itertools import product
 from pathlib import Path
 
+from bench.placement import waits
 from bench.placement.departures import LOADS, stream, waiting_demand
 from bench.placement.study import (
     ABLATION,
     BASELINES,
     RESULTS,
+    SECOND,
     Job,
     Study,
     commit,
@@ -41,15 +43,16 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--plan", action="store_true", help=f"every run of the docs, kept in {RESULTS.name}")
     parser.add_argument("--departures", action="store_true", help="pods leave: how much demand waits, in %%")
+    parser.add_argument(
+        "--second",
+        type=Path,
+        help=f"with --plan: the pods of {SECOND}; without them its runs wait",
+    )
     given = parser.parse_args()
-    study = Study(read(given.nodes, given.pods))
+    others = {SECOND: read(given.nodes, given.second)} if given.second else {}
+    study = Study(read(given.nodes, given.pods), others)
     if given.plan:
-        runs = valid(load())
-        for job in pending(full_plan(), runs):
-            runs.append({**study.run(job), "commit": commit()})
-            save(runs)
-            print(job, runs[-1]["allocation"].get("100"), runs[-1]["allocation"].get("130"), flush=True)
-        return 0
+        return _plan(study)
     if given.departures:
         return _departures(study, [int(seed) for seed in given.seeds.split(",")], given.policies)
     runs = []
@@ -65,13 +68,32 @@ def main() -> int:
     return 0
 
 
+def _plan(study: Study) -> int:
+    """What is not kept yet, each run kept as it ends: it can be stopped and taken up again."""
+    runs = valid(load())
+    wanted = list(pending(full_plan(), runs))
+    for job in filter(lambda job: study.has(job.trace), wanted):
+        runs.append({**study.run(job), "commit": commit()})
+        save(runs)
+        print(job, runs[-1]["allocation"].get("100"), runs[-1]["allocation"].get("130"), flush=True)
+    kept = waits.load()
+    for wait in waits.pending(waits.plan(), kept):
+        kept.append({**waits.measure(study, wait), "commit": commit()})
+        waits.save(kept)
+        print(wait, kept[-1]["waiting"], flush=True)
+    left = sum(not study.has(job.trace) for job in wanted)
+    if left:
+        print(f"not run: {left} runs of {SECOND}; give its pods with --second", file=sys.stderr)
+    return 0
+
+
 def _departures(study: Study, seeds: list[int], policies: list[str]) -> int:
     for busy, seed in product(LOADS, seeds):
         nodes, coming = stream(study.trace("given"), seed, busy)
         for name in policies:
-            waits = waiting_demand(nodes, coming, study.policy(Job("given", name, seed)))
+            waiting = waiting_demand(nodes, coming, study.policy(Job("given", name, seed)))
             print(
-                f"load {busy:g}  seed {seed}  {name:20} {waits:.2f} % of the GPUs asked for and waiting",
+                f"load {busy:g}  seed {seed}  {name:20} {waiting:.2f} % of the GPUs asked for and waiting",
                 flush=True,
             )
     return 0

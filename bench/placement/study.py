@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -32,6 +32,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = ROOT / "bench" / "results" / "placement.json"
 SEEDS: Final = tuple(range(42, 52))
 KIN: Final = ("share", "cpu", "multi", "spec")
+SECOND: Final = "gpushare20"  # the other trace of which the authors gave the pods
+THREE: Final = ("ours", "FGD", "BestFit")
 SHOWN: Final = (50, 80, 100, 130)  # percent of arrived demand
 CURVE: Final = tuple(range(5, 131, 5))
 Result = dict[str, Any]
@@ -48,6 +50,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "without CPU term": {"cpu_left": 0.0},
 }
 ABLATION: Final = tuple(_OPTIONS)
+TERMS: Final = tuple(name for name in ABLATION if not name.startswith("ours"))  # each without one of them
 BASELINES: Final = ("FGD", "BestFit", "GpuPacking", "GpuClustering", "DotProd", "Random")
 
 
@@ -67,15 +70,19 @@ class Job:
 
 
 class Study:
-    """Runs jobs over one base trace."""
+    """Runs jobs over one base trace, its kin, and ``others`` by their names."""
 
-    def __init__(self, base: Trace) -> None:
-        self._base = base
+    def __init__(self, base: Trace, others: Mapping[str, Trace] | None = None) -> None:
+        self._base, self._others = base, others or {}
         self.trace = cache(self._trace)
         self.fragments = cache(lambda name: Fragments(self.trace(name).pods))
 
     def _trace(self, name: str) -> Trace:
-        return kin(self._base, name) if name in KIN else self._base
+        return kin(self._base, name) if name in KIN else self._others.get(name, self._base)
+
+    def has(self, name: str) -> bool:
+        """False for a trace of the plan that was not given."""
+        return name != SECOND or name in self._others
 
     def policy(self, job: Job) -> Policy:
         """A new one for the run."""
@@ -147,29 +154,31 @@ def pending(jobs: Iterable[Job], runs: Sequence[Result]) -> Iterator[Job]:
 
 def full_plan() -> list[Job]:
     """Every run that docs/placement.md quotes, what matters most first: a part of it is fair too."""
-    three = ("ours", "FGD", "BestFit")
-    jobs = [Job(name, policy, SEEDS[0]) for name in ("default", *KIN) for policy in three]
-    jobs += [Job("default", policy, seed) for seed in SEEDS for policy in three]
-    jobs += [Job(name, policy, seed) for seed in SEEDS for name in KIN for policy in three]
+    jobs = [Job(name, policy, SEEDS[0]) for name in ("default", *KIN) for policy in THREE]
+    jobs += [Job("default", policy, seed) for seed in SEEDS for policy in THREE]
+    jobs += [Job(name, policy, seed) for seed in SEEDS for name in KIN for policy in THREE]
+    jobs += [Job("default", policy, SEEDS[0], order) for order in range(10) for policy in THREE[:2]]
+    jobs += [Job(name, policy, SEEDS[0]) for policy in TERMS for name in ("default", *KIN)]
+    jobs += [Job(SECOND, policy, seed) for seed in SEEDS for policy in THREE]
     for seeds in (SEEDS[:1], SEEDS[:3], SEEDS):
         jobs += [Job("default", policy, seed) for seed in seeds for policy in BASELINES]
         jobs += [Job("default", policy, seed) for seed in seeds[:3] for policy in ABLATION]
-        orders = range(10) if seeds == SEEDS else range(4)
-        jobs += [Job("default", policy, SEEDS[0], order) for order in orders for policy in ("ours", "FGD")]
-        jobs += [Job(name, policy, SEEDS[0]) for name in KIN for policy in ABLATION]
+    jobs += [Job(name, policy, SEEDS[0]) for name in KIN for policy in ABLATION]
     return list({job.key: job for job in jobs}.values())
 
 
 @cache
-def fingerprint(policy: str = "ours") -> str:
+def fingerprint(policy: str = "ours", *more: str) -> str:
     """Of the code that a run's figures come from, without its words: docstrings, comments and layout.
 
     The published policies know nothing of the product's scorer: a change of it leaves their runs valid.
+    ``more``: files of the bench that the run went through besides.
     """
     score, bench = ROOT / "gpu_manager" / "domain" / "score", ROOT / "bench" / "placement"
     files = [score / "shapes.py", *(bench / f"{name}.py" for name in ("trace", "policies", "replay"))]
     if policy in ABLATION:
         files += [score / "places.py", score / "scorer.py", score / "waste.py", bench / "ours.py"]
+    files += [bench / f"{name}.py" for name in more]
     digest = hashlib.sha256()
     for file in files:
         tree = ast.parse(file.read_text(encoding="utf-8"))

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.placement import data
+from bench import placement as group
+from bench.placement import data, waits
 from bench.placement.departures import Coming, waiting_demand
 from bench.placement.ours import Ours
 from bench.placement.policies import BestFit, DotProd, Fgd, Fragments, GpuClustering, GpuPacking, fits
 from bench.placement.replay import World, replay, stock_of
-from bench.placement.study import ABLATION, BASELINES, RESULTS, load
+from bench.placement.study import ABLATION, BASELINES, RESULTS, SECOND, Job, Study, full_plan, load
 from bench.placement.topology import (
     Plain,
     Product,
@@ -198,6 +199,44 @@ def test_the_predecessors_tree_makes_the_choices_that_its_own_tests_ask_for():
     assert choose(parsed.topology, everything, 3) == (0, 1, 2)
     assert choose(parsed.topology, everything - {0}, 2) in {(2, 3), (4, 5)}
     assert choose(parsed.topology, everything - {0, 2}, 1) == (1,)
+
+
+def test_each_part_of_the_group_has_rows_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(group, "data", lambda _folder: None)
+    every = [row.name for row in group.rows(full=True)]
+    assert sorted(every) == sorted(group._BARS)
+    assert [row.name for part in group.PARTS for row in group.rows(full=True, only=part)] == every
+    assert all(row.figure is None and row.note for row in group.rows(full=False))
+
+
+def test_a_waiting_run_is_kept_and_counts_only_while_the_code_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(waits, "stream", lambda _trace, _seed, _load: (NODES, coming_and_going()))
+    wait = waits.plan()[2]
+    run = waits.measure(Study(TRACE), wait)
+    assert (run["load"], run["seed"], run["policy"]) == (0.9, 42, "BestFit")
+    waits.save([run], kept := tmp_path / "departures.json")
+    assert waits.load(kept) == [run]
+    assert wait not in list(waits.pending(waits.plan(), waits.load(kept)))
+    waits.save([{**run, "code": "another"}], kept)
+    assert waits.load(kept) == []
+    assert waits.load(tmp_path / "none.json") == []
+
+
+def coming_and_going():
+    return [Coming(pod, 10.0 * at, 500.0) for at, pod in enumerate(pods_of(40))]
+
+
+def test_the_second_trace_is_run_only_where_it_was_given():
+    jobs = full_plan()
+    assert len({job.key for job in jobs}) == len(jobs)
+    second = [job for job in jobs if job.trace == SECOND]
+    assert {(job.policy, job.seed) for job in second} == {
+        (policy, seed) for policy in ("ours", "FGD", "BestFit") for seed in range(42, 52)
+    }
+    assert not Study(TRACE).has(SECOND)
+    other = Trace(NODES, pods_of(10, seed=2))
+    assert Study(TRACE, {SECOND: other}).trace(SECOND) is other
+    assert Study(TRACE, {SECOND: other}).run(Job(SECOND, "BestFit", 42))["trace"] == SECOND
 
 
 def test_best_fit_of_the_replay_is_the_published_one():
