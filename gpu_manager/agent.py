@@ -42,6 +42,7 @@ from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.association import Association
 from gpu_manager.services.backstop import Backstops
 from gpu_manager.services.books import Books, decode_held_cards
+from gpu_manager.services.ceilings import Ceilings
 from gpu_manager.services.coactivity import CoActivity
 from gpu_manager.services.health import Health
 from gpu_manager.services.inventory import InventoryService
@@ -103,6 +104,7 @@ class Agent:
         )
         proof = Proof(self.allocator, self._kubelet, pods, tenants, clock, self.tally, evict=config.evict)
         self._truth = Truth(self.allocator, pods, clock)
+        self._ceilings = Ceilings(self.allocator, tenants)
         self.plugin = DevicePlugin(
             config.device_plugins, self.allocator, proof, self.tally, self._stop, lending=config.lending
         )
@@ -249,6 +251,7 @@ class Agent:
             self.inventory.changed()  # its processes may still run
         if not found.tombstone:
             self.allocator.pod_changed(found.pod)
+            self._ceilings.follow(found.pod)
             self._truth.tell(found.pod)
 
     def _reclaim_forever(self) -> None:

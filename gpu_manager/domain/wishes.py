@@ -42,6 +42,14 @@ def ceiling_of(pod: Pod) -> int | None:
     return min(value, CORES_PER_CARD) if value >= 1 else None
 
 
+def legal_ceiling_of(pod: Pod) -> int | None:
+    """The elastic ceiling as written, 0 for none written; None if what is written is not legal."""
+    text = pod.annotations.get(CORE_LIMIT)
+    if text is None:
+        return 0
+    return None if any(_check_ceiling(pod, text)) else int(text)
+
+
 def placement_of(pod: Pod) -> PlacementPolicy:
     """The policy it asks for, else ``binpack``."""
     text = pod.annotations.get(PLACEMENT)

@@ -165,7 +165,8 @@ class Proof:
 
     def _start(self, grants: Sequence[Grant]) -> None:
         fresh = [g for g in grants if not g.proven]
-        for grant in grants:
+        # As the books are now: while the proof was looked for, the pod's ceiling may have been changed.
+        for grant in self._allocator.read(lambda books, _: [books.grants.get(g.key, g) for g in grants]):
             limits = limits_of(grant)
             if limits and not grant.directory:
                 raise NodeUnready(

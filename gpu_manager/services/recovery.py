@@ -17,6 +17,7 @@ from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.domain.wishes import ceiling_of
 from gpu_manager.ports import (
     Clock,
     Entry,
@@ -174,7 +175,8 @@ def _grant(
     )
     log.info("grant recovered from the kubelet", pod=key[0], container=key[1], directory=directory)
     # A container that the kubelet has made was proven before; the checkpoint says now what it said then.
-    return Grant(allocation, directory, ids=truth.ids, proven=ran and told is not None)
+    ceiling = (ceiling_of(pod) if pod else None) or 0
+    return Grant(allocation, directory, ceiling, truth.ids, proven=ran and told is not None)
 
 
 def counted(cards: Sequence[CardUuid], ids: Mapping[str, frozenset[str]], node: Node) -> tuple[Share, ...]:
