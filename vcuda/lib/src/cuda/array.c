@@ -95,6 +95,14 @@ static uint64_t times(uint64_t left, uint64_t right) {
     return __builtin_mul_overflow(left, right, &product) ? UINT64_MAX : product;
 }
 
+/* Cards lay arrays out in tiles: 64 bytes by 8 rows, where there is more than one row. */
+#define TILE_BYTES 64
+#define TILE_ROWS 8
+
+static uint64_t whole(uint64_t size, uint64_t unit) {
+    return times(size / unit + (size % unit != 0), unit);
+}
+
 static uint64_t plane_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, uint64_t width, uint64_t height, uint64_t depth) {
     struct element element = element_of(shape->format);
     if (element.layout == BLOCK) {
@@ -102,8 +110,8 @@ static uint64_t plane_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, uint64_t width
         height = height / 4 + (height % 4 != 0);
     }
     uint64_t channels = element.layout == CHANNELS && shape->channels ? shape->channels : 1;
-    uint64_t halves = times(times(times(width, height), depth), times(element.half_bytes, channels));
-    return halves == UINT64_MAX ? halves : halves / 2 + halves % 2;
+    uint64_t row = whole(times(width, times(element.half_bytes, channels)), 2 * TILE_BYTES) / 2;
+    return times(times(row, shape->height > 1 ? whole(height, TILE_ROWS) : height), depth);
 }
 
 static uint64_t level_of(uint64_t size, unsigned int level) {

@@ -95,6 +95,17 @@ static int64_t shape_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     return all;
 }
 
+/* What the card needs for it, as it lays rows out in tiles of 64 bytes by 8: narrow and low shapes cost a multiple of
+ * their elements. `high`: it, or what it is a level of, has more than one row. */
+static int64_t tiled_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, bool high) {
+    int64_t rows = shape->height ? (int64_t)shape->height : 1, layers = shape->depth ? (int64_t)shape->depth : 1;
+    if (element_bytes(shape->format) < 0)
+        rows = (rows + 3) / 4;
+    if (high)
+        rows = (rows + 7) / 8 * 8;
+    return (row_bytes(shape) + 63) / 64 * 64 * rows * layers;
+}
+
 static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     if (!shape || !shape->width || shape->width > 131072 || shape->height > 65536 || shape->depth > 16384)
         return CUDA_ERROR_INVALID_VALUE;
@@ -115,7 +126,7 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
         return result;
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
-    int64_t bytes = shape_bytes(shape), charge = deferred(shape) ? 0 : granules(bytes);
+    int64_t bytes = shape_bytes(shape), charge = deferred(shape) ? 0 : granules(tiled_bytes(shape, shape->height > 1));
     struct array *array = calloc(1, sizeof *array);
     process_lock();
     if (array && bytes > 0 && device_charge(context->device, charge)) {
@@ -212,7 +223,8 @@ CUresult model_cuArrayDestroy(CUarray array) {
     return CUDA_SUCCESS;
 }
 
-static int64_t fill_levels(struct mipmap *mipmap, const CUDA_ARRAY3D_DESCRIPTOR *shape, struct context *context) {
+static int64_t fill_levels(struct mipmap *mipmap, const CUDA_ARRAY3D_DESCRIPTOR *shape, struct context *context,
+                           int64_t *tiled) {
     int64_t all = 0;
     for (unsigned int level = 0; level < mipmap->levels; level++) {
         CUDA_ARRAY3D_DESCRIPTOR smaller = *shape;
@@ -223,6 +235,7 @@ static int64_t fill_levels(struct mipmap *mipmap, const CUDA_ARRAY3D_DESCRIPTOR 
         mipmap->level[level] =
             (struct array){.context = context, .shape = smaller, .bytes = shape_bytes(&smaller), .level_of = mipmap};
         all += mipmap->level[level].bytes;
+        *tiled += tiled_bytes(&smaller, shape->height > 1);
     }
     return all;
 }
@@ -243,8 +256,9 @@ CUresult model_cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_
     mipmap->context = context;
     mipmap->levels = levels < most ? levels : most;
     mipmap->level = calloc(mipmap->levels, sizeof *mipmap->level);
-    mipmap->bytes = mipmap->level ? fill_levels(mipmap, shape, context) : -1;
-    mipmap->charged = deferred(shape) ? 0 : granules(mipmap->bytes);
+    int64_t tiled = 0;
+    mipmap->bytes = mipmap->level ? fill_levels(mipmap, shape, context, &tiled) : -1;
+    mipmap->charged = deferred(shape) ? 0 : granules(tiled);
     process_lock();
     if (mipmap->bytes > 0 && device_charge(context->device, mipmap->charged)) {
         for (unsigned int level = 0; mipmap->charged && level < mipmap->levels; level++)
