@@ -223,7 +223,9 @@ def test_arrays_are_charged_in_bytes_not_bits(
 
 
 @pytest.mark.parametrize("form", [0x50, 0x91, 0x93, 0x97, 0x99, 0x9B, 0x9D, *range(0xC0, 0xCC)])
-@pytest.mark.parametrize("shape", [(1, 0, 0), (1023, 1025, 0), (300, 200, 30), (2048, 2048, 6), (1, 32768, 64)])
+@pytest.mark.parametrize(
+    "shape", [(1, 0, 0), (1023, 1025, 0), (300, 200, 30), (2048, 2048, 6), (1, 32768, 64)]
+)
 def test_arrays_of_every_format_are_charged_as_the_card_does(
     container: Container, guest: Program, form: int, shape: tuple[int, int, int]
 ) -> None:
@@ -239,7 +241,9 @@ def test_a_narrow_array_is_charged_with_the_tiles_that_the_card_lays_it_out_in(
 ) -> None:
     """A row of one byte takes a tile's 64: 64 MiB of elements would be 4 GiB of the card."""
     assert guest("cuArray3DCreate_v2", OUT, array_shape(1, 32768, 2048, 1, 1, 1)).result == OUT_OF_MEMORY
-    assert guest("cuMipmappedArrayCreate", OUT, array_shape(1, 32768, 2048, 1, 1, 1), 16).result == OUT_OF_MEMORY
+    assert (
+        guest("cuMipmappedArrayCreate", OUT, array_shape(1, 32768, 2048, 1, 1, 1), 16).result == OUT_OF_MEMORY
+    )
     array = guest("cuArray3DCreate_v2", OUT, array_shape(1, 32768, 64, 1, 1, 1)).value
     assert held(container, guest) == 128 * MIB
     assert guest("cuArrayDestroy", array).result == SUCCESS
