@@ -9,6 +9,7 @@ import yaml
 from gpu_manager.domain.contract import CORE, GPU_UUID, INVENTORY, decode_inventory
 from tests.component.test_agent import NODE, World
 from tests.fakes.node import container, pod
+from tests.fakes.waiting import until
 
 
 def profile(directory: Path, count: int) -> str:
@@ -39,7 +40,7 @@ def test_ids_of_a_lost_card_stay_unhealthy_until_the_last_pod_that_holds_some_is
         assert shown is not None
         assert [s.healthy for s in shown.cards] == [True, True, True, False]
         world.agent.allocator.change(lambda books, _: books.release(result.uid))  # type: ignore[arg-type]
-        world.until(lambda: world.kubelet.capacity()[CORE] == 300)
+        until(lambda: world.kubelet.capacity()[CORE] == 300)
 
 
 def test_a_lost_card_that_is_back_at_the_next_start_is_as_it_was(tmp_path: Path) -> None:
