@@ -1,7 +1,8 @@
 """Whom to evict so that a pod fits on the cards of a node: of all ways to make room the least harmful.
 
 As kube-scheduler prefers among nodes: first the fewest broken PodDisruptionBudgets, then the lowest highest
-priority, then the fewest victims. A pod that is being deleted anyway has no priority and is not counted.
+priority, then the fewest victims; and of ways that are equal so far the one that takes the least of cards.
+A pod that is being deleted anyway has no priority and is not counted.
 
 :mod:`admission.yielding` looks at every way, card by card. Beside it stands the way of kube-scheduler on one
 node: take away every pod of lower priority, then give back one after the other whatever the pod can do
@@ -43,7 +44,7 @@ def choose(
         return None
     lower = _by_importance(lower)
     leaving = [view.charges[uid].occupant.pod for uid in given.pods if uid in view.charges]
-    harm = Harm(lower, leaving, budgets)
+    harm = Harm(lower, leaving, budgets, view.charges)
     more = _given_back(question, view, given.pods, lower, harm)
     if more:
         better = Yielding(question, pod.priority, view, given.pods, lower, harm).best(harm.of(more))

@@ -8,16 +8,17 @@ cards hold, and after it the best that was found.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+from admission.charges import Charge
 from admission.judging import Question
 from admission.node_view import NodeView
 from admission.occupant import Occupant
 from gpu_manager.domain.budgets import Budget, violating
 from gpu_manager.domain.desk import Desk, units_of
-from gpu_manager.domain.ledger import peak
+from gpu_manager.domain.ledger import Allocation, peak
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.request import ContainerRequest
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
@@ -33,20 +34,29 @@ _Gone = frozenset[PodUid]
 class Loss:
     """What an eviction harms, the worst first: compared in this order.
 
-    ``budgets`` broken, the highest ``priority``, ``victims`` but for those that go anyway, ``all`` of them.
+    ``budgets`` broken, the highest ``priority``, ``victims`` but for those that go anyway, ``all`` of them,
+    and the ``cores`` that these hold: a tenth of a card goes before a training on two.
     """
 
     budgets: int
     priority: int
     victims: int
     all: int
+    cores: int
 
 
 class Harm:
     """Of pods that may be evicted, the most important first, beside ``leaving``, who go in any case."""
 
-    def __init__(self, lower: Sequence[Occupant], leaving: Sequence[Pod], budgets: Sequence[Budget]) -> None:
+    def __init__(
+        self,
+        lower: Sequence[Occupant],
+        leaving: Sequence[Pod],
+        budgets: Sequence[Budget],
+        charges: Mapping[PodUid, Charge],
+    ) -> None:
         self._pods = {o.uid: o.pod for o in lower}
+        self._cores = {o.uid: _cores(charges[o.uid].allocations) for o in lower}
         self._leaving = leaving
         self._budgets = [b for b in budgets if any(b.selects(o.pod) for o in lower)]
         self._already = violating(leaving, self._budgets) if self._budgets else frozenset()
@@ -55,7 +65,8 @@ class Harm:
     def of(self, gone: Collection[PodUid]) -> Loss:
         """If these were evicted."""
         counted = [p.priority for uid, p in self._pods.items() if uid in gone and not p.deleting]
-        return Loss(len(self.breaking(gone)), max(counted, default=_NOBODY), len(counted), len(gone))
+        cores = sum(self._cores.get(uid, 0) for uid in gone)
+        return Loss(len(self.breaking(gone)), max(counted, default=_NOBODY), len(counted), len(gone), cores)
 
     def breaking(self, gone: Collection[PodUid]) -> frozenset[PodUid]:
         """Whose end would break a budget, as kube-scheduler counts: the most important go first."""
@@ -190,8 +201,8 @@ class Yielding:
         if further is None or self._best is None:
             return True
         so_far = self._harm.of(gone)
-        bound = Loss(so_far.budgets, so_far.priority, so_far.victims + further, so_far.all + further)
-        return bound >= self._best
+        victims, everyone = so_far.victims + further, so_far.all + further
+        return replace(so_far, victims=victims, all=everyone) >= self._best
 
     def _try(self, gone: _Gone) -> None:
         """Room on the cards there is: what placement itself says decides."""
@@ -201,6 +212,11 @@ class Yielding:
         self._trials -= 1
         if self._question.without(self._view, self._given | gone) is not None:
             self._best, self._found = loss, gone
+
+
+def _cores(held: Collection[Allocation]) -> int:
+    """What a pod holds of cards, at its worst moment on each."""
+    return sum(peak(held, card).cores for card in {card for a in held for card in a.cards})
 
 
 def _at_least(holders: Iterable[_Holder], lack: Amount) -> int | None:

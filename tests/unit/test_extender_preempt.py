@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_manager.domain.budgets import read_budget, violating
-from gpu_manager.domain.contract import ALLOCATION, Assignment, encode_assignment
+from gpu_manager.domain.contract import ALLOCATION, CORE, Assignment, encode_assignment
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, answer, container, node, pod, uuid
@@ -238,6 +238,19 @@ def test_a_pod_of_several_cards_counts_once_and_cards_are_emptied_where_fewest_l
     assert ask(world, pod("big", 200, None, priority=5), {"n1": []}) == {"n1": (["pair"], 0)}
 
 
+def test_of_ways_with_as_many_victims_the_one_that_takes_least_of_the_cards():
+    train = pod("train", 200, None, on="n1", phase="Running", created="2026-02-01T00:00:00Z", annotations={
+        ALLOCATION: encode_assignment(
+            Assignment("n1", "uid-default-train", {"main": tuple((uuid("n1", c), Amount(100, 0)) for c in (0, 1))})
+        )
+    })  # fmt: skip
+    small = [lying(f"s{i}", 2, 20, created="2026-01-01T00:00:00Z") for i in range(3)]
+    world = World([node("n1", cards=3)], [train, *small])
+    found = ask(world, pod("urgent", 50, 4, priority=5), {"n1": []})
+    ((victim,), broken) = found["n1"]
+    assert (victim in ("s0", "s1", "s2"), broken) == (True, 0)
+
+
 def test_a_lower_highest_priority_is_worth_more_victims_and_a_budget_more_than_either():
     pods = [
         lying("high", 0, 90, priority=3),
@@ -249,10 +262,11 @@ def test_a_lower_highest_priority_is_worth_more_victims_and_a_budget_more_than_e
 
 
 def harm(pods, budgets):
-    """By hand what kube-scheduler prefers: fewest budgets, the lowest highest priority, fewest victims."""
+    """By hand what kube-scheduler prefers, fewest budgets, the lowest highest priority, fewest victims; then least."""
     ordered = sorted(pods, key=lambda p: (-p["spec"]["priority"], p["metadata"]["uid"]))
     broken = violating([parse_pod(p) for p in ordered], [read_budget(b) for b in budgets])
-    return len(broken), max(p["spec"]["priority"] for p in pods), len(pods)
+    cores = sum(parse_pod(p).containers[0].wants(CORE) for p in pods)
+    return len(broken), max(p["spec"]["priority"] for p in pods), len(pods), cores
 
 
 held_pods = st.tuples(
