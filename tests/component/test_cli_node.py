@@ -12,6 +12,7 @@ from gpu_manager.cli.main import run
 from gpu_manager.domain.contract import CORDON
 from tests.component.test_agent import NODE, World
 from tests.fakes.node import container, pod
+from tests.fakes.waiting import until
 
 
 @pytest.fixture
@@ -50,11 +51,11 @@ def test_a_cordoned_card_takes_nothing_new_until_it_is_opened(
 
     assert run(["cordon", *cards[:3], *where]) == 0
     assert "3 cordoned" in capsys.readouterr().out
-    world.until(lambda: closed() == 3)
+    until(lambda: closed() == 3)
     one = world.run(pod("one", container("c", 30, 8)))
     assert world.limits_card(one) == cards[3]
     assert run(["uncordon", *cards[:3], *where]) == 0
-    world.until(lambda: closed() == 0)
+    until(lambda: closed() == 0)
     node = world.api.get("nodes", NODE)
     assert node is not None
     assert CORDON not in node["metadata"]["annotations"]
@@ -80,7 +81,7 @@ def test_what_cannot_be_asked_is_one_line_with_the_cure(
 def test_a_mistyped_card_is_refused_with_those_there_are(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.until(
+    until(
         lambda: (
             "tencent.com/vcuda-inventory"
             in (world.api.get("nodes", NODE) or {"metadata": {}})["metadata"].get("annotations", {})

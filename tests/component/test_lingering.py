@@ -24,6 +24,7 @@ from tests.component.test_agent import World
 from tests.fakes import extender
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeClock, cards
+from tests.fakes.waiting import until
 
 FULL = ("c", 60, 40)  # 60 cores, 10 GiB of 16: two of them never share a card
 
@@ -292,10 +293,10 @@ def test_the_agent_tells_of_a_pod_deleted_by_force_from_its_cgroup_until_its_pro
         name = result.uid
         (proc / "4711").mkdir()
         (proc / "4711/cgroup").write_text(f"0::/kubepods/burstable/pod{name}/{'a' * 64}\n")
-        world.until(lambda: told() == [])
+        until(lambda: told() == [])
         world.api.delete("pods", "one", grace=0)
         world.kubelet.delete(name, force=True)
-        world.until(lambda: told() == [name], 3)
+        until(lambda: told() == [name], 3)
         (proc / "4711/cgroup").unlink()
         (proc / "4711").rmdir()
-        world.until(lambda: told() == [], 5)
+        until(lambda: told() == [], 5)
