@@ -1,19 +1,22 @@
 """Which pods must move so that another fits: the fewest, each with a new place. Pure.
 
 Made of the same what-if as :mod:`gpu_manager.domain.plan`: every move is a placement on copies of the books.
+Which sets of pods are worth a look, :mod:`gpu_manager.domain.movers` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, islice
+from itertools import islice
 
+from gpu_manager.domain.movers import Grounds, Movers
 from gpu_manager.domain.placement import Placement
-from gpu_manager.domain.plan import Choose, Resident, Seat, Site, best_fit, settle
+from gpu_manager.domain.plan import Board, Offer, Resident, Seat, Shape, Site, why_not
 from gpu_manager.domain.pod import PodUid
 
-MOST_TRIED = 20_000  # sets of moves looked at for a node and a size; beyond, the plan is not proven
+MOST_SETS = 50_000  # of pods that might move, listed for one size; beyond, the plan is not proven
+MOST_TRIED = 10_000  # of them laid out anew, in all
 MOST_MOVES = 6
 _SHOWN = 5  # pods that must stay, for people
 
@@ -57,115 +60,119 @@ def defragment(
     sites: Sequence[Site],
     pod: Resident,
     budgets: Sequence[Budget] = (),
-    choose: Choose = best_fit,
     most_moves: int = MOST_MOVES,
+    most_tried: int = MOST_TRIED,
 ) -> Defrag:
     """The smallest set of moves on one node that makes the pod fit there, all moved pods placed again.
 
     Pods of higher priority than ``pod`` stay, and so do those that nobody would make anew, and those whose
     budget allows no more disruption. Among sets of one size: the least amount moved, then names.
     """
-    now = {site.name: site for site in sites}
-    if (seat := settle(now, pod, choose)) is not None:
-        return Defrag(seat, before=tuple(sites), after=tuple(now.values()))
-    proven = True
+    board = Board(sites)
+    if (seat := board.settle(pod)) is not None:
+        return Defrag(seat, before=tuple(sites), after=tuple(board.now.values()))
+    view, grounds = _View(board), _grounds(sites, pod, budgets)
+    proven, tried = True, 0
     for size in range(1, most_moves + 1):
-        tried = _Tried()
-        plans = [
-            plan for site in sites for plan in _first(_plans(sites, site, pod, size, budgets, choose, tried))
-        ]
-        proven = proven and not tried.cut
-        if plans:
-            cost, found = min(plans, key=lambda p: p[0])
-            return replace(found, proven=proven or cost[0] == 1, before=tuple(sites))
+        sets, whole = _sets(grounds, size)
+        proven = proven and whole
+        for movers in sets:
+            if not _within(movers.pods, budgets):
+                continue
+            if tried == most_tried:
+                return Defrag(None, proven=False, reason=_gave_up(most_tried))
+            tried += 1
+            found = view.carried_out(movers, pod)
+            if found is not None:
+                return replace(found, proven=proven, before=tuple(sites))
     return Defrag(None, proven=proven, reason=_why_not(sites, pod, budgets, most_moves))
+
+
+def _grounds(sites: Sequence[Site], pod: Resident, budgets: Sequence[Budget]) -> list[Grounds]:
+    """Of the nodes that could hold the pod if all that may move were gone."""
+    found = []
+    for site in sites:
+        may = [resident for resident in site.residents.values() if not _stays(resident, pod, budgets)]
+        if may and site.without(r.uid for r in may).takes(pod) is not None:
+            alike = {r.uid: tuple(b.name for b in budgets if r.uid in b.pods) for r in may}
+            found.append(Grounds(site, pod.request, may, alike))
+    return found
+
+
+def _sets(grounds: Sequence[Grounds], size: int) -> tuple[list[Movers], bool]:
+    """The sets of so many pods that may be worth a look, the cheapest first; False if there are more."""
+    listed: dict[tuple[str, frozenset[PodUid]], Movers] = {}
+    found = (movers for lists in (Grounds.cores, Grounds.more) for g in grounds for movers in lists(g, size))
+    for movers in islice(found, MOST_SETS):
+        listed.setdefault((movers.site.name, frozenset(r.uid for r in movers.pods)), movers)
+    whole = next(found, None) is None
+    return sorted(listed.values(), key=lambda movers: movers.cost), whole
+
+
+class _View:
+    """The cluster as it stands, for many what-ifs of which each changes one node and a few more."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._ranked: dict[Shape, list[Offer]] = {}
+
+    def carried_out(self, movers: Movers, pod: Resident) -> Defrag | None:
+        """The whole plan, if every moved pod finds a place once ``pod`` lies where it should; else None."""
+        site = movers.site
+        room = site.without(r.uid for r in movers.pods)
+        placement: Placement | None = room.find(pod.request)
+        if placement is None:
+            return None
+        changed = {site.name: room.with_pod(pod, placement)}
+        moves = []
+        for resident in sorted(movers.pods, key=lambda r: (-r.weight, r.name)):
+            offer = min(self._offers(resident, changed), key=lambda offer: offer.rank, default=None)
+            if offer is None:
+                return None
+            changed[offer.site.name], seat = offer.taken(resident)
+            moves.append(Move(resident.name, site.name, site.held(resident.uid), seat.node, seat.cards))
+        after = tuple(changed.get(name, same) for name, same in self._board.now.items())
+        return Defrag(Seat(pod.name, site.name, site.indices(placement)), tuple(moves), after=after)
+
+    def _offers(self, pod: Resident, changed: dict[str, Site]) -> Iterator[Offer]:
+        """The best of the nodes that stand as they were, and those of the others."""
+        shape = pod.shape
+        if shape not in self._ranked:
+            self._ranked[shape] = sorted(self._board.offers(pod).values(), key=lambda offer: offer.rank)
+        yield from islice((o for o in self._ranked[shape] if o.site.name not in changed), 1)
+        for site in changed.values():
+            offer = Offer.of(site, pod)
+            if offer is not None:
+                yield offer
+
+
+def _gave_up(tried: int) -> str:
+    return f"none of the first {tried} sets of pods makes room on one node; not every set was tried"
 
 
 def _why_not(sites: Sequence[Site], pod: Resident, budgets: Sequence[Budget], most_moves: int) -> str:
     if not sites:
         return "no node publishes cards"
-    if all(site.without(site.residents).find(pod.request) is None for site in sites):
-        return "no node could hold it even if all its pods were gone"
-    residents = [resident for site in sites for resident in site.residents.values()]
+    able = [site for site in sites if not site.gate.bars(pod.wants)]
+    if not able:
+        return why_not(sites, pod)
+    that = "" if len(able) == len(sites) else " that it may go to"
+    if all(site.without(site.residents).find(pod.request) is None for site in able):
+        return f"no node{that} could hold it even if all its pods were gone"
+    residents = [resident for site in able for resident in site.residents.values()]
     kept = [f"{r.name} ({why})" for r in residents if (why := _stays(r, pod, budgets))]
     movable = len(residents) - len(kept)
-    said = f"no set of at most {most_moves} of the {movable} pods that may move makes room on one node"
+    said = f"no set of at most {most_moves} of the {movable} pods that may move makes room on one node{that}"
     if kept:
         more = f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else ""
         said += f"; these must stay: {', '.join(kept[:_SHOWN])}{more}"
     return said
 
 
-@dataclass(slots=True)
-class _Tried:
-    cut: bool = False
-
-
-_Cost = tuple[int, int, int, tuple[str, ...]]
-
-
-def _first(plans: Iterator[tuple[_Cost, Defrag]]) -> Iterator[tuple[_Cost, Defrag]]:
-    return islice(plans, 1)
-
-
-def _plans(
-    sites: Sequence[Site],
-    site: Site,
-    pod: Resident,
-    size: int,
-    budgets: Sequence[Budget],
-    choose: Choose,
-    tried: _Tried,
-) -> Iterator[tuple[_Cost, Defrag]]:
-    """Plans that move ``size`` pods off the node's cards, the cheapest first."""
-    candidates = sorted(_candidates(site, pod, budgets), key=lambda r: (r.weight, r.name))
-    if site.without(r.uid for r in candidates).find(pod.request) is None:
-        return
-    sets = list(islice(combinations(candidates, size), MOST_TRIED + 1))
-    if len(sets) > MOST_TRIED:
-        tried.cut = True
-        sets.pop()
-    for moved in sorted(sets, key=_cost):
-        if not _within(moved, budgets):
-            continue
-        room = site.without(r.uid for r in moved)
-        placement = room.find(pod.request)
-        if placement is None:
-            continue
-        found = _replaced(sites, site, room, pod, placement, moved, choose)
-        if found is not None:
-            yield _cost(moved), found
-
-
-def _replaced(
-    sites: Sequence[Site],
-    site: Site,
-    room: Site,
-    pod: Resident,
-    placement: Placement,
-    moved: Sequence[Resident],
-    choose: Choose,
-) -> Defrag | None:
-    """The whole plan, if every moved pod finds a place once ``pod`` lies where it should; else None."""
-    now = {s.name: s for s in sites}
-    now[site.name] = room.with_pod(pod, placement)
-    moves = []
-    for resident in sorted(moved, key=lambda r: (-r.weight, r.name)):
-        seat = settle(now, resident, choose)
-        if seat is None:
-            return None
-        moves.append(Move(resident.name, site.name, site.held(resident.uid), seat.node, seat.cards))
-    return Defrag(Seat(pod.name, site.name, site.indices(placement)), tuple(moves), after=tuple(now.values()))
-
-
-def _candidates(site: Site, pod: Resident, budgets: Sequence[Budget]) -> Iterator[Resident]:
-    return (resident for resident in site.residents.values() if not _stays(resident, pod, budgets))
-
-
 def _stays(resident: Resident, pod: Resident, budgets: Sequence[Budget]) -> str:
     """Why the resident may not be moved for the pod; empty if it may."""
-    if not resident.movable:
-        return "no controller would make it anew"
+    if resident.stays:
+        return resident.stays
     if resident.priority > pod.priority:
         return f"its priority {resident.priority} is above {pod.priority}"
     closed = next((b.name for b in budgets if resident.uid in b.pods and b.allowed <= 0), None)
@@ -174,8 +181,3 @@ def _stays(resident: Resident, pod: Resident, budgets: Sequence[Budget]) -> str:
 
 def _within(moved: Sequence[Resident], budgets: Sequence[Budget]) -> bool:
     return all(sum(r.uid in b.pods for r in moved) <= b.allowed for b in budgets)
-
-
-def _cost(moved: Sequence[Resident]) -> _Cost:
-    names = tuple(sorted(r.name for r in moved))
-    return len(moved), sum(r.weight for r in moved), sum(r.priority for r in moved), names

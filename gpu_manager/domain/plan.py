@@ -1,18 +1,21 @@
 """What if: would these pods fit, how many nodes would it take, what if a node goes. Pure.
 
 Nothing here guesses: every answer is made by placing pods with :func:`placement.find`, the judgement of the
-scheduler and the node, on copies of the books. What the rest of Kubernetes counts (CPU, taints, affinity) is
-not seen here; whoever shows an answer says so.
+scheduler and the node, on copies of the books, on nodes whose :class:`gates.Gate` lets the pod on. What the
+rest of Kubernetes counts (CPU, host memory, spread) is not seen here; whoever shows an answer says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.explain import Refusal
+from gpu_manager.domain.gates import ANYWHERE, Gate, Wants
 from gpu_manager.domain.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement import Placement, find, judge
 from gpu_manager.domain.pod import PodUid
@@ -20,24 +23,36 @@ from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.topology import Topology
 
+_NOBODY: Final = PodUid("(what if)")  # whom no books name, so that nothing counts as the pod's own
+Shape = tuple[PodRequest, Wants]
+"""What tells pods apart for whoever places them: all but who they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A pod that lies on a node. ``movable`` is False for one that nobody would make anew.
+    """A pod that lies on a node, or that is to come.
 
-    ``name`` is ``namespace/name``; higher ``priority`` is more important, as in Kubernetes.
+    ``name`` is ``namespace/name``; higher ``priority`` is more important, as in Kubernetes. ``stays`` says
+    why nobody may move it, empty if one may. ``tied``: it ends with its node, and that is no loss.
     """
 
     uid: PodUid
     name: str
     request: PodRequest
-    movable: bool = True
+    stays: str = ""
     priority: int = 0
+    wants: Wants = ANYWHERE
+    tied: bool = False
 
     @property
     def weight(self) -> int:
         """The cores of all its containers."""
         return sum(c.request.cores for c in self.request.containers)
+
+    @property
+    def shape(self) -> Shape:
+        """What it shares with pods that are placed as it is."""
+        return replace(self.request, uid=_NOBODY), self.wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +64,15 @@ class Site:
     topology: Topology
     ledger: Ledger
     residents: Mapping[PodUid, Resident] = field(default_factory=dict)
+    gate: Gate = field(default_factory=Gate)
 
     def find(self, request: PodRequest) -> Placement | None:
         """Where the pod would lie here, None if it would not fit."""
         return find(request, self.cards, self.topology, self.ledger)
+
+    def takes(self, pod: Resident) -> Placement | None:
+        """The same, None too where the pod may not come here."""
+        return None if self.gate.bars(pod.wants) else self.find(pod.request)
 
     def with_pod(self, resident: Resident, placement: Placement) -> Site:
         """The node with the pod on these shares."""
@@ -100,25 +120,42 @@ class Seat:
 class Forecast:
     """What would become of pods. ``refused`` maps a pod's name to why it fits nowhere.
 
-    ``sites`` is the cluster afterwards; ``added`` counts nodes that had to be added.
+    ``sites`` is the cluster afterwards; ``added`` counts nodes that had to be added. ``ended`` are pods that
+    nobody places again, and why that is no loss.
     """
 
     seats: tuple[Seat, ...]
     refused: Mapping[str, str]
     sites: tuple[Site, ...]
     added: int = 0
+    ended: Mapping[str, str] = field(default_factory=dict)
 
 
-Choose = Callable[[Sequence[tuple[Site, Placement]], PodRequest], int]
-"""Which of the nodes that have room is taken: the index of one. The product's policy, or :func:`best_fit`."""
+Rank = tuple[int, int, int, int, int, str]
 
 
-def best_fit(options: Sequence[tuple[Site, Placement]], _request: PodRequest) -> int:
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where a site would put a pod; the lowest ``rank`` is chosen, and no two sites have the same."""
+
+    rank: Rank
+    site: Site
+    placement: Placement
+
+    @classmethod
+    def of(cls, site: Site, pod: Resident) -> Offer | None:
+        """None where the pod may not lie, or finds no room."""
+        placement = site.takes(replace(pod, request=pod.shape[0]))
+        return None if placement is None else cls(_left(site, placement), site, placement)
+
+    def taken(self, pod: Resident) -> tuple[Site, Seat]:
+        """The site with the pod, and where it lies."""
+        seat = Seat(pod.name, self.site.name, self.site.indices(self.placement))
+        return self.site.with_pod(pod, self.placement), seat
+
+
+def _left(site: Site, placement: Placement) -> Rank:
     """Least left in pieces: no idle card is broken while a broken one has room; of those, the fullest."""
-    return min(range(len(options)), key=lambda i: _left(*options[i]))
-
-
-def _left(site: Site, placement: Placement) -> tuple[int, int, int, int, int, str]:
     taken: dict[CardUuid, Amount] = {}
     for share in (share for shares in placement.values() for share in shares):
         taken[share.card] = taken.get(share.card, ZERO) + share.amount
@@ -130,83 +167,151 @@ def _left(site: Site, placement: Placement) -> tuple[int, int, int, int, int, st
     return broken, left.cores, left.memory, sum(card not in taken for card in idle), free, site.name
 
 
-def simulate(sites: Sequence[Site], pods: Sequence[Resident], choose: Choose = best_fit) -> Forecast:
+class Board:
+    """Sites while pods are laid on copies of them. What a site does with a shape is worked out once."""
+
+    def __init__(self, sites: Iterable[Site]) -> None:
+        self.now = {site.name: site for site in sites}
+        self._offers: dict[Shape, dict[str, Offer]] = {}
+        self._stale: dict[Shape, set[str]] = {}
+        self._reasons: dict[Shape, str] = {}
+
+    def offers(self, pod: Resident) -> Mapping[str, Offer]:
+        """By name, of the sites that would take the pod."""
+        shape = pod.shape
+        found = self._offers.setdefault(shape, {})
+        stale = self._stale.setdefault(shape, set(self.now))
+        for name in stale:
+            offer = Offer.of(self.now[name], pod)
+            if offer is None:
+                found.pop(name, None)
+            else:
+                found[name] = offer
+        stale.clear()
+        return found
+
+    def settle(self, pod: Resident) -> Seat | None:
+        """Put the pod on the site that suits best; None if it fits on none of them."""
+        offers = self.offers(pod).values()
+        if not offers:
+            return None
+        site, seat = min(offers, key=lambda offer: offer.rank).taken(pod)
+        self.put(site)
+        return seat
+
+    def put(self, site: Site) -> None:
+        """A new site, or one that has changed."""
+        self.now[site.name] = site
+        self._reasons.clear()
+        for stale in self._stale.values():
+            stale.add(site.name)
+
+    def why_not(self, pod: Resident) -> str:
+        """Why the pod fits nowhere: the reason of the node that has most free, and what the others say."""
+        shape = pod.shape
+        if shape not in self._reasons:
+            self._reasons[shape] = why_not(tuple(self.now.values()), pod)
+        return self._reasons[shape]
+
+
+def simulate(sites: Sequence[Site], pods: Sequence[Resident]) -> Forecast:
     """Place the pods one after the other, as they would arrive."""
-    now = {site.name: site for site in sites}
+    board = Board(sites)
     seats: list[Seat] = []
     refused: dict[str, str] = {}
     for pod in pods:
-        seat = settle(now, pod, choose)
+        seat = board.settle(pod)
         if seat is None:
-            refused[pod.name] = why_not(tuple(now.values()), pod.request)
+            refused[pod.name] = board.why_not(pod)
         else:
             seats.append(seat)
-    return Forecast(tuple(seats), refused, tuple(now.values()))
+    return Forecast(tuple(seats), refused, tuple(board.now.values()))
 
 
-def nodes_needed(
-    sites: Sequence[Site], pods: Sequence[Resident], kind: Site, choose: Choose = best_fit, most: int = 10_000
-) -> Forecast:
+def nodes_needed(sites: Sequence[Site], pods: Sequence[Resident], kind: Site, most: int = 10_000) -> Forecast:
     """The same, adding a node like ``kind`` whenever a pod finds no room, ``most`` of them at the outside.
 
     One after the other in the order given, so the count is what arrivals in that order take. A pod that does
     not fit an empty node of the kind stays refused and adds none.
     """
-    now = {site.name: site for site in sites}
+    board = Board(sites)
+    kind = replace(kind, gate=kind.gate.fresh(f"new-{most}"))  # no pod asks for it by that name
+    never: dict[Shape, str] = {}
     seats: list[Seat] = []
     refused: dict[str, str] = {}
     added = 0
     for pod in pods:
-        seat = settle(now, pod, choose)
-        if seat is None and added < most and kind.find(pod.request) is not None:
+        seat = board.settle(pod)
+        if seat is None and pod.shape not in never:
+            never[pod.shape] = _never(kind, pod)
+        if seat is None and not never[pod.shape] and added < most:
             added += 1
-            fresh = replace(kind, name=f"new-{added}")
-            now[fresh.name] = fresh
-            seat = settle(now, pod, choose)
+            name = f"new-{added}"
+            board.put(replace(kind, name=name, gate=kind.gate.fresh(name)))
+            seat = board.settle(pod)
         if seat is None:
-            refused[pod.name] = _never(kind, pod.request) or why_not((*now.values(), kind), pod.request)
+            refused[pod.name] = never[pod.shape] or f"{most} nodes were added, and there is still no room"
         else:
             seats.append(seat)
-    return Forecast(tuple(seats), refused, tuple(now.values()), added)
+    return Forecast(tuple(seats), refused, tuple(board.now.values()), added)
 
 
-def drain(sites: Sequence[Site], node: str, choose: Choose = best_fit) -> Forecast:
+def drain(sites: Sequence[Site], node: str) -> Forecast:
     """What if the node goes: its pods, the most important first, placed on the others."""
     leaving = next(site for site in sites if site.name == node)
     pods = sorted(leaving.residents.values(), key=lambda r: (-r.priority, -r.weight, r.name))
     others = [site for site in sites if site.name != node]
+    moving = [pod for pod in pods if not pod.stays]
+    found = simulate(others, moving)
     if not others:
-        return Forecast((), {pod.name: "no other node publishes cards" for pod in pods}, ())
-    return simulate(others, pods, choose)
+        found = replace(found, refused={pod.name: "no other node publishes cards" for pod in moving})
+    lost = {pod.name: f"{pod.stays}: it would be gone for good" for pod in pods if pod.stays and not pod.tied}
+    ended = {pod.name: pod.stays for pod in pods if pod.tied}
+    return replace(found, refused={**found.refused, **lost}, ended=ended)
 
 
-def _never(kind: Site, request: PodRequest) -> str:
+def _never(kind: Site, pod: Resident) -> str:
     """Why not even an empty node of the kind holds the pod; empty if it does."""
-    verdict = judge(request, kind.cards, kind.topology, kind.ledger)
+    barred = kind.gate.bars(pod.wants)
+    if barred:
+        return f"a node like {quoted(kind.name)} would not take it: it {barred}"
+    verdict = judge(pod.request, kind.cards, kind.topology, kind.ledger)
     if not isinstance(verdict, Refusal):
         return ""
     return f"not even an empty node like {quoted(kind.name)} holds it: {verdict.line()}"
 
 
-def why_not(sites: Sequence[Site], request: PodRequest) -> str:
+def why_not(sites: Sequence[Site], pod: Resident) -> str:
     """Why the pod fits nowhere: the reason of the node that has most free, and how many there are."""
     if not sites:
         return "no node publishes cards"
-    best = max(sites, key=lambda s: (s.free.cores, s.free.memory, s.name))
-    verdict = judge(request, best.cards, best.topology, best.ledger)
+    barred = {site.name: reason for site in sites if (reason := site.gate.bars(pod.wants))}
+    able = [site for site in sites if site.name not in barred]
+    closed = _closed(barred)
+    if not able:
+        return f"no node may take it: {closed}"
+    best = max(able, key=lambda s: (s.free.cores, s.free.memory, s.name))
+    verdict = judge(pod.request, best.cards, best.topology, best.ledger)
     reason = verdict.line() if isinstance(verdict, Refusal) else ""
-    where = "the only node" if len(sites) == 1 else f"any of {len(sites)} nodes"
-    return f"no room on {where}; {quoted(best.name)} has most free: {reason}"
+    where = "the only node" if len(able) == 1 else f"any of {len(able)} nodes"
+    that = " that it may go to" if barred else ""
+    said = f"no room on {where}{that}; {quoted(best.name)} has most free: {reason}"
+    return f"{said}; not asked: {closed}" if closed else said
 
 
-def settle(now: dict[str, Site], pod: Resident, choose: Choose) -> Seat | None:
-    """Put the pod on one of the nodes, by name in ``now``; None if it fits on none of them."""
-    options = [(site, found) for site in now.values() if (found := site.find(pod.request)) is not None]
-    if not options:
-        return None
-    site, placement = options[choose(options, pod.request)]
-    now[site.name] = site.with_pod(pod, placement)
-    return Seat(pod.name, site.name, site.indices(placement))
+def _closed(barred: Mapping[str, str]) -> str:
+    """The commonest reasons, each with one of the nodes."""
+    counts = Counter(barred.values())
+    first: dict[str, str] = {}
+    for name, reason in barred.items():
+        first.setdefault(reason, name)
+    more_nodes = {1: "", 2: " (and 1 more node)"}
+    said = [
+        f"{quoted(first[reason])} {reason}" + more_nodes.get(count, f" (and {count - 1} more nodes)")
+        for reason, count in counts.most_common(3)
+    ]
+    more = f"; {len(counts) - 3} more reasons" if len(counts) > 3 else ""
+    return "; ".join(said) + more
 
 
 def _allocations(resident: Resident, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:

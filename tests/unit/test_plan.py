@@ -1,5 +1,6 @@
 """What if: nothing is over-committed in a forecast, a plan works when it is carried out, and none is smaller."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.defrag import Budget, defragment
+from gpu_manager.domain.gates import Gate, Wants
 from gpu_manager.domain.ledger import Ledger
-from gpu_manager.domain.plan import Resident, Site, best_fit, drain, nodes_needed, simulate
+from gpu_manager.domain.plan import Resident, Site, drain, nodes_needed, simulate
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.resources import DEFAULT_UNIT
@@ -31,6 +33,19 @@ def pod(name, cores, units=1, **more):
     memory = 0 if cores >= 100 else units * DEFAULT_UNIT
     asked = ContainerRequest("main", ContainerKind.APP, 0, Request(cores, memory))
     return Resident(PodUid(name), f"default/{name}", PodRequest(PodUid(name), (asked,)), **more)
+
+
+def parts(name, *cores, **more):
+    """A pod of several containers."""
+    asked = tuple(
+        ContainerRequest(f"c{i}", ContainerKind.APP, i, Request(each, 0 if each >= 100 else 8 * DEFAULT_UNIT))
+        for i, each in enumerate(cores)
+    )
+    return Resident(PodUid(name), f"default/{name}", PodRequest(PodUid(name), asked), **more)
+
+
+def shut(site):
+    return replace(site, gate=Gate(site.name, cordoned=True))
 
 
 def lying(site, resident, *cards):
@@ -113,7 +128,11 @@ def test_what_fits_as_it_is_moves_nobody():
 
 @pytest.mark.parametrize("reason", ["movable", "priority", "budget"])
 def test_a_pod_that_must_stay_is_not_moved(reason):
-    stay = {"movable": {"movable": False}, "priority": {"priority": 10}, "budget": {}}[reason]
+    stay = {
+        "movable": {"stays": "no controller would make it anew"},
+        "priority": {"priority": 10},
+        "budget": {},
+    }[reason]
     site = lying(lying(node("n1"), pod("small", 30, **stay), 0), pod("large", 50), 1)
     budgets = [Budget("b", 0, frozenset({PodUid("small")}))] if reason == "budget" else []
     plan = defragment([site], pod("train", 100), budgets)
@@ -130,6 +149,91 @@ def test_a_budget_bounds_how_many_of_its_pods_move_at_once():
     refused = defragment([site], two_cards, [Budget("b", 1, names)])
     assert refused.seat is None
     assert "of the 3 pods that may move" in refused.reason
+
+
+def test_a_node_that_the_pod_may_not_go_to_is_passed_over_and_named():
+    pools = [replace(node(name), gate=Gate(name, {"pool": name})) for name in ("a", "b")]
+    chosen = pod("p", 30, wants=Wants(selector=(("pool", "In", frozenset({"b"})),)))
+    assert [s.node for s in simulate(pools, [chosen]).seats] == ["b"]
+    refused = simulate([pools[0], shut(pools[1]), shut(node("c"))], [chosen]).refused["default/p"]
+    assert refused == (
+        'no node may take it: "b" is cordoned (and 1 more node); "a" lacks what the pod selects: "pool=b"'
+    )
+    full = lying(pools[1], pod("whole", 200), 0, 1)
+    refused = simulate([pools[0], full], [chosen]).refused["default/p"]
+    assert refused.startswith('no room on the only node that it may go to; "b" has most free: ')
+    assert refused.endswith('; not asked: "a" lacks what the pod selects: "pool=b"')
+
+
+def test_nodes_of_a_kind_that_bars_the_pod_are_not_added():
+    kind = replace(node("kind"), gate=Gate("kind", taints=(("dedicated", "ml", "NoSchedule"),)))
+    forecast = nodes_needed([], [pod("p", 30)], kind)
+    assert forecast.added == 0
+    assert 'it has the taint "dedicated=ml:NoSchedule"' in forecast.refused["default/p"]
+    tolerant = pod("q", 30, wants=Wants(tolerations=(("dedicated", "Exists", "", ""),)))
+    assert nodes_needed([], [tolerant], kind).added == 1
+
+
+def test_no_more_nodes_are_added_than_asked_for():
+    forecast = nodes_needed([], [pod(f"p{i}", 200) for i in range(3)], node("kind"), most=2)
+    assert forecast.added == 2
+    assert forecast.refused == {"default/p2": "2 nodes were added, and there is still no room"}
+
+
+def test_who_ends_with_a_drained_node_and_who_would_be_lost():
+    site = lying(node("n1"), pod("daemon", 30, stays="its DaemonSet", tied=True), 0)
+    site = lying(lying(site, pod("bare", 30, stays="no controller would make it anew"), 0), pod("web", 30), 1)
+    forecast = drain([site, node("n2")], "n1")
+    assert [s.pod for s in forecast.seats] == ["default/web"]
+    assert forecast.ended == {"default/daemon": "its DaemonSet"}
+    assert forecast.refused == {"default/bare": "no controller would make it anew: it would be gone for good"}
+
+
+def test_nobody_is_moved_to_a_node_that_would_not_take_it():
+    first = replace(node("n1", 1), gate=Gate("n1"))
+    sites = [lying(first, pod("small", 30), 0), shut(node("n2", 1))]
+    asked = pod("train", 100)
+    refused = defragment(sites, asked)
+    assert refused.seat is None
+    assert (
+        "no set of at most 6 of the 1 pods that may move makes room on one node that it may" in refused.reason
+    )
+    assert [m.target for m in defragment([sites[0], node("n2", 1)], pod("t", 100, wants=ON_N1)).moves] == [
+        "n2"
+    ]
+    assert defragment([shut(node("n1"))], asked).reason == 'no node may take it: "n1" is cordoned'
+
+
+ON_N1 = Wants(affinity=(((), (("metadata.name", "In", frozenset({"n1"})),)),))
+
+
+def test_a_pod_of_several_parts_is_made_room_for_as_a_whole():
+    site = node("n1", 3)
+    for i, cores in enumerate((60, 70, 80)):
+        site = lying(site, pod(f"p{i}", cores), i)
+    plan = defragment([site, node("n2", 1)], parts("both", 100, 35))
+    assert plan.seat is not None
+    assert [m.pod for m in plan.moves] == ["default/p1"]  # p0 leaves 40 of its card free for the smaller part
+    sound(plan.after)
+
+
+def test_a_plan_among_hundreds_of_pods_takes_few_looks():
+    """Two of eight cards on each of forty nodes that hold 24 pods each: pairs of cards are tried, not sets of pods."""
+    sites = []
+    for n in range(40):
+        site = node(f"n{n:02d}", 8)
+        for card in range(8):
+            for i in range(3):
+                site = lying(site, pod(f"p{n:02d}-{card}-{i}", 25 + (n + card + i) % 3), card)
+        sites.append(site)
+    plan = defragment([*sites, node("spare", 1)], pod("two", 200), most_tried=50)
+    assert plan.seat is None
+    assert plan.reason == "none of the first 50 sets of pods makes room on one node; not every set was tried"
+    assert not plan.proven
+    plan = defragment([*sites, node("spare", 2)], pod("two", 200), most_tried=50)
+    assert plan.moves == ()
+    one = defragment([*sites, lying(node("spare", 2), pod("x", 20), 0)], pod("two", 200), most_tried=50)
+    assert [m.pod for m in one.moves] == ["default/x"]
 
 
 sites_drawn = st.lists(
@@ -170,6 +274,38 @@ def test_a_plan_works_when_carried_out_and_no_smaller_one_does(parts, cores):
     assert names == {r.name for site in sites for r in site.residents.values()} | {asked.name}
 
 
+@quick
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 2), st.sampled_from([20, 50]), st.integers(0, 2)),
+        max_size=7,
+    ),
+    st.sampled_from([(80,), (100,), (200,), (60, 60), (100, 60)]),
+    st.lists(st.tuples(st.sets(st.integers(0, 6)), st.integers(0, 2)), max_size=2),
+)
+def test_no_smaller_plan_keeps_budgets_and_priorities_either(parts_of, cores, promised):
+    sites = [node("n0", 3), node("n1", 2)]
+    for i, (where, card, each, priority) in enumerate(parts_of):
+        at = card % len(sites[where].cards)
+        sites[where] = lying(sites[where], pod(f"p{i}", each, priority=priority), at)
+    asked = parts("asked", *cores, priority=1)
+    budgets = [
+        Budget(f"b{i}", allowed, frozenset(PodUid(f"p{j}") for j in of))
+        for i, (of, allowed) in enumerate(promised)
+    ]
+    plan = defragment(sites, asked, budgets)
+    possible = [
+        size
+        for size in range(7)
+        for site in sites
+        for gone in combinations(site.residents.values(), size)
+        if all(r.priority <= 1 for r in gone)
+        and all(sum(r.uid in b.pods for r in gone) <= b.allowed for b in budgets)
+        and carried_out(sites, site, gone, asked)
+    ]
+    assert (len(plan.moves) if plan.seat else None) == min(possible, default=None)
+
+
 def carried_out(sites, site, gone, asked):
     """The same question by hand: end these, seat the pod, seat them again one after the other."""
     room = site.without(r.uid for r in gone)
@@ -178,7 +314,7 @@ def carried_out(sites, site, gone, asked):
         return False
     now = [room.with_pod(asked, placement) if s is site else s for s in sites]
     back = sorted(gone, key=lambda r: (-sum(c.request.cores for c in r.request.containers), r.name))
-    return not simulate(now, back, best_fit).refused
+    return not simulate(now, back).refused
 
 
 @quick

@@ -57,10 +57,17 @@ class Cluster:
 
 def read_cluster(connection: Connection) -> Cluster:
     """Nodes and pods, now. Raises NodeUnready: the API server refuses, or is away."""
-    return cluster_of(
-        list_all(connection, "list nodes", "/api/v1/nodes"),
-        list_all(connection, "list the pods of all namespaces", "/api/v1/pods"),
-    )
+    return cluster_of(list_nodes(connection), list_pods(connection))
+
+
+def list_nodes(connection: Connection) -> Iterator[Mapping[str, Any]]:
+    """Every node, as it stands there. Raises NodeUnready."""
+    return list_all(connection, "list nodes", "/api/v1/nodes")
+
+
+def list_pods(connection: Connection) -> Iterator[Mapping[str, Any]]:
+    """Every pod of every namespace, as it stands there. Raises NodeUnready."""
+    return list_all(connection, "list the pods of all namespaces", "/api/v1/pods")
 
 
 def read_budgets(connection: Connection) -> Iterator[Mapping[str, Any]]:

@@ -10,6 +10,7 @@ import typer
 from gpu_manager.cli.kubectl import sites
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
+from gpu_manager.domain.card import CardState
 from gpu_manager.domain.defrag import Defrag, defragment
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.plan import Resident, Site
@@ -33,8 +34,8 @@ def command(
     PodDisruptionBudget would be broken. Nothing is done: ending the pods named is yours to decide.
     Exit code: 0 there is a way, 1 there is none, 2 bad input.
     """
-    outlook = sites.look(source, kubeconfig, context)
-    pod = _pod(target, namespace or "default", outlook)
+    outlook = sites.look(source, kubeconfig, context, namespace)
+    pod = _pod(target, outlook)
     plan = defragment(outlook.sites, pod, outlook.budgets)
     if for_program(output):
         emit(_document(pod, plan), output)
@@ -43,25 +44,28 @@ def command(
     return 1 if plan.seat is None else 0
 
 
-def _pod(target: str, namespace: str, outlook: sites.Outlook) -> Resident:
+def _pod(target: str, outlook: sites.Outlook) -> Resident:
     if target == "-" or "/" in target or target.endswith((".yaml", ".yml", ".json")):
-        pods = sites.wanted([target], outlook.unit)
+        pods = sites.wanted([target], outlook)
         if len(pods) != 1:
             raise RequestInvalid(f"{printable(target)}: {len(pods)} pods that ask for cards; give one")
         return pods[0]
-    found = next((p for p in outlook.pods if p.namespace == namespace and p.name == target), None)
+    named = [p for p in outlook.pods if p.name == target]
+    found = next((p for p in named if p.namespace == outlook.namespace), None)
     if found is None:
-        raise RequestInvalid(f"no pod {quoted(target)} that asks for cards in namespace {quoted(namespace)}")
+        elsewhere = f"; there is one in {quoted(named[0].namespace)}: name it with -n" if named else ""
+        where = f"in namespace {quoted(outlook.namespace)}"
+        raise RequestInvalid(f"no pod {quoted(target)} that asks for cards {where}{elsewhere}")
     if found.node:
         raise RequestInvalid(f"pod {found.key} is on node {found.node} already: it waits for nothing")
-    return sites.resident_of(found, outlook.unit)
+    return sites.resident_of(found, outlook.unit, outlook.written.get(found.uid))
 
 
 def _show(pod: Resident, plan: Defrag) -> None:
     if plan.seat is None:
         typer.echo(printable(f"{pod.name}: {plan.reason}"))
         return
-    where = f"node {plan.seat.node}, card {', '.join(map(str, plan.seat.cards))}"
+    where = f"node {plan.seat.node}, {_cards(plan.seat.cards)}"
     if not plan.moves:
         typer.echo(printable(f"{pod.name} fits as things are: {where}"))
         return
@@ -69,40 +73,44 @@ def _show(pod: Resident, plan: Defrag) -> None:
     pods = "1 pod" if len(plan.moves) == 1 else f"{len(plan.moves)} pods"
     typer.echo(printable(f"{pod.name} would fit on {where} if {pods} moved ({least}):"))
     rows = [
-        (m.pod, f"{m.source} card {_list(m.source_cards)}", f"{m.target} card {_list(m.target_cards)}")
+        (m.pod, f"{m.source} {_cards(m.source_cards)}", f"{m.target} {_cards(m.target_cards)}")
         for m in plan.moves
     ]
     typer.echo(columns(("POD", "FROM", "TO"), rows))
-    touched = {plan.seat.node, *(m.target for m in plan.moves)}
-    for title, picture in (("before", plan.before), ("after", plan.after)):
+    changed = [pair for pair in zip(plan.before, plan.after, strict=True) if pair[0] is not pair[1]]
+    before, after = (_picture(states) for states in zip(*changed, strict=True))
+    for title, lines, others in (("before", before, after), ("after", after, before)):
         typer.echo(f"\n{title}:")
-        for site in picture:
-            if site.name in touched:
-                typer.echo("\n".join(printable(line) for line in _picture(site)))
+        for card, line in lines.items():
+            if line != others[card]:
+                typer.echo(printable(line))
     typer.echo(
-        f"\nNothing was done. A moved pod is ended and made anew by its controller. {sites.CAVEAT}", err=True
+        "\nNothing was done. A moved pod is ended and made anew by its controller, and of the pods that then"
+        f" wait the one that the scheduler comes to first has the choice. {sites.CAVEAT}",
+        err=True,
     )
 
 
-def _list(indices: Sequence[int]) -> str:
-    return ", ".join(map(str, indices))
+def _cards(indices: Sequence[int]) -> str:
+    return f"card{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
 
 
-def _picture(site: Site) -> list[str]:
-    lines = []
-    for state in site.cards:
-        free = site.ledger.free(state.card.uuid)
-        names = dict.fromkeys(
-            site.residents[a.pod].name if a.pod in site.residents else a.pod_key
-            for a in site.ledger.holders(state.card.uuid)
-        )
-        closed = "" if state.open else " (closed)"
-        held = ", ".join(names) or "nobody"
-        lines.append(
-            f"  {site.name} card {state.card.index}{closed}: {free.cores} cores, "
-            f"{format_bytes(max(0, free.memory))} free; {held}"
-        )
-    return lines
+def _picture(changed: Sequence[Site]) -> Mapping[tuple[str, int], str]:
+    """A line for each card: what is free on it, and who holds the rest."""
+    return {(s.name, state.card.index): _line(s, state) for s in changed for state in s.cards}
+
+
+def _line(site: Site, state: CardState) -> str:
+    free = site.ledger.free(state.card.uuid)
+    names = dict.fromkeys(
+        site.residents[a.pod].name if a.pod in site.residents else a.pod_key
+        for a in site.ledger.holders(state.card.uuid)
+    )
+    closed = "" if state.open else " (closed)"
+    return (
+        f"  {site.name} card {state.card.index}{closed}: {free.cores} cores, "
+        f"{format_bytes(max(0, free.memory))} free; {', '.join(names) or 'nobody'}"
+    )
 
 
 def _document(pod: Resident, plan: Defrag) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ _SHOWN = 40  # pods for people
 def command(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="Manifests of the pods to come; - reads standard input."),
+        typer.Argument(metavar="FILE", help="Manifests of the pods to come; - reads standard input."),
     ] = None,
     like: Annotated[
         str, typer.Option(help="Add nodes like this one, or like this profile, as long as pods find no room.")
@@ -46,7 +46,7 @@ def command(
         outlook.site(drain_node)
         forecast = drain(outlook.sites, drain_node)
     else:
-        pods = sites.wanted(files or (), outlook.unit)
+        pods = sites.wanted(files or (), outlook)
         if not pods:
             raise RequestInvalid("no pod in these manifests asks for a part of a card")
         forecast = (
@@ -67,7 +67,7 @@ def _show(forecast: Forecast, like: str) -> None:
         typer.echo(columns(("POD", "NODE", "CARDS"), rows))
         if len(forecast.seats) > _SHOWN:
             typer.echo(f"and {len(forecast.seats) - _SHOWN} more; -o json shows all")
-    for line in _together(forecast.refused):
+    for line in (*_together(forecast.ended), *_together(forecast.refused)):
         typer.echo(printable(line))
     total = len(forecast.seats) + len(forecast.refused)
     typer.echo(f"{len(forecast.seats)} of {total} pods fit; cores booked then: {_booked(forecast)}")
@@ -110,6 +110,7 @@ def _document(forecast: Forecast) -> Mapping[str, Any]:
     return {
         "seats": [{"pod": s.pod, "node": s.node, "cards": list(s.cards)} for s in forecast.seats],
         "refused": [{"pod": pod, "reason": why} for pod, why in forecast.refused.items()],
+        "ended": [{"pod": pod, "reason": why} for pod, why in forecast.ended.items()],
         "added": forecast.added,
         "caveat": sites.CAVEAT,
     }

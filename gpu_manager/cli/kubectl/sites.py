@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -17,7 +17,9 @@ from gpu_manager.domain.budgets import read_budget
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.defrag import Budget
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.gates import ANYWHERE, DAEMONS, Gate, Wants, read_gate, read_wants
 from gpu_manager.domain.ledger import Ledger
+from gpu_manager.domain.lenient import mapping, text
 from gpu_manager.domain.plan import Resident, Site
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
     from gpu_manager.adapters.kube.reading import Cluster
 
 CAVEAT: Final = (
-    "Judged by cards alone: CPU, host memory, taints, affinity and quotas are not seen here, and the "
-    "scheduler may choose other nodes among those that have room."
+    "Judged by cards, cordons, taints, node selectors and node affinities. CPU, host memory, quotas, and how "
+    "pods spread or attract one another are not seen here; of nodes that have room the scheduler may choose "
+    "another."
 )
 _LARGEST = 1 << 30  # bytes of a saved cluster
 _MOST_PODS = 100_000
@@ -52,6 +55,8 @@ class Outlook:
     sites: tuple[Site, ...]
     budgets: tuple[Budget, ...]
     pods: tuple[Pod, ...]
+    written: Mapping[PodUid, Written]
+    namespace: str = "default"
 
     @property
     def unit(self) -> int:
@@ -67,16 +72,48 @@ class Outlook:
         return found
 
 
-def look(source: str, kubeconfig: str, context: str) -> Outlook:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What plans read of a pod's object beside its request."""
+
+    wants: Wants
+    daemon: bool  # a DaemonSet made it, for this very node
+
+    @classmethod
+    def of(cls, obj: Mapping[str, Any]) -> Written:
+        """Whatever shape the object has."""
+        owners = mapping(obj.get("metadata")).get("ownerReferences")
+        daemon = isinstance(owners, list) and any(mapping(o).get("kind") == "DaemonSet" for o in owners)
+        return cls(read_wants(obj.get("spec")), daemon)
+
+
+def look(source: str, kubeconfig: str, context: str, namespace: str = "") -> Outlook:
     """Raises RequestInvalid, NodeUnready."""
-    from gpu_manager.adapters.kube.reading import cluster_of, read_budgets, read_cluster  # noqa: PLC0415  # heavy
+    from gpu_manager.adapters.kube.reading import cluster_of, list_nodes, list_pods, read_budgets  # noqa: PLC0415  # heavy
+
+    gates: dict[str, Gate] = {}
+    written: dict[PodUid, Written] = {}
+
+    def nodes(objects: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        for obj in objects:
+            gate = read_gate(obj)
+            gates[gate.name] = gate
+            yield obj
+
+    def pods(objects: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        for obj in objects:
+            written[PodUid(text(mapping(obj.get("metadata")).get("uid")))] = Written.of(obj)
+            yield obj
 
     if source:
-        objects = _saved(source)
-        cluster = cluster_of(objects.get("Node", ()), objects.get("Pod", ()))
-        return _outlook(cluster, objects.get("PodDisruptionBudget", ()))
-    with log_in(kubeconfig, context) as login:
-        return _outlook(read_cluster(login.connection), list(read_budgets(login.connection)))
+        saved = _saved(source)
+        cluster = cluster_of(nodes(saved.get("Node", ())), pods(saved.get("Pod", ())))
+        budgets = saved.get("PodDisruptionBudget", [])
+        return _outlook(cluster, budgets, gates, written, namespace or "default")
+    with log_in(kubeconfig, context, namespace) as login:
+        cluster = cluster_of(nodes(list_nodes(login.connection)), pods(list_pods(login.connection)))
+        budgets = list(read_budgets(login.connection))
+        return _outlook(cluster, budgets, gates, written, login.namespace)
 
 
 def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
@@ -104,21 +141,38 @@ def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
     return found
 
 
-def _outlook(cluster: Cluster, budget_objects: Sequence[Mapping[str, Any]]) -> Outlook:
-    sites = tuple(_site(books, cluster.pods) for books in survey(cluster.nodes, cluster.pods))
+def _outlook(
+    cluster: Cluster,
+    budget_objects: Sequence[Mapping[str, Any]],
+    gates: Mapping[str, Gate],
+    written: Mapping[PodUid, Written],
+    namespace: str,
+) -> Outlook:
+    at: dict[str, list[Pod]] = {}
+    for pod in cluster.pods:
+        at.setdefault(pod.node, []).append(pod)
+    sites = tuple(
+        _site(books, at.get(books.name, ()), gates.get(books.name, Gate()), written)
+        for books in survey(cluster.nodes, cluster.pods)
+    )
     budgets = tuple(_budgets(budget_objects, cluster.pods))
-    return Outlook(sites, budgets, cluster.pods)
+    return Outlook(sites, budgets, cluster.pods, written, namespace)
 
 
-def _site(books: NodeBooks, pods: Sequence[Pod]) -> Site:
+def _site(books: NodeBooks, pods: Sequence[Pod], gate: Gate, written: Mapping[PodUid, Written]) -> Site:
     inventory = books.said.inventory
     residents = (
-        resident_of(pod, inventory.unit)
+        resident_of(pod, inventory.unit, written.get(pod.uid))
         for pod in pods
-        if pod.node == books.name and not pod.terminal and books.ledger.of_pod(pod.uid)
+        if not pod.terminal and books.ledger.of_pod(pod.uid)
     )
     return Site(
-        books.name, tuple(inventory.cards), inventory.topology, books.ledger, {r.uid: r for r in residents}
+        books.name,
+        tuple(inventory.cards),
+        inventory.topology,
+        books.ledger,
+        {r.uid: r for r in residents},
+        gate,
     )
 
 
@@ -130,28 +184,57 @@ def _budgets(objects: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> Itera
             yield Budget(f"{budget.namespace}/{budget.name}", budget.allowed, covered)
 
 
-def resident_of(pod: Pod, unit: int) -> Resident:
+def resident_of(pod: Pod, unit: int, written: Written | None) -> Resident:
     """A pod as plans move it: only if a controller makes it anew. Raises RequestInvalid: it is illegal."""
-    return Resident(pod.uid, pod.key, pod_request(pod, unit), movable=pod.controlled, priority=pod.priority)
+    stays, tied = _stays(pod, daemon=written is not None and written.daemon)
+    wants = ANYWHERE if written is None else written.wants
+    return Resident(pod.uid, pod.key, pod_request(pod, unit), stays, pod.priority, wants, tied)
 
 
-def wanted(files: Sequence[str], unit: int) -> list[Resident]:
+def _stays(pod: Pod, *, daemon: bool) -> tuple[str, bool]:
+    """Why a pod cannot be moved, and whether it may end with its node."""
+    if pod.deleting:
+        return "it is ending already", True
+    if daemon:
+        return "its DaemonSet would make it anew on the same node", True
+    if pod.static:
+        return "it comes from a file of the node", True
+    return ("", False) if pod.controlled else ("no controller would make it anew", False)
+
+
+def wanted(files: Sequence[str], outlook: Outlook) -> list[Resident]:
     """The pods that manifests would make, each as often as its workload says. Raises RequestInvalid."""
     found: list[Resident] = []
+    unit = outlook.unit
     for name in files:
         for manifest in load_manifests(name):
             if manifest.pod is None:
                 continue
+            written = Written.of(manifest.pod)
             one = _drafted(manifest.pod, manifest.namespace, manifest.name)
             if not one.asks:
+                continue
+            if manifest.kind == "DaemonSet":
+                found += _one_each(one, written, outlook)
                 continue
             if len(found) + manifest.copies > _MOST_PODS:
                 raise RequestInvalid(f"{printable(name)}: more than {_MOST_PODS} pods in all")
             for copy in range(manifest.copies):
                 suffix = f"-{copy}" if manifest.copies > 1 else ""
                 pod = replace(one, uid=PodUid(uuid.uuid4().hex), name=f"{one.name}{suffix}")
-                found.append(resident_of(pod, unit))
+                found.append(resident_of(pod, unit, written))
     return found
+
+
+def _one_each(pod: Pod, written: Written, outlook: Outlook) -> Iterator[Resident]:
+    """A DaemonSet's: one for every node that it may go to, a cordon or the node's trouble no bar to it."""
+    tolerations = (*written.wants.tolerations, *DAEMONS)
+    for site in outlook.sites:
+        wants = replace(written.wants, tolerations=tolerations)
+        if site.gate.bars(wants):
+            continue
+        here = replace(pod, uid=PodUid(uuid.uuid4().hex), name=f"{pod.name}-{site.name}")
+        yield resident_of(here, outlook.unit, replace(written, wants=wants.only(site.name)))
 
 
 def _drafted(template: Mapping[str, Any], namespace: str, name: str) -> Pod:
@@ -168,7 +251,8 @@ def kind_of_node(name: str, outlook: Outlook) -> Site:
     like = next((site for site in outlook.sites if site.name == name), None)
     if like is not None:
         cards = tuple(CardState(state.card) for state in like.cards)
-        return Site(name, cards, like.topology, Ledger((s.card for s in cards), outlook.unit))
+        books = Ledger((s.card for s in cards), outlook.unit)
+        return Site(name, cards, like.topology, books, gate=like.gate)
     if name not in profiles.names():
         nodes = ", ".join(site.name for site in outlook.sites[:10]) or "none"
         kinds = ", ".join(profiles.names())
