@@ -446,3 +446,20 @@ def test_the_real_admission_service_behind_the_proxy_answers_for_what_the_caller
         assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
     finally:
         service.stop()
+
+
+def test_cards_are_closed_and_opened_whichever_node_they_are_in(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api, "n1", cards=1)
+    a_node(api, "n2", cards=2)
+    assert run(["cordon", "GPU-1"]) == 0
+    assert said(capsys) == ("n2: 1 cordoned\n  GPU-1\n", "")
+    assert run(["graph", "n2"]) == 0
+    assert "cordoned" in said(capsys)[0]
+    api.patch("nodes", "n2", {"metadata": {"annotations": {INVENTORY: None}}})  # the card is lost meanwhile
+    assert run(["uncordon", "GPU-1", "-o", "json"]) == 0
+    assert json.loads(said(capsys)[0]) == {"nodes": [{"node": "n2", "cordoned": []}]}
+    assert CORDON not in api.get("nodes", "n2")["metadata"]["annotations"]
+    assert run(["cordon", "GPU-9"]) == 2
+    assert 'no node shows a card "GPU-9"' in said(capsys)[1]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORDON, INVENTORY, decode_inventory, decode_uuids, encode_uuids
 from gpu_manager.domain.errors import RequestInvalid
@@ -45,6 +46,18 @@ def cordon(
             if refusal.code != 409 or not left:
                 raise
     raise AssertionError  # the last try returns or raises
+
+
+def nodes_of_cards(connection: Connection) -> Mapping[CardUuid, str]:
+    """Card → the node that shows it, or that still has it closed. Raises NodeUnready."""
+    found: dict[CardUuid, str] = {}
+    for node in list_all(connection, "list nodes", "/api/v1/nodes"):
+        meta = node.get("metadata") or {}
+        annotations = meta.get("annotations") or {}
+        shown = decode_inventory(annotations.get(INVENTORY))
+        cards = frozenset(state.card.uuid for state in shown.cards) if shown else frozenset()
+        found |= dict.fromkeys(cards | decode_uuids(annotations.get(CORDON)), str(meta.get("name")))
+    return found
 
 
 def _known(

@@ -10,6 +10,7 @@ from gpu_manager.cli.program import Commands, Program
 # name → (module, summary): one line makes a command.
 COMMANDS: Commands = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
+    "cordon": ("gpu_manager.cli.kubectl.cordon", "Close cards to new shares."),
     "defrag": ("gpu_manager.cli.kubectl.defrag", "Print the fewest moves that make room for a pod."),
     "doctor": ("gpu_manager.cli.kubectl.doctor", "Find what is wrong in the cluster, each with its cure."),
     "explain": ("gpu_manager.cli.kubectl.explain", "Say why a pod waits, or where one would go."),
@@ -25,6 +26,7 @@ COMMANDS: Commands = {
     "quota": ("gpu_manager.cli.kubectl.quota", "Show what namespaces may hold of cards, and what they hold."),
     "simulate": ("gpu_manager.cli.kubectl.simulate", "Say whether pods would fit, or what if a node goes."),
     "top": ("gpu_manager.cli.kubectl.top", "Show what each container was given, and what it uses of it."),
+    "uncordon": ("gpu_manager.cli.kubectl.uncordon", "Open cards that were closed."),
     "version": ("gpu_manager.cli.version", "Print the version."),
 }
 

@@ -69,8 +69,8 @@ def ask(
 
 _REASONS = {
     401: "it takes no token that comes through the API server",
-    403: "you may not ask it: that needs get and create on services/proxy, and get on pods",
-    404: "there is no such service, or it does not know the pod",
+    403: "you may not ask it: let an administrator bind you to the chart's roles gpu-manager-view",
+    404: "there is no such service (--admission NAMESPACE/NAME names another), or it does not know the pod",
     503: "no pod of it is ready",
 }
 
