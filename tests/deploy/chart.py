@@ -34,6 +34,10 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=scheduler.mode=cluster,scheduler.name=,scheduler.cluster.url=https://10.96.0.9:3456",
         "--set=certificates.issuer.kind=ClusterIssuer,certificates.issuer.name=ours",
     ),
+    "own-certificate": (
+        "--set=certificates.secret=ours,monitoring.serviceMonitor=true",
+        "--set=certificates.caBundle=-----BEGIN CERTIFICATE-----\nours",
+    ),
     "cluster-by-hand": ("--set=scheduler.mode=cluster,admission.replicas=1",),
     "monitored": (
         "--set=monitoring.podMonitor=true,monitoring.serviceMonitor=true,monitoring.labels.release=prometheus",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -45,6 +46,7 @@ PRIVILEGED = {
     "monitored",
     "own-namespace",
     "bare-network",
+    "own-certificate",
     "terms",
 }
 WITH_ADMISSION = [name for name in SETS if name != "least"]
@@ -264,6 +266,9 @@ def test_the_clusters_scheduler_needs_a_certificate_and_reaches_the_leader_alone
     assert extender["urlPrefix"] == "https://10.96.0.9:3456/scheduler"
     assert set(extender["tlsConfig"]) == {"serverName", "caFile", "certFile", "keyFile"}
     assert config["profiles"] == [{"schedulerName": "default-scheduler"}]
+    by_hand = the("cluster-by-hand", "ConfigMap", "gpu-quota-admission-cluster-scheduler")["data"]
+    named = [p["schedulerName"] for p in yaml.safe_load(by_hand["config.yaml"])["profiles"]]
+    assert named == ["default-scheduler", "vcuda-scheduler"]  # other pods must not lose theirs
     service = the("cluster", "Service", "gpu-quota-admission-extender")
     assert extender["tlsConfig"]["serverName"] == "gpu-quota-admission-extender.kube-system.svc"
     assert service["spec"]["selector"][contract.LEADER_LABEL] == "true"
@@ -274,6 +279,34 @@ def test_the_clusters_scheduler_needs_a_certificate_and_reaches_the_leader_alone
     made = {o["metadata"]["name"]: o["spec"] for o in of_kind("cluster", "Certificate")}
     assert made["gpu-quota-admission-extender"]["dnsNames"] == [extender["tlsConfig"]["serverName"]]
     assert made["gpu-quota-admission-scheduler"]["commonName"] == admission_config.SCHEDULER_USER
+
+
+def test_a_certificate_of_ones_own_is_served_and_vouched_for_and_takes_rights_away() -> None:
+    hooks = [
+        hook
+        for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+        for hook in next(of_kind("own-certificate", kind))["webhooks"]
+    ]
+    assert len(hooks) == 5
+    for hook in hooks:
+        authority = base64.b64decode(hook["clientConfig"]["caBundle"]).decode()
+        assert authority == "-----BEGIN CERTIFICATE-----\nours"
+    pod = admission_pod("own-certificate")
+    assert [v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v] == ["ours"]
+    arguments = container(pod, "admission")["args"]
+    assert "--tls-cert-file=/etc/gpu-quota-admission/webhook/tls.crt" in arguments
+    rights = {r for o in objects("own-certificate") for rule in o.get("rules", []) for r in rule["resources"]}
+    assert "secrets" not in rights
+    (endpoint,) = next(of_kind("own-certificate", "ServiceMonitor"))["spec"]["endpoints"]
+    assert endpoint["tlsConfig"]["ca"]["secret"]["name"] == "ours"
+
+
+def test_a_memory_unit_is_the_same_in_every_form_that_yaml_has_for_it(tmp_path: Path) -> None:
+    for written in ("268435456", '"268435456"', "256Mi", "2.68435456e+8"):
+        values = tmp_path / "values.yaml"
+        values.write_text(f"terms: {{memoryUnit: {written}}}\n")
+        done = helm("template", "x", str(CHART), "-n", "kube-system", "-f", str(values))
+        assert 'VCUDA_MEMORY_UNIT: "268435456"' in done.stdout, done.stderr
 
 
 # What outlives what.
@@ -476,6 +509,25 @@ def test_helms_test_asks_for_a_share_that_the_rules_allow_and_the_scheduler_know
     given = [a for s in scheduler for a in s["template"]["spec"]["containers"][0]["args"]]
     wanted = pod.scheduler and f"--scheduler-name={pod.scheduler}"
     assert wanted in given or (not wanted and not [a for a in given if a.startswith("--scheduler-name")])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_helms_test_looks_for_room_before_it_waits_for_it_and_keeps_its_logs(name: str) -> None:
+    """Pods that Helm 3 deletes after a success have no log any more when `--logs` asks for it."""
+    tests = {o["metadata"]["name"].removeprefix("gpu-manager-test"): o for o in of_kind(name, "Pod")}
+    notes = {part: o["metadata"]["annotations"] for part, o in tests.items()}
+    assert sorted(notes, key=lambda part: int(notes[part].get("helm.sh/hook-weight", 0))) == [
+        "",
+        "-room",
+        "-share",
+    ]
+    assert {n["helm.sh/hook-delete-policy"] for n in notes.values()} == {"before-hook-creation"}
+    looks, takes = (tests[part]["spec"]["containers"][0] for part in ("-room", "-share"))
+    compile(looks["args"][0], "room", "exec")
+    assert looks["args"][2] == str(takes["resources"]["limits"][contract.CORE])
+    assert looks["args"][3] == takes["args"][1]
+    secret = [m["secret"]["secretName"] for m in agent_pod(name)["volumes"] if "secret" in m]
+    assert [e["valueFrom"]["secretKeyRef"]["name"] for e in looks.get("env", [])] == secret
 
 
 def test_helms_test_asks_for_a_whole_card_where_no_part_is_given() -> None:

@@ -74,6 +74,7 @@ def test_whatever_is_named_is_there(name: str) -> None:
         ("Secret", "gpu-quota-admission-extender"),
         ("Secret", "gpu-quota-admission-certs"),
         ("Secret", "metrics"),
+        ("Secret", "ours"),
         ("Group", "gpu-users"),
     }
     for obj in objects(name):
@@ -189,6 +190,10 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
         ("cards.cardXids={x}", "/cards/cardXids"),
         ("agent.kubeletPodsURL=http://x", "/agent/kubeletPodsURL"),
         ("scheduler.name=", "scheduler.name must not be empty"),
+        ("terms.memoryUnit=1Ki", "use 1Mi to 1024Gi"),
+        ("certificates.secret=ours", "certificates.caBundle belong together"),
+        ("certificates.secret=a,certificates.issuer.name=b", "use one of them"),
+        ("certificates.issuer.kind=ClusterIssuer", "/certificates/issuer"),
         ("namespace.create=true", "kube-system is there already"),
         ("nonsense=1", "nonsense"),
     ],

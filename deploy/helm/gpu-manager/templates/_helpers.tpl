@@ -67,13 +67,22 @@ true
 {{/* Bytes of a memory unit, whatever form it is written in. */}}
 {{- define "vcuda.unitBytes" -}}
 {{- $text := toString .Values.terms.memoryUnit -}}
+{{- /* A number in a file of values is a float64, which toString writes as 2.68435456e+08. */}}
+{{- if kindIs "float64" .Values.terms.memoryUnit }}{{ $text = toString (int64 .Values.terms.memoryUnit) }}{{ end -}}
 {{- $number := regexFind "^[0-9]+" $text | int64 -}}
 {{- $suffix := regexReplaceAll "^[0-9]+" $text "" -}}
 {{- $factors := dict "" 1 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "k" 1000 "M" 1000000 "G" 1000000000 -}}
-{{- mul $number (get $factors $suffix | int64) -}}
+{{- $bytes := mul $number (get $factors $suffix | int64) -}}
+{{- if or (lt $bytes 1048576) (gt $bytes 1099511627776) }}{{ fail (printf "terms.memoryUnit is %s: use 1Mi to 1024Gi, such as 256Mi" $text) }}{{ end -}}
+{{- $bytes -}}
 {{- end }}
 
-{{/* The same for people. */}}
+{{/* Bytes of the smallest share, which `helm test` takes; 0 where nothing less than a card is given. */}}
+{{- define "vcuda.testBytes" -}}
+{{- if lt (int .Values.terms.minimumCores) 100 }}{{ include "vcuda.unitBytes" . }}{{ else }}0{{ end -}}
+{{- end }}
+
+{{/* A memory unit for people. */}}
 {{- define "vcuda.unitText" -}}
 {{- $bytes := include "vcuda.unitBytes" . | int64 -}}
 {{- if eq (mod $bytes 1073741824) 0 }}{{ div $bytes 1073741824 }} GiB
@@ -92,6 +101,18 @@ true
 {{- end }}
 {{- define "vcuda.cluster" -}}
 {{- if and .Values.admission.enabled (eq .Values.scheduler.mode "cluster") }}true{{ end -}}
+{{- end }}
+
+{{/* "true" where the service makes its own certificate. */}}
+{{- define "vcuda.selfSigned" -}}
+{{- with .Values.certificates }}
+{{- if and .secret .issuer }}{{ fail "certificates.issuer and certificates.secret are set: use one of them" }}{{ end }}
+{{- if ne (empty .secret) (empty .caBundle) }}{{ fail "certificates.secret and certificates.caBundle belong together: API servers must know who signed the Secret's certificate" }}{{ end }}
+{{- if not (or .issuer .secret) }}true{{ end -}}
+{{- end }}
+{{- end }}
+{{- define "vcuda.certificateSecret" -}}
+{{- .Values.certificates.secret | default "gpu-quota-admission-certs" -}}
 {{- end }}
 
 {{/* Who asks the extender, in both ways of scheduling. */}}
@@ -126,6 +147,9 @@ seccompProfile: {type: RuntimeDefault}
     url: {{ trimSuffix "/" $root.Values.webhook.url }}{{ index . 2 }}
     {{- else }}
     service: {name: gpu-quota-admission, namespace: {{ $root.Release.Namespace }}, path: {{ index . 2 }}, port: 443}
+    {{- end }}
+    {{- with $root.Values.certificates.caBundle }}
+    caBundle: {{ b64enc . }}
     {{- end }}
   failurePolicy: {{ index . 3 }}
   sideEffects: None
