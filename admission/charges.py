@@ -43,8 +43,8 @@ def charge_all(
     unplaced: list[tuple[Occupant, PodRequest, tuple[Allocation, ...]]] = []
     for occupant in occupants:
         done = known.get(occupant.uid)
-        if done is not None and done.occupant is occupant and not done.guessed:
-            charges[occupant.uid] = done
+        if done is not None and not done.guessed and _alike(done.occupant, occupant):
+            charges[occupant.uid] = done if done.occupant is occupant else replace(done, occupant=occupant)
             continue
         request = occupant.request(facts.unit) if _is_ours(occupant, facts) else None
         if request is None:
@@ -59,6 +59,15 @@ def charge_all(
     if unplaced:
         charges |= _guess(facts, charges, unplaced)
     return charges
+
+
+def _alike(before: Occupant, now: Occupant) -> bool:
+    """True if both are charged the same on the same node: a pod that is bound after it was expected there."""
+    return before is now or (
+        (before.pod.namespace, before.pod.name) == (now.pod.namespace, now.pod.name)
+        and before.pod.containers == now.pod.containers
+        and before.assigned == now.assigned
+    )
 
 
 def _is_ours(occupant: Occupant, facts: NodeFacts) -> bool:

@@ -168,7 +168,7 @@ class Extender:
                     candidates.append(Candidate(view, found))
         costs = self._policy.costs(question.request, candidates)
         by_kind = {kind: costs[place] for kind, place in at.items()}
-        given = scores(args.names, list(map(by_kind.get, verdicts.kinds)))
+        given = scores(args.names, verdicts.kinds, by_kind)
         if candidates:
             chosen = given.index(BEST)
             fit = candidates[at[verdicts.kinds[chosen]]].fit

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
-from operator import add
 from typing import Any, Final
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
@@ -116,15 +115,9 @@ def filter_answer(
         fits = frozenset(fitting)
         items = [node for node, name in zip(args.nodes, args.names, strict=True) if name in fits]
         nodes = {**(args.listed or {}), "items": items}
-    return _json(
-        {
-            "Nodes": nodes,
-            "NodeNames": list(fitting) if args.nodes is None else None,
-            "FailedNodes": failed,
-            "FailedAndUnresolvableNodes": lasting,
-            "Error": "",
-        }
-    )
+    rest = _json({"FailedNodes": failed, "FailedAndUnresolvableNodes": lasting, "Error": ""})
+    names = _json_list(fitting) if args.nodes is None else b"null"
+    return b'{"Nodes":%b,"NodeNames":%b,%b' % (_json(nodes), names, rest[1:])
 
 
 def filter_error(error: str) -> bytes:
@@ -144,7 +137,7 @@ def priority_answer(names: Sequence[str], scores: Sequence[int]) -> bytes:
     """HostPriorityList: a bare list."""
     # Put together by hand: a dict a node would cost more than all the rest of the answer.
     ends = [f',"Score":{score}}}' for score in range(max(scores, default=0) + 1)]
-    entries = map(add, map(encode_basestring, names), map(ends.__getitem__, scores))
+    entries = [encode_basestring(name) + ends[score] for name, score in zip(names, scores, strict=True)]
     text = ',{"Host":'.join(("", *entries))[1:]
     return f"[{text}]".encode("utf-8", "replace")
 
@@ -161,6 +154,14 @@ def preemption_answer(victims: Mapping[str, Victims]) -> bytes:
         for name, v in victims.items()
     }
     return _json({"NodeNameToMetaVictims": nodes})
+
+
+def _json_list(texts: Sequence[str]) -> bytes:
+    """As :func:`_json`; where no text needs an escape, as names do not, at a third of the cost."""
+    joined = '","'.join(texts)
+    if joined.isprintable() and "\\" not in joined and joined.count('"') == 2 * (len(texts) - 1):
+        return f'["{joined}"]'.encode()
+    return _json(list(texts))
 
 
 def _json(value: object) -> bytes:

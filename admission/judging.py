@@ -11,6 +11,7 @@ import threading
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from admission.node_view import NodeView
@@ -62,11 +63,18 @@ class _Shape:
     request: PodRequest
     found: dict[tuple[int, frozenset[str]], Fit | None] = field(default_factory=dict)
     ever: dict[tuple[int, frozenset[str]], bool] = field(default_factory=dict)
+    said: dict[int, Fit | No] = field(default_factory=dict)  # by state, where there is no quota
+    told: tuple[object, str] | None = None  # the last line of arithmetic, and what it was about
 
     @property
     def size(self) -> int:
         """What its answers take, counted in those for a pod of a few containers."""
         return len(self.found) * (1 + len(self.request.containers) // 8)
+
+    def clear(self) -> None:
+        """Forget the states of nodes, most of them long gone."""
+        self.found.clear()
+        self.said.clear()
 
 
 class Judge:
@@ -90,7 +98,7 @@ class Judge:
             shape = self._shapes.pop(plain, None) or _Shape(plain)
             self._make_room()
             if shape.size > self._most_answers // 2:
-                shape.found.clear()  # states of nodes that are long gone
+                shape.clear()
             self._shapes[plain] = shape  # the newest last
         return Question(occupant, request, shape, snapshot, quota)
 
@@ -121,7 +129,6 @@ class Question:
     ) -> None:
         self.request = request
         self._pod = occupant.pod
-        self._asked = describe(request)
         self._shape = shape
         self._quota = quota
         self._amounts = frozenset(c.request.amount for c in request.containers)
@@ -133,7 +140,8 @@ class Question:
             self._used[model] = self._used.get(model, ZERO) - amount
         self._passed: dict[tuple[tuple[str, Amount], ...], Mapping[str, str]] = {}
         self._alike = not request.uuids and (quota is None or not quota.pools)
-        self._on: dict[int, Fit | No] = {}  # by state, for nodes of which nothing else matters
+        # By state, for nodes of which nothing else matters.
+        self._on: dict[int, Fit | No] = shape.said if quota is None else {}
 
     def on(self, view: NodeView) -> Fit | No:
         """Where the pod would lie on the node, or why it cannot."""
@@ -231,6 +239,16 @@ class Question:
 
     def why(self, view: NodeView, limit: int = LINE_LIMIT) -> str:
         """One line: the rule, the arithmetic card by card, and what would fit."""
+        if not self._alike or self._quota is not None or not view.kind or view.name == self._own_node:
+            return self._why(view, limit)
+        # A burst of pods alike is refused by the same full node, the first by name, again and again.
+        about = view, limit, tuple(c.name for c in self.request.containers)
+        told = self._shape.told
+        if told is None or told[0] != about:
+            told = self._shape.told = about, self._why(view, limit)
+        return told[1]
+
+    def _why(self, view: NodeView, limit: int) -> str:
         no = self.on(view)
         if not isinstance(no, No):
             return ""
@@ -254,6 +272,10 @@ class Question:
             return self._over_quota(view)
         never = " even on the empty node" if no is No.NEVER else ""
         return f"no room on its cards{never} for {self._asked}"
+
+    @cached_property
+    def _asked(self) -> str:
+        return describe(self.request)
 
     def ledger(self, view: NodeView) -> Ledger:
         """The node's books as this pod meets them: itself left out, those counted that it must wait for."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from types import MappingProxyType
 from typing import Any, Final
 
 from admission.charges import Charge, charge_all
@@ -71,7 +70,7 @@ class Nodes:
     @property
     def views(self) -> Mapping[str, NodeView]:
         """All of them as they stand; a copy."""
-        return MappingProxyType(self._views.copy())
+        return self._views.copy()
 
     @property
     def used(self) -> Used:

@@ -11,6 +11,7 @@ from gpu_manager.ports import Clock
 
 OFFER_SECONDS: Final = 60.0  # how long filter's answer holds for bind
 _MOST_OFFERS = 4096  # pods between filter and bind
+_ONE: Final = ord("1")
 
 
 class Offers:
@@ -20,17 +21,21 @@ class Offers:
         self._clock = clock
         self._lock = threading.Lock()
         self._bits: dict[str, int] = {}
-        self._made: dict[PodUid, tuple[float, bytes]] = {}
+        self._made: dict[PodUid, tuple[float, int, int]] = {}
 
     def remember(self, uid: PodUid, nodes: Sequence[str]) -> None:
         """The answer for the pod; replaces the last one."""
         with self._lock:
-            bits = [self._bits.setdefault(name, len(self._bits)) for name in nodes]
-            field = bytearray((max(bits, default=-1) >> 3) + 1)  # a bit a node: 5,000 names are 600 bytes
+            try:
+                bits = list(map(self._bits.__getitem__, nodes))
+            except KeyError:  # some are new
+                bits = [self._bits.setdefault(name, len(self._bits)) for name in nodes]
+            # A bit a node: 5,000 names are 600 bytes. As digits first, to be read in one go.
+            digits = bytearray(b"0") * (max(bits, default=0) + 1)
             for bit in bits:
-                field[bit >> 3] |= 1 << (bit & 7)
+                digits[bit] = _ONE
             self._made.pop(uid, None)
-            self._made[uid] = self._clock.monotonic(), bytes(field)
+            self._made[uid] = self._clock.monotonic(), int(digits, 2), len(digits)
             while len(self._made) > _MOST_OFFERS:
                 del self._made[next(iter(self._made))]
             if len(self._bits) > 1 << 17:  # names of nodes that came and went
@@ -43,4 +48,5 @@ class Offers:
             made, bit = self._made.get(uid), self._bits.get(node)
             if made is None or bit is None or self._clock.monotonic() - made[0] > OFFER_SECONDS:
                 return False
-            return len(made[1]) > bit >> 3 and bool(made[1][bit >> 3] >> (bit & 7) & 1)
+            _, field, digits = made  # the first digit is the highest bit
+            return bit < digits and bool(field >> (digits - 1 - bit) & 1)

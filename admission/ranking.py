@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, count
 from typing import Any, Protocol
@@ -76,21 +76,20 @@ def _cost(request: PodRequest, candidate: Candidate) -> Cost:
     return (*fill, len(facts.cards), *content)
 
 
-def scores(names: Sequence[str], costs: Sequence[Cost | None]) -> list[int]:
-    """What each node gets: exactly one 10, the others 0 to 8 by rank, 0 where the pod does not fit (None).
+def scores(names: Sequence[str], kinds: Sequence[Hashable], costs: Mapping[Hashable, Cost]) -> list[int]:
+    """What each node gets: exactly one 10, the others 0 to 8 by rank, 0 where the pod does not fit.
 
-    Nodes of equal cost get equal scores, but for the one chosen among the best: the first by name. They are
-    alike in all that the policy sees, so that the name decides nothing.
+    ``costs`` are those of each of the ``kinds`` on which it fits. Nodes of equal cost get equal scores, but
+    for the one chosen among the best: the first by name. They are alike in all that the policy sees, so that
+    the name decides nothing.
     """
-    ids = list(map(id, costs))
-    known = {key: cost for key, cost in dict(zip(ids, costs, strict=True)).items() if cost is not None}
-    ranked = sorted(set(known.values()))  # few, for thousands of nodes
+    ranked = sorted(set(costs.values()))  # few, for thousands of nodes
     steps = max(1, len(ranked) - 1)
     score = {cost: SECOND - SECOND * rank // steps for rank, cost in enumerate(ranked)}
-    by_id = {id(None): 0, **{key: score[cost] for key, cost in known.items()}}
-    given = list(map(by_id.__getitem__, ids))
+    by_kind = {**dict.fromkeys(kinds, 0), **{kind: score[cost] for kind, cost in costs.items()}}
+    given = list(map(by_kind.__getitem__, kinds))
     if ranked:
-        best = {key for key, cost in known.items() if cost == ranked[0]}
-        among = map(best.__contains__, ids)
+        best = {kind for kind, cost in costs.items() if cost == ranked[0]}
+        among = map(best.__contains__, kinds)
         given[min(compress(zip(names, count(), strict=False), among))[1]] = BEST
     return given

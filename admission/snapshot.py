@@ -112,8 +112,11 @@ class Cluster:
     def reserve(self, pod: Pod, node: str, placement: Mapping[str, tuple[Share, ...]]) -> None:
         """Count the pod as lying there, until the watch shows it bound or gone, or :meth:`release`."""
         with self._lock:
-            self._release(pod.uid)
             occupant = (self._pods.get(pod.uid) or occupant_of(pod)).on(node, placement)
+            if self._expected.get(pod.uid, (0.0, None))[1] == occupant:
+                self._reserved[pod.uid] = self._expected.pop(pod.uid)[1]
+                return  # just as it is counted already
+            self._release(pod.uid)
             self._reserved[pod.uid] = occupant
             self._touch(node, pod.uid)
             self._snapshot = None

@@ -56,6 +56,7 @@ _QUANTITY = re.compile(
     r"(?:(?P<suffix>[KMGTPE]i|[numkMGTPE])|[eE](?P<exponent>[+-]?[0-9]+))?"
 )
 _LONGEST_TEXT = 256
+_PLAIN_DIGITS = 18
 _LARGEST_EXPONENT = 300
 _LARGEST_BITS = 1024
 _NANO = 10**9
@@ -76,6 +77,8 @@ def parse_quantity(value: object) -> Fraction:
             return Fraction(value)
         raise _too_large(value)
     text = repr(value) if isinstance(value, float) else value
+    if isinstance(text, str) and len(text) <= _PLAIN_DIGITS and text.isdigit() and text.isascii():
+        return Fraction(int(text))  # nearly all of them, at a tenth of the cost
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST_TEXT else None
     if match is None:
         raise RequestInvalid(f"{quoted(value)} is not a Kubernetes quantity: write {_ascii_form(text)}")

@@ -63,7 +63,11 @@ _LARGEST_CARD = 1024 * GIB  # several times the largest card there is; what is a
 
 def is_legal_core(value: Fraction, minimum_cores: int = 1) -> bool:
     """True for 0, ``minimum_cores``..100 and every multiple of 100 that Kubernetes can count."""
-    return value == 0 or nearest_cores(value, minimum_cores)[0] == value
+    # Asked several times a pod: as if the nearest legal value were looked for, without looking.
+    if value.denominator != 1 or not 0 <= value.numerator <= _LARGEST_CORES:
+        return False
+    cores = value.numerator
+    return cores == 0 or minimum_cores <= cores <= CORES_PER_CARD or cores % CORES_PER_CARD == 0
 
 
 def nearest_cores(value: Fraction, minimum_cores: int = 1) -> tuple[int, ...]:
@@ -76,7 +80,7 @@ def nearest_cores(value: Fraction, minimum_cores: int = 1) -> tuple[int, ...]:
 
 def is_legal_memory(value: Fraction, unit: int = DEFAULT_UNIT) -> bool:
     """True for 0 and every whole number of units whose bytes Kubernetes can count."""
-    return value == 0 or nearest_memory(value, unit)[0] == value
+    return value.denominator == 1 and 0 <= value.numerator <= LARGEST_COUNT // unit
 
 
 def nearest_memory(value: Fraction, unit: int = DEFAULT_UNIT) -> tuple[int, ...]:
@@ -117,6 +121,10 @@ def request_of(container: Container, unit: int = DEFAULT_UNIT) -> Request | None
         RequestInvalid: its values are illegal; the text has every reason.
     """
     _raise_if_any(_check_container(container, unit, 1))
+    return _asked(container, unit)
+
+
+def _asked(container: Container, unit: int) -> Request | None:
     cores = int(container.core or 0)
     if cores == 0:
         return None
@@ -130,7 +138,7 @@ def pod_request(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> P
         RequestInvalid: the pod is illegal; the text has every reason.
     """
     _raise_if_any(check_pod(pod, unit, minimum_cores))
-    requests = ((order, c, request_of(c, unit)) for order, c in enumerate(pod.containers))
+    requests = ((order, c, _asked(c, unit)) for order, c in enumerate(pod.containers))
     return PodRequest(
         uid=pod.uid,
         containers=tuple(
@@ -158,15 +166,16 @@ def _check_container(container: Container, unit: int, minimum_cores: int) -> Ite
         yield _core_violation(core_fault, container, minimum_cores)
     if memory_fault:
         yield _memory_violation(memory_fault, container, unit)
-    figures = {"unit": format_bytes(unit), "minimum": str(minimum_cores)}
-    if core == 0 and memory > 0:
-        yield violation(
-            Rule.MEMORY_WITHOUT_CORE, container.name, CORE, format_number(memory), (minimum_cores,), **figures
-        )
     is_part = 0 < core < CORES_PER_CARD
-    if is_part and memory == 0:
-        yield violation(
-            Rule.FRACTION_WITHOUT_MEMORY, container.name, MEMORY, format_number(core), (1,), **figures
+    if (core == 0 and memory > 0) or (is_part and memory == 0):
+        figures = {"unit": format_bytes(unit), "minimum": str(minimum_cores)}
+        name = container.name
+        yield (
+            violation(Rule.FRACTION_WITHOUT_MEMORY, name, MEMORY, format_number(core), (1,), **figures)
+            if is_part
+            else violation(
+                Rule.MEMORY_WITHOUT_CORE, name, CORE, format_number(memory), (minimum_cores,), **figures
+            )
         )
     if is_part and container.privileged:
         yield violation(

@@ -193,6 +193,20 @@ def test_one_refusal_is_told_card_by_card_where_another_node_takes_the_pod():
         assert sum("card 0" in text for text in texts) == told
 
 
+def test_what_is_told_of_a_refusal_is_about_this_pod_and_the_node_as_it_is():
+    world = World([node("n1", cards=1), node("n2", cards=1)], [pod("x", 80, 4, on="n1")])
+
+    def told(name):
+        return world.filter(pod("a", containers=[container(name, 50, 4)]))["FailedNodes"]["n1"]
+
+    assert "20 free" in told("left")
+    assert told("left") == told("left")
+    assert '"right"' in told("right")
+    assert '"left"' in told("left")
+    world.create(pod("y", 10, 4, on="n1"))
+    assert "10 free" in told("left")
+
+
 def test_the_snapshot_is_asked_once_for_all_nodes_alike():
     world = World([node(f"n{i:03}") for i in range(100)])
     world.filter(pod("a"))

@@ -62,6 +62,19 @@ def test_a_pod_whose_place_is_kept_does_not_use_up_its_own_quota():
     assert world.bind(one, "n1") == ""
 
 
+def test_a_pod_that_is_bound_where_it_was_expected_changes_no_book():
+    world = small()
+    world.api.shown = lambda obj: None  # the watch is silent
+    world.prioritize(pod("a", 80, 4), world.filter(pod("a", 80, 4))["NodeNames"])
+    before = world.cluster.snapshot()
+    assert world.bind(pod("a", 80, 4), "n1") == ""
+    assert world.cluster.snapshot().turn == before.turn
+    assert world.booked("n1") == [(80, 4)]
+    world.clock.time += EXPECT_SECONDS + 1  # it is no expectation any more, and does not end like one
+    assert world.filter(pod("b", 80, 4))["NodeNames"] == ["n2"]
+    assert world.cluster.reserved_on("uid-default-a") == "n1"
+
+
 def test_a_scheduler_that_chose_another_node_binds_there_and_frees_the_first():
     world = small()
     world.prioritize(pod("a", 80, 4), world.filter(pod("a", 80, 4))["NodeNames"])

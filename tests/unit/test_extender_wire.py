@@ -8,8 +8,19 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from admission.extender_wire import Victims, preemption_answer, read_args, read_binding, read_preemption
+from admission.extender_wire import (
+    ExtenderArgs,
+    Victims,
+    filter_answer,
+    preemption_answer,
+    priority_answer,
+    read_args,
+    read_binding,
+    read_preemption,
+)
 from gpu_manager.domain.errors import RequestInvalid
 from tests.fakes.extender import World, args, node, pod
 
@@ -98,3 +109,29 @@ def test_a_binding_without_one_of_its_parts_is_none(missing):
     whole = {"PodName": "a", "PodNamespace": "b", "PodUID": "c", "Node": "d"}
     with pytest.raises(RequestInvalid, match=missing):
         read_binding(json.dumps({**whole, missing: ""}).encode())
+
+
+# Anybody may ask, with names that are none: quotes, control characters, halves of surrogate pairs.
+any_names = st.lists(
+    st.text(max_size=8) | st.text("n0-", max_size=3) | st.sampled_from(['"', "\\", "\ud800"])
+)
+
+
+@given(any_names, st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3))
+def test_whatever_the_names_filter_answers_what_json_would_write(names, failed):
+    whole = {
+        "Nodes": None,
+        "NodeNames": names,
+        "FailedNodes": failed,
+        "FailedAndUnresolvableNodes": {},
+        "Error": "",
+    }
+    written = json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    assert filter_answer(ExtenderArgs({}, tuple(names)), names, failed, {}) == written
+
+
+@given(st.lists(st.tuples(st.text(max_size=5), st.integers(0, 10))))
+def test_whatever_the_names_prioritize_answers_what_json_would_write(scored):
+    whole = [{"Host": name, "Score": score} for name, score in scored]
+    written = json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    assert priority_answer([name for name, _ in scored], [score for _, score in scored]) == written

@@ -37,8 +37,15 @@ _WEIGHT: Final = 1_000_000  # a shape's weight in the fill-up is a multiple of a
 _PLACE_BITS: Final = 6
 _MEMORY_BITS: Final = 17
 _MOST_MEMORY: Final = (1 << _MEMORY_BITS) - 1
+_GUARD_AT: Final = _PLACE_BITS + _MEMORY_BITS
+_CORES_AT: Final = _GUARD_AT + 1
+_GUARD: Final = np.uint32(1 << _GUARD_AT)
+_GUARD_TO_TOP: Final = np.uint32(31 - _GUARD_AT)
+_FEW: Final = 8  # rooms
+_LOOK: Final = 6  # steps after which cards that are full are looked for
 
 _Ints = npt.NDArray[np.int64]
+_Cards = npt.NDArray[np.unsignedinteger]  # card, room, bag
 
 
 class Waste:
@@ -149,6 +156,10 @@ class _RollOut:
         self._cpu = np.array([*(s.cpu for s in shapes), 0], np.int32)[drawn]  # step, bag
         lengths = (drawn != len(shapes)).sum(0)
         self._first = [int((lengths <= step).sum()) for step in range(len(drawn))]  # bags are in rising order
+        self._cores_at = _CORES_AT if with_memory else _PLACE_BITS
+        self._least = min((s.cores for s in shapes), default=CORES_PER_CARD) << self._cores_at
+        self._most_cpu = int(self._cpu.sum(0, np.int64).max())
+        self._limit = np.uint32(1 << 31) if with_memory else np.uint16(1 << 15)  # no card has so much
 
     @property
     def _type(self) -> type[np.uint16 | np.uint32]:
@@ -157,58 +168,68 @@ class _RollOut:
     def _packed(self, shape: Shape) -> int:
         if not self._with_memory:
             return shape.cores << _PLACE_BITS
-        return self._pack(shape.cores, min(shape.memory, _MOST_MEMORY))
-
-    @staticmethod
-    def _pack(cores: int, memory: int) -> int:
-        return cores << (_PLACE_BITS + _MEMORY_BITS + 1) | memory << _PLACE_BITS
+        return shape.cores << _CORES_AT | min(shape.memory, _MOST_MEMORY) << _PLACE_BITS
 
     def left(self, cores: _Ints, memory: _Ints, cpu: _Ints, model: _Ints) -> tuple[_Ints, _Ints]:
         """Cores and units of memory that no bag's request took, summed over bags, of each room."""
         rooms, cards = cores.shape
+        packed = cores << self._cores_at
         if self._with_memory:
-            packed = (
-                cores << (_PLACE_BITS + _MEMORY_BITS + 1) | np.minimum(memory, _MOST_MEMORY) << _PLACE_BITS
-            )
-            packed |= 1 << (_PLACE_BITS + _MEMORY_BITS)
-        else:
-            packed = cores << _PLACE_BITS
+            packed |= np.minimum(memory, _MOST_MEMORY) << _PLACE_BITS
         packed += np.arange(cards)
         free = np.repeat(packed.T.astype(self._type)[:, :, None], self.bags, axis=2)
-        host = np.repeat(cpu.astype(np.int32)[:, None], self.bags, axis=1)
+        # A node with host CPU for any whole bag never lacks it.
+        host = None if cpu.min() >= self._most_cpu else np.repeat(cpu.astype(np.int32)[:, None], self.bags, 1)
         asked = self._asked[:, model]
+        full: list[_Cards] = []
         for step, first in enumerate(self._first):
+            if step % _LOOK == 0:
+                # A card with less left than anybody asks for is as it will be: nothing more is worked on it.
+                open_ = free.max((1, 2), initial=0) >= self._least
+                if not open_.all():
+                    full.append(free[~open_])
+                    free = free[open_]
+                if not len(free):
+                    break
+                rest, spare = np.empty_like(free), np.empty_like(free)
             # Only the bags that are still so long; of few rooms all, since then the calls are what costs.
-            at = first if rooms > 8 else 0
-            self._take(free[:, :, at:], host[:, at:], asked[step][:, at:], self._cpu[step, at:])
-        if self._with_memory:
-            cores_left = free >> (_PLACE_BITS + _MEMORY_BITS + 1)
-            units_left = np.where(cores_left, free >> _PLACE_BITS & _MOST_MEMORY, 0)  # no use without cores
-            return cores_left.sum((0, 2), np.int64), units_left.sum((0, 2), np.int64)
-        return (free >> _PLACE_BITS).sum((0, 2), np.int64), np.zeros(rooms, np.int64)
+            at = slice(first if rooms > _FEW else 0, None)
+            one = (free, rest, spare, asked[step], host, self._cpu[step])
+            self._take(*(one if at.start == 0 else (part if part is None else part[..., at] for part in one)))
+        free = np.concatenate([*full, free])
+        cores_left = free >> self._cores_at
+        units_left = np.zeros(rooms, np.int64)
+        if self._with_memory:  # no use without cores
+            units_left = np.where(cores_left, free >> _PLACE_BITS & _MOST_MEMORY, 0).sum((0, 2), np.int64)
+        return cores_left.sum((0, 2), np.int64), units_left
 
     def _take(
         self,
-        free: npt.NDArray[np.unsignedinteger],
-        host: npt.NDArray[np.int32],
-        asked: npt.NDArray[np.unsignedinteger],
+        free: _Cards,
+        rest: _Cards,
+        spare: _Cards,
+        asked: _Cards,
+        host: npt.NDArray[np.int32] | None,
         cpu: npt.NDArray[np.int32],
     ) -> None:
-        """One request of each bag from the card with the least left, where one fits."""
-        rest = free - asked  # of a card with too few cores this wraps round, to more than any card has
-        limit: np.unsignedinteger
+        """One request of each bag from the card with the least left, where one fits.
+
+        ``rest`` and ``spare`` are room to work in: this is called 72 times for a node that is new to us.
+        """
+        np.subtract(free, asked, rest)  # of a card with too few cores this wraps round, past the limit
+        judged = rest
         if self._with_memory:
-            limit = np.uint32(1 << 31)
-            short = rest & np.uint32(1 << (_PLACE_BITS + _MEMORY_BITS)) == 0
-            best = np.where(short, limit, rest).min(0)
-        else:
-            limit = np.uint16(1 << 15)
-            best = rest.min(0)
-        fits = best < limit
-        fits &= host >= cpu
-        best = np.where(fits, best, limit)  # no card has just that
+            # One with too little memory has borrowed of the guard bit: that puts it past the limit too.
+            judged = np.bitwise_and(rest, _GUARD, spare)
+            np.left_shift(judged, _GUARD_TO_TOP, judged)
+            np.bitwise_or(judged, rest, judged)
+        best = np.minimum.reduce(judged, 0)
+        short = best >= self._limit
+        if host is not None:
+            short |= host < cpu
+            np.subtract(host, cpu, host, where=~short)
+        np.copyto(best, self._limit, where=short)
         np.copyto(free, rest, where=rest == best)
-        np.subtract(host, cpu, out=host, where=fits)
 
 
 def _draw(counts: Sequence[int], number: int, bags: int) -> npt.NDArray[np.intp]:
