@@ -55,16 +55,6 @@ def granted(rig: NodeRig) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
     return rig.allocator.read(lambda books, _: {key: dict(g.ids) for key, g in books.grants.items()})
 
 
-def listed(rig: NodeRig) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
-    """PodResources: (pod name, container) → resource → ids, of those that hold any."""
-    return {
-        (one.pod, one.container): dict(one.ids)
-        for containers in rig.client.listing().values()
-        for one in containers
-        if one.ids
-    }
-
-
 def asked(rig: NodeRig) -> int:
     """How often the plugin was asked to decide or to grant."""
     return sum(step.name in ("GetPreferredAllocation", "Allocate") for step in rig.kubelet.steps)
@@ -102,7 +92,7 @@ def test_case_45_a_kubelet_restart_re_allocates_nothing_for_running_pods(rig: No
     assert asked(rig) == calls
     assert granted(rig) == before == held(rig)
     names = {uid(one): one["metadata"]["name"] for one in pods}
-    assert listed(rig) == {(names[pod_uid], name): ids for (pod_uid, name), ids in before.items()}
+    assert rig.listed() == {(names[pod_uid], name): ids for (pod_uid, name), ids in before.items()}
     assert not rig.admit(pod("late", container("c", 50, 4))).admitted
     assert rig.admit(pod("fits", container("c", 40, 4))).admitted
 

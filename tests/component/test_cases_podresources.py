@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -32,6 +31,7 @@ from gpu_manager.sandbox.api import StandInApi
 from gpu_manager.sandbox.kubelet import NumaPolicy, StandInKubelet, Step
 from gpu_manager.servers.device_plugin import SOCKETS
 from gpu_manager.services.planner import Node
+from tests.fakes.agent import agent_command
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeClock, cards
 
@@ -53,20 +53,10 @@ def uid(obj: dict[str, Any]) -> str:
 
 
 def ours(rig: NodeRig) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
-    """Our books: (pod name, container) → resource → ids."""
+    """Our books in the shape of the kubelet's listing: (pod name, container) → resource → ids."""
     return rig.allocator.read(
         lambda books, _: {(g.allocation.pod_name, key[1]): dict(g.ids) for key, g in books.grants.items()}
     )
-
-
-def theirs(rig: NodeRig) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
-    """The kubelet's listing in the same shape, of containers that hold anything."""
-    return {
-        (one.pod, one.container): dict(one.ids)
-        for containers in rig.client.listing().values()
-        for one in containers
-        if one.ids
-    }
 
 
 def test_case_02_the_plugin_serves_while_its_registration_is_still_being_answered(tmp_path: Path) -> None:
@@ -107,19 +97,7 @@ def test_case_09_sigterm_ends_the_program_and_leaves_no_socket_behind(tmp_path: 
     api.start()
     api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
     kubelet.start()
-    arguments = {
-        "--node-name": NODE,
-        "--api-url": api.url,
-        "--kubelet-dir": str(tmp_path / "kubelet"),
-        "--state-dir": str(tmp_path / "state"),
-        "--pages-dir": str(tmp_path / "pages"),
-        "--http-address": "127.0.0.1",
-        "--http-port": "0",
-        "--cards": "simulated:t4x4",
-        "--device-injection": "simulated",
-    }
-    command = [sys.executable, "-m", "gpu_manager", "run", *(w for pair in arguments.items() for w in pair)]
-    agent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    agent = subprocess.Popen(agent_command(tmp_path, api=api.url), stderr=subprocess.PIPE, text=True)
     try:
         kubelet.wait({CORE: 400}, 30)
         agent.send_signal(signal.SIGTERM)
@@ -193,7 +171,7 @@ def test_case_27_core_carries_everything_and_memory_nothing(rig: NodeRig) -> Non
 
 
 def test_case_52_the_list_equals_our_books_before_and_after(rig: NodeRig) -> None:
-    assert theirs(rig) == ours(rig) == {}
+    assert rig.listed() == ours(rig) == {}
     pods = [
         pod("plain", container("c", 30, 20)),
         pod("two", container("a", 20, 4), container("b", 40, 8)),
@@ -203,10 +181,10 @@ def test_case_52_the_list_equals_our_books_before_and_after(rig: NodeRig) -> Non
     for one in pods:
         assert rig.admit(one).admitted
         rig.start(one)
-        assert theirs(rig) == ours(rig)
+        assert rig.listed() == ours(rig)
     rig.delete(pods[1])
     assert rig.admit(pod("last", container("c", 10, 4))).admitted
-    assert theirs(rig) == ours(rig)
+    assert rig.listed() == ours(rig)
     assert ("two", "a") not in ours(rig)
 
 
@@ -221,7 +199,7 @@ def test_case_52_entries_split_by_numa_node_are_one_holding(tmp_path: Path) -> N
             )
         parts = answer.pod_resources[0].containers[0].devices
         assert len([p for p in parts if p.resource_name == CORE]) == 2, "the kubelet did split"
-        assert theirs(rig) == ours(rig)
+        assert rig.listed() == ours(rig)
         assert len(ours(rig)["wide", "c"][CORE]) == 500
 
 
@@ -248,9 +226,9 @@ def test_case_54_failed_and_ended_pods_leave_the_list_and_then_our_books(rig: No
     assert not rig.admit(failed).admitted
     rig.kubelet.finish(uid(ended))
     rig.pods.bind(parse_pod(rig.kubelet.pod(uid(ended))))
-    assert set(theirs(rig)) == {("kept", "c")}
+    assert set(rig.listed()) == {("kept", "c")}
     assert rig.admit(pod("next", container("c", 10, 4))).admitted
-    assert set(ours(rig)) == set(theirs(rig)) == {("kept", "c"), ("next", "c")}
+    assert set(ours(rig)) == set(rig.listed()) == {("kept", "c"), ("next", "c")}
 
 
 def test_case_55_one_list_for_each_decision_none_in_allocate_and_none_while_admitting(tmp_path: Path) -> None:
@@ -320,7 +298,7 @@ def test_case_52_holds_under_a_numa_policy(tmp_path: Path, policy: NumaPolicy, s
             result = rig.admit(one)
             assert result.admitted, result.message
             rig.start(one)
-            assert theirs(rig) == ours(rig)
+            assert rig.listed() == ours(rig)
             (limit,) = rig.limits(result, "c")
             assert (limit.cores, limit.memory) == (40, GIB)
             assert limit.card == rig.states[rig.cards_of(one, "c")[0]].card.uuid

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -21,25 +20,7 @@ from gpu_manager.config import Config
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.sandbox.api import StandInApi
 from gpu_manager.sandbox.kubelet import StandInKubelet
-
-NODE = "n1"
-
-
-def command(directory: Path, *arguments: str, api: str = "http://127.0.0.1:1") -> list[str]:
-    places = {
-        "--node-name": NODE,
-        "--api-url": api,
-        "--kubelet-dir": str(directory / "kubelet"),
-        "--state-dir": str(directory / "state"),
-        "--pages-dir": str(directory / "pages"),
-        "--http-address": "127.0.0.1",
-        "--http-port": "0",
-        "--cards": "simulated:t4x4",
-        "--device-injection": "simulated",
-    }
-    given = {name for name in arguments if name.startswith("--")}
-    defaults = [word for pair in places.items() if pair[0] not in given for word in pair]
-    return [sys.executable, "-m", "gpu_manager", "run", *defaults, *arguments]
+from tests.fakes.agent import NODE, agent_command
 
 
 @pytest.mark.parametrize(
@@ -61,7 +42,7 @@ def command(directory: Path, *arguments: str, api: str = "http://127.0.0.1:1") -
 )
 def test_a_bad_setting_is_one_line_and_2(tmp_path: Path, arguments: list[str], text: str) -> None:
     done = subprocess.run(
-        command(tmp_path, *arguments), capture_output=True, text=True, timeout=60, check=False
+        agent_command(tmp_path, *arguments), capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2, done.stderr
     assert text in done.stderr.splitlines()[-1]
@@ -75,7 +56,7 @@ def test_a_ledger_that_cannot_be_written_ends_the_agent_with_1(tmp_path: Path) -
     api.start()
     try:
         done = subprocess.run(
-            command(tmp_path, "--state-dir", "/proc/self/nowhere", api=api.url),
+            agent_command(tmp_path, "--state-dir", "/proc/self/nowhere", api=api.url),
             capture_output=True,
             text=True,
             timeout=60,
@@ -97,7 +78,9 @@ def test_without_nvml_the_agent_runs_on_without_cards_and_says_so(tmp_path: Path
     api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
     kubelet.start()
     agent = subprocess.Popen(
-        command(tmp_path, "--cards", "nvml", "--program-xids", "31, 43", "--card-xids", "13", api=api.url),
+        agent_command(
+            tmp_path, "--cards", "nvml", "--program-xids", "31, 43", "--card-xids", "13", api=api.url
+        ),
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "LD_LIBRARY_PATH": ""},

@@ -8,19 +8,12 @@ import time
 
 import pytest
 
+from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.services.health import Health, HealthTimes
 
 SECONDS = 20.0  # a deadline, not a pause; the next look by the clock is an hour away
-
-
-class Wall:
-    def now(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
 
 class NoCordons:
@@ -52,7 +45,7 @@ class Running:
         self.uuids = [s.card.uuid for s in self.cards.list()]
         self.told: queue.Queue[tuple[CardState, ...]] = queue.Queue()
         self.threads: set[str] = set()
-        self.health = Health(self.cards, self.inventory, Wall(), HealthTimes(**times))
+        self.health = Health(self.cards, self.inventory, SystemClock(), HealthTimes(**times))
         self.health.subscribe(self.hear)
 
     def hear(self, states: tuple[CardState, ...]) -> None:

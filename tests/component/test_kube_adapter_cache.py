@@ -7,17 +7,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.adapters.kube.cache import PodCache
 from gpu_manager.domain.pod import Pod, PodUid
-
-
-class HandClock:
-    def __init__(self):
-        self.time = 1000.0
-
-    def now(self):
-        return self.time
-
-    def monotonic(self):
-        return self.time
+from tests.fakes.ports import FakeClock
 
 
 def pod(uid, name="train", created=""):
@@ -29,7 +19,7 @@ def shown(cache):
 
 
 def test_a_tombstone_lasts_two_minutes():
-    clock = HandClock()
+    clock = FakeClock()
     cache = PodCache(clock)
     cache.put(pod("a"))
     cache.remove(pod("a"))
@@ -40,7 +30,7 @@ def test_a_tombstone_lasts_two_minutes():
 
 
 def test_a_memory_that_the_watch_confirms_stays_and_one_that_it_does_not_ends():
-    clock = HandClock()
+    clock = FakeClock()
     cache = PodCache(clock)
     cache.remember([pod("a"), pod("b", "other")])
     cache.put(pod("a"))
@@ -49,7 +39,7 @@ def test_a_memory_that_the_watch_confirms_stays_and_one_that_it_does_not_ends():
 
 
 def test_a_memory_never_wakes_the_dead():
-    cache = PodCache(HandClock())
+    cache = PodCache(FakeClock())
     cache.put(pod("a"))
     cache.remove(pod("a"))
     cache.remember([pod("a")])
@@ -57,7 +47,7 @@ def test_a_memory_never_wakes_the_dead():
 
 
 def test_a_list_tells_what_changed_and_nothing_else():
-    cache = PodCache(HandClock())
+    cache = PodCache(FakeClock())
     cache.put(pod("a"))
     cache.put(pod("b", "other"))
     changes = cache.replace([pod("b", "other"), pod("c", "new")])
@@ -65,13 +55,13 @@ def test_a_list_tells_what_changed_and_nothing_else():
 
 
 def test_pods_of_one_list_are_ordered_by_their_creation():
-    cache = PodCache(HandClock())
+    cache = PodCache(FakeClock())
     cache.replace([pod("new", created="2030-01-01T00:00:01Z"), pod("old", created="2030-01-01T00:00:00Z")])
     assert shown(cache) == {"default/train": [("new", False), ("old", False)]}
 
 
 def test_tombstones_are_bounded_and_the_oldest_go_first():
-    clock = HandClock()
+    clock = FakeClock()
     cache = PodCache(clock)
     for number in range(4200):
         clock.time += 0.001
@@ -83,7 +73,7 @@ def test_tombstones_are_bounded_and_the_oldest_go_first():
 
 def test_of_two_names_under_one_uid_the_first_is_shown_while_it_lives():
     """The UID of a static pod is no secret, and its mirror is made anew whenever somebody deletes it."""
-    clock = HandClock()
+    clock = FakeClock()
     cache = PodCache(clock)
     real, forged = pod("a", "real"), pod("a", "forged")
     assert cache.put(real) is not None
@@ -114,7 +104,7 @@ def test_of_two_names_under_one_uid_the_first_is_shown_while_it_lives():
     )
 )
 def test_whatever_happens_the_living_are_exactly_those_the_watch_or_a_fresh_memory_shows(steps):
-    clock, living, remembered = HandClock(), set(), {}
+    clock, living, remembered = FakeClock(), set(), {}
     cache = PodCache(clock)
     dead = {}
     for step, uids in steps:

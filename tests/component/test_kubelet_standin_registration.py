@@ -87,9 +87,9 @@ def test_1_2_5_a_stopped_plugin_keeps_its_capacity_for_five_minutes_and_is_never
     node.kubelet.wait({CORE: 0})
     assert node.kubelet.capacity() == {CORE: 3}
     again = node.serve(CORE, devices("c", 3))  # serves on the same socket, but says nothing
-    node.clock.seconds += 299
+    node.clock.pass_(299)
     assert (node.kubelet.capacity(), node.kubelet.allocatable()) == ({CORE: 3}, {CORE: 0})
-    node.clock.seconds += 2
+    node.clock.pass_(2)
     assert (node.kubelet.capacity(), node.kubelet.allocatable()) == ({}, {})
     node.register(again)
     assert node.kubelet.allocatable() == {CORE: 3}

@@ -74,7 +74,7 @@ def test_1_3_until_the_plugin_registers_again_the_resource_counts_nothing(node):
     node.kubelet.restart()
     assert node.kubelet.capacity() == {CORE: 0}
     assert node.kubelet.allocatable() == {CORE: 0}
-    node.clock.seconds += 301
+    node.clock.pass_(301)
     assert node.kubelet.capacity() == {}
 
 

@@ -13,21 +13,9 @@ from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2
 from gpu_manager.sandbox.kubelet import Limiter, NumaPolicy, StandInKubelet
 from tests.fakes.plugin import CORE, MEMORY, Plugin, devices
+from tests.fakes.ports import FakeClock
 
 OPEN = Limiter(rate=1e6, burst=1_000_000)
-
-
-class ManualClock:
-    """Time that stands until a test moves it."""
-
-    def __init__(self) -> None:
-        self.seconds = 1_000_000.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def monotonic(self) -> float:
-        return self.seconds
 
 
 class Node:
@@ -35,7 +23,7 @@ class Node:
 
     def __init__(self, *, seed: int = 0, limiter: Limiter = OPEN, numa: NumaPolicy = NumaPolicy.NONE) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="vk"))
-        self.clock = ManualClock()
+        self.clock = FakeClock()
         self.kubelet = StandInKubelet(
             self.directory,
             clock=self.clock,

@@ -230,6 +230,15 @@ class NodeRig:
         mount = next(m for m in result.containers[name].mounts if m.container_path == "/etc/vcuda/limits")
         return self.tenants.limits[Path(mount.host_path).parent.name]
 
+    def listed(self) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
+        """PodResources: (pod name, container) → resource → ids, of those that hold any."""
+        return {
+            (one.pod, one.container): dict(one.ids)
+            for containers in self.client.listing().values()
+            for one in containers
+            if one.ids
+        }
+
     def cards_of(self, obj: dict[str, Any], name: str) -> tuple[int, ...]:
         """The indices of the cards that a container of the pod holds by the books."""
         uid = PodUid(obj["metadata"]["uid"])

@@ -28,7 +28,7 @@ CONTEXT: Final = 64 * MIB
 """What a context takes on the model ``small``, and what the pages charge for it."""
 OUT: Final = "&"
 """An output of eight bytes."""
-SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, UNAVAILABLE = 0, 1, 2, 3, 46
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, UNAVAILABLE = 0, 1, 2, 46
 CARD_BYTES: Final = 16 << 30
 DOORS: Final = ("front", "preload")
 """Where programs meet the library: in the driver's place, or preloaded before a driver that comes first on the search

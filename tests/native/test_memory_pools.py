@@ -11,8 +11,6 @@ from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Conta
 LIMIT = 256 * MIB
 ROOM = LIMIT - CONTEXT
 THRESHOLD, RESERVED, USED = 4, 5, 7
-ALLOC_NODE = 10
-PER_THREAD = 2
 
 
 @pytest.fixture

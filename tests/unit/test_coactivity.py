@@ -15,6 +15,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Activity, Correction
 from gpu_manager.services.coactivity import CoActivity, Seat
 from gpu_manager.services.tally import Tally
+from tests.fakes.ports import FakeClock
 
 CARD = CardUuid("GPU-1")
 STEP = 0.025
@@ -144,19 +145,6 @@ def test_gains_bring_charges_to_the_division_that_the_driver_saw() -> None:
     assert gain["b"] == pytest.approx(0.65 / 0.70, rel=0.03)
 
 
-class Clock:
-    """Time that the test moves."""
-
-    def __init__(self) -> None:
-        self.at = 1000.0
-
-    def now(self) -> float:
-        return self.at
-
-    def monotonic(self) -> float:
-        return self.at
-
-
 class Pages:
     """Pages in memory."""
 
@@ -165,20 +153,20 @@ class Pages:
         self.read = 0
         self.written: list[tuple[str, Mapping[CardUuid, Correction]]] = []
         self.gone: set[str] = set()
-        self.clock = Clock()
+        self.clock = FakeClock()
 
     def activity(self, name: str) -> Sequence[Activity]:
         self.read += 1
         if name in self.gone:
             raise NodeUnready(f"{name} is gone")
         at_work = self.working.get(name, 0)
-        now = int(self.clock.at * 1e9)
+        now = int(self.clock.time * 1e9)
         return [Activity(CARD, at_work, now if at_work else 0, now if at_work else 0, at_work, 1)]
 
     def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
         if name in self.gone:
             raise NodeUnready(f"{name} is gone")
-        assert heartbeat_ns == int(self.clock.at * 1e9)
+        assert heartbeat_ns == int(self.clock.time * 1e9)
         self.written.append((name, corrections))
 
     def factors(self, name: str) -> list[float]:
@@ -191,9 +179,9 @@ def loop(pages: Pages, seats: Sequence[Seat]) -> CoActivity:
 
 def spend(service: CoActivity, pages: Pages, seconds: float) -> int:
     """Let the loop run for a while; how many steps it took."""
-    end, steps = pages.clock.at + seconds, 0
-    while pages.clock.at < end:
-        pages.clock.at += max(1e-4, service.step())
+    end, steps = pages.clock.time + seconds, 0
+    while pages.clock.time < end:
+        pages.clock.time += max(1e-4, service.step())
         steps += 1
     return steps
 
