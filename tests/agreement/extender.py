@@ -134,6 +134,15 @@ class Scheduling:
         )
         return name
 
+    def others(self) -> Mapping[str, str]:
+        """Every node that is not the case's → its version, which any change of it moves."""
+        items = self.world.get("/api/v1/nodes")["items"]
+        return {
+            one["metadata"]["name"]: one["metadata"]["resourceVersion"]
+            for one in items
+            if one["metadata"].get("labels", {}).get(LABEL) != self.case
+        }
+
     def pod(self, name: str, cards: int = 1, *, where: str = "containers", **spec: Any) -> Obj:
         """Create a pod for this scheduler and the case's nodes."""
         resources = {"resources": {"limits": {MANAGED: str(cards)}}} if cards else {}

@@ -139,9 +139,21 @@ def containers(cluster: Cluster) -> Iterator[Held]:
             )
 
 
+def living(cluster: Cluster) -> frozenset[str]:
+    """UIDs of the pods that :func:`containers` finds."""
+    return frozenset(one.uid for one in containers(cluster))
+
+
 def ledger_of(cluster: Cluster) -> Mapping[tuple[str, str], Shares]:
-    """(pod UID, container) → shares, from the agent's disk."""
-    return {(row["pod"], row["container"]): _shares(row) for row in Books.of(cluster).rows}
+    """(pod UID, container) → shares, from the agent's disk: of pods that run. What an earlier test's pods held
+    is given back at any time.
+    """
+    present = living(cluster)
+    return {
+        (row["pod"], row["container"]): _shares(row)
+        for row in Books.of(cluster).rows
+        if row["pod"] in present
+    }
 
 
 def _shares(row: Mapping[str, Any]) -> Shares:
