@@ -28,6 +28,7 @@ from tests.native.driven import (
 from vcuda import page
 
 LIMIT = 1024 * MIB
+EXPORTABLE = struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0)
 
 
 class Crowd:
@@ -156,7 +157,7 @@ def test_a_block_imported_from_another_process_is_charged_to_the_one_that_made_i
     container: Container,
 ) -> None:
     first, second = container.program().start(), container.program().start()
-    made = first("cuMemCreate", OUT, 100 * MIB, struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0), 0).value
+    made = first("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
     descriptor = first("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
     copy = os.open(f"/proc/{first.process.pid}/fd/{descriptor}", os.O_RDWR)
     try:
@@ -165,9 +166,43 @@ def test_a_block_imported_from_another_process_is_charged_to_the_one_that_made_i
         assert container.charged() == first.card_used() == 2 * CONTEXT + 100 * MIB
         assert second("cuMemRelease", imported).result == SUCCESS
         assert first("cuMemRelease", made).result == SUCCESS
-        assert container.charged() == 2 * CONTEXT
+        assert container.charged() == first.card_used() == 2 * CONTEXT + 100 * MIB
     finally:
         os.close(copy)
+
+
+def test_a_block_that_was_exported_is_paid_for_until_its_process_ends(container: Container) -> None:
+    """Its descriptor holds the memory without a handle, and nobody can tell where descriptors have gone."""
+    guest, other = container.program().start(), container.program().start()
+    for at in range((LIMIT - 2 * CONTEXT) // (100 * MIB)):
+        made = guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
+        descriptor = guest("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
+        assert guest("cuMemRelease", made).result == SUCCESS
+        assert container.charged() == guest.card_used() == 2 * CONTEXT + 100 * MIB * (at + 1)
+    assert guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).result == OUT_OF_MEMORY
+    assert guest("cuMemImportFromShareableHandle", OUT, descriptor, 1).result == SUCCESS
+    assert container.charged() == guest.card_used()
+    guest.kill()
+    assert other("cuMemAlloc_v2", OUT, LIMIT - CONTEXT - CONTEXT).result == SUCCESS
+
+
+def test_an_exported_block_that_is_unmapped_last_is_paid_for_as_well(container: Container) -> None:
+    guest = container.program().start()
+    made = guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
+    at = guest("cuMemAddressReserve", OUT, 100 * MIB, 0, 0, 0).value
+    assert guest("cuMemMap", at, 100 * MIB, 0, made, 0).result == SUCCESS
+    assert guest("cuMemExportToShareableHandle", OUT, made, 1, 0).result == SUCCESS
+    assert guest("cuMemRelease", made).result == SUCCESS
+    assert guest("cuMemUnmap", at, 100 * MIB).result == SUCCESS
+    assert container.charged() == guest.card_used() == CONTEXT + 100 * MIB
+
+
+def test_a_block_that_could_not_be_exported_is_given_back_as_any(container: Container) -> None:
+    guest = container.program().start()
+    made = guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
+    assert guest("cuMemExportToShareableHandle", OUT, made, 8, 0).result != SUCCESS
+    assert guest("cuMemRelease", made).result == SUCCESS
+    assert container.charged() == guest.card_used() == CONTEXT
 
 
 def test_a_child_of_fork_neither_counts_nor_harms_what_its_parent_holds(container: Container) -> None:

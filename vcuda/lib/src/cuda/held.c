@@ -203,6 +203,16 @@ bool held_count(enum held_kind kind, uint64_t key, int by, struct held *item) {
     return found;
 }
 
+void held_set_owner(enum held_kind kind, uint64_t key, uint64_t owner) {
+    uint8_t space = space_of(kind);
+    uint64_t hash = hash_of(space, key);
+    struct shard *shard = lock_shard(hash);
+    struct held *there = find(shard, space, key, hash);
+    if (there->kind)
+        there->owner = owner;
+    unlock(shard);
+}
+
 /* Taking one out moves others up, behind the point reached too: a pass is repeated until it takes nothing. */
 static unsigned take_batch(struct shard *shard, uint32_t kinds, uint64_t owner, struct held batch[BATCH]) {
     unsigned taken = 0;

@@ -12,7 +12,7 @@ enum held_kind {
     HELD_ASYNC,      /* pointer: part of a pool, which carries the charge */
     HELD_GRANULE,    /* address / 2 MiB: a granule of small allocations; count says how many */
     HELD_ARRAY,      /* array or mipmapped array */
-    HELD_PHYSICAL,   /* handle of VMM memory; count is handles and mappings */
+    HELD_PHYSICAL,   /* handle of VMM memory; count is handles and mappings; owner is 1 once it was exported */
     HELD_MAPPING,    /* address where VMM memory is mapped; owner is its handle */
     HELD_LEAVING,    /* the same while it is being unmapped */
     HELD_PIN,        /* a number; VMM memory mapped into a sparse array: owner is the array, bytes the handle */
@@ -45,6 +45,9 @@ bool held_get(enum held_kind kind, uint64_t key, struct held *item);
 
 /* Add to an item's count; what falls to zero is taken out. False if there is none. *item is as it is then. */
 bool held_count(enum held_kind kind, uint64_t key, int by, struct held *item);
+
+/* Change an item's owner. */
+void held_set_owner(enum held_kind kind, uint64_t key, uint64_t owner);
 
 /* Count an item up, or remember it with a count of one: true if it was not there. */
 bool held_join(const struct held *item);

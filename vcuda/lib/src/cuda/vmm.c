@@ -2,7 +2,9 @@
  *
  * A block lives while there is a handle to it or a mapping of it, and is charged for that long, to the card that its
  * properties name: no context is needed. Address space is free; memory of the host is not counted; a block imported
- * from another process stays charged to the process that made it.
+ * from another process stays charged to the process that made it. What a block was exported as (a descriptor, a fabric
+ * handle) holds its memory too, and where that has gone nobody can tell: once exported, a block stays charged until
+ * the process ends.
  */
 #include "cuda/vmm.h"
 
@@ -11,7 +13,8 @@
 #include "front.h"
 
 static void release(const struct held *block) {
-    account_return(block->card, block->bytes);
+    if (!block->owner)
+        account_return(block->card, block->bytes);
 }
 
 bool vmm_add_reference(uint64_t handle) {
@@ -69,6 +72,18 @@ CUresult hook_cuMemRelease(CUmemGenericAllocationHandle handle) {
         if (block.count ? !held_count(HELD_PHYSICAL, handle, 1, &block) : !held_put_new(&again))
             release(&again);
     }
+    return result;
+}
+
+/* Held meanwhile, so that no other thread's release comes before it is known to be exported. */
+CUresult hook_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
+                                           unsigned long long flags) {
+    bool known = vmm_add_reference(handle);
+    CUresult result = real.cuMemExportToShareableHandle(out, handle, type, flags);
+    if (known && result == CUDA_SUCCESS)
+        held_set_owner(HELD_PHYSICAL, handle, 1);
+    if (known)
+        vmm_release_reference(handle);
     return result;
 }
 
@@ -136,7 +151,7 @@ static void set_aside(struct held *mapping) {
     struct held old, block;
     mapping->kind = HELD_LEAVING;
     mapping->count = 0;
-    if (held_count(HELD_PHYSICAL, mapping->owner, -1, &block) && !block.count) {
+    if (held_count(HELD_PHYSICAL, mapping->owner, -1, &block) && !block.count && !block.owner) {
         mapping->count = (uint32_t)(block.bytes / GRANULE);
         mapping->card = block.card;
     }

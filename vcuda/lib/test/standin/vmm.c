@@ -1,8 +1,10 @@
 /*
  * Virtual memory management: address space and physical blocks apart. A block lives, and stays charged, while there
- * is a handle to it or a mapping of it; one imported from another process is charged there, not here.
+ * is a handle to it, a mapping of it or a descriptor that it was exported as (in this process: of others', nothing is
+ * known here); one imported from another process is charged there, not here.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -21,6 +23,7 @@ struct physical {
     size_t bytes;
     int fd, handles, mappings;
     bool imported;
+    ino_t inode; /* of what its descriptors name */
 };
 
 struct mapping {
@@ -40,8 +43,28 @@ static struct physical *find(CUmemGenericAllocationHandle handle) {
     return NULL;
 }
 
+static ino_t inode_of(int fd) {
+    struct stat status;
+    return fstat(fd, &status) == 0 ? status.st_ino : 0;
+}
+
+/* Has this process a descriptor of the block, besides the block's own? */
+static bool is_exported(const struct physical *physical) {
+    DIR *list = opendir("/proc/self/fd");
+    bool found = false;
+    for (struct dirent *entry; list && !found && (entry = readdir(list));) {
+        int fd = atoi(entry->d_name);
+        char path[64] = "";
+        found = fd > 2 && fd != physical->fd && inode_of(fd) == physical->inode &&
+                readlinkat(dirfd(list), entry->d_name, path, sizeof path - 1) > 0 && strstr(path, "memfd:standin");
+    }
+    if (list)
+        closedir(list);
+    return found;
+}
+
 static void drop_unused(struct physical *physical) {
-    if (physical->handles > 0 || physical->mappings > 0)
+    if (physical->handles > 0 || physical->mappings > 0 || is_exported(physical))
         return;
     if (physical->device && !physical->imported)
         device_charge(physical->device, -(int64_t)physical->bytes);
@@ -54,6 +77,14 @@ static void drop_unused(struct physical *physical) {
     free(physical);
 }
 
+/* Those whose last descriptor was closed since. */
+static void drop_closed(void) {
+    for (struct physical *at = blocks, *next; at; at = next) {
+        next = at->next;
+        drop_unused(at);
+    }
+}
+
 static CUresult add(const CUmemAllocationProp *props, size_t bytes, int fd, bool imported, struct device *device,
                     CUmemGenericAllocationHandle *out) {
     struct physical *physical = calloc(1, sizeof *physical);
@@ -63,6 +94,7 @@ static CUresult add(const CUmemAllocationProp *props, size_t bytes, int fd, bool
     physical->device = device;
     physical->bytes = bytes;
     physical->fd = fd;
+    physical->inode = inode_of(fd);
     physical->handles = 1;
     physical->imported = imported;
     physical->next = blocks;
@@ -89,6 +121,7 @@ CUresult model_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, cons
     if (!device && (props->location.type < LOCATION_HOST || props->location.type > LOCATION_HOST_NUMA_CURRENT))
         return CUDA_ERROR_INVALID_VALUE;
     process_lock();
+    drop_closed();
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     if (!device || device_charge(device, (int64_t)bytes)) {
         int fd = (int)syscall(SYS_memfd_create, "standin", 1U /* close on exec */);
@@ -262,7 +295,17 @@ CUresult model_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out,
     }
     CUmemAllocationProp props = {.type = 1, .handle_types = 1, .location = {LOCATION_DEVICE, context->device->ordinal}};
     process_lock();
-    CUresult result = add(&props, (size_t)status.st_size, fd, true, context->device, out);
+    struct physical *own = blocks;
+    while (own && own->inode != status.st_ino)
+        own = own->next;
+    CUresult result = CUDA_SUCCESS;
+    if (own) {
+        own->handles++;
+        *out = (uintptr_t)own;
+        close(fd);
+    } else {
+        result = add(&props, (size_t)status.st_size, fd, true, context->device, out);
+    }
     process_unlock();
     return result;
 }
