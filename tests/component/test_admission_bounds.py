@@ -32,6 +32,19 @@ def raw(port: int) -> ssl.SSLSocket:
     return trusting(issued().authority).wrap_socket(line, server_hostname=HOST)
 
 
+def asked_beside(service: Webhooks) -> tuple[threading.Thread, list[int]]:
+    """A thread that asks for one review, and where the answer's status will be."""
+    results: list[int] = []
+
+    def ask() -> None:
+        with service.caller() as caller:
+            results.append(caller.post("/validate", review())[0])
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    return asking, results
+
+
 def test_a_body_that_never_ends_gives_its_place_back(serve: Serve) -> None:
     service = serve(Bounds(seconds=1, at_work=1, waiting=0))
     with raw(service.port) as slow, service.caller() as caller:
@@ -62,14 +75,7 @@ def test_more_than_may_wait_are_sent_away_and_health_is_still_answered(serve: Se
         return ()
 
     service = serve(Bounds(at_work=1, waiting=0), outlook=Outlook(warn=slow))
-    results: list[int] = []
-
-    def ask() -> None:
-        with service.caller() as caller:
-            results.append(caller.post("/validate", review())[0])
-
-    first = threading.Thread(target=ask)
-    first.start()
+    first, results = asked_beside(service)
     assert begun.wait(10)
     with service.caller() as caller:
         status, answer = caller.post("/validate", review())
@@ -115,14 +121,7 @@ def test_a_review_at_work_is_answered_before_the_end(serve: Serve) -> None:
     begun, go_on = threading.Event(), threading.Event()
     outlook = Outlook(warn=lambda *_: (begun.set(), go_on.wait(10), ())[2])
     service = serve(outlook=outlook)
-    results: list[int] = []
-
-    def ask() -> None:
-        with service.caller() as caller:
-            results.append(caller.post("/validate", review())[0])
-
-    asking = threading.Thread(target=ask)
-    asking.start()
+    asking, results = asked_beside(service)
     assert begun.wait(10)
     ending = threading.Thread(target=service.program.stop)
     ending.start()
