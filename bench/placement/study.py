@@ -37,6 +37,8 @@ THREE: Final = ("ours", "FGD", "BestFit")
 SHOWN: Final = (50, 80, 100, 130)  # percent of arrived demand
 CURVE: Final = tuple(range(5, 131, 5))
 Result = dict[str, Any]
+Repeated = dict[str, dict[str, list[str]]]
+"""Fingerprint → fingerprint of other code → its runs (trace, policy, seed, order) that came out the same."""
 
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "ours": {},
@@ -123,26 +125,63 @@ class Study:
 
 def load(path: Path = RESULTS) -> list[Result]:
     """What has been measured; nothing if there is no such file."""
-    return list(json.loads(path.read_text(encoding="utf-8"))["runs"]) if path.exists() else []
+    return list(_file(path).get("runs", ()))
 
 
-def valid(runs: Iterable[Result]) -> list[Result]:
-    """Those that the code as it is now would measure again."""
-    return [run for run in runs if run.get("code") == fingerprint(run["policy"])]
+def repeated(path: Path = RESULTS) -> Repeated:
+    """Which code has repeated runs of which other to the last digit, and which runs those were."""
+    return dict(_file(path).get("repeated", {}))
 
 
-def save(runs: Sequence[Result], path: Path = RESULTS) -> None:
+def _file(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def valid(runs: Iterable[Result], again: Repeated | None = None) -> list[Result]:
+    """Those that the code as it is now would measure again: its own, and of code that it has repeated."""
+    known = repeated() if again is None else again
+    return [
+        run for run in runs if run.get("code") in {(now := fingerprint(run["policy"])), *known.get(now, ())}
+    ]
+
+
+def sample(runs: Sequence[Result]) -> list[Result]:
+    """Of the runs that other code made one for each trace and policy: what the present code has to repeat."""
+    others = [run for run in runs if run.get("code") != fingerprint(run["policy"])]
+    chosen = {(run["trace"], run["policy"]): run for run in sorted(others, key=lambda run: -run["seed"])}
+    return list(chosen.values())
+
+
+def repeats(study: Study, runs: Sequence[Result], again: Repeated) -> tuple[Repeated, list[Result]]:
+    """Run these again. ``again`` with those that came out the same added, and those that did not."""
+    found = {now: {old: list(keys) for old, keys in each.items()} for now, each in again.items()}
+    differ: list[Result] = []
+    for run in runs:
+        job = Job(run["trace"], run["policy"], run["seed"], run["order"])
+        new = study.run(job)
+        if any(new[what] != run[what] for what in new if what != "code"):
+            differ.append(run)
+            continue
+        found.setdefault(new["code"], {}).setdefault(run["code"], []).append(" ".join(map(str, job.key)))
+    old = {run["code"] for run in differ}
+    return {now: {c: keys for c, keys in each.items() if c not in old} for now, each in found.items()}, differ
+
+
+def save(runs: Sequence[Result], path: Path = RESULTS, again: Repeated | None = None) -> None:
     """One run a line, so that a difference can be read."""
     ordered = sorted(runs, key=lambda r: (r["trace"], r["policy"], r["seed"], r["order"]))
     lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in ordered)
     about = (
         "Runs of the openb experiment by python -m bench.placement. seed: of the pods' order; order: of the"
         " nodes' names. allocation and fragmentation: percent of the cluster's GPUs, by percent of arrived"
-        " demand. Kin are resampled from default as bench/placement/trace.py says, with seed 7. Runs of the"
-        " published policies of commits before d2c98cf stand: those repeated since agree to the last digit."
+        " demand. Kin are resampled from default as bench/placement/trace.py says, with seed 7."
+        " repeated: a fingerprint of the code, that of other code, and the runs of the latter which the former"
+        " repeated to the last digit (python -m bench.placement --repeat): the others stand on that."
+        " Runs of the published policies of commits before d2c98cf stand likewise."
     )
+    known = json.dumps(repeated(path) if again is None else again, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = f'{{"about": {json.dumps(about)},\n"runs": [\n{lines}\n]}}\n'
+    text = f'{{"about": {json.dumps(about)},\n"repeated": {known},\n"runs": [\n{lines}\n]}}\n'
     path.write_text(text, encoding="utf-8")
 
 

@@ -15,7 +15,22 @@ from bench.placement.departures import Coming, waiting_demand
 from bench.placement.ours import Ours
 from bench.placement.policies import BestFit, DotProd, Fgd, Fragments, GpuClustering, GpuPacking, fits
 from bench.placement.replay import World, replay, stock_of
-from bench.placement.study import ABLATION, BASELINES, RESULTS, SECOND, Job, Study, full_plan, load
+from bench.placement.study import (
+    ABLATION,
+    BASELINES,
+    RESULTS,
+    SECOND,
+    Job,
+    Study,
+    fingerprint,
+    full_plan,
+    load,
+    repeated,
+    repeats,
+    sample,
+    save,
+    valid,
+)
 from bench.placement.topology import (
     Plain,
     Product,
@@ -237,6 +252,26 @@ def test_the_second_trace_is_run_only_where_it_was_given():
     other = Trace(NODES, pods_of(10, seed=2))
     assert Study(TRACE, {SECOND: other}).trace(SECOND) is other
     assert Study(TRACE, {SECOND: other}).run(Job(SECOND, "BestFit", 42))["trace"] == SECOND
+
+
+def test_runs_of_other_code_stand_only_where_a_sample_of_them_came_out_the_same(tmp_path):
+    study = Study(TRACE)
+    ours = [{**study.run(Job("default", "BestFit", seed)), "code": "older"} for seed in (42, 43)]
+    assert [run["seed"] for run in sample(ours)] == [42]
+    assert valid(ours, {}) == []
+    known, differ = repeats(study, sample(ours), {})
+    assert not differ
+    assert known == {fingerprint("BestFit"): {"older": ["default BestFit 42 42"]}}
+    assert valid(ours, known) == ours
+    save(ours, kept := tmp_path / "runs.json", known)
+    assert repeated(kept) == known
+    save(load(kept), kept)  # and saving more runs later leaves it
+    assert repeated(kept) == known
+
+    ours[0]["allocation"] = {**ours[0]["allocation"], "100": 1.0}
+    known, differ = repeats(study, ours, known)
+    assert differ == ours[:1]
+    assert valid(ours, known) == []
 
 
 def test_best_fit_of_the_replay_is_the_published_one():
