@@ -175,8 +175,8 @@ def save(runs: Sequence[Result], path: Path = RESULTS, again: Repeated | None = 
         "Runs of the openb experiment by python -m bench.placement. seed: of the pods' order; order: of the"
         " nodes' names. allocation and fragmentation: percent of the cluster's GPUs, by percent of arrived"
         " demand. Kin are resampled from default as bench/placement/trace.py says, with seed 7."
-        " repeated: a fingerprint of the code, that of other code, and the runs of the latter which the former"
-        " repeated to the last digit (python -m bench.placement --repeat): the others stand on that."
+        " repeated: a fingerprint of the code, that of other code, and the runs of the latter which the"
+        " former repeated to the last digit (python -m bench.placement --repeat): the others stand on that."
         " Runs of the published policies of commits before d2c98cf stand likewise."
     )
     known = json.dumps(repeated(path) if again is None else again, indent=1)
