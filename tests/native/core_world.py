@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import fcntl
 import functools
-import itertools
 import os
 import subprocess
 import tempfile
@@ -102,17 +101,20 @@ class Watch:
         assert self._process.stdout
         return _reading(self._process.stdout.readline())
 
-    def windows(self, pid: int, first: float) -> list[float]:
-        """End it: the share of the card's time, in percent, that it served this process in each period.
+    def windows(self, pid: int, first: float, readings: int = 1) -> list[float]:
+        """End it: the share of the card's time, in percent, that it served this process in each window.
 
-        The first seconds, counted from when the process was seen, are left out.
+        A window begins with each reading and is so many periods long. The first seconds, counted from when the
+        process was seen, are left out, and what comes after its last work.
         """
         out, _ = self._process.communicate("\n", timeout=30)
         assert self._process.returncode == 0
-        readings = map(_reading, out.splitlines())
-        seen = [(clock, served[pid]) for clock, served in readings if pid in served]
-        judged = [one for one in seen if one[0] >= seen[0][0] + first * 1e9]
-        return [100 * (b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(judged)]
+        found = map(_reading, out.splitlines())
+        seen = [(clock, served[pid]) for clock, served in found if pid in served]
+        begin, last = seen[0][0] + first * 1e9, seen[-1][1]
+        judged = [(clock, served) for clock, served in seen if clock >= begin and served < last]
+        ends = judged[readings:]
+        return [100 * (b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(judged, ends, strict=False)]
 
     def kill(self) -> None:
         self._process.kill()

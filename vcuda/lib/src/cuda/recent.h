@@ -1,5 +1,5 @@
 /* What a container used of its share in the last window, so that no window of this length is fuller than its share and
- * half a point: what a pause saved up may be spent at once, but is given back before the second is over.
+ * half a point, or the kernel that was begun last: what a pause saved up may be spent at once, but once in a window.
  *
  * Kept by each process of the container for itself, from words that all of them share.
  */
@@ -12,7 +12,7 @@
 
 #define RECENT_MARKS 512
 #define RECENT_STEPS 500     /* of a window */
-#define RECENT_SLACK_IN 200u /* of a window: the half point */
+#define RECENT_SLACK_IN 250u /* of a window: 4 ms of a second */
 
 struct recent {
     uint32_t held;              /* by the thread that notes; another goes on without */
