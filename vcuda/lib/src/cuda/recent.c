@@ -30,7 +30,7 @@ static void note(struct recent *recent, uint32_t share_q8, uint64_t used, uint64
 
 /* More was used in the last window than came in: by how much, past the slack. */
 static uint64_t excess(const struct recent *recent, uint64_t window, uint64_t now) {
-    uint64_t then = now - window;
+    uint64_t then = now > window ? now - window : 0;
     if (then / recent->step_ns * recent->step_ns < recent->known_ns)
         return 0;
     int64_t was_left = recent->mark[then / recent->step_ns % RECENT_MARKS];
