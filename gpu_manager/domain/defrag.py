@@ -159,6 +159,11 @@ def _why_not(sites: Sequence[Site], pod: Resident, budgets: Sequence[Budget], mo
     that = "" if len(able) == len(sites) else " that it may go to"
     if all(site.without(site.residents).find(pod.request) is None for site in able):
         return f"no node{that} could hold it even if all its pods were gone"
+    free = sum(site.free.cores for site in sites)
+    if free < pod.weight:
+        return (
+            f"{free} cores are free in the whole cluster, {pod.weight} are asked: no move makes more of them"
+        )
     residents = [resident for site in able for resident in site.residents.values()]
     kept = [f"{r.name} ({why})" for r in residents if (why := _stays(r, pod, budgets))]
     movable = len(residents) - len(kept)
@@ -175,7 +180,11 @@ def _stays(resident: Resident, pod: Resident, budgets: Sequence[Budget]) -> str:
         return resident.stays
     if resident.priority > pod.priority:
         return f"its priority {resident.priority} is above {pod.priority}"
-    closed = next((b.name for b in budgets if resident.uid in b.pods and b.allowed <= 0), None)
+    mine = [b for b in budgets if resident.uid in b.pods]
+    if len(mine) > 1:
+        names = " and ".join(b.name for b in mine[:2])
+        return f"{len(mine)} PodDisruptionBudgets cover it, {names}: the API server evicts no such pod"
+    closed = next((b.name for b in mine if b.allowed <= 0), None)
     return "" if closed is None else f"PodDisruptionBudget {closed} allows no more disruption"
 
 

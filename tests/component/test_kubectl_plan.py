@@ -191,3 +191,102 @@ def test_a_file_of_anything_is_survived(
     web = manifest(tmp_path / "web.yaml", 40, 1)
     assert run(["simulate", web, "--from", str(path)]) in (1, 2)
     assert "Traceback" not in capsys.readouterr().err
+
+
+def with_items(saved: Path, *items: dict[str, Any]) -> list[dict[str, Any]]:
+    """The saved cluster with more in it; what it now holds."""
+    cluster = json.loads(saved.read_text())
+    cluster["items"] += items
+    saved.write_text(json.dumps(cluster))
+    return list(cluster["items"])
+
+
+def test_a_node_that_bars_a_pod_is_no_place_for_it(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tainted = node("n2", 2)
+    tainted["spec"] = {"taints": [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]}
+    cordoned = node("n3", 2)
+    cordoned["spec"] = {"unschedulable": True}
+    with_items(saved, tainted, cordoned)
+    web = manifest(tmp_path / "web.yaml", 40, 4)
+    assert run(["simulate", web, "--from", str(saved)]) == 1
+    said = capsys.readouterr().out
+    assert "2 of 4 pods fit" in said
+    assert 'not asked: "n2" has the taint "dedicated=ml:NoSchedule", which the pod does not tolerate' in said
+    assert '"n3" is cordoned' in said
+    text = yaml.safe_load(Path(web).read_text())
+    text["spec"]["template"]["spec"]["tolerations"] = [{"key": "dedicated", "operator": "Exists"}]
+    Path(web).write_text(yaml.safe_dump(text))
+    assert run(["simulate", web, "--from", str(saved)]) == 0
+
+
+def test_a_daemon_set_has_a_pod_on_every_node_and_none_of_them_is_moved(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cordoned = node("n2", 1)
+    cordoned["spec"] = {"unschedulable": True}
+    daemon = {"kind": "DaemonSet", "name": "mon", "controller": True}
+    running = pod("mon-x", 5, "n2", 0, ownerReferences=[daemon])
+    with_items(saved, cordoned, running)
+    path = tmp_path / "mon.yaml"
+    template = {"spec": pod("p", 5)["spec"]}
+    kind = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "mon"}}
+    path.write_text(yaml.safe_dump({**kind, "spec": {"template": template}}))
+    assert run(["simulate", str(path), "--from", str(saved), "-o", "json"]) == 0
+    seats = json.loads(capsys.readouterr().out)["seats"]
+    assert [(s["pod"], s["node"]) for s in seats] == [("default/mon-n1", "n1"), ("default/mon-n2", "n2")]
+    assert run(["simulate", "--drain", "n2", "--from", str(saved)]) == 0
+    said = capsys.readouterr().out
+    assert "team/mon-x: its DaemonSet would make it anew on the same node" in said
+    assert "0 of 0 pods fit" in said
+
+
+def test_a_drain_says_who_would_be_lost_and_which_budget_makes_it_wait(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = pod("bare", 10, "n1", 0, ownerReferences=[])
+    with_items(saved, node("n2", 2), bare, budget(1))
+    assert run(["simulate", "--drain", "n1", "--from", str(saved)]) == 1
+    shown = capsys.readouterr()
+    assert "team/bare: no controller would make it anew: it would be gone for good" in shown.out
+    assert "PodDisruptionBudget team/all lets 1 of 2 of these pods go now: kubectl drain waits" in shown.out
+    assert "Pods that wait already and are not counted: 1." in shown.err
+    assert run(["simulate", "--drain", "n1", "--from", str(saved), "-o", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["budgets"] == [{"name": "team/all", "allowed": 1, "pods": 2}]
+
+
+def test_a_pod_that_is_ending_is_not_moved(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = with_items(saved)
+    for item in items[1:3]:
+        item["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    saved.write_text(json.dumps({"items": items}))
+    assert run(["defrag", "train", "-n", "team", "--from", str(saved)]) == 1
+    assert "team/small (it is ending already)" in capsys.readouterr().out
+
+
+def test_a_priority_class_counts_as_the_api_server_would_write_it(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = with_items(saved, {"kind": "PriorityClass", "metadata": {"name": "high"}, "value": 1000})
+    for item in items[1:3]:
+        item["spec"]["priority"] = 500
+    saved.write_text(json.dumps({"items": items}))
+    path = tmp_path / "train.yaml"
+    one = pod("train-2", 100)
+    path.write_text(yaml.safe_dump(one))
+    assert run(["defrag", str(path), "--from", str(saved)]) == 1
+    assert "team/large (its priority 500 is above 0)" in capsys.readouterr().out
+    one["spec"]["priorityClassName"] = "high"
+    path.write_text(yaml.safe_dump(one))
+    assert run(["defrag", str(path), "--from", str(saved)]) == 0
+    assert "if 1 pod moved" in capsys.readouterr().out
+    one["spec"]["priorityClassName"] = "unheard-of"
+    path.write_text(yaml.safe_dump(one))
+    assert run(["defrag", str(path), "--from", str(saved)]) == 1
+    assert 'priority class "unheard-of" is not known here: judged with priority 0' in capsys.readouterr().err
+
+
+def test_a_pod_of_another_namespace_is_named(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["defrag", "train", "--from", str(saved)]) == 2
+    assert 'in namespace "default"; there is one in "team": name it with -n' in capsys.readouterr().err

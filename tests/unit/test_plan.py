@@ -236,6 +236,16 @@ def test_a_plan_among_hundreds_of_pods_takes_few_looks():
     assert [m.pod for m in one.moves] == ["default/x"]
 
 
+def test_a_pod_that_two_budgets_cover_stays_for_the_api_server_evicts_none():
+    budgets = [Budget(f"team/{name}", 5, frozenset({PodUid("small")})) for name in ("a", "b")]
+    assert [m.pod for m in defragment([broken()], pod("train", 100), budgets).moves] == ["default/large"]
+
+
+def test_where_too_little_is_free_in_all_the_sum_is_the_reason():
+    reason = defragment([broken()], pod("train", 200)).reason
+    assert reason == "120 cores are free in the whole cluster, 200 are asked: no move makes more of them"
+
+
 sites_drawn = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(1, 99), st.integers(1, UNITS)),
     min_size=1,
@@ -299,7 +309,7 @@ def test_no_smaller_plan_keeps_budgets_and_priorities_either(parts_of, cores, pr
         for size in range(7)
         for site in sites
         for gone in combinations(site.residents.values(), size)
-        if all(r.priority <= 1 for r in gone)
+        if all(r.priority <= 1 and sum(r.uid in b.pods for b in budgets) <= 1 for r in gone)
         and all(sum(r.uid in b.pods for r in gone) <= b.allowed for b in budgets)
         and carried_out(sites, site, gone, asked)
     ]

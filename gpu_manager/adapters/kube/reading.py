@@ -75,6 +75,11 @@ def read_budgets(connection: Connection) -> Iterator[Mapping[str, Any]]:
     return list_all(connection, "list poddisruptionbudgets", "/apis/policy/v1/poddisruptionbudgets")
 
 
+def read_priorities(connection: Connection) -> Iterator[Mapping[str, Any]]:
+    """Every PriorityClass, as it stands there. Raises NodeUnready."""
+    return list_all(connection, "list priorityclasses", "/apis/scheduling.k8s.io/v1/priorityclasses")
+
+
 def cluster_of(
     node_objects: Iterable[Mapping[str, Any]], pod_objects: Iterable[Mapping[str, Any]]
 ) -> Cluster:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -54,14 +55,33 @@ def command(
             if like
             else simulate(outlook.sites, pods)
         )
+    blocked = _blocked(outlook, drain_node) if drain_node else []
     if for_program(output):
-        emit(_document(forecast), output)
+        emit({**_document(forecast), "budgets": [asdict(one) for one in blocked]}, output)
     else:
-        _show(forecast, like)
+        _show(forecast, like, blocked)
+        if outlook.waiting:
+            typer.echo(f"Pods that wait already and are not counted: {outlook.waiting}.", err=True)
+        typer.echo(sites.CAVEAT, err=True)
     return 1 if forecast.refused else 0
 
 
-def _show(forecast: Forecast, like: str) -> None:
+@dataclass(frozen=True, slots=True)
+class _Blocked:
+    """A PodDisruptionBudget that lets fewer of a node's pods go at once than it covers."""
+
+    name: str
+    allowed: int
+    pods: int
+
+
+def _blocked(outlook: sites.Outlook, node: str) -> list[_Blocked]:
+    leaving = [uid for uid, resident in outlook.site(node).residents.items() if not resident.stays]
+    counted = [_Blocked(b.name, b.allowed, sum(uid in b.pods for uid in leaving)) for b in outlook.budgets]
+    return [one for one in counted if one.pods > one.allowed]
+
+
+def _show(forecast: Forecast, like: str, blocked: Sequence[_Blocked]) -> None:
     if forecast.seats:
         rows = [(s.pod, s.node, _cards(s.cards)) for s in forecast.seats[:_SHOWN]]
         typer.echo(columns(("POD", "NODE", "CARDS"), rows))
@@ -73,7 +93,9 @@ def _show(forecast: Forecast, like: str) -> None:
     typer.echo(f"{len(forecast.seats)} of {total} pods fit; cores booked then: {_booked(forecast)}")
     if like:
         typer.echo(printable(_needed(forecast, like)))
-    typer.echo(sites.CAVEAT, err=True)
+    for one in blocked:
+        said = f"PodDisruptionBudget {one.name} lets {one.allowed} of {one.pods} of these pods go now"
+        typer.echo(printable(f"{said}: kubectl drain waits until it lets more"))
 
 
 def _needed(forecast: Forecast, like: str) -> str:

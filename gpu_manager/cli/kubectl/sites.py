@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gpu_manager.cli.files import load_manifests
-from gpu_manager.cli.kubectl.login import log_in
+from gpu_manager.cli.kubectl.login import Login, log_in
 from gpu_manager.domain.budgets import read_budget
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.defrag import Budget
@@ -34,6 +34,7 @@ CAVEAT: Final = (
     "pods spread or attract one another are not seen here; of nodes that have room the scheduler may choose "
     "another."
 )
+_SYSTEM: Final = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
 _LARGEST = 1 << 30  # bytes of a saved cluster
 _MOST_PODS = 100_000
 
@@ -56,7 +57,13 @@ class Outlook:
     budgets: tuple[Budget, ...]
     pods: tuple[Pod, ...]
     written: Mapping[PodUid, Written]
+    priorities: Mapping[str, int]
     namespace: str = "default"
+
+    @property
+    def waiting(self) -> int:
+        """How many pods that ask for cards have no node yet."""
+        return sum(not pod.node and not pod.terminal for pod in self.pods)
 
     @property
     def unit(self) -> int:
@@ -89,7 +96,7 @@ class Written:
 
 def look(source: str, kubeconfig: str, context: str, namespace: str = "") -> Outlook:
     """Raises RequestInvalid, NodeUnready."""
-    from gpu_manager.adapters.kube.reading import cluster_of, list_nodes, list_pods, read_budgets  # noqa: PLC0415  # heavy
+    from gpu_manager.adapters.kube import reading  # noqa: PLC0415  # heavy
 
     gates: dict[str, Gate] = {}
     written: dict[PodUid, Written] = {}
@@ -107,13 +114,26 @@ def look(source: str, kubeconfig: str, context: str, namespace: str = "") -> Out
 
     if source:
         saved = _saved(source)
-        cluster = cluster_of(nodes(saved.get("Node", ())), pods(saved.get("Pod", ())))
-        budgets = saved.get("PodDisruptionBudget", [])
-        return _outlook(cluster, budgets, gates, written, namespace or "default")
+        cluster = reading.cluster_of(nodes(saved.get("Node", ())), pods(saved.get("Pod", ())))
+        budgets, classes = saved.get("PodDisruptionBudget", []), saved.get("PriorityClass", [])
+        return _outlook(cluster, budgets, gates, written, classes, namespace or "default")
     with log_in(kubeconfig, context, namespace) as login:
-        cluster = cluster_of(nodes(list_nodes(login.connection)), pods(list_pods(login.connection)))
-        budgets = list(read_budgets(login.connection))
-        return _outlook(cluster, budgets, gates, written, login.namespace)
+        cluster = reading.cluster_of(
+            nodes(reading.list_nodes(login.connection)), pods(reading.list_pods(login.connection))
+        )
+        budgets = list(reading.read_budgets(login.connection))
+        return _outlook(cluster, budgets, gates, written, _classes(login), login.namespace)
+
+
+def _classes(login: Login) -> list[Mapping[str, Any]]:
+    """Without the right to list them they are only not known."""
+    from gpu_manager.adapters.kube import reading  # noqa: PLC0415  # heavy
+    from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # heavy
+
+    try:
+        return list(reading.read_priorities(login.connection))
+    except Refused:
+        return []
 
 
 def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
@@ -146,6 +166,7 @@ def _outlook(
     budget_objects: Sequence[Mapping[str, Any]],
     gates: Mapping[str, Gate],
     written: Mapping[PodUid, Written],
+    class_objects: Sequence[Mapping[str, Any]],
     namespace: str,
 ) -> Outlook:
     at: dict[str, list[Pod]] = {}
@@ -156,7 +177,19 @@ def _outlook(
         for books in survey(cluster.nodes, cluster.pods)
     )
     budgets = tuple(_budgets(budget_objects, cluster.pods))
-    return Outlook(sites, budgets, cluster.pods, written, namespace)
+    return Outlook(sites, budgets, cluster.pods, written, _priorities(class_objects), namespace)
+
+
+def _priorities(objects: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
+    """By name; the empty name is the one for pods that name none."""
+    found = dict(_SYSTEM)
+    for obj in objects:
+        value = obj.get("value", 0)
+        if isinstance(value, int) and not isinstance(value, bool):
+            found[text(mapping(obj.get("metadata")).get("name"))] = value
+            if obj.get("globalDefault") is True:
+                found[""] = value
+    return found
 
 
 def _site(books: NodeBooks, pods: Sequence[Pod], gate: Gate, written: Mapping[PodUid, Written]) -> Site:
@@ -214,6 +247,7 @@ def wanted(files: Sequence[str], outlook: Outlook) -> list[Resident]:
             one = _drafted(manifest.pod, manifest.namespace, manifest.name)
             if not one.asks:
                 continue
+            one = _ranked(one, mapping(manifest.pod.get("spec")), outlook)
             if manifest.kind == "DaemonSet":
                 found += _one_each(one, written, outlook)
                 continue
@@ -235,6 +269,18 @@ def _one_each(pod: Pod, written: Written, outlook: Outlook) -> Iterator[Resident
             continue
         here = replace(pod, uid=PodUid(uuid.uuid4().hex), name=f"{pod.name}-{site.name}")
         yield resident_of(here, outlook.unit, replace(written, wants=wants.only(site.name)))
+
+
+def _ranked(pod: Pod, spec: Mapping[str, Any], outlook: Outlook) -> Pod:
+    """The pod with the priority that its class means, as the API server would write it."""
+    if spec.get("priority") is not None:
+        return pod
+    name = text(spec.get("priorityClassName"))
+    if name and name not in outlook.priorities:
+        typer.echo(
+            f"{pod.key}: priority class {quoted(name)} is not known here: judged with priority 0", err=True
+        )
+    return replace(pod, priority=outlook.priorities.get(name, 0))
 
 
 def _drafted(template: Mapping[str, Any], namespace: str, name: str) -> Pod:
