@@ -21,7 +21,7 @@ import structlog
 from gpu_manager.adapters.nvml_errors import Kind, maybe, meaning, sentence, to_domain
 from gpu_manager.adapters.nvml_faults import FaultPolicy, Faults, recovery_text
 from gpu_manager.adapters.nvml_links import bus_key, read_links
-from gpu_manager.adapters.nvml_usage import UsageReader
+from gpu_manager.adapters.nvml_usage import Memory, UsageReader
 from gpu_manager.adapters.nvml_watch import Slot, Watch
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
@@ -229,7 +229,7 @@ class NvmlCards:
             card,
             model="-".join(_text(name).split()) if name else card.model,
             memory=memory.total if memory is not None else 0,
-            reserved=memory.reserved if memory is not None else 0,
+            reserved=_kept_back(memory, card),
             minor=maybe(nvml, nvml.nvmlDeviceGetMinorNumber, handle),
             pci_bus_id=bus_id,
             numa=self._numa(handle, bus_id),
@@ -282,6 +282,14 @@ class NvmlCards:
             watch = self._watch
         if watch is not None:
             watch.tell(change)
+
+
+def _kept_back(memory: Memory | None, before: Card) -> int:
+    """What the driver reserves: the most that it ever has of this card. Less another time would make ids come
+    and go at the kubelet, and give memory away that the driver takes back.
+    """
+    now = memory.reserved if memory is not None else 0
+    return max(now, before.reserved) if memory is not None and memory.total == before.memory else now
 
 
 def _nameless(index: int) -> Card:

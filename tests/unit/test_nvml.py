@@ -53,6 +53,23 @@ def test_an_old_driver_without_reserved_memory_still_lists():
     assert (state.card.memory, state.card.reserved, state.healthy) == (40 * GIB, 0, True)
 
 
+def test_what_the_driver_has_reserved_once_is_not_given_away_later():
+    gpu = Gpu(0)
+    nvml = FakeNvml(gpu)
+    cards = cards_of(nvml)
+
+    def reserved(now: int) -> int:
+        gpu.reserved = now
+        (state,) = cards.list()
+        return state.card.reserved
+
+    assert [reserved(n) for n in (GIB // 2, GIB // 4, GIB, GIB // 2)] == [GIB // 2, GIB // 2, GIB, GIB]
+    nvml.v2 = False
+    assert reserved(0) == GIB, "one answer without the figure changes nothing"
+    gpu.total, nvml.v2 = 39 * GIB, True
+    assert reserved(GIB // 4) == GIB // 4, "with ECC switched on it is another card"
+
+
 @pytest.mark.parametrize(
     ("text", "affinity", "expected"),
     [("-1", 0, None), ("-1", 0b100, 2), ("-1", 0b11, None), ("3", 0, 3), ("?", 1, 0)],
