@@ -145,8 +145,10 @@ def usage_of(root: Path) -> page.Usage:
 TIMED = ("test_core_calls", "test_core_share", "test_core_tenants", "test_standin_time", "test_gpu_harness")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what measures time."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what measures time; and whichever test comes first builds all that it needs."""
     for item in items:
+        if config.getoption("timeout") is None:  # on the command line
+            item.add_marker(pytest.mark.timeout(300))
         if item.path.stem in TIMED:
             item.add_marker(pytest.mark.timed)

@@ -16,8 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import pytest
-
 from tests.native import standin
 from tests.native.tools import LIB, ROOT, build_tree, run, tool
 from vcuda import page
@@ -35,9 +33,7 @@ DOORS: Final = ("front", "preload")
 path."""
 SANITIZE: Final = os.environ.get("VCUDA_SANITIZE", "")
 """What ``make native-tsan`` asks for; otherwise a test that says so runs plainly and under these:"""
-SANITIZERS: Final = (
-    (SANITIZE,) if SANITIZE else ("", pytest.param("address,undefined", marks=pytest.mark.timeout(300)))
-)  # the first of them builds all of it
+SANITIZERS: Final = (SANITIZE,) if SANITIZE else ("", "address,undefined")
 
 
 def uuid(index: int) -> bytes:

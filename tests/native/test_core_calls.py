@@ -199,18 +199,22 @@ def test_a_capture_on_one_thread_survives_measured_work_on_others(one: World, ru
     out = run(
         tenant,
         """
-busy, captured, stop = driver.stream(), driver.stream(), threading.Event()
+busy, captured, enough, stop = driver.stream(), driver.stream(), threading.Event(), threading.Event()
 k = driver.kernel("spin_300us")
 def work():
     driver.cuCtxSetCurrent(c_void_p(driver.context))
+    launches = 0
     while not stop.is_set():
         driver.launch(k, busy)
         driver.cuStreamSynchronize(busy)
-mode = c_int(2)
+        launches += 1
+        if launches == 40: enough.set()
 thread = threading.Thread(target=work)
 thread.start()
-counts = set()
-for _ in range(40):
+counts, captures, deadline = set(), 0, time.monotonic() + 30
+while captures < 40 or not enough.is_set():
+    assert time.monotonic() < deadline, "no measured work beside the captures"
+    captures += 1
     driver.cuStreamBeginCapture(captured, 1)
     for _ in range(20): driver.launch(k, captured)
     graph, count = c_void_p(), c_size_t()
@@ -219,10 +223,11 @@ for _ in range(40):
     counts.add(count.value)
 stop.set(); thread.join()
 print(counts)
+settled()
 """,
     )
     assert out == ["{20}"]
-    assert one.usage(tenant).launches > 0
+    assert one.usage(tenant).launches >= 40
 
 
 def test_errors_of_launches_are_forwarded_and_cost_nothing(one: World, run: Run) -> None:

@@ -39,7 +39,7 @@ def built() -> None:
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tests.gpu", *arguments],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False,
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def first_row(tmp_path: Path, *how: str) -> tuple[str, float, bool, str]:
     done = subprocess.run(
         [sys.executable, "-c", BROKEN, *how],
         cwd=ROOT, env=stand_in_environment(find_native(), str(tmp_path)), capture_output=True, text=True,
-        timeout=110, check=True,
+        timeout=250, check=True,
     )  # fmt: skip
     name, over, holds, note = done.stdout.split(" ", 3)
     return name, float(over), holds == "True", note
