@@ -130,7 +130,11 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:  # http.server's name
-        asked = urlsplit(self.path).path
+        try:
+            asked = urlsplit(self.path).path
+        except ValueError:  # a whole URL whose host is none
+            self._send(HTTPStatus.BAD_REQUEST, TEXT, b"this is not the address of a page\n")
+            return
         if asked == "/ui/":  # its links are relative, so that it works behind a proxy's prefix
             self._send(HTTPStatus.PERMANENT_REDIRECT, TEXT, b"", {"Location": "../ui"})
             return

@@ -51,7 +51,7 @@ class Status:
     def answer(self, path: str, accept: str) -> Answer:
         """Status, content type and body for one GET; ``accept`` is the header's value."""
         if path in ("/metric", "/metrics"):
-            encoder, content_type = choose_encoder(accept)
+            encoder, content_type = _encoder(accept)
             return HTTPStatus.OK, content_type, encoder(self._registry)
         if path == "/usage":
             return _json(HTTPStatus.OK, self.usage())
@@ -149,6 +149,14 @@ def draw(graph: Mapping[str, Any]) -> str:
             amount = f"{holder['cores']} cores, {format_bytes(holder['memory'])}"
             lines.append(printable(f"|   |---{name}: {amount}{planned}"))
     return "\n".join(lines) + "\n"
+
+
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """The format that a scraper asks for; the oldest if what it asks for cannot be read."""
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):  # the library compares "version=abc" with numbers
+        return choose_encoder("")
 
 
 def _json(status: HTTPStatus, value: object) -> Answer:

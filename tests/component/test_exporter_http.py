@@ -189,6 +189,26 @@ def test_a_request_line_without_end_is_refused(served: Served) -> None:
         assert b" 414 " in peer.recv(200)
 
 
+@pytest.mark.parametrize(
+    ("request_line", "accept", "status"),
+    [
+        (b"GET http://[x]/metric HTTP/1.1", b"*/*", b"400"),
+        (b"GET /metric HTTP/1.1", b"application/openmetrics-text;version=abc", b"200"),
+        (b"GET /metric HTTP/1.1", b"application/openmetrics-text; version=1.0.0; escaping=\xff", b"200"),
+        (b"GET /metric HTTP/1.1", b"text/plain;version=;q=\xff", b"200"),
+        (b"GET /ui/../../etc/passwd HTTP/1.1", b"*/*", b"404"),
+    ],
+)
+def test_nonsense_is_answered_and_leaves_no_trace_in_the_log(
+    served: Served, capfd: pytest.CaptureFixture[str], request_line: bytes, accept: bytes, status: bytes
+) -> None:
+    """Else anybody could fill it."""
+    with served.connect() as peer:
+        peer.sendall(request_line + b"\r\nAccept: " + accept + b"\r\n\r\n")
+        assert peer.recv(200).split(b" ")[1] == status
+    assert "http request lost" not in capfd.readouterr().out
+
+
 def test_a_peer_that_leaves_is_no_news_and_a_fault_of_ours_is_one_line(
     served: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
