@@ -101,6 +101,8 @@ def _show(forecast: Forecast, like: str, blocked: Sequence[_Blocked]) -> None:
 def _needed(forecast: Forecast, like: str) -> str:
     if forecast.refused and not forecast.added:
         return f"nodes like {like} would not help"
+    if not forecast.added:
+        return f"no more node like {like} is needed"
     nodes = (
         f"1 more node like {like} is"
         if forecast.added == 1

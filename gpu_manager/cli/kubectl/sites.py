@@ -43,7 +43,7 @@ Source = Annotated[
     typer.Option(
         "--from",
         metavar="FILE",
-        help="Instead of the cluster: what `kubectl get nodes,pods,pdb -A -o json` printed.",
+        help="Instead of the cluster: what `kubectl get nodes,pods,pdb,priorityclasses -A -o json` printed.",
         show_default=False,
     ),
 ]
@@ -144,7 +144,9 @@ def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
     except (OSError, ValueError) as error:
         raise RequestInvalid(f"{name}: {getattr(error, 'strerror', None) or error}") from error
     if not data.strip():
-        raise RequestInvalid(f"{name}: empty; save a cluster with kubectl get nodes,pods,pdb -A -o json")
+        raise RequestInvalid(
+            f"{name}: empty; save a cluster with kubectl get nodes,pods,pdb,priorityclasses -A -o json"
+        )
     try:
         parsed = json.loads(data) if len(data) <= _LARGEST else None
     except (ValueError, RecursionError) as error:
@@ -152,7 +154,7 @@ def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
     items = parsed.get("items") if isinstance(parsed, dict) else None
     if not isinstance(items, list):
         raise RequestInvalid(
-            f"{name}: not a list of objects, as kubectl get nodes,pods,pdb -A -o json prints"
+            f"{name}: not a list of objects, as kubectl get nodes,pods,pdb,priorityclasses -A -o json prints"
         )
     found: dict[str, list[Mapping[str, Any]]] = {}
     for item in items:
