@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,11 +31,9 @@ def test_the_program_serves_files_and_ends_with_sigterm(tmp_path: Path, cluster:
     pair = issued().pair
     (tmp_path / "tls.crt").write_bytes(pair.certificate)
     (tmp_path / "tls.key").write_bytes(pair.key)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     command = [
         sys.executable, "-m", "admission", f"--tls-cert-file={tmp_path / 'tls.crt'}",
-        f"--tls-private-key-file={tmp_path / 'tls.key'}", "--webhook-address=127.0.0.1", f"--webhook-port={port}",
+        f"--tls-private-key-file={tmp_path / 'tls.key'}", "--webhook-address=127.0.0.1", "--webhook-port=0",
         f"--api-url={cluster.url}", "--extender-address=127.0.0.1:0", "--drain-seconds=0", "--default-memory=4", "--pprofAddress", "127.0.0.1:1", "--logtostderr=true",
     ]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k not in ("LOG_LEVEL", "EXTRA_FLAGS")}
@@ -49,7 +46,7 @@ def test_the_program_serves_files_and_ends_with_sigterm(tmp_path: Path, cluster:
                 "certificate taken",
                 "running",
             ]
-            with Caller(port, trusting(issued().authority)) as caller:
+            with Caller(lines[-1]["port"], trusting(issued().authority)) as caller:
                 _, answer = caller.post("/mutate", review(pod(container(core="30"))))
                 assert "4 units (1 GiB)" in answer["response"]["warnings"][0]
                 assert PREDICATE_NODE not in str(answer)

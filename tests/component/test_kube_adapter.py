@@ -254,7 +254,7 @@ def test_open_watches_end_at_once_when_the_adapter_is_closed(api, kube):
     began = time.monotonic()
     kube.close()
     assert time.monotonic() - began < 10  # a watch ends by itself after half a minute
-    assert not [t for t in threading.enumerate() if t.name.startswith(("watch-", "outbox"))]
+    until(lambda: not [t for t in threading.enumerate() if t.name.startswith(("watch-", "outbox"))])
 
 
 def test_it_needs_no_more_rights_than_these(api, kube):

@@ -11,7 +11,7 @@ from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.adapters.simulated_control import write_control
 from gpu_manager.ports import HealthChange
 
-SECONDS = 5.0
+SECONDS = 20.0
 
 
 @pytest.fixture
