@@ -69,15 +69,18 @@ DAEMONS: Final = tuple(  # what a DaemonSet's controller adds to its pods' toler
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The node's side."""
+    """The node's side. ``closed`` says what keeps every pod off, as ``bars`` would."""
 
     name: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     cordoned: bool = False
     taints: tuple[Taint, ...] = ()
+    closed: str = ""
 
     def bars(self, wants: Wants) -> str:
         """What keeps the pod off, to stand behind the node's name; empty if nothing does."""
+        if self.closed:
+            return self.closed
         if self.cordoned and not wants.tolerates(_CORDON):
             return "is cordoned"
         for taint in self.taints:

@@ -16,12 +16,12 @@ from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import SELF, Link, Topology
 
 
-def node(name: str, cards: int) -> dict[str, Any]:
+def node(name: str, cards: int, unit: int = DEFAULT_UNIT) -> dict[str, Any]:
     links = tuple(tuple(SELF if i == j else Link.parse("PIX") for j in range(cards)) for i in range(cards))
     states = tuple(
         CardState(Card(i, CardUuid(f"GPU-{name}-{i}"), "A100", 64 * DEFAULT_UNIT)) for i in range(cards)
     )
-    inventory = encode_inventory(Inventory(DEFAULT_UNIT, states, Topology(links)))
+    inventory = encode_inventory(Inventory(unit, states, Topology(links)))
     return {"kind": "Node", "metadata": {"name": name, "annotations": {INVENTORY: inventory}}}
 
 
@@ -254,6 +254,17 @@ def test_a_drain_says_who_would_be_lost_and_which_budget_makes_it_wait(
     assert "Pods that wait already and are not counted: 1." in shown.err
     assert run(["simulate", "--drain", "n1", "--from", str(saved), "-o", "json"]) == 1
     assert json.loads(capsys.readouterr().out)["budgets"] == [{"name": "team/all", "allowed": 1, "pods": 2}]
+
+
+def test_a_node_that_counts_memory_otherwise_is_left_out_as_the_extender_leaves_it_out(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_items(saved, node("n2", 1), node("n0", 1, unit=DEFAULT_UNIT // 2))
+    web = manifest(tmp_path / "web.yaml", 40, 5)
+    assert run(["simulate", web, "--from", str(saved)]) == 1
+    said = capsys.readouterr().out
+    assert "4 of 5 pods fit" in said
+    assert '"n0" counts memory by 128 MiB, most nodes by 256 MiB' in said
 
 
 def test_a_pod_that_is_ending_is_not_moved(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from gpu_manager.domain.ledger import Ledger
 from gpu_manager.domain.lenient import mapping, text
 from gpu_manager.domain.plan import Resident, Site
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
-from gpu_manager.domain.resources import DEFAULT_UNIT
+from gpu_manager.domain.resources import DEFAULT_UNIT, format_bytes
 from gpu_manager.domain.rules import pod_request
 from gpu_manager.domain.survey import NodeBooks, survey
 
@@ -67,8 +68,8 @@ class Outlook:
 
     @property
     def unit(self) -> int:
-        """Bytes of one memory unit here."""
-        return self.sites[0].ledger.unit if self.sites else DEFAULT_UNIT
+        """Bytes of one memory unit here: as most nodes count."""
+        return _unit(site.ledger.unit for site in self.sites)
 
     def site(self, name: str) -> Site:
         """The node. Raises RequestInvalid: it publishes no cards."""
@@ -174,12 +175,26 @@ def _outlook(
     at: dict[str, list[Pod]] = {}
     for pod in cluster.pods:
         at.setdefault(pod.node, []).append(pod)
+    unit = _unit(node.inventory.unit for node in cluster.nodes)
     sites = tuple(
-        _site(books, at.get(books.name, ()), gates.get(books.name, Gate()), written)
+        _site(books, at.get(books.name, ()), _gate(books, gates, unit), written)
         for books in survey(cluster.nodes, cluster.pods)
     )
     budgets = tuple(_budgets(budget_objects, cluster.pods))
     return Outlook(sites, budgets, cluster.pods, written, _priorities(class_objects), namespace)
+
+
+def _unit(counted: Iterable[int]) -> int:
+    most = Counter(counted).most_common(1)
+    return most[0][0] if most else DEFAULT_UNIT
+
+
+def _gate(books: NodeBooks, gates: Mapping[str, Gate], unit: int) -> Gate:
+    """A node that counts memory otherwise is left out, as the extender leaves it out."""
+    gate, own = gates.get(books.name, Gate(books.name)), books.said.inventory.unit
+    if own == unit:
+        return gate
+    return replace(gate, closed=f"counts memory by {format_bytes(own)}, most nodes by {format_bytes(unit)}")
 
 
 def _priorities(objects: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
