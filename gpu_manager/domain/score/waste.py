@@ -108,6 +108,7 @@ class _FillUp:
         self._weights = np.array([round(_WEIGHT * asking * n / spread) for _, n in singles], np.int64)
         self._cores = np.array([s.cores for s in shapes], np.int64)
         self._memory = np.array([s.memory for s in shapes], np.int64)
+        # One that asks for no host CPU counts as asking for a thousandth: where there is none, nothing runs.
         self._cpu = np.array([max(1, s.cpu) for s in shapes], np.int64)
         self._whole = self._cores == CORES_PER_CARD
         self._allowed = np.array([[s.allows(m) for s in shapes] for m in models], bool)
