@@ -157,8 +157,9 @@ def _why_not(sites: Sequence[Site], pod: Resident, budgets: Sequence[Budget], mo
     if not able:
         return why_not(sites, pod)
     that = "" if len(able) == len(sites) else " that it may go to"
-    if all(site.without(site.residents).find(pod.request) is None for site in able):
-        return f"no node{that} could hold it even if all its pods were gone"
+    emptied = [site.without(site.residents) for site in able]
+    if all(site.find(pod.request) is None for site in emptied):
+        return f"no node{that} could hold it even if all its pods were gone: {why_not(emptied, pod)}"
     free = sum(site.free.cores for site in sites)
     if free < pod.weight:
         return (

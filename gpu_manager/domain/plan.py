@@ -275,10 +275,8 @@ def _never(kind: Site, pod: Resident) -> str:
     barred = kind.gate.bars(pod.wants)
     if barred:
         return f"a node like {quoted(kind.name)} would not take it: it {barred}"
-    verdict = judge(pod.request, kind.cards, kind.topology, kind.ledger)
-    if not isinstance(verdict, Refusal):
-        return ""
-    return f"not even an empty node like {quoted(kind.name)} holds it: {verdict.line()}"
+    reason = refusal(kind, pod.request)
+    return f"not even an empty node like {quoted(kind.name)} holds it: {reason}" if reason else ""
 
 
 def why_not(sites: Sequence[Site], pod: Resident) -> str:
@@ -290,13 +288,25 @@ def why_not(sites: Sequence[Site], pod: Resident) -> str:
     closed = _closed(barred)
     if not able:
         return f"no node may take it: {closed}"
-    best = max(able, key=lambda s: (s.free.cores, s.free.memory, s.name))
-    verdict = judge(pod.request, best.cards, best.topology, best.ledger)
-    reason = verdict.line() if isinstance(verdict, Refusal) else ""
+    best = max(able, key=lambda site: _free_for(site, pod.request))
+    reason = refusal(best, pod.request)
     where = "the only node" if len(able) == 1 else f"any of {len(able)} nodes"
     that = " that it may go to" if barred else ""
     said = f"no room on {where}{that}; {quoted(best.name)} has most free: {reason}"
     return f"{said}; not asked: {closed}" if closed else said
+
+
+def refusal(site: Site, request: PodRequest) -> str:
+    """What the node says to the pod, card by card; empty if it takes it."""
+    verdict = judge(request, site.cards, site.topology, site.ledger)
+    return verdict.line() if isinstance(verdict, Refusal) else ""
+
+
+def _free_for(site: Site, request: PodRequest) -> tuple[int, int, int, str]:
+    """How much of the node the pod might use: a card of another model is none for it."""
+    cards = [s.card for s in site.cards if s.open and request.allows(s.card)]
+    free = sum((site.ledger.free(card.uuid) for card in cards), ZERO)
+    return free.cores, free.memory, len(cards), site.name
 
 
 def _closed(barred: Mapping[str, str]) -> str:

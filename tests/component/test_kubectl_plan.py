@@ -298,6 +298,15 @@ def test_a_priority_class_counts_as_the_api_server_would_write_it(
     assert 'priority class "unheard-of" is not known here: judged with priority 0' in capsys.readouterr().err
 
 
+def test_a_cluster_comes_by_standard_input_too(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with saved.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert run(["simulate", manifest(tmp_path / "web.yaml", 40, 2), "--from", "-"]) == 0
+    assert "2 of 2 pods fit" in capsys.readouterr().out
+
+
 def test_a_pod_of_another_namespace_is_named(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["defrag", "train", "--from", str(saved)]) == 2
     assert 'in namespace "default"; there is one in "team": name it with -n' in capsys.readouterr().err

@@ -165,6 +165,20 @@ def test_a_node_that_the_pod_may_not_go_to_is_passed_over_and_named():
     assert refused.endswith('; not asked: "a" lacks what the pod selects: "pool=b"')
 
 
+def test_the_node_that_says_why_is_one_of_the_model_that_the_pod_asks_for():
+    other = node("other", 8)
+    other = replace(other, cards=tuple(replace(s, card=replace(s.card, model="T4")) for s in other.cards))
+    full = lying(node("mine", 1), pod("x", 90), 0)
+    asked = pod("p", 30)
+    asked = replace(asked, request=replace(asked.request, models=("A100",)))
+    assert '"mine" has most free' in simulate([other, full], [asked]).refused["default/p"]
+    reason = defragment([other], asked).reason
+    assert reason.startswith(
+        "no node could hold it even if all its pods were gone: no room on the only node;"
+    )
+    assert "model T4, the pod allows A100" in reason
+
+
 def test_nodes_of_a_kind_that_bars_the_pod_are_not_added():
     kind = replace(node("kind"), gate=Gate("kind", taints=(("dedicated", "ml", "NoSchedule"),)))
     forecast = nodes_needed([], [pod("p", 30)], kind)

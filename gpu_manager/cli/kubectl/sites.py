@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpu_manager.cli.files import load_manifests
+from gpu_manager.cli.files import load_manifests, shown
 from gpu_manager.cli.kubectl.login import Login, log_in
 from gpu_manager.domain.budgets import read_budget
 from gpu_manager.domain.card import Card, CardState, CardUuid
@@ -35,6 +36,7 @@ CAVEAT: Final = (
     "pods spread or attract one another are not seen here; of nodes that have room the scheduler may choose "
     "another."
 )
+SAVING: Final = "kubectl get nodes,pods,pdb,priorityclasses -A -o json"
 _SYSTEM: Final = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
 _LARGEST = 1 << 30  # bytes of a saved cluster
 _MOST_PODS = 100_000
@@ -44,7 +46,7 @@ Source = Annotated[
     typer.Option(
         "--from",
         metavar="FILE",
-        help="Instead of the cluster: what `kubectl get nodes,pods,pdb,priorityclasses -A -o json` printed.",
+        help=f"Instead of the cluster: what `{SAVING}` printed; - reads standard input.",
         show_default=False,
     ),
 ]
@@ -138,25 +140,26 @@ def _classes(login: Login) -> list[Mapping[str, Any]]:
 
 
 def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
-    name = printable(source)
+    name = printable(shown(source))
     try:
-        with Path(source).open("rb") as file:
-            data = file.read(_LARGEST + 1)
+        if source == "-":
+            data = sys.stdin.buffer.read(_LARGEST + 1)
+        else:
+            with Path(source).open("rb") as file:
+                data = file.read(_LARGEST + 1)
     except (OSError, ValueError) as error:
         raise RequestInvalid(f"{name}: {getattr(error, 'strerror', None) or error}") from error
     if not data.strip():
-        raise RequestInvalid(
-            f"{name}: empty; save a cluster with kubectl get nodes,pods,pdb,priorityclasses -A -o json"
-        )
+        raise RequestInvalid(f"{name}: empty; save a cluster with {SAVING}")
+    if len(data) > _LARGEST:
+        raise RequestInvalid(f"{name}: larger than {format_bytes(_LARGEST)}")
     try:
-        parsed = json.loads(data) if len(data) <= _LARGEST else None
+        parsed = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise RequestInvalid(f"{name}: not JSON; save one with kubectl get … -o json") from error
+        raise RequestInvalid(f"{name}: not JSON; save a cluster with {SAVING}") from error
     items = parsed.get("items") if isinstance(parsed, dict) else None
     if not isinstance(items, list):
-        raise RequestInvalid(
-            f"{name}: not a list of objects, as kubectl get nodes,pods,pdb,priorityclasses -A -o json prints"
-        )
+        raise RequestInvalid(f"{name}: not a list of objects, as {SAVING} prints")
     found: dict[str, list[Mapping[str, Any]]] = {}
     for item in items:
         if isinstance(item, dict):
