@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -160,13 +161,16 @@ def test_a_monitor_that_asks_once_sees_how_much_of_the_share_is_in_use(one: Worl
 def test_garbage_in_the_credit_words_stalls_nobody(one: World) -> None:
     tenant = one.tenant(50)
     path = one.base / "pages" / tenant.name / "usage"
-    load = one.start(tenant, "sync", 2000, 2.5, 100)
+    load = one.start(tenant, "sync", 2000, 60, 100)
     load.wait_running()
+    begin, before = time.monotonic(), one.usage(tenant).busy_ns
     with path.open("r+b", buffering=0) as file:
         for word in (b"\xff" * 16, b"\x00" * 7 + b"\x80" + b"\xff" * 8, b"\xff" * 7 + b"\x7f" + bytes(8)):
             file.seek(4096 + 128)  # credit and refill stamp
             file.write(word)
             busy = one.usage(tenant).busy_ns
-            assert until(lambda before=busy: one.usage(tenant).busy_ns > before + 10_000_000)
-    load.finish()
-    assert load.share < 60
+            assert until(lambda busy=busy: one.usage(tenant).busy_ns > busy + 10_000_000)
+    assert until(lambda: time.monotonic() > begin + 2.4)
+    used = (one.usage(tenant).busy_ns - before) / 1e9
+    load.kill()
+    assert used < 0.60 * (time.monotonic() - begin)
