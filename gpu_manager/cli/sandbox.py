@@ -66,6 +66,7 @@ def command(
         from gpu_manager.sandbox.demo import run  # noqa: PLC0415  # only where it is needed
 
         _quiet()
+        _end_when_told()
         return run(profile, port or None, directory, native, admission=admission)
     objects = [obj for name in apply or () for _, obj in load_objects(name)]
     from gpu_manager.sandbox.control import Order, send  # noqa: PLC0415  # gRPC, only where it is needed
@@ -93,7 +94,7 @@ def _keep(settings: Settings, order: Order) -> int:
 
     _quiet()
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    _end_when_told()
     try:
         with Sandbox(settings) as sandbox:
             control = Control(sandbox)
@@ -138,8 +139,10 @@ def _models(sandbox: Sandbox) -> str:
     return ", ".join(dict.fromkeys(card.model for card in sandbox.cards))
 
 
-def _interrupt() -> None:
-    raise KeyboardInterrupt
+def _end_when_told() -> None:
+    """SIGTERM ends it like Ctrl-C, and so does a SIGINT that a shell had ignored, as for a job with `&`."""
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, signal.default_int_handler)
 
 
 def _quiet() -> None:

@@ -270,7 +270,9 @@ def test_check_does_not_load_the_kubernetes_client_or_anything_as_heavy(tmp_path
 def test_an_interrupt_ends_it_without_a_word(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with python(PROGRAM, "check", str(pipe)) as process, pipe.open("wb"):  # open() returns once it reads
+    # As from a terminal, also where a shell has started these tests with SIGINT ignored.
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {PROGRAM}"
+    with python(code, "check", str(pipe)) as process, pipe.open("wb"):  # open() returns once it reads
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, b"", b"")
