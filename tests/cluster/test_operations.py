@@ -134,8 +134,14 @@ def test_the_charts_own_test_is_content(cluster: Cluster, pods: Pods) -> None:
     """It reaches agent and webhook by the names of their Services, as any pod would."""
     if not cluster.parts.services:
         pytest.skip("this kernel translates no addresses, so Services have none that works")
-    said = cluster.helm("test", "gpu-manager", "-n", product.NAMESPACE, "--timeout=90s")
+    try:
+        said = cluster.helm("test", "gpu-manager", "-n", product.NAMESPACE, "--logs", "--timeout=90s")
+    finally:
+        parts = "app.kubernetes.io/component=test"
+        cluster.kubectl("delete", "pods", "-n", product.NAMESPACE, "-l", parts)
     assert re.search(r"Phase:\s+Succeeded", said), said
+    assert "ok   room: " in said
+    assert "ok   its memory is the share: " in said
 
 
 def test_an_uninstalled_product_leaves_running_limits_and_little_in_the_api(
