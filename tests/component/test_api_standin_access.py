@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from kubernetes import client
@@ -20,6 +18,7 @@ from gpu_manager.sandbox.api import (
     https_hook,
     service_account,
 )
+from tests.fakes.web import given, send, serving
 
 AGENT = service_account("kube-system", "gpu-manager")
 
@@ -140,34 +139,22 @@ def test_a_validating_hook_refuses_creation_update_and_binding_in_the_servers_wo
         assert "labels" not in api.get("pods", "train")["metadata"]
 
 
-class Webhook(BaseHTTPRequestHandler):
+def refuse_by_name(handler):
     """Refuses every pod by the name of ``refused``."""
-
-    def do_POST(self):
-        review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        allowed = review["request"]["name"] != "refused"
-        body = json.dumps(answer(review, allowed=allowed, status={"code": 422, "reason": "Invalid"})).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
+    review = json.loads(given(handler))
+    allowed = review["request"]["name"] != "refused"
+    body = answer(review, allowed=allowed, status={"code": 422, "reason": "Invalid"})
+    send(handler, json.dumps(body).encode())
 
 
 def test_a_webhook_is_asked_over_http_and_its_absence_fails_closed_or_open():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        call = https_hook(f"http://127.0.0.1:{server.server_address[1]}/validate", timeout=5)
+    with serving(refuse_by_name) as url:
+        call = https_hook(f"{url}/validate", timeout=5)
         api = StandInApi(hooks=[Hook("web.x", call)])
         api.create(pod("allowed"))
         with pytest.raises(ApiError, match=r'webhook "web\.x" denied the request: Invalid') as caught:
             api.create(pod("refused"))
         assert caught.value.code == 422
-        server.shutdown()
-        thread.join()
     with pytest.raises(ApiError, match=r"failed calling webhook"):
         api.create(pod("later"))
     open_api = StandInApi(hooks=[Hook("web.x", call, fail_open=True)])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import http.server
 import io
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -19,6 +18,7 @@ import yaml
 from gpu_manager.adapters.prometheus import query
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.errors import NodeUnready
+from tests.fakes.web import given, send, serving
 
 HOURS = {  # what a day of two namespaces gives, by metric: card-hours and byte-hours
     "core_limit_ratio": {"vision": 7.2, "nlp": 24.0},
@@ -55,36 +55,15 @@ class Standin:
 def standing() -> Iterator[Standin]:
     standin = Standin()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(urlsplit(self.path).query)
+    def respond(handler: BaseHTTPRequestHandler) -> None:
+        where = urlsplit(handler.path)
+        parameters = given(handler).decode() if handler.command == "POST" else where.query
+        standin.paths.append(where.path)
+        standin.asked.append(parse_qs(parameters)["query"][0])
+        send(handler, standin.body or json.dumps(answer(standin.asked[-1])).encode(), standin.status)
 
-        def do_POST(self) -> None:
-            self._answer(self.rfile.read(int(self.headers["Content-Length"])).decode())
-
-        def _answer(self, parameters: str) -> None:
-            standin.paths.append(urlsplit(self.path).path)
-            standin.asked.append(parse_qs(parameters)["query"][0])
-            body = standin.body or json.dumps(answer(standin.asked[-1])).encode()
-            self.send_response(standin.status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    standin.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serving(respond) as standin.url:
         yield standin
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import json
-import ssl
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from cryptography import x509
@@ -19,6 +17,7 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Kube, KubeletPods, Pause, Timeouts, connect
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+from tests.fakes.web import send, serving
 
 QUICK = Timeouts(connect=0.5, answer=0.5, watch=30)
 
@@ -41,44 +40,6 @@ def certificate(tmp_path_factory):
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     (folder / "key.pem").write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
     return folder / "cert.pem", folder / "key.pem"
-
-
-@contextmanager
-def serving(respond, certificate=None):
-    """An HTTP(S) server on loopback that answers GETs by ``respond(handler)``; yields its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self):
-            respond(self)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.handle_error = lambda *_: None
-    if certificate:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*certificate)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def send(handler, body, code=200, length=None):
-    handler.send_response(code)
-    handler.send_header("Content-Length", str(len(body) if length is None else length))
-    handler.end_headers()
-    handler.wfile.write(body)
-    if length is not None:
-        handler.close_connection = True
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,15 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_manager import ui
+from tests.fakes.web import send, serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NEEDS_A_BROWSER = pytest.mark.skipif(
@@ -61,38 +61,23 @@ class Served:
     def __init__(self) -> None:
         self.data: dict[str, Any] = {"nodes": [], "waiting": None}
         self.token = ""
-        served = self
+        self.url = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                file = ui.asset(self.path)
-                kind, body = file or ("application/json", json.dumps(served.data).encode())
-                given = self.headers.get("Authorization", "")
-                allowed = file is not None or not served.token or given == f"Bearer {served.token}"
-                self.send_response(200 if allowed else 401)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Security-Policy", ui.CONTENT_POLICY)
-                self.end_headers()
-                self.wfile.write(body if allowed else b"a bearer token is needed\n")
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+    def respond(self, handler: BaseHTTPRequestHandler) -> None:
+        file = ui.asset(handler.path)
+        kind, body = file or ("application/json", json.dumps(self.data).encode())
+        given = handler.headers.get("Authorization", "")
+        allowed = file is not None or not self.token or given == f"Bearer {self.token}"
+        answer = body if allowed else b"a bearer token is needed\n"
+        policy = {"Content_Security_Policy": ui.CONTENT_POLICY}
+        send(handler, answer, 200 if allowed else 401, kind=kind, **policy)
 
     def browse(self, profile: Path) -> tuple[str, str]:
         """The page's text as drawn, and what the browser complains about."""
         assert CHROMIUM is not None
         command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         command += [f"--user-data-dir={profile}", "--enable-logging=stderr", "--virtual-time-budget=3000"]
-        command += ["--dump-dom", f"http://127.0.0.1:{self.server.server_address[1]}/ui"]
+        command += ["--dump-dom", f"{self.url}/ui"]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         complaints = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
         return ran.stdout, "\n".join(complaints)
@@ -101,8 +86,8 @@ class Served:
 @pytest.fixture
 def served() -> Iterator[Served]:
     running = Served()
-    yield running
-    running.stop()
+    with serving(running.respond) as running.url:
+        yield running
 
 
 @NEEDS_A_BROWSER
