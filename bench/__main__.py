@@ -27,9 +27,8 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="the full size, for figures that docs quote")
     arguments = parser.parse_args()
     if arguments.part and arguments.part not in (known := parts(arguments.only)):
-        parser.error(
-            f"--part {arguments.part}: with --only limits or placement, one of {', '.join(known) or 'its parts'}"
-        )
+        there = ", ".join(known) or "its parts"
+        parser.error(f"--part {arguments.part}: with --only limits or placement, one of {there}")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     rows: list[Row] = []
     for group in (arguments.only,) if arguments.only else GROUPS:

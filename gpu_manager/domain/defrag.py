@@ -120,7 +120,7 @@ class _View:
         """The whole plan, if every moved pod finds a place once ``pod`` lies where it should; else None."""
         site = movers.site
         room = site.without(r.uid for r in movers.pods)
-        placement: Placement | None = room.find(pod.request)
+        placement: Placement | None = room.takes(pod)
         if placement is None:
             return None
         changed = {site.name: room.with_pod(pod, placement)}
@@ -158,7 +158,7 @@ def _why_not(sites: Sequence[Site], pod: Resident, budgets: Sequence[Budget], mo
         return why_not(sites, pod)
     that = "" if len(able) == len(sites) else " that it may go to"
     emptied = [site.without(site.residents) for site in able]
-    if all(site.find(pod.request) is None for site in emptied):
+    if all(site.takes(pod) is None for site in emptied):
         return f"no node{that} could hold it even if all its pods were gone: {why_not(emptied, pod)}"
     free = sum(site.free.cores for site in sites)
     if free < pod.weight:

@@ -2,8 +2,8 @@
 
 A set that makes room holds a *core*: for a fraction, pods of one card that give what lacks there; for whole
 cards, everybody on as many cards. All cores of a size are listed, then cores with further pods, whose going
-may be what a moved pod needs to find a place. Pods that are alike in all that counts are one choice, the
-first by name.
+may be what the host lacks, or what a moved pod needs to find a place. Pods that are alike in all that counts
+are one choice, the first by name.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Grounds:
         self.site = site
         self._may = sorted(may, key=lambda r: (r.weight, r.name))
         self._units = units_of(request) or ()
+        self._any = len(self._units) != 1 or site.find(request) is not None
         desk = Desk(request, site.cards, site.ledger)
         # By card that may take the request: who of those holds some of it.
         self._on: dict[CardUuid, list[Resident]] = {site.cards[at].card.uuid: [] for at in desk.open}
@@ -77,8 +78,11 @@ class Grounds:
         }  # positive is what lacks
 
     def cores(self, size: int) -> Iterator[Movers]:
-        """The sets of so many that make room by themselves, and for a pod of several parts all sets."""
-        if len(self._units) != 1:
+        """The sets of so many that make room by themselves.
+
+        All sets for a pod of several parts, and where cards are there and the host lacks what it asks for.
+        """
+        if self._any:
             found = self._choices(self._may, size)
         elif self._units[0].cards:
             found = self._emptied(self._units[0], size)
@@ -88,7 +92,7 @@ class Grounds:
 
     def more(self, size: int) -> Iterator[Movers]:
         """Smaller cores with further pods."""
-        if len(self._units) != 1:
+        if self._any:
             return
         for less in range(1, size):
             for core in self.cores(less):

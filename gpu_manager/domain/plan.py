@@ -1,8 +1,9 @@
 """What if: would these pods fit, how many nodes would it take, what if a node goes. Pure.
 
 Nothing here guesses: every answer is made by placing pods with :func:`placement.find`, the judgement of the
-scheduler and the node, on copies of the books, on nodes whose :class:`gates.Gate` lets the pod on. What the
-rest of Kubernetes counts (CPU, host memory, spread) is not seen here; whoever shows an answer says so.
+scheduler and the node, on copies of the books, on nodes whose :class:`gates.Gate` lets the pod on and whose
+host has CPU and memory for it. What else Kubernetes counts (spread, quotas) is not seen here; whoever shows
+an answer says so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.explain import Refusal
 from gpu_manager.domain.gates import ANYWHERE, Gate, Wants
+from gpu_manager.domain.host import ANY, ONE_POD, Host
 from gpu_manager.domain.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement import Placement, find, judge
 from gpu_manager.domain.pod import PodUid
@@ -24,7 +26,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.topology import Topology
 
 _NOBODY: Final = PodUid("(what if)")  # whom no books name, so that nothing counts as the pod's own
-Shape = tuple[PodRequest, Wants]
+Shape = tuple[PodRequest, Wants, Host]
 """What tells pods apart for whoever places them: all but who they are."""
 
 
@@ -43,6 +45,7 @@ class Resident:
     priority: int = 0
     wants: Wants = ANYWHERE
     tied: bool = False
+    host: Host = ONE_POD
 
     @property
     def weight(self) -> int:
@@ -52,12 +55,15 @@ class Resident:
     @property
     def shape(self) -> Shape:
         """What it shares with pods that are placed as it is."""
-        return replace(self.request, uid=_NOBODY), self.wants
+        return replace(self.request, uid=_NOBODY), self.wants, self.host
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A node with its books and whose they are; the books are never changed, only copied."""
+    """A node with its books and whose they are; the books are never changed, only copied.
+
+    ``host`` is what is left of its CPU and memory by everybody's requests.
+    """
 
     name: str
     cards: tuple[CardState, ...]
@@ -65,6 +71,7 @@ class Site:
     ledger: Ledger
     residents: Mapping[PodUid, Resident] = field(default_factory=dict)
     gate: Gate = field(default_factory=Gate)
+    host: Host = ANY
 
     def find(self, request: PodRequest) -> Placement | None:
         """Where the pod would lie here, None if it would not fit."""
@@ -72,13 +79,18 @@ class Site:
 
     def takes(self, pod: Resident) -> Placement | None:
         """The same, None too where the pod may not come here."""
-        return None if self.gate.bars(pod.wants) else self.find(pod.request)
+        return None if self.bars(pod) else self.find(pod.request)
+
+    def bars(self, pod: Resident) -> str:
+        """What but cards keeps the pod off now, to stand behind the node's name; empty if nothing does."""
+        return self.gate.bars(pod.wants) or self.host.lacks(pod.host)
 
     def with_pod(self, resident: Resident, placement: Placement) -> Site:
         """The node with the pod on these shares."""
         ledger = self.ledger.copy()
         ledger.commit(_allocations(resident, placement))
-        return replace(self, ledger=ledger, residents={**self.residents, resident.uid: resident})
+        residents = {**self.residents, resident.uid: resident}
+        return replace(self, ledger=ledger, residents=residents, host=self.host - resident.host)
 
     def without(self, pods: Iterable[PodUid]) -> Site:
         """The node as if these pods were gone."""
@@ -86,9 +98,9 @@ class Site:
         ledger = self.ledger.copy()
         for uid in gone:
             ledger.release(uid)
-        return replace(
-            self, ledger=ledger, residents={u: r for u, r in self.residents.items() if u not in gone}
-        )
+        left = {u: r for u, r in self.residents.items() if u not in gone}
+        given = (r.host for u, r in self.residents.items() if u in gone)
+        return replace(self, ledger=ledger, residents=left, host=sum(given, self.host))
 
     def indices(self, placement: Placement) -> tuple[int, ...]:
         """The cards that a placement here takes."""
@@ -272,7 +284,7 @@ def drain(sites: Sequence[Site], node: str) -> Forecast:
 
 def _never(kind: Site, pod: Resident) -> str:
     """Why not even an empty node of the kind holds the pod; empty if it does."""
-    barred = kind.gate.bars(pod.wants)
+    barred = kind.bars(pod)
     if barred:
         return f"a node like {quoted(kind.name)} would not take it: it {barred}"
     reason = refusal(kind, pod.request)
@@ -283,11 +295,11 @@ def why_not(sites: Sequence[Site], pod: Resident) -> str:
     """Why the pod fits nowhere: the reason of the node that has most free, and how many there are."""
     if not sites:
         return "no node publishes cards"
-    barred = {site.name: reason for site in sites if (reason := site.gate.bars(pod.wants))}
+    barred = {site.name: reason for site in sites if (reason := site.bars(pod))}
     able = [site for site in sites if site.name not in barred]
     closed = _closed(barred)
     if not able:
-        return f"no node may take it: {closed}"
+        return f"no node takes it: {closed}"
     best = max(able, key=lambda site: _free_for(site, pod.request))
     reason = refusal(best, pod.request)
     where = "the only node" if len(able) == 1 else f"any of {len(able)} nodes"

@@ -267,6 +267,38 @@ def test_a_node_that_counts_memory_otherwise_is_left_out_as_the_extender_leaves_
     assert '"n0" counts memory by 128 MiB, most nodes by 256 MiB' in said
 
 
+def test_host_cpu_counts_with_what_pods_without_a_card_take(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allocatable = {"cpu": "4", "memory": "64Gi", "pods": "110"}
+    roomy = {**node("n2", 2), "status": {"allocatable": allocatable}}
+    resources = {"requests": {"cpu": "1500m"}}
+    daemon = {"kind": "DaemonSet", "name": "logs", "controller": True}
+    plain = [
+        {
+            "kind": "Pod",
+            "metadata": {"name": name, "uid": name, "ownerReferences": owners},
+            "spec": {"nodeName": "n2", "containers": [{"name": "c", "resources": resources}]},
+            "status": {"phase": phase},
+        }
+        for name, phase, owners in (("logs", "Running", [daemon]), ("done", "Succeeded", []))
+    ]
+    items = with_items(saved, roomy, *plain)
+    items[0]["spec"] = {"unschedulable": True}
+    saved.write_text(json.dumps({"items": items}))
+    web = manifest(tmp_path / "web.yaml", 20, 4)
+    text = yaml.safe_load(Path(web).read_text())
+    limits = text["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    limits["cpu"] = 1  # a request of as much, as the API server has it
+    Path(web).write_text(yaml.safe_dump(text))
+    assert run(["simulate", web, "--from", str(saved)]) == 1
+    said = capsys.readouterr().out
+    assert "2 of 4 pods fit" in said
+    assert '"n2" has less host CPU free than the 1 that the pod asks for' in said
+    assert run(["simulate", web, "--like", "n2", "--from", str(saved)]) == 0
+    assert "1 more node like n2 is needed" in capsys.readouterr().out  # its logs' pod takes 1.5 of 4
+
+
 def test_a_pod_that_is_ending_is_not_moved(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = with_items(saved)
     for item in items[1:3]:

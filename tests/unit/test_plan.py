@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.defrag import Budget, defragment
 from gpu_manager.domain.gates import Gate, Wants
+from gpu_manager.domain.host import Host
 from gpu_manager.domain.ledger import Ledger
 from gpu_manager.domain.plan import Resident, Site, drain, nodes_needed, simulate
 from gpu_manager.domain.pod import ContainerKind, PodUid
@@ -157,7 +158,7 @@ def test_a_node_that_the_pod_may_not_go_to_is_passed_over_and_named():
     assert [s.node for s in simulate(pools, [chosen]).seats] == ["b"]
     refused = simulate([pools[0], shut(pools[1]), shut(node("c"))], [chosen]).refused["default/p"]
     assert refused == (
-        'no node may take it: "b" is cordoned (and 1 more node); "a" lacks what the pod selects: "pool=b"'
+        'no node takes it: "b" is cordoned (and 1 more node); "a" lacks what the pod selects: "pool=b"'
     )
     full = lying(pools[1], pod("whole", 200), 0, 1)
     refused = simulate([pools[0], full], [chosen]).refused["default/p"]
@@ -177,6 +178,31 @@ def test_the_node_that_says_why_is_one_of_the_model_that_the_pod_asks_for():
         "no node could hold it even if all its pods were gone: no room on the only node;"
     )
     assert "model T4, the pod allows A100" in reason
+
+
+def test_cards_without_host_cpu_or_memory_are_no_room():
+    small = replace(node("n1"), host=Host(cpu=4000, memory=8 << 30, pods=110))
+    asks = Host(cpu=1500, memory=1 << 30, pods=1)
+    forecast = simulate([small], [pod(f"p{i}", 10, host=asks) for i in range(3)])
+    assert [s.pod for s in forecast.seats] == ["default/p0", "default/p1"]
+    assert forecast.sites[0].host == Host(cpu=1000, memory=6 << 30, pods=108)
+    assert forecast.sites[0].without([PodUid("p0")]).host.cpu == 2500
+    lacks = 'no node takes it: "n1" has less host CPU free than the 1.5 that the pod asks for'
+    assert forecast.refused == {"default/p2": lacks}
+    greedy = pod("greedy", 10, host=Host(memory=9 << 30, pods=1))
+    assert "less host memory free than the 9 GiB" in simulate([small], [greedy]).refused["default/greedy"]
+    full = replace(small, host=Host(cpu=1, pods=0))
+    assert '"n1" holds as many pods as it may' in simulate([full], [pod("one", 10)]).refused["default/one"]
+
+
+def test_a_pod_moves_for_another_that_lacks_only_host_cpu():
+    crowded = replace(node("n1"), host=Host(cpu=4000, pods=110))
+    for i, cpu in enumerate((500, 3000)):
+        crowded = lying(crowded, pod(f"p{i}", 20, host=Host(cpu=cpu, pods=1)), i)
+    other = replace(node("n2"), host=Host(cpu=3000, pods=110))
+    plan = defragment([crowded, other], pod("asked", 30, host=Host(cpu=3500, pods=1)))
+    assert [(m.pod, m.target) for m in plan.moves] == [("default/p1", "n2")]
+    assert all(site.host.cpu >= 0 for site in plan.after)
 
 
 def test_nodes_of_a_kind_that_bars_the_pod_are_not_added():
@@ -215,7 +241,7 @@ def test_nobody_is_moved_to_a_node_that_would_not_take_it():
     assert [m.target for m in defragment([sites[0], node("n2", 1)], pod("t", 100, wants=ON_N1)).moves] == [
         "n2"
     ]
-    assert defragment([shut(node("n1"))], asked).reason == 'no node may take it: "n1" is cordoned'
+    assert defragment([shut(node("n1"))], asked).reason == 'no node takes it: "n1" is cordoned'
 
 
 ON_N1 = Wants(affinity=(((), (("metadata.name", "In", frozenset({"n1"})),)),))

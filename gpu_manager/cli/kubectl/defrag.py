@@ -58,7 +58,7 @@ def _pod(target: str, outlook: sites.Outlook) -> Resident:
         raise RequestInvalid(f"no pod {quoted(target)} that asks for cards {where}{elsewhere}")
     if found.node:
         raise RequestInvalid(f"pod {found.key} is on node {found.node} already: it waits for nothing")
-    return sites.resident_of(found, outlook.unit, outlook.written.get(found.uid))
+    return sites.resident_of(found, outlook.unit, outlook.seen.written.get(found.uid))
 
 
 def _show(pod: Resident, plan: Defrag) -> None:

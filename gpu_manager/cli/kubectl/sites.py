@@ -20,6 +20,7 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.defrag import Budget
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.gates import ANYWHERE, DAEMONS, Gate, Wants, read_gate, read_wants
+from gpu_manager.domain.host import ANY, ONE_POD, Host, host_of_node, host_of_pod
 from gpu_manager.domain.ledger import Ledger
 from gpu_manager.domain.lenient import mapping, text
 from gpu_manager.domain.plan import Resident, Site
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from gpu_manager.adapters.kube.reading import Cluster
 
 CAVEAT: Final = (
-    "Judged by cards, cordons, taints, node selectors and node affinities. CPU, host memory, quotas, and how "
-    "pods spread or attract one another are not seen here; of nodes that have room the scheduler may choose "
-    "another."
+    "Judged by cards, host CPU and memory, cordons, taints, node selectors and node affinities. Quotas, "
+    "volumes, and how pods spread or attract one another are not seen here; of nodes that have room the "
+    "scheduler may choose another."
 )
 SAVING: Final = "kubectl get nodes,pods,pdb,priorityclasses -A -o json"
 _SYSTEM: Final = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
@@ -59,7 +60,7 @@ class Outlook:
     sites: tuple[Site, ...]
     budgets: tuple[Budget, ...]
     pods: tuple[Pod, ...]
-    written: Mapping[PodUid, Written]
+    seen: _Seen
     priorities: Mapping[str, int]
     namespace: str = "default"
 
@@ -87,6 +88,7 @@ class Written:
     """What plans read of a pod's object beside its request."""
 
     wants: Wants
+    host: Host
     daemon: bool  # a DaemonSet made it, for this very node
 
     @classmethod
@@ -94,38 +96,66 @@ class Written:
         """Whatever shape the object has."""
         owners = mapping(obj.get("metadata")).get("ownerReferences")
         daemon = isinstance(owners, list) and any(mapping(o).get("kind") == "DaemonSet" for o in owners)
-        return cls(read_wants(obj.get("spec")), daemon)
+        return cls(read_wants(obj.get("spec")), host_of_pod(obj), daemon)
 
 
 def look(source: str, kubeconfig: str, context: str, namespace: str = "") -> Outlook:
     """Raises RequestInvalid, NodeUnready."""
     from gpu_manager.adapters.kube import reading  # noqa: PLC0415  # heavy
 
-    gates: dict[str, Gate] = {}
-    written: dict[PodUid, Written] = {}
-
-    def nodes(objects: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        for obj in objects:
-            gate = read_gate(obj)
-            gates[gate.name] = gate
-            yield obj
-
-    def pods(objects: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        for obj in objects:
-            written[PodUid(text(mapping(obj.get("metadata")).get("uid")))] = Written.of(obj)
-            yield obj
-
+    seen = _Seen()
     if source:
         saved = _saved(source)
-        cluster = reading.cluster_of(nodes(saved.get("Node", ())), pods(saved.get("Pod", ())))
+        cluster = reading.cluster_of(seen.nodes(saved.get("Node", ())), seen.pods(saved.get("Pod", ())))
         budgets, classes = saved.get("PodDisruptionBudget", []), saved.get("PriorityClass", [])
-        return _outlook(cluster, budgets, gates, written, classes, namespace or "default")
+        return _outlook(cluster, budgets, seen, classes, namespace or "default")
     with log_in(kubeconfig, context, namespace) as login:
-        cluster = reading.cluster_of(
-            nodes(reading.list_nodes(login.connection)), pods(reading.list_pods(login.connection))
-        )
+        nodes, pods = reading.list_nodes(login.connection), reading.list_pods(login.connection)
+        cluster = reading.cluster_of(seen.nodes(nodes), seen.pods(pods))
         budgets = list(reading.read_budgets(login.connection))
-        return _outlook(cluster, budgets, gates, written, _classes(login), login.namespace)
+        return _outlook(cluster, budgets, seen, _classes(login), login.namespace)
+
+
+class _Seen:
+    """What else is read of objects on their way: also what pods that ask for no card take of a host."""
+
+    def __init__(self) -> None:
+        self.written: dict[PodUid, Written] = {}
+        self._gates: dict[str, Gate] = {}
+        self._given: dict[str, Host] = {}
+        self._taken: dict[str, Host] = {}
+        self._daemons: dict[str, Host] = {}
+
+    def nodes(self, objects: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The same objects."""
+        for obj in objects:
+            gate = read_gate(obj)
+            self._gates[gate.name], self._given[gate.name] = gate, host_of_node(obj)
+            yield obj
+
+    def pods(self, objects: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The same objects."""
+        for obj in objects:
+            written = Written.of(obj)
+            self.written[PodUid(text(mapping(obj.get("metadata")).get("uid")))] = written
+            node = text(mapping(obj.get("spec")).get("nodeName"))
+            if node and mapping(obj.get("status")).get("phase") not in ("Succeeded", "Failed"):
+                self._taken[node] = self._taken.get(node, Host()) + written.host
+                if written.daemon:
+                    self._daemons[node] = self._daemons.get(node, Host()) + written.host
+            yield obj
+
+    def gate(self, node: str) -> Gate:
+        """Who may go there."""
+        return self._gates.get(node, Gate(node))
+
+    def left(self, node: str) -> Host:
+        """What its pods leave of its host."""
+        return self._given.get(node, ANY) - self._taken.get(node, Host())
+
+    def new(self, node: str) -> Host:
+        """What is left of a new node like it, where DaemonSets have their pods."""
+        return self._given.get(node, ANY) - self._daemons.get(node, Host())
 
 
 def _classes(login: Login) -> list[Mapping[str, Any]]:
@@ -170,8 +200,7 @@ def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
 def _outlook(
     cluster: Cluster,
     budget_objects: Sequence[Mapping[str, Any]],
-    gates: Mapping[str, Gate],
-    written: Mapping[PodUid, Written],
+    seen: _Seen,
     class_objects: Sequence[Mapping[str, Any]],
     namespace: str,
 ) -> Outlook:
@@ -180,11 +209,11 @@ def _outlook(
         at.setdefault(pod.node, []).append(pod)
     unit = _unit(node.inventory.unit for node in cluster.nodes)
     sites = tuple(
-        _site(books, at.get(books.name, ()), _gate(books, gates, unit), written)
+        _site(books, at.get(books.name, ()), _gate(books, seen, unit), seen)
         for books in survey(cluster.nodes, cluster.pods)
     )
     budgets = tuple(_budgets(budget_objects, cluster.pods))
-    return Outlook(sites, budgets, cluster.pods, written, _priorities(class_objects), namespace)
+    return Outlook(sites, budgets, cluster.pods, seen, _priorities(class_objects), namespace)
 
 
 def _unit(counted: Iterable[int]) -> int:
@@ -192,9 +221,9 @@ def _unit(counted: Iterable[int]) -> int:
     return most[0][0] if most else DEFAULT_UNIT
 
 
-def _gate(books: NodeBooks, gates: Mapping[str, Gate], unit: int) -> Gate:
+def _gate(books: NodeBooks, seen: _Seen, unit: int) -> Gate:
     """A node that counts memory otherwise is left out, as the extender leaves it out."""
-    gate, own = gates.get(books.name, Gate(books.name)), books.said.inventory.unit
+    gate, own = seen.gate(books.name), books.said.inventory.unit
     if own == unit:
         return gate
     return replace(gate, closed=f"counts memory by {format_bytes(own)}, most nodes by {format_bytes(unit)}")
@@ -212,10 +241,10 @@ def _priorities(objects: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
     return found
 
 
-def _site(books: NodeBooks, pods: Sequence[Pod], gate: Gate, written: Mapping[PodUid, Written]) -> Site:
+def _site(books: NodeBooks, pods: Sequence[Pod], gate: Gate, seen: _Seen) -> Site:
     inventory = books.said.inventory
     residents = (
-        resident_of(pod, inventory.unit, written.get(pod.uid))
+        resident_of(pod, inventory.unit, seen.written.get(pod.uid))
         for pod in pods
         if not pod.terminal and books.ledger.of_pod(pod.uid)
     )
@@ -226,6 +255,7 @@ def _site(books: NodeBooks, pods: Sequence[Pod], gate: Gate, written: Mapping[Po
         books.ledger,
         {r.uid: r for r in residents},
         gate,
+        seen.left(books.name),
     )
 
 
@@ -240,8 +270,8 @@ def _budgets(objects: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> Itera
 def resident_of(pod: Pod, unit: int, written: Written | None) -> Resident:
     """A pod as plans move it: only if a controller makes it anew. Raises RequestInvalid: it is illegal."""
     stays, tied = _stays(pod, daemon=written is not None and written.daemon)
-    wants = ANYWHERE if written is None else written.wants
-    return Resident(pod.uid, pod.key, pod_request(pod, unit), stays, pod.priority, wants, tied)
+    wants, host = (ANYWHERE, ONE_POD) if written is None else (written.wants, written.host)
+    return Resident(pod.uid, pod.key, pod_request(pod, unit), stays, pod.priority, wants, tied, host)
 
 
 def _stays(pod: Pod, *, daemon: bool) -> tuple[str, bool]:
@@ -318,7 +348,7 @@ def kind_of_node(name: str, outlook: Outlook) -> Site:
     if like is not None:
         cards = tuple(CardState(state.card) for state in like.cards)
         books = Ledger((s.card for s in cards), outlook.unit)
-        return Site(name, cards, like.topology, books, gate=like.gate)
+        return Site(name, cards, like.topology, books, gate=like.gate, host=outlook.seen.new(name))
     if name not in profiles.names():
         nodes = ", ".join(site.name for site in outlook.sites[:10]) or "none"
         kinds = ", ".join(profiles.names())
