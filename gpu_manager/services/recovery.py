@@ -12,7 +12,16 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, RESOURCES, decode_assignment
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    ASSIGNED,
+    CARRIERS,
+    CORE,
+    MEMORY,
+    NVIDIA,
+    RESOURCES,
+    decode_assignment,
+)
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
@@ -157,6 +166,10 @@ def _grant(
         shares = shares or shares_by_annotation(pod, key[1], truth.ids, node)
     else:
         shares, directory = _from_ids(cores, memory, truth.ids.get(NVIDIA, frozenset()), node), ""
+        said = _annotated(pod, key[1], truth.ids, node)
+        ours = pod is not None and pod.annotations.get(ASSIGNED) == "true"
+        if said and (ours or len(said) != len(shares)):  # under a NUMA policy ids may be tokens
+            shares = said
     if not shares:
         log.warning(
             "ids of no card of this node", pod=key[0], container=key[1], cores=len(cores), memory=len(memory)
@@ -177,6 +190,23 @@ def _grant(
     # A container that the kubelet has made was proven before; the checkpoint says now what it said then.
     ceiling = (ceiling_of(pod) if pod else None) or 0
     return Grant(allocation, directory, ceiling, truth.ids, proven=ran and told is not None)
+
+
+def _annotated(
+    pod: Pod | None, container: str, ids: Mapping[str, frozenset[str]], node: Node
+) -> tuple[Share, ...]:
+    """The cards that the pod's annotation names, with what the ids count; empty if it does not fit these.
+
+    The agent writes it when a container has started; before, it is the scheduler's wish.
+    """
+    told = decode_assignment(pod.annotations.get(ALLOCATION)) if pod is not None else None
+    if pod is None or told is None or (told.node, told.pod) != (node.name, pod.api_uid):
+        return ()
+    cards = [card for card, _ in told.containers.get(container, ())]
+    shares = counted(cards, ids, node)
+    cores = sum(share.amount.cores for share in shares)
+    wanted = len(ids.get(CORE, ())) + len(ids.get(NVIDIA, ())) * CORES_PER_CARD
+    return shares if cores == wanted and all(node.card(card) is not None for card in cards) else ()
 
 
 def counted(cards: Sequence[CardUuid], ids: Mapping[str, frozenset[str]], node: Node) -> tuple[Share, ...]:

@@ -12,6 +12,7 @@ import pytest
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.sandbox.kubelet import NumaPolicy, Step
 from gpu_manager.services.unnamed import is_unnamed
@@ -189,3 +190,27 @@ def test_aligned_ids_that_nobody_holds_do_not_hide_the_pod(tmp_path: Path, order
         assert rig.cards_of(one, "c") == (1,), "named before it starts"
         rig.start(one)
         assert rig.limits(result, "c")[0].card == rig.states[1].card.uuid
+
+
+@pytest.mark.parametrize(
+    "others", [((0, 80, 4), (1, 80, 4)), ((0, 60, 64), (1, 100, 0))], ids=["of two cards", "no memory left"]
+)
+def test_without_own_books_and_checkpoint_the_agents_own_word_tells_cards_that_ids_do_not(
+    rig: NodeRig, others: tuple[tuple[int, int, int], ...]
+) -> None:
+    """The ids that the kubelet took are tokens: the container lies on another card."""
+    fill(rig, *others)
+    one = pod("one", container("c", 40, 8), on={"c": [(rig.states[3], 40, 8 << 28)]})
+    assert rig.admit(one).admitted
+    assert calls(rig, one, CORE) == ["Allocate"]
+    rig.start(one)
+    assert rig.cards_of(one, "c") == (3,)
+    one["metadata"]["annotations"] |= rig.pods.annotations[PodUid(one["metadata"]["uid"])]
+    rig.pods.bind(rig.parsed(one))
+    before = {s.card.uuid: booked_of(rig, s.card.uuid) for s in rig.states}
+    rig.stop_agent()
+    rig.store.state = None
+    rig.kubelet.checkpoint_path.unlink()
+    rig.start_agent()
+    assert rig.cards_of(one, "c") == (3,)
+    assert {s.card.uuid: booked_of(rig, s.card.uuid) for s in rig.states} == before
