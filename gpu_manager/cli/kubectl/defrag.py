@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpu_manager.cli.kubectl import sites
+from gpu_manager.cli.kubectl import coming, sites
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.card import CardState
@@ -46,7 +46,7 @@ def command(
 
 def _pod(target: str, outlook: sites.Outlook) -> Resident:
     if target == "-" or "/" in target or target.endswith((".yaml", ".yml", ".json")):
-        pods = sites.wanted([target], outlook)
+        pods = coming.wanted([target], outlook)
         if len(pods) != 1:
             raise RequestInvalid(f"{printable(target)}: {len(pods)} pods that ask for cards; give one")
         return pods[0]

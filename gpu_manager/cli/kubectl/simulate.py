@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpu_manager.cli.kubectl import sites
+from gpu_manager.cli.kubectl import coming, sites
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.errors import RequestInvalid, printable
@@ -47,11 +47,11 @@ def command(
         outlook.site(drain_node)
         forecast = drain(outlook.sites, drain_node)
     else:
-        pods = sites.wanted(files or (), outlook)
+        pods = coming.wanted(files or (), outlook)
         if not pods:
             raise RequestInvalid("no pod in these manifests asks for a part of a card")
         forecast = (
-            nodes_needed(outlook.sites, pods, sites.kind_of_node(like, outlook))
+            nodes_needed(outlook.sites, pods, coming.kind_of_node(like, outlook))
             if like
             else simulate(outlook.sites, pods)
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,18 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpu_manager.cli.files import load_manifests, shown
+from gpu_manager.cli.files import shown
 from gpu_manager.cli.kubectl.login import Login, log_in
 from gpu_manager.domain.budgets import read_budget
-from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.defrag import Budget
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.gates import ANYWHERE, DAEMONS, Gate, Wants, read_gate, read_wants
+from gpu_manager.domain.gates import ANYWHERE, Gate, Wants, read_gate, read_wants
 from gpu_manager.domain.host import ANY, ONE_POD, Host, host_of_node, host_of_pod
-from gpu_manager.domain.ledger import Ledger
 from gpu_manager.domain.lenient import mapping, text
 from gpu_manager.domain.plan import Resident, Site
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, format_bytes
 from gpu_manager.domain.rules import pod_request
 from gpu_manager.domain.survey import NodeBooks, survey
@@ -39,8 +36,7 @@ CAVEAT: Final = (
 )
 SAVING: Final = "kubectl get nodes,pods,pdb,priorityclasses -A -o json"
 _SYSTEM: Final = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
-_LARGEST = 1 << 30  # bytes of a saved cluster
-_MOST_PODS = 100_000
+_LARGEST: Final = 1 << 30  # bytes of a saved cluster
 
 Source = Annotated[
     str,
@@ -283,79 +279,3 @@ def _stays(pod: Pod, *, daemon: bool) -> tuple[str, bool]:
     if pod.static:
         return "it comes from a file of the node", True
     return ("", False) if pod.controlled else ("no controller would make it anew", False)
-
-
-def wanted(files: Sequence[str], outlook: Outlook) -> list[Resident]:
-    """The pods that manifests would make, each as often as its workload says. Raises RequestInvalid."""
-    found: list[Resident] = []
-    unit = outlook.unit
-    for name in files:
-        for manifest in load_manifests(name):
-            if manifest.pod is None:
-                continue
-            written = Written.of(manifest.pod)
-            one = _drafted(manifest.pod, manifest.namespace, manifest.name)
-            if not one.asks:
-                continue
-            one = _ranked(one, mapping(manifest.pod.get("spec")), outlook)
-            if manifest.kind == "DaemonSet":
-                found += _one_each(one, written, outlook)
-                continue
-            if len(found) + manifest.copies > _MOST_PODS:
-                raise RequestInvalid(f"{printable(name)}: more than {_MOST_PODS} pods in all")
-            for copy in range(manifest.copies):
-                suffix = f"-{copy}" if manifest.copies > 1 else ""
-                pod = replace(one, uid=PodUid(uuid.uuid4().hex), name=f"{one.name}{suffix}")
-                found.append(resident_of(pod, unit, written))
-    return found
-
-
-def _one_each(pod: Pod, written: Written, outlook: Outlook) -> Iterator[Resident]:
-    """A DaemonSet's: one for every node that it may go to, a cordon or the node's trouble no bar to it."""
-    tolerations = (*written.wants.tolerations, *DAEMONS)
-    for site in outlook.sites:
-        wants = replace(written.wants, tolerations=tolerations)
-        if site.gate.bars(wants):
-            continue
-        here = replace(pod, uid=PodUid(uuid.uuid4().hex), name=f"{pod.name}-{site.name}")
-        yield resident_of(here, outlook.unit, replace(written, wants=wants.only(site.name)))
-
-
-def _ranked(pod: Pod, spec: Mapping[str, Any], outlook: Outlook) -> Pod:
-    """The pod with the priority that its class means, as the API server would write it."""
-    if spec.get("priority") is not None:
-        return pod
-    name = text(spec.get("priorityClassName"))
-    if name and name not in outlook.priorities:
-        typer.echo(
-            f"{pod.key}: priority class {quoted(name)} is not known here: judged with priority 0", err=True
-        )
-    return replace(pod, priority=outlook.priorities.get(name, 0))
-
-
-def _drafted(template: Mapping[str, Any], namespace: str, name: str) -> Pod:
-    meta = template.get("metadata")
-    meta = {**(meta if isinstance(meta, Mapping) else {}), "namespace": namespace, "name": name}
-    obj = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template.get("spec")}
-    return replace(parse_pod(obj), node="", phase="")
-
-
-def kind_of_node(name: str, outlook: Outlook) -> Site:
-    """An empty node like one of the cluster's, or like a simulated profile. Raises RequestInvalid."""
-    from gpu_manager.adapters import profiles  # noqa: PLC0415  # rarely asked for
-
-    like = next((site for site in outlook.sites if site.name == name), None)
-    if like is not None:
-        cards = tuple(CardState(state.card) for state in like.cards)
-        books = Ledger((s.card for s in cards), outlook.unit)
-        return Site(name, cards, like.topology, books, gate=like.gate, host=outlook.seen.new(name))
-    if name not in profiles.names():
-        nodes = ", ".join(site.name for site in outlook.sites[:10]) or "none"
-        kinds = ", ".join(profiles.names())
-        raise RequestInvalid(f"--like is {quoted(name)}: use a node ({nodes}) or a profile ({kinds})")
-    profile = profiles.load(name)
-    states = tuple(
-        CardState(Card(i, CardUuid(f"GPU-{name}-{i}"), k.model, k.memory, k.reserved, k.numa, mig=k.mig))
-        for i, k in enumerate(profile.cards)
-    )
-    return Site(name, states, profile.topology, Ledger((s.card for s in states), outlook.unit))
