@@ -318,6 +318,34 @@ def test_a_failed_mapping_or_unmapping_changes_nothing(container: Container, gue
     assert held(container, guest) == 0
 
 
+def test_a_green_context_is_a_part_of_the_primary_one_and_costs_no_second(
+    container: Container, guest: Program
+) -> None:
+    primary = guest("cuCtxGetCurrent", OUT).value
+    for _ in range(3):
+        green = guest("cuGreenCtxCreate", OUT, 1, 0, 1).value
+        assert guest("cuCtxSetCurrent", guest("cuCtxFromGreenCtx", OUT, green).value).result == SUCCESS
+        at = guest("cuMemAlloc_v2", OUT, 40 * MIB).value
+        assert held(container, guest) == 40 * MIB
+        assert guest("cuCtxSetCurrent", primary).result == SUCCESS
+        assert guest("cuGreenCtxDestroy", green).result == SUCCESS
+        assert held(container, guest) == 40 * MIB
+        assert guest("cuMemFree_v2", at).result == SUCCESS
+        assert held(container, guest) == 0
+
+
+def test_what_is_allocated_in_a_green_context_goes_with_the_primary_one(
+    container: Container, guest: Program
+) -> None:
+    green = guest("cuGreenCtxCreate", OUT, 1, 0, 1).value
+    assert guest("cuCtxSetCurrent", guest("cuCtxFromGreenCtx", OUT, green).value).result == SUCCESS
+    assert guest("cuMemAlloc_v2", OUT, 40 * MIB).result == SUCCESS
+    assert guest("cuDevicePrimaryCtxReset_v2", 0).result == SUCCESS
+    assert container.charged() == 0
+    guest.context()
+    assert container.charged() == guest.card_used() == CONTEXT
+
+
 def test_a_context_of_the_runtimes_own_way_is_charged_when_it_is_first_used(container: Container) -> None:
     """The CUDA runtime takes its context from the driver's export table, past every function that can be hooked."""
     guest = container.program()

@@ -56,8 +56,8 @@ def test_names_without_a_model_say_not_supported_and_nothing_works_before_init(t
     program = standin.python(
         """
         driver = Driver(context=False)
-        print(driver.code("cuMemAlloc", None, 0), driver.code("cuGreenCtxCreate"), driver.code("cuInit", 0))
-        print(driver.code("cuGreenCtxCreate"), driver.code("cuMemGetInfo", None, None), driver.code("cuCtxSynchronize"))
+        print(driver.code("cuMemAlloc", None, 0), driver.code("cuMulticastCreate"), driver.code("cuInit", 0))
+        print(driver.code("cuMulticastCreate"), driver.code("cuMemGetInfo", None, None), driver.code("cuCtxSynchronize"))
         """,
         standin.environment(tmp_path),
     )

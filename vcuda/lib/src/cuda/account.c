@@ -1,5 +1,6 @@
 #include "cuda/account.h"
 
+#include "cuda/context.h"
 #include "cuda/grow.h"
 #include "ledger.h"
 
@@ -93,6 +94,7 @@ CUresult claim_here(struct claim *claim, uint64_t bytes) {
     if (!place_here(&place))
         return CUDA_SUCCESS;
     claim->place = place;
+    claim->place.owner = context_owner(place.owner);
     return claim_on(claim, place.card, bytes);
 }
 

@@ -34,6 +34,11 @@ void context_ended(uint64_t id) {
     }
 }
 
+uint64_t context_owner(uint64_t id) {
+    struct held context;
+    return held_get(HELD_CONTEXT, id, &context) && context.owner ? context.owner : id;
+}
+
 void context_found(CUcontext context, const struct place *place) {
     struct held item;
     if (place->card < 0 || held_get(HELD_CONTEXT, place->owner, &item))

@@ -19,6 +19,9 @@ void context_found(CUcontext context, const struct place *place);
 /* If it is its device's primary context: then whoever resets that ends this one. */
 void primary_found(CUcontext context, const struct place *place);
 
+/* The context that owns what is allocated in this one: itself, or of a green one the primary context. */
+uint64_t context_owner(uint64_t id);
+
 /* Give back everything charged for a context that is gone, and for itself. */
 void context_ended(uint64_t id);
 

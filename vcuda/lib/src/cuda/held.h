@@ -16,7 +16,7 @@ enum held_kind {
     HELD_MAPPING,    /* address where VMM memory is mapped; owner is its handle */
     HELD_LEAVING,    /* the same while it is being unmapped */
     HELD_PIN,        /* a number; VMM memory mapped into a sparse array: owner is the array, bytes the handle */
-    HELD_CONTEXT,    /* id of a context */
+    HELD_CONTEXT,    /* id of a context; owner is the primary context's if it is a green one */
     HELD_SETTING,    /* id of a context and number of a limit: what the setting takes; owner is the context */
     HELD_EXTERNAL,   /* memory imported from another interface */
     HELD_EXEC,       /* executable graph: what its allocations may take */

@@ -138,7 +138,13 @@ void primary_found(CUcontext context, const struct place *place) {
         context_ended(before);
 }
 
-/* A green context keeps the primary one for its own life. */
+static uint64_t id_of_green(CUgreenCtx green) {
+    CUcontext context = NULL;
+    return green && real.cuCtxFromGreenCtx(&context, green) == CUDA_SUCCESS ? place_id(context) : 0;
+}
+
+/* A green context keeps the primary one for its own life, takes next to nothing itself, and what is allocated in it is
+ * the primary one's. */
 CUresult hook_cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
     CUcontext context = NULL;
     if (!is_counted(device))
@@ -151,6 +157,9 @@ CUresult hook_cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUd
     if (result != CUDA_SUCCESS)
         return retain_end(device, NULL, result);
     bool retained = real.cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
+    uint64_t id = id_of_green(out ? *out : NULL), primary = retained ? place_id(context) : 0;
+    if (id && primary && id != primary)
+        held_put_new(&(struct held){.key = id, .owner = primary, .card = CARD_NONE, .kind = HELD_CONTEXT});
     retain_end(device, context, retained ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
     if (retained)
         real.cuDevicePrimaryCtxRelease_v2(device);
@@ -204,12 +213,15 @@ CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
 }
 
 CUresult hook_cuGreenCtxDestroy(CUgreenCtx context) {
-    uint64_t ids[DEVICES];
+    uint64_t ids[DEVICES], id = id_of_green(context);
     for (CUdevice device = 0; device < DEVICES; device++)
         ids[device] = id_before(device);
     meter_suspend();
     CUresult result = real.cuGreenCtxDestroy(context);
     meter_resume();
+    struct held item;
+    if (result == CUDA_SUCCESS && id && context_owner(id) != id)
+        held_take(HELD_CONTEXT, id, &item);
     for (CUdevice device = 0; device < DEVICES; device++)
         after(result, device, ids[device], false);
     return result;

@@ -46,6 +46,8 @@ typedef unsigned long long CUdeviceptr;
 typedef unsigned int CUdeviceptr_v1;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef struct context *CUcontext;
+typedef struct context *CUgreenCtx;
+typedef void *CUdevResourceDesc;
 typedef struct stream *CUstream;
 typedef struct event *CUevent;
 typedef struct module *CUmodule;

@@ -204,7 +204,9 @@ struct device *device_of(CUdevice ordinal) {
 
 struct context *context_current(void) {
     struct context *context = current.depth ? current.stack[current.depth - 1] : NULL;
-    return context && __atomic_load_n(&context->alive, __ATOMIC_ACQUIRE) ? context : NULL;
+    if (!context || !__atomic_load_n(&context->alive, __ATOMIC_ACQUIRE))
+        return NULL;
+    return context->primary ? context->primary : context;
 }
 
 int64_t granules(int64_t bytes) {
@@ -344,7 +346,7 @@ CUresult model_cuCtxCreate_v4(CUcontext *out, void *params, unsigned int flags, 
 }
 
 CUresult model_cuCtxDestroy_v2(CUcontext context) {
-    if (!context || !context->alive || context == context->device->primary)
+    if (!context || !context->alive || context->primary || context == context->device->primary)
         return CUDA_ERROR_INVALID_CONTEXT;
     exec_device_wait(context->device);
     if (current.depth && current.stack[current.depth - 1] == context)

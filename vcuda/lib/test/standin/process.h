@@ -98,6 +98,7 @@ struct context {
     int64_t limit[16];
     uint32_t peers;
     int cache_config;
+    struct context *primary;   /* of a green context: where everything that it is used for lies */
     struct stream *per_thread; /* one a context, not one a thread: enough to tell it from the legacy stream */
 };
 
