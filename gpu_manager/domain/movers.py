@@ -21,8 +21,8 @@ from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import ZERO, Amount
 
 Pods = tuple[Resident, ...]
-Kind = tuple[Shape, tuple[CardUuid, ...], int, tuple[str, ...]]
-"""Pods of one kind may stand for one another: shape, cards, priority, budgets."""
+Kind = tuple[Shape, tuple[tuple[str, CardUuid], ...], int, tuple[str, ...]]
+"""Pods of one kind may stand for one another: shape, cards of each container, priority, budgets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,16 @@ class Grounds:
         self._on: dict[CardUuid, list[Resident]] = {site.cards[at].card.uuid: [] for at in desk.open}
         self._kind: dict[PodUid, Kind] = {}
         for resident in self._may:
-            cards = {card for a in site.ledger.of_pod(resident.uid).values() for card in a.cards}
+            lies = tuple(
+                (a.container, card) for a in site.ledger.of_pod(resident.uid).values() for card in a.cards
+            )
             self._kind[resident.uid] = (
                 resident.shape,
-                tuple(sorted(cards)),
+                tuple(sorted(lies)),
                 resident.priority,
                 alike[resident.uid],
             )
-            for card in cards & self._on.keys():
+            for card in {card for _, card in lies} & self._on.keys():
                 self._on[card].append(resident)
         ours = {r.uid for r in self._may}
         self._held = {

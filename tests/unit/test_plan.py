@@ -11,7 +11,7 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.defrag import Budget, defragment
 from gpu_manager.domain.gates import Gate, Wants
 from gpu_manager.domain.host import Host
-from gpu_manager.domain.ledger import Ledger
+from gpu_manager.domain.ledger import Ledger, Share
 from gpu_manager.domain.plan import Resident, Site, drain, nodes_needed, simulate
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.request import ContainerRequest, PodRequest, Request
@@ -245,6 +245,22 @@ def test_nobody_is_moved_to_a_node_that_would_not_take_it():
 
 
 ON_N1 = Wants(affinity=(((), (("metadata.name", "In", frozenset({"n1"})),)),))
+
+
+def test_pods_alike_whose_parts_lie_otherwise_do_not_stand_for_one_another():
+    site = node("n1")
+    for name, (first, second) in (("a", (0, 1)), ("b", (1, 0))):
+        resident = parts(name, 10, 40)
+        shares = {
+            container.name: (Share(site.cards[at].card.uuid, container.request.amount),)
+            for container, at in zip(resident.request.containers, (first, second), strict=True)
+        }
+        site = site.with_pod(resident, shares)
+    site = lying(site, pod("stays", 40, stays="because"), 1)
+    # 50 are held of card 0, 90 of card 1: only without b's 40 have 80 room, on card 0.
+    other = lying(lying(node("n2"), pod("p", 40), 0), pod("q", 40), 1)
+    plan = defragment([site, other], pod("asked", 85))
+    assert [m.pod for m in plan.moves] == ["default/b"]
 
 
 def test_a_pod_of_several_parts_is_made_room_for_as_a_whole():
