@@ -194,7 +194,7 @@ def refuse_at_create(
         hopeless = mine.passed({}, {model: asked})
         if not hopeless and not any(line.full for line in mine.lines(used.get(namespace, {}), only=model)):
             return None
-        reasons += (hopeless or mine.passed(used.get(namespace, {}), {model: asked})).values()
+        reasons += mine.passed(used.get(namespace, {}), {model: asked}).values()  # with the sums as they are
     return refusal(namespace, reasons)
 
 

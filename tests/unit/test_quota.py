@@ -189,6 +189,8 @@ def test_at_create_a_pod_is_refused_only_if_nothing_is_left_of_every_model():
     assert "1 card of T4, 1 used or being bound, 0.3 asked: 0 would still fit" in text
     assert refuse_at_create(quota, {"a": {T4: Amount(90, 0)}}, "a", ask, [T4]) is None  # it may wait
     assert "2 asked" in refuse_at_create(quota, {}, "a", Amount(200, 0), [T4, V100])  # it never could
+    never = refuse_at_create(quota, used, "a", Amount(200, 0), [T4])
+    assert "1 card of T4, 1 used or being bound, 2 asked: 0 would still fit" in never  # and says what is used
     by_memory = parse_quota('{"a": {"quota": {"T4": 4}, "memory": {"T4": 1024}}}')
     full = refuse_at_create(by_memory, {"a": {T4: Amount(10, GIB)}}, "a", Amount(10, GIB), [T4])
     assert "1 GiB of T4, 1 GiB used or being bound, 1 GiB asked: 0 B would still fit" in full
