@@ -258,7 +258,8 @@ def test_pods_alike_whose_parts_lie_otherwise_do_not_stand_for_one_another():
         site = site.with_pod(resident, shares)
     site = lying(site, pod("stays", 40, stays="because"), 1)
     # 50 are held of card 0, 90 of card 1: only without b's 40 have 80 room, on card 0.
-    other = lying(lying(node("n2"), pod("p", 40), 0), pod("q", 40), 1)
+    held = [pod(name, 40, stays="because") for name in ("p", "q")]
+    other = lying(lying(node("n2"), held[0], 0), held[1], 1)
     plan = defragment([site, other], pod("asked", 85))
     assert [m.pod for m in plan.moves] == ["default/b"]
 
