@@ -169,6 +169,7 @@ def compose(settings: Settings) -> Program:
     certificates = files or _own(settings, connection, switch, metrics)
     figures = Figures(metrics.registry)
     pods = ClusterPods(connection, clock, component=SERVICE, host=settings.leadership.pod)
+    figures.show_writes_dropped(lambda: pods.writes_dropped)
     scheduling = Scheduling(settings, _outside(settings, connection, pods, clock), figures, clock)
     draining = threading.Event()
     _open_extender(

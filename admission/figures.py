@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from admission.quota import QuotaBook, QuotaLine
@@ -92,9 +92,22 @@ class Figures:
         """The ConfigMap changed to something that cannot be used."""
         self._bad_quotas.inc()
 
+    def show_writes_dropped(self, count: Callable[[], int]) -> None:
+        """Read how many writes to the API server were given up at each scrape."""
+        self._registry.register(_Dropped(count))
+
     def show(self, seen: Seen) -> None:
         """Read these at each scrape."""
         self._registry.register(_Cluster(seen))
+
+
+class _Dropped(Collector):
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Events and annotations given up because too many waited for the API server"
+        yield CounterMetricFamily("vcuda_admission_writes_dropped", text, value=self._count())
 
 
 class _Cluster(Collector):

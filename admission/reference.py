@@ -71,6 +71,7 @@ def described() -> list[Any]:
     figures.asked("", 200, 0.0)
     figures.bypassed("")
     figures.quota_rejected()
+    figures.show_writes_dropped(int)
     cluster, quota = Cluster(DEFAULT_UNIT), QuotaBook()
     for kind in (NODES, PODS):
         cluster.replace(kind, ())

@@ -138,6 +138,7 @@ class Agent:
                 version("gpu-manager"),
                 legacy=config.legacy_metrics,
                 events=self.health.counts,
+                writes_dropped=lambda: self._kube.writes_dropped,
             )
         )
         registry.register(GuardMetrics(self.allocator, self.watchdog, self.backstops))

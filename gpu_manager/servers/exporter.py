@@ -80,7 +80,10 @@ _TIMERS = (
 
 
 class Exporter(Collector):
-    """Everything on ``/metric`` about books and usage. ``events`` counts what happened to the cards."""
+    """Everything on ``/metric`` about books and usage.
+
+    ``events`` counts what happened to the cards, ``writes_dropped`` what the API server was never told.
+    """
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class Exporter(Collector):
         *,
         legacy: bool = True,
         events: Callable[[], Mapping[str, int]] = dict,
+        writes_dropped: Callable[[], int] = int,
     ) -> None:
         self._allocator = allocator
         self._usage = usage
@@ -98,6 +102,7 @@ class Exporter(Collector):
         self._version = version
         self._legacy = legacy
         self._events = events
+        self._writes_dropped = writes_dropped
 
     def describe(self) -> Iterable[Metric]:
         """Every family without its series, so that the registry refuses a name that is taken."""
@@ -121,6 +126,7 @@ class Exporter(Collector):
             yield from series.legacy(view)
         yield from _node(view, self._version, max(0.0, time.monotonic() - sample.at))
         yield from _counted(self._tally.counts, self._tally.durations, self._events())
+        yield _writes_dropped(self._writes_dropped())
 
 
 def describe(*, legacy: bool = True) -> Iterator[Metric]:
@@ -132,6 +138,12 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
         yield from series.legacy(view)
     yield from _node(view, "", 0.0)
     yield from _counted(lambda _: {}, lambda _: {}, {})
+    yield _writes_dropped(0)
+
+
+def _writes_dropped(count: int) -> Metric:
+    text = "Events and annotations given up because too many waited for the API server"
+    return CounterMetricFamily("vcuda_writes_dropped", text, value=count)
 
 
 def _node(view: View, version: str, age: float) -> Iterator[Metric]:

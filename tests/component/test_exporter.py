@@ -48,9 +48,17 @@ class Board:
             rig.allocator, self.cards, rig.pods, rig.tenants, rig.processes, rig.clock, rig.tally
         )
         self.events: dict[str, int] = {}
+        self.dropped = 0
         self.registry = CollectorRegistry()
         self.registry.register(
-            Exporter(rig.allocator, self.usage, rig.tally, "1.2.3", events=lambda: self.events)
+            Exporter(
+                rig.allocator,
+                self.usage,
+                rig.tally,
+                "1.2.3",
+                events=lambda: self.events,
+                writes_dropped=lambda: self.dropped,
+            )
         )
 
     def text(self) -> str:
@@ -321,6 +329,12 @@ def test_counters_with_known_labels_start_at_zero(board: Board) -> None:
 def test_the_cards_events_are_counted(board: Board) -> None:
     board.events = {"card_closed": 3, "card_opened": 2}
     assert board.of("vcuda_card_events_total", event="card_closed") == [3]
+
+
+def test_what_the_api_server_was_never_told_is_counted(board: Board) -> None:
+    assert board.of("vcuda_writes_dropped_total") == [0]
+    board.dropped = 7
+    assert board.of("vcuda_writes_dropped_total") == [7]
 
 
 def test_without_legacy_metrics_the_predecessors_are_gone(board: Board) -> None:

@@ -45,6 +45,11 @@ class ClusterPods:
         """End, within about a second."""
         self._outbox.close()
 
+    @property
+    def writes_dropped(self) -> int:
+        """Writes given up because too many waited."""
+        return self._outbox.dropped
+
     def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> str:
         """POST a Binding with the pod's UID as precondition; after ``seconds`` the API server drops it.
 
