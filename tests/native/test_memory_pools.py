@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -215,3 +216,30 @@ def test_memory_of_a_child_graph_counts(container: Container, guest: Program, st
     launchable = guest("cuGraphInstantiateWithFlags", OUT, parent, 0).value
     assert guest("cuGraphLaunch", launchable, stream).result == OUT_OF_MEMORY
     assert held(container, guest) == 0
+
+
+HOST, HOST_NUMA, ANYWHERE = (2, 0), (3, 0), (0, 0)
+
+
+@pytest.mark.parametrize("name", ["cuMemGetDefaultMemPool", "cuMemGetMemPool"])
+@pytest.mark.parametrize("location", [HOST, HOST_NUMA])
+def test_a_pool_of_the_hosts_memory_is_not_charged_whoever_made_it(
+    tmp_path: Path, name: str, location: tuple[int, int]
+) -> None:
+    with Container(tmp_path, LIMIT, version="13.0") as container:
+        guest = container.program().start()
+        pool = guest(name, OUT, struct.pack("<ii", *location), 1).value
+        assert guest("cuMemAllocFromPoolAsync", OUT, 2 * LIMIT, pool, 0).result == SUCCESS
+        assert held(container, guest) == 0
+
+
+def test_a_pool_of_managed_memory_made_without_a_context_is_charged(tmp_path: Path) -> None:
+    with Container(tmp_path, LIMIT, version="13.0") as container:
+        guest = container.program()
+        assert guest("cuInit", 0).result == SUCCESS
+        props = struct.pack("<iiiiQQ", 2, 0, *ANYWHERE, 0, 0) + bytes(56)
+        pool = guest("cuMemPoolCreate", OUT, props).value
+        guest.context()
+        assert guest("cuMemAllocFromPoolAsync", OUT, ROOM + 1, pool, 0).result == OUT_OF_MEMORY
+        assert guest("cuMemAllocFromPoolAsync", OUT, ROOM, pool, 0).result == SUCCESS
+        assert held(container, guest) == ROOM

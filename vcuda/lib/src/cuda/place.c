@@ -105,5 +105,5 @@ int place_card_at(CUmemLocation location) {
         return CARD_NONE;
     if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)
         return place_card(location.id);
-    return place_here(&place) ? place.card : CARD_NONE;
+    return place_here(&place) ? place.card : place_card(0);
 }

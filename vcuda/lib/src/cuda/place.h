@@ -22,7 +22,7 @@ struct place {
 int place_card(CUdevice device);
 
 /* The card whose memory this location is; CARD_NONE for the host's. A part of a card, or a location that is not said,
- * counts as the current context's card. */
+ * counts as the current context's card, without one as the first. */
 int place_card_at(CUmemLocation location);
 
 /* Where the calling thread's current context allocates; false without one, and the driver will say so. */

@@ -165,6 +165,22 @@ CUresult hook_cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
     return result;
 }
 
+/* The pools that a place has by itself: nobody made them, and of the host's nothing is counted. */
+static CUresult found(CUresult result, const CUmemoryPool *out, const CUmemLocation *location) {
+    bool refused;
+    if (result == CUDA_SUCCESS && out && *out && location && !grow_find(*out) && account_open(&refused))
+        grow_of_pool(*out, place_card_at(*location));
+    return result;
+}
+
+CUresult hook_cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
+    return found(real.cuMemGetDefaultMemPool(out, location, type), out, location);
+}
+
+CUresult hook_cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
+    return found(real.cuMemGetMemPool(out, location, type), out, location);
+}
+
 CUresult hook_cuMemPoolDestroy(CUmemoryPool pool) {
     struct grow *grow = pool ? grow_find(pool) : NULL;
     if (grow)

@@ -176,7 +176,14 @@ typedef struct CUmemLocation {
     int type, id;
 } CUmemLocation;
 
-enum { LOCATION_DEVICE = 1, LOCATION_HOST = 2, LOCATION_HOST_NUMA = 3, LOCATION_HOST_NUMA_CURRENT = 4 };
+enum { TYPE_PINNED = 1, TYPE_MANAGED = 2 }; /* types of an allocation */
+enum {
+    LOCATION_NONE = 0,
+    LOCATION_DEVICE = 1,
+    LOCATION_HOST = 2,
+    LOCATION_HOST_NUMA = 3,
+    LOCATION_HOST_NUMA_CURRENT = 4
+};
 
 typedef struct CUmemAllocationProp {
     int type, handle_types;

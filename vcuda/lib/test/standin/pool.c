@@ -145,14 +145,16 @@ CUresult model_cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
 }
 
 CUresult model_cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
-    if (!out || !props || props->type != 1)
+    if (!out || !props || (props->type != TYPE_PINNED && props->type != TYPE_MANAGED))
         return CUDA_ERROR_INVALID_VALUE;
+    bool anywhere = props->type == TYPE_MANAGED && props->location.type == LOCATION_NONE;
     bool on_card = props->location.type == LOCATION_DEVICE;
     struct device *device = device_of(on_card ? props->location.id : 0);
-    if (!device)
+    if (!device || (!anywhere && props->location.type == LOCATION_NONE))
         return CUDA_ERROR_INVALID_VALUE;
     process_lock();
-    struct pool *pool = pool_new(device, props->location.type);
+    /* What may be anywhere is on the card as soon as that uses it. */
+    struct pool *pool = pool_new(device, anywhere ? LOCATION_DEVICE : props->location.type);
     if (pool) {
         pool->max_bytes = (int64_t)props->max_bytes;
         pool->handle_types = props->handle_types;
@@ -302,18 +304,29 @@ CUresult model_cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool) {
 }
 
 /* The same by location, since 13.0. */
-static CUresult located(const CUmemLocation *location, int type) {
-    return location && type == 1 && location->type == LOCATION_DEVICE ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+static CUresult by_location(CUmemoryPool *out, const CUmemLocation *location, int type, bool only_default) {
+    if (!out || !location || type != TYPE_PINNED)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (location->type == LOCATION_DEVICE)
+        return pool_get(out, location->id, only_default);
+    if (location->type != LOCATION_HOST && location->type != LOCATION_HOST_NUMA)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    process_lock();
+    struct pool **host = &process.host_pool;
+    if (!*host && (*host = pool_new(&process.device[0], LOCATION_HOST)))
+        (*host)->implicit = true;
+    *out = *host;
+    process_unlock();
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 CUresult model_cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
-    CUresult result = located(location, type);
-    return result == CUDA_SUCCESS ? pool_get(out, location->id, true) : result;
+    return by_location(out, location, type, true);
 }
 CUresult model_cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
-    CUresult result = located(location, type);
-    return result == CUDA_SUCCESS ? pool_get(out, location->id, false) : result;
+    return by_location(out, location, type, false);
 }
 CUresult model_cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool pool) {
-    CUresult result = located(location, type);
-    return result == CUDA_SUCCESS ? model_cuDeviceSetMemPool(location->id, pool) : result;
+    if (!location || type != TYPE_PINNED || location->type != LOCATION_DEVICE)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return model_cuDeviceSetMemPool(location->id, pool);
 }

@@ -157,6 +157,7 @@ struct process {
     bool ready, forked;
     int devices;
     struct device device[MAX_CARDS];
+    struct pool *host_pool;
     uint64_t next_id;
     bool helper_started;
 };
