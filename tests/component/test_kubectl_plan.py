@@ -180,6 +180,18 @@ def test_bad_input_is_one_line(
     assert error.count("\n") == 1
 
 
+def test_an_illegal_pod_is_named_with_its_file(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = manifest(tmp_path / "wrong.yaml", 150, 3)
+    fine = manifest(tmp_path / "fine.yaml", 20, 1)
+    assert run(["simulate", fine, wrong, "--from", str(saved)]) == 2
+    error = capsys.readouterr().err
+    assert "wrong.yaml: Deployment default/web: cores are greater than 100" in error
+    assert run(["simulate", manifest(tmp_path / "many.yaml", 20, 100_001), "--from", str(saved)]) == 2
+    assert "many.yaml: Deployment default/web: more than 100000 pods in all" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"items": 3}', '{"items": [1, {"kind": "Node"}, {"kind": "Pod"}]}']
 )

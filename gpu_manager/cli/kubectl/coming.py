@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import typer
 
-from gpu_manager.cli.files import load_manifests
+from gpu_manager.adapters.manifests import Manifest
+from gpu_manager.cli.files import load_manifests, shown
 from gpu_manager.cli.kubectl.sites import Outlook, Written, resident_of
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
@@ -25,37 +26,45 @@ _MOST_PODS: Final = 100_000
 def wanted(files: Sequence[str], outlook: Outlook) -> list[Resident]:
     """The pods that manifests would make, each as often as its workload says. Raises RequestInvalid."""
     found: list[Resident] = []
-    unit = outlook.unit
     for name in files:
         for manifest in load_manifests(name):
-            if manifest.pod is None:
-                continue
-            written = Written.of(manifest.pod)
-            one = _drafted(manifest.pod, manifest.namespace, manifest.name)
-            if not one.asks:
-                continue
-            one = _ranked(one, mapping(manifest.pod.get("spec")), outlook)
-            if manifest.kind == "DaemonSet":
-                found += _one_each(one, written, outlook)
-                continue
-            if len(found) + manifest.copies > _MOST_PODS:
-                raise RequestInvalid(f"{printable(name)}: more than {_MOST_PODS} pods in all")
-            for copy in range(manifest.copies):
-                suffix = f"-{copy}" if manifest.copies > 1 else ""
-                pod = replace(one, uid=PodUid(uuid.uuid4().hex), name=f"{one.name}{suffix}")
-                found.append(resident_of(pod, unit, written))
+            try:
+                found += _made(manifest, outlook, _MOST_PODS - len(found))
+            except RequestInvalid as error:
+                who = printable(f"{shown(name)}: {manifest.kind} {manifest.namespace}/{manifest.name}")
+                raise RequestInvalid(f"{who}: {error}") from error
     return found
 
 
-def _one_each(pod: Pod, written: Written, outlook: Outlook) -> Iterator[Resident]:
+def _made(manifest: Manifest, outlook: Outlook, most: int) -> Iterator[Resident]:
+    """The pods of one object that ask for cards."""
+    if manifest.pod is None:
+        return
+    written = Written.of(manifest.pod)
+    draft = _drafted(manifest.pod, manifest.namespace, manifest.name)
+    if not draft.asks:
+        return
+    pod = resident_of(_ranked(draft, mapping(manifest.pod.get("spec")), outlook), outlook.unit, written)
+    if manifest.kind == "DaemonSet":
+        yield from _one_each(pod, outlook)
+        return
+    if manifest.copies > most:
+        raise RequestInvalid(f"more than {_MOST_PODS} pods in all")
+    for copy in range(manifest.copies):
+        yield _copy(pod, f"{pod.name}-{copy}" if manifest.copies > 1 else pod.name)
+
+
+def _copy(pod: Resident, name: str) -> Resident:
+    uid = PodUid(uuid.uuid4().hex)
+    return replace(pod, uid=uid, name=name, request=replace(pod.request, uid=uid))
+
+
+def _one_each(pod: Resident, outlook: Outlook) -> Iterator[Resident]:
     """A DaemonSet's: one for every node that it may go to, a cordon or the node's trouble no bar to it."""
-    tolerations = (*written.wants.tolerations, *DAEMONS)
+    wants = replace(pod.wants, tolerations=(*pod.wants.tolerations, *DAEMONS))
     for site in outlook.sites:
-        wants = replace(written.wants, tolerations=tolerations)
-        if site.gate.bars(wants):
-            continue
-        here = replace(pod, uid=PodUid(uuid.uuid4().hex), name=f"{pod.name}-{site.name}")
-        yield resident_of(here, outlook.unit, replace(written, wants=wants.only(site.name)))
+        if not site.gate.bars(wants):
+            yield replace(_copy(pod, f"{pod.name}-{site.name}"), wants=wants.only(site.name))
 
 
 def _ranked(pod: Pod, spec: Mapping[str, Any], outlook: Outlook) -> Pod:
