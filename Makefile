@@ -26,7 +26,7 @@ $(BUILT): pyproject.toml requirements-build.lock deploy/image/requirements.lock 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is needed (Debian: apt-get install python3-venv)"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) # pip comes last: without it the last try was interrupted
 	@echo "Downloading and installing what it runs with, and building the library: a minute or two, the first time only"
 	$(INSTALL) -r deploy/image/requirements.lock -r requirements-build.lock
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
