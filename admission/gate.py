@@ -66,8 +66,11 @@ class Gate:
         try:
             with self._a_place():
                 body = await self._body(scope, receive, held)
-                async with self._work():
+                at_work = await self._enter()
+                try:
                     await self._app(scope, _replay(body, receive), send)
+                finally:
+                    at_work.release()
         except _Refused as refused:
             await _answer(send, refused.status, str(refused))
         except ConnectionError:
@@ -95,19 +98,19 @@ class Gate:
         finally:
             self._inside -= 1
 
-    @contextlib.asynccontextmanager
-    async def _work(self) -> Any:
+    async def _enter(self) -> asyncio.Semaphore:
+        """A place at work, to be released."""
         if self._at_work is None:  # made here, in the loop that uses it
             self._at_work = asyncio.Semaphore(self._bounds.at_work)
+        if not self._at_work.locked():
+            await self._at_work.acquire()  # does not wait
+            return self._at_work
         try:
             async with asyncio.timeout(self._bounds.seconds):
                 await self._at_work.acquire()
         except TimeoutError:
             raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too much work waits: try again") from None
-        try:
-            yield
-        finally:
-            self._at_work.release()
+        return self._at_work
 
     async def _body(self, scope: MutableMapping[str, Any], receive: Receive, held: list[int]) -> bytes:
         pieces: list[bytes] = []
