@@ -186,6 +186,20 @@ def test_uploading_takes_the_memory_already_and_launching_takes_no_more(
     assert held(container, guest) == ROOM
 
 
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_a_graph_that_is_uploaded_as_it_is_made_is_charged_then(
+    container: Container, guest: Program, stream: int, suffix: str
+) -> None:
+    params = struct.pack("<QQQQ", 2, stream, 0, 0)
+    make = f"cuGraphInstantiateWithParams{suffix}"
+    assert guest(make, OUT, graph_of(guest, ROOM + 1), params).result == OUT_OF_MEMORY
+    assert held(container, guest) == 0
+    launchable = guest(make, OUT, graph_of(guest, ROOM), params).out[0]
+    assert held(container, guest) == ROOM
+    assert guest("cuGraphLaunch", launchable, stream).result == SUCCESS
+    assert held(container, guest) == ROOM
+
+
 def test_graph_memory_in_reserve_is_trimmed_before_an_allocation_is_refused(
     container: Container, guest: Program, stream: int
 ) -> None:

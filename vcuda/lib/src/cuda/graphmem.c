@@ -4,6 +4,7 @@
 #include "cuda/graphmem.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "cuda/account.h"
 #include "cuda/held.h"
@@ -83,12 +84,42 @@ CUresult hook_cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsig
     return made(real.cuGraphInstantiateWithFlags(out, graph, flags), out, graph);
 }
 
+/* The first word of the parameters. */
+static bool uploads(const void *params) {
+    uint64_t flags = 0;
+    if (params)
+        memcpy(&flags, params, sizeof flags);
+    return flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+}
+
+/* One that is uploaded at once has its memory before it has a name. */
+static CUresult begin_upload(struct growth *growth, CUgraph graph, const void *params) {
+    struct place place;
+    *growth = (struct growth){0};
+    uint64_t bytes = uploads(params) && graph && vcuda_attached() == VCUDA_ATTACHED ? bytes_of_graph(graph, 0) : 0;
+    if (!bytes || !place_here(&place))
+        return CUDA_SUCCESS;
+    struct grow *grow = grow_of_graphs(place.device, place.card);
+    return grow ? grow_begin(growth, grow, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult with_params(CUresult (*make)(CUgraphExec *, CUgraph, void *), CUgraphExec *out, CUgraph graph,
+                            void *params) {
+    struct growth growth;
+    CUresult result = begin_upload(&growth, graph, params);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = made(make(out, graph, params), out, graph);
+    graphmem_end(&growth);
+    return result;
+}
+
 CUresult hook_cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, void *params) {
-    return made(real.cuGraphInstantiateWithParams(out, graph, params), out, graph);
+    return with_params(real.cuGraphInstantiateWithParams, out, graph, params);
 }
 
 CUresult hook_cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph, void *params) {
-    return made(real.cuGraphInstantiateWithParams_ptsz(out, graph, params), out, graph);
+    return with_params(real.cuGraphInstantiateWithParams_ptsz, out, graph, params);
 }
 
 CUresult hook_cuGraphExecDestroy(CUgraphExec exec) {

@@ -23,7 +23,7 @@ struct graph_exec {
     bool has_host;
 };
 
-enum { FREE_ON_LAUNCH = 1 };
+enum { FREE_ON_LAUNCH = 1, UPLOAD = 2 };
 
 static void exec_free(struct graph_exec *exec) {
     for (int at = 0; at < exec->count; at++)
@@ -132,12 +132,20 @@ CUresult model_cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *
     return instantiate(out, graph, 0);
 }
 ALIAS(cuGraphInstantiate_v2, cuGraphInstantiate);
+CUresult model_cuGraphUpload(CUgraphExec exec, CUstream stream);
+CUresult model_cuGraphExecDestroy(CUgraphExec exec);
 CUresult model_cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
     params->error_node = NULL;
     params->result = 0;
-    return instantiate(out, graph, params->flags);
+    CUresult result = instantiate(out, graph, params->flags);
+    if (result != CUDA_SUCCESS || !(params->flags & UPLOAD))
+        return result;
+    result = model_cuGraphUpload(*out, params->upload);
+    if (result != CUDA_SUCCESS)
+        model_cuGraphExecDestroy(*out);
+    return result;
 }
 CUresult model_cuGraphExecDestroy(CUgraphExec exec) {
     if (!exec)
