@@ -55,10 +55,13 @@ class Answer:
 
 @dataclass
 class _Look:
-    """What one question has found out: the pods at hand, and the listed ones that could not be read."""
+    """What one question has found out: the pods at hand, the listed ones that could not be read, and those of
+    which the API has none: the kubelet, behind it, may be admitting such a one all the same.
+    """
 
     local: Mapping[str, Sequence[Found]]
     unread: set[Name] = field(default_factory=set)
+    forgotten: set[Name] = field(default_factory=set)
 
 
 class Association:
@@ -95,7 +98,8 @@ class Association:
         if not fitting and lacking:
             lacking = unsatisfied(self._afresh(lacking, listing, look), question.resource, holds)
             fitting = matching(lacking, question, holds)
-        candidate = choose(fitting, never=never, partner=partner, unread=bool(look.unread))
+        unknown = look.unread | look.forgotten
+        candidate = choose(fitting, never=never, partner=partner, unread=bool(unknown))
         passed_over = frozenset(c.pod.uid for c in lacking if candidate and c.pod.uid != candidate.pod.uid)
         if candidate is not None:
             candidate = self._confirm(candidate, listing, look, question, holds)
@@ -111,7 +115,7 @@ class Association:
                 for device in ids
             },
             has=_listed_at(candidate, listing, question.resource) if candidate else {},
-            reason="" if candidate else _uncertain(question, fitting, lacking, listing, look.unread),
+            reason="" if candidate else _uncertain(question, fitting, lacking, listing, unknown),
         )
 
     def likely(
@@ -199,10 +203,12 @@ class Association:
         now = self._clock.monotonic()
         self._gone = {n: until for n, until in self._gone.items() if until > now}
         if name in self._gone:
+            look.forgotten.add(name)
             return None
         self._tally.count("association_fetches")
         pod = self._ask(name, look)
         if pod is None and name not in look.unread:
+            look.forgotten.add(name)
             self._gone = {**self._gone, name: now + _GONE_SECONDS}
         return pod
 
@@ -245,11 +251,11 @@ def _uncertain(
     fitting: Sequence[Candidate],
     lacking: Sequence[Candidate],
     active: Collection[Name],
-    unread: Collection[Name],
+    unknown: Collection[Name],
 ) -> str:
-    if unread:
-        names = ", ".join("/".join(name) for name in sorted(unread)[:5])
-        return f"{len(unread)} of {len(active)} active pods cannot be read, it may be one of them: {names}"
+    if unknown:
+        names = ", ".join("/".join(name) for name in sorted(unknown)[:5])
+        return f"{len(unknown)} of {len(active)} active pods cannot be read, it may be one of them: {names}"
     named = ", ".join(f"{c.pod.key} {c.container.name}" for c in (fitting or lacking)[:5])
     if fitting:
         return f"{len(fitting)} containers could be meant: {named}"

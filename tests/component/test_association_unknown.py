@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports import Found
+from gpu_manager.services.unnamed import is_unnamed
 from tests.fakes.node import NodeRig, container, pod
 
 
@@ -48,3 +51,38 @@ def test_a_pod_under_first_admission_is_named_although_another_cannot_be_read(tm
         assert rig.kubelet.admit(new).admitted
         assert rig.cards_of(new, "c") == (5,)
         assert rig.tally.counts("unidentified") == {}
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_the_api_forgot(
+    tmp_path: Path, asked_before: bool
+) -> None:
+    """Deleted by force before the watch showed it: the kubelet, behind the API, admits it all the same. That
+    nobody has a pod of that name is remembered for a while, and one of that name may come meanwhile.
+    """
+    rig = NodeRig(tmp_path)
+    old = pod("old", container("c", 30, 20), on={"c": [(rig.states[2], 30, 5 * GIB)]})
+    rig.kubelet.start()
+    try:
+        assert rig.kubelet.admit(old).admitted
+        rig.pods.bind(replace(rig.parsed(old), phase="Running", started=True))
+        rig.start_agent()
+        if asked_before:
+            gone = pod("new", {"name": "c"})
+            assert rig.kubelet.admit(gone).admitted
+            assert rig.admit(pod("other", container("c", 10, 4))).admitted
+            rig.kubelet.delete(gone["metadata"]["uid"])
+        new = pod("new", container("c", 30, 20))
+        result = rig.kubelet.admit(new)
+        assert result.admitted, result.message
+        holders = rig.allocator.read(lambda books, _: {uid for uid, _ in books.grants})
+        assert PodUid(old["metadata"]["uid"]) not in holders
+        rig.start(new)
+        (limit,) = rig.limits(result, "c")
+        assert (limit.cores, limit.memory) == (30, 5 * GIB)
+        holders = rig.allocator.read(lambda books, _: {uid for uid, _ in books.grants})
+        assert PodUid(new["metadata"]["uid"]) in holders
+        assert not any(map(is_unnamed, holders))
+    finally:
+        rig.stop_agent()
+        rig.kubelet.stop()
