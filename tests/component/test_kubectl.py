@@ -207,6 +207,22 @@ def test_explain_judges_a_manifest_that_is_not_created(
     assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
 
 
+def test_explain_repeats_why_a_pod_has_failed(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
+    a_node(api, cards=1)
+    a_share(api, "late", 60)
+    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Pod was rejected: no card"}
+    api.patch("pods", "late", {"status": status}, subresource="status")
+    assert run(["explain", "late", "--admission", "-"]) == 1
+    lines = said(capsys)[0].splitlines()
+    assert lines[1:3] == [
+        "ended on node n1, and holds nothing any more",
+        "it failed: UnexpectedAdmissionError: Pod was rejected: no card",
+    ]
+    assert "make it anew" in lines[3]
+    assert run(["explain", "late", "--admission", "-", "-o", "json"]) == 1
+    assert json.loads(said(capsys)[0])["pods"][0]["failed"].startswith("UnexpectedAdmissionError: ")
+
+
 def test_explain_tells_a_pod_that_waits_for_something_else_so(
     api: StandInApi, capsys: pytest.CaptureFixture[str]
 ) -> None:

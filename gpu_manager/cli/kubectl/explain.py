@@ -52,7 +52,7 @@ def command(
 
     A FILE (.yaml, .yml, .json, a path, or -) need not be created: the answer is where its pod would go now.
     The admission service answers, which also knows quotas and priorities; where it cannot be asked the same
-    judgement is made here, and said so. Exit code: 0 it runs or fits, 1 it waits, 2 bad input.
+    judgement is made here, and said so. Exit code: 0 it runs or fits, 1 it waits or failed, 2 bad input.
     """
     asked = [_drafted(*one) for one in _manifests(target)] if _is_file(target) else []
     if _is_file(target) and not asked:
@@ -61,7 +61,7 @@ def command(
         if not asked:
             asked = [_named(login, object_name(target, "POD"))]
         asked = [_placed(one, login.namespace, forced=bool(namespace)) for one in asked]
-        answers = [_answer(login, admission, one) for one in asked]
+        answers = [_with_end(*_answer(login, admission, one), one) for one in asked]
     if for_program(output):
         emit({"pods": [{**answer, "answeredBy": by} for answer, by in answers]}, output)
     else:
@@ -117,6 +117,14 @@ def _answer(login: Login, admission: str, asked: _Asked) -> tuple[Mapping[str, A
         return answer, f"the admission service ({admission})"
     except service.Silent as why:
         return _here(login, asked.pod), f"this program, without quotas and priorities ({why})"
+
+
+def _with_end(answer: Mapping[str, Any], by: str, asked: _Asked) -> tuple[Mapping[str, Any], str]:
+    """With the node's own words where the pod has failed: why is what its owner asks."""
+    status = asked.manifest.get("status")
+    status = status if isinstance(status, Mapping) and asked.pod.phase == "Failed" else {}
+    words = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
+    return ({**answer, "failed": words} if words else answer), by
 
 
 def _here(login: Login, pod: Pod) -> Mapping[str, Any]:
@@ -198,7 +206,8 @@ def _explained(
 
 def _runs(answer: Mapping[str, Any]) -> bool:
     counts = answer.get("counts")
-    return isinstance(counts, Mapping) and bool(counts.get("fits") or counts.get("bound"))
+    placed = isinstance(counts, Mapping) and bool(counts.get("fits") or counts.get("bound"))
+    return placed and not answer.get("failed")
 
 
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -206,6 +215,9 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     asks = f" asks {answer['asks']}" if answer.get("asks") else ""
     yield printable(f"pod {answer.get('pod')}{asks}")
     yield printable(str(answer.get("line")))
+    if answer.get("failed"):
+        yield printable(f"it failed: {answer['failed']}")
+        yield "its Events say more (kubectl describe pod); a failed pod is not tried again: make it anew"
     for words in answer.get("quota") or ():
         yield printable(f"quota: {words}")
     nodes = [node for node in answer.get("nodes") or () if isinstance(node, Mapping)]
