@@ -232,6 +232,7 @@ def test_the_notes_say_the_next_step(name: str) -> None:
     _, _, notes = done.stdout.partition("NOTES:\n")
     assert "helm test gpu-manager" in notes
     assert "\n\n\n" not in notes.strip()
+    assert ("WARNING: image.repository" in notes) == (name != "simulated")
     assert ("privileged, because" in notes) == ("privileged: true #" in text_of(name))
     unit = 5 if name == "terms" else 20
     assert f"tencent.com/vcuda-memory: {unit} " in notes
