@@ -23,6 +23,7 @@ from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.explain import LINE_LIMIT, explain_placement
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.request import PodRequest, Request
+from gpu_manager.domain.resources import CORES_PER_CARD
 
 _ALLOW_MORE: Final = Fraction(
     1, 4
@@ -79,7 +80,7 @@ def cheapest(case: Case, question: Question, found: Found) -> Cure | None:
     own = [*_allow_more(case, found), *_ask_less(case, question, found)]
     if own:
         return min(own, key=lambda cure: (cure.cost, cure.text))
-    return _by_others(case, question, found)
+    return _by_others(case, question, found) or _fewer_cards(case, found)
 
 
 def _unlike(found: Found) -> Found:
@@ -104,6 +105,18 @@ def _by_others(case: Case, question: Question, found: Found) -> Cure | None:
             return Cure(_OTHERS, text[:LINE_LIMIT])
     if any(no is No.ROOM for _, no in found):
         return Cure(_OTHERS, "wait for pods to end: every node that could hold it is taken")
+    return None
+
+
+def _fewer_cards(case: Case, found: Found) -> Cure | None:
+    """For a pod of more cards than any node has."""
+    most = max((sum(state.open for state in view.facts.cards) for view, _ in found), default=0)
+    for one in case.request.containers:
+        if 0 < most < one.request.cards:
+            less = Request(most * CORES_PER_CARD, 0)
+            change = f"ask {less} instead of {one.request} for {quoted(one.name)}"
+            text = f"{change}, as no node has more, and wait for them"
+            return Cure(1 - Fraction(most, one.request.cards), text[:LINE_LIMIT])
     return None
 
 
@@ -136,10 +149,18 @@ def _ask_less(case: Case, question: Question, found: Found) -> Iterator[Cure]:
         if no is No.QUOTA:
             smaller += _within_quota(case, view)
         for less in smaller:
+            if _is_less_than_a_card(case.request, less):
+                continue
             if isinstance(case.ask(less).on(view), Fit):
                 asks = _differences(case.request, less)
                 text = f"ask {asks} (then node {printable(view.name)} takes it)"
                 yield Cure(_given_up(case.request, less), text[:LINE_LIMIT], less)
+
+
+def _is_less_than_a_card(request: PodRequest, less: PodRequest) -> bool:
+    """Whoever asks for several cards is not helped by a part of one."""
+    both = zip(request.containers, less.containers, strict=True)
+    return any(old.request.cards > 1 and not new.request.cards for old, new in both)
 
 
 def _within_quota(case: Case, view: NodeView) -> Iterator[PodRequest]:

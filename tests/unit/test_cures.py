@@ -59,3 +59,19 @@ def test_what_a_quota_leaves_is_said_in_whole_units() -> None:
 
 def test_where_no_node_has_cards_there_is_nothing_to_change() -> None:
     assert cure(World([node("n1", cards=0)]), pod("a")) is None
+
+
+def test_a_pod_of_several_cards_is_told_of_whole_cards_or_to_wait_and_never_of_a_part_of_one() -> None:
+    held = [pod(f"x{i}", 60, 4, on="n1") for i in range(2)]
+    world = World([node("n1", cards=2)], held)
+    busy = cure(world, pod("pair", 200, None))
+    assert busy is not None
+    assert busy.text == "wait for pods to end: every node that could hold it is taken"
+    never = cure(world, pod("many", 1600, None))
+    assert never is not None
+    assert never.text.startswith(
+        'ask 2 whole cards instead of 16 whole cards for "main", as no node has more'
+    )
+    idle = cure(World([node("n1", cards=2)], held[:1]), pod("pair", 200, None))
+    assert idle is not None
+    assert idle.text.startswith("ask 1 whole card instead of 2 whole cards")
