@@ -95,8 +95,8 @@ class Association:
         ]
         lacking = unsatisfied(objects, question.resource, holds)
         fitting = matching(lacking, question, holds)
-        if not fitting and lacking:
-            lacking = unsatisfied(self._afresh(lacking, listing, look), question.resource, holds)
+        if lacking and not any(c.arriving for c in fitting):
+            lacking = unsatisfied(self._afresh(lacking, fitting, listing, look), question.resource, holds)
             fitting = matching(lacking, question, holds)
         unknown = look.unread | look.forgotten
         candidate = choose(fitting, never=never, partner=partner, unread=bool(unknown))
@@ -159,15 +159,21 @@ class Association:
         return next(lacking, live[0].pod)
 
     def _afresh(
-        self, stale: Sequence[Candidate], listing: Mapping[Name, Sequence[Listed]], look: _Look
+        self,
+        stale: Sequence[Candidate],
+        fitting: Sequence[Candidate],
+        listing: Mapping[Name, Sequence[Listed]],
+        look: _Look,
     ) -> Sequence[tuple[Pod, ListedPod]]:
-        """The pods behind these names, asked for: the watch may show a namesake that has gone."""
-        names = [(c.pod.namespace, c.pod.name) for c in stale[:_MOST_FETCHES]]
-        return [
-            (pod, _by_container(listing[name]))
-            for name in names
-            if (pod := self._fetch(name, look)) is not None
-        ]
+        """The pods behind these names, asked for, those that do not fit first: the watch may show a namesake
+        that has gone. One that the API has forgotten stays as it was.
+        """
+        asked = _Look(look.local)
+        order = sorted(stale, key=fitting.__contains__)
+        pods = [self._ask((c.pod.namespace, c.pod.name), asked) or c.pod for c in order[:_MOST_FETCHES]]
+        look.local = asked.local
+        pods += [c.pod for c in order[_MOST_FETCHES:]]
+        return [(pod, _by_container(listing[pod.namespace, pod.name])) for pod in pods]
 
     def _confirm(
         self,

@@ -86,3 +86,29 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_the_api_forgot(
     finally:
         rig.stop_agent()
         rig.kubelet.stop()
+
+
+def test_a_pod_without_a_card_does_not_get_the_grant_of_a_namesake_that_the_watch_has_yet_to_show(
+    tmp_path: Path,
+) -> None:
+    """The one that the watch shows asked for less; the one without a card lacks just as much as the new one."""
+    rig = NodeRig(tmp_path)
+    old = pod("old", container("c", 30, 20))
+    rig.kubelet.start()
+    try:
+        assert rig.kubelet.admit(old).admitted
+        rig.pods.bind(replace(rig.parsed(old), phase="Running", started=True))
+        rig.start_agent()
+        first = pod("again", container("c", 10, 4))
+        assert rig.admit(first).admitted
+        rig.start(first)
+        rig.kubelet.delete(first["metadata"]["uid"])
+        second = pod("again", container("c", 30, 20), on={"c": [(rig.states[5], 30, 5 * GIB)]})
+        result = rig.admit(second, watched=False)
+        assert result.admitted, result.message
+        assert rig.tally.counts("unidentified") == {}
+        assert rig.cards_of(second, "c") == (5,)
+        assert rig.cards_of(old, "c") == ()
+    finally:
+        rig.stop_agent()
+        rig.kubelet.stop()
