@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from gpu_manager.domain.movers import Grounds, Movers
+from gpu_manager.domain.movers import Grounds, Looks, Movers
 from gpu_manager.domain.placement import Placement
 from gpu_manager.domain.plan import Board, Offer, Resident, Seat, Shape, Site, why_not
 from gpu_manager.domain.pod import PodUid
 
 MOST_SETS = 50_000  # of pods that might move, listed for one size; beyond, the plan is not proven
+MOST_LOOKED = 500_000  # sets of one card's pods looked through for these, in all
 MOST_TRIED = 10_000  # of them laid out anew, in all
 MOST_MOVES = 6
 _SHOWN = 5  # pods that must stay, for people
@@ -62,6 +63,7 @@ def defragment(
     budgets: Sequence[Budget] = (),
     most_moves: int = MOST_MOVES,
     most_tried: int = MOST_TRIED,
+    most_looked: int = MOST_LOOKED,
 ) -> Defrag:
     """The smallest set of moves on one node that makes the pod fit there, all moved pods placed again.
 
@@ -71,11 +73,12 @@ def defragment(
     board = Board(sites)
     if (seat := board.settle(pod)) is not None:
         return Defrag(seat, before=tuple(sites), after=tuple(board.now.values()))
-    view, grounds = _View(board), _grounds(sites, pod, budgets)
+    looks = Looks(most_looked)
+    view, grounds = _View(board), _grounds(sites, pod, budgets, looks)
     proven, tried = True, 0
     for size in range(1, most_moves + 1):
         sets, whole = _sets(grounds, size)
-        proven = proven and whole
+        proven = proven and whole and looks.left > 0
         for movers in sets:
             if not _within(movers.pods, budgets):
                 continue
@@ -85,17 +88,18 @@ def defragment(
             found = view.carried_out(movers, pod)
             if found is not None:
                 return replace(found, proven=proven, before=tuple(sites))
-    return Defrag(None, proven=proven, reason=_why_not(sites, pod, budgets, most_moves))
+    reason = _why_not(sites, pod, budgets, most_moves)
+    return Defrag(None, proven=proven, reason=reason if proven else f"{reason}; not every set was tried")
 
 
-def _grounds(sites: Sequence[Site], pod: Resident, budgets: Sequence[Budget]) -> list[Grounds]:
+def _grounds(sites: Sequence[Site], pod: Resident, budgets: Sequence[Budget], looks: Looks) -> list[Grounds]:
     """Of the nodes that could hold the pod if all that may move were gone."""
     found = []
     for site in sites:
         may = [resident for resident in site.residents.values() if not _stays(resident, pod, budgets)]
         if may and site.without(r.uid for r in may).takes(pod) is not None:
             alike = {r.uid: tuple(b.name for b in budgets if r.uid in b.pods) for r in may}
-            found.append(Grounds(site, pod.request, may, alike))
+            found.append(Grounds(site, pod.request, may, alike, looks))
     return found
 
 

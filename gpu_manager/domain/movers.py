@@ -40,6 +40,13 @@ class Movers:
         return len(pods), sum(r.weight for r in pods), sum(r.priority for r in pods), names, self.site.name
 
 
+@dataclass(slots=True)
+class Looks:
+    """How many sets may still be looked at, over all nodes: a hundred pods on one card have too many."""
+
+    left: int
+
+
 class Grounds:
     """A node on which room is to be made, and the pods that may go. ``alike``: the budgets of each."""
 
@@ -49,8 +56,10 @@ class Grounds:
         request: PodRequest,
         may: Sequence[Resident],
         alike: Mapping[PodUid, tuple[str, ...]],
+        looks: Looks,
     ) -> None:
         self.site = site
+        self._looks = looks
         self._may = sorted(may, key=lambda r: (r.weight, r.name))
         self._units = units_of(request) or ()
         self._any = len(self._units) != 1 or site.find(request) is not None
@@ -134,6 +143,9 @@ class Grounds:
         if sum(most) < short.cores or sum(room) < short.memory:
             return
         for pods in self._choices(self._on[card], size):
+            if self._looks.left == 0:
+                return
+            self._looks.left -= 1
             amounts = [gives[r.uid] for r in pods]
             if enough(amounts) and not any(enough(amounts[:i] + amounts[i + 1 :]) for i in range(size)):
                 yield pods

@@ -247,6 +247,22 @@ def test_nobody_is_moved_to_a_node_that_would_not_take_it():
 ON_N1 = Wants(affinity=(((), (("metadata.name", "In", frozenset({"n1"})),)),))
 
 
+def test_a_card_full_of_small_pods_is_not_looked_at_for_ever():
+    """Six of its pods would have to go, those with much memory: one set in a million, of pods none alike."""
+    site = node("n1", 1)
+    for i in range(32):
+        large = i < 6
+        request = Request(3, (6 if large else 1) * DEFAULT_UNIT)
+        uid = PodUid(f"{'z' if large else 'a'}{i:02d}")
+        asked = PodRequest(uid, (ContainerRequest(f"c{i}", ContainerKind.APP, 0, request),))
+        site = lying(site, Resident(uid, f"default/{uid}", asked), 0)
+    other = lying(node("n2", 1), pod("x", 60, 40), 0)
+    plan = defragment([site, other], pod("asked", 20, 38), most_looked=1000)
+    assert plan.seat is None
+    assert not plan.proven
+    assert plan.reason.endswith("; not every set was tried")
+
+
 def test_pods_alike_whose_parts_lie_otherwise_do_not_stand_for_one_another():
     site = node("n1")
     for name, (first, second) in (("a", (0, 1)), ("b", (1, 0))):
