@@ -27,7 +27,9 @@ _HELP_FAULTS = (
 def command(
     profile: Annotated[
         str,
-        typer.Option(help="Cards: a profile's name, a YAML file, or a file of nvidia-smi topo -m (.txt)."),
+        typer.Option(
+            help="Cards: a100x8, dgx1-v100, h200x8, mixed, one, t4x4; a YAML file; nvidia-smi topo -m (.txt)."
+        ),
     ] = "a100x8",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of metrics; 0 for a free one.")] = 0,
     directory: Annotated[

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from gpu_manager.adapters import profiles
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.cli.main import run
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
@@ -317,6 +318,12 @@ def test_every_documented_fault_is_in_the_help(capsys: pytest.CaptureFixture[str
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for example, _ in FAULTS:
         assert example in shown
+
+
+def test_every_profile_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sandbox", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"Cards: {', '.join(profiles.names())};" in shown
 
 
 HOSTILE = "\x1b[2J[bold]evil[/bold]"
