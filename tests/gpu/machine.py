@@ -13,11 +13,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gpu_manager.adapters.driver_files.driver import COMPANIONS
 from gpu_manager.adapters.nvml import NvmlCards
 from gpu_manager.adapters.tenants import PageTenants, Policy
 from gpu_manager.domain.card import Card
@@ -93,8 +95,7 @@ class Machine:
 
     def nvml_version(self) -> str:
         """As nvidia-smi shows it."""
-        command = [str(self.native.client), "info", "--card", str(self.card.index)]
-        out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        out = said(self.bare(*self.client("info")), 60)
         found = re.search(r"driver (\S+),", out)
         return found[1] if found else "of unknown version"
 
@@ -118,7 +119,18 @@ class Machine:
 
     def bare(self, *command: str) -> subprocess.Popen[str]:
         """A process with the driver alone: the baseline."""
-        return _start(command, dict(os.environ))
+        return self.start(command, dict(os.environ))
+
+    def start(self, command: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[str]:
+        """A process that sees this card alone, as card 0, whatever this machine or its environment has beside it."""
+        return subprocess.Popen(
+            command,
+            env={**env, "CUDA_VISIBLE_DEVICES": self.card.uuid},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def container(self, memory: int, cores: int = 100, ceiling: int | None = None) -> Container:
         """A container with these limits: bytes, percent."""
@@ -126,7 +138,7 @@ class Machine:
 
     def client(self, *arguments: object) -> tuple[str, ...]:
         """The command line of the C client on this card."""
-        return (str(self.native.client), *map(str, arguments), "--card", str(self.card.index))
+        return (str(self.native.client), *map(str, arguments))
 
     def card_used(self) -> int | None:
         """Bytes in use on the card, by anybody."""
@@ -159,8 +171,10 @@ class Container:
             os.link(machine.root / "pages" / self.name / page, self.root / "etc/vcuda" / page)
         for name, path in machine.real.items():
             (real / name).symlink_to(path)
-        for companion in machine.real["libcuda.so.1"].parent.glob("libnvidia-*.so*"):
-            if not (real / companion.name).exists():
+        for companion in machine.real["libcuda.so.1"].parent.iterdir():
+            if COMPANIONS.fullmatch(
+                companion.name
+            ):  # what the agent delivers: the others start threads and windows
                 (real / companion.name).symlink_to(companion)
         self._started: list[subprocess.Popen[str]] = []
 
@@ -188,7 +202,7 @@ class Container:
             "VCUDA_ROOT": str(self.root),
             "LD_LIBRARY_PATH": f"{self.machine.native.fronts}:{os.environ.get('LD_LIBRARY_PATH', '')}",
         }
-        self._started.append(_start(command, env))
+        self._started.append(self.machine.start(command, env))
         return self._started[-1]
 
     @property
@@ -210,18 +224,14 @@ def said(process: subprocess.Popen[str], seconds: float = 300.0) -> str:
     return out
 
 
-def _start(command: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        env={
-            **env,
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        },  # as NVML counts cards; CUDA would put the fastest first
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def first_line(process: subprocess.Popen[str], begins: str = "", seconds: float = 300.0) -> str:
+    """The first line that begins so; empty if the process ends before it. One that hangs is ended: then too."""
+    ends = threading.Timer(seconds, process.kill)
+    ends.start()
+    try:
+        return next((line.strip() for line in process.stdout or () if line.startswith(begins)), "")
+    finally:
+        ends.cancel()
 
 
 def _compiler() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.rows import Row
-from tests.gpu.machine import Container, Machine
+from tests.gpu.machine import Container, Machine, first_line
 
 MIB = 1 << 20
 WAYS = ("alloc", "pitch", "async", "vmm", "array", "managed")
@@ -54,7 +54,7 @@ def judge(name: str, container: Container, processes: list[subprocess.Popen[str]
     held, notes = 0, []
     for process in processes:
         line = _last(process)
-        if line is not None:
+        if line:
             held += int(line.split()[1]) * MIB
             continue
         complaint = _complaint(process)
@@ -77,14 +77,9 @@ def judge(name: str, container: Container, processes: list[subprocess.Popen[str]
     return Row(name, over, "bytes", HELD, full=full, note="; ".join([shown, *dict.fromkeys(notes)]))
 
 
-def _last(process: subprocess.Popen[str]) -> str | None:
-    """The line that says what is held; None if the process ends before it."""
-    if process.stdout is None:
-        return None
-    for line in process.stdout:
-        if line.startswith("held_mib"):
-            return line
-    return None
+def _last(process: subprocess.Popen[str]) -> str:
+    """The line that says what is held; empty if the process ends before it."""
+    return first_line(process, "held_mib")
 
 
 def _complaint(process: subprocess.Popen[str]) -> str:
@@ -114,7 +109,7 @@ def context_reserve(machine: Machine) -> int:
     before = machine.card_used()
     process = machine.bare(*machine.client("alloc-to-limit", "--most", 0, "--hold", 600))
     try:
-        if _last(process) is None:
+        if not _last(process):
             return 0
         deadline = time.monotonic() + 3  # NVML lists a process within one
         while (used := machine.memory_of(process.pid)) is None:

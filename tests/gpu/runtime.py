@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.rows import Row
-from tests.gpu.machine import BUILD, HERE, Machine
+from tests.gpu.machine import BUILD, HERE, Machine, first_line
 from tests.gpu.memory import HELD, MIB, REFUSED, judge
 
 KINDS = {"shared": "libcudart.so.*", "static": "libcudart_static.a"}
@@ -34,8 +34,8 @@ def rows(machine: Machine, *, full: bool) -> Iterator[Row]:
                 yield Row(over, None, "bytes", HELD, full=full, note=program)
                 continue
             with machine.container(limit) as container:
-                process = container.start(str(program), str(machine.card.index), "16")
-                said = _first(process)
+                process = container.start(str(program), "0", "16")
+                said = first_line(process)
                 begun = said.startswith("started") and said.endswith(f"total_mib {limit // MIB}")
                 note = said or _complaint(process)
                 yield Row(starts, float(begun), "yes", "= 1", 1.0, full, note)
@@ -69,8 +69,8 @@ def _program(machine: Machine, kind: str, directory: Path) -> Path | str:
         if built.returncode:
             why = f"{library} cannot be linked with: {built.stderr.strip().splitlines()[-1]}"
             continue
-        process = machine.bare(str(program), str(machine.card.index), "65536")
-        said = _first(process)
+        process = machine.bare(str(program), "0", "65536")
+        said = first_line(process)
         process.kill()
         _, complaint = process.communicate()
         if said:
@@ -96,10 +96,6 @@ def _libraries(kind: str) -> Iterator[Path]:
             if library.resolve() not in seen:
                 seen.add(library.resolve())
                 yield library
-
-
-def _first(process: subprocess.Popen[str]) -> str:
-    return process.stdout.readline().strip() if process.stdout else ""
 
 
 def _complaint(process: subprocess.Popen[str]) -> str:

@@ -35,7 +35,7 @@ MEAN, WINDOWS, SPLIT = "≤ 1", "≤ 3", "≤ 1"
 def rows(machine: Machine, *, full: bool, seconds: float) -> Iterator[Row]:
     """Points of a card's time: the error of the mean and of windows of 1 s, for each limit and kernel."""
     machine.clock = _shares(machine.bare(*_spin(machine, 8_000, "stream", seconds)), 1.0)[0]
-    note = "busy time that kernels count by the SM's clock, of a card that is never idle; shares are over it"
+    note = "time that kernels' work takes at the clock that the driver names, on a card that is never idle; shares are over it"
     yield Row("gpu_clock_ratio", round(machine.clock, 4), "ratio", "≥ 0", 1.0, full, note)
     for us, mode in FULL_KERNELS if full else QUICK_KERNELS:
         for limit in FULL_LIMITS if full else QUICK_LIMITS:
@@ -106,7 +106,7 @@ def _protected(machine: Machine, *, full: bool, seconds: float) -> Row:
 def _shares(process: subprocess.Popen[str], clock: float) -> tuple[float, list[float]]:
     """(of the whole run, of each window), as the client counts its own kernels.
 
-    A kernel is as long as the clock that the driver names says; a card seldom runs at just that one.
+    A kernel is as much work as fits its length at the clock that the driver names; a card seldom runs at just that.
     """
     lines = said(process).splitlines()
     windows = [float(line.split()[-1]) / clock for line in lines if line.startswith("window")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.sandbox.native import find_native
-from tests.gpu.machine import stand_in_environment
+from tests.gpu.machine import first_line, stand_in_environment
 from tests.native.tools import ROOT
 
 BROKEN = """
@@ -65,11 +65,11 @@ def test_every_way_to_take_memory_is_tried_and_held_to_the_byte(tmp_path: Path) 
     assert "four fifths" not in json.dumps(rows), "a library that refuses everything is no success"
 
 
-def first_row(tmp_path: Path, *how: str) -> tuple[str, float, bool, str]:
+def first_row(tmp_path: Path, *how: str, **settings: str) -> tuple[str, float, bool, str]:
     """Name, figure, whether it holds, and note."""
     done = subprocess.run(
         [sys.executable, "-c", BROKEN, *how],
-        cwd=ROOT, env=stand_in_environment(find_native(), str(tmp_path)), capture_output=True, text=True,
+        cwd=ROOT, env=stand_in_environment(find_native(), str(tmp_path)) | settings, capture_output=True, text=True,
         timeout=250, check=True,
     )  # fmt: skip
     name, over, holds, note = done.stdout.split(" ", 3)
@@ -91,6 +91,19 @@ def test_where_nvml_lists_no_process_the_cards_own_count_judges_and_the_row_says
     _, over, holds, _ = first_row(tmp_path, "nobody listed", "past the library")
     assert over > 1 << 30
     assert not holds
+
+
+def test_the_card_is_the_same_whatever_the_environment_shows_of_others(tmp_path: Path) -> None:
+    _, over, holds, note = first_row(tmp_path, VCUDA_STANDIN_CARDS="2", CUDA_VISIBLE_DEVICES="1")
+    assert (over, holds) == (0, True)
+    assert "2048 MiB on the card, limit 2048 MiB" in note
+
+
+def test_a_client_that_hangs_is_ended_and_said_nothing() -> None:
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert first_line(process, "held_mib", seconds=0.1) == ""
+    process.communicate()
+    assert process.returncode < 0
 
 
 def test_nvidias_runtime_is_not_measured_on_a_stand_in_and_the_rows_say_why(tmp_path: Path) -> None:

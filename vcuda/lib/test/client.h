@@ -26,6 +26,7 @@ typedef unsigned long long device_pointer;
     F(cuMemGetInfo, 3020, (size_t *, size_t *))                                                                        \
     F(cuMemAlloc, 3020, (device_pointer *, size_t))                                                                    \
     F(cuMemFree, 3020, (device_pointer))                                                                               \
+    F(cuMemHostAlloc, 2020, (void **, size_t, unsigned int))                                                           \
     F(cuMemAllocPitch, 3020, (device_pointer *, size_t *, size_t, size_t, unsigned int))                               \
     F(cuMemAllocManaged, 6000, (device_pointer *, size_t, unsigned int))                                               \
     F(cuMemPrefetchAsync, 8000, (device_pointer, size_t, int, void *))                                                 \
