@@ -351,6 +351,17 @@ def test_a_cluster_comes_by_standard_input_too(
     assert "2 of 2 pods fit" in capsys.readouterr().out
 
 
+def test_no_more_pods_move_than_may(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_items(saved, pod("more", 20, "n1", 0), node("n2", 1), pod("much", 20, "n2", 0))
+    with_items(saved, node("n3", 1), pod("tiny", 5, "n3", 0))
+    path = tmp_path / "two.yaml"
+    path.write_text(yaml.safe_dump(pod("two", 200)))
+    assert run(["defrag", str(path), "--from", str(saved), "--moves", "2"]) == 1
+    assert "no set of at most 2 of the 5 pods" in capsys.readouterr().out
+    assert run(["defrag", str(path), "--from", str(saved), "--moves", "3"]) == 0
+    assert "if 3 pods moved (the fewest possible)" in capsys.readouterr().out
+
+
 def test_a_pod_of_another_namespace_is_named(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["defrag", "train", "--from", str(saved)]) == 2
     assert 'in namespace "default"; there is one in "team": name it with -n' in capsys.readouterr().err

@@ -11,7 +11,7 @@ from gpu_manager.cli.kubectl import coming, sites
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.card import CardState
-from gpu_manager.domain.defrag import Defrag, defragment
+from gpu_manager.domain.defrag import MOST_MOVES, Defrag, defragment
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.plan import Resident, Site
 from gpu_manager.domain.resources import format_bytes
@@ -23,6 +23,9 @@ def command(
         typer.Argument(metavar="POD|FILE", help="A pod that waits, or a manifest; - reads standard input."),
     ],
     namespace: Namespace = "",
+    moves: Annotated[
+        int, typer.Option(min=1, max=64, help="How many pods may move at the outside.")
+    ] = MOST_MOVES,
     source: sites.Source = "",
     output: Form = Output.TABLE,
     kubeconfig: Kubeconfig = "",
@@ -36,7 +39,7 @@ def command(
     """
     outlook = sites.look(source, kubeconfig, context, namespace)
     pod = _pod(target, outlook)
-    plan = defragment(outlook.sites, pod, outlook.budgets)
+    plan = defragment(outlook.sites, pod, outlook.budgets, moves)
     if for_program(output):
         emit(_document(pod, plan), output)
     else:
