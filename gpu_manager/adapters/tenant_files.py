@@ -179,17 +179,25 @@ def remove(root: Path, name: str) -> None:
 
 
 def held(page: int, count: int) -> frozenset[int]:
-    """Which of the first ``count`` bytes another open file description holds a lock on."""
+    """Which of the first ``count`` bytes another open file description holds a lock on.
+
+    The kernel names any lock in the range, not the lowest (they are listed by who locked first), so what lies
+    on either side of it is asked for again.
+    """
     found: set[int] = set()
-    start = 0
-    while start < count:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, count - start, 0)
+    unknown = [(0, count)]
+    while unknown:
+        start, end = unknown.pop()
+        if start >= end:
+            continue
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
         kind, _, first, length, _ = _FLOCK.unpack(fcntl.fcntl(page, fcntl.F_OFD_GETLK, asked))
         if kind == fcntl.F_UNLCK:
-            break
-        end = min(count, first + length) if length else count  # no length: to the end of the file
-        found.update(range(max(first, start), end))
-        start = end
+            continue
+        last = min(end, first + length) if length else end  # no length: to the end of the file
+        first = max(start, first)
+        found.update(range(first, last))
+        unknown += [(start, first), (last, end)]
     return frozenset(found)
 
 

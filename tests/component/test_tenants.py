@@ -1,5 +1,6 @@
 """The control pages on disk: what the agent writes into them, reads from them, and takes away."""
 
+import contextlib
 import os
 import struct
 import subprocess
@@ -8,7 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gpu_manager.adapters import tenant_files
 from gpu_manager.adapters.tenants import Correction, PageTenants, Policy
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, VcudaError
@@ -108,6 +112,21 @@ def test_memory_is_what_living_processes_hold(tenants, root):
     os.close(second)  # as the kernel does for a process that was killed
     assert (tenants.usage(NAME)[0].memory, tenants.usage(NAME)[0].processes) == (GIB, 1)
     os.close(first)
+
+
+@given(order=st.permutations(range(6)), gone=st.sets(st.integers(0, 5)))
+def test_locks_are_found_in_whatever_order_they_were_taken(order, gone, tmp_path_factory):
+    """The kernel names any of them first: a place that a dead process left is taken again by a later one."""
+    path = tmp_path_factory.mktemp("page") / "usage"
+    path.write_bytes(bytes(64))
+    with contextlib.ExitStack() as held:
+        for index in order:
+            if index not in gone:
+                page = held.enter_context(path.open("r+b", buffering=0))
+                held.enter_context(tenant_files.locked(page.fileno(), index, 1))
+        page = held.enter_context(path.open("r+b", buffering=0))
+        assert tenant_files.held(page.fileno(), 6) == set(range(6)) - gone
+        assert tenant_files.held(page.fileno(), 3) == set(range(3)) - gone
 
 
 def test_a_process_killed_in_another_session_is_seen_dead(tenants, root):
