@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpu_manager.domain.contract import RESOURCES
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 
 
@@ -100,6 +101,19 @@ def matching(candidates: Iterable[Candidate], question: Question, holds: Holds) 
         c
         for c in lacking
         if c.container.wants(question.resource) == question.size and owned[c.pod.uid] == handed_on
+    )
+
+
+def withdrawn(pod: Pod, listed: ListedPod, holds: Holds) -> bool:
+    """True if the books show ids at a listed container that the kubelet does not: it has taken them back. A
+    kubelet before 1.34 lists pods that it has rejected too, until the API has let them go.
+    """
+    return any(
+        had != listed.get(c.name, {}).get(resource, frozenset())
+        for c in pod.containers
+        if c.kind is not ContainerKind.INIT
+        for resource in RESOURCES
+        if (had := holds(pod.uid, c.name, resource))
     )
 
 

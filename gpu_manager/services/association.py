@@ -21,6 +21,7 @@ from gpu_manager.domain.identity import (
     matching,
     next_container,
     unsatisfied,
+    withdrawn,
 )
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.ports import Clock, Found, Kubelet, Listed, Pods
@@ -94,10 +95,10 @@ class Association:
             if (pod := self._object(name, listed, look, question, holds)) is not None
         ]
         lacking = unsatisfied(objects, question.resource, holds)
-        fitting = matching(lacking, question, holds)
-        if lacking and not any(c.arriving for c in fitting):
+        fitting = _standing(matching(lacking, question, holds), listing, holds, look)
+        if lacking and sum(c.arriving for c in fitting) != 1:
             lacking = unsatisfied(self._afresh(lacking, fitting, listing, look), question.resource, holds)
-            fitting = matching(lacking, question, holds)
+            fitting = _standing(matching(lacking, question, holds), listing, holds, look)
         unknown = look.unread | look.forgotten
         candidate = choose(fitting, never=never, partner=partner, unread=bool(unknown))
         passed_over = frozenset(c.pod.uid for c in lacking if candidate and c.pod.uid != candidate.pod.uid)
@@ -233,6 +234,15 @@ class Association:
             return None
         look.local = self._pods.local()  # one answer of the kubelet's shows all its pods
         return pod
+
+
+def _standing(
+    candidates: Sequence[Candidate], listing: Mapping[Name, Sequence[Listed]], holds: Holds, look: _Look
+) -> Sequence[Candidate]:
+    """Without those from whom the kubelet has taken back what they had, if it may be anybody else."""
+    listed = {c.key: _by_container(listing[c.pod.namespace, c.pod.name]) for c in candidates}
+    left = [c for c in candidates if not withdrawn(c.pod, listed[c.key], holds)]
+    return left if left or look.unread or look.forgotten else candidates
 
 
 def _still_known(never: frozenset[PodUid], local: Mapping[str, Sequence[Found]]) -> frozenset[PodUid]:

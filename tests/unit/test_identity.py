@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.identity import Candidate, Question, choose, matching, reuser, unsatisfied
+from gpu_manager.domain.identity import Candidate, Question, choose, matching, reuser, unsatisfied, withdrawn
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 
 APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR
@@ -155,3 +155,16 @@ def test_ids_asked_for_again_belong_to_who_has_exactly_these() -> None:
     assert found is not None
     assert found.name == "app"
     assert reuser(one, frozenset({"x", "z"}), CORE, Held({("uid-one", "app", CORE): ids})) is None
+
+
+def test_a_pod_is_withdrawn_if_the_kubelet_does_not_show_what_the_books_say_it_has() -> None:
+    one = pod("one", container("i", 60, kind=INIT), container("s", 10, kind=SIDECAR), container("c", 30))
+    books = Held(
+        {("uid-one", "i", CORE): {"w"}, ("uid-one", "s", CORE): {"x"}, ("uid-one", "c", CORE): {"y"}}
+    )
+    shown = listed(s={CORE: {"x"}}, c={CORE: {"y"}})
+    assert not withdrawn(one, shown, books), "an ordinary init container is never listed"
+    assert not withdrawn(one, shown, NOTHING), "what the books do not know says nothing"
+    assert withdrawn(one, listed(s={CORE: {"x"}}, c={}), books)
+    assert withdrawn(one, listed(s={CORE: {"x"}}), books)
+    assert withdrawn(one, listed(s={CORE: {"x"}}, c={CORE: {"z"}}), books)
