@@ -7,8 +7,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from bench.placement import waits
+from bench.placement.departures import LOADS
 from bench.placement.plot import PICTURE, draw
-from bench.placement.study import ABLATION, BASELINES, KIN, ROOT, SEEDS, Result, load
+from bench.placement.study import ABLATION, BASELINES, KIN, ROOT, SECOND, SEEDS, THREE, Result, load
 
 PAGE: Final = ROOT / "docs" / "placement.md"
 _PUBLISHED: Final = {
@@ -71,15 +73,14 @@ def default(runs: Runs) -> list[str]:
 
 def kin(runs: Runs) -> list[str]:
     """Ours, FGD and Best-Fit on the resampled traces, over the seeds that all three have."""
-    three = ("ours", "FGD", "BestFit")
     lines = [
         "| kin | seeds | ours | FGD | Best-Fit | over FGD, 100 / 130 % | CPU-only pods refused: ours, FGD |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name in KIN:
-        if not all(runs.of(name, policy) for policy in three):
+        if not all(runs.of(name, policy) for policy in THREE):
             continue
-        seeds = runs.seeds(name, three)
+        seeds = runs.seeds(name, THREE)
         over = " / ".join(
             "{:+.2f}".format(
                 runs.mean(name, "ours", "allocation", at, seeds)
@@ -89,9 +90,9 @@ def kin(runs: Runs) -> list[str]:
         )
         away = ", ".join(
             f"{statistics.mean(r['rejected_without_gpu'] for r in runs.of(name, p, seeds)):.0f}"
-            for p in three[:2]
+            for p in THREE[:2]
         )
-        cells = " | ".join(runs.pair(name, policy, seeds) for policy in three)
+        cells = " | ".join(runs.pair(name, policy, seeds) for policy in THREE)
         lines.append(f"| {name} | {len(seeds)} | {cells} | {over} | {away} |")
     return lines
 
@@ -112,6 +113,40 @@ def ablation(runs: Runs) -> list[str]:
     return lines
 
 
+def second(runs: Runs) -> list[str]:
+    """The other trace of which the pods were published, over the seeds that all three have."""
+    seeds = runs.seeds(SECOND, THREE)
+    if not seeds:
+        return ["Not run yet."]
+    lines = ["| policy | seeds | allocated at 100 / 130 % | fragmentation at 80 / 100 % |"]
+    lines.append("| --- | ---: | ---: | ---: |")
+    for policy in THREE:
+        lost = " / ".join(f"{runs.mean(SECOND, policy, 'fragmentation', at, seeds):.2f}" for at in (80, 100))
+        lines.append(f"| {policy} | {len(seeds)} | {runs.pair(SECOND, policy, seeds)} | {lost} |")
+    return lines
+
+
+def departures(kept: Sequence[Result]) -> list[str]:
+    """Who waits where pods leave, seed by seed that all three have."""
+    found = {(run["seed"], run["policy"]): float(run["waiting"]) for run in kept if run["load"] == LOADS[0]}
+    seeds = [seed for seed in SEEDS if all((seed, policy) in found for policy in THREE)]
+    if not seeds:
+        return ["Not run yet."]
+    lines = ["| seed | ours | FGD | Best-Fit |", "| --- | ---: | ---: | ---: |"]
+    rows = [(str(seed), [found[seed, policy] for policy in THREE]) for seed in seeds]
+    rows.append(("mean", [statistics.mean(found[seed, policy] for seed in seeds) for policy in THREE]))
+    lines += [f"| {name} | {' | '.join(f'{value:.1f}' for value in values)} |" for name, values in rows]
+    left = [str(seed) for seed in SEEDS if seed not in seeds]
+    return lines + (["", f"Not run: seeds {', '.join(left)}."] if left else [])
+
+
+def _between(text: str, name: str, table: Sequence[str]) -> str:
+    begin, end = f"<!-- {name}: written by python -m bench.placement.page -->", f"<!-- end of {name} -->"
+    head, _, rest = text.partition(begin)
+    body = "\n".join(table)
+    return f"{head}{begin}\n{body}\n{end}{rest.partition(end)[2]}"
+
+
 def main() -> int:
     """Write what has been measured between its markers."""
     kept = load()
@@ -120,12 +155,9 @@ def main() -> int:
         return 1
     runs = Runs(kept)
     text = PAGE.read_text(encoding="utf-8")
-    for name, table in (("default", default), ("kin", kin), ("ablation", ablation)):
-        begin, end = f"<!-- {name}: written by python -m bench.placement.page -->", f"<!-- end of {name} -->"
-        body = "\n".join(table(runs))
-        head, _, rest = text.partition(begin)
-        _, _, tail = rest.partition(end)
-        text = f"{head}{begin}\n{body}\n{end}{tail}"
+    for name, table in (("default", default), ("kin", kin), ("second", second), ("ablation", ablation)):
+        text = _between(text, name, table(runs))
+    text = _between(text, "departures", departures(waits.load()))
     PAGE.write_text(text, encoding="utf-8")
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     draw(kept, PICTURE)
