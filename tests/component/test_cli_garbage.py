@@ -142,8 +142,10 @@ CLUSTER = {
     "doctor": [],
     "explain": ["p"],
     "cost": [],
+    "cordon": ["GPU-x"],
     "defrag": ["p"],
     "simulate": ["--drain", "n1"],
+    "uncordon": ["GPU-x"],
 }
 
 
