@@ -15,6 +15,7 @@ from typing import Self
 
 import pytest
 
+from gpu_manager.adapters import tenant_files
 from tests.native.driven import (
     CONTEXT,
     GRANULE,
@@ -248,6 +249,24 @@ def test_closing_descriptors_one_does_not_know_loses_no_account(container: Conta
     other = container.program().start()
     assert other("cuMemAlloc_v2", OUT, 600 * MIB).result == OUT_OF_MEMORY
     assert container.charged() == 2 * CONTEXT + 600 * MIB
+
+
+def test_a_descriptor_that_the_program_closed_is_opened_again_at_the_next_change_of_limits(
+    container: Container,
+) -> None:
+    """By its lock the host tells whose memory is accounted for: what it misses it would add a second time."""
+    guest = container.program().start()
+    with container.usage_file.open("rb") as page:
+        assert tenant_files.held(page.fileno(), 8) == {0}
+        assert guest.tell(".closefds") == "closed"
+        assert tenant_files.held(page.fileno(), 8) == set()
+        container.change(host_adjust=GRANULE)
+        assert guest("cuMemAlloc_v2", OUT, GRANULE).result == SUCCESS
+        assert tenant_files.held(page.fileno(), 8) == {0}
+        other = container.program().start()
+        assert tenant_files.held(page.fileno(), 8) == {0, 1}
+        guest.kill()
+        assert other("cuMemAlloc_v2", OUT, LIMIT - CONTEXT - GRANULE).result == SUCCESS
 
 
 def test_a_process_in_a_pid_namespace_of_its_own_is_counted_and_reaped(container: Container) -> None:

@@ -114,6 +114,11 @@ static void refresh(struct attachment *a) {
     if (coarse_ns() < __atomic_load_n(&a->retry_ns, __ATOMIC_RELAXED) ||
         __atomic_exchange_n(&a->refreshing, true, __ATOMIC_ACQUIRE))
         return;
+    char path[PATHS_MAX];
+    int saved = errno;
+    if (paths_usage(path))
+        slots_keep(&a->claim, path);
+    errno = saved;
     const struct vcuda_limits *page = a->face.limits;
     uint64_t first = vcuda_generation_word(page, 0), second = vcuda_generation_word(page, 1);
     struct vcuda_limits_view view;

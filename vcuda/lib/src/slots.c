@@ -151,15 +151,20 @@ static void enter(struct vcuda_usage *usage, unsigned index, uint64_t pid_namesp
     __atomic_store_n(&slot->state, VCUDA_SLOT_LIVE, __ATOMIC_RELEASE);
 }
 
-int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim *claim) {
+/* A descriptor of the usage file, or -1. */
+static int open_high(const char *path) {
     int low = open(path, O_RDWR | O_CLOEXEC);
-    if (low < 0)
+    int fd = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR);
+    if (fd < 0)
+        return low;
+    close(low);
+    return fd;
+}
+
+int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim *claim) {
+    int fd = open_high(path);
+    if (fd < 0)
         return errno;
-    int fd = fcntl(low, F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR);
-    if (fd >= 0)
-        close(low);
-    else
-        fd = low;
     uint64_t pid_namespace = own_namespace();
     int index = find(usage, fd, pid_namespace, &claim->took_dead);
     if (index < 0 || !file_identity(fd, "", &claim->device, &claim->inode)) {
@@ -176,10 +181,25 @@ int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim 
     return 0;
 }
 
-static void close_own(const struct slots_claim *claim) {
+/* Is this descriptor one of the claim's file? */
+static bool is_own(const struct slots_claim *claim, int fd) {
     uint64_t device, inode;
-    if (file_identity(claim->fd, "", &device, &inode) && device == claim->device && inode == claim->inode)
+    return file_identity(fd, "", &device, &inode) && device == claim->device && inode == claim->inode;
+}
+
+static void close_own(const struct slots_claim *claim) {
+    if (is_own(claim, claim->fd))
         close(claim->fd);
+}
+
+void slots_keep(struct slots_claim *claim, const char *path) {
+    if (is_own(claim, claim->fd))
+        return;
+    int fd = open_high(path);
+    if (fd >= 0 && is_own(claim, fd) && lock(fd, claim->index, F_WRLCK))
+        claim->fd = fd;
+    else if (fd >= 0)
+        close(fd);
 }
 
 void slots_release(struct vcuda_usage *usage, const struct slots_claim *claim) {

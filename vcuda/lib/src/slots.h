@@ -3,7 +3,6 @@
 #define VCUDA_SLOTS_H
 
 #include <stdbool.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "vcuda_page.h"
@@ -19,6 +18,9 @@ struct slots_claim {
 
 /* Take a slot: 0, or an errno (ENOSPC: all belong to living processes). */
 int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim *claim);
+
+/* If the program has closed our descriptor, and the lock went with it: take both again. By one thread at a time. */
+void slots_keep(struct slots_claim *claim, const char *path);
 
 /* Give it back. */
 void slots_release(struct vcuda_usage *usage, const struct slots_claim *claim);
