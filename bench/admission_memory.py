@@ -11,7 +11,8 @@ import argparse
 import time
 from pathlib import Path
 
-from bench.admission_program import _schedule, _wait_for, _world
+from bench.admission_flow import schedule
+from bench.admission_program import _wait_for, _world
 
 _PODS_A_NODE = 2
 _OTHERS_A_NODE = 20
@@ -33,8 +34,8 @@ def _measured(nodes: int) -> tuple[int, int, int, int, int]:
         started = _mebibytes(pod, "VmRSS")
         api.pods("others", nodes * _OTHERS_A_NODE)
         pods = api.pods("pod", nodes * _PODS_A_NODE)
-        _wait_for(service, pods[-1])
-        done = _schedule(service, pods, [f"node-{n:05d}" for n in range(nodes)])
+        _wait_for(api, service, len(pods))
+        done = schedule(service.extender_port, pods, [f"node-{n:05d}" for n in range(nodes)])
         time.sleep(_SETTLE_SECONDS)
         return nodes, done.bound, started, _mebibytes(pod, "VmRSS"), _mebibytes(pod, "VmHWM")
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from bench.admission_flow import schedule
 from bench.api_process import pod as made_pod
 from bench.rows import Row, percentile
 from gpu_manager.domain.errors import NodeUnready
@@ -60,6 +61,11 @@ class _Api:
         found: Obj = json.loads(self._line.ask("GET", path, headers=headers)[1])
         return found
 
+    def authority(self) -> str:
+        """Who signs the service's certificate; empty until it has one."""
+        secret = self.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{PROGRAM}-certs")
+        return base64.b64decode((secret.get("data") or {}).get("ca.crt") or "").decode()
+
     def bound(self) -> int:
         return sum(bool(p["spec"].get("nodeName")) for p in self.get("/api/v1/pods")["items"])
 
@@ -92,6 +98,21 @@ class _Service:
         self._reader = threading.Thread(target=self.process.stderr.read)
         self._reader.start()
 
+    def binds(self, api: _Api, pods: int) -> bool:
+        """True once it leads, and knows of so many pods that wait."""
+        authority = api.authority()
+        if not authority:
+            return False
+        line = Line(self.port, f"{PROGRAM}.{NAMESPACE}.svc", lambda: authority)
+        try:
+            page = line.ask("GET", "/metrics")[1].decode()
+        except NodeUnready:
+            return False
+        finally:
+            line.close()
+        figures = dict(re.findall(r"^vcuda_admission_(leader|waiting_pods) (\S+)$", page, re.MULTILINE))
+        return figures.get("leader") == "1.0" and float(figures.get("waiting_pods", 0)) >= pods
+
     def close(self) -> None:
         self.extender.close()
         if self.process.poll() is None:
@@ -115,30 +136,21 @@ def _world(nodes: int, *arguments: str) -> Iterator[tuple[_Api, _Service]]:
         api.close()
 
 
-@dataclass(slots=True)
-class _Scheduled:
-    """How a burst went."""
-
-    seconds: float = 0.0
-    bound: int = 0
-    conflicts: int = 0
-    unplaced: int = 0
-
-
 def rows(*, full: bool) -> Iterator[Row]:
     """What only the whole program can show."""
     with _world(1000) as (api, service):
         yield _webhook(api, service, full=full)
         pods = api.pods("flow", 3000 if full else 1000)
-        _wait_for(service, pods[-1])
-        flow = _schedule(service, pods, [f"node-{n:05d}" for n in range(1000)])
+        _wait_for(api, service, len(pods))
+        flow = schedule(service.extender_port, pods, [f"node-{n:05d}" for n in range(1000)])
+        assert api.bound() == flow.bound
         note = f"{flow.bound} pods in {flow.seconds:.1f} s, 1,000 nodes a filter; {flow.conflicts} conflicts"
         rate = round(flow.bound / flow.seconds, 1)
         yield Row("pods_per_second", rate, "1/s", "≥ 200", _bare(service, full=full), full, note)
     with _world(100) as (api, service):
         pods = api.pods("burst", 1000)
-        _wait_for(service, pods[-1])
-        burst = _schedule(service, pods, [f"node-{n:05d}" for n in range(100)])
+        _wait_for(api, service, len(pods))
+        burst = schedule(service.extender_port, pods, [f"node-{n:05d}" for n in range(100)])
         assert api.bound() == burst.bound
         note = f"1,000 pods, {burst.bound} bound, {burst.unplaced} found no room"
         yield Row("burst_conflicts", burst.conflicts, "count", "≤ 0", None, full, note)
@@ -146,47 +158,15 @@ def rows(*, full: bool) -> Iterator[Row]:
     yield _leader_change(full=full)
 
 
-def _wait_for(service: _Service, pod: Obj) -> None:
-    """Until the watch has shown the last pod: a bind of one it has not seen asks the API server first."""
+def _wait_for(api: _Api, service: _Service, pods: int) -> None:
+    """Until it leads, some seconds after its start where pods wait already, and the watch has shown all pods:
+    a bind of one that it has not seen asks the API server first.
+    """
     ends = time.monotonic() + _START_SECONDS
-    while time.monotonic() < ends:
-        try:
-            if service.extender.filter(pod, ["node-00000"]).nodes:
-                time.sleep(1.0)  # and a moment for what is queued behind it
-                return
-        except NodeUnready:
-            time.sleep(0.1)
-    raise NodeUnready("the service does not answer")
-
-
-def _schedule(service: _Service, pods: Sequence[Obj], names: Sequence[str]) -> _Scheduled:
-    """Decide one by one, bind beside that."""
-    found, extender = _Scheduled(), service.extender
-    waiting: deque[Obj] = deque(pods)
-    binding: deque[tuple[Obj, Future[None]]] = deque()
-    began = time.perf_counter()
-    with ThreadPoolExecutor(_BINDERS) as pool:
-        while waiting or binding:
-            if waiting:
-                pod = waiting.popleft()
-                fitting = extender.filter(pod, names).nodes
-                if not fitting:
-                    found.unplaced += 1
-                else:
-                    scores = extender.prioritize(pod, fitting) if len(fitting) > 1 else {fitting[0]: 10}
-                    binding.append(
-                        (pod, pool.submit(extender.bind, pod, max(scores, key=scores.__getitem__)))
-                    )
-            while binding and (binding[0][1].done() or not waiting):
-                pod, bound = binding.popleft()
-                try:
-                    bound.result()
-                    found.bound += 1
-                except NodeUnready:
-                    found.conflicts += 1
-                    waiting.append(pod)
-    found.seconds = time.perf_counter() - began
-    return found
+    while not service.binds(api, pods):
+        if time.monotonic() > ends:
+            raise NodeUnready("the service does not lead, or does not see the pods")
+        time.sleep(0.2)
 
 
 def _bare(service: _Service, *, full: bool) -> float:
@@ -201,10 +181,8 @@ def _bare(service: _Service, *, full: bool) -> float:
 
 
 def _webhook(api: _Api, service: _Service, *, full: bool) -> Row:
-    name = f"{PROGRAM}.{NAMESPACE}.svc"
-    secret = api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{PROGRAM}-certs")
-    authority = base64.b64decode(secret["data"]["ca.crt"]).decode()
-    line = Line(service.port, name, lambda: authority)
+    authority = api.authority()
+    line = Line(service.port, f"{PROGRAM}.{NAMESPACE}.svc", lambda: authority)
     seconds = 60 if full else 15
     review = json.dumps(_review()).encode()
     kind = {"Content-Type": "application/json"}
