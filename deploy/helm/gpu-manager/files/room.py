@@ -50,7 +50,7 @@ def room(service: str, cores: int, memory: int) -> bool:
     asked = "an idle card" if cores == WHOLE else f"{cores} % and {memory >> 20} MiB of it"
     print(f"{'ok  ' if fitting else 'FAIL'} room: {fitting} of {len(offered)} open cards have {asked} left")
     if not fitting:
-        print("     again a minute after a pod has ended; `--filter name=gpu-manager-test` tests the rest")
+        print("     retry a minute after a pod has ended; `--filter name=gpu-manager-test` tests the rest")
     return fitting > 0
 
 
