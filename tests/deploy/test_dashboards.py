@@ -6,18 +6,16 @@ is not there, a panel that would stay empty is found here and not by whoever nee
 
 from __future__ import annotations
 
-import http.server
 import json
 import re
 import ssl
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -30,6 +28,7 @@ from tests.fakes.admission import Process
 from tests.fakes.prometheus import Prometheus, needs_prometheus
 from tests.fakes.reviews import container, pod, review
 from tests.fakes.sandbox import short_directory, until
+from tests.fakes.web import send, serving
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "deploy" / "helm" / "gpu-manager" / "files"
@@ -105,30 +104,6 @@ def state_metrics(sandbox: Sandbox) -> str:
     return "\n".join(line for line in lines if re.search(r" \d+$", line)) + "\n"
 
 
-@contextmanager
-def served(text: Any) -> Iterator[int]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = text().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
-
-
 @dataclass
 class Seen:
     prometheus: Prometheus
@@ -140,11 +115,13 @@ def seen() -> Iterator[Seen]:
     with (
         short_directory() as directory,
         Sandbox(Settings(directory / "s")) as sandbox,
-        served(lambda: state_metrics(sandbox)) as states,
+        serving(lambda h: send(h, state_metrics(sandbox).encode(), kind="text/plain")) as states,
     ):
         prepare(sandbox)
         with Process(f"--kubeconfig={sandbox.kubeconfig}", "--leader-mode=alone") as admission:
-            yield from observe(directory, sandbox, states, admission.port, admission.extender_port)
+            yield from observe(
+                directory, sandbox, urlsplit(states).port or 0, admission.port, admission.extender_port
+            )
 
 
 def observe(directory: Path, sandbox: Sandbox, states: int, webhook: int, extender: int) -> Iterator[Seen]:
