@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.fake_driver import all_names, hooked
+from tests.native.fake_driver import RELEASES, all_names, hooked, names
 from tests.native.tools import run
 
 FRONTS = {"cuda": ("libvcuda.so", "libcuda.so.1"), "nvml": ("libvcuda-ml.so", "libnvidia-ml.so.1")}
@@ -21,6 +21,13 @@ def test_it_exports_every_name_of_every_release_and_nothing_else(native: Path, k
     exported = {line.split()[-1].split("@")[0] for line in lines}
     assert exported == all_names(kind)
     assert {line.split()[-2] for line in lines} == {"T"}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_names_that_drivers_export_and_no_header_declares_are_there(release: str) -> None:
+    """nvidia-smi asks NVML for a table of its own, and ends if there is none; cuda-gdb asks the driver."""
+    assert "nvmlInternalGetExportTable" in names("nvml", release)
+    assert {"cudbgGetAPI", "cudbgGetAPIVersion"} <= set(names("cuda", release))
 
 
 @pytest.mark.parametrize(("kind", "file"), EVERY)

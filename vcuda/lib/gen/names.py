@@ -32,8 +32,10 @@ MODES: tuple[list[str], ...] = (
     ["-D__CUDA_API_VERSION_INTERNAL"],
 )
 NVML_MODES: tuple[list[str], ...] = ([], ["-DNVML_NO_UNVERSIONED_FUNC_DEFS"])
-# A driver also exports these; no header of the wheels declares them (cuda-gdb looks the first two up).
+# A driver also exports these; no header of the wheels declares them. cuda-gdb looks for the first, nvidia-smi for
+# the last.
 UNDECLARED = ("cudbgGetAPI", "cudbgGetAPIVersion")
+NVML_UNDECLARED = ("nvmlInternalGetExportTable",)
 WINDOWS = ("cuWGLGetDevice",)
 
 
@@ -77,7 +79,7 @@ def cuda_names(root: Path) -> set[str]:
 
 def nvml_names(root: Path) -> set[str]:
     """Functions of NVML; three of them return text, not nvmlReturn_t."""
-    return declared(
+    return set(NVML_UNDECLARED) | declared(
         one(root, "nvml.h"), [], NVML_MODES, r"\b(?:nvmlReturn_t|char\s*\*)\s*(nvml[A-Z]\w*)\s*\("
     )
 
