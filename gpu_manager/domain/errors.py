@@ -44,6 +44,8 @@ class Bug(VcudaError):
 
 def printable(text: str) -> str:
     """``text`` with all that could move a terminal's cursor or break a log line written as an escape."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
