@@ -196,6 +196,8 @@ class Association:
             self._tally.count("association_unconfirmed")
         if fresh is None:
             return candidate
+        if fresh.terminal:  # a kubelet before 1.34 lists it still: it is asking for another
+            return None
         if fresh.uid == candidate.pod.uid:
             return Candidate(fresh, fresh.container(candidate.container.name) or candidate.container)
         if _satisfied(fresh, question.resource, holds):

@@ -70,3 +70,17 @@ def test_a_pod_rejected_before_it_had_anything_is_told_from_its_heir_by_asking(r
     assert rig.tally.counts("unidentified") == {}
     assert rig.cards_of(heir, "c") != ()
     assert rig.cards_of(ghost, "c") == ()
+
+
+def test_a_rejected_pod_does_not_get_the_grant_of_one_that_cannot_be_seen(rig: NodeRig) -> None:
+    ghost, heir = pod("ghost", container("c", 30, 8)), pod("heir", container("c", 30, 8))
+    rig.kubelet.hooks.order = sorted
+    refused_at(rig, CORE, ghost)
+    assert not rig.admit(ghost).admitted
+    rig.pods.there["default/ghost"] = replace(rig.parsed(ghost), phase="Failed")
+    result = rig.kubelet.admit(heir)  # deleted by force before the watch showed it
+    assert result.admitted, result.message
+    assert rig.tally.counts("unidentified") == {CORE: 1, MEMORY: 1}
+    rig.start(heir)
+    (limit,) = rig.limits(result, "c")
+    assert (limit.cores, limit.memory) == (30, 2 * GIB)
