@@ -32,8 +32,8 @@ MODES: tuple[list[str], ...] = (
     ["-D__CUDA_API_VERSION_INTERNAL"],
 )
 NVML_MODES: tuple[list[str], ...] = ([], ["-DNVML_NO_UNVERSIONED_FUNC_DEFS"])
-# A driver also exports these; no header of the wheels declares them. cuda-gdb looks for the first, nvidia-smi for
-# the last.
+# A driver also exports these; no header of the wheels declares them. cuda-gdb looks for the first two, and
+# nvidia-smi for the last.
 UNDECLARED = ("cudbgGetAPI", "cudbgGetAPIVersion")
 NVML_UNDECLARED = ("nvmlInternalGetExportTable",)
 WINDOWS = ("cuWGLGetDevice",)
