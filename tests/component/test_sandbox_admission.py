@@ -20,6 +20,7 @@ from gpu_manager.sandbox.whole import Sandbox, Settings
 from tests.component.test_ui import NEEDS_A_BROWSER, Served
 from tests.fakes.admission import Calls
 from tests.fakes.sandbox import short_directory, until
+from tests.fakes.web import serving
 
 
 def manifest(name: str, core: int | None, units: int | None = None, **spec: Any) -> dict[str, Any]:
@@ -167,11 +168,9 @@ def test_a_look_at_the_page_answers_who_has_which_card_and_what_waits_for_what(
         return found if any(row["why"].startswith("waits") for row in found["waiting"]) else None
 
     served = Served()
-    try:
+    with serving(served.respond) as served.url:
         served.data = until(waiting)
         page, complaints = served.browse(tmp_path)
-    finally:
-        served.stop()
     assert complaints == ""
     assert "default/half main" in page
     assert "default/late" in page
