@@ -21,6 +21,7 @@ from gpu_manager.domain.rules import (
     preload_of,
     uuids_of,
 )
+from gpu_manager.domain.wishes import legal_ceiling_of
 from tests.fakes.written import container, pod_of
 
 GPU = "GPU-5fd4f087-86f3-7a43-b711-4771313afc50"
@@ -132,3 +133,13 @@ def test_the_keys_that_say_who_holds_what_are_guarded() -> None:
         found[0].message
         == f"annotation {ALLOCATION} is written by the scheduler and the agent alone: remove it"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(None, 0), ("80", 80), ("30", 30), ("29", None), ("101", None), ("fast", None)]
+)
+def test_a_ceiling_in_force_gives_way_to_a_legal_one_or_to_none_written(
+    text: str | None, expected: int | None
+) -> None:
+    written = {} if text is None else {"vcuda_core_limit": text}
+    assert legal_ceiling_of(pod_of(container("c", 30, 4), **written)) == expected
