@@ -191,6 +191,7 @@ def test_a_vanished_card_stays_unhealthy_until_it_is_forgotten():
     node.step()
     del node.cards.cards[0]
     assert node.step(10) == [(False, VANISHED), WELL]
+    assert [state.missing for state in node.health.states()] == [True, False]
     assert node.step(1000) == [(False, VANISHED), WELL]
     assert not node.health.forget(CardUuid("GPU-1"))
     assert not node.health.forget(CardUuid("GPU-9"))
@@ -207,6 +208,7 @@ def test_a_vanished_card_that_comes_back_serves_its_probation():
     node.cards.cards[0] = ""
     assert node.step(10)[-1] == WELL
     assert node.health.states()[0].reason == VANISHED
+    assert not node.health.states()[0].missing, "its number is the driver's word again"
     assert node.step(15) == [WELL, WELL]
 
 
