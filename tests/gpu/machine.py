@@ -62,12 +62,15 @@ class Machine:
             raise Absent(f"no card here: {error}") from None
         if not cards:
             raise Absent("no card here that could be shared: all are out of order or in MIG mode")
+        if (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists():
+            raise Absent("a card, but MPS runs on it, which shows one process for all: end it first")
         if self.native.fronts is None or self.native.client is None:
             raise Absent("a card, but no library to test on it: this package was built without a C compiler")
         self.card: Card = cards[0]
         self.real = {name: _loaded(name) for name in ("libcuda.so.1", "libnvidia-ml.so.1")}
         self._directory = tempfile.TemporaryDirectory(prefix="vcuda-gpu-")
         self.root = Path(self._directory.name)
+        self._asking = threading.Lock()
         self.tenants = PageTenants(self.root / "pages")
         self.compiler = _compiler()
         self.torch = _torch()
@@ -101,7 +104,8 @@ class Machine:
 
     def memory_of(self, *pids: int) -> int | None:
         """Bytes that these processes hold on the card by NVML's count; None while it lists none of them."""
-        _, processes = self.nvml.usage()
+        with self._asking:
+            _, processes = self.nvml.usage()
         held = [p.memory for p in processes if p.pid in pids and p.uuid == self.card.uuid]
         known = [m for m in held if m is not None]
         return sum(known) if known else None

@@ -30,6 +30,22 @@ with Machine() as machine:
 """
 
 
+AGENT = """
+import time
+from tests.gpu import memory
+from tests.gpu.machine import Machine, first_line
+from vcuda import page
+MIB = 1 << 20
+with Machine() as machine, machine.container(1024 * MIB) as container, memory.agent(container, 0.02):
+    process = container.start(*machine.client("alloc-to-limit", "--most", 256, "--hold", 600))
+    assert first_line(process, "held_mib")
+    limits = machine.root / "pages" / container.name / "limits"
+    deadline = time.monotonic() + 30
+    while (seen := page.read_limits(limits.read_bytes()).cards[0].host_adjust) != 64 * MIB:
+        assert time.monotonic() < deadline, seen
+"""
+
+
 @pytest.fixture(autouse=True)
 def built() -> None:
     if None in (find_native().fronts, find_native().driver, find_native().client):
@@ -97,6 +113,25 @@ def test_the_card_is_the_same_whatever_the_environment_shows_of_others(tmp_path:
     _, over, holds, note = first_row(tmp_path, VCUDA_STANDIN_CARDS="2", CUDA_VISIBLE_DEVICES="1")
     assert (over, holds) == (0, True)
     assert "2048 MiB on the card, limit 2048 MiB" in note
+
+
+def test_what_the_driver_counts_beyond_the_account_is_told_as_the_agent_tells_it(tmp_path: Path) -> None:
+    """Here a context that nothing was charged for."""
+    done = subprocess.run(
+        [sys.executable, "-c", AGENT],
+        cwd=ROOT, env=stand_in_environment(find_native(), str(tmp_path)), capture_output=True, text=True,
+        timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_where_mps_runs_nothing_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "control").touch()
+    env = stand_in_environment(find_native(), str(tmp_path)) | {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    done = run("--output", str(tmp_path / "gpu.json"), env=env)
+    assert done.stdout == (
+        "a card, but MPS runs on it, which shows one process for all: end it first; nothing was measured\n"
+    )
 
 
 def test_a_client_that_hangs_is_ended_and_said_nothing() -> None:
