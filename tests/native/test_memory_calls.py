@@ -9,6 +9,7 @@ import pytest
 
 from tests.native.driven import (
     CONTEXT,
+    DOORS,
     GRANULE,
     INVALID_VALUE,
     MIB,
@@ -316,6 +317,18 @@ def test_a_failed_mapping_or_unmapping_changes_nothing(container: Container, gue
     assert held(container, guest) == 32 * MIB
     assert guest("cuMemUnmap", at, 64 * MIB).result == SUCCESS
     assert held(container, guest) == 0
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_what_a_driver_calls_by_its_exported_name_is_not_charged_twice(tmp_path: Path, door: str) -> None:
+    """A driver may call its own functions through the library in its place."""
+    with Container(tmp_path, LIMIT, door=door, callback=1) as container:
+        guest = container.program().start()
+        at, _ = guest("cuMemAllocPitch_v2", OUT, OUT, 1 << 20, 100, 4).out
+        assert held(container, guest) == 100 * MIB
+        assert guest("cuMemFree_v2", at).result == SUCCESS
+        assert held(container, guest) == 0
+        assert guest("cuMemAllocPitch_v2", OUT, OUT, 1 << 20, 193, 4).result == OUT_OF_MEMORY
 
 
 def test_a_green_context_is_a_part_of_the_primary_one_and_costs_no_second(

@@ -1,5 +1,6 @@
 /* Linear, managed and host memory; what a pointer is. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -182,13 +183,24 @@ CUresult model_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
 }
 
 /* Rows are padded to 512 bytes. */
+/* With `callback`: by the function that has the exported name in this process, as in a driver whose calls of its own
+ * functions are not bound to itself. */
+static CUresult alloc_by_name(CUdeviceptr *out, size_t bytes) {
+    void *self = config_read()->callback ? dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    CUresult (*named)(CUdeviceptr *, size_t) = NULL;
+    if (self)
+        *(void **)&named = dlsym(self, "cuMemAlloc_v2");
+    CUresult result = named ? named(out, bytes) : alloc(out, bytes, LINEAR);
+    return result;
+}
+
 CUresult model_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element) {
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16))
         return CUDA_ERROR_INVALID_VALUE;
     size_t row = (width + UNIT - 1) / UNIT * UNIT, bytes;
     if (row < width || __builtin_mul_overflow(row, height, &bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = alloc(out, bytes, LINEAR);
+    CUresult result = alloc_by_name(out, bytes);
     if (result == CUDA_SUCCESS)
         *pitch = row;
     return result;
