@@ -189,6 +189,19 @@ def test_process_lists_name_the_containers_processes_by_its_own_ids(
         assert (answer.result, answer.out) == (SUCCESS, (0,))
 
 
+def test_what_the_driver_keeps_of_other_tenants_processes_is_not_told(
+    container: Container, guest: Program, tmp_path: Path
+) -> None:
+    program, card = monitor(container)
+    with Container(tmp_path / "b", None, state=container.state) as neighbour:
+        other = neighbour.program().start().process.pid
+        told = program("real:nvmlDeviceGetAccountingPids", card, "&=8", bytes(32))
+        assert struct.pack("<I", other) in told.bytes
+        assert program("real:nvmlDeviceGetAccountingStats", card, other, bytes(64)).result == SUCCESS
+        assert program("nvmlDeviceGetAccountingPids", card, "&=8", bytes(32)).out == (0,)
+        assert program("nvmlDeviceGetAccountingStats", card, other, bytes(64)).result == NOT_FOUND
+
+
 def test_a_process_that_is_gone_is_not_listed_nor_counted(container: Container, guest: Program) -> None:
     other = container.program().start()
     other.kill()

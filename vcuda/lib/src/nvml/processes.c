@@ -103,3 +103,30 @@ nvmlReturn_t hook_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvm
     return show(device, real.nvmlDeviceGetRunningProcessDetailList(device, &none), &out->count,
                 (struct list){.to = out->list, .write = write_detail}, compute);
 }
+
+/* ---- what the driver keeps of processes that were: by their ids on the host, other tenants' among them -------------
+ */
+
+#define NOBODY(name, type)                                                                                             \
+    nvmlReturn_t hook_##name(nvmlDevice_t device, unsigned int *count, type *list) {                                   \
+        unsigned none = 0;                                                                                             \
+        if (!count || !has_limits())                                                                                   \
+            return real.name(device, count, list);                                                                     \
+        nvmlReturn_t result = real.name(device, &none, NULL);                                                          \
+        if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)                                          \
+            return result;                                                                                             \
+        *count = 0;                                                                                                    \
+        return NVML_SUCCESS;                                                                                           \
+    }
+
+NOBODY(nvmlDeviceGetAccountingPids, unsigned int)
+NOBODY(nvmlDeviceGetEncoderSessions, void)
+NOBODY(nvmlDeviceGetFBCSessions, void)
+
+nvmlReturn_t hook_nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, void *out) {
+    return has_limits() ? NVML_ERROR_NOT_FOUND : real.nvmlDeviceGetAccountingStats(device, pid, out);
+}
+
+nvmlReturn_t hook_nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, void *out) {
+    return has_limits() ? NVML_ERROR_NOT_FOUND : real.nvmlDeviceGetAccountingStats_v2(device, out);
+}

@@ -128,4 +128,10 @@ typedef struct nvmlGetMemoryLimits {
 
 #define ALIAS(old, model) _Static_assert(sizeof #old > 1 && sizeof #model > 1, "")
 
+typedef struct {
+    unsigned int gpu, memory;
+    unsigned long long most_bytes, time_ms, start_us;
+    unsigned int running, reserved[5];
+} nvmlAccountingStats_t;
+
 #endif

@@ -87,6 +87,30 @@ nvmlReturn_t model_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nv
     return list(device, &out->count, out->list, write_detail);
 }
 
+/* ---- accounting: of processes that live; what they leave is not modelled -------------------------------------------
+ */
+
+static void write_pid(void *out, unsigned int at, const struct user *user) {
+    ((unsigned int *)out)[at] = user->pid;
+}
+nvmlReturn_t model_nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids) {
+    return list(device, count, pids, write_pid);
+}
+nvmlReturn_t model_nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *out) {
+    struct user found[CARD_SLOTS];
+    nvmlReturn_t result = out ? nvml_look(device) : NVML_ERROR_INVALID_ARGUMENT;
+    if (result != NVML_SUCCESS)
+        return result;
+    result = NVML_ERROR_NOT_FOUND;
+    for (unsigned int at = 0, have = users(device, found); at < have; at++)
+        if (found[at].pid == pid) {
+            *out = (nvmlAccountingStats_t){.most_bytes = (unsigned long long)found[at].slot->used_bytes, .running = 1};
+            result = NVML_SUCCESS;
+        }
+    nvml_done(device);
+    return result;
+}
+
 /* ---- utilisation ---------------------------------------------------------------------------------------------------
  */
 
