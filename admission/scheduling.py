@@ -160,6 +160,8 @@ class Scheduling:
         if self.cluster.synced and now - self._spared >= _SPARE_SECONDS:
             self._spared = now
             spare_pauses()
+            if self.leader.leads():
+                self._teller.waiting(occupant.uid for occupant in self.cluster.waiting())
         self._quota.complain()
 
     # What the watches bring.

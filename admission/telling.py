@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Protocol
 
 import structlog
@@ -61,6 +62,7 @@ class Teller:
         self._clock = clock
         self._lock = threading.Lock()
         self._told: OrderedDict[PodUid, _Told] = OrderedDict()
+        self._waited: frozenset[PodUid] = frozenset()
 
     def refused(self, uid: PodUid) -> None:
         """No node took it."""
@@ -68,11 +70,29 @@ class Teller:
         with self._lock:
             told = self._told.get(uid)
             if told is None:
-                if len(self._told) >= _ROOM:
-                    self._told.popitem(last=False)
-                self._told[uid] = _Told(now + SETTLE_SECONDS)
+                self._add(uid, now + SETTLE_SECONDS)
             elif told.due is None:
                 told.due = max(now + SETTLE_SECONDS, told.last + AGAIN_SECONDS)
+
+    def waiting(self, uids: Iterable[PodUid]) -> None:
+        """Everyone who looks for a node now; called every few seconds.
+
+        Where a node's sum is too small already a scheduler asks no extender, and its own words say no more
+        than that. Who is here twice and was never told of is looked at too.
+        """
+        now, here = self._clock.monotonic(), frozenset(uids)
+        with self._lock:
+            for uid in [u for u, told in self._told.items() if told.due is None and u not in here]:
+                del self._told[uid]
+            new = (here & self._waited) - self._told.keys()
+            for uid in islice(new, max(0, _ROOM - len(self._told))):  # nobody is forgotten for it
+                self._add(uid, now)
+            self._waited = here
+
+    def _add(self, uid: PodUid, due: float) -> None:
+        if len(self._told) >= _ROOM:
+            self._told.popitem(last=False)
+        self._told[uid] = _Told(due)
 
     def run(self, ended: threading.Event) -> None:
         """Tell what is due until ``ended``."""

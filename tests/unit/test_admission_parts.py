@@ -12,7 +12,7 @@ import pytest
 from admission.access import _ROOM, NO_SECONDS, YES_SECONDS, Access, Verdict
 from admission.bypass import FOREIGN, ILLEGAL, UNBOUND, Bypasses, Finding
 from admission.explaining import Explanation
-from admission.occupant import read_occupant
+from admission.occupant import Occupant, read_occupant
 from admission.outlook import outlook
 from admission.slim import slim_node, slim_pod
 from admission.telling import AGAIN_SECONDS, SETTLE_SECONDS, Teller
@@ -229,6 +229,31 @@ def test_a_refusal_is_told_a_little_later_once_and_again_only_when_it_changed() 
     clock.pass_(AGAIN_SECONDS)
     teller.tell()
     assert len(said.said) == 2  # the same words again
+
+
+def test_a_pod_that_no_extender_was_asked_about_is_told_of_when_it_has_waited_for_a_while() -> None:
+    """Its scheduler found too little in the sum of each node."""
+    world, said, clock = World(), Said(), FakeClock()
+    world.create(pod("a"), pod("b"))
+    asked: list[str] = []
+
+    def explained(occupant: Occupant) -> Explanation:
+        asked.append(occupant.pod.name)
+        return Explanation("", "", f"waits: {occupant.pod.name}", "", {"room": 1}, 1)
+
+    teller = Teller(world.cluster.pod, explained, said, clock)
+    teller.waiting([PodUid("uid-default-a")])
+    assert not teller.tell()
+    both = [PodUid(f"uid-default-{name}") for name in ("a", "b")]
+    for _ in range(3):
+        teller.waiting(both)
+        while teller.tell():
+            pass
+    assert said.said == ["waits: a", "waits: b"]
+    clock.pass_(AGAIN_SECONDS)
+    teller.waiting(both)
+    assert not teller.tell()  # from then on a refusal alone is a reason to look again
+    assert asked == ["a", "b"]
 
 
 def test_a_pod_that_has_been_placed_or_fits_meanwhile_is_not_told_of() -> None:
