@@ -140,9 +140,17 @@ def _file(path: Path) -> dict[str, Any]:
 def valid(runs: Iterable[Result], again: Repeated | None = None) -> list[Result]:
     """Those that the code as it is now would measure again: its own, and of code that it has repeated."""
     known = repeated() if again is None else again
-    return [
-        run for run in runs if run.get("code") in {(now := fingerprint(run["policy"])), *known.get(now, ())}
-    ]
+    return [run for run in runs if run.get("code") in standing(fingerprint(run["policy"]), known)]
+
+
+def standing(now: str, again: Repeated) -> set[str]:
+    """The code itself, what it has repeated, and what that had repeated."""
+    found, waiting = {now}, [now]
+    while waiting:
+        new = again.get(waiting.pop(), {}).keys() - found
+        found |= new
+        waiting += new
+    return found
 
 
 def sample(runs: Sequence[Result]) -> list[Result]:

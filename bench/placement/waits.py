@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.placement.departures import LOADS, stream, waiting_demand
-from bench.placement.study import RESULTS, SEEDS, THREE, Job, Result, Study, fingerprint, repeated
+from bench.placement.study import RESULTS, SEEDS, THREE, Job, Result, Study, fingerprint, repeated, standing
 
 KEPT: Final = RESULTS.with_name("departures.json")
 _ABOUT: Final = (
@@ -61,7 +61,7 @@ def load(path: Path = KEPT) -> list[Result]:
     """What the code as it is now has measured, or has repeated of other code; nothing without a file."""
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
     known = repeated()
-    return [run for run in runs if run["code"] in {(now := code(run["policy"])), *known.get(now, ())}]
+    return [run for run in runs if run["code"] in standing(code(run["policy"]), known)]
 
 
 def pending(waits: Iterable[Wait], runs: Sequence[Result]) -> Iterator[Wait]:
