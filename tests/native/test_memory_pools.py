@@ -232,6 +232,24 @@ def test_memory_of_a_child_graph_counts(container: Container, guest: Program, st
     assert held(container, guest) == 0
 
 
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+@pytest.mark.parametrize("own", [False, True])
+def test_memory_that_was_taken_for_a_captures_is_charged_if_the_capture_had_ended(
+    tmp_path: Path, suffix: str, own: bool
+) -> None:
+    """Another thread may end it between the library's question and the driver's answer."""
+    with Container(tmp_path, LIMIT, capture_ends=1) as container:
+        guest = container.program().start()
+        stream = guest("cuStreamCreate", OUT, 1).value
+        pool = (guest("cuMemPoolCreate", OUT, pool_props()).value,) if own else ()
+        name = f"cuMemAlloc{'FromPool' if own else ''}Async{suffix}"
+        assert guest("cuStreamBeginCapture_v2", stream, 2).result == SUCCESS
+        assert guest(name, OUT, ROOM + 1, *pool, stream).result == OUT_OF_MEMORY
+        assert held(container, guest) == 0
+        assert guest(name, OUT, ROOM, *pool, stream).result == SUCCESS
+        assert held(container, guest) == ROOM
+
+
 HOST, HOST_NUMA, ANYWHERE = (2, 0), (3, 0), (0, 0)
 
 

@@ -57,12 +57,30 @@ static CUresult begin(struct growth *growth, CUmemoryPool pool, CUstream stream,
     return result == CUDA_SUCCESS ? grow_begin(growth, grow, bytes) : result;
 }
 
-/* False if the pool grew by more than the limit allows: then the allocation goes, and what the pool keeps of it. */
-static bool finish(struct growth *growth, CUresult result, CUdeviceptr at, CUstream stream,
-                   CUresult (*give_back)(CUdeviceptr, CUstream)) {
-    bool fits = grow_end(growth);
-    if (result != CUDA_SUCCESS || !growth->grow)
+typedef CUresult free_fn(CUdeviceptr pointer, CUstream stream);
+
+/* What was allocated, as it seemed, in a capture: another thread may have ended that in between. The pool says whether
+ * it grew. False if it did by more than the limit allows: then it goes. */
+static bool was_captured(CUdeviceptr at, CUmemoryPool pool, CUstream stream, free_fn *give_back) {
+    struct grow *grow;
+    struct growth growth;
+    if (account_of(pool, stream, &grow) != CUDA_SUCCESS || !grow || grow_begin(&growth, grow, 0) != CUDA_SUCCESS ||
+        grow_end(&growth))
         return true;
+    if (give_back(at, stream) != CUDA_SUCCESS)
+        real.cuMemFree_v2(at);
+    grow_undone(&growth);
+    return false;
+}
+
+/* False if the pool grew by more than the limit allows: then the allocation goes, and what the pool keeps of it. */
+static bool finish(struct growth *growth, CUresult result, CUdeviceptr at, CUmemoryPool pool, CUstream stream,
+                   free_fn *give_back) {
+    bool fits = grow_end(growth);
+    if (result != CUDA_SUCCESS)
+        return true;
+    if (!growth->grow)
+        return was_captured(at, pool, stream, give_back);
     if (fits) {
         grow_allocated(growth->grow, at);
         return true;
@@ -79,7 +97,7 @@ CUresult hook_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocAsync(out ? &at : NULL, bytes, stream);
-    if (!finish(&growth, result, at, stream, real.cuMemFreeAsync))
+    if (!finish(&growth, result, at, NULL, stream, real.cuMemFreeAsync))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS && out)
         *out = at;
@@ -93,7 +111,7 @@ CUresult hook_cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stre
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocAsync_ptsz(out ? &at : NULL, bytes, stream);
-    if (!finish(&growth, result, at, stream, real.cuMemFreeAsync_ptsz))
+    if (!finish(&growth, result, at, NULL, stream, real.cuMemFreeAsync_ptsz))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS && out)
         *out = at;
@@ -109,7 +127,7 @@ CUresult hook_cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPo
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocFromPoolAsync(out ? &at : NULL, bytes, pool, stream);
-    if (!finish(&growth, result, at, stream, real.cuMemFreeAsync))
+    if (!finish(&growth, result, at, pool, stream, real.cuMemFreeAsync))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS && out)
         *out = at;
@@ -125,7 +143,7 @@ CUresult hook_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmem
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocFromPoolAsync_ptsz(out ? &at : NULL, bytes, pool, stream);
-    if (!finish(&growth, result, at, stream, real.cuMemFreeAsync_ptsz))
+    if (!finish(&growth, result, at, pool, stream, real.cuMemFreeAsync_ptsz))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS && out)
         *out = at;

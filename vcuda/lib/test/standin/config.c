@@ -202,6 +202,7 @@ static void read_all(void) {
     config.launch_ns = number("launch_ns", 0);
     config.module_bytes = number("module_kib", 2048) * 1024;
     config.callback = number("callback", 0) != 0;
+    config.capture_ends = number("capture_ends", 0) != 0;
     config.pools = number("pools", 1) != 0;
 }
 

@@ -15,6 +15,7 @@
  *   fail             name=code[@n][,...]: that call fails, always or only the nth time
  *   trace            a file: look-ups, calls and tables asked for are appended to it, a line each
  *   callback         1: cuInit looks up symbols through dlsym while it runs
+ *   capture_ends     1: another thread ends a capture just as memory is allocated in it
  */
 #ifndef STANDIN_CONFIG_H
 #define STANDIN_CONFIG_H
@@ -40,7 +41,7 @@ struct config {
     struct card_config card[MAX_CARDS];
     char state[256], driver[32];
     int64_t quantum_ns, kernel_ns, launch_ns, module_bytes;
-    bool callback, pools;
+    bool callback, capture_ends, pools;
 };
 
 const struct config *config_read(void);

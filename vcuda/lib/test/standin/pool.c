@@ -105,7 +105,7 @@ static CUresult alloc(CUdeviceptr *out, size_t bytes, struct pool *pool, CUstrea
     process_lock();
     struct stream *stream = stream_of(context, handle);
     CUresult result;
-    if (capturing(stream)) {
+    if (capturing(stream) && !config_read()->capture_ends) {
         CUgraphNodeParams params = {.type = NODE_MEM_ALLOC, .alloc = {.bytes = bytes}};
         result = capture_alloc(stream, &params);
         at = (uintptr_t)params.alloc.pointer;
@@ -132,7 +132,7 @@ CUresult model_cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
     struct stream *stream = stream_of(context, handle);
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     struct memory *memory = map_find((uintptr_t)pointer);
-    if (capturing(stream)) {
+    if (capturing(stream) && !config_read()->capture_ends) {
         CUgraphNodeParams params = {.type = NODE_MEM_FREE, .free = pointer};
         result = capture_add(stream, NODE_MEM_FREE, &params);
     } else if (memory && memory->base == (uintptr_t)pointer &&
