@@ -105,11 +105,10 @@ true
 
 {{/* "true" where the service makes its own certificate. */}}
 {{- define "vcuda.selfSigned" -}}
-{{- with .Values.certificates }}
-{{- if and .secret .issuer }}{{ fail "certificates.issuer and certificates.secret are set: use one of them" }}{{ end }}
-{{- if ne (empty .secret) (empty .caBundle) }}{{ fail "certificates.secret and certificates.caBundle belong together: API servers must know who signed the Secret's certificate" }}{{ end }}
-{{- if not (or .issuer .secret) }}true{{ end -}}
-{{- end }}
+{{- $given := .Values.certificates }}
+{{- if and $given.secret $given.issuer }}{{ fail "certificates.issuer and certificates.secret are set: use one of them" }}{{ end }}
+{{- if ne (empty $given.secret) (empty $given.caBundle) }}{{ fail "certificates.secret and certificates.caBundle belong together: API servers must know who signed the Secret's certificate" }}{{ end }}
+{{- if not (or $given.issuer $given.secret) }}true{{ end -}}
 {{- end }}
 {{- define "vcuda.certificateSecret" -}}
 {{- .Values.certificates.secret | default "gpu-quota-admission-certs" -}}
