@@ -114,9 +114,7 @@ class _FillUp:
         self._allowed = np.array([[s.allows(m) for s in shapes] for m in models], bool)
         # Copies that a card with so many cores free holds.
         self._copies = np.arange(CORES_PER_CARD + 1)[:, None] // np.maximum(1, self._cores)[None, :]
-        self._with_memory = bool(self._memory.any())
-        self._by_memory = np.maximum(1, self._memory)
-        self._no_memory = np.where(self._memory, 0, CORES_PER_CARD)  # never what limits
+        self._by_memory = np.flatnonzero(self._memory)
 
     def idle(
         self, cores: _Ints, memory: _Ints, cpu: _Ints, model: _Ints, a_core: int, a_unit: _Ints
@@ -126,8 +124,8 @@ class _FillUp:
         if not len(self._weights):
             return np.zeros_like(free)
         copies = self._copies[cores]
-        if self._with_memory:
-            np.minimum(copies, memory[:, :, None] // self._by_memory + self._no_memory, out=copies)
+        for at in self._by_memory:
+            np.minimum(copies[:, :, at], memory // self._memory[at], out=copies[:, :, at])
         held = copies.sum(1)
         np.minimum(held, cpu[:, None] // self._cpu, out=held)
         held *= self._allowed[model]
