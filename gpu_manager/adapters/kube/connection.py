@@ -24,6 +24,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 MERGE_PATCH = "application/merge-patch+json"
 JSON_BODY = "application/json"
 _LINE_LIMIT = 16 << 20  # bytes of one watch event; etcd keeps objects of at most 1.5 MiB
+_KEPT = 32  # connections: an extender binds 16 pods at once beside its watches, and each would be made anew
 # A dead peer is noticed after 15 + 3 * 5 s of silence even if no packet ever says so.
 _KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -89,6 +90,7 @@ class Connection:
         cures: Mapping[int, str] | None = None,
     ) -> None:
         configuration.retries = False  # who asks knows best when to ask again
+        configuration.connection_pool_maxsize = _KEPT
         configuration.socket_options = _KEEPALIVE
         self.timeouts = timeouts or Timeouts()
         self.host = str(configuration.host)
