@@ -19,6 +19,9 @@ void context_found(CUcontext context, const struct place *place);
 /* If it is its device's primary context: then whoever resets that ends this one. */
 void primary_found(CUcontext context, const struct place *place);
 
+/* A green context: a part of this primary one. */
+void context_green(uint64_t id, uint64_t primary);
+
 /* The context that owns what is allocated in this one: itself, or of a green one the primary context. */
 uint64_t context_owner(uint64_t id);
 

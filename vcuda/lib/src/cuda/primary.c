@@ -159,7 +159,7 @@ CUresult hook_cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUd
     bool retained = real.cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
     uint64_t id = id_of_green(out ? *out : NULL), primary = retained ? place_id(context) : 0;
     if (id && primary && id != primary)
-        held_put_new(&(struct held){.key = id, .owner = primary, .card = CARD_NONE, .kind = HELD_CONTEXT});
+        context_green(id, primary);
     retain_end(device, context, retained ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
     if (retained)
         real.cuDevicePrimaryCtxRelease_v2(device);
