@@ -22,7 +22,7 @@ struct physical {
     struct device *device; /* NULL: host memory */
     size_t bytes;
     int fd, handles, mappings;
-    bool imported;
+    bool imported, exported;
     ino_t inode; /* of what its descriptors name */
 };
 
@@ -48,15 +48,16 @@ static ino_t inode_of(int fd) {
     return fstat(fd, &status) == 0 ? status.st_ino : 0;
 }
 
-/* Has this process a descriptor of the block, besides the block's own? */
+/* Has this process a descriptor of the block, besides the block's own? By their names: they may be anybody's. */
 static bool is_exported(const struct physical *physical) {
-    DIR *list = opendir("/proc/self/fd");
+    DIR *list = physical->exported ? opendir("/proc/self/fd") : NULL;
     bool found = false;
     for (struct dirent *entry; list && !found && (entry = readdir(list));) {
-        int fd = atoi(entry->d_name);
+        struct stat status;
         char path[64] = "";
-        found = fd > 2 && fd != physical->fd && inode_of(fd) == physical->inode &&
-                readlinkat(dirfd(list), entry->d_name, path, sizeof path - 1) > 0 && strstr(path, "memfd:standin");
+        found = atoi(entry->d_name) != physical->fd && fstatat(dirfd(list), entry->d_name, &status, 0) == 0 &&
+                status.st_ino == physical->inode && readlinkat(dirfd(list), entry->d_name, path, sizeof path - 1) > 0 &&
+                strstr(path, "memfd:standin");
     }
     if (list)
         closedir(list);
@@ -278,6 +279,8 @@ CUresult model_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHan
     process_lock();
     struct physical *physical = find(handle);
     int fd = physical && (physical->props.handle_types & 1) ? fcntl(physical->fd, F_DUPFD_CLOEXEC, 0) : -1;
+    if (fd >= 0)
+        physical->exported = true;
     process_unlock();
     if (fd < 0)
         return CUDA_ERROR_INVALID_VALUE;
