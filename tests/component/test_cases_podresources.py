@@ -34,6 +34,7 @@ from gpu_manager.services.planner import Node
 from tests.fakes.agent import agent_command
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeClock, cards
+from tests.fakes.waiting import until
 
 
 @pytest.fixture
@@ -99,9 +100,10 @@ def test_case_09_sigterm_ends_the_program_and_leaves_no_socket_behind(tmp_path: 
     kubelet.start()
     agent = subprocess.Popen(agent_command(tmp_path, api=api.url), stderr=subprocess.PIPE, text=True)
     try:
-        kubelet.wait({CORE: 400}, 30)
+        kubelet.wait({CORE: 400}, 60)
+        until(lambda: kubelet.allocatable().get(MEMORY), 60)  # the second to register
         agent.send_signal(signal.SIGTERM)
-        _, log = agent.communicate(timeout=20)
+        _, log = agent.communicate(timeout=60)
         assert agent.returncode == 0, log
         assert "Traceback" not in log
         assert [name for name in SOCKETS.values() if (kubelet.device_plugins / name).exists()] == []

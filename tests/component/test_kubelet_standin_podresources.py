@@ -176,12 +176,12 @@ def test_pods_shows_each_pod_with_its_uid_annotations_and_state(node):
     node.kubelet.admit(pod("u", {"app": {CORE: 2}}, init={"init": {}}))
     assert phases[0] == {"phase": "Pending"}  # under admission: no startTime yet
     status = node.kubelet.pods()[0]["status"]
-    assert status["startTime"] == "1970-01-12T13:46:40Z"
+    assert status["startTime"] == "1970-01-01T00:16:40Z"
     assert status["initContainerStatuses"][0]["state"] == {"waiting": {"reason": "ContainerCreating"}}
     node.kubelet.start_container("u", "app", container_id="abc")
     node.kubelet.begin_delete("u")
     shown = node.kubelet.pods()[0]
-    assert shown["metadata"]["deletionTimestamp"] == "1970-01-12T13:46:40Z"
+    assert shown["metadata"]["deletionTimestamp"] == "1970-01-01T00:16:40Z"
     assert shown["status"]["phase"] == "Running"
     assert shown["status"]["containerStatuses"] == [
         {"name": "app", "state": {"running": {}}, "restartCount": 0, "containerID": "containerd://abc"}

@@ -63,7 +63,7 @@ def runtime(request: pytest.FixtureRequest) -> tuple[str, Path]:
     if not target.exists():
         got = subprocess.run(
             [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, RUNTIMES[request.param]],
-            capture_output=True, text=True, check=False, timeout=100,
+            capture_output=True, text=True, check=False, timeout=250,
         )  # fmt: skip
         if got.returncode != 0:
             pytest.skip(
