@@ -117,13 +117,15 @@ static uint64_t try_room(const struct vcuda_card_usage *usage, const struct mete
 }
 
 /* How long until the last window has room for more; 0: now. Work of other processes that is not measured yet is not
- * seen: it is some milliseconds. */
-static uint64_t try_window(const struct vcuda_card_usage *usage, const struct vcuda_card_limits *limits, int card,
+ * seen: it is some milliseconds. Where others are at work on the card, what credit there is may be what they kept this
+ * container from having, and is no pause's. */
+static uint64_t try_window(const struct vcuda_card_usage *usage, const struct vcuda_limits_view *view, int card,
                            uint32_t share, uint64_t now) {
     static struct recent recent[VCUDA_MAX_CARDS];
     uint64_t ahead = __atomic_load_n(&meter_ahead_ns[card], __ATOMIC_RELAXED);
     uint64_t used = __atomic_load_n(&usage->busy_ns, __ATOMIC_RELAXED) + ahead;
-    return recent_full_ns(&recent[card], limits->window_ns, share, used, now);
+    uint64_t full = recent_full_ns(&recent[card], view->card[card].window_ns, share, used, now);
+    return core_sharers(view, card, now) > 256 ? 0 : full;
 }
 
 /* How long until work that costs `ns` may start; 0: now, and a slice is paid for. */
@@ -137,7 +139,7 @@ static uint64_t try_credit(struct vcuda_card_usage *usage, const struct vcuda_li
         slice = ns;
     uint64_t debt = core_debt(limits->debt_ns, __atomic_load_n(&usage->longest_ns, __ATOMIC_RELAXED));
     int64_t floor = -(int64_t)core_seniority(wait->now - wait->since, share, debt);
-    uint64_t full = try_window(usage, limits, meter->card, share, wait->now);
+    uint64_t full = try_window(usage, view, meter->card, share, wait->now);
     if (share >= CORE_WHOLE_Q8) /* the card itself is the limit */
         floor = INT64_MIN;
     else if (full)
