@@ -144,10 +144,11 @@ def valid(runs: Iterable[Result], again: Repeated | None = None) -> list[Result]
 
 
 def standing(now: str, again: Repeated) -> set[str]:
-    """The code itself, what it has repeated, and what that had repeated."""
+    """The code itself, and all that gave the same figures, from one to the next."""
     found, waiting = {now}, [now]
     while waiting:
-        new = again.get(waiting.pop(), {}).keys() - found
+        at = waiting.pop()
+        new = {*again.get(at, ()), *(code for code, each in again.items() if at in each)} - found
         found |= new
         waiting += new
     return found
