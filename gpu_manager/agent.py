@@ -6,13 +6,11 @@ The only place where services meet adapters. Nothing decides here.
 from __future__ import annotations
 
 import gc
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from queue import SimpleQueue
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -33,6 +31,7 @@ from gpu_manager.domain.card import CardState
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import Cards, Found
+from gpu_manager.program import Ending
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.guards import GuardMetrics
@@ -200,14 +199,12 @@ class Agent:
 
     def run(self) -> None:
         """Until SIGTERM or SIGINT."""
-        ended: SimpleQueue[int] = SimpleQueue()  # a handler may put: an Event's lock may be this thread's own
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(sign, lambda number, _: ended.put(number))
+        ending = Ending()
         self.start()
         gc.collect()
         gc.freeze()  # what is here stays: going through it again would stop every Allocate for 25 ms
         log.info("running", node=self._config.node, port=self.http.port)
-        ended.get()
+        ending.wait()
         log.info("stopping")
         self.stop()
 

@@ -1,9 +1,11 @@
-"""What both programs' command lines share: the log, the memory unit, the predecessor's flags."""
+"""What both programs share: the log, the memory unit, the predecessor's flags, how they are told to end."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,6 +43,26 @@ def configure_log(level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # as it is when the line is written
     )
+
+
+class Ending:
+    """SIGTERM and SIGINT, from its making on, for the main thread to wait for.
+
+    A handler in Python runs when the main thread is at its next instruction. A signal that comes when that
+    thread is about to wait for a lock (of an Event or a queue, too) would be seen when the lock is given, that
+    is never; so the C handler writes into a socket, and that is waited for.
+    """
+
+    def __init__(self) -> None:
+        self._reading, self._writing = socket.socketpair()
+        self._writing.settimeout(0)  # a handler waits for nobody
+        signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sign, lambda *_: None)
+
+    def wait(self) -> None:
+        """Until one has come, be it before this call."""
+        self._reading.recv(1)
 
 
 def pass_over_old_flags(arguments: Sequence[str], known: Mapping[str, bool], program: str) -> None:
