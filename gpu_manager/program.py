@@ -48,9 +48,9 @@ def configure_log(level: str) -> None:
 class Ending:
     """SIGTERM and SIGINT, from its making on, for the main thread to wait for.
 
-    A handler in Python runs when the main thread is at its next instruction. A signal that comes when that
-    thread is about to wait for a lock (of an Event or a queue, too) would be seen when the lock is given, that
-    is never; so the C handler writes into a socket, and that is waited for.
+    A handler in Python runs when the main thread is at its next instruction. A signal that comes when it is
+    about to wait for a lock (of an Event or a queue, too) would be seen when that is given, which is never;
+    so the C handler writes into a socket, and that is waited for.
     """
 
     def __init__(self) -> None:
