@@ -5,7 +5,6 @@ The only module of the service that knows the Kubernetes client. Nothing decides
 
 from __future__ import annotations
 
-import signal
 import socket
 import threading
 import time
@@ -43,6 +42,7 @@ from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
 from gpu_manager.ports import Clock
+from gpu_manager.program import Ending
 
 log = structlog.get_logger(__name__)
 
@@ -134,12 +134,10 @@ class Program:
 
     def run(self) -> None:
         """Until SIGTERM or SIGINT."""
-        asked = threading.Event()
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(sign, lambda *_: asked.set())
+        ending = Ending()
         self.start()
         log.info("running", port=self.port, **self._ports(), ready=self.ready())
-        asked.wait()
+        ending.wait()
         log.info("stopping", drain_seconds=self._settings.drain_seconds)
         self.stop(self._settings.drain_seconds)
 
