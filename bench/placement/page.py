@@ -123,7 +123,7 @@ def second(runs: Runs) -> list[str]:
     for policy in THREE:
         lost = " / ".join(f"{runs.mean(SECOND, policy, 'fragmentation', at, seeds):.2f}" for at in (80, 100))
         lines.append(f"| {policy} | {len(seeds)} | {runs.pair(SECOND, policy, seeds)} | {lost} |")
-    return lines
+    return lines + _not_run(seeds)
 
 
 def departures(kept: Sequence[Result]) -> list[str]:
@@ -136,8 +136,12 @@ def departures(kept: Sequence[Result]) -> list[str]:
     rows = [(str(seed), [found[seed, policy] for policy in THREE]) for seed in seeds]
     rows.append(("mean", [statistics.mean(found[seed, policy] for seed in seeds) for policy in THREE]))
     lines += [f"| {name} | {' | '.join(f'{value:.1f}' for value in values)} |" for name, values in rows]
+    return lines + _not_run(seeds)
+
+
+def _not_run(seeds: Sequence[int]) -> list[str]:
     left = [str(seed) for seed in SEEDS if seed not in seeds]
-    return lines + (["", f"Not run: seeds {', '.join(left)}."] if left else [])
+    return ["", f"Not run: seeds {', '.join(left)}."] if left else []
 
 
 def _between(text: str, name: str, table: Sequence[str]) -> str:
