@@ -58,12 +58,16 @@ def file_system(path: Path) -> str:
     return max(above)[1]
 
 
+def shared_memory() -> Path | None:
+    """The tmpfs for anyone's files; None where there is none."""
+    shared = Path("/dev/shm")
+    return shared if shared.is_dir() and file_system(shared) == "tmpfs" else None
+
+
 @contextmanager
 def in_memory() -> Iterator[Path]:
     """A directory on a tmpfs, where a node has its control pages; on the disk where there is none."""
-    shared = Path("/dev/shm")
-    kind = file_system(shared) if shared.is_dir() else ""
-    with tempfile.TemporaryDirectory(prefix="vcuda-bench-", dir=shared if kind == "tmpfs" else None) as place:
+    with tempfile.TemporaryDirectory(prefix="vcuda-bench-", dir=shared_memory()) as place:
         yield Path(place)
 
 

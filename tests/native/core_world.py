@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.rows import shared_memory
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.nvml import NvmlCards
 from gpu_manager.adapters.tenants import PageTenants
@@ -42,7 +43,9 @@ CARD = uuid_of(0)
 
 @functools.cache
 def _machine() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="vcuda-machine-", ignore_cleanup_errors=True)
+    return tempfile.TemporaryDirectory(
+        prefix="vcuda-machine-", ignore_cleanup_errors=True, dir=shared_memory()
+    )
 
 
 def one_machine() -> Path:
@@ -305,8 +308,11 @@ def _nvml(world: World) -> NvmlCards:
 
 @contextlib.contextmanager
 def world(**options: object) -> Iterator[World]:
-    """A world in a directory of its own, gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="vcuda-core-") as name:
+    """A world in a directory of its own, gone afterwards.
+
+    In memory, where a node has its pages too: on a disk, who writes to a mapped page may wait for its journal.
+    """
+    with tempfile.TemporaryDirectory(prefix="vcuda-core-", dir=shared_memory()) as name:
         made = World(Path(name), **options)  # type: ignore[arg-type]  # options of World's own
         try:
             yield made
