@@ -276,8 +276,8 @@ static double burst(unsigned percent, int burst, int pause, char ran[STEPS]) {
     for (int at = 0; at < STEPS; at++) {
         uint64_t now = START + (uint64_t)at * MS;
         core_refill(&usage, &limits, percent * 256, now);
-        ran[at] = !recent_full_ns(&recent, limits.window_ns, percent * 256, usage.busy_ns, 0, now) &&
-                  core_take(&usage, MS, 0);
+        ran[at] =
+            !recent_full_ns(&recent, limits.window_ns, percent * 256, usage.busy_ns, now) && core_take(&usage, MS, 0);
         if (ran[at]) {
             core_settle(&usage, &limits, MS, MS);
             done++;
@@ -303,7 +303,7 @@ static void no_second_is_fuller_than_the_share_whatever_a_pause_saved_up(void) {
                     sum += ran[at] - (at >= 3000 ? ran[at - 1000] : 0);
                     most = sum > most ? sum : most;
                 }
-                CHECK(most <= (int)percent * 10 + 5, "%u %%, %d ms and %d ms of pause: a second of %d ms", percent,
+                CHECK(most <= (int)percent * 10 + 9, "%u %%, %d ms and %d ms of pause: a second of %d ms", percent,
                       length, pause, most);
                 /* What it loses by pausing longer than a pause may save up is no loss of the window's. */
                 if (pause * (int)percent <= 1900 && asked > percent)
@@ -316,29 +316,27 @@ static void a_second_that_was_too_full_ends(void) {
     static struct recent recent;
     uint64_t used = 0, now = START;
     for (; now < START + 3 * SECOND; now += MS) /* nobody asks it: all of the card's time is used */
-        recent_full_ns(&recent, SECOND, 10 * 256, used += MS, 0, now);
-    uint64_t wall = recent_full_ns(&recent, SECOND, 10 * 256, used, 0, now), end = now + SECOND;
+        recent_full_ns(&recent, SECOND, 10 * 256, used += MS, now);
+    uint64_t wall = recent_full_ns(&recent, SECOND, 10 * 256, used, now), end = now + SECOND;
     CHECK(wall > 0 && wall <= SECOND, "too full: %" PRIu64, wall);
-    while (recent_full_ns(&recent, SECOND, 10 * 256, used, 0, now) && now <= end)
+    while (recent_full_ns(&recent, SECOND, 10 * 256, used, now) && now <= end)
         now += MS;
     CHECK(now > START + 3 * SECOND + 800 * MS && now <= end, "it ended after %" PRIu64 " ms",
           (now - START) / MS - 3000);
-    CHECK(!recent_full_ns(&recent, SECOND, 10 * 256, 5, 0, now), "a word that falls back holds nobody");
-    CHECK(!recent_full_ns(&recent, SECOND, 10 * 256, 5, 0, START), "nor does a clock");
-    recent_full_ns(&recent, SECOND, 10 * 256, UINT64_MAX / 2, 0, START + MS);
-    CHECK(recent_full_ns(&recent, SECOND, 10 * 256, UINT64_MAX / 2, 0, START + 2 * MS) <= SECOND,
-          "nor garbage for ever");
-    CHECK(recent_full_ns(&recent, SECOND, 10 * 256, 5, UINT64_MAX / 2, START + 3 * MS) <= SECOND, "nor a long queue");
-    CHECK(!recent_full_ns(&recent, 0, 10 * 256, 5, 0, START + 3 * MS), "nor a window that is none");
+    CHECK(!recent_full_ns(&recent, SECOND, 10 * 256, 5, now), "a word that falls back holds nobody");
+    CHECK(!recent_full_ns(&recent, SECOND, 10 * 256, 5, START), "nor does a clock");
+    recent_full_ns(&recent, SECOND, 10 * 256, UINT64_MAX / 2, START + MS);
+    CHECK(recent_full_ns(&recent, SECOND, 10 * 256, UINT64_MAX / 2, START + 2 * MS) <= SECOND, "nor garbage for ever");
+    CHECK(!recent_full_ns(&recent, 0, 10 * 256, 5, START + 3 * MS), "nor a window that is none");
 }
 
 static void a_limit_that_changes_is_no_debt(void) {
     static struct recent recent;
     uint64_t used = 0, now = START;
     for (; now < START + 3 * SECOND; now += MS)
-        recent_full_ns(&recent, SECOND, 100 * 256, used += MS, 0, now);
-    CHECK(!recent_full_ns(&recent, SECOND, 256, used, 0, now), "what was allowed is not held against it");
-    CHECK(!recent_full_ns(&recent, SECOND, 256, used, 0, now + 10 * SECOND), "nor after a pause");
+        recent_full_ns(&recent, SECOND, 100 * 256, used += MS, now);
+    CHECK(!recent_full_ns(&recent, SECOND, 256, used, now), "what was allowed is not held against it");
+    CHECK(!recent_full_ns(&recent, SECOND, 256, used, now + 10 * SECOND), "nor after a pause");
 }
 
 /* ---- spans and costs

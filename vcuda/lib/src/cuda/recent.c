@@ -28,21 +28,17 @@ static void note(struct recent *recent, uint32_t share_q8, uint64_t used, uint64
     recent->left_ns = left;
 }
 
-/* More will have been used in the window that ends after what is ahead than comes in: by how much, past the slack. */
-static uint64_t excess(const struct recent *recent, uint64_t window, uint32_t share_q8, uint64_t ahead, uint64_t now) {
-    if (ahead > window / 2)
-        ahead = window / 2;
-    uint64_t then = now + ahead > window ? now + ahead - window : 0;
+/* More was used in the last window than came in: by how much, past the slack. */
+static uint64_t excess(const struct recent *recent, uint64_t window, uint64_t now) {
+    uint64_t then = now > window ? now - window : 0;
     if (then / recent->step_ns * recent->step_ns < recent->known_ns)
         return 0;
     int64_t was_left = recent->mark[then / recent->step_ns % RECENT_MARKS];
-    int64_t left = recent->left_ns + (int64_t)core_income(ahead, share_q8) - (int64_t)ahead;
-    int64_t over = was_left - left - (int64_t)(window / RECENT_SLACK_IN);
+    int64_t over = was_left - recent->left_ns - (int64_t)(window / RECENT_SLACK_IN);
     return over > 0 ? (uint64_t)over : 0;
 }
 
-uint64_t recent_full_ns(struct recent *recent, uint64_t window_ns, uint32_t share_q8, uint64_t used_ns,
-                        uint64_t ahead_ns, uint64_t now) {
+uint64_t recent_full_ns(struct recent *recent, uint64_t window_ns, uint32_t share_q8, uint64_t used_ns, uint64_t now) {
     uint64_t window = window_ns < WINDOW_LEAST_NS ? WINDOW_LEAST_NS : window_ns;
     if (window > WINDOW_MOST_NS)
         window = WINDOW_MOST_NS;
@@ -54,7 +50,7 @@ uint64_t recent_full_ns(struct recent *recent, uint64_t window_ns, uint32_t shar
     } else {
         if (now > recent->at)
             note(recent, share_q8, used_ns, now);
-        full = excess(recent, window, share_q8, ahead_ns, now);
+        full = excess(recent, window, now);
     }
     __atomic_store_n(&recent->held, 0, __ATOMIC_RELEASE);
     uint64_t wall = full ? core_wall(full, share_q8) : 0;

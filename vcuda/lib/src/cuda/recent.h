@@ -12,7 +12,7 @@
 
 #define RECENT_MARKS 512
 #define RECENT_STEPS 500     /* of a window */
-#define RECENT_SLACK_IN 333u /* of a window: 3 ms of a second */
+#define RECENT_SLACK_IN 250u /* of a window: 4 ms of a second */
 
 struct recent {
     uint32_t held;              /* by the thread that notes; another goes on without */
@@ -24,10 +24,8 @@ struct recent {
     int64_t mark[RECENT_MARKS]; /* what was left, at each whole step */
 };
 
-/* `used_ns`: measured of the container, ever; `ahead_ns`: paid for and not yet measured, which the card does before
- * what is asked for now, so the window judged is the one that ends then. Returns the wall time until that has room for
- * more work, 0: now. It is never more than a window. */
-uint64_t recent_full_ns(struct recent *recent, uint64_t window_ns, uint32_t share_q8, uint64_t used_ns,
-                        uint64_t ahead_ns, uint64_t now);
+/* `used_ns`: by the container, ever, with what is paid for and not yet measured. Returns the wall time until there is
+ * room in the last window for more work, 0: now. It is never more than a window. */
+uint64_t recent_full_ns(struct recent *recent, uint64_t window_ns, uint32_t share_q8, uint64_t used_ns, uint64_t now);
 
 #endif

@@ -123,8 +123,8 @@ static uint64_t try_window(const struct vcuda_card_usage *usage, const struct vc
                            uint32_t share, uint64_t now) {
     static struct recent recent[VCUDA_MAX_CARDS];
     uint64_t ahead = __atomic_load_n(&meter_ahead_ns[card], __ATOMIC_RELAXED);
-    uint64_t used = __atomic_load_n(&usage->busy_ns, __ATOMIC_RELAXED);
-    uint64_t full = recent_full_ns(&recent[card], view->card[card].window_ns, share, used, ahead, now);
+    uint64_t used = __atomic_load_n(&usage->busy_ns, __ATOMIC_RELAXED) + ahead;
+    uint64_t full = recent_full_ns(&recent[card], view->card[card].window_ns, share, used, now);
     return core_sharers(view, card, now) > 256 ? 0 : full;
 }
 
