@@ -272,11 +272,12 @@ def _told(made: World, name: str, limit: int) -> float:
 
 
 def _seen_after(ends: Sequence[float], at: float, *, raised: bool) -> float:
-    """Raised: until the first kernel that follows another closely. Lowered: until the last that does.
+    """Raised: until the first kernel that ends a run of three. Lowered: until the last that does.
 
-    One that is not seen before the next change took as long as that.
+    Two are none: at any limit a kernel that took less than it paid leaves credit for the next. A change that
+    is not seen before the next one took as long as that.
     """
-    close = [b for a, b in itertools.pairwise(ends) if b - a < 0.005]
+    close = [c for a, b, c in zip(ends, ends[1:], ends[2:], strict=False) if max(b - a, c - b) < 0.005]
     if raised:
         return min(next((end for end in close if end > at), math.inf) - at, TURN_SECONDS)
     last = at

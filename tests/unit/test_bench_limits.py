@@ -49,7 +49,8 @@ def test_only_windows_within_a_settled_phase_count() -> None:
 
 def test_a_raise_lasts_until_kernels_follow_each_other_and_a_lowering_until_they_do_no_more() -> None:
     slow, fast = [0.1 * n for n in range(1, 11)], [1.03 + 0.001 * n for n in range(100)]
-    assert limits_share._seen_after(slow + fast, 1.0, raised=True) == pytest.approx(0.031)
+    assert limits_share._seen_after(slow + fast, 1.0, raised=True) == pytest.approx(0.032)
     assert limits_share._seen_after(slow, 0.95, raised=True) == limits_share.TURN_SECONDS
     assert limits_share._seen_after(fast, 1.09, raised=False) == pytest.approx(0.039)
+    assert limits_share._seen_after([*fast, 1.15, 1.151], 1.09, raised=False) == pytest.approx(0.039)
     assert limits_share._seen_after([*fast, 1.3, 1.4], 1.2, raised=False) == 0.0
