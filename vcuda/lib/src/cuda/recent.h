@@ -1,5 +1,6 @@
-/* What a container used of its share in the last window, so that no window of this length is fuller than its share and
- * half a point, or the kernel that was begun last: what a pause saved up may be spent at once, but once in a window.
+/* What a container used of its share in the last window, so that in no window of this length more is launched than its
+ * share and half a point, or the kernel that was begun last: what a pause saved up may be spent at once, but once in a
+ * window. As the card serves it, what was queued when a window began comes on top, 10 ms at most.
  *
  * Kept by each process of the container for itself, from words that all of them share.
  */
