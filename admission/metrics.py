@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from admission.wire import Verdict
+from gpu_manager.scrape import scrape
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 
@@ -67,8 +67,7 @@ class Metrics:
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """The scrape and its content type."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return scrape(self.registry, accept)
 
 
 class _Build(Collector):

@@ -12,7 +12,6 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from gpu_manager import ui
 from gpu_manager.domain.card import CardUuid
@@ -20,6 +19,7 @@ from gpu_manager.domain.errors import printable
 from gpu_manager.domain.ledger import Allocation
 from gpu_manager.domain.picture import picture
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, format_bytes
+from gpu_manager.scrape import scrape
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.usage import Usage
 
@@ -51,8 +51,8 @@ class Status:
     def answer(self, path: str, accept: str) -> Answer:
         """Status, content type and body for one GET; ``accept`` is the header's value."""
         if path in ("/metric", "/metrics"):
-            encoder, content_type = _encoder(accept)
-            return HTTPStatus.OK, content_type, encoder(self._registry)
+            page, content_type = scrape(self._registry, accept)
+            return HTTPStatus.OK, content_type, page
         if path == "/usage":
             return _json(HTTPStatus.OK, self.usage())
         if path == "/graph":
@@ -149,14 +149,6 @@ def draw(graph: Mapping[str, Any]) -> str:
             amount = f"{holder['cores']} cores, {format_bytes(holder['memory'])}"
             lines.append(printable(f"|   |---{name}: {amount}{planned}"))
     return "\n".join(lines) + "\n"
-
-
-def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
-    """The format that a scraper asks for; the oldest if what it asks for cannot be read."""
-    try:
-        return choose_encoder(accept)
-    except (TypeError, ValueError):  # the library compares "version=abc" with numbers
-        return choose_encoder("")
 
 
 def _json(status: HTTPStatus, value: object) -> Answer:

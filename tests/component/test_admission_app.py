@@ -133,6 +133,7 @@ def test_decisions_durations_and_the_certificates_end_are_metrics() -> None:
         caller.post("/validate", review())
         figures = scrape(caller)
         assert "# EOF" in caller.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")[1]
+        assert caller.get("/metrics", Accept="application/openmetrics-text; version=abc")[0] == 200
     decisions = {k: v for (name, k), v in figures.items() if name == "vcuda_admission_decisions_total"}
     assert decisions == {
         ("patched", "memory-beside-whole-cards", "mutate"): 1.0,

@@ -130,8 +130,8 @@ DRIVER: Final = (
             "fail with a version mismatch."
         ),
         cure=(
-            "Reboot the node, or drain it and reload the kernel modules (`rmmod nvidia_uvm nvidia; "
-            "modprobe nvidia`), then restart the agent."
+            "Reboot the node, or drain it, take the agent off it (it holds the driver open), and reload the "
+            "kernel modules (`rmmod nvidia_uvm nvidia; modprobe nvidia`)."
         ),
         judge=_mismatch,
     ),
