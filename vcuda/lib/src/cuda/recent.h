@@ -13,7 +13,7 @@
 
 #define RECENT_MARKS 512
 #define RECENT_STEPS 500     /* of a window */
-#define RECENT_SLACK_IN 250u /* of a window: 4 ms of a second */
+#define RECENT_SLACK_IN 333u /* of a window: 3 ms of a second */
 
 struct recent {
     uint32_t held;              /* by the thread that notes; another goes on without */
