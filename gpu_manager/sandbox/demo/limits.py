@@ -13,9 +13,9 @@ from gpu_manager.sandbox.demo.scenes import mebibytes
 from gpu_manager.sandbox.demo.stage import Stage, manifest
 
 _BUSY: Final = 2.0  # work waiting, in processors' worth; what this demo itself brings is less
-# Of a laptop that does other things meanwhile, in the first seconds of both; make bench measures exactly.
-TOLERANCE_POINTS: Final = 5.0
-SHORT_POINTS: Final = 10.0  # what is not asked for in time is not got, through no fault of the limit
+# In the first seconds of both, of which docs/isolation.md tells, on a laptop that does other things meanwhile;
+# make bench measures exactly.
+TOLERANCE_POINTS: Final = 10.0
 _FILLED: Final = re.compile(r"allocated (\d+) then (\w+); the card says (\d+) free of (\d+)")
 _RAN: Final = re.compile(r"ran [\d.]+ in [\d.]+: ([\d.]+) % of the card")
 _SIZES: Final = re.compile(r"\d+MiB / (\d+)MiB")
@@ -57,7 +57,7 @@ def cores(stage: Stage, paper: Paper) -> None:
         match = _RAN.search(output)
         paper.line(f"{name}: {output}")
         ran = float(match[1]) if match else 0.0
-        short = wanted - ran > SHORT_POINTS
+        short = wanted - ran > TOLERANCE_POINTS
         paper.check(
             match is not None and ran <= wanted + TOLERANCE_POINTS and not (short and not busy),
             f"{name} got {ran:.1f} % of the card's time, due {wanted:.0f} %",
