@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 
-class Beside:
+class Beside(ABC):
     """``_run`` is the thread: it ends soon after ``_stop`` is set, and ``_ended_well`` says that it got there."""
 
     def __init__(self, name: str) -> None:
@@ -32,5 +33,6 @@ class Beside:
         self._run()
         self._ended_well = True
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """What it does, in its thread."""

@@ -32,6 +32,16 @@ def refused_at(rig: NodeRig, resource: str, obj: dict[str, Any]) -> None:
     rig.kubelet.hooks.before = refuse
 
 
+def rejected(rig: NodeRig) -> dict[str, Any]:
+    """A pod that was refused before it had anything; the API knows, the watch has yet to say so."""
+    ghost = pod("ghost", container("c", 30, 8))
+    rig.kubelet.hooks.order = sorted
+    refused_at(rig, CORE, ghost)
+    assert not rig.admit(ghost).admitted
+    rig.pods.there["default/ghost"] = replace(rig.parsed(ghost), phase="Failed")
+    return ghost
+
+
 @pytest.mark.parametrize("first", [CORE, MEMORY])
 @pytest.mark.parametrize("same_order", [True, False])
 def test_the_heir_of_a_rejected_pod_gets_its_own_card(rig: NodeRig, first: str, same_order: bool) -> None:
@@ -61,11 +71,7 @@ def test_the_heir_of_a_rejected_pod_gets_its_own_card(rig: NodeRig, first: str, 
 
 def test_a_pod_rejected_before_it_had_anything_is_told_from_its_heir_by_asking(rig: NodeRig) -> None:
     """The watch shows both Pending, the kubelet's own list or the API server knows better."""
-    ghost, heir = pod("ghost", container("c", 30, 8)), pod("heir", container("c", 30, 8))
-    rig.kubelet.hooks.order = sorted
-    refused_at(rig, CORE, ghost)
-    assert not rig.admit(ghost).admitted
-    rig.pods.there["default/ghost"] = replace(rig.parsed(ghost), phase="Failed")
+    ghost, heir = rejected(rig), pod("heir", container("c", 30, 8))
     assert rig.admit(heir, watched=False).admitted
     assert rig.tally.counts("unidentified") == {}
     assert rig.cards_of(heir, "c") != ()
@@ -73,11 +79,8 @@ def test_a_pod_rejected_before_it_had_anything_is_told_from_its_heir_by_asking(r
 
 
 def test_a_rejected_pod_does_not_get_the_grant_of_one_that_cannot_be_seen(rig: NodeRig) -> None:
-    ghost, heir = pod("ghost", container("c", 30, 8)), pod("heir", container("c", 30, 8))
-    rig.kubelet.hooks.order = sorted
-    refused_at(rig, CORE, ghost)
-    assert not rig.admit(ghost).admitted
-    rig.pods.there["default/ghost"] = replace(rig.parsed(ghost), phase="Failed")
+    rejected(rig)
+    heir = pod("heir", container("c", 30, 8))
     result = rig.kubelet.admit(heir)  # deleted by force before the watch showed it
     assert result.admitted, result.message
     assert rig.tally.counts("unidentified") == {CORE: 1, MEMORY: 1}

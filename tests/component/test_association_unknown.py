@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,15 +18,26 @@ from gpu_manager.services.unnamed import is_unnamed
 from tests.fakes.node import NodeRig, container, pod
 
 
-def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_cannot_be_read(tmp_path: Path) -> None:
-    """It was admitted before the resource existed, so it lacks the same; the API server is away."""
+@contextmanager
+def beside_a_stranded(tmp_path: Path, *, assigned: bool = True) -> Iterator[tuple[NodeRig, dict[str, Any]]]:
+    """A node whose one pod was admitted before our resources existed: it lacks its share for ever."""
     rig = NodeRig(tmp_path)
-    old = pod("old", container("c", 30, 20), on={"c": [(rig.states[2], 30, 5 * GIB)]})
+    on = {"c": [(rig.states[2], 30, 5 * GIB)]} if assigned else None
+    old = pod("old", container("c", 30, 20), on=on)
     rig.kubelet.start()
     try:
         assert rig.kubelet.admit(old).admitted
         rig.pods.bind(replace(rig.parsed(old), phase="Running", started=True))
         rig.start_agent()
+        yield rig, old
+    finally:
+        rig.stop_agent()
+        rig.kubelet.stop()
+
+
+def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_cannot_be_read(tmp_path: Path) -> None:
+    """It was admitted before the resource existed, so it lacks the same; the API server is away."""
+    with beside_a_stranded(tmp_path) as (rig, old):
         rig.pods.away = True
         new = pod("new", container("c", 30, 20))
         result = rig.admit(new, watched=False)
@@ -37,9 +51,6 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_cannot_be_read(
         }
         (limit,) = rig.limits(result, "c")
         assert (limit.cores, limit.memory) == (30, 5 * GIB)
-    finally:
-        rig.stop_agent()
-        rig.kubelet.stop()
 
 
 def test_a_pod_under_first_admission_is_named_although_another_cannot_be_read(tmp_path: Path) -> None:
@@ -60,13 +71,7 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_the_api_forgot(
     """Deleted by force before the watch showed it: the kubelet, behind the API, admits it all the same. That
     nobody has a pod of that name is remembered for a while, and one of that name may come meanwhile.
     """
-    rig = NodeRig(tmp_path)
-    old = pod("old", container("c", 30, 20), on={"c": [(rig.states[2], 30, 5 * GIB)]})
-    rig.kubelet.start()
-    try:
-        assert rig.kubelet.admit(old).admitted
-        rig.pods.bind(replace(rig.parsed(old), phase="Running", started=True))
-        rig.start_agent()
+    with beside_a_stranded(tmp_path) as (rig, old):
         if asked_before:
             gone = pod("new", {"name": "c"})
             assert rig.kubelet.admit(gone).admitted
@@ -83,22 +88,13 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_the_api_forgot(
         holders = rig.allocator.read(lambda books, _: {uid for uid, _ in books.grants})
         assert PodUid(new["metadata"]["uid"]) in holders
         assert not any(map(is_unnamed, holders))
-    finally:
-        rig.stop_agent()
-        rig.kubelet.stop()
 
 
 def test_a_pod_without_a_card_does_not_get_the_grant_of_a_namesake_that_the_watch_has_yet_to_show(
     tmp_path: Path,
 ) -> None:
     """The one that the watch shows asked for less; the one without a card lacks just as much as the new one."""
-    rig = NodeRig(tmp_path)
-    old = pod("old", container("c", 30, 20))
-    rig.kubelet.start()
-    try:
-        assert rig.kubelet.admit(old).admitted
-        rig.pods.bind(replace(rig.parsed(old), phase="Running", started=True))
-        rig.start_agent()
+    with beside_a_stranded(tmp_path, assigned=False) as (rig, old):
         first = pod("again", container("c", 10, 4))
         assert rig.admit(first).admitted
         rig.start(first)
@@ -109,6 +105,3 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_a_namesake_that_the_watc
         assert rig.tally.counts("unidentified") == {}
         assert rig.cards_of(second, "c") == (5,)
         assert rig.cards_of(old, "c") == ()
-    finally:
-        rig.stop_agent()
-        rig.kubelet.stop()
