@@ -28,7 +28,7 @@ from admission.config import (
 )
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.program import configure_log, pass_over_old_flags, unit_bytes
+from gpu_manager.program import KLOG_FLAGS, configure_log, pass_over_old_flags, unit_bytes
 
 # The predecessor's flags that mean nothing any more: accepted with one warning, so that an old manifest
 # starts. The value says whether a value follows.
@@ -36,13 +36,7 @@ OLD_FLAGS: Final = {
     "pprofAddress": True,
     "incluster-mode": False,
     "config": True,
-    "logtostderr": False,
-    "alsologtostderr": False,
-    "stderrthreshold": True,
-    "vmodule": True,
-    "log-backtrace-at": True,
-    "log-dir": True,
-    "v": True,
+    **KLOG_FLAGS,
 }
 _SETTINGS: Final = {
     "allow_extra_args": True,

@@ -8,12 +8,23 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import parse_quantity
+
+KLOG_FLAGS: Final = {
+    "logtostderr": False,
+    "alsologtostderr": False,
+    "stderrthreshold": True,
+    "vmodule": True,
+    "log-backtrace-at": True,
+    "log-dir": True,
+    "v": True,
+}
+"""What klog took, with which both of the predecessor's programs logged; whether a value follows."""
 
 log = structlog.get_logger(__name__)
 

@@ -15,7 +15,7 @@ from gpu_manager.config import Config
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.program import configure_log, pass_over_old_flags, unit_bytes
+from gpu_manager.program import KLOG_FLAGS, configure_log, pass_over_old_flags, unit_bytes
 
 log = structlog.get_logger(__name__)
 
@@ -35,13 +35,7 @@ OLD_FLAGS = {
     "wait-timeout": True,
     "query-port": True,
     "query-addr": True,
-    "logtostderr": False,
-    "alsologtostderr": False,
-    "stderrthreshold": True,
-    "vmodule": True,
-    "log-backtrace-at": True,
-    "log-dir": True,
-    "v": True,
+    **KLOG_FLAGS,
 }
 
 
