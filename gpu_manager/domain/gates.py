@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpu_manager.domain.errors import quoted
-from gpu_manager.domain.lenient import mapping, text
+from gpu_manager.domain.lenient import mapping, mappings, text
 from gpu_manager.domain.selectors import Term, meets, read_terms, shown_terms
 
 _CLOSING: Final = ("NoSchedule", "NoExecute")  # a PreferNoSchedule is no bar
@@ -148,4 +148,4 @@ def _alternatives(required: Mapping[str, Any]) -> Iterator[Alternative]:
 
 
 def _entries(value: object) -> list[Mapping[str, Any]]:
-    return [one for one in value if isinstance(one, Mapping)][:_MOST] if isinstance(value, list) else []
+    return mappings(value)[:_MOST]

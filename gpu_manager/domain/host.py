@@ -11,7 +11,7 @@ from math import ceil
 from typing import Any, Final
 
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.lenient import mapping
+from gpu_manager.domain.lenient import mapping, mappings
 from gpu_manager.domain.resources import format_bytes, parse_quantity
 
 THOUSANDTHS: Final = 1000
@@ -62,14 +62,14 @@ def asked(pod: Mapping[str, Any], resource: str, parts: int = 1) -> int:
     """
     spec = mapping(pod.get("spec"))
     together, worst = 0, 0
-    for container in _maps(spec.get("initContainers")):
+    for container in mappings(spec.get("initContainers")):
         amount = _of_container(container, resource, parts)
         if container.get("restartPolicy") == "Always":
             together += amount
             worst = max(worst, together)
         else:
             worst = max(worst, together + amount)
-    for container in _maps(spec.get("containers")):
+    for container in mappings(spec.get("containers")):
         together += _of_container(container, resource, parts)
     return max(worst, together) + _amount(mapping(spec.get("overhead")).get(resource), parts)
 
@@ -92,7 +92,3 @@ def _amount(value: object, parts: int) -> int:
         return max(0, ceil(parse_quantity(value or 0) * parts))
     except RequestInvalid:
         return 0
-
-
-def _maps(value: object) -> list[Mapping[str, Any]]:
-    return [mapping(entry) for entry in value] if isinstance(value, list | tuple) else []

@@ -11,6 +11,11 @@ def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def mappings(value: object) -> list[Mapping[str, Any]]:
+    """The maps of a list; none for anything else."""
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list | tuple) else []
+
+
 def text(value: object) -> str:
     """A text; an empty one for anything else."""
     return value if isinstance(value, str) else ""

@@ -22,6 +22,7 @@ from gpu_manager.domain.doctor.facts import (
     Webhook,
 )
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.lenient import mapping, mappings, text
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.selectors import Term, read_terms
@@ -94,22 +95,22 @@ class _Looked:
         )
         if found is None:
             return (None,)
-        spec = _map(found.get("spec"))
-        template = _map(_map(spec.get("template")).get("spec"))
-        labels = _texts(_map(spec.get("selector")).get("matchLabels"))
-        namespace = _text(_map(found.get("metadata")).get("namespace"))
+        spec = mapping(found.get("spec"))
+        template = mapping(mapping(spec.get("template")).get("spec"))
+        labels = _texts(mapping(spec.get("selector")).get("matchLabels"))
+        namespace = text(mapping(found.get("metadata")).get("namespace"))
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         pods = self._list("the agent's pods", f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
-        ready = {_text(_map(pod.get("spec")).get("nodeName")): _is_ready(pod) for pod in pods}
+        ready = {text(mapping(pod.get("spec")).get("nodeName")): _is_ready(pod) for pod in pods}
         return (
             AgentPods(
                 f"{namespace}/{DAEMONSET}",
                 _texts(template.get("nodeSelector")),
                 {node: holds for node, holds in ready.items() if node},
-                _text(template.get("runtimeClassName")),
+                text(template.get("runtimeClassName")),
                 lends=any(
                     "--nvidia-resource" in _list(c.get("command")) + _list(c.get("args"))
-                    for c in _maps(template.get("containers"))
+                    for c in mappings(template.get("containers"))
                 ),
                 affinity=_affinity(template),
             ),
@@ -119,23 +120,25 @@ class _Looked:
         found = []
         for kind in ("mutating", "validating"):
             for obj in self._list(f"{kind} webhooks", f"{_HOOKS}/{kind}webhookconfigurations"):
-                name = _text(_map(obj.get("metadata")).get("name"))
-                for hook in _maps(obj.get("webhooks")):
-                    client = _map(hook.get("clientConfig"))
-                    service = _map(client.get("service"))
-                    if _text(service.get("name")) != SERVICE:
+                name = text(mapping(obj.get("metadata")).get("name"))
+                for hook in mappings(obj.get("webhooks")):
+                    client = mapping(hook.get("clientConfig"))
+                    service = mapping(client.get("service"))
+                    if text(service.get("name")) != SERVICE:
                         continue
-                    place = _text(service.get("namespace")), SERVICE
+                    place = text(service.get("namespace")), SERVICE
                     self.services.add(place)
                     found.append(
                         Webhook(
                             configuration=name,
-                            name=_text(hook.get("name")),
+                            name=text(hook.get("name")),
                             mutating=kind == "mutating",
-                            policy=_text(hook.get("failurePolicy")) or "Fail",
+                            policy=text(hook.get("failurePolicy")) or "Fail",
                             expires=_expiry(client.get("caBundle")),
                             service="/".join(place),
-                            pods=any("pods" in _list(r.get("resources")) for r in _maps(hook.get("rules"))),
+                            pods=any(
+                                "pods" in _list(r.get("resources")) for r in mappings(hook.get("rules"))
+                            ),
                         )
                     )
         return tuple(found)
@@ -146,9 +149,9 @@ class _Looked:
             path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
             slices = self._list("endpoints", path, labelSelector=f"kubernetes.io/service-name={name}")
             ready[f"{namespace}/{name}"] = sum(
-                _map(one.get("conditions")).get("ready") is not False
+                mapping(one.get("conditions")).get("ready") is not False
                 for found in slices
-                for one in _maps(found.get("endpoints"))
+                for one in mappings(found.get("endpoints"))
             )
         return ready
 
@@ -161,38 +164,38 @@ class _Looked:
                 if error.code == 404:  # cert-manager's, or another name: its caBundle tells enough
                     continue
                 raise
-            return _expiry(_map(secret.get("data")).get("tls.crt"))
+            return _expiry(mapping(secret.get("data")).get("tls.crt"))
         return None
 
     def schedulers(self, namespaces: Sequence[str]) -> Iterator[SchedulerFacts]:
         for namespace in namespaces:
             for obj in self._list("configmaps", f"/api/v1/namespaces/{namespace}/configmaps"):
-                name = _text(_map(obj.get("metadata")).get("name"))
-                for text in _map(obj.get("data")).values():
-                    if isinstance(text, str) and "KubeSchedulerConfiguration" in text:
-                        yield from _scheduler(f"{namespace}/{name}", text)
+                name = text(mapping(obj.get("metadata")).get("name"))
+                for page in mapping(obj.get("data")).values():
+                    if isinstance(page, str) and "KubeSchedulerConfiguration" in page:
+                        yield from _scheduler(f"{namespace}/{name}", page)
 
     def runtime_classes(self) -> frozenset[str]:
         found = self._list("runtimeclasses", "/apis/node.k8s.io/v1/runtimeclasses")
-        return frozenset(_text(_map(obj.get("metadata")).get("name")) for obj in found)
+        return frozenset(text(mapping(obj.get("metadata")).get("name")) for obj in found)
 
 
 def _node(obj: Mapping[str, Any]) -> NodeFacts:
-    meta, status = _map(obj.get("metadata")), _map(obj.get("status"))
-    written = _map(meta.get("annotations")).get(INVENTORY)
+    meta, status = mapping(obj.get("metadata")), mapping(obj.get("status"))
+    written = mapping(meta.get("annotations")).get(INVENTORY)
     inventory = decode_inventory(written if isinstance(written, str) else None)
-    labels, allocatable = _texts(meta.get("labels")), _map(status.get("allocatable"))
+    labels, allocatable = _texts(meta.get("labels")), mapping(status.get("allocatable"))
     gpu = _count(allocatable.get(NVIDIA)) or 0
     hints = [f"label {key}" for key in _HINTS if labels.get(key) == "true"]
     return NodeFacts(
-        name=_text(meta.get("name")),
+        name=text(meta.get("name")),
         inventory=inventory,
         core=_count(allocatable.get(CORE)),
         memory=_count(allocatable.get(MEMORY)),
         gpu=gpu,
         hinted=next(iter([*hints, f"{gpu} {NVIDIA}"] if gpu else hints), ""),
         labels=labels,
-        runtime=_text(_map(status.get("nodeInfo")).get("containerRuntimeVersion")),
+        runtime=text(mapping(status.get("nodeInfo")).get("containerRuntimeVersion")),
         inventory_unreadable=written is not None and inventory is None,
     )
 
@@ -204,35 +207,35 @@ def _pod(obj: Mapping[str, Any]) -> PodFacts | None:
         return None
     if not pod.asks:
         return None
-    return PodFacts(pod, _MIRROR in pod.annotations, _text(_map(obj.get("spec")).get("runtimeClassName")))
+    return PodFacts(pod, _MIRROR in pod.annotations, text(mapping(obj.get("spec")).get("runtimeClassName")))
 
 
 def _affinity(template: Mapping[str, Any]) -> tuple[tuple[Term, ...], ...]:
     """What a node's labels must be: the terms of one of these; none where every node will do."""
-    wanted = _map(_map(template.get("affinity")).get("nodeAffinity"))
-    required = _map(wanted.get("requiredDuringSchedulingIgnoredDuringExecution"))
-    return tuple(read_terms(term) or () for term in _maps(required.get("nodeSelectorTerms")))
+    wanted = mapping(mapping(template.get("affinity")).get("nodeAffinity"))
+    required = mapping(wanted.get("requiredDuringSchedulingIgnoredDuringExecution"))
+    return tuple(read_terms(term) or () for term in mappings(required.get("nodeSelectorTerms")))
 
 
 def _is_ready(pod: Mapping[str, Any]) -> bool:
-    conditions = _maps(_map(pod.get("status")).get("conditions"))
+    conditions = mappings(mapping(pod.get("status")).get("conditions"))
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
 
-def _scheduler(where: str, text: str) -> Iterator[SchedulerFacts]:
+def _scheduler(where: str, page: str) -> Iterator[SchedulerFacts]:
     try:
-        data = yaml.safe_load(text)
+        data = yaml.safe_load(page)
     except (yaml.YAMLError, ValueError, RecursionError):
         return
-    config = _map(data)
+    config = mapping(data)
     if config.get("kind") != "KubeSchedulerConfiguration":
         return
     managed = {
-        _text(resource.get("name"))
-        for extender in _maps(config.get("extenders"))
-        for resource in _maps(extender.get("managedResources"))
+        text(resource.get("name"))
+        for extender in mappings(config.get("extenders"))
+        for resource in mappings(extender.get("managedResources"))
     }
-    profiles = tuple(_text(p.get("schedulerName")) for p in _maps(config.get("profiles")))
+    profiles = tuple(text(p.get("schedulerName")) for p in mappings(config.get("profiles")))
     yield SchedulerFacts(where, profiles or ("default-scheduler",), CORE in managed)
 
 
@@ -252,21 +255,9 @@ def _count(value: object) -> int | None:
         return None
 
 
-def _map(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _maps(value: object) -> list[Mapping[str, Any]]:
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
-
-
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
 def _texts(value: object) -> dict[str, str]:
-    return {k: v for k, v in _map(value).items() if isinstance(k, str) and isinstance(v, str)}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    return {k: v for k, v in mapping(value).items() if isinstance(k, str) and isinstance(v, str)}
