@@ -1,0 +1,241 @@
+"""The model that judges a limiter: the card behaves as CUDA's documentation says, a right limiter passes, and each way
+to be wrong breaks the bar that names it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.data.traces import make
+from tests.native.tools import LIB, ROOT, build_tree, run
+
+TRACES = ROOT / "tests/data/traces"
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    return build_tree(
+        "replay-address",
+        "replay",
+        "replay-card-test",
+        source=LIB / "test/replay",
+        sanitize="address,undefined",
+    )
+
+
+def replay(built: Path, *arguments: str | Path) -> dict[str, Any]:
+    """What the program reports of these runs."""
+    done = subprocess.run(
+        [built / "replay", *map(str, arguments), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert (done.returncode == 0) == (said["broken"] == 0)
+    return said
+
+
+def test_the_card_behaves_as_the_documentation_says(built: Path) -> None:
+    run(built / "replay-card-test")
+
+
+@pytest.mark.parametrize("limiter", ["perfect", "window"])
+def test_a_limiter_that_knows_the_card_holds_all_bars_in_all_cells(built: Path, limiter: str) -> None:
+    """Within 60 s of one processor, sanitizers included."""
+    before = os.times()
+    said = replay(built, limiter, "--worst", "1000")
+    assert os.times().children_user - before.children_user < 60
+    assert (said["runs"], said["broken"], said["accounted_error_points"]) == (864, 0, 0)
+    names = {row["name"] for row in said["worst"]}
+    assert len(names) == 864
+    assert len({name.replace("-side-by-side", "").replace("-one-at-a-time", "") for name in names}) == 576
+    assert said["source"] == "model, not yet a card"
+
+
+def breaks_accounted(row: dict[str, Any]) -> bool:
+    return row["accounted_error_points"] > 2
+
+
+def breaks_delivered(row: dict[str, Any]) -> bool:
+    return row["delivered_ratio"] < 0.97
+
+
+def breaks_over(row: dict[str, Any]) -> bool:
+    return row["over_points"] > 1
+
+
+@pytest.mark.parametrize(
+    ("limiter", "broken"),
+    [
+        ("none", {breaks_accounted, breaks_over}),
+        ("generous", {breaks_over}),
+        ("bursting", {breaks_over}),
+        ("stingy", {breaks_delivered}),
+        ("sum", {breaks_accounted, breaks_delivered}),
+        ("span", {breaks_accounted, breaks_delivered}),
+    ],
+)
+def test_each_way_to_be_wrong_breaks_its_bars_and_no_other(
+    built: Path, limiter: str, broken: set[Any]
+) -> None:
+    rows = replay(built, limiter, "--worst", "1000")["worst"]
+    bars = (breaks_accounted, breaks_delivered, breaks_over)
+    assert {bar for bar in bars if any(bar(row) for row in rows)} == broken
+    assert all(row["holds"] == (not any(bar(row) for bar in bars)) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("cell", "need"),
+    [  # by hand: 5 us until a kernel starts on an idle stream, 5 us until a synchronise returns
+        ("kernel-10us gap-1000us regular 1-stream sync-each", 100 * 10 / (1000 + 5 + 10 + 5)),
+        ("kernel-1000us gap-1000us regular 4-streams-one-at-a-time sync-each", 100 * 1000 / 2010),
+        ("kernel-10us gap-30us regular 1-stream sync-never", 100 * 10 / 30),
+        ("kernel-50us gap-30us regular 4-streams-one-at-a-time sync-never", 100),
+        ("kernel-50us gap-100us regular 4-streams-side-by-side sync-never", 50),
+        ("kernel-1000us gap-30us regular 1-stream sync-every-200", 100 * 200_000 / (200_000 + 30 + 10)),
+    ],
+)
+def test_a_program_needs_what_arithmetic_says(built: Path, cell: str, need: float) -> None:
+    for row in replay(built, "none", "--only", cell)["worst"]:
+        assert row["need_points"] == pytest.approx(need, abs=0.05)
+        assert row["true_points"] == pytest.approx(need, abs=0.05)
+
+
+@pytest.mark.parametrize("name", list(make.SHAPES))
+def test_the_traces_are_what_their_program_writes_and_say_that_they_are_made_up(name: str) -> None:
+    text = (TRACES / f"{name}.trace").read_text()
+    assert text == make.text_of(name)
+    assert text.splitlines()[1].startswith("origin made up until a card has been recorded: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "limiter", "limit", "delivered"),
+    [
+        ("decode-eager", "perfect", 99, 1.0),
+        ("decode-eager", "perfect", 50, 1.0),
+        ("decode-eager", "perfect", 30, 1.0),
+        ("training-step", "perfect", 50, 1.0),
+        ("training-step", "perfect", 30, 1.0),
+        ("dataloader-stalls", "perfect", 50, 0.76),  # bursts of 30 ms: 3 ms of credit do not cover them
+        ("dataloader-stalls", "window", 50, 1.0),  # a second does
+    ],
+)
+def test_traces_are_played_under_a_limit(
+    built: Path, name: str, limiter: str, limit: int, delivered: float
+) -> None:
+    said = replay(built, limiter, "--trace", TRACES / f"{name}.trace", "--limit", str(limit))
+    assert said["delivered_ratio"] == pytest.approx(delivered, abs=0.01)
+    assert said["over_points"] <= 1
+
+
+def test_a_recorded_program_takes_the_time_it_took(built: Path, tmp_path: Path) -> None:
+    """Host time is what lies between a call's return and the next call; waiting is found anew."""
+    (tmp_path / "t").write_text(
+        "trace 1\norigin a test\nlaunch 100000 0 1 50000 # a comment\nsynchronise 110000 all 777000\nend 801000\n"
+    )
+    said = replay(built, "none", "--trace", tmp_path / "t")
+    host, wait = 100 + 10 + 24, (5 + 50 - 10) + 5
+    assert said["worst"][0]["need_points"] == pytest.approx(100 * 50 / (host + wait), abs=0.01)
+
+
+HEAD = "trace 1\norigin x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "line 0: the trace has no end"),
+        ("trace 2\n", "line 1: the first line is not: trace 1"),
+        (HEAD + "end 5\n", "line 3: a trace without a launch"),
+        (HEAD + "launch 0 0 1 5\nend 0\n", "line 4: less than a microsecond a call"),
+        (HEAD + "launch 0 16 1 5\n", "line 3: launch needs"),
+        (HEAD + "launch 0 0 1\n", "line 3: launch needs"),
+        (HEAD + "launch 0 0 1 5 6\n", "line 3: launch needs"),
+        (HEAD + "launch 0 0 1 -5\n", "line 3: launch needs"),
+        (HEAD + "launch 0 0 1 3600000000001\n", "line 3: launch needs"),
+        (HEAD + "launch 9 0 1 5\nlaunch 8 0 1 5\n", "line 4: a call before the last one returned"),
+        (HEAD + "synchronise 9 all 8\n", "line 3: a call before the last one returned"),
+        (HEAD + "synchronise 9 some 10\n", "line 3: synchronise needs"),
+        (HEAD + "launch 9 0 1 5\nend 8\n", "line 4: the end before the last call returned"),
+        (HEAD + "launch 9 0 1 5\n", "line 3: the trace has no end"),
+        (HEAD + "launch 9 0 1 5\nend 1000\nend 1001\n", "line 5: a line behind the end"),
+        (HEAD + "sync 1\n", "line 3: neither origin, launch, synchronise nor end"),
+        ("trace 1\nlaunch 9 0 1 5\nend 1000\n", "line 3: the trace does not say its origin"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused_with_its_line(
+    built: Path, tmp_path: Path, text: str, error: str
+) -> None:
+    assert error in refusal(built, tmp_path, text.encode())
+
+
+WORDS = st.sampled_from(
+    [
+        "trace",
+        "1",
+        "origin",
+        "launch",
+        "synchronise",
+        "end",
+        "all",
+        "0",
+        "5",
+        "-1",
+        "99999999999999999999",
+        "#",
+        "\n",
+        "\0",
+    ]
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.one_of(
+        st.binary(max_size=200), st.lists(WORDS, max_size=20).map(lambda words: " ".join(words).encode())
+    )
+)
+def test_no_file_ends_the_reader_other_than_with_a_sentence(built: Path, tmp_path: Path, text: bytes) -> None:
+    assert refusal(built, tmp_path, HEAD.encode() + text).startswith("replay: ")
+
+
+def refusal(built: Path, directory: Path, text: bytes) -> str:
+    """What the program says of a file that is no trace."""
+    (directory / "t").write_bytes(text)
+    done = subprocess.run(
+        [built / "replay", "none", "--trace", directory / "t"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "the first argument names the limiter: perfect window none"),
+        (["best"], "the first argument names the limiter"),
+        (["none", "--only", "nothing"], 'no cell\'s name holds "nothing"'),
+        (["none", "--trace", "/nowhere"], "/nowhere: No such file"),
+        (["none", "--limit", "0"], "a limit is 1 to 100 per cent"),
+    ],
+)
+def test_what_it_does_not_have_it_refuses(built: Path, arguments: list[str], error: str) -> None:
+    done = subprocess.run(
+        [built / "replay", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert error in done.stderr
