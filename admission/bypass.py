@@ -18,7 +18,7 @@ from admission.occupant import Occupant
 from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.rules.legal_values import pod_request
 
 log = structlog.get_logger(__name__)
 

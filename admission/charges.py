@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from admission.node_facts import NodeFacts
 from admission.occupant import Occupant
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.lingering import facts_of
-from gpu_manager.domain.placement import find
+from gpu_manager.domain.cluster.terminating import terminating_allocations
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
+from gpu_manager.domain.placement.policies import find
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.request import ContainerRequest, PodRequest
 from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ def _guess(
     held = [a for charge in charges.values() for a in charge.allocations]
     certainly = [a for _, _, certain in unplaced for a in certain]
     seen = {*charges, *(occupant.uid for occupant, _, _ in unplaced)}
-    left = facts_of(facts.lingering, seen)
+    left = terminating_allocations(facts.lingering, seen)
     ledger = Ledger((s.card for s in facts.cards), facts.unit, [*held, *certainly, *left])
     guessed: dict[PodUid, Charge] = {}
     for occupant, request, certain in sorted(unplaced, key=lambda u: (u[0].began, u[0].uid)):

@@ -20,10 +20,10 @@ from admission.quota import NamespaceQuota
 from admission.snapshot import Snapshot
 from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID
 from gpu_manager.domain.errors import printable, quoted
-from gpu_manager.domain.explain import LINE_LIMIT, explain_placement
+from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_placement
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.request import PodRequest, Request
 from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.rules.request import PodRequest, Request
 
 _ALLOW_MORE: Final = Fraction(
     1, 4

@@ -13,8 +13,8 @@ from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import MIRROR, Container, Pod, parse_pod
 from gpu_manager.domain.resources import format_bytes, format_number
-from gpu_manager.domain.rulebook import Rule, Violation, violation
-from gpu_manager.domain.rules import check_pod, guarded_keys, warn_pod
+from gpu_manager.domain.rules.legal_values import check_pod, guarded_keys, warn_pod
+from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
 _DEFAULT_SCHEDULER: Final = "default-scheduler"  # what the API server writes where nothing is written
 _MOST_CONTAINERS: Final = 200  # with 1000, a review of such a pod takes seconds beside all others

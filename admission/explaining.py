@@ -18,11 +18,11 @@ from admission.occupant import Occupant
 from admission.quota import Quota
 from admission.snapshot import Snapshot
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.explain import LINE_LIMIT, explain_bound, explain_placement, explain_room
+from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_bound, explain_placement, explain_room
 from gpu_manager.domain.pod import Pod
-from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import ZERO, Amount
-from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.request import PodRequest
 
 SHOWN_NODES: Final = 200  # in full; the rest is counted
 FITS: Final = "fits"

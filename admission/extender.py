@@ -40,10 +40,10 @@ from admission.ranking import BEST, Candidate, NodePolicy, scores
 from admission.reservations import Binder
 from admission.snapshot import Cluster, Snapshot
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.explain import LINE_LIMIT
+from gpu_manager.domain.placement.explain import LINE_LIMIT
 from gpu_manager.domain.pod import PodUid, parse_pod
-from gpu_manager.domain.request import PodRequest
-from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)

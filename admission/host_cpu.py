@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_manager.domain import host
+from gpu_manager.domain.whatif import host_resources
 
 
 def asked(pod: Mapping[str, Any]) -> int:
     """What the scheduler counts for a core/v1 Pod: its worst moment, with its sidecars and its overhead."""
-    return host.asked(pod, "cpu", host.THOUSANDTHS)
+    return host_resources.asked(pod, "cpu", host_resources.THOUSANDTHS)
 
 
 def allocatable(node: Mapping[str, Any]) -> int | None:
     """What a core/v1 Node gives to pods; None if it does not say."""
-    return host.allocatable(node, "cpu", host.THOUSANDTHS)
+    return host_resources.allocatable(node, "cpu", host_resources.THOUSANDTHS)

@@ -19,14 +19,14 @@ from admission.occupant import Occupant, named
 from admission.quota import EXCEEDED, NamespaceQuota, refusal
 from admission.snapshot import Snapshot
 from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.cluster.terminating import with_terminating
 from gpu_manager.domain.errors import printable, quoted
-from gpu_manager.domain.explain import LINE_LIMIT, Refusal
-from gpu_manager.domain.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.lingering import noted
-from gpu_manager.domain.placement import Placement, find, judge
+from gpu_manager.domain.placement.explain import LINE_LIMIT, Refusal
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
+from gpu_manager.domain.placement.policies import Placement, find, judge
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules.request import PodRequest
 
 
 class No(Enum):
@@ -229,7 +229,7 @@ class Question:
             cards = _closed(view.facts.cards, closed)
             found = judge(self.request, cards, view.facts.topology, self.ledger(view))
             if isinstance(found, Refusal):
-                return noted(found, view.facts.lingering, view.charges)
+                return with_terminating(found, view.facts.lingering, view.charges)
             taken = dict(_taken(self.request, found))
             charge = _by_model(view.facts.cards, taken)
             passed = dict(self._quota.passed(self._used, dict(charge))) if self._quota else {}

@@ -18,14 +18,14 @@ from admission.place_tally import PlaceTally
 from admission.ranking import BestFit, Candidate, Cost
 from admission.snapshot import Cluster
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.desk import units_of
-from gpu_manager.domain.ledger import Allocation, Ledger, Share, peak
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
+from gpu_manager.domain.placement.trial_placement import units_of
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.request import PlacementPolicy, PodRequest
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.score.places import Loss, Rooms
+from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
+from gpu_manager.domain.score.multi_gpu_slots import Loss, Rooms
+from gpu_manager.domain.score.request_mix import Arrivals, FreeShape, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer, in_all
-from gpu_manager.domain.score.shapes import Arrivals, Room, Shape, Stock
 
 _MOST = 1 << 16  # costs remembered
 _WARMED = 32  # kinds of request whose costs a new scorer knows from the start
@@ -179,10 +179,10 @@ def stock_of(views: Iterable[NodeView]) -> dict[str, Stock]:
     return stock
 
 
-def shapes_of(occupant: Occupant, unit: int) -> list[Shape]:
+def shapes_of(occupant: Occupant, unit: int) -> list[RequestShape]:
     """What a pod asks for, a shape for each of its parts that lies by itself; the first has its host CPU."""
     request = occupant.request(unit)
-    shapes: list[Shape] = []
+    shapes: list[RequestShape] = []
     for part in (request and units_of(request)) or ():
         amount = part.members[0].request.amount
         if not part.cards:
@@ -192,7 +192,9 @@ def shapes_of(occupant: Occupant, unit: int) -> list[Shape]:
             )
             amount = peak(held, _CARD)
         models = tuple(sorted(request.models)) if request else ()
-        shapes.append(Shape(amount.cores, -(-amount.memory // unit), 0 if shapes else occupant.cpu, models))
+        shapes.append(
+            RequestShape(amount.cores, -(-amount.memory // unit), 0 if shapes else occupant.cpu, models)
+        )
     return shapes
 
 
@@ -234,5 +236,5 @@ def _rooms(view: NodeView, free: Sequence[tuple[int, int]], cpu: int | None) -> 
             kind = state.card.model, state.card.capacity(unit).memory // unit
             kinds.setdefault(kind, []).append(room)
     return tuple(
-        Room(model, size, cpu, tuple(sorted(cards))) for (model, size), cards in sorted(kinds.items())
+        FreeShape(model, size, cpu, tuple(sorted(cards))) for (model, size), cards in sorted(kinds.items())
     )

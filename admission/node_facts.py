@@ -18,14 +18,14 @@ from gpu_manager.domain.contract import (
     MODEL_LABEL_GAIA,
     NVIDIA,
     POOL_LABEL,
-    Lingering,
+    TerminatingShare,
     decode_inventory,
     decode_uuids,
 )
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.lenient import mapping, text
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount, format_bytes, parse_quantity
 from gpu_manager.domain.topology import MAX_CARDS, Link, Topology
+from gpu_manager.domain.untrusted import mapping, text
 
 Intern = Callable[[Hashable], int]  # the same number for equal values
 NO_DEVICE = "no GPU device"  # the predecessor's words
@@ -51,7 +51,7 @@ class NodeFacts:
     problem: str = ""
     hardware: int = 0
     cpu: int | None = None
-    lingering: tuple[Lingering, ...] = ()
+    lingering: tuple[TerminatingShare, ...] = ()
     lends: bool = False
 
     @property

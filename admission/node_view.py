@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from admission.charges import Charge, allocations_of, booked_as_fact
 from admission.node_facts import Intern, NodeFacts
 from admission.occupant import Occupant
+from gpu_manager.domain.cluster.terminating import terminating_allocations
 from gpu_manager.domain.errors import DoesNotFit
-from gpu_manager.domain.ledger import Ledger
-from gpu_manager.domain.lingering import facts_of
-from gpu_manager.domain.placement import find
+from gpu_manager.domain.placement.ledger import Ledger
+from gpu_manager.domain.placement.policies import find
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount
 
@@ -102,7 +102,7 @@ def build_view(
 
 def _fresh(facts: NodeFacts, charges: Mapping[PodUid, Charge]) -> Ledger:
     held = [a for charge in charges.values() for a in charge.allocations]
-    left = facts_of(facts.lingering, charges)
+    left = terminating_allocations(facts.lingering, charges)
     return Ledger((s.card for s in facts.cards), facts.unit, (*held, *left))
 
 

@@ -11,9 +11,9 @@ from admission.charges import Charge, charge_all
 from admission.node_facts import NodeFacts, read_node, what_counts
 from admission.node_view import NodeView, build_view
 from admission.occupant import Occupant
-from gpu_manager.domain.lenient import mapping
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.untrusted import mapping
 
 Used = Mapping[str, Mapping[str, Amount]]  # namespace → model → what its pods hold
 _MOST_STATES: Final = (

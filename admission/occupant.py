@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from admission.host_cpu import asked
-from gpu_manager.domain import rules
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.ledger import Share
-from gpu_manager.domain.lenient import text
+from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
-from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.rules import legal_values
+from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.untrusted import text
 
 Assigned = Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
 
@@ -67,7 +67,7 @@ class Occupant:
         Of a pod on a node, annotations do not count: they may be spoilt after its cards were granted.
         """
         try:
-            return rules.pod_request(self.pod, unit)
+            return legal_values.pod_request(self.pod, unit)
         except RequestInvalid:
             if not self.pod.node or not self.pod.annotations:
                 return None

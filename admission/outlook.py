@@ -12,10 +12,10 @@ from admission.snapshot import Cluster, Snapshot
 from admission.webhook import Outlook
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import printable
-from gpu_manager.domain.ledger import Allocation, Share, peak
+from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.pod import Pod
-from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import Amount, format_bytes
+from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.ports import Clock
 
 _KINDS_SECONDS = 1.0

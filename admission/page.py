@@ -18,8 +18,8 @@ from admission.node_view import NodeView
 from admission.occupant import Occupant
 from admission.snapshot import Snapshot
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.ledger import Allocation
-from gpu_manager.domain.picture import picture
+from gpu_manager.domain.cluster.node_json import node_json
+from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports import Clock
 
@@ -99,4 +99,4 @@ def graph(view: NodeView) -> dict[str, Any]:
         }
 
     cards = [replace(state, reason=state.reason or facts.problem) for state in facts.cards]
-    return picture(facts.name, cards, facts.topology, view.ledger, more)
+    return node_json(facts.name, cards, facts.topology, view.ledger, more)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from admission.node_view import NodeView
 from admission.snapshot import Cluster
-from gpu_manager.domain.score.places import Places, Rooms
+from gpu_manager.domain.score.multi_gpu_slots import MultiGpuSlots, Rooms
 
 
 class PlaceTally:
     """For one scorer. Not thread-safe."""
 
-    def __init__(self, places: Places, rooms_of: Callable[[NodeView], Rooms]) -> None:
+    def __init__(self, places: MultiGpuSlots, rooms_of: Callable[[NodeView], Rooms]) -> None:
         self._places = places
         self._rooms_of = rooms_of
         self._turn = 0

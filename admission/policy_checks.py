@@ -28,9 +28,9 @@ from gpu_manager.domain.contract import (
     PRELOAD,
 )
 from gpu_manager.domain.pod import MIRROR
-from gpu_manager.domain.request import PlacementPolicy
 from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, format_bytes
-from gpu_manager.domain.rulebook import Rule
+from gpu_manager.domain.rules.request import PlacementPolicy
+from gpu_manager.domain.rules.rulebook import Rule
 
 _LARGEST_CORES: Final = LARGEST_COUNT // CORES_PER_CARD * CORES_PER_CARD
 

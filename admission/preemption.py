@@ -19,12 +19,12 @@ from admission.judging import Question
 from admission.node_view import NodeView
 from admission.occupant import Occupant, named
 from admission.yielding import Harm, Yielding
-from gpu_manager.domain.budgets import Budget
 from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget
 
 
 def choose(
-    question: Question, pod: Pod, view: NodeView, given: Victims, budgets: Sequence[Budget]
+    question: Question, pod: Pod, view: NodeView, given: Victims, budgets: Sequence[DisruptionBudget]
 ) -> Victims | None:
     """The pods to evict from the node; None if evicting helps nothing, or is not needed.
 

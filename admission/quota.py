@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from admission.nodes import Used
 from gpu_manager.domain.errors import NodeUnready, printable, quoted
-from gpu_manager.domain.request import matches_model
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, ZERO, Amount, format_bytes, format_number
+from gpu_manager.domain.rules.request import matches_model
 
 CONFIG_MAP: Final = "gpuquota"
 CONFIG_MAP_NAMESPACE: Final = "kube-system"

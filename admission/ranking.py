@@ -10,8 +10,8 @@ from zlib import crc32
 
 from admission.judging import Fit
 from admission.node_view import NodeView
-from gpu_manager.domain.request import PlacementPolicy, PodRequest
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 
 BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
 _MOST = 1 << 16  # costs remembered

@@ -29,10 +29,10 @@ from admission.offers import OFFER_SECONDS, Offers
 from admission.quota import QuotaBook
 from admission.snapshot import Cluster
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError, printable, quoted
-from gpu_manager.domain.explain import explain_placement
+from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
+from gpu_manager.domain.placement.explain import explain_placement
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.domain.rules import pod_request
-from gpu_manager.domain.stamp import stamps
+from gpu_manager.domain.rules.legal_values import pod_request
 from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)
@@ -276,7 +276,7 @@ class Binder:
             self._cluster.reserve(pod, node, placement)
         cards = view.facts.cards
         log.info("placed", pod=pod.key, uid=pod.uid, node=node, cards=explain_placement(placement, cards))
-        return stamps(pod, node, placement, cards, self._clock.now(), assigned=False)
+        return allocation_annotations(pod, node, placement, cards, self._clock.now(), assigned=False)
 
     def _post(self, trial: _Trial, annotations: Mapping[str, str]) -> Answer:
         try:

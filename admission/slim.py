@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
-from gpu_manager.domain.lenient import mapping
+from gpu_manager.domain.untrusted import mapping
 
 _OURS: Final = "tencent.com/"
 _GROUPS: Final = ("initContainers", "containers")

@@ -17,10 +17,10 @@ from admission.node_view import NodeView
 from admission.nodes import Nodes, Used, name_of
 from admission.occupant import Occupant, occupant_of, read_occupant
 from admission.other_pods import OtherPods
-from gpu_manager.domain.budgets import Budget, read_budget
-from gpu_manager.domain.ledger import Share
-from gpu_manager.domain.lenient import mapping
+from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget, read_budget
 
 NODES: Final = "nodes"
 PODS: Final = "pods"
@@ -39,7 +39,7 @@ class Snapshot:
     nodes: Mapping[str, NodeView]
     used: Used
     reserved: Mapping[PodUid, str]
-    budgets: tuple[Budget, ...]
+    budgets: tuple[DisruptionBudget, ...]
     unit: int
     turn: int
 
@@ -59,7 +59,7 @@ class Cluster:
         self._fresh: deque[Occupant] = deque(maxlen=_MOST_FRESH)
         self._gone: deque[Occupant] = deque(maxlen=_MOST_FRESH)
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
-        self._budgets: dict[tuple[str, str], Budget] = {}
+        self._budgets: dict[tuple[str, str], DisruptionBudget] = {}
         self._dirty: set[str] = set()
         self._synced: set[str] = set()
         self._snapshot: Snapshot | None = None

@@ -16,9 +16,15 @@ from admission.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_
 from admission.wire import ALLOWED, Review, Verdict
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod
-from gpu_manager.domain.request import PodRequest
-from gpu_manager.domain.rulebook import Rule, Violation, violation
-from gpu_manager.domain.rules import check_guarded, check_pod, guarded_keys, pod_request, warn_pod
+from gpu_manager.domain.rules.legal_values import (
+    check_guarded,
+    check_pod,
+    guarded_keys,
+    pod_request,
+    warn_pod,
+)
+from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
 Says = Callable[[Pod, PodRequest], Sequence[str]]
 

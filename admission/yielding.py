@@ -16,12 +16,12 @@ from admission.charges import Charge
 from admission.judging import Question
 from admission.node_view import NodeView
 from admission.occupant import Occupant
-from gpu_manager.domain.budgets import Budget, violating
-from gpu_manager.domain.desk import Desk, units_of
-from gpu_manager.domain.ledger import Allocation, peak
+from gpu_manager.domain.placement.ledger import Allocation, peak
+from gpu_manager.domain.placement.trial_placement import TrialPlacement, units_of
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.domain.request import ContainerRequest
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+from gpu_manager.domain.rules.request import ContainerRequest
+from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget, violating
 
 MOST_STEPS: Final = 500  # 20 to 200 microseconds each, by the number of pods on the node
 _CHECKS_A_STEP: Final = 256  # of a pod against a budget
@@ -52,7 +52,7 @@ class Harm:
         self,
         lower: Sequence[Occupant],
         leaving: Sequence[Pod],
-        budgets: Sequence[Budget],
+        budgets: Sequence[DisruptionBudget],
         charges: Mapping[PodUid, Charge],
     ) -> None:
         self._pods = {o.uid: o.pod for o in lower}
@@ -110,7 +110,7 @@ class Yielding:
         self._question, self._view, self._given, self._harm = question, view, frozenset(given), harm
         awaited = view.awaits(question.request.uid, priority)
         books = view.with_awaited(awaited, view.without([*given, question.request.uid]))
-        self._desk = Desk(question.request, view.facts.cards, books)
+        self._desk = TrialPlacement(question.request, view.facts.cards, books)
         self._holders = {at: self._who_lies_on(at, lower) for at in self._desk.open}
         self._cards = sorted(self._desk.open, key=lambda at: (self._emptied(at), at))
         self._whole = {

@@ -29,12 +29,12 @@ from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.ledger import Ledger
-from gpu_manager.domain.placement import find
+from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
+from gpu_manager.domain.placement.ledger import Ledger
+from gpu_manager.domain.placement.policies import find
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.domain.rules import pod_request
-from gpu_manager.domain.stamp import stamps
+from gpu_manager.domain.rules.legal_values import pod_request
 
 Obj = dict[str, Any]
 _SHAPES = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (100, 0), (200, 0), (400, 0))
@@ -97,7 +97,9 @@ class Scheduler:
             if placement is None:
                 continue
             ledger.commit(tuple(allocations_of(occupant_of(pod), placement)))
-            obj["metadata"]["annotations"] = stamps(pod, name, placement, facts.cards, 0.0, assigned=True)
+            obj["metadata"]["annotations"] = allocation_annotations(
+                pod, name, placement, facts.cards, 0.0, assigned=True
+            )
             obj["spec"]["nodeName"] = name
             bound.append(obj)
         self.cluster.replace(PODS, bound)

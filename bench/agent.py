@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.rows import Row, in_memory, percentile
 from bench.world import World
 from gpu_manager.adapters import profiles, tenant_files
-from gpu_manager.domain.card_sets import best_set, fragment
+from gpu_manager.domain.placement.card_sets import best_set, fragment
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology, parse_topology
 from gpu_manager.sandbox.kubelet import AdmissionResult
 from vcuda import page

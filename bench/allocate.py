@@ -22,10 +22,10 @@ from bench.rows import Row, file_system, in_memory, percentile
 from bench.world import World
 from gpu_manager.domain.contract import MEMORY
 from gpu_manager.domain.errors import DoesNotFit
-from gpu_manager.domain.ledger import Allocation, Ledger
-from gpu_manager.domain.placement import place
+from gpu_manager.domain.placement.ledger import Allocation, Ledger
+from gpu_manager.domain.placement.policies import place
 from gpu_manager.domain.pod import PodUid, parse_pod
-from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.rules.legal_values import pod_request
 from gpu_manager.sandbox.kubelet import Step
 
 UNITS = 564  # of 256 MiB: 141 GiB

@@ -22,11 +22,11 @@ from bench.rows import OUTPUT, Row
 from bench.world import World
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
-from gpu_manager.domain.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement import place
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
+from gpu_manager.domain.placement.policies import place
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import Amount
-from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.rules.legal_values import pod_request
 from gpu_manager.sandbox.kubelet import AdmissionResult, Step
 
 SEED = int(os.environ.get("BENCH_SEED", "1"))  # stated in the note: the same shapes and faults again

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from bench.rows import Row
 from bench.world import NODE, World
-from gpu_manager.sandbox.native import Native, find_native
+from gpu_manager.adapters.driver_files.native_libraries import Native, find_native
 from vcuda import page
 
 BAR = "≤ 5"

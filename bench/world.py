@@ -25,7 +25,7 @@ from gpu_manager.domain.contract import (
     decode_inventory,
     encode_assignment,
 )
-from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.topology import Topology
 from gpu_manager.sandbox.api import StandInApi
 from gpu_manager.sandbox.kubelet import AdmissionResult, StandInKubelet

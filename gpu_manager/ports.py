@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.injection import Injection
-from gpu_manager.domain.ledger import Share
-from gpu_manager.domain.notes import Note
+from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.topology import Topology
@@ -266,7 +266,7 @@ class Witness(Protocol):
     def attacks(self, name: str) -> tuple[int, str]:
         """How often the page was found changed as the library never does it, and what was found last."""
 
-    def notes(self, name: str) -> Sequence[Note]:
+    def notes(self, name: str) -> Sequence[LibraryMessage]:
         """What the library told the host, oldest first, as of the last :meth:`Tenants.usage`."""
 
 

@@ -21,7 +21,7 @@ from bench.placement.policies import Policy, fits
 from bench.placement.replay import World
 from bench.placement.trace import Node, Pod, Trace
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.score.shapes import Room
+from gpu_manager.domain.score.request_mix import FreeShape
 
 LONGEST: Final = 3600  # seconds
 PATIENCE: Final = 3600  # seconds
@@ -61,7 +61,7 @@ class _Cards:
         self._world = world
         self._free = [[cores for cores, _ in world.room(at).free] for at in range(nodes)]
 
-    def put(self, pod: Pod, at: int, after: Room) -> list[int]:
+    def put(self, pod: Pod, at: int, after: FreeShape) -> list[int]:
         """The cards it takes."""
         cards = self._free[at]
         touched = Counter(cards) - Counter(cores for cores, _ in after.free)

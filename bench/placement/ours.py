@@ -8,8 +8,8 @@ from typing import Any
 
 from bench.placement.policies import Offer, ways
 from bench.placement.trace import Pod
+from gpu_manager.domain.score.request_mix import Arrivals, FreeShape, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer
-from gpu_manager.domain.score.shapes import Arrivals, Room, Shape, Stock
 
 
 class Ours:
@@ -44,7 +44,7 @@ class Ours:
     def _new(self) -> Scorer:
         return Scorer(self.arrivals.mix(), self._stock, **self._options)
 
-    def arrived(self, shape: Shape) -> bool:
+    def arrived(self, shape: RequestShape) -> bool:
         if self._fixed:
             return False
         self.arrivals.add(shape)
@@ -60,17 +60,19 @@ class Ours:
     def left(self) -> None:
         self.arrivals.leave()
 
-    def tagged(self, shape: Shape, tag: Hashable) -> Hashable:
+    def tagged(self, shape: RequestShape, tag: Hashable) -> Hashable:
         return tag
 
-    def places(self, room: Room) -> Sequence[int]:
+    def places(self, room: FreeShape) -> Sequence[int]:
         return self.scorer.places.of((room,))
 
     def prices(self, free: int, places: Sequence[int]) -> Sequence[float]:
         return self.scorer.places.prices(free, places)
 
-    def offers(self, shape: Shape, rooms: Sequence[Room], tags: Sequence[Hashable]) -> list[Offer]:
-        moves: list[tuple[tuple[Room], tuple[Room]]] = []
+    def offers(
+        self, shape: RequestShape, rooms: Sequence[FreeShape], tags: Sequence[Hashable]
+    ) -> list[Offer]:
+        moves: list[tuple[tuple[FreeShape], tuple[FreeShape]]] = []
         at: list[int] = []
         for n, room in enumerate(rooms):
             after = ways(shape, room)

@@ -13,14 +13,14 @@ import numpy as np
 
 from bench.placement.trace import Pod, typical
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.score.places import Loss
-from gpu_manager.domain.score.shapes import Room, Shape
+from gpu_manager.domain.score.multi_gpu_slots import Loss
+from gpu_manager.domain.score.request_mix import FreeShape, RequestShape
 
 _MOST_CPU: Final = 128_000
 _MOST_CORES: Final = 800
 Key = Any
 # What it costs, how the node is left, and the places for several cards that this takes; None: does not fit.
-Offer = tuple[Key, Room, Loss] | None
+Offer = tuple[Key, FreeShape, Loss] | None
 
 
 class Policy(Protocol):
@@ -28,26 +28,28 @@ class Policy(Protocol):
 
     by_name: bool
 
-    def arrived(self, shape: Shape) -> bool:
+    def arrived(self, shape: RequestShape) -> bool:
         """One more; True if all prices changed."""
 
     def left(self) -> None:
         """One of those that came is gone."""
 
-    def offers(self, shape: Shape, rooms: Sequence[Room], tags: Sequence[Hashable]) -> list[Offer]:
+    def offers(
+        self, shape: RequestShape, rooms: Sequence[FreeShape], tags: Sequence[Hashable]
+    ) -> list[Offer]:
         """One for each room. ``tags``: what else the policy wants to know of the node."""
 
-    def tagged(self, shape: Shape, tag: Hashable) -> Hashable:
+    def tagged(self, shape: RequestShape, tag: Hashable) -> Hashable:
         """The node's tag once the shape is on it."""
 
-    def places(self, room: Room) -> Sequence[int]:
+    def places(self, room: FreeShape) -> Sequence[int]:
         """What the policy counts of each node over the cluster; nothing for most."""
 
     def prices(self, free: int, places: Sequence[int]) -> Sequence[float]:
         """What the loss of one of each costs, with so many cores free and places there in the cluster."""
 
 
-def fits(shape: Shape, room: Room) -> bool:
+def fits(shape: RequestShape, room: FreeShape) -> bool:
     """True if the node can take it. The host's CPU is a hard limit, and so is the model."""
     if room.cpu is not None and room.cpu < shape.cpu:
         return False
@@ -60,7 +62,7 @@ def fits(shape: Shape, room: Room) -> bool:
     return any(cores >= shape.cores and memory >= shape.memory for cores, memory in room.free)
 
 
-def ways(shape: Shape, room: Room) -> list[Room]:
+def ways(shape: RequestShape, room: FreeShape) -> list[FreeShape]:
     """The node after the shape, for each distinct card that would do, the fullest first."""
     if not fits(shape, room):
         return []
@@ -75,41 +77,43 @@ class Plain:
 
     by_name = True
 
-    def arrived(self, shape: Shape) -> bool:
+    def arrived(self, shape: RequestShape) -> bool:
         return False
 
     def left(self) -> None:
         return
 
-    def tagged(self, shape: Shape, tag: Hashable) -> Hashable:
+    def tagged(self, shape: RequestShape, tag: Hashable) -> Hashable:
         return tag
 
-    def places(self, room: Room) -> Sequence[int]:
+    def places(self, room: FreeShape) -> Sequence[int]:
         return ()
 
     def prices(self, free: int, places: Sequence[int]) -> Sequence[float]:
         return ()
 
-    def offers(self, shape: Shape, rooms: Sequence[Room], tags: Sequence[Hashable]) -> list[Offer]:
+    def offers(
+        self, shape: RequestShape, rooms: Sequence[FreeShape], tags: Sequence[Hashable]
+    ) -> list[Offer]:
         found: list[Offer] = []
         for room, tag in zip(rooms, tags, strict=True):
             after = ways(shape, room)
             found.append((-self.score(shape, room, after[0], tag), after[0], ()) if after else None)
         return found
 
-    def score(self, shape: Shape, room: Room, after: Room, tag: Hashable) -> float:
+    def score(self, shape: RequestShape, room: FreeShape, after: FreeShape, tag: Hashable) -> float:
         """The highest wins."""
         raise NotImplementedError
 
 
-def _milli(room: Room) -> int:
+def _milli(room: FreeShape) -> int:
     return sum(cores for cores, _ in room.free)
 
 
 class BestFit(Plain):
     """Least CPU and GPU left, half each."""
 
-    def score(self, shape: Shape, room: Room, after: Room, tag: Hashable) -> float:
+    def score(self, shape: RequestShape, room: FreeShape, after: FreeShape, tag: Hashable) -> float:
         left = (after.cpu or 0) / _MOST_CPU + _milli(after) / _MOST_CORES
         return int(100 * (1 - left / 2))
 
@@ -117,7 +121,7 @@ class BestFit(Plain):
 class DotProd(Plain):
     """Tetris: the node whose free amounts are least along the pod's."""
 
-    def score(self, shape: Shape, room: Room, after: Room, tag: Hashable) -> float:
+    def score(self, shape: RequestShape, room: FreeShape, after: FreeShape, tag: Hashable) -> float:
         along = (room.cpu or 0) * shape.cpu / _MOST_CPU**2 + _milli(room) * shape.cores / _MOST_CORES**2
         return int(100 * (1 - along / 2))
 
@@ -125,7 +129,7 @@ class DotProd(Plain):
 class GpuPacking(Plain):
     """Shared GPUs first, then free GPUs of a used node, then an idle node."""
 
-    def score(self, shape: Shape, room: Room, after: Room, tag: Hashable) -> float:
+    def score(self, shape: RequestShape, room: FreeShape, after: FreeShape, tag: Hashable) -> float:
         if not shape.cores:
             return 0
         idle = sum(cores == CORES_PER_CARD for cores, _ in room.free)
@@ -141,11 +145,11 @@ class GpuPacking(Plain):
 class GpuClustering(Plain):
     """Pods that ask for as much together: one GPU shared, or so many whole ones."""
 
-    def tagged(self, shape: Shape, tag: Hashable) -> Hashable:
+    def tagged(self, shape: RequestShape, tag: Hashable) -> Hashable:
         kinds = tag if isinstance(tag, frozenset) else frozenset()
         return kinds | {_kind(shape)} if shape.cores else kinds
 
-    def score(self, shape: Shape, room: Room, after: Room, tag: Hashable) -> float:
+    def score(self, shape: RequestShape, room: FreeShape, after: FreeShape, tag: Hashable) -> float:
         if not shape.cores:
             return 0
         kinds = tag if isinstance(tag, frozenset) else frozenset()
@@ -155,7 +159,7 @@ class GpuClustering(Plain):
         return full + (0 if kinds else 25)
 
 
-def _kind(shape: Shape) -> int:
+def _kind(shape: RequestShape) -> int:
     return shape.cards
 
 
@@ -171,9 +175,9 @@ class Fragments:
         self._cards = np.array([max(1, s.cards) for s in self._shapes])
         self._none = np.array([s.cores == 0 for s in self._shapes])
         self._models: dict[str, Any] = {}
-        self._known: dict[Room, float] = {}
+        self._known: dict[FreeShape, float] = {}
 
-    def of(self, rooms: Sequence[Room]) -> list[float]:
+    def of(self, rooms: Sequence[FreeShape]) -> list[float]:
         """In milli."""
         new = [room for room in dict.fromkeys(rooms) if room not in self._known]
         for at in range(0, len(new), 128):
@@ -181,7 +185,7 @@ class Fragments:
             self._known.update(zip(batch, self._work_out(batch), strict=True))
         return [self._known[room] for room in rooms]
 
-    def _work_out(self, rooms: Sequence[Room]) -> list[float]:
+    def _work_out(self, rooms: Sequence[FreeShape]) -> list[float]:
         cards = max(len(room.free) for room in rooms)
         cores = np.zeros((len(rooms), cards), int)
         for at, room in enumerate(rooms):
@@ -205,7 +209,9 @@ class Fgd(Plain):
     def __init__(self, fragments: Fragments) -> None:
         self._fragments = fragments
 
-    def offers(self, shape: Shape, rooms: Sequence[Room], tags: Sequence[Hashable]) -> list[Offer]:
+    def offers(
+        self, shape: RequestShape, rooms: Sequence[FreeShape], tags: Sequence[Hashable]
+    ) -> list[Offer]:
         after = [ways(shape, room) for room in rooms]
         before = self._fragments.of(rooms)
         self._fragments.of([way for each in after for way in each])

@@ -11,11 +11,11 @@ from typing import Final
 from bench.placement.policies import Fragments, Offer, Policy
 from bench.placement.trace import MOST_PODS, Node, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.score.request_mix import FreeShape, RequestShape, Stock
 from gpu_manager.domain.score.scorer import in_all
-from gpu_manager.domain.score.shapes import Room, Shape, Stock
 
 EMPTY_CARD: Final = (CORES_PER_CARD, 0)
-State = tuple[Room, Hashable]
+State = tuple[FreeShape, Hashable]
 
 
 def stock_of(nodes: Iterable[Node]) -> dict[str, Stock]:
@@ -50,12 +50,12 @@ class World:
         self.states: list[State] = []
         self.refresh_seconds: list[float] = []
         self._number: dict[State, int] = {}
-        self._rows: dict[Shape, dict[int, Offer]] = {}
+        self._rows: dict[RequestShape, dict[int, Offer]] = {}
         self._free = 0  # cores
         self._places: list[int] = []  # what the policy counts, over all nodes …
         self._each: dict[int, Sequence[int]] = {}  # … and of each kind of node
         for at, node in enumerate(nodes):
-            number = self._intern((Room(node.model, 0, node.cpu, (EMPTY_CARD,) * node.cards), None))
+            number = self._intern((FreeShape(node.model, 0, node.cpu, (EMPTY_CARD,) * node.cards), None))
             self.state.append(number)
             self.live.setdefault(number, set()).add(at)
             self._free += self.states[number][0].cores
@@ -68,7 +68,7 @@ class World:
             self.states.append(state)
         return number
 
-    def arrived(self, shape: Shape) -> None:
+    def arrived(self, shape: RequestShape) -> None:
         """Count it, and where that changed the prices, work them out anew."""
         if self.policy.arrived(shape):
             began = time.perf_counter()
@@ -78,7 +78,7 @@ class World:
                 self._row(each)
             self.refresh_seconds.append(time.perf_counter() - began)
 
-    def choose(self, pod: Pod) -> tuple[int, Room] | None:
+    def choose(self, pod: Pod) -> tuple[int, FreeShape] | None:
         """The node that takes the pod, and how that leaves it; None if it fits nowhere."""
         row = self._row(pod.shape)
         if self.chance:
@@ -117,7 +117,7 @@ class World:
         first = min(able, default=None)
         return None if first is None else first[1]
 
-    def _row(self, shape: Shape) -> dict[int, Offer]:
+    def _row(self, shape: RequestShape) -> dict[int, Offer]:
         """What each kind of node costs; only those that came up since are priced."""
         row = self._rows.setdefault(shape, {})
         new = [number for number in self.live if number not in row]
@@ -127,7 +127,7 @@ class World:
             row.update(zip(new, found, strict=True))
         return row
 
-    def _any(self, pod: Pod, row: dict[int, Offer]) -> tuple[int, Room] | None:
+    def _any(self, pod: Pod, row: dict[int, Offer]) -> tuple[int, FreeShape] | None:
         able = [
             at
             for number, nodes in self.live.items()
@@ -141,7 +141,7 @@ class World:
         offer = row[self.state[at]]
         return (at, offer[1]) if offer else None
 
-    def put(self, pod: Pod, at: int, after: Room) -> None:
+    def put(self, pod: Pod, at: int, after: FreeShape) -> None:
         """The pod lies on the node."""
         self.host_memory[at] -= pod.host_memory
         self.pods[at] += 1
@@ -178,7 +178,7 @@ class World:
         each = [[n * len(at) for n in self._counted(number)] for number, at in self.live.items()]
         self._places = [sum(column) for column in zip(*each, strict=True)]
 
-    def room(self, at: int) -> Room:
+    def room(self, at: int) -> FreeShape:
         """What is free on a node."""
         return self.states[self.state[at]][0]
 

@@ -25,7 +25,7 @@ from bench.placement.policies import (
 )
 from bench.placement.replay import replay, stock_of
 from bench.placement.trace import Trace, arrivals, kin, permuted
-from gpu_manager.domain.score.places import ALWAYS
+from gpu_manager.domain.score.multi_gpu_slots import ALWAYS
 from gpu_manager.domain.score.scorer import FILL_UP, ROLL_OUT
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -223,9 +223,14 @@ def fingerprint(policy: str = "ours", *more: str) -> str:
     ``more``: files of the bench that the run went through besides.
     """
     score, bench = ROOT / "gpu_manager" / "domain" / "score", ROOT / "bench" / "placement"
-    files = [score / "shapes.py", *(bench / f"{name}.py" for name in ("trace", "policies", "replay"))]
+    files = [score / "request_mix.py", *(bench / f"{name}.py" for name in ("trace", "policies", "replay"))]
     if policy in ABLATION:
-        files += [score / "places.py", score / "scorer.py", score / "waste.py", bench / "ours.py"]
+        files += [
+            score / "multi_gpu_slots.py",
+            score / "scorer.py",
+            score / "fragmentation.py",
+            bench / "ours.py",
+        ]
     files += [bench / f"{name}.py" for name in more]
     digest = hashlib.sha256()
     for file in files:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.score.shapes import Shape
+from gpu_manager.domain.score.request_mix import RequestShape
 
 DEMAND: Final = 1.3  # of the cluster's GPUs, at which a run ends
 MOST_PODS: Final = 1001  # on one node, as in the published runs
@@ -35,7 +35,7 @@ class Pod:
     """A row of the pod list. ``host_memory`` in MiB; ``born`` and ``gone`` in seconds."""
 
     name: str
-    shape: Shape
+    shape: RequestShape
     host_memory: int
     born: int = 0
     gone: int = 0
@@ -84,7 +84,7 @@ def _pod(row: dict[str, str]) -> Pod:
     if milli % _MILLI:
         raise SystemExit(f"{row['name']}: gpu_milli {milli} is no multiple of {_MILLI}, one vcuda-core")
     models = tuple(sorted(name for name in row["gpu_spec"].split("|") if name))
-    shape = Shape(milli // _MILLI * count, 0, int(row["cpu_milli"]), models)
+    shape = RequestShape(milli // _MILLI * count, 0, int(row["cpu_milli"]), models)
     times = (int(row.get(key) or 0) for key in ("creation_time", "deletion_time"))
     return Pod(row["name"], shape, int(row["memory_mib"]), *times)
 
@@ -115,11 +115,11 @@ def permuted(nodes: Sequence[Node], seed: int) -> list[Node]:
     return order
 
 
-def typical(pods: Sequence[Pod], share: float = 0.95) -> list[tuple[Shape, float]]:
+def typical(pods: Sequence[Pod], share: float = 0.95) -> list[tuple[RequestShape, float]]:
     """The commonest shapes that make up 95 % of the pods, and how common each is: FGD's classes."""
     counts = Counter(pod.shape for pod in pods)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    kept: list[tuple[Shape, int]] = []
+    kept: list[tuple[RequestShape, int]] = []
     covered = 0
     for shape, count in ranked:
         if covered >= share * len(pods):

@@ -21,8 +21,8 @@ import structlog
 
 from gpu_manager.adapters import tenant_files as files
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.library_messages import LibraryMessage, LibraryMessageKind
 from gpu_manager.domain.errors import NodeUnready, Tampered
-from gpu_manager.domain.notes import Note, NoteKind
 from gpu_manager.ports import Activity, Correction, Limit, TenantUse
 from vcuda import page as abi
 
@@ -36,7 +36,9 @@ USAGE_MODE: Final = 0o666  # a container may run as any user
 _NS: Final = 1e-9
 _KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
 
-_KINDS: Final[Mapping[int, NoteKind]] = {code: NoteKind[code.name] for code in abi.NoteCode}
+_KINDS: Final[Mapping[int, LibraryMessageKind]] = {
+    code: LibraryMessageKind[code.name] for code in abi.NoteCode
+}
 """A later library may note what this agent has no words for: that is passed over."""
 
 _Change = Callable[["abi.Limits | None"], abi.Limits]
@@ -98,7 +100,7 @@ class PageTenants:
         self._attacks: dict[str, str] = {}
         self._readings: dict[str, _Reading] = {}
         self._told: dict[str, _Told] = {}
-        self._notes: dict[str, tuple[Note, ...]] = {}
+        self._notes: dict[str, tuple[LibraryMessage, ...]] = {}
 
     def open(self, name: str, limits: Sequence[Limit]) -> None:
         """Make the directory and both pages if absent, and write the limits. Idempotent.
@@ -230,7 +232,7 @@ class PageTenants:
         with self._lock:
             return self._tampered.get(name, 0), self._attacks.get(name, "")
 
-    def notes(self, name: str) -> Sequence[Note]:
+    def notes(self, name: str) -> Sequence[LibraryMessage]:
         """What the library told the host, as of the last :meth:`usage`."""
         return self._notes.get(name, ())
 
@@ -381,8 +383,8 @@ class PageTenants:
         )
 
 
-def _note(note: abi.Note, cards: Sequence[CardUuid]) -> Note:
-    return Note(
+def _note(note: abi.Note, cards: Sequence[CardUuid]) -> LibraryMessage:
+    return LibraryMessage(
         number=note.number,
         at=note.when_ns * _NS,
         kind=_KINDS[note.code],

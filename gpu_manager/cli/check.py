@@ -14,10 +14,10 @@ from gpu_manager.cli.files import load_manifests, shown
 from gpu_manager.cli.output import Form, Output, coloured, emit
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.pod import parse_pod
-from gpu_manager.domain.request import ContainerRequest
 from gpu_manager.domain.resources import GIB, format_number, parse_quantity
-from gpu_manager.domain.rulebook import Rule, Violation, violation
-from gpu_manager.domain.rules import check_pod, pod_request, warn_pod
+from gpu_manager.domain.rules.legal_values import check_pod, pod_request, warn_pod
+from gpu_manager.domain.rules.request import ContainerRequest
+from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
 
 class State(Enum):

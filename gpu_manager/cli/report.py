@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from gpu_manager.cli.output import Output, coloured, emit, for_program
-from gpu_manager.domain.doctor import CLUSTER_CHECKS, NODE_CHECKS, Check, Report, Severity
+from gpu_manager.domain.doctor import CLUSTER_CHECKS, NODE_CHECKS, DoctorCheck, Report, Severity
 from gpu_manager.domain.errors import printable
 
 _COLOURS = {Severity.TROUBLE: typer.colors.RED, Severity.WARNING: typer.colors.YELLOW}
@@ -34,7 +34,7 @@ def show(report: Report, output: Output) -> int:
 def _lines(report: Report) -> Iterator[str]:
     for note in report.notes:
         yield from _wrapped(printable(note), "")
-    last: Check | None = None
+    last: DoctorCheck | None = None
     for finding in report.findings:
         if finding.check is not last:
             word = coloured(f"{finding.check.severity.value:7}", _COLOURS[finding.check.severity])
@@ -49,7 +49,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield _sum(report)
 
 
-def _last_of(report: Report, check: Check) -> object:
+def _last_of(report: Report, check: DoctorCheck) -> object:
     return [finding for finding in report.findings if finding.check is check][-1]
 
 
@@ -102,5 +102,5 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _entry(check: Check) -> str:
+def _entry(check: DoctorCheck) -> str:
     return f"### {check.id}\n\n*{check.severity.value.capitalize()}.* {check.what}\n\n**Cure.** {check.cure}"

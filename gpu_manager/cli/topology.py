@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from gpu_manager.cli.output import Form, Output, emit, for_program
-from gpu_manager.domain.card_sets import best_set
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
+from gpu_manager.domain.placement.card_sets import best_set
 from gpu_manager.domain.topology import Affinity, ParsedTopology, Topology, format_topology, parse_topology
 
 MAX_BYTES = 1 << 20  # the largest real matrix is 10 KiB

@@ -126,7 +126,7 @@ def decode_assignment(text: str | None) -> Assignment | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Lingering:
+class TerminatingShare:
     """What a pod that the API no longer has, and whose processes still run, holds of one card.
 
     ``pod`` is its UID, so that who still sees the pod counts it once; empty for several pods together.
@@ -149,7 +149,7 @@ class Inventory:
     cards: tuple[CardState, ...]
     topology: Topology
     refused: tuple[Amount, ...] = ()
-    lingering: tuple[Lingering, ...] = ()
+    lingering: tuple[TerminatingShare, ...] = ()
 
 
 def encode_inventory(inventory: Inventory) -> str:
@@ -206,13 +206,13 @@ def decode_inventory(text: str | None) -> Inventory | None:
         return None
 
 
-def _left(one: Lingering) -> dict[str, Any]:
+def _left(one: TerminatingShare) -> dict[str, Any]:
     amount = {"cores": one.amount.cores, "memory": one.amount.memory}
     return {**({"pod": one.pod} if one.pod else {}), "uuid": one.card, **amount}
 
 
-def _lingering(one: dict[str, Any]) -> Lingering:
-    return Lingering(_text(one.get("pod", "")), _uuid(one["uuid"]), _amount(one))
+def _lingering(one: dict[str, Any]) -> TerminatingShare:
+    return TerminatingShare(_text(one.get("pod", "")), _uuid(one["uuid"]), _amount(one))
 
 
 def _card_state(card: dict[str, Any]) -> CardState:

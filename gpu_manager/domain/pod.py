@@ -38,7 +38,7 @@ class ContainerKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What one container wrote, as exact numbers; :mod:`gpu_manager.domain.rules` judges it.
+    """What one container wrote, as exact numbers; :mod:`gpu_manager.domain.rules.legal_values` judges it.
 
     ``core`` is hundredths of a card, ``memory_units`` counts units; ``None`` means not written.
     """

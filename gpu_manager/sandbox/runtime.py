@@ -23,11 +23,11 @@ from typing import Any, Final
 
 from gpu_manager.adapters.driver_files.delivery import CUDA_FRONT, NVML_FRONT
 from gpu_manager.adapters.driver_files.elf import multiarch
+from gpu_manager.adapters.driver_files.native_libraries import Native
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.contract import CARDS_ENV
 from gpu_manager.domain.errors import NodeUnready, quoted
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
-from gpu_manager.sandbox.native import Native
 from gpu_manager.sandbox.processes import Processes
 
 ROOT_VARIABLE: Final = "VCUDA_ROOT"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
+from gpu_manager.adapters.driver_files.native_libraries import Native, find_native, native_in
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.adapters.simulated_control import read_control, write_control
 from gpu_manager.domain.card import Card
@@ -28,7 +29,6 @@ from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
 from gpu_manager.sandbox.extender import Extender
 from gpu_manager.sandbox.kept_process import KeptProcess
 from gpu_manager.sandbox.kubelet import StandInKubelet
-from gpu_manager.sandbox.native import Native, find_native, native_in
 from gpu_manager.sandbox.node import NodeLoop
 from gpu_manager.sandbox.pod_worker import FIRST_PAUSE
 from gpu_manager.sandbox.processes import Processes

@@ -19,8 +19,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.ledger import Ledger
-from gpu_manager.domain.notes import NoteKind
+from gpu_manager.domain.enforcement.library_messages import LibraryMessageKind
+from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
 from gpu_manager.servers import series
@@ -65,7 +65,7 @@ COUNTERS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     (
         "library_notes",
         "kind",
-        tuple(kind.value for kind in NoteKind),
+        tuple(kind.value for kind in LibraryMessageKind),
         "What libvcuda told the agent from inside containers; the log has the words",
     ),
     ("registrations", "resource", _RESOURCES, "Registrations with the kubelet"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, Amount
 from gpu_manager.services.books import Grant, Key
 from gpu_manager.services.planner import Node

@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from gpu_manager import ui
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.node_json import node_json
 from gpu_manager.domain.errors import printable
-from gpu_manager.domain.ledger import Allocation
-from gpu_manager.domain.picture import picture
+from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, format_bytes
 from gpu_manager.scrape import scrape
 from gpu_manager.services.allocator import Allocator
@@ -125,7 +125,7 @@ class Status:
             }
 
         return self._allocator.read(
-            lambda books, node: picture(node.name, node.cards, node.topology, books.ledger, more)
+            lambda books, node: node_json(node.name, node.cards, node.topology, books.ledger, more)
         )
 
 

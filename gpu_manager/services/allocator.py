@@ -15,10 +15,10 @@ from typing import TypeVar
 
 import structlog
 
+from gpu_manager.domain.admission_match import ContainerCandidate, PreferenceCall, reuser
 from gpu_manager.domain.card import CardState
-from gpu_manager.domain.contract import NVIDIA, Lingering
+from gpu_manager.domain.contract import NVIDIA, TerminatingShare
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
-from gpu_manager.domain.identity import Candidate, Question, reuser
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import Amount
@@ -192,7 +192,7 @@ class Allocator:
         """Shapes refused in the last 30 s."""
         return self._granting.refused()
 
-    def lingering(self) -> tuple[Lingering, ...]:
+    def lingering(self) -> tuple[TerminatingShare, ...]:
         """What is not free though no pod of the API holds it: processes of deleted pods still run."""
         return self._departures.lingering()
 
@@ -204,7 +204,7 @@ class Allocator:
         """The ids to hand out; fewer than ``size`` or none when there is nothing better to say. Never raises
         for the world's faults: an error here would fail the pod.
         """
-        question = Question(resource, size, frozenset(must))
+        question = PreferenceCall(resource, size, frozenset(must))
         with self._asking, self._lock:
             never, partner, holds = self._never, self._partner, dict(self._books.grants)
             self._in_flight += 1
@@ -244,7 +244,7 @@ class Allocator:
             self._admitted_at = self._clock.monotonic()
 
     def _held_up(
-        self, candidate: Candidate | None, going: frozenset[PodUid], ending: frozenset[PodUid]
+        self, candidate: ContainerCandidate | None, going: frozenset[PodUid], ending: frozenset[PodUid]
     ) -> bool:
         with self._lock:
             return candidate is not None and self._planner.held_up(candidate.pod, going, ending)
@@ -252,7 +252,7 @@ class Allocator:
     def _decide(
         self,
         resource: str,
-        candidate: Candidate,
+        candidate: ContainerCandidate,
         listed: Mapping[str, frozenset[str]],
         free: Sequence[str],
         must: Sequence[str],
@@ -278,7 +278,7 @@ class Allocator:
             log.info("will be refused", pod=pod.key, container=container.name, reason=str(error))
             return self._planner.best_ids(resource, free, must, size), Decision(candidate, error)
 
-    def _retract(self, candidate: Candidate, listed: Mapping[str, frozenset[str]]) -> None:
+    def _retract(self, candidate: ContainerCandidate, listed: Mapping[str, frozenset[str]]) -> None:
         """What the books say this container holds and the kubelet does not list at it went to another: to a
         namesake that the API had forgotten. Its directory may be in use there, so the container gets its own.
         PodResources never lists an ordinary init container: nothing is concluded of one.
@@ -309,7 +309,7 @@ class Allocator:
                     decision = self._decision(resource, ids)
                     self._check_known(resource, ids)
                     if decision is None:
-                        likely = self._likely(Question(resource, len(ids)))
+                        likely = self._likely(PreferenceCall(resource, len(ids)))
                         booked = self._granting.book_unnamed(resource, ids, likely)
                     else:
                         booked = self._granting.book(resource, ids, decision)
@@ -341,13 +341,13 @@ class Allocator:
             pod = self._pod(next(iter(owners)))
             container = reuser(pod, ids, resource, self._books.holds) if pod else None
             if pod is not None and container is not None:
-                return Decision(Candidate(pod, container))
+                return Decision(ContainerCandidate(pod, container))
         followed = not answered or bool(answered & ids)
         if decision is not None and followed and decision.candidate.container.wants(resource) == len(ids):
             return decision
         return None
 
-    def _likely(self, question: Question) -> Candidate | None:
+    def _likely(self, question: PreferenceCall) -> ContainerCandidate | None:
         """Who may be meant, for a choice of cards alone; nobody if several could be."""
         return self._association.likely(
             question, self._unnamed.holds, never=self._never, partner=self._partner

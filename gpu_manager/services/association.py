@@ -1,7 +1,7 @@
 """Finding the container a GetPreferredAllocation is for: a fresh listing, the pods behind its names, one GET.
 
-The certain part is pure and lives in :mod:`gpu_manager.domain.identity`; this file fetches what it needs.
-Nothing here is called from Allocate: a listing there makes the kubelet forget ids in flight.
+The certain part is pure and lives in :mod:`gpu_manager.domain.admission_match`; this file fetches what it
+needs. Nothing here is called from Allocate: a listing there makes the kubelet forget ids in flight.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.identity import (
-    Candidate,
+from gpu_manager.domain.admission_match import (
+    ContainerCandidate,
     Holds,
     ListedPod,
-    Question,
+    PreferenceCall,
     choose,
     matching,
     next_container,
     unsatisfied,
     withdrawn,
 )
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.ports import Clock, Found, Kubelet, Listed, Pods
 from gpu_manager.services.tally import Tally
@@ -44,7 +44,7 @@ class Answer:
     ``never`` are the pods that were passed over, now or before: they lack something for ever.
     """
 
-    candidate: Candidate | None
+    candidate: ContainerCandidate | None
     active: frozenset[Name] | None
     never: frozenset[PodUid]
     held: Mapping[str, Name] = field(
@@ -77,7 +77,7 @@ class Association:
 
     def identify(
         self,
-        question: Question,
+        question: PreferenceCall,
         holds: Holds,
         *,
         never: frozenset[PodUid],
@@ -121,12 +121,12 @@ class Association:
 
     def likely(
         self,
-        question: Question,
+        question: PreferenceCall,
         holds: Holds,
         *,
         never: frozenset[PodUid],
         partner: tuple[PodUid, str] | None,
-    ) -> Candidate | None:
+    ) -> ContainerCandidate | None:
         """Who it may be, as far as the pods at hand and the own books tell, asking nobody: for a choice of
         cards that should suit it. Never an identification: a pod may have been rejected since.
         """
@@ -143,7 +143,7 @@ class Association:
             return None
 
     def _object(
-        self, name: Name, listed: Sequence[Listed], look: _Look, question: Question, holds: Holds
+        self, name: Name, listed: Sequence[Listed], look: _Look, question: PreferenceCall, holds: Holds
     ) -> Pod | None:
         """The pod object behind a listed name.
 
@@ -161,8 +161,8 @@ class Association:
 
     def _afresh(
         self,
-        stale: Sequence[Candidate],
-        fitting: Sequence[Candidate],
+        stale: Sequence[ContainerCandidate],
+        fitting: Sequence[ContainerCandidate],
         listing: Mapping[Name, Sequence[Listed]],
         look: _Look,
     ) -> Sequence[tuple[Pod, ListedPod]]:
@@ -178,12 +178,12 @@ class Association:
 
     def _confirm(
         self,
-        candidate: Candidate,
+        candidate: ContainerCandidate,
         listing: Mapping[Name, Sequence[Listed]],
         look: _Look,
-        question: Question,
+        question: PreferenceCall,
         holds: Holds,
-    ) -> Candidate | None:
+    ) -> ContainerCandidate | None:
         """Ask for the pod itself: the watch may still show an older namesake, or older annotations.
 
         Where the API has a newer namesake already, the kubelet may ask for either: who was granted nothing
@@ -199,13 +199,13 @@ class Association:
         if fresh.terminal:  # a kubelet before 1.34 lists it still: it is asking for another
             return None
         if fresh.uid == candidate.pod.uid:
-            return Candidate(fresh, fresh.container(candidate.container.name) or candidate.container)
+            return ContainerCandidate(fresh, fresh.container(candidate.container.name) or candidate.container)
         if _satisfied(fresh, question.resource, holds):
             return candidate
         container = next_container(fresh, _by_container(listing[name]), question.resource, holds)
         if container is None or container.wants(question.resource) != question.size:
             return candidate
-        return Candidate(fresh, container)
+        return ContainerCandidate(fresh, container)
 
     def _fetch(self, name: Name, look: _Look) -> Pod | None:
         """The pod of that name; one that the API has forgotten is not asked for again at once."""
@@ -239,8 +239,11 @@ class Association:
 
 
 def _standing(
-    candidates: Sequence[Candidate], listing: Mapping[Name, Sequence[Listed]], holds: Holds, look: _Look
-) -> Sequence[Candidate]:
+    candidates: Sequence[ContainerCandidate],
+    listing: Mapping[Name, Sequence[Listed]],
+    holds: Holds,
+    look: _Look,
+) -> Sequence[ContainerCandidate]:
     """Without those from whom the kubelet has taken back what they had, if it may be anybody else."""
     listed = {c.key: _by_container(listing[c.pod.namespace, c.pod.name]) for c in candidates}
     left = [c for c in candidates if not withdrawn(c.pod, listed[c.key], holds)]
@@ -256,7 +259,7 @@ def _as_booked(pod: Pod, resource: str, holds: Holds) -> ListedPod:
 
 
 def _listed_at(
-    candidate: Candidate, listing: Mapping[Name, Sequence[Listed]], resource: str
+    candidate: ContainerCandidate, listing: Mapping[Name, Sequence[Listed]], resource: str
 ) -> Mapping[str, frozenset[str]]:
     """What the container has of other resources: the one of that name that has nothing of this one."""
     listed = listing.get((candidate.pod.namespace, candidate.pod.name), ())
@@ -265,9 +268,9 @@ def _listed_at(
 
 
 def _uncertain(
-    question: Question,
-    fitting: Sequence[Candidate],
-    lacking: Sequence[Candidate],
+    question: PreferenceCall,
+    fitting: Sequence[ContainerCandidate],
+    lacking: Sequence[ContainerCandidate],
     active: Collection[Name],
     unknown: Collection[Name],
 ) -> str:

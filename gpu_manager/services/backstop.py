@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import structlog
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.evasion import CONTEXT_BYTES
 from gpu_manager.ports import Backstop, Clock, Limit, Pods
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.granting import limits_of

@@ -15,7 +15,7 @@ from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.contract import NVIDIA
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.ids import compact, expand
-from gpu_manager.domain.ledger import Allocation, Ledger, Share
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import Amount
 

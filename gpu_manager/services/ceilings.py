@@ -13,7 +13,7 @@ import structlog
 
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
-from gpu_manager.domain.wishes import legal_ceiling_of
+from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.ports import Tenants
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.books import Books, Grant, Key

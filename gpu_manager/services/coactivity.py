@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.coactivity import Seen, SharedCard
+from gpu_manager.domain.enforcement.time_sharing import CardActivity, SharedCard
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Activities, Activity, Clock, Correction
 from gpu_manager.services.tally import Tally
@@ -67,10 +67,10 @@ class _Watched:
     present: frozenset[str] = frozenset()
 
 
-def _seen(activity: Activity, now_ns: int) -> Seen:
+def _seen(activity: Activity, now_ns: int) -> CardActivity:
     recent = now_ns - activity.last_busy_ns < RECENT_NS
     present = activity.processes > 0 and (activity.at_work > 0 or recent)
-    return Seen(activity.at_work, activity.busy_ns, present)
+    return CardActivity(activity.at_work, activity.busy_ns, present)
 
 
 class CoActivity:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
-from gpu_manager.domain import lingering
-from gpu_manager.domain.contract import Lingering
+from gpu_manager.domain.cluster import terminating
+from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.ledger import Allocation
+from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports import Found, Pods, Processes
 from gpu_manager.services.association import Answer
@@ -60,14 +60,14 @@ class Departures:
         """True if the pod was listed as active since the kubelet came up."""
         return uid in self._seen
 
-    def lingering(self) -> tuple[Lingering, ...]:
+    def lingering(self) -> tuple[TerminatingShare, ...]:
         """What pods hold that the API no longer has and whose processes run, or may run: none can be seen."""
         living = _living(self._pods.local())
         with self._lock:
             absent = [uid for uid in self.books.ledger.pods if uid not in living and not is_unnamed(uid)]
         gone = [uid for uid in absent if self._processes.alive(uid) is not False]
         with self._lock:
-            return lingering.lingering(self.books.ledger, gone)
+            return terminating.terminating_shares(self.books.ledger, gone)
 
     def outwait(
         self,

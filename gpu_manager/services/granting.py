@@ -14,15 +14,16 @@ from typing import NoReturn
 
 import structlog
 
-from gpu_manager.domain import explain, rules
+from gpu_manager.domain.admission_match import ContainerCandidate
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
-from gpu_manager.domain.identity import Candidate
 from gpu_manager.domain.injection import Injection
-from gpu_manager.domain.ledger import Allocation
+from gpu_manager.domain.placement import explain
+from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import Container, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.domain.rules import legal_values
 from gpu_manager.ports import Clock, Injector, Limit, Pods, Tenants
 from gpu_manager.services.books import Grant
 from gpu_manager.services.planner import Node, Planner
@@ -38,7 +39,7 @@ REFUSED_SECONDS = 30.0  # how long the extender is told of a shape that was refu
 class Decision:
     """What GetPreferredAllocation settled for one id set: whose it is, or why it will be refused."""
 
-    candidate: Candidate
+    candidate: ContainerCandidate
     refusal: VcudaError | None = None
 
 
@@ -52,7 +53,7 @@ class Booked:
     resource: str
     ids: frozenset[str]
     grant: Grant
-    candidate: Candidate | None
+    candidate: ContainerCandidate | None
     named: bool
     before: Grant | None = None
 
@@ -110,14 +111,14 @@ class Granting:
             if named != set(allocation.cards) and not named < set(allocation.cards):
                 allocation = self._yield_to(resource, named, pod, container, allocation)
             before = self._planner.books.grants.get(allocation.key)
-            grant = before or Grant(allocation, secrets.token_hex(16), rules.ceiling_of(pod) or 0)
+            grant = before or Grant(allocation, secrets.token_hex(16), legal_values.ceiling_of(pod) or 0)
             grant = replace(grant, allocation=allocation, ids={**grant.ids, resource: ids})
             self._planner.books.put(grant)
             return Booked(resource, ids, grant, decision.candidate, named=True, before=before)
         except VcudaError as error:
             self._refuse(decision.candidate, error)
 
-    def book_unnamed(self, resource: str, ids: frozenset[str], likely: Candidate | None) -> Booked:
+    def book_unnamed(self, resource: str, ids: frozenset[str], likely: ContainerCandidate | None) -> Booked:
         """Nobody was asked for a preference: the next listing or PreStartContainer settles whose it is.
 
         Raises:
@@ -231,7 +232,7 @@ class Granting:
             annotation_of(grant, self._planner.node.name),
         )
 
-    def _refuse(self, candidate: Candidate, error: VcudaError) -> NoReturn:
+    def _refuse(self, candidate: ContainerCandidate, error: VcudaError) -> NoReturn:
         """Say it to the pod, and to the scheduler, which would send the next of that shape here at once."""
         pod, container = candidate.pod, candidate.container
         cores = container.wants(CORE) + container.wants(NVIDIA) * CORES_PER_CARD

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from gpu_manager.domain.notes import FOR_THE_POD, TROUBLE, Note, NoteKind, sentence
+from gpu_manager.domain.enforcement.library_messages import (
+    FOR_THE_POD,
+    TROUBLE,
+    LibraryMessage,
+    LibraryMessageKind,
+    sentence,
+)
 from gpu_manager.ports import Clock, Pods, Witness
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.books import Grant
@@ -41,7 +47,7 @@ class _Heard:
     since: float
     lines: int = 0
     left_out: int = 0
-    events: dict[NoteKind, float] = field(default_factory=dict)
+    events: dict[LibraryMessageKind, float] = field(default_factory=dict)
 
 
 class Notes:
@@ -88,7 +94,7 @@ class Notes:
             log.info("notes of libvcuda left out", **_fields(grant), count=heard.left_out)
         heard.since, heard.lines, heard.left_out = now, 0, 0
 
-    def _tell_new(self, grant: Grant, heard: _Heard, notes: Sequence[Note], now: float) -> None:
+    def _tell_new(self, grant: Grant, heard: _Heard, notes: Sequence[LibraryMessage], now: float) -> None:
         if notes and notes[-1].number <= heard.number and notes[-1].at != heard.at:
             heard.number = 0  # the page was begun anew
         for note in notes:
@@ -96,7 +102,7 @@ class Notes:
                 heard.number, heard.at = note.number, note.at
                 self._tell(grant, heard, note, now)
 
-    def _tell(self, grant: Grant, heard: _Heard, note: Note, now: float) -> None:
+    def _tell(self, grant: Grant, heard: _Heard, note: LibraryMessage, now: float) -> None:
         self._tally.count("library_notes", note.kind.value)
         text = sentence(note, self._name(note))
         if heard.lines < MOST_LINES:
@@ -120,7 +126,7 @@ class Notes:
             heard.events[note.kind] = now
             self._pods.event(pod, EVENT, f'container "{grant.key[1]}": {text}', warning=True)
 
-    def _name(self, note: Note) -> str:
+    def _name(self, note: LibraryMessage) -> str:
         uuid = note.card
         if uuid is None:
             return "a card"

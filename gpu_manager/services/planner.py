@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from gpu_manager.domain import rules
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import ALLOCATION, NVIDIA, decode_assignment
-from gpu_manager.domain.desk import units_of
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
 from gpu_manager.domain.ids import DeviceIds
-from gpu_manager.domain.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement import find, follow, place
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
+from gpu_manager.domain.placement.policies import find, follow, place
+from gpu_manager.domain.placement.trial_placement import units_of
 from gpu_manager.domain.pod import Container, Pod, PodUid
-from gpu_manager.domain.request import PodRequest
 from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules import legal_values
+from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.topology import Topology
 from gpu_manager.services.books import Books
 from gpu_manager.services.tally import Tally
@@ -202,7 +202,7 @@ class Planner:
             log.info("plan not renewed", pod=pod.key, reason=str(error))
 
     def _open_part(self, pod: Pod) -> PodRequest:
-        request = rules.pod_request(pod, self.node.unit)
+        request = legal_values.pod_request(pod, self.node.unit)
         booked = {*self.books.ledger.of_pod(pod.uid), *self.booked_elsewhere(pod.uid)}
         return replace(request, containers=tuple(c for c in request.containers if c.name not in booked))
 
@@ -228,7 +228,7 @@ class Planner:
         """
         held = {a.container: a.cards for a in self.books.ledger.of_pod(pod.uid).values() if a.granted}
         tied: dict[str, tuple[CardUuid, ...]] = {}
-        for unit in units_of(rules.pod_request(pod, self.node.unit)) or ():
+        for unit in units_of(legal_values.pod_request(pod, self.node.unit)) or ():
             cards = next((held[c.name] for c in unit.members if c.name in held), None)
             if cards is not None:
                 tied |= {c.name: cards for c in unit.members if c.name not in held}

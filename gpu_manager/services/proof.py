@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import structlog
 
-from gpu_manager.domain import rules
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import MEMORY, NVIDIA, decode_assignment
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
-from gpu_manager.domain.ledger import Allocation, Share
-from gpu_manager.domain.placement import follow
+from gpu_manager.domain.placement.ledger import Allocation, Share
+from gpu_manager.domain.placement.policies import follow
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+from gpu_manager.domain.rules import legal_values
 from gpu_manager.ports import Clock, Entry, Kubelet, Pods, Tenants
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.books import Books, Grant, Key
@@ -272,7 +272,7 @@ def adopt(books: Books, node: Node, entry: Entry, memory: frozenset[str], pod: P
         grant = Grant(
             allocation,
             told.directory,
-            (rules.ceiling_of(pod) if pod else None) or 0,
+            (legal_values.ceiling_of(pod) if pod else None) or 0,
             {entry.resource: entry.ids, **({MEMORY: memory} if memory else {})},
         )
         books.put(grant)
@@ -285,7 +285,7 @@ def adopt(books: Books, node: Node, entry: Entry, memory: frozenset[str], pod: P
 
 def _allowed(pod: Pod, container: str, cards: Sequence[CardUuid], books: Books, node: Node) -> None:
     """The pod's own rules about cards (allow lists, count); its plan elsewhere is dropped."""
-    request = rules.pod_request(pod, node.unit)
+    request = legal_values.pod_request(pod, node.unit)
     own = replace(request, containers=tuple(c for c in request.containers if c.name == container))
     ledger = books.ledger.copy()
     ledger.release(pod.uid)

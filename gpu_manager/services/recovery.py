@@ -23,10 +23,10 @@ from gpu_manager.domain.contract import (
     decode_assignment,
 )
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
-from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
-from gpu_manager.domain.wishes import ceiling_of
+from gpu_manager.domain.rules.pod_annotations import ceiling_of
 from gpu_manager.ports import (
     Clock,
     Entry,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.placement.allocation_annotations import allocation_annotations, annotations_differ
+from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
-from gpu_manager.domain.stamp import differs, stamps
 from gpu_manager.ports import Clock, Pods
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.books import Books
@@ -31,8 +31,10 @@ class Truth:
         placement, node = self._allocator.read(lambda books, node: (_placement(books, pod), node))
         if not placement or pod.terminal:
             return
-        truth = stamps(pod, node.name, placement, node.cards, self._clock.now(), assigned=True)
-        if differs(pod, truth):
+        truth = allocation_annotations(
+            pod, node.name, placement, node.cards, self._clock.now(), assigned=True
+        )
+        if annotations_differ(pod, truth):
             self._pods.annotate(pod, truth)
 
 

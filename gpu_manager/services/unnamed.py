@@ -13,16 +13,16 @@ from dataclasses import replace
 
 import structlog
 
-from gpu_manager.domain import rules
+from gpu_manager.domain.admission_match import ContainerCandidate
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, RESOURCES
 from gpu_manager.domain.errors import DoesNotFit
-from gpu_manager.domain.identity import Candidate
-from gpu_manager.domain.ledger import Allocation, Share
-from gpu_manager.domain.placement import place
+from gpu_manager.domain.placement.ledger import Allocation, Share
+from gpu_manager.domain.placement.policies import place
 from gpu_manager.domain.pod import ContainerKind, PodUid
-from gpu_manager.domain.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.rules import legal_values
+from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.services.books import Grant, Key
 from gpu_manager.services.planner import Planner
 
@@ -57,7 +57,7 @@ class Unnamed:
         """What that container holds is known now: nothing under a made-up name is meant for it."""
         self._meant.pop(key, None)
 
-    def book(self, resource: str, ids: frozenset[str], likely: Candidate | None) -> Grant:
+    def book(self, resource: str, ids: frozenset[str], likely: ContainerCandidate | None) -> Grant:
         """Book these ids on cards with room for all that ``likely`` asks for. What that container has booked
         already is in this grant from now on: nothing is booked twice while it is not known.
 
@@ -96,7 +96,7 @@ class Unnamed:
         """
         return all(map(is_unnamed, self._planner.books.owners(ids)))
 
-    def name(self, candidate: Candidate, listed: Mapping[str, frozenset[str]]) -> None:
+    def name(self, candidate: ContainerCandidate, listed: Mapping[str, frozenset[str]]) -> None:
         """The kubelet lists these ids at the container that it asks about: they are its own.
 
         Raises:
@@ -117,16 +117,16 @@ class Unnamed:
                 allocation = self._planner.allocation_of(pod, container)
             else:
                 order = next(n for n, c in enumerate(pod.containers) if c.name == container.name)
-                shares = self._shares(grant.allocation.cards, rules.request_of(container, self._unit))
+                shares = self._shares(grant.allocation.cards, legal_values.request_of(container, self._unit))
                 allocation = Allocation(
                     pod.uid, container.name, container.kind, order, shares, pod.namespace, pod.name
                 )
             ids = {r: listed[r] for r in RESOURCES if listed.get(r)}
-            books.put(Grant(allocation, grant.directory, rules.ceiling_of(pod) or 0, ids))
+            books.put(Grant(allocation, grant.directory, legal_values.ceiling_of(pod) or 0, ids))
             self._planner.plan_again(pod)
             log.info("pod identified", pod=pod.key, container=container.name, directory=grant.directory)
 
-    def cards_for(self, candidate: Candidate) -> tuple[CardUuid, ...]:
+    def cards_for(self, candidate: ContainerCandidate) -> tuple[CardUuid, ...]:
         """The cards that this container has, is thought to have, or is to have; none without room."""
         base = self._base(candidate.key)
         return base.allocation.cards if base else self._planner.cards_for(candidate.pod, candidate.container)
@@ -156,7 +156,7 @@ class Unnamed:
         self,
         resource: str,
         ids: frozenset[str],
-        likely: Candidate | None,
+        likely: ContainerCandidate | None,
         base: Grant | None,
         planned: tuple[CardUuid, ...],
     ) -> Grant:

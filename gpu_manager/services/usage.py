@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.driver_overhead import Unaccounted
 from gpu_manager.domain.errors import NodeUnready, Tampered
-from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.domain.unaccounted import Unaccounted
 from gpu_manager.ports import Cards, CardUse, Clock, Pods, Processes, ProcessUse, Tenants, TenantUse
 from gpu_manager.services.allocator import Allocator
 from gpu_manager.services.books import Grant, Key

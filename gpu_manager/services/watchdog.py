@@ -1,8 +1,8 @@
 """Names the containers that get round the library: the driver's figures against their pages, once a sample.
 
-What is judged, and after how many samples, is :mod:`gpu_manager.domain.evasion`; here the figures are
-brought together, and what was found is told: an Event, a line in the log, a metric, and where it is wished
-for, an eviction. Nothing is said of a container of which a figure could not be read.
+What is judged, and after how many samples, is :mod:`gpu_manager.domain.enforcement.evasion`; here the
+figures are brought together, and what was found is told: an Event, a line in the log, a metric, and where
+it is wished for, an eviction. Nothing is said of a container of which a figure could not be read.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.evasion import (
+    EVICTABLE,
+    ContainerEvidence,
+    ContainerProcess,
+    EvasionReason,
+    Suspicion,
+    judge,
+    weigh,
+)
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.evasion import EVICTABLE, Facts, Process, Reason, Suspicion, judge, weigh
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.ports import HostProcesses, Pods, ProcessUse, Witness
@@ -38,7 +46,7 @@ class Evader:
     pod: str
     container: str
     card: CardUuid
-    reason: Reason
+    reason: EvasionReason
     evidence: str
 
 
@@ -50,7 +58,7 @@ class _Case:
 
 
 _Place = tuple[Key, CardUuid]
-_Accused = tuple[_Place, Reason]
+_Accused = tuple[_Place, EvasionReason]
 
 
 class Watchdog:
@@ -135,20 +143,22 @@ class Watchdog:
 
     def _facts(
         self, place: _Place, use: ShareUse | None, sample: Sample, pods: Mapping[PodUid, Pod]
-    ) -> Facts:
+    ) -> ContainerEvidence:
         key, card = place
         grant = sample.grants.get(key)
         seen = sample.processes.get(place, ())
         there = card in sample.cards and "host-pid" not in self.blind
         if grant is None and _asks(pods.get(key[0]), key[1]):
-            return Facts(None, held=False)  # the kubelet gave it a card: what lacks is in our books
+            return ContainerEvidence(
+                None, held=False
+            )  # the kubelet gave it a card: what lacks is in our books
         if use is None:
-            return Facts(_processes(seen) if there else None, held=False)
+            return ContainerEvidence(_processes(seen) if there else None, held=False)
         if grant is None:
-            return Facts(None, held=True)  # released between the sampler's two looks
+            return ContainerEvidence(None, held=True)  # released between the sampler's two looks
         if use.enforcement == "exclusive" or not grant.directory:
-            return Facts(_processes(seen) if there else None, held=True)
-        return Facts(
+            return ContainerEvidence(_processes(seen) if there else None, held=True)
+        return ContainerEvidence(
             self._registered(grant, seen) if there else None,
             held=True,
             limited=True,
@@ -159,7 +169,7 @@ class Watchdog:
             tampering=self._tampering(grant, use),
         )
 
-    def _registered(self, grant: Grant, seen: Sequence[ProcessUse]) -> tuple[Process, ...]:
+    def _registered(self, grant: Grant, seen: Sequence[ProcessUse]) -> tuple[ContainerProcess, ...]:
         """The driver's processes, and whether each holds a slot. An idle container costs nothing."""
         if not seen:
             return ()
@@ -169,7 +179,7 @@ class Watchdog:
         except NodeUnready:
             return _processes(seen)
         return tuple(
-            Process(p.pid, p.memory, p.utilisation, None if own is None else own in holders)
+            ContainerProcess(p.pid, p.memory, p.utilisation, None if own is None else own in holders)
             for p in seen
             for own in (inner[p.pid],)
         )
@@ -237,12 +247,12 @@ def _asks(pod: Pod | None, name: str) -> bool:
     return container is None or container.asks
 
 
-def _processes(seen: Iterable[ProcessUse]) -> tuple[Process, ...]:
-    return tuple(Process(p.pid, p.memory, p.utilisation) for p in seen)
+def _processes(seen: Iterable[ProcessUse]) -> tuple[ContainerProcess, ...]:
+    return tuple(ContainerProcess(p.pid, p.memory, p.utilisation) for p in seen)
 
 
 def _evader(
-    key: Key, card: CardUuid, reason: Reason, evidence: str, grant: Grant | None, pod: Pod | None
+    key: Key, card: CardUuid, reason: EvasionReason, evidence: str, grant: Grant | None, pod: Pod | None
 ) -> Evader:
     namespace, name = (pod.namespace, pod.name) if pod else ("", "")
     if grant is not None:

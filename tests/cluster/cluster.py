@@ -21,9 +21,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_manager.adapters.driver_files.native_libraries import find_native
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.card import Card
-from gpu_manager.sandbox.native import find_native
 from tests.cluster import images, layout
 from tests.cluster.api import Api, ApiError
 from tests.cluster.parts import BUILD, PRODUCT, MissingError, Parts, find

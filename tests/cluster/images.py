@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from gpu_manager.adapters.driver_files.native_libraries import Native
 from gpu_manager.domain.card import Card
-from gpu_manager.sandbox.native import Native
 from tests.cluster.parts import ROOT, Parts
 
 sys.path.insert(0, str(ROOT / "deploy/image"))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gpu_manager.domain.contract import INVENTORY, Lingering, decode_inventory
+from gpu_manager.domain.contract import INVENTORY, TerminatingShare, decode_inventory
 from tests.cluster import auditor, layout
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import STUBBORN, Pods, cards_of, container, pod
@@ -14,7 +14,7 @@ from tests.cluster.pods import STUBBORN, Pods, cards_of, container, pod
 LIVES_SECONDS = 12  # after the deletion: the kubelet's patience with who ignores SIGTERM
 
 
-def told(cluster: Cluster) -> tuple[Lingering, ...]:
+def told(cluster: Cluster) -> tuple[TerminatingShare, ...]:
     """What the node says that deleted pods hold."""
     node = cluster.api.get(f"/api/v1/nodes/{layout.NODE}")
     inventory = decode_inventory(node["metadata"]["annotations"][INVENTORY])

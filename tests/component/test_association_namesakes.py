@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from gpu_manager.domain.admission_match import ContainerCandidate, PreferenceCall
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.identity import Candidate, Question
-from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.ports import Found, Listed
@@ -140,7 +140,7 @@ def test_ids_that_are_offered_though_an_active_pod_is_listed_with_them_have_not_
     )
     departures = Departures(books, threading.RLock(), pods, FakeProcesses(), Tally())
     answer = Answer(
-        Candidate(asking, asking.containers[0]),
+        ContainerCandidate(asking, asking.containers[0]),
         frozenset({("default", "same"), ("default", "next")}),
         frozenset(),
         held=dict.fromkeys("ab", ("default", "same")),
@@ -182,7 +182,7 @@ def identify(
     pods: FakePods, *lists: Listed, resource: str = CORE, never: frozenset[PodUid] = frozenset()
 ) -> Answer:
     association = Association(Listing(*lists), pods, FakeClock(), Tally())
-    question = Question(resource, 30 if resource == CORE else 20)
+    question = PreferenceCall(resource, 30 if resource == CORE else 20)
     return association.identify(question, lambda *_: frozenset(), never=never, partner=None)
 
 

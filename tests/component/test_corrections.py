@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.adapters.tenants import PageTenants
+from gpu_manager.domain.enforcement.driver_overhead import SAMPLES
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
-from gpu_manager.domain.unaccounted import SAMPLES
 from gpu_manager.ports import CardUse, Correction, ProcessUse, TenantUse
 from gpu_manager.services.coactivity import CoActivity
 from gpu_manager.services.usage import Usage

@@ -10,7 +10,7 @@ import pytest
 from gpu_manager.adapters.driver_files import DriverFiles, Host, Strategy
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import Bug
-from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import Amount
 from tests.component.driver_roots import DriverRoot, Objects, machine_is_supported
 

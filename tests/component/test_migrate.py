@@ -24,7 +24,7 @@ from gpu_manager.cli.kubectl.migrate.text import documents, rewrite
 from gpu_manager.cli.kubectl.migrate.translate import translate
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, MIB
-from gpu_manager.domain.rules import check_pod
+from gpu_manager.domain.rules.legal_values import check_pod
 
 DATA = Path(__file__).parents[1] / "data" / "migrate"
 EXAMPLES = sorted(p for p in DATA.glob("*/*") if p.suffix in (".yaml", ".json"))

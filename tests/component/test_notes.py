@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from gpu_manager.adapters.tenants import PageTenants
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.ledger import Allocation, Share
-from gpu_manager.domain.notes import Note, NoteKind
+from gpu_manager.domain.enforcement.library_messages import LibraryMessage, LibraryMessageKind
+from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports import Limit
@@ -33,7 +33,7 @@ NAME = "0123456789abcdef" * 2
 class Pages:
     """The witness: what each directory's page holds."""
 
-    held: dict[str, tuple[Note, ...]] = field(default_factory=dict)
+    held: dict[str, tuple[LibraryMessage, ...]] = field(default_factory=dict)
 
     def registered(self, name: str) -> frozenset[int]:
         return frozenset()
@@ -41,7 +41,7 @@ class Pages:
     def attacks(self, name: str) -> tuple[int, str]:
         return 0, ""
 
-    def notes(self, name: str) -> tuple[Note, ...]:
+    def notes(self, name: str) -> tuple[LibraryMessage, ...]:
         return self.held.get(name, ())
 
 
@@ -83,9 +83,11 @@ class Rig:
         """The agent starts again."""
         self.notes = Notes(self.books, self.pods, self.pages, self.clock, self.tally)  # type: ignore[arg-type]
 
-    def note(self, number: int, kind: NoteKind = NoteKind.MEMORY_REFUSED, *, ago: float = 0.0) -> None:
+    def note(
+        self, number: int, kind: LibraryMessageKind = LibraryMessageKind.MEMORY_REFUSED, *, ago: float = 0.0
+    ) -> None:
         at = self.clock.monotonic() - ago
-        made = Note(number, at, kind, 17, CARD, 6 * GIB, 4 * GIB, 5 * GIB, "limits is too short")
+        made = LibraryMessage(number, at, kind, 17, CARD, 6 * GIB, 4 * GIB, 5 * GIB, "limits is too short")
         self.pages.held["dir-a"] = (*self.pages.held.get("dir-a", ()), made)[-24:]
 
     def look(self) -> list[MutableMapping[str, Any]]:
@@ -113,8 +115,8 @@ def test_a_note_is_told_once_in_the_log_as_a_metric_and_to_the_pods_owner(rig: R
 
 
 def test_trouble_is_a_warning_and_what_the_owner_cannot_mend_is_no_event(rig: Rig) -> None:
-    rig.note(1, NoteKind.CUDA_REFUSED)
-    rig.note(2, NoteKind.UNKNOWN_FUNCTION)
+    rig.note(1, LibraryMessageKind.CUDA_REFUSED)
+    rig.note(2, LibraryMessageKind.UNKNOWN_FUNCTION)
     levels = [(line["log_level"], line["kind"]) for line in rig.look()]
     assert levels == [("warning", "cuda-refused"), ("warning", "unknown-function")]
     assert [text for _, _, text in rig.pods.events] == [
@@ -151,7 +153,7 @@ def test_a_container_that_starts_again_and_fails_again_is_told_of_again(rig: Rig
     """Its page is begun anew: the first note of the second life has the first one's number."""
     for _ in range(3):
         rig.pages.held.clear()
-        rig.note(1, NoteKind.CUDA_REFUSED)
+        rig.note(1, LibraryMessageKind.CUDA_REFUSED)
         assert len(rig.look()) == 1
         assert rig.look() == []
         rig.clock.pass_(20.0)
@@ -203,6 +205,8 @@ def test_notes_are_those_of_the_page_as_it_was_last_read(tenants: PageTenants, t
         file.write(abi._NOTE.pack(2, 2_000_000_000, 99, 17, 0, 0, 3, 2, 1, b"of a later library"))
     assert tenants.notes(NAME) == ()
     tenants.usage(NAME)
-    assert tenants.notes(NAME) == (Note(1, 2.0, NoteKind.MEMORY_REFUSED, 17, CARD, 3, 2, 1, "x"),)
+    assert tenants.notes(NAME) == (
+        LibraryMessage(1, 2.0, LibraryMessageKind.MEMORY_REFUSED, 17, CARD, 3, 2, 1, "x"),
+    )
     tenants.remove(NAME)
     assert tenants.notes(NAME) == ()

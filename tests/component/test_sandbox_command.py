@@ -26,7 +26,7 @@ from gpu_manager.cli.main import run
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.domain.rules import check_pod
+from gpu_manager.domain.rules.legal_values import check_pod
 from gpu_manager.sandbox.api import StandInApi
 from gpu_manager.sandbox.control import Order, send
 from gpu_manager.sandbox.demo.stage import PODS, manifest

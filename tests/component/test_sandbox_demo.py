@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
+from gpu_manager.adapters.driver_files.native_libraries import find_native
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.sandbox.demo import metrics as scene
 from gpu_manager.sandbox.demo.paper import Paper
 from gpu_manager.sandbox.demo.run import _sum
-from gpu_manager.sandbox.native import find_native
 from tests.component.test_sandbox_command import program
 from tests.fakes.sandbox import short_directory
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from gpu_manager.adapters.driver_files.elf import multiarch
+from gpu_manager.adapters.driver_files.native_libraries import Native, native_in
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse, Mount
 from gpu_manager.sandbox import programs
-from gpu_manager.sandbox.native import Native, native_in
 from gpu_manager.sandbox.processes import Processes
 from gpu_manager.sandbox.runtime import Runtime, free_port
 from tests.fakes.sandbox import alive, until

@@ -8,7 +8,7 @@ from gpu_manager.adapters.driver_files import DriverFiles, Strategy
 from gpu_manager.adapters.selinux import LABEL, label_of
 from gpu_manager.adapters.tenants import PageTenants
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import Amount
 from gpu_manager.ports import Limit
 

@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.enforcement.evasion import CLEARED, NEEDED, EvasionReason
+from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.evasion import CLEARED, NEEDED, Reason
-from gpu_manager.domain.ledger import Allocation, Share
-from gpu_manager.domain.notes import Note
+from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
@@ -54,7 +54,7 @@ class FakeWitness:
     def attacks(self, name: str) -> tuple[int, str]:
         return self.changed.get(name, (0, ""))
 
-    def notes(self, name: str) -> tuple[Note, ...]:
+    def notes(self, name: str) -> tuple[LibraryMessage, ...]:
         return ()
 
 
@@ -145,7 +145,7 @@ class Rig:
             )
             self.watchdog.look()
 
-    def named(self) -> set[tuple[str, Reason]]:
+    def named(self) -> set[tuple[str, EvasionReason]]:
         return {(e.pod, e.reason) for e in self.watchdog.evaders}
 
     def events(self) -> list[tuple[str, str]]:
@@ -166,7 +166,7 @@ def test_a_process_without_a_slot_is_named_at_the_second_sample_with_what_and_wh
     rig.see(("bad", on(FIRST, 1018, 8 * GIB)))
     assert not rig.named()
     rig.see(("bad", on(FIRST, 1018, 8 * GIB)))
-    assert rig.named() == {("bad", Reason.UNREGISTERED), ("bad", Reason.MEMORY)}
+    assert rig.named() == {("bad", EvasionReason.UNREGISTERED), ("bad", EvasionReason.MEMORY)}
     (first, second) = sorted(rig.events())
     assert first[0] == second[0] == "team/bad"
     assert any(
@@ -226,12 +226,12 @@ def test_without_the_hosts_processes_nobody_is_named_and_the_lack_is(rig: Rig) -
 def test_a_card_that_tells_nothing_neither_names_nor_clears(rig: Rig) -> None:
     rig.run(pod("bad"), grant("bad"))
     rig.see(("bad", on(FIRST, 1018)), times=2)
-    assert rig.named() == {("bad", Reason.UNREGISTERED)}
-    rig.see(lost=[FIRST], times=2 * CLEARED[Reason.UNREGISTERED])
-    assert rig.named() == {("bad", Reason.UNREGISTERED)}
+    assert rig.named() == {("bad", EvasionReason.UNREGISTERED)}
+    rig.see(lost=[FIRST], times=2 * CLEARED[EvasionReason.UNREGISTERED])
+    assert rig.named() == {("bad", EvasionReason.UNREGISTERED)}
     rig.see(lost=[FIRST, SECOND])
     assert rig.watchdog.blind == {"cards"}
-    rig.see(times=CLEARED[Reason.UNREGISTERED])
+    rig.see(times=CLEARED[EvasionReason.UNREGISTERED])
     assert not rig.named()
     rig.see(("bad", on(FIRST, 1018)), times=2)
     assert len(rig.events()) == 2, "named anew after it had been cleared"
@@ -250,7 +250,7 @@ def test_a_container_that_is_gone_is_forgotten(rig: Rig) -> None:
 def test_a_container_on_a_card_that_it_does_not_hold_is_named_on_that_card(rig: Rig) -> None:
     rig.run(pod("bad"), grant("bad", FIRST), registered=[17])
     rig.see(("bad", on(FIRST, 1017)), ("bad", on(SECOND, 1017)), times=2)
-    assert [(e.card, e.reason) for e in rig.watchdog.evaders] == [(SECOND, Reason.FOREIGN_CARD)]
+    assert [(e.card, e.reason) for e in rig.watchdog.evaders] == [(SECOND, EvasionReason.FOREIGN_CARD)]
     assert "on card 1:" in rig.events()[0][1]
 
 
@@ -259,14 +259,14 @@ def test_a_whole_card_has_no_page_to_compare_with_but_an_edge(rig: Rig) -> None:
     rig.see(("whole", on(FIRST, 1017, 16 * GIB, 100.0)), times=5)
     assert not rig.named()
     rig.see(("whole", on(SECOND, 1017)), times=2)
-    assert rig.named() == {("whole", Reason.FOREIGN_CARD)}
+    assert rig.named() == {("whole", EvasionReason.FOREIGN_CARD)}
 
 
 def test_a_pod_that_asked_for_nothing_is_named_and_never_evicted() -> None:
     rig = Rig(evict=True)
     rig.run(pod("guest", core=None))
     rig.see(("guest", on(FIRST, 1018)), times=3)
-    assert rig.named() == {("guest", Reason.FOREIGN_CARD)}
+    assert rig.named() == {("guest", EvasionReason.FOREIGN_CARD)}
     assert not rig.pods.evicted
 
 
@@ -281,9 +281,9 @@ def test_an_attack_on_the_page_is_named_at_once_and_cleared_after_a_quiet_minute
     rig.see(("bad", on(FIRST, 1017)))
     rig.witness.changed["dir-bad"] = (1, "it had 7 bytes instead of 327680")
     rig.see(("bad", on(FIRST, 1017)))
-    assert rig.named() == {("bad", Reason.TAMPERED)}
+    assert rig.named() == {("bad", EvasionReason.TAMPERED)}
     assert "it had 7 bytes" in rig.events()[0][1]
-    rig.see(("bad", on(FIRST, 1017)), times=CLEARED[Reason.TAMPERED] - 1)
+    rig.see(("bad", on(FIRST, 1017)), times=CLEARED[EvasionReason.TAMPERED] - 1)
     assert rig.named()
     rig.see(("bad", on(FIRST, 1017)))
     assert not rig.named()
@@ -291,8 +291,8 @@ def test_an_attack_on_the_page_is_named_at_once_and_cleared_after_a_quiet_minute
 
 def test_time_that_the_page_hides_is_named_when_it_is_taken_from_others(rig: Rig) -> None:
     rig.run(pod("bad"), grant("bad"), registered=[17])
-    rig.see(("bad", on(FIRST, 1017, GIB, 97.0)), times=NEEDED[Reason.TIME])
-    assert rig.named() == {("bad", Reason.TIME)}
+    rig.see(("bad", on(FIRST, 1017, GIB, 97.0)), times=NEEDED[EvasionReason.TIME])
+    assert rig.named() == {("bad", EvasionReason.TIME)}
 
 
 def test_an_elastic_container_may_use_up_to_its_ceiling(rig: Rig) -> None:
@@ -317,7 +317,7 @@ def test_hidden_time_alone_evicts_nobody() -> None:
     rig = Rig(evict=True)
     rig.run(pod("bad"), grant("bad"), registered=[17])
     rig.see(("bad", on(FIRST, 1017, GIB, 97.0)), times=5)
-    assert rig.named() == {("bad", Reason.TIME)}
+    assert rig.named() == {("bad", EvasionReason.TIME)}
     assert not rig.pods.evicted
 
 
@@ -326,7 +326,7 @@ def test_a_pod_that_the_watch_has_not_shown_yet_is_told_of_when_it_has(rig: Rig)
     rig.run(made, grant("bad"))
     rig.pods.forget("team/bad")
     rig.see(("bad", on(FIRST, 1018)), times=3)
-    assert rig.named() == {("bad", Reason.UNREGISTERED)}
+    assert rig.named() == {("bad", EvasionReason.UNREGISTERED)}
     assert not rig.events()
     rig.pods.bind(made)
     rig.see(("bad", on(FIRST, 1018)))

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.evasion import Reason
+from gpu_manager.domain.enforcement.evasion import EvasionReason
 from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.services.watchdog import Evader
 from tests.fakes.ports import cards
@@ -38,7 +38,7 @@ class Board:
         return found
 
 
-def evader(reason: Reason, card: CardUuid = SECOND) -> Evader:
+def evader(reason: EvasionReason, card: CardUuid = SECOND) -> Evader:
     return Evader("team", "bad", "c", card, reason, "process 1 uses 8 GiB")
 
 
@@ -52,7 +52,7 @@ def test_every_series_that_does_not_name_a_container_is_there_from_the_first_scr
 
 def test_a_container_counts_once_and_each_of_its_reasons_is_a_series() -> None:
     board = Board()
-    board.watchdog.evaders = (evader(Reason.UNREGISTERED), evader(Reason.MEMORY))
+    board.watchdog.evaders = (evader(EvasionReason.UNREGISTERED), evader(EvasionReason.MEMORY))
     found = board.scrape()
     assert found["vcuda_evaders"] == {(): 1}
     labels = {"namespace": "team", "pod": "bad", "container": "c", "uuid": SECOND, "card": "1"}
@@ -66,7 +66,7 @@ def test_a_container_counts_once_and_each_of_its_reasons_is_a_series() -> None:
 def test_a_card_that_has_gone_is_shown_by_its_uuid_alone() -> None:
     board = Board()
     gone = CardUuid("GPU-99999999-0000-0000-0000-000000000000")
-    board.watchdog.evaders = (evader(Reason.FOREIGN_CARD, gone),)
+    board.watchdog.evaders = (evader(EvasionReason.FOREIGN_CARD, gone),)
     ((labels, _),) = board.scrape()["vcuda_container_evading"].items()
     assert dict(labels)["uuid"] == gone
     assert dict(labels)["card"] == ""

@@ -14,7 +14,7 @@ from admission.wire import parse_review
 from gpu_manager.domain import contract
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.rules.legal_values import pod_request
 from tests.deploy.chart import CHART, SETS, agent_pod, helm, of_kind, the
 
 

@@ -19,7 +19,7 @@ from gpu_manager.domain.contract import (
     MEMORY,
     NVIDIA,
     Inventory,
-    Lingering,
+    TerminatingShare,
     encode_inventory,
 )
 from gpu_manager.domain.errors import NodeUnready
@@ -47,7 +47,7 @@ def node(
     closed: Sequence[int] = (),
     unhealthy: Sequence[int] = (),
     refused: Sequence[Amount] = (),
-    lingering: Sequence[Lingering] = (),
+    lingering: Sequence[TerminatingShare] = (),
     labels: Mapping[str, str] | None = None,
     inventory: bool = True,
     lends: bool = False,

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.pod import Pod, parse_pod
-from gpu_manager.domain.rules import check_pod
+from gpu_manager.domain.rules.legal_values import check_pod
 
 
 def container(name: str, core: object = None, memory: object = None, **more: Any) -> dict[str, Any]:

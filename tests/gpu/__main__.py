@@ -20,7 +20,7 @@ from rich.console import Console
 
 from bench.__main__ import table
 from bench.rows import Row
-from gpu_manager.sandbox.native import find_native
+from gpu_manager.adapters.driver_files.native_libraries import find_native
 from tests.gpu import cost, memory, runtime, share
 from tests.gpu.machine import BUILD, STAND_IN, Absent, Machine, stand_in_environment
 

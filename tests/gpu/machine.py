@@ -20,12 +20,12 @@ from types import TracebackType
 from typing import Self
 
 from gpu_manager.adapters.driver_files.driver import COMPANIONS
+from gpu_manager.adapters.driver_files.native_libraries import Native, find_native
 from gpu_manager.adapters.nvml import NvmlCards
 from gpu_manager.adapters.tenants import PageTenants, Policy
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Limit
-from gpu_manager.sandbox.native import Native, find_native
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.rows import Row
-from gpu_manager.domain.unaccounted import Unaccounted
+from gpu_manager.domain.enforcement.driver_overhead import Unaccounted
 from gpu_manager.ports import Correction
 from tests.gpu.machine import Container, Machine, first_line
 

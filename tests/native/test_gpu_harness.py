@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.sandbox.native import find_native
+from gpu_manager.adapters.driver_files.native_libraries import find_native
 from tests.gpu.machine import first_line, stand_in_environment
 from tests.native.tools import ROOT
 

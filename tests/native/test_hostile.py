@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.domain.evasion import Reason
+from gpu_manager.domain.enforcement.evasion import EvasionReason
 from tests.native.contained import SETUP
 from tests.native.core_world import HERE
 from tests.native.driven import GRANULE, MIB, Container, program
@@ -184,7 +184,7 @@ def test_what_no_library_can_answer_is_listed_with_what_the_host_does() -> None:
         "unshare",
         "mount",
     }
-    assert named <= {reason.value for reason in Reason}, "the host names it by a reason that it has"
+    assert named <= {reason.value for reason in EvasionReason}, "the host names it by a reason that it has"
 
 
 @pytest.mark.parametrize("file", ["/usr/local/vcuda/real/libcuda.so.1", "/usr/local/image/libcuda.so.1"])

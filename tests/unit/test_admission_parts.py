@@ -21,7 +21,7 @@ from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
-from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.rules.legal_values import pod_request
 from tests.fakes.extender import World, container, node, pod, uuid
 from tests.fakes.ports import FakeClock
 

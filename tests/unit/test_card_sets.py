@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.domain import card_sets
-from gpu_manager.domain.card_sets import PREPARED, best_set, fragment
+from gpu_manager.domain.placement import card_sets
+from gpu_manager.domain.placement.card_sets import PREPARED, best_set, fragment
 from gpu_manager.domain.topology import Link, parse_topology
 from tests.fakes.machines import EIGHT, SIX, topologies_with_free, tree
 

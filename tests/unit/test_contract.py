@@ -14,7 +14,7 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
     Assignment,
     Inventory,
-    Lingering,
+    TerminatingShare,
     decode_assignment,
     decode_inventory,
     decode_uuids,
@@ -67,7 +67,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
         topology=draw(topologies(len(cards))),
         refused=tuple(draw(st.lists(amounts, max_size=2))),
         lingering=tuple(
-            Lingering(draw(st.just("") | names), card, draw(amounts))
+            TerminatingShare(draw(st.just("") | names), card, draw(amounts))
             for card in draw(st.lists(st.sampled_from(cards), max_size=3) if cards else st.just([]))
         ),
     )
@@ -104,7 +104,7 @@ def test_a_card_in_mig_mode_can_be_booked_for_nothing() -> None:
 
 def test_what_lingers_on_a_card_that_the_node_does_not_list_is_not_heard() -> None:
     card = CardState(Card(0, CardUuid("GPU-a"), "T4", GIB))
-    left = tuple(Lingering("u", CardUuid(uuid), Amount(30, MIB)) for uuid in ("GPU-a", "GPU-b"))
+    left = tuple(TerminatingShare("u", CardUuid(uuid), Amount(30, MIB)) for uuid in ("GPU-a", "GPU-b"))
     inventory = Inventory(MIB, (card,), Topology.uniform(1, Link(LinkKind.SYS)), lingering=left)
     read = decode_inventory(encode_inventory(inventory))
     assert read is not None

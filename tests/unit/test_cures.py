@@ -11,7 +11,7 @@ from admission.judging import Fit
 from admission.occupant import occupant_of
 from gpu_manager.domain.contract import GPU_MODEL
 from gpu_manager.domain.pod import parse_pod
-from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.rules.legal_values import pod_request
 from tests.fakes.extender import UNIT, World, node, pod
 
 

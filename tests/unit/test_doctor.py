@@ -17,9 +17,9 @@ from gpu_manager.domain.doctor.facts import (
     AgentFacts,
     AgentPods,
     ClusterFacts,
+    DoctorNode,
     DriverFacts,
     KubeletFacts,
-    NodeFacts,
     PodFacts,
     RuntimeFacts,
     SchedulerFacts,
@@ -79,7 +79,7 @@ def inventory(**states: Any) -> Inventory:
     return Inventory(256 << 20, (card,), Topology.uniform(1, Link.parse("SYS")))
 
 
-NODE = NodeFacts("n1", inventory(), 100, 64, labels={"pool": "gpu", "tencent.com/gpu-model": "V100"})
+NODE = DoctorNode("n1", inventory(), 100, 64, labels={"pool": "gpu", "tencent.com/gpu-model": "V100"})
 
 
 def a_pod(name: str = "p", **more: Any) -> Pod:
@@ -134,7 +134,7 @@ def hooks(**changed: Any) -> Facts:
     return cluster(webhooks=tuple(replace(hook, **changed) for hook in CLUSTER.webhooks or ()))
 
 
-BARE = NodeFacts("n2", None, None, None, hinted="1 nvidia.com/gpu", labels={"old": ""})
+BARE = DoctorNode("n2", None, None, None, hinted="1 nvidia.com/gpu", labels={"old": ""})
 TWO_WAYS = (
     (("enable", "In", frozenset({"on", "yes"})),),
     (("present", "In", frozenset({"true"})), ("old", "DoesNotExist", frozenset[str]())),
@@ -182,7 +182,7 @@ FOUND = [
     ("agent-gone", cluster(agents=replace(CLUSTER.agents, ready={})), "node n1 publishes cards"),
     (
         "node-label-missing",
-        cluster(nodes=(NODE, NodeFacts("n2", None, None, None, hinted="label nvidia.com/gpu.present"))),
+        cluster(nodes=(NODE, DoctorNode("n2", None, None, None, hinted="label nvidia.com/gpu.present"))),
         "not the label pool=gpu",
     ),
     (

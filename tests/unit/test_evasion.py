@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.domain.evasion import (
+from gpu_manager.domain.enforcement.evasion import (
     CLEARED,
     CONTEXT_BYTES,
     EVICTABLE,
     NEEDED,
-    Facts,
-    Process,
-    Reason,
+    ContainerEvidence,
+    ContainerProcess,
+    EvasionReason,
     Suspicion,
     judge,
     weigh,
 )
 from gpu_manager.domain.resources import GIB, MIB
 
-OWN = Process(4711, 3 * GIB, 25.0, registered=True)
-FAIR = Facts(
+OWN = ContainerProcess(4711, 3 * GIB, 25.0, registered=True)
+FAIR = ContainerEvidence(
     (OWN,),
     held=True,
     limited=True,
@@ -35,63 +35,66 @@ FAIR = Facts(
 )
 
 
-def shown(facts: Facts) -> set[Reason]:
+def shown(facts: ContainerEvidence) -> set[EvasionReason]:
     return {reason for reason, evidence in judge(facts).items() if evidence}
 
 
 def test_a_container_that_keeps_to_its_share_is_judged_and_cleared_of_all() -> None:
     assert judge(FAIR) == dict.fromkeys(
-        (Reason.TAMPERED, Reason.UNREGISTERED, Reason.MEMORY, Reason.TIME), ""
+        (EvasionReason.TAMPERED, EvasionReason.UNREGISTERED, EvasionReason.MEMORY, EvasionReason.TIME), ""
     )
 
 
 EVASIONS = {
     "own copy of the driver": (
         replace(FAIR, processes=(replace(OWN, registered=False),)),
-        Reason.UNREGISTERED,
+        EvasionReason.UNREGISTERED,
     ),
     "a raw ioctl user beside an honest process": (
-        replace(FAIR, processes=(OWN, Process(4712, None, None, registered=False))),
-        Reason.UNREGISTERED,
+        replace(FAIR, processes=(OWN, ContainerProcess(4712, None, None, registered=False))),
+        EvasionReason.UNREGISTERED,
     ),
     "a slot, but memory past the limit": (
         replace(FAIR, processes=(replace(OWN, memory=7 * GIB),)),
-        Reason.MEMORY,
+        EvasionReason.MEMORY,
     ),
     "a page that owns up to more than the limit": (
         replace(FAIR, processes=(replace(OWN, memory=9 * GIB),), claimed_memory=9 * GIB),
-        Reason.MEMORY,
+        EvasionReason.MEMORY,
     ),
     "memory hidden in part, past the limit in all": (
         replace(FAIR, processes=(replace(OWN, memory=5 * GIB + MIB),), claimed_memory=1 * GIB),
-        Reason.MEMORY,
+        EvasionReason.MEMORY,
     ),
-    "a foreign card": (Facts((Process(9, GIB),), held=False), Reason.FOREIGN_CARD),
+    "a foreign card": (
+        ContainerEvidence((ContainerProcess(9, GIB),), held=False),
+        EvasionReason.FOREIGN_CARD,
+    ),
     "a foreign card of which the driver tells no bytes": (
-        Facts((Process(9),), held=False),
-        Reason.FOREIGN_CARD,
+        ContainerEvidence((ContainerProcess(9),), held=False),
+        EvasionReason.FOREIGN_CARD,
     ),
     "time not owned up to": (
         replace(FAIR, processes=(replace(OWN, utilisation=96.0),), claimed_busy=0.02),
-        Reason.TIME,
+        EvasionReason.TIME,
     ),
     "time of two processes": (
         replace(
             FAIR,
             processes=(replace(OWN, utilisation=40.0), replace(OWN, pid=2, memory=MIB, utilisation=45.0)),
         ),
-        Reason.TIME,
+        EvasionReason.TIME,
     ),
-    "a page put back": (replace(FAIR, tampering="it had 7 bytes"), Reason.TAMPERED),
+    "a page put back": (replace(FAIR, tampering="it had 7 bytes"), EvasionReason.TAMPERED),
     "a page put back while the card cannot be read": (
         replace(FAIR, processes=None, tampering="it had 7 bytes"),
-        Reason.TAMPERED,
+        EvasionReason.TAMPERED,
     ),
 }
 
 
 @pytest.mark.parametrize(("facts", "reason"), EVASIONS.values(), ids=EVASIONS)
-def test_each_way_to_evade_is_named_for_what_it_is(facts: Facts, reason: Reason) -> None:
+def test_each_way_to_evade_is_named_for_what_it_is(facts: ContainerEvidence, reason: EvasionReason) -> None:
     assert shown(facts) == {reason}
 
 
@@ -111,51 +114,59 @@ HONEST = {
     ),
     "a page that claims too much": replace(FAIR, claimed_busy=1.0),
     "nothing runs": replace(FAIR, processes=(), claimed_memory=0, claimed_busy=0.0),
-    "no process on a foreign card": Facts((), held=False),
-    "whole card, no page": Facts((Process(1, 70 * GIB, 100.0),), held=True),
+    "no process on a foreign card": ContainerEvidence((), held=False),
+    "whole card, no page": ContainerEvidence((ContainerProcess(1, 70 * GIB, 100.0),), held=True),
 }
 
 
 @pytest.mark.parametrize("facts", HONEST.values(), ids=HONEST)
-def test_what_honest_containers_look_like_accuses_nobody(facts: Facts) -> None:
+def test_what_honest_containers_look_like_accuses_nobody(facts: ContainerEvidence) -> None:
     assert shown(facts) == set()
 
 
 ABSENT = {
-    "nothing can be read": (Facts(None, held=True, limited=True), set(Reason)),
-    "the card cannot be read": (replace(FAIR, processes=None), set(Reason) - {Reason.TAMPERED}),
+    "nothing can be read": (ContainerEvidence(None, held=True, limited=True), set(EvasionReason)),
+    "the card cannot be read": (replace(FAIR, processes=None), set(EvasionReason) - {EvasionReason.TAMPERED}),
     "the process is ending": (
         replace(FAIR, processes=(replace(OWN, registered=None),)),
-        {Reason.UNREGISTERED},
+        {EvasionReason.UNREGISTERED},
     ),
-    "no bytes by process": (replace(FAIR, processes=(replace(OWN, memory=None),)), {Reason.MEMORY}),
-    "no samples by process": (replace(FAIR, processes=(replace(OWN, utilisation=None),)), {Reason.TIME}),
-    "no page": (replace(FAIR, claimed_busy=None, tampering=None), {Reason.TIME, Reason.TAMPERED}),
+    "no bytes by process": (replace(FAIR, processes=(replace(OWN, memory=None),)), {EvasionReason.MEMORY}),
+    "no samples by process": (
+        replace(FAIR, processes=(replace(OWN, utilisation=None),)),
+        {EvasionReason.TIME},
+    ),
+    "no page": (
+        replace(FAIR, claimed_busy=None, tampering=None),
+        {EvasionReason.TIME, EvasionReason.TAMPERED},
+    ),
 }
 
 
 @pytest.mark.parametrize(("facts", "unknown"), ABSENT.values(), ids=ABSENT)
-def test_what_cannot_be_read_neither_accuses_nor_clears(facts: Facts, unknown: set[Reason]) -> None:
+def test_what_cannot_be_read_neither_accuses_nor_clears(
+    facts: ContainerEvidence, unknown: set[EvasionReason]
+) -> None:
     assert not unknown & set(judge(facts))
 
 
 def test_an_unreadable_page_does_not_hide_memory_past_the_limit() -> None:
     facts = replace(FAIR, claimed_memory=None, processes=(replace(OWN, memory=6 * GIB + MIB),))
-    assert shown(facts) == {Reason.MEMORY}
+    assert shown(facts) == {EvasionReason.MEMORY}
 
 
 def test_the_evidence_says_which_process_how_much_and_what_is_its_own() -> None:
-    over = judge(replace(FAIR, processes=(replace(OWN, memory=8 * GIB),)))[Reason.MEMORY]
+    over = judge(replace(FAIR, processes=(replace(OWN, memory=8 * GIB),)))[EvasionReason.MEMORY]
     assert over == ("process 4711 uses 8 GiB, 3 GiB past the limit of 5 GiB; its page accounts for 3 GiB")
-    many = tuple(Process(p, GIB, registered=False) for p in range(5, 0, -1))
-    assert judge(replace(FAIR, processes=many))[Reason.UNREGISTERED].startswith(
+    many = tuple(ContainerProcess(p, GIB, registered=False) for p in range(5, 0, -1))
+    assert judge(replace(FAIR, processes=many))[EvasionReason.UNREGISTERED].startswith(
         "processes 1, 2, 3 and 2 more use 5 GiB past the library"
     )
 
 
 processes = st.lists(
     st.builds(
-        Process,
+        ContainerProcess,
         st.integers(1, 1 << 22),
         st.none() | st.integers(0, 200 * GIB),
         st.none() | st.floats(0, 100),
@@ -174,27 +185,27 @@ processes = st.lists(
     st.none() | st.floats(0, 1),
 )
 def test_what_a_page_claims_never_makes_a_container_look_better_than_its_limit_allows(
-    seen: tuple[Process, ...] | None,
+    seen: tuple[ContainerProcess, ...] | None,
     held: bool,
     limited: bool,
     memory: int | None,
     busy: float | None,
 ) -> None:
-    facts = Facts(seen, held, limited, 5 * GIB, 0.3, memory, busy, "")
+    facts = ContainerEvidence(seen, held, limited, 5 * GIB, 0.3, memory, busy, "")
     verdicts = judge(facts)
     if seen is None or not held or not limited:
         return
     used = [p.memory for p in seen if p.memory is not None]
     if sum(used) > 5 * GIB + CONTEXT_BYTES * len(seen):
-        assert verdicts[Reason.MEMORY]
+        assert verdicts[EvasionReason.MEMORY]
     if sum(used) <= 5 * GIB:
-        assert not verdicts.get(Reason.MEMORY)
+        assert not verdicts.get(EvasionReason.MEMORY)
     if any(p.registered is False for p in seen):
-        assert verdicts[Reason.UNREGISTERED]
+        assert verdicts[EvasionReason.UNREGISTERED]
 
 
-@pytest.mark.parametrize("reason", Reason)
-def test_a_container_is_named_after_enough_samples_in_a_row_and_no_earlier(reason: Reason) -> None:
+@pytest.mark.parametrize("reason", EvasionReason)
+def test_a_container_is_named_after_enough_samples_in_a_row_and_no_earlier(reason: EvasionReason) -> None:
     state = Suspicion()
     for _ in range(NEEDED[reason] - 1):
         state = weigh(state, reason, shown=True)
@@ -207,8 +218,8 @@ def test_a_container_is_named_after_enough_samples_in_a_row_and_no_earlier(reaso
     assert state.named
 
 
-@pytest.mark.parametrize("reason", Reason)
-def test_a_named_container_is_cleared_after_enough_quiet_samples_in_a_row(reason: Reason) -> None:
+@pytest.mark.parametrize("reason", EvasionReason)
+def test_a_named_container_is_cleared_after_enough_quiet_samples_in_a_row(reason: EvasionReason) -> None:
     state = Suspicion(NEEDED[reason], 0, named=True)
     for _ in range(CLEARED[reason] - 1):
         state = weigh(state, reason, shown=False)
@@ -219,8 +230,8 @@ def test_a_named_container_is_cleared_after_enough_quiet_samples_in_a_row(reason
     assert not weigh(state, reason, shown=False).named
 
 
-@given(st.lists(st.booleans(), max_size=200), st.sampled_from(Reason))
-def test_suspicion_stays_bounded_however_long_it_lasts(course: list[bool], reason: Reason) -> None:
+@given(st.lists(st.booleans(), max_size=200), st.sampled_from(EvasionReason))
+def test_suspicion_stays_bounded_however_long_it_lasts(course: list[bool], reason: EvasionReason) -> None:
     state = Suspicion()
     for shows in course:
         state = weigh(state, reason, shown=shows)
@@ -229,8 +240,8 @@ def test_suspicion_stays_bounded_however_long_it_lasts(course: list[bool], reaso
 
 
 def test_hidden_time_alone_never_costs_a_pod_its_life() -> None:
-    assert Reason.TIME not in EVICTABLE
-    assert set(Reason) - EVICTABLE == {Reason.TIME}
+    assert EvasionReason.TIME not in EVICTABLE
+    assert set(EvasionReason) - EVICTABLE == {EvasionReason.TIME}
 
 
 def test_every_reason_is_named_within_five_seconds_of_samples_at_one_hertz() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import DoesNotFit
-from gpu_manager.domain.explain import (
+from gpu_manager.domain.placement.explain import (
     LINE_LIMIT,
     CardView,
     Refusal,
@@ -14,11 +14,11 @@ from gpu_manager.domain.explain import (
     explain_shares,
     nearest_request,
 )
-from gpu_manager.domain.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement import judge, place
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
+from gpu_manager.domain.placement.policies import judge, place
 from gpu_manager.domain.pod import ContainerKind, PodUid
-from gpu_manager.domain.request import ContainerRequest, PlacementPolicy, PodRequest, Request
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request
 from gpu_manager.domain.topology import Link, Topology
 
 INIT, APP = ContainerKind.INIT, ContainerKind.APP

@@ -10,10 +10,10 @@ from admission.extender import FULL_LINES
 from admission.judging import Judge
 from admission.snapshot import NODES
 from gpu_manager.domain.contract import ALLOCATION, GPU_MODEL, GPU_UUID, PLACEMENT, decode_assignment
-from gpu_manager.domain.placement import follow
+from gpu_manager.domain.placement.policies import follow
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, MIB, Amount
-from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.rules.legal_values import pod_request
 from tests.fakes.extender import UNIT, World, answer, args, bound, container, node, pod, uuid
 
 quick = settings(deadline=None, max_examples=50, derandomize=True)

@@ -13,7 +13,7 @@ from admission.occupant import occupant_of
 from admission.snapshot import NODES, PODS, Cluster
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.domain.rules import pod_request
+from gpu_manager.domain.rules.legal_values import pod_request
 from tests.fakes.extender import UNIT, node, pod
 
 _CLOSED = st.lists(st.integers(0, 1), max_size=2, unique=True)

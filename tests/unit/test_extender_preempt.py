@@ -6,10 +6,10 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.domain.budgets import read_budget, violating
 from gpu_manager.domain.contract import ALLOCATION, CORE, Assignment, encode_assignment
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.whatif.disruption_budgets import read_budget, violating
 from tests.fakes.extender import UNIT, World, answer, container, node, pod, uuid
 
 quick = settings(deadline=None, max_examples=60, derandomize=True)

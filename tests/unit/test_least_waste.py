@@ -8,7 +8,7 @@ from admission.place_tally import PlaceTally
 from admission.snapshot import NODES, PODS
 from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.resources import GIB
-from gpu_manager.domain.score.shapes import Shape, Stock
+from gpu_manager.domain.score.request_mix import RequestShape, Stock
 from tests.fakes.extender import UNIT, World, container, node, pod
 
 
@@ -144,7 +144,7 @@ def test_every_pod_counts_once_whether_it_finds_room_or_not():
     world.filter(huge)
     best(world, obj)
     best(world, obj)
-    assert dict(world.policy.scorer.mix.counts) == {Shape(800): 1, Shape(30, 8): 1}
+    assert dict(world.policy.scorer.mix.counts) == {RequestShape(800): 1, RequestShape(30, 8): 1}
 
 
 def test_spread_and_topology_keep_their_meaning():
@@ -164,7 +164,7 @@ def test_a_pod_of_several_parts_counts_as_each_of_them():
     parts = [container("a", 30, 8), container("b", 200)]
     world.create(with_cpu(pod("p", containers=parts), "2"))
     (occupant,) = world.cluster.fresh()
-    assert shapes_of(occupant, UNIT) == [Shape(30, 8, 2000), Shape(200, 0, 0)]
+    assert shapes_of(occupant, UNIT) == [RequestShape(30, 8, 2000), RequestShape(200, 0, 0)]
     assert world.cluster.fresh() == []
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, Inventory, decode_inventory, encode_inventory
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
-from gpu_manager.domain.ledger import Ledger
-from gpu_manager.domain.placement import place
+from gpu_manager.domain.placement.ledger import Ledger
+from gpu_manager.domain.placement.policies import place
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.domain.rules import Rule, check_pod, pod_request
+from gpu_manager.domain.rules.legal_values import Rule, check_pod, pod_request
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from tests.fakes.node import container, pod
 from tests.fakes.ports import cards

@@ -13,9 +13,9 @@ from gpu_manager.adapters.memory_backstop import CgroupBackstop
 from gpu_manager.adapters.nvml_limits import NvmlMemoryLimits
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.evasion import CONTEXT_BYTES
-from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.backstop import RETRY_SECONDS, Backstops

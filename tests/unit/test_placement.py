@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import Bug, DoesNotFit
-from gpu_manager.domain.explain import Refusal
-from gpu_manager.domain.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement import SEARCHED, find, follow, judge, place
+from gpu_manager.domain.placement.explain import Refusal
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
+from gpu_manager.domain.placement.policies import SEARCHED, find, follow, judge, place
 from gpu_manager.domain.pod import ContainerKind, PodUid
-from gpu_manager.domain.request import (
+from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
+from gpu_manager.domain.rules.request import (
     ContainerRequest,
     PlacementPolicy,
     PodRequest,
     Request,
     matches_model,
 )
-from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from tests.fakes.machines import SIX, tree
 
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP

@@ -46,8 +46,8 @@ from bench.placement.topology import (
     tree,
 )
 from bench.placement.trace import DEMAND, Node, Pod, Trace, arrivals, kin, permuted, read, typical
-from gpu_manager.domain.card_sets import best_set, fragment
-from gpu_manager.domain.score.shapes import Room, Shape
+from gpu_manager.domain.placement.card_sets import best_set, fragment
+from gpu_manager.domain.score.request_mix import FreeShape, RequestShape
 from gpu_manager.domain.topology import Link, Topology
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,13 +57,13 @@ NODES = tuple(
     + [Node("c", 16_000, 50_000, 1, "C")]
 )
 SHAPES = [
-    Shape(30, 0, 2000),
-    Shape(81, 0, 3000),
-    Shape(100, 0, 8000),
-    Shape(50, 0, 1000, ("B",)),
-    Shape(0, 0, 4000),
+    RequestShape(30, 0, 2000),
+    RequestShape(81, 0, 3000),
+    RequestShape(100, 0, 8000),
+    RequestShape(50, 0, 1000, ("B",)),
+    RequestShape(0, 0, 4000),
 ]
-SHAPES += [Shape(200, 0, 9000)]
+SHAPES += [RequestShape(200, 0, 9000)]
 
 
 def pods_of(count, seed=1):
@@ -143,15 +143,17 @@ def test_the_order_of_the_nodes_changes_nothing_for_ours():
 
 
 def test_typical_pods_cover_95_percent_the_commonest_first():
-    pods = [Pod(f"a{i}", Shape(50), 0) for i in range(94)]
-    pods += [Pod(f"b{i}", Shape(100), 0) for i in range(4)] + [Pod(f"c{i}", Shape(20), 0) for i in range(2)]
-    assert typical(pods) == [(Shape(50), 94 / 98), (Shape(100), 4 / 98)]
+    pods = [Pod(f"a{i}", RequestShape(50), 0) for i in range(94)]
+    pods += [Pod(f"b{i}", RequestShape(100), 0) for i in range(4)] + [
+        Pod(f"c{i}", RequestShape(20), 0) for i in range(2)
+    ]
+    assert typical(pods) == [(RequestShape(50), 94 / 98), (RequestShape(100), 4 / 98)]
 
 
 def test_fgd_counts_what_each_typical_pod_cannot_use():
     """Half the pods want 50 cores, half a whole card; 30 + 60 + 100 are free."""
-    fragments = Fragments([Pod("a", Shape(50, 0, 1000), 0), Pod("b", Shape(100, 0, 1000), 0)])
-    room = Room("A", 0, 4000, ((30, 0), (60, 0), (100, 0)))
+    fragments = Fragments([Pod("a", RequestShape(50, 0, 1000), 0), Pod("b", RequestShape(100, 0, 1000), 0)])
+    room = FreeShape("A", 0, 4000, ((30, 0), (60, 0), (100, 0)))
     assert fragments.of([room]) == [10 * (30 + 90) / 2]
     assert fragments.of([room._replace(cpu=500)]) == [10 * 190]
 
@@ -177,12 +179,12 @@ def test_kin_have_the_ratios_that_they_state():
 
 def test_who_waits_is_counted_for_as_long_as_it_waits():
     nodes = [Node("a", 96_000, 10**6, 1, "A")]
-    whole = Pod("p", Shape(100, 0, 1000), 0)
-    late = Pod("q", Shape(100, 0, 1000), 0)
+    whole = Pod("p", RequestShape(100, 0, 1000), 0)
+    late = Pod("q", RequestShape(100, 0, 1000), 0)
     coming = [
         Coming(whole, 0.0, 100.0),
         Coming(late, 20.0, 10.0),
-        Coming(Pod("r", Shape(0, 0, 1), 0), 200.0, 1.0),
+        Coming(Pod("r", RequestShape(0, 0, 1), 0), 200.0, 1.0),
     ]
     # q waits from 20 to 100, and what is averaged is the time from its arrival to the last one.
     assert waiting_demand(nodes, coming, BestFit()) == pytest.approx(100 * 80 / 180)

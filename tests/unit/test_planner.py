@@ -6,7 +6,7 @@ import pytest
 
 from gpu_manager.domain.contract import ALLOCATION, Assignment, encode_assignment
 from gpu_manager.domain.errors import DoesNotFit
-from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology

@@ -12,7 +12,7 @@ from admission.extender import FULL_LINES
 from admission.refusals import refusals_page, sayings
 from gpu_manager.domain.contract import GPU_UUID, POOL_LABEL
 from gpu_manager.domain.resources import Amount
-from gpu_manager.domain.rulebook import errors_page
+from gpu_manager.domain.rules.rulebook import errors_page
 from tests.fakes.extender import UNIT, World, args, node, pod
 
 ROOT = Path(__file__).parents[2]

@@ -10,22 +10,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.domain.score.places import Places, _more_than
+from gpu_manager.domain.score.fragmentation import BAG, BAGS, SPREAD, Fragmentation, _draw
+from gpu_manager.domain.score.multi_gpu_slots import MultiGpuSlots, _more_than
+from gpu_manager.domain.score.request_mix import (
+    GROWTH,
+    REMEMBERED,
+    Arrivals,
+    FreeShape,
+    Mix,
+    RequestShape,
+    Stock,
+)
 from gpu_manager.domain.score.scorer import Scorer, in_all, prices
-from gpu_manager.domain.score.shapes import GROWTH, REMEMBERED, Arrivals, Mix, Room, Shape, Stock
-from gpu_manager.domain.score.waste import BAG, BAGS, SPREAD, Waste, _draw
 
 UNITS = 40
 STOCK = {"A": Stock(80, UNITS), "B": Stock(20, UNITS)}
 fractions = st.builds(
-    Shape,
+    RequestShape,
     st.integers(1, 99),
     st.integers(1, UNITS),
     st.integers(0, 20_000),
     st.sampled_from([(), ("A",), ("A", "B")]),
 )
-wholes = st.builds(Shape, st.sampled_from([100, 200, 400]), st.just(0), st.integers(0, 40_000))
-hosts = st.builds(Shape, st.just(0), st.just(0), st.integers(1, 20_000))
+wholes = st.builds(RequestShape, st.sampled_from([100, 200, 400]), st.just(0), st.integers(0, 40_000))
+hosts = st.builds(RequestShape, st.just(0), st.just(0), st.integers(1, 20_000))
 shapes = st.one_of(fractions, wholes, hosts)
 mixes = st.dictionaries(shapes, st.integers(1, 500), min_size=1, max_size=12)
 cards = st.one_of(st.just((100, UNITS)), st.tuples(st.integers(0, 99), st.integers(0, UNITS)))
@@ -35,14 +43,14 @@ cards = st.one_of(st.just((100, UNITS)), st.tuples(st.integers(0, 99), st.intege
 def rooms(draw, models=("A", "B")):
     free = draw(st.lists(cards, min_size=1, max_size=8))
     cpu = draw(st.one_of(st.none(), st.integers(0, 96_000)))
-    return Room(draw(st.sampled_from(models)), UNITS, cpu, tuple(sorted(free)))
+    return FreeShape(draw(st.sampled_from(models)), UNITS, cpu, tuple(sorted(free)))
 
 
-def mix_of(counts: dict[Shape, int], number: int = 0) -> Mix:
+def mix_of(counts: dict[RequestShape, int], number: int = 0) -> Mix:
     return Mix(tuple(sorted(counts.items())), sum(counts.values()), number)
 
 
-def ways(shape: Shape, room: Room) -> list[Room]:
+def ways(shape: RequestShape, room: FreeShape) -> list[FreeShape]:
     if (room.cpu is not None and room.cpu < shape.cpu) or not shape.allows(room.model):
         return []
     if shape.cards:
@@ -52,15 +60,15 @@ def ways(shape: Shape, room: Room) -> list[Room]:
     return [room.less(shape, c) for c in set(room.free) if c[0] >= shape.cores and c[1] >= shape.memory]
 
 
-def value(room: Room, weight: float) -> float:
+def value(room: FreeShape, weight: float) -> float:
     return sum((1 - weight) * c + weight * 100 * m / UNITS for c, m in room.free if c)
 
 
 @settings(max_examples=60, deadline=None)
 @given(mixes, st.lists(rooms(), min_size=1, max_size=12))
 def test_a_value_does_not_depend_on_what_else_is_asked_or_was_asked_before(counts, asked):
-    at_once = Waste(mix_of(counts), STOCK).of(asked)
-    one_by_one = Waste(mix_of(counts), STOCK)
+    at_once = Fragmentation(mix_of(counts), STOCK).of(asked)
+    one_by_one = Fragmentation(mix_of(counts), STOCK)
     assert [one_by_one.of([room])[0] for room in asked] == at_once
     assert one_by_one.of(list(reversed(asked))) == list(reversed(at_once))
 
@@ -71,14 +79,14 @@ def test_the_waste_is_never_below_nothing_nor_above_what_is_free(counts, room):
     mix = mix_of(counts)
     weight = round(mix.memory_weight(STOCK) * 256) / 256
     idle = value(room, weight)
-    (rolled,) = Waste(mix, STOCK, (0.0, 1.0)).of([room])
-    (filled,) = Waste(mix, STOCK, (1.0, 0.0)).of([room])
+    (rolled,) = Fragmentation(mix, STOCK, (0.0, 1.0)).of([room])
+    (filled,) = Fragmentation(mix, STOCK, (1.0, 0.0)).of([room])
     assert -1e-6 <= rolled <= idle + 0.1
     assert filled + 1e-3 >= -1e-6
     assert filled <= idle + 0.1
 
 
-def offered(room: Room, bag: list[Shape]) -> tuple[tuple[int, int], ...]:
+def offered(room: FreeShape, bag: list[RequestShape]) -> tuple[tuple[int, int], ...]:
     """The roll-out in the plainest words: each request to the card with the least cores, then memory, left."""
     free, cpu = list(room.free), room.cpu if room.cpu is not None else 1 << 30
     for shape in bag:
@@ -103,7 +111,7 @@ def test_the_roll_out_is_what_offering_each_bag_by_hand_leaves(counts, room):
     for bag in drawn.T:
         shapes_drawn = [singles[at][0] for at in bag if at < len(singles)]
         left.append(value(room._replace(free=offered(room, shapes_drawn)), weight))
-    (found,) = Waste(mix, STOCK, (0.0, 1.0)).of([room])
+    (found,) = Fragmentation(mix, STOCK, (0.0, 1.0)).of([room])
     assert abs(found - sum(left) / BAGS) < 0.05
 
 
@@ -128,7 +136,7 @@ def test_the_fill_up_is_what_copies_of_each_shape_alone_leave(counts, room):
             shape.cores if shape.cards else (1 - weight) * shape.cores + weight * 100 * shape.memory / UNITS
         )
         expected += share * n / spread * (value(room, weight) - copies * size)
-    (found,) = Waste(mix, STOCK, (1.0, 0.0)).of([room])
+    (found,) = Fragmentation(mix, STOCK, (1.0, 0.0)).of([room])
     assert abs(found - expected) < 0.05
 
 
@@ -174,18 +182,18 @@ def test_a_bag_is_a_fair_sample_of_the_mix():
 
 
 def test_a_card_that_many_may_only_use_costs_more_than_one_that_any_may():
-    mix = mix_of({Shape(50, 1, 0, ("B",)): 50, Shape(50, 1): 50})
+    mix = mix_of({RequestShape(50, 1, 0, ("B",)): 50, RequestShape(50, 1): 50})
     price = prices(mix, STOCK)
     assert price["B"] > 1 > price["A"]
     assert abs(sum(price[m] * STOCK[m].cards for m in STOCK) - 100) < 1e-9
-    assert prices(mix_of({Shape(50, 1): 1}), STOCK) == {"A": 1.0, "B": 1.0}
+    assert prices(mix_of({RequestShape(50, 1): 1}), STOCK) == {"A": 1.0, "B": 1.0}
 
 
 def test_a_request_goes_where_it_fills_what_is_open_rather_than_to_an_empty_card():
-    scorer = Scorer(mix_of({Shape(50, 20, 1000): 60, Shape(100, 0, 1000): 40}), STOCK)
-    half = Room("A", UNITS, 64_000, ((50, 20), (100, UNITS)))
-    empty = Room("A", UNITS, 64_000, ((100, UNITS), (100, UNITS)))
-    shape = Shape(50, 20, 1000)
+    scorer = Scorer(mix_of({RequestShape(50, 20, 1000): 60, RequestShape(100, 0, 1000): 40}), STOCK)
+    half = FreeShape("A", UNITS, 64_000, ((50, 20), (100, UNITS)))
+    empty = FreeShape("A", UNITS, 64_000, ((100, UNITS), (100, UNITS)))
+    shape = RequestShape(50, 20, 1000)
     costs = scorer.costs(
         [((half,), (half.less(shape, (50, 20)),)), ((empty,), (empty.less(shape, (100, UNITS)),))]
     )
@@ -194,18 +202,18 @@ def test_a_request_goes_where_it_fills_what_is_open_rather_than_to_an_empty_card
 
 def test_memory_that_is_scarcer_than_cores_decides():
     """Much memory, few cores: what is left of the memory is what the next request needs."""
-    scorer = Scorer(mix_of({Shape(10, 20): 100}), STOCK)
-    tight = Room("A", UNITS, None, ((90, 20),))
-    loose = Room("A", UNITS, None, ((90, 30),))
-    shape = Shape(10, 20)
+    scorer = Scorer(mix_of({RequestShape(10, 20): 100}), STOCK)
+    tight = FreeShape("A", UNITS, None, ((90, 20),))
+    loose = FreeShape("A", UNITS, None, ((90, 30),))
+    shape = RequestShape(10, 20)
     filled, broken = scorer.costs([((r,), (r.less(shape, r.free[0]),)) for r in (tight, loose)])
     assert filled < broken
 
 
 def test_cards_without_host_cpu_are_worth_nothing_to_come():
-    mix = mix_of({Shape(50, 10, 8000): 1})
-    starved, fed = (Room("A", UNITS, cpu, ((100, UNITS),)) for cpu in (4000, 64_000))
-    lost, kept = Waste(mix, STOCK).of([starved, fed])
+    mix = mix_of({RequestShape(50, 10, 8000): 1})
+    starved, fed = (FreeShape("A", UNITS, cpu, ((100, UNITS),)) for cpu in (4000, 64_000))
+    lost, kept = Fragmentation(mix, STOCK).of([starved, fed])
     assert lost > kept
 
 
@@ -221,7 +229,7 @@ def test_a_node_holds_as_many_of_a_request_for_several_cards_as_fit_one_after_th
             if copies > len(room.free):
                 break  # asks for no host CPU and no card of this size is left
         held.append(copies)
-    assert Places(mix_of(counts)).of((room,)) == tuple(held)
+    assert MultiGpuSlots(mix_of(counts)).of((room,)) == tuple(held)
 
 
 @settings(max_examples=60, deadline=None)
@@ -243,9 +251,9 @@ def test_the_curve_goes_on_where_counting_ends(expected):
 
 def test_the_last_places_are_dear_and_plenty_of_them_cheap():
     """Eight cards together are asked for now and then; a small pod may break an empty node or a broken one."""
-    eight, small = Shape(800, 0, 8000), Shape(50, 1, 1000)
+    eight, small = RequestShape(800, 0, 8000), RequestShape(50, 1, 1000)
     scorer = Scorer(mix_of({eight: 5, small: 95}), STOCK)
-    empty = Room("A", UNITS, 64_000, ((100, UNITS),) * 8)
+    empty = FreeShape("A", UNITS, 64_000, ((100, UNITS),) * 8)
     move = (empty,), (empty.less(small, (100, UNITS)),)
     (cost,) = scorer.costs([move])
     loss = scorer.places.lost(*move)
@@ -262,7 +270,7 @@ def test_the_mix_is_drawn_anew_with_each_early_arrival_and_then_every_so_often()
     arrivals = Arrivals()
     refreshed = 0
     for _ in range(1000):
-        arrivals.add(Shape(50, 1))
+        arrivals.add(RequestShape(50, 1))
         if arrivals.due:
             arrivals.mix()
             refreshed += 1
@@ -274,12 +282,12 @@ def test_the_mix_is_drawn_anew_with_each_early_arrival_and_then_every_so_often()
 def test_old_habits_fade():
     arrivals = Arrivals()
     for _ in range(REMEMBERED):
-        arrivals.add(Shape(10, 1))
+        arrivals.add(RequestShape(10, 1))
     assert len(arrivals) <= REMEMBERED // 2
     for _ in range(REMEMBERED // 2):
-        arrivals.add(Shape(20, 1))
+        arrivals.add(RequestShape(20, 1))
     counts = dict(arrivals.mix().counts)
-    assert counts[Shape(20, 1)] >= counts[Shape(10, 1)]
+    assert counts[RequestShape(20, 1)] >= counts[RequestShape(10, 1)]
 
 
 def test_the_agent_never_loads_the_score_nor_numpy():

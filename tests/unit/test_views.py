@@ -9,7 +9,7 @@ from admission.occupant import occupant_of
 from admission.quota import NO_QUOTA
 from admission.views import as_json, as_text, quota_rows, quota_text
 from gpu_manager.domain.contract import GPU_MODEL, MEMORY, PLACEMENT
-from gpu_manager.domain.explain import LINE_LIMIT, explain_room
+from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_room
 from gpu_manager.domain.pod import parse_pod
 from tests.fakes.extender import UNIT, World, node, pod
 

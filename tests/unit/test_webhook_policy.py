@@ -29,7 +29,7 @@ from gpu_manager.domain.contract import (
     PREDICATE_NODE,
     PRELOAD,
 )
-from gpu_manager.domain.rulebook import Rule
+from gpu_manager.domain.rules.rulebook import Rule
 from tests.fakes.reviews import NODE_GROUPS, container, pod, review, update
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from gpu_manager.domain.contract import CORE, GPU_MODEL, GPU_UUID, MEMORY, PLACE
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import parse_quantity
-from gpu_manager.domain.rules import check_pod
+from gpu_manager.domain.rules.legal_values import check_pod
 from tests.fakes.reviews import container, patched, pod, review, update, workload
 
 TERMS = (Terms(), Terms(default_memory=4, scheduler_name="s", runtime_class="r", minimum_cores=5))

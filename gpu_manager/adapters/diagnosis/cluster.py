@@ -16,16 +16,16 @@ from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, NVIDIA, decode_
 from gpu_manager.domain.doctor.facts import (
     AgentPods,
     ClusterFacts,
-    NodeFacts,
+    DoctorNode,
     PodFacts,
     SchedulerFacts,
     Webhook,
 )
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.domain.lenient import mapping, mappings, text
+from gpu_manager.domain.label_selectors import Term, read_terms
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import parse_quantity
-from gpu_manager.domain.selectors import Term, read_terms
+from gpu_manager.domain.untrusted import mapping, mappings, text
 
 SERVICE: Final = "gpu-quota-admission"
 _SECRET: Final = "gpu-quota-admission-certs"  # noqa: S105  # a name
@@ -82,7 +82,7 @@ class _Looked:
     def _list(self, what: str, path: str, **query: str) -> Iterator[Mapping[str, Any]]:
         return list_all(self._connection, f"list {what}", path, query)
 
-    def nodes(self) -> tuple[NodeFacts, ...]:
+    def nodes(self) -> tuple[DoctorNode, ...]:
         return tuple(_node(obj) for obj in self._list("nodes", "/api/v1/nodes"))
 
     def pods(self) -> tuple[PodFacts, ...]:
@@ -180,14 +180,14 @@ class _Looked:
         return frozenset(text(mapping(obj.get("metadata")).get("name")) for obj in found)
 
 
-def _node(obj: Mapping[str, Any]) -> NodeFacts:
+def _node(obj: Mapping[str, Any]) -> DoctorNode:
     meta, status = mapping(obj.get("metadata")), mapping(obj.get("status"))
     written = mapping(meta.get("annotations")).get(INVENTORY)
     inventory = decode_inventory(written if isinstance(written, str) else None)
     labels, allocatable = _texts(meta.get("labels")), mapping(status.get("allocatable"))
     gpu = _count(allocatable.get(NVIDIA)) or 0
     hints = [f"label {key}" for key in _HINTS if labels.get(key) == "true"]
-    return NodeFacts(
+    return DoctorNode(
         name=text(meta.get("name")),
         inventory=inventory,
         core=_count(allocatable.get(CORE)),

@@ -29,7 +29,7 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount
-from gpu_manager.domain.ledger import Share
+from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
 
 log = structlog.get_logger(__name__)

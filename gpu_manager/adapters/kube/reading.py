@@ -8,10 +8,10 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import Connection
+from gpu_manager.domain.cluster.state import NodeReport
 from gpu_manager.domain.contract import INVENTORY, decode_inventory
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
-from gpu_manager.domain.survey import NodeSaid
 
 DAEMONSET: Final = "gpu-manager-daemonset"
 _PAGE: Final = "500"
@@ -50,7 +50,7 @@ def _safe(part: str) -> str:
 class Cluster:
     """One look: nodes that publish cards, pods that ask for a share, node → its agent's (namespace, pod)."""
 
-    nodes: tuple[NodeSaid, ...]
+    nodes: tuple[NodeReport, ...]
     pods: tuple[Pod, ...]
     agents: Mapping[str, tuple[str, str]]
 
@@ -99,12 +99,12 @@ def cluster_of(
     return Cluster(nodes, tuple(pods), agents)
 
 
-def _node(obj: Mapping[str, Any]) -> NodeSaid | None:
+def _node(obj: Mapping[str, Any]) -> NodeReport | None:
     meta = obj.get("metadata")
     meta = meta if isinstance(meta, Mapping) else {}
     annotations, labels = _texts(meta.get("annotations")), _texts(meta.get("labels"))
     inventory = decode_inventory(annotations.get(INVENTORY))
-    return None if inventory is None else NodeSaid.of(str(meta.get("name")), inventory, annotations, labels)
+    return None if inventory is None else NodeReport.of(str(meta.get("name")), inventory, annotations, labels)
 
 
 def _is_agent(obj: Mapping[str, Any]) -> bool:

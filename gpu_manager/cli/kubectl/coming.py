@@ -14,18 +14,18 @@ from gpu_manager.cli.files import load_manifests, shown
 from gpu_manager.cli.kubectl.sites import Outlook, Written, resident_of
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.gates import DAEMONS
-from gpu_manager.domain.ledger import Ledger
-from gpu_manager.domain.lenient import mapping, text
-from gpu_manager.domain.plan import Resident, Site
+from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.untrusted import mapping, text
+from gpu_manager.domain.whatif.scheduling_constraints import DAEMONS
+from gpu_manager.domain.whatif.simulation import SimNode, SimPod
 
 _MOST_PODS: Final = 100_000
 
 
-def wanted(files: Sequence[str], outlook: Outlook) -> list[Resident]:
+def wanted(files: Sequence[str], outlook: Outlook) -> list[SimPod]:
     """The pods that manifests would make, each as often as its workload says. Raises RequestInvalid."""
-    found: list[Resident] = []
+    found: list[SimPod] = []
     for name in files:
         for manifest in load_manifests(name):
             try:
@@ -36,7 +36,7 @@ def wanted(files: Sequence[str], outlook: Outlook) -> list[Resident]:
     return found
 
 
-def _made(manifest: Manifest, outlook: Outlook, most: int) -> Iterator[Resident]:
+def _made(manifest: Manifest, outlook: Outlook, most: int) -> Iterator[SimPod]:
     """The pods of one object that ask for cards."""
     if manifest.pod is None:
         return
@@ -54,12 +54,12 @@ def _made(manifest: Manifest, outlook: Outlook, most: int) -> Iterator[Resident]
         yield _copy(pod, f"{pod.name}-{copy}" if manifest.copies > 1 else pod.name)
 
 
-def _copy(pod: Resident, name: str) -> Resident:
+def _copy(pod: SimPod, name: str) -> SimPod:
     uid = PodUid(uuid.uuid4().hex)
     return replace(pod, uid=uid, name=name, request=replace(pod.request, uid=uid))
 
 
-def _one_each(pod: Resident, outlook: Outlook) -> Iterator[Resident]:
+def _one_each(pod: SimPod, outlook: Outlook) -> Iterator[SimPod]:
     """A DaemonSet's: one for every node that it may go to, a cordon or the node's trouble no bar to it."""
     wants = replace(pod.wants, tolerations=(*pod.wants.tolerations, *DAEMONS))
     for site in outlook.sites:
@@ -86,7 +86,7 @@ def _drafted(template: Mapping[str, Any], namespace: str, name: str) -> Pod:
     return replace(parse_pod(obj), node="", phase="")
 
 
-def kind_of_node(name: str, outlook: Outlook) -> Site:
+def kind_of_node(name: str, outlook: Outlook) -> SimNode:
     """An empty node like one of the cluster's, or like a simulated profile. Raises RequestInvalid."""
     from gpu_manager.adapters import profiles  # noqa: PLC0415  # rarely asked for
 
@@ -94,7 +94,7 @@ def kind_of_node(name: str, outlook: Outlook) -> Site:
     if like is not None:
         cards = tuple(CardState(state.card) for state in like.cards)
         books = Ledger((s.card for s in cards), outlook.unit)
-        return Site(name, cards, like.topology, books, gate=like.gate, host=outlook.seen.new(name))
+        return SimNode(name, cards, like.topology, books, gate=like.gate, host=outlook.seen.new(name))
     if name not in profiles.names():
         nodes = ", ".join(site.name for site in outlook.sites[:10]) or "none"
         kinds = ", ".join(profiles.names())
@@ -104,4 +104,4 @@ def kind_of_node(name: str, outlook: Outlook) -> Site:
         CardState(Card(i, CardUuid(f"GPU-{name}-{i}"), k.model, k.memory, k.reserved, k.numa, mig=k.mig))
         for i, k in enumerate(profile.cards)
     )
-    return Site(name, states, profile.topology, Ledger((s.card for s in states), outlook.unit))
+    return SimNode(name, states, profile.topology, Ledger((s.card for s in states), outlook.unit))

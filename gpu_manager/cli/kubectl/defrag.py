@@ -11,10 +11,10 @@ from gpu_manager.cli.kubectl import coming, sites
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.card import CardState
-from gpu_manager.domain.defrag import MOST_MOVES, Defrag, defragment
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.plan import Resident, Site
 from gpu_manager.domain.resources import format_bytes
+from gpu_manager.domain.whatif.defragmentation import MOST_MOVES, DefragPlan, defragment
+from gpu_manager.domain.whatif.simulation import SimNode, SimPod
 
 
 def command(
@@ -47,7 +47,7 @@ def command(
     return 1 if plan.seat is None else 0
 
 
-def _pod(target: str, outlook: sites.Outlook) -> Resident:
+def _pod(target: str, outlook: sites.Outlook) -> SimPod:
     if target == "-" or "/" in target or target.endswith((".yaml", ".yml", ".json")):
         pods = coming.wanted([target], outlook)
         if len(pods) != 1:
@@ -64,7 +64,7 @@ def _pod(target: str, outlook: sites.Outlook) -> Resident:
     return sites.resident_of(found, outlook.unit, outlook.seen.written.get(found.uid))
 
 
-def _show(pod: Resident, plan: Defrag) -> None:
+def _show(pod: SimPod, plan: DefragPlan) -> None:
     if plan.seat is None:
         typer.echo(printable(f"{pod.name}: {plan.reason}"))
         return
@@ -98,12 +98,12 @@ def _cards(indices: Sequence[int]) -> str:
     return f"card{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
 
 
-def _picture(changed: Sequence[Site]) -> Mapping[tuple[str, int], str]:
+def _picture(changed: Sequence[SimNode]) -> Mapping[tuple[str, int], str]:
     """A line for each card: what is free on it, and who holds the rest."""
     return {(s.name, state.card.index): _line(s, state) for s in changed for state in s.cards}
 
 
-def _line(site: Site, state: CardState) -> str:
+def _line(site: SimNode, state: CardState) -> str:
     free = site.ledger.free(state.card.uuid)
     names = dict.fromkeys(
         site.residents[a.pod].name if a.pod in site.residents else a.pod_key
@@ -116,7 +116,7 @@ def _line(site: Site, state: CardState) -> str:
     )
 
 
-def _document(pod: Resident, plan: Defrag) -> Mapping[str, Any]:
+def _document(pod: SimPod, plan: DefragPlan) -> Mapping[str, Any]:
     return {
         "pod": pod.name,
         "seat": None if plan.seat is None else {"node": plan.seat.node, "cards": list(plan.seat.cards)},

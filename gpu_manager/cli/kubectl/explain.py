@@ -13,10 +13,10 @@ from gpu_manager.cli.files import load_manifests
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
 from gpu_manager.cli.output import Form, Output, emit, for_program
+from gpu_manager.domain.cluster.state import NodeBooks, survey
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.explain import Refusal, explain_bound, explain_placement, explain_room
+from gpu_manager.domain.placement.explain import Refusal, explain_bound, explain_placement, explain_room
 from gpu_manager.domain.pod import Pod, parse_pod
-from gpu_manager.domain.survey import NodeBooks, survey
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN = 20  # nodes in full for people

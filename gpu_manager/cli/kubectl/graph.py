@@ -10,10 +10,10 @@ import typer
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.node_json import node_json
+from gpu_manager.domain.cluster.state import NodeBooks, survey
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.ledger import Allocation
-from gpu_manager.domain.picture import picture
-from gpu_manager.domain.survey import NodeBooks, survey
+from gpu_manager.domain.placement.ledger import Allocation
 
 
 def command(
@@ -66,4 +66,4 @@ def _graph(books: NodeBooks) -> Mapping[str, Any]:
         }
 
     inventory = books.said.inventory
-    return picture(books.name, inventory.cards, inventory.topology, books.ledger, more)
+    return node_json(books.name, inventory.cards, inventory.topology, books.ledger, more)

@@ -11,10 +11,10 @@ import typer
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
+from gpu_manager.domain.cluster.state import NodeBooks, survey
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
-from gpu_manager.domain.ledger import peak
+from gpu_manager.domain.placement.ledger import peak
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, ZERO, Amount, format_bytes
-from gpu_manager.domain.survey import NodeBooks, survey
 
 _CONFIG_MAP: Final = "/api/v1/namespaces/kube-system/configmaps/gpuquota"  # the predecessor's
 _KEY: Final = "gpu_quota"

@@ -12,8 +12,8 @@ from gpu_manager.cli.kubectl import coming, sites
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.plan import Forecast, drain, nodes_needed, simulate
 from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.whatif.simulation import Forecast, drain, nodes_needed, simulate
 
 _SHOWN = 40  # pods for people
 

@@ -14,17 +14,23 @@ import typer
 
 from gpu_manager.cli.files import shown
 from gpu_manager.cli.kubectl.login import Login, log_in
-from gpu_manager.domain.budgets import read_budget
-from gpu_manager.domain.defrag import Budget
+from gpu_manager.domain.cluster.state import NodeBooks, survey
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.gates import ANYWHERE, Gate, Wants, read_gate, read_wants
-from gpu_manager.domain.host import ANY, ONE_POD, Host, host_of_node, host_of_pod
-from gpu_manager.domain.lenient import mapping, text
-from gpu_manager.domain.plan import Resident, Site
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, format_bytes
-from gpu_manager.domain.rules import pod_request
-from gpu_manager.domain.survey import NodeBooks, survey
+from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.untrusted import mapping, text
+from gpu_manager.domain.whatif.defragmentation import DisruptionAllowance
+from gpu_manager.domain.whatif.disruption_budgets import read_budget
+from gpu_manager.domain.whatif.host_resources import ANY, ONE_POD, HostResources, host_of_node, host_of_pod
+from gpu_manager.domain.whatif.scheduling_constraints import (
+    ANYWHERE,
+    NodeConstraints,
+    PodConstraints,
+    node_constraints,
+    pod_constraints,
+)
+from gpu_manager.domain.whatif.simulation import SimNode, SimPod
 
 if TYPE_CHECKING:
     from gpu_manager.adapters.kube.reading import Cluster
@@ -53,8 +59,8 @@ Source = Annotated[
 class Outlook:
     """The nodes with their books, what may not be disturbed, and every pod that asks for cards."""
 
-    sites: tuple[Site, ...]
-    budgets: tuple[Budget, ...]
+    sites: tuple[SimNode, ...]
+    budgets: tuple[DisruptionAllowance, ...]
     pods: tuple[Pod, ...]
     seen: _Seen
     priorities: Mapping[str, int]
@@ -70,7 +76,7 @@ class Outlook:
         """Bytes of one memory unit here: as most nodes count."""
         return _unit(site.ledger.unit for site in self.sites)
 
-    def site(self, name: str) -> Site:
+    def site(self, name: str) -> SimNode:
         """The node. Raises RequestInvalid: it publishes no cards."""
         found = next((site for site in self.sites if site.name == name), None)
         if found is None:
@@ -83,8 +89,8 @@ class Outlook:
 class Written:
     """What plans read of a pod's object beside its request."""
 
-    wants: Wants
-    host: Host
+    wants: PodConstraints
+    host: HostResources
     daemon: bool  # a DaemonSet made it, for this very node
 
     @classmethod
@@ -92,7 +98,7 @@ class Written:
         """Whatever shape the object has."""
         owners = mapping(obj.get("metadata")).get("ownerReferences")
         daemon = isinstance(owners, list) and any(mapping(o).get("kind") == "DaemonSet" for o in owners)
-        return cls(read_wants(obj.get("spec")), host_of_pod(obj), daemon)
+        return cls(pod_constraints(obj.get("spec")), host_of_pod(obj), daemon)
 
 
 def look(source: str, kubeconfig: str, context: str, namespace: str = "") -> Outlook:
@@ -117,15 +123,15 @@ class _Seen:
 
     def __init__(self) -> None:
         self.written: dict[PodUid, Written] = {}
-        self._gates: dict[str, Gate] = {}
-        self._given: dict[str, Host] = {}
-        self._taken: dict[str, Host] = {}
-        self._daemons: dict[str, Host] = {}
+        self._gates: dict[str, NodeConstraints] = {}
+        self._given: dict[str, HostResources] = {}
+        self._taken: dict[str, HostResources] = {}
+        self._daemons: dict[str, HostResources] = {}
 
     def nodes(self, objects: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """The same objects."""
         for obj in objects:
-            gate = read_gate(obj)
+            gate = node_constraints(obj)
             self._gates[gate.name], self._given[gate.name] = gate, host_of_node(obj)
             yield obj
 
@@ -136,22 +142,22 @@ class _Seen:
             self.written[PodUid(text(mapping(obj.get("metadata")).get("uid")))] = written
             node = text(mapping(obj.get("spec")).get("nodeName"))
             if node and mapping(obj.get("status")).get("phase") not in ("Succeeded", "Failed"):
-                self._taken[node] = self._taken.get(node, Host()) + written.host
+                self._taken[node] = self._taken.get(node, HostResources()) + written.host
                 if written.daemon:
-                    self._daemons[node] = self._daemons.get(node, Host()) + written.host
+                    self._daemons[node] = self._daemons.get(node, HostResources()) + written.host
             yield obj
 
-    def gate(self, node: str) -> Gate:
+    def gate(self, node: str) -> NodeConstraints:
         """Who may go there."""
-        return self._gates.get(node, Gate(node))
+        return self._gates.get(node, NodeConstraints(node))
 
-    def left(self, node: str) -> Host:
+    def left(self, node: str) -> HostResources:
         """What its pods leave of its host."""
-        return self._given.get(node, ANY) - self._taken.get(node, Host())
+        return self._given.get(node, ANY) - self._taken.get(node, HostResources())
 
-    def new(self, node: str) -> Host:
+    def new(self, node: str) -> HostResources:
         """What is left of a new node like it, where DaemonSets have their pods."""
-        return self._given.get(node, ANY) - self._daemons.get(node, Host())
+        return self._given.get(node, ANY) - self._daemons.get(node, HostResources())
 
 
 def _classes(login: Login) -> list[Mapping[str, Any]]:
@@ -217,7 +223,7 @@ def _unit(counted: Iterable[int]) -> int:
     return most[0][0] if most else DEFAULT_UNIT
 
 
-def _gate(books: NodeBooks, seen: _Seen, unit: int) -> Gate:
+def _gate(books: NodeBooks, seen: _Seen, unit: int) -> NodeConstraints:
     """A node that counts memory otherwise is left out, as the extender leaves it out."""
     gate, own = seen.gate(books.name), books.said.inventory.unit
     if own == unit:
@@ -237,14 +243,14 @@ def _priorities(objects: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
     return found
 
 
-def _site(books: NodeBooks, pods: Sequence[Pod], gate: Gate, seen: _Seen) -> Site:
+def _site(books: NodeBooks, pods: Sequence[Pod], gate: NodeConstraints, seen: _Seen) -> SimNode:
     inventory = books.said.inventory
     residents = (
         resident_of(pod, inventory.unit, seen.written.get(pod.uid))
         for pod in pods
         if not pod.terminal and books.ledger.of_pod(pod.uid)
     )
-    return Site(
+    return SimNode(
         books.name,
         tuple(inventory.cards),
         inventory.topology,
@@ -255,19 +261,19 @@ def _site(books: NodeBooks, pods: Sequence[Pod], gate: Gate, seen: _Seen) -> Sit
     )
 
 
-def _budgets(objects: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> Iterator[Budget]:
+def _budgets(objects: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> Iterator[DisruptionAllowance]:
     for obj in objects:
         budget = read_budget(obj)
         if budget is not None:
             covered = frozenset(pod.uid for pod in pods if budget.selects(pod))
-            yield Budget(f"{budget.namespace}/{budget.name}", budget.allowed, covered)
+            yield DisruptionAllowance(f"{budget.namespace}/{budget.name}", budget.allowed, covered)
 
 
-def resident_of(pod: Pod, unit: int, written: Written | None) -> Resident:
+def resident_of(pod: Pod, unit: int, written: Written | None) -> SimPod:
     """A pod as plans move it: only if a controller makes it anew. Raises RequestInvalid: it is illegal."""
     stays, tied = _stays(pod, daemon=written is not None and written.daemon)
     wants, host = (ANYWHERE, ONE_POD) if written is None else (written.wants, written.host)
-    return Resident(pod.uid, pod.key, pod_request(pod, unit), stays, pod.priority, wants, tied, host)
+    return SimPod(pod.uid, pod.key, pod_request(pod, unit), stays, pod.priority, wants, tied, host)
 
 
 def _stays(pod: Pod, *, daemon: bool) -> tuple[str, bool]:

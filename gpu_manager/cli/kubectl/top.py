@@ -13,11 +13,11 @@ import typer
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.output import WideForm, WideOutput, columns, emit, for_program
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.state import NodeBooks, survey
 from gpu_manager.domain.contract import HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready, printable
-from gpu_manager.domain.ledger import Allocation, Share
+from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import MIB, format_bytes
-from gpu_manager.domain.survey import NodeBooks, survey
 
 if TYPE_CHECKING:
     from gpu_manager.adapters.kube.reading import Cluster

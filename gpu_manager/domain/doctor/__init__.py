@@ -4,7 +4,7 @@
 in the order in which they are read, and :func:`examine` judges.
 """
 
-from gpu_manager.domain.doctor.check import Check, Finding, Report, Severity, Skipped, Unseen
+from gpu_manager.domain.doctor.check import DoctorCheck, DoctorFinding, Report, Severity, Skipped, Unseen
 from gpu_manager.domain.doctor.facts import Facts
 from gpu_manager.domain.doctor.table import CHECKS, CLUSTER_CHECKS, NODE_CHECKS, examine
 
@@ -12,9 +12,9 @@ __all__ = [
     "CHECKS",
     "CLUSTER_CHECKS",
     "NODE_CHECKS",
-    "Check",
+    "DoctorCheck",
+    "DoctorFinding",
     "Facts",
-    "Finding",
     "Report",
     "Severity",
     "Skipped",

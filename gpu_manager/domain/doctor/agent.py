@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_manager.domain.doctor.check import Check, Severity, Unseen
+from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
 from gpu_manager.domain.doctor.facts import AgentFacts
-from gpu_manager.domain.notes import TROUBLE, NoteKind
+from gpu_manager.domain.enforcement.library_messages import TROUBLE, LibraryMessageKind
 
 _OLD_SAMPLE_SECONDS: Final = 10.0
 
@@ -48,12 +48,12 @@ def _library_notes(agent: AgentFacts, _: float) -> Iterator[str]:
     if agent.notes is None:
         raise Unseen("the agent's metrics cannot be read")
     what = {
-        NoteKind.CUDA_REFUSED: "was refused CUDA",
-        NoteKind.UNKNOWN_FUNCTION: "asked for a function of the driver that libvcuda does not know",
-        NoteKind.ROUTED_BY_NAME: "was given a function that libvcuda could tell by its name alone",
-        NoteKind.LIMITS_LOST: "found its limits page broken",
+        LibraryMessageKind.CUDA_REFUSED: "was refused CUDA",
+        LibraryMessageKind.UNKNOWN_FUNCTION: "asked for a function of the driver that libvcuda does not know",
+        LibraryMessageKind.ROUTED_BY_NAME: "was given a function that libvcuda could tell by its name alone",
+        LibraryMessageKind.LIMITS_LOST: "found its limits page broken",
     }
-    for kind in NoteKind:
+    for kind in LibraryMessageKind:
         count = agent.notes.get(kind.value, 0)
         if kind in TROUBLE and count:
             yield f"a process {what[kind]}{f', {count} times' if count > 1 else ''} since the agent's start"
@@ -67,7 +67,7 @@ def _old_sample(agent: AgentFacts, _: float) -> Iterator[str]:
 
 
 AGENT: Final = (
-    Check(
+    DoctorCheck(
         id="agent-not-ready",
         group="agent",
         severity=Severity.TROUBLE,
@@ -75,7 +75,7 @@ AGENT: Final = (
         cure="As the text says; the agent's log has the first cause.",
         judge=_agent_not_ready,
     ),
-    Check(
+    DoctorCheck(
         id="enforcement-off",
         group="agent",
         severity=Severity.TROUBLE,
@@ -86,7 +86,7 @@ AGENT: Final = (
         ),
         judge=_unenforced,
     ),
-    Check(
+    DoctorCheck(
         id="evading",
         group="agent",
         severity=Severity.TROUBLE,
@@ -94,7 +94,7 @@ AGENT: Final = (
         cure="See docs/security; `--evict-evaders` evicts such pods.",
         judge=_evading,
     ),
-    Check(
+    DoctorCheck(
         id="watchdog-blind",
         group="agent",
         severity=Severity.WARNING,
@@ -102,7 +102,7 @@ AGENT: Final = (
         cure="Run the agent with `hostPID: true` (the chart's default).",
         judge=_watchdog_blind,
     ),
-    Check(
+    DoctorCheck(
         id="library-trouble",
         group="agent",
         severity=Severity.WARNING,
@@ -113,7 +113,7 @@ AGENT: Final = (
         ),
         judge=_library_notes,
     ),
-    Check(
+    DoctorCheck(
         id="card-closed",
         group="agent",
         severity=Severity.WARNING,
@@ -121,7 +121,7 @@ AGENT: Final = (
         cure="`gpu-manager uncordon UUID` opens a cordoned one; an unhealthy one as its reason says.",
         judge=_closed,
     ),
-    Check(
+    DoctorCheck(
         id="sample-old",
         group="agent",
         severity=Severity.WARNING,

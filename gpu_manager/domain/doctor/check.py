@@ -20,7 +20,7 @@ class Unseen(Exception):  # noqa: N818  # no error: the answer "this cannot be j
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """One thing that may be wrong. ``group`` names the part of :class:`Facts` that ``judge`` receives.
 
     ``what`` says what it means, ``cure`` what to do; ``judge`` yields a sentence for each case found, and
@@ -36,10 +36,10 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One case found: which check, and the sentence with its values."""
 
-    check: Check
+    check: DoctorCheck
     text: str
 
 
@@ -55,7 +55,7 @@ class Skipped:
 class Report:
     """What was found, which checks passed, what could not be looked at. ``notes`` are facts worth saying."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
     passed: tuple[str, ...]
     skipped: tuple[Skipped, ...]
     notes: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpu_manager.domain.contract import ALLOCATION, CORE
-from gpu_manager.domain.doctor.check import Check, Severity
+from gpu_manager.domain.doctor.check import DoctorCheck, Severity
 from gpu_manager.domain.doctor.facts import ClusterFacts
 from gpu_manager.domain.doctor.shown import bounded, counted, known, nodes_of, pods_of
 from gpu_manager.domain.errors import printable
@@ -103,7 +103,7 @@ def _runtime_class(cluster: ClusterFacts, _: float) -> Iterator[str]:
 
 
 CONTROL: Final = (
-    Check(
+    DoctorCheck(
         id="webhook-missing",
         group="cluster",
         severity=Severity.TROUBLE,
@@ -111,7 +111,7 @@ CONTROL: Final = (
         cure="Install the chart with admission, or apply its webhook configurations again.",
         judge=_webhook_missing,
     ),
-    Check(
+    DoctorCheck(
         id="webhook-certificate",
         group="cluster",
         severity=Severity.TROUBLE,
@@ -126,7 +126,7 @@ CONTROL: Final = (
         ),
         judge=_webhook_expiry,
     ),
-    Check(
+    DoctorCheck(
         id="webhook-down",
         group="cluster",
         severity=Severity.TROUBLE,
@@ -134,7 +134,7 @@ CONTROL: Final = (
         cure="`kubectl describe deployment gpu-quota-admission` in its namespace, and its log.",
         judge=_webhook_down,
     ),
-    Check(
+    DoctorCheck(
         id="webhook-fails-open",
         group="cluster",
         severity=Severity.WARNING,
@@ -142,7 +142,7 @@ CONTROL: Final = (
         cure="Set failurePolicy to Fail: matchConditions keep it to pods that ask for cards.",
         judge=_fails_open,
     ),
-    Check(
+    DoctorCheck(
         id="scheduler-without-extender",
         group="cluster",
         severity=Severity.TROUBLE,
@@ -156,7 +156,7 @@ CONTROL: Final = (
         ),
         judge=_no_extender,
     ),
-    Check(
+    DoctorCheck(
         id="pod-without-card",
         group="cluster",
         severity=Severity.TROUBLE,
@@ -167,7 +167,7 @@ CONTROL: Final = (
         cure="Delete it; its controller makes a new one. Else the agent's log says why it has no allocation.",
         judge=_without_card,
     ),
-    Check(
+    DoctorCheck(
         id="static-pod-in-cluster",
         group="cluster",
         severity=Severity.WARNING,
@@ -175,7 +175,7 @@ CONTROL: Final = (
         cure="Run it as a Deployment or DaemonSet.",
         judge=_static,
     ),
-    Check(
+    DoctorCheck(
         id="runtime-class-missing",
         group="cluster",
         severity=Severity.TROUBLE,

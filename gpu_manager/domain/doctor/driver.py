@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_manager.domain.doctor.check import Check, Severity, Unseen
+from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
 from gpu_manager.domain.doctor.facts import DriverFacts
 from gpu_manager.domain.doctor.shown import counted
 
@@ -87,7 +87,7 @@ def _upgraded(driver: DriverFacts, _: float) -> Iterator[str]:
 
 
 DRIVER: Final = (
-    Check(
+    DoctorCheck(
         id="no-card",
         group="driver",
         severity=Severity.TROUBLE,
@@ -98,7 +98,7 @@ DRIVER: Final = (
         ),
         judge=_no_card,
     ),
-    Check(
+    DoctorCheck(
         id="driver-not-loaded",
         group="driver",
         severity=Severity.TROUBLE,
@@ -110,7 +110,7 @@ DRIVER: Final = (
         ),
         judge=_not_loaded,
     ),
-    Check(
+    DoctorCheck(
         id="driver-library-missing",
         group="driver",
         severity=Severity.TROUBLE,
@@ -121,7 +121,7 @@ DRIVER: Final = (
         ),
         judge=_no_library,
     ),
-    Check(
+    DoctorCheck(
         id="driver-mismatch",
         group="driver",
         severity=Severity.TROUBLE,
@@ -135,7 +135,7 @@ DRIVER: Final = (
         ),
         judge=_mismatch,
     ),
-    Check(
+    DoctorCheck(
         id="nvml-unusable",
         group="driver",
         severity=Severity.TROUBLE,
@@ -143,7 +143,7 @@ DRIVER: Final = (
         cure="As the text says; `nvidia-smi` on the node must work first.",
         judge=_nvml,
     ),
-    Check(
+    DoctorCheck(
         id="card-not-driven",
         group="driver",
         severity=Severity.TROUBLE,
@@ -157,7 +157,7 @@ DRIVER: Final = (
         ),
         judge=_cards_lost,
     ),
-    Check(
+    DoctorCheck(
         id="device-node-missing",
         group="driver",
         severity=Severity.TROUBLE,
@@ -168,7 +168,7 @@ DRIVER: Final = (
         cure="`nvidia-modprobe -u -c=0` on the host makes them; nvidia-persistenced keeps them over reboots.",
         judge=_no_device,
     ),
-    Check(
+    DoctorCheck(
         id="driver-upgraded",
         group="driver",
         severity=Severity.WARNING,

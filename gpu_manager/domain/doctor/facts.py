@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpu_manager.domain.contract import Inventory
+from gpu_manager.domain.label_selectors import Term
 from gpu_manager.domain.pod import Pod
-from gpu_manager.domain.selectors import Term
 
 Version = tuple[int, ...]
 
@@ -103,7 +103,7 @@ class AgentFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class DoctorNode:
     """One node as the API server shows it. ``gpu`` counts ``nvidia.com/gpu``; ``hinted`` says why it should
     have cards though no agent says so, empty if nothing does.
     """
@@ -171,7 +171,7 @@ class PodFacts:
 class ClusterFacts:
     """What the API server shows. A part is None where it refused to show it; ``refused`` says why."""
 
-    nodes: tuple[NodeFacts, ...] | None = None
+    nodes: tuple[DoctorNode, ...] | None = None
     pods: tuple[PodFacts, ...] | None = None
     agents: AgentPods | None = None
     agents_known: bool = False

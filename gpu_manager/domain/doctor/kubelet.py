@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpu_manager.domain.contract import CORE, CORE_SOCKET, MEMORY, MEMORY_SOCKET, NVIDIA, NVIDIA_SOCKET
-from gpu_manager.domain.doctor.check import Check, Severity, Unseen
+from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
 from gpu_manager.domain.doctor.facts import KubeletFacts, RuntimeFacts
 
 
@@ -79,7 +79,7 @@ def _static_pods(kubelet: KubeletFacts, _: float) -> Iterator[str]:
 
 
 KUBELET: Final = (
-    Check(
+    DoctorCheck(
         id="kubelet-socket-absent",
         group="kubelet",
         severity=Severity.TROUBLE,
@@ -90,7 +90,7 @@ KUBELET: Final = (
         ),
         judge=_no_kubelet_socket,
     ),
-    Check(
+    DoctorCheck(
         id="pod-resources-absent",
         group="kubelet",
         severity=Severity.TROUBLE,
@@ -98,7 +98,7 @@ KUBELET: Final = (
         cure="Mount the directory pod-resources into the agent; kubelets from 1.20 on serve it.",
         judge=_no_pod_resources,
     ),
-    Check(
+    DoctorCheck(
         id="plugin-not-registered",
         group="kubelet",
         severity=Severity.TROUBLE,
@@ -109,7 +109,7 @@ KUBELET: Final = (
         ),
         judge=_not_registered,
     ),
-    Check(
+    DoctorCheck(
         id="agent-silent",
         group="kubelet",
         severity=Severity.TROUBLE,
@@ -120,7 +120,7 @@ KUBELET: Final = (
         ),
         judge=_agent_silent,
     ),
-    Check(
+    DoctorCheck(
         id="two-plugins",
         group="kubelet",
         severity=Severity.TROUBLE,
@@ -131,7 +131,7 @@ KUBELET: Final = (
         ),
         judge=_two_plugins,
     ),
-    Check(
+    DoctorCheck(
         id="static-pod",
         group="kubelet",
         severity=Severity.WARNING,
@@ -142,7 +142,7 @@ KUBELET: Final = (
         cure="Run it as a Deployment or DaemonSet.",
         judge=_static_pods,
     ),
-    Check(
+    DoctorCheck(
         id="cgroup-v1",
         group="kubelet",
         severity=Severity.WARNING,
@@ -155,7 +155,7 @@ KUBELET: Final = (
     ),
 )
 BOTH: Final = (
-    Check(
+    DoctorCheck(
         id="runtime-not-found",
         group="kubelet+runtime",
         severity=Severity.TROUBLE,
@@ -166,7 +166,7 @@ BOTH: Final = (
         ),
         judge=_no_runtime,
     ),
-    Check(
+    DoctorCheck(
         id="cgroup-driver-differs",
         group="kubelet+runtime",
         severity=Severity.TROUBLE,

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpu_manager.domain.contract import ALLOCATION, CORE, MODEL_LABEL, MODEL_LABEL_GAIA, decode_assignment
-from gpu_manager.domain.doctor.check import Check, Severity, Unseen
+from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
 from gpu_manager.domain.doctor.facts import AgentPods, ClusterFacts
 from gpu_manager.domain.doctor.shown import bounded, counted, nodes_of, pods_of
 from gpu_manager.domain.errors import printable
+from gpu_manager.domain.label_selectors import meets, shown_terms
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
-from gpu_manager.domain.selectors import meets, shown_terms
 
 
 def _no_node(cluster: ClusterFacts, _: float) -> Iterator[str]:
@@ -127,7 +127,7 @@ def _over(cluster: ClusterFacts, _: float) -> Iterator[str]:
 
 
 NODES: Final = (
-    Check(
+    DoctorCheck(
         id="no-gpu-node",
         group="cluster",
         severity=Severity.TROUBLE,
@@ -138,7 +138,7 @@ NODES: Final = (
         ),
         judge=_no_node,
     ),
-    Check(
+    DoctorCheck(
         id="inventory-unreadable",
         group="cluster",
         severity=Severity.TROUBLE,
@@ -146,7 +146,7 @@ NODES: Final = (
         cure="Bring both to one version; the agent writes the annotation anew when it starts.",
         judge=_unreadable,
     ),
-    Check(
+    DoctorCheck(
         id="node-offers-nothing",
         group="cluster",
         severity=Severity.TROUBLE,
@@ -154,7 +154,7 @@ NODES: Final = (
         cure="`gpu-manager doctor` on the node: plugin-not-registered says what is missing.",
         judge=_not_offered,
     ),
-    Check(
+    DoctorCheck(
         id="agent-absent",
         group="cluster",
         severity=Severity.TROUBLE,
@@ -162,7 +162,7 @@ NODES: Final = (
         cure="`kubectl describe pod` and its log; `helm status` if there is no DaemonSet.",
         judge=_no_agent,
     ),
-    Check(
+    DoctorCheck(
         id="agent-gone",
         group="cluster",
         severity=Severity.WARNING,
@@ -173,7 +173,7 @@ NODES: Final = (
         ),
         judge=_gone_agent,
     ),
-    Check(
+    DoctorCheck(
         id="node-label-missing",
         group="cluster",
         severity=Severity.WARNING,
@@ -184,7 +184,7 @@ NODES: Final = (
         ),
         judge=_labels,
     ),
-    Check(
+    DoctorCheck(
         id="model-label-missing",
         group="cluster",
         severity=Severity.WARNING,
@@ -192,7 +192,7 @@ NODES: Final = (
         cure="The agent writes it when it starts: give its service account the right to patch its node.",
         judge=_model_label,
     ),
-    Check(
+    DoctorCheck(
         id="units-differ",
         group="cluster",
         severity=Severity.TROUBLE,
@@ -200,7 +200,7 @@ NODES: Final = (
         cure="Set one unit in the chart's values; a node takes it when its agent restarts.",
         judge=_units,
     ),
-    Check(
+    DoctorCheck(
         id="two-plugins-on-node",
         group="cluster",
         severity=Severity.TROUBLE,
@@ -211,7 +211,7 @@ NODES: Final = (
         ),
         judge=_two_plugins,
     ),
-    Check(
+    DoctorCheck(
         id="card-unhealthy",
         group="cluster",
         severity=Severity.WARNING,
@@ -219,7 +219,7 @@ NODES: Final = (
         cure="`gpu-manager status` on the node has the reason; it comes back by itself once it is well.",
         judge=_unhealthy,
     ),
-    Check(
+    DoctorCheck(
         id="card-over-committed",
         group="cluster",
         severity=Severity.TROUBLE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_manager.domain.doctor.check import Check, Severity, Unseen
+from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
 from gpu_manager.domain.doctor.facts import RuntimeFacts
 
 _FIRST_TOOLKIT_OF_V2: Final = (1, 8, 0)
@@ -65,7 +65,7 @@ def _lost_on_reload(runtime: RuntimeFacts, _: float) -> Iterator[str]:
 
 
 RUNTIME: Final = (
-    Check(
+    DoctorCheck(
         id="cri-socket-wrong",
         group="runtime",
         severity=Severity.TROUBLE,
@@ -76,7 +76,7 @@ RUNTIME: Final = (
         ),
         judge=_wrong_socket,
     ),
-    Check(
+    DoctorCheck(
         id="runtime-binary-missing",
         group="runtime",
         severity=Severity.TROUBLE,
@@ -87,7 +87,7 @@ RUNTIME: Final = (
         ),
         judge=_runtime_binary,
     ),
-    Check(
+    DoctorCheck(
         id="default-runtime-wrong",
         group="runtime",
         severity=Severity.TROUBLE,
@@ -95,7 +95,7 @@ RUNTIME: Final = (
         cure="Set default_runtime_name to `runc`, or configure the runtime it names.",
         judge=_default_unknown,
     ),
-    Check(
+    DoctorCheck(
         id="cdi-off",
         group="runtime",
         severity=Severity.WARNING,
@@ -109,7 +109,7 @@ RUNTIME: Final = (
         ),
         judge=_cdi_off,
     ),
-    Check(
+    DoctorCheck(
         id="devices-allow",
         group="runtime",
         severity=Severity.TROUBLE,
@@ -120,7 +120,7 @@ RUNTIME: Final = (
         ),
         judge=_devices_allow,
     ),
-    Check(
+    DoctorCheck(
         id="devices-lost-on-reload",
         group="runtime",
         severity=Severity.WARNING,

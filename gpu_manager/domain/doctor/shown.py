@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
 from gpu_manager.domain.doctor.check import Unseen
-from gpu_manager.domain.doctor.facts import ClusterFacts, NodeFacts, PodFacts
+from gpu_manager.domain.doctor.facts import ClusterFacts, DoctorNode, PodFacts
 
 _SHOWN: Final = 10  # cases of one check that are named; the rest is counted
 
@@ -20,7 +20,7 @@ def known(cluster: ClusterFacts, value: T | None, part: str) -> T:
     return value
 
 
-def nodes_of(cluster: ClusterFacts) -> Sequence[NodeFacts]:
+def nodes_of(cluster: ClusterFacts) -> Sequence[DoctorNode]:
     """All nodes. Raises Unseen."""
     return known(cluster, cluster.nodes, "nodes")
 

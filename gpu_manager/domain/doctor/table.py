@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gpu_manager.domain.doctor.agent import AGENT
-from gpu_manager.domain.doctor.check import Check, Finding, Report, Severity, Skipped, Unseen
+from gpu_manager.domain.doctor.check import DoctorCheck, DoctorFinding, Report, Severity, Skipped, Unseen
 from gpu_manager.domain.doctor.control import CONTROL
 from gpu_manager.domain.doctor.driver import DRIVER
 from gpu_manager.domain.doctor.facts import Facts
@@ -14,9 +14,9 @@ from gpu_manager.domain.doctor.kubelet import BOTH, KUBELET
 from gpu_manager.domain.doctor.nodes import NODES
 from gpu_manager.domain.doctor.runtime import RUNTIME
 
-NODE_CHECKS: Final[tuple[Check, ...]] = (*DRIVER, *RUNTIME, *KUBELET, *BOTH, *AGENT)
-CLUSTER_CHECKS: Final[tuple[Check, ...]] = (*NODES, *CONTROL)
-CHECKS: Final[tuple[Check, ...]] = (*NODE_CHECKS, *CLUSTER_CHECKS)
+NODE_CHECKS: Final[tuple[DoctorCheck, ...]] = (*DRIVER, *RUNTIME, *KUBELET, *BOTH, *AGENT)
+CLUSTER_CHECKS: Final[tuple[DoctorCheck, ...]] = (*NODES, *CONTROL)
+CHECKS: Final[tuple[DoctorCheck, ...]] = (*NODE_CHECKS, *CLUSTER_CHECKS)
 _NO_NODE: Final = (
     "this machine is no Kubernetes node and shows no NVIDIA card: nothing for the agent to do here. "
     "`gpu-manager sandbox --demo` shows it at work without either; on a node, run this again; "
@@ -25,9 +25,9 @@ _NO_NODE: Final = (
 _ORDER: Final = (Severity.TROUBLE, Severity.WARNING)
 
 
-def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> Report:
+def examine(facts: Facts, checks: Sequence[DoctorCheck] = CHECKS) -> Report:
     """Make every check; trouble comes first. What cannot be looked at is said, once for each reason."""
-    findings: list[Finding] = []
+    findings: list[DoctorFinding] = []
     passed: list[str] = []
     unseen: dict[str, list[str]] = {}
     for check in checks:
@@ -36,7 +36,7 @@ def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> Report:
         except Unseen as why:
             unseen.setdefault(str(why), []).append(check.id)
             continue
-        findings += [Finding(check, text) for text in texts]
+        findings += [DoctorFinding(check, text) for text in texts]
         if not texts:
             passed.append(check.id)
     findings.sort(key=lambda f: _ORDER.index(f.check.severity))

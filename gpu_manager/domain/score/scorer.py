@@ -3,11 +3,11 @@
     cost = V(after) - V(before)  +  0.5 · L(model) · cores  +  20 · host CPU left / 128 cores (no card asked)
            +  the prices of the places lost  +  turnover · cards' worth left free on the node
 
-V is :class:`~gpu_manager.domain.score.waste.Waste`; L the model's price, how much of the demand can only,
-or also, go to its cards; cores what is taken of them. The lowest cost wins. All but the last part belongs to
-the node alone and may be kept; what a place costs depends on how many the cluster has left
-(:class:`~gpu_manager.domain.score.places.Places`) and is added at each decision, by :func:`in_all`.
-Where pods leave, the fuller node goes first: one on which little lies will soon be empty.
+V is :class:`~gpu_manager.domain.score.fragmentation.Fragmentation`; L the model's price, how much of the
+demand can only, or also, go to its cards; cores what is taken of them. The lowest cost wins. All but the
+last part belongs to the node alone and may be kept; what a place costs depends on how many the cluster has
+left (:class:`~gpu_manager.domain.score.multi_gpu_slots.MultiGpuSlots`) and is added at each decision, by
+:func:`in_all`. Where pods leave, the fuller node goes first: one on which little lies will soon be empty.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.score.places import ALWAYS, MISSED, Loss, Places, Rooms
-from gpu_manager.domain.score.shapes import Mix, Stock
-from gpu_manager.domain.score.waste import Waste
+from gpu_manager.domain.score.fragmentation import Fragmentation
+from gpu_manager.domain.score.multi_gpu_slots import ALWAYS, MISSED, Loss, MultiGpuSlots, Rooms
+from gpu_manager.domain.score.request_mix import Mix, Stock
 
 FILL_UP: Final = 0.03
 ROLL_OUT: Final = 1.0
@@ -63,8 +63,8 @@ class Scorer:
         """``stock``: the cluster's cards by model; rooms of other models cannot be scored."""
         self.mix = mix
         self.stock = dict(stock)
-        self.waste = Waste(mix, stock, parts)
-        self.places = Places(mix, places)
+        self.waste = Fragmentation(mix, stock, parts)
+        self.places = MultiGpuSlots(mix, places)
         self._prices = {model: price * each for model, each in prices(mix, stock).items()}
         self._cpu_left = cpu_left
         self._pack = PACK * mix.turnover / CORES_PER_CARD

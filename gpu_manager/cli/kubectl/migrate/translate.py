@@ -18,7 +18,7 @@ from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes, format_number, parse_quantity
-from gpu_manager.domain.rules import check_pod
+from gpu_manager.domain.rules.legal_values import check_pod
 
 _GROUPS = ("initContainers", "containers")
 

@@ -1,0 +1,1 @@
+"""Nodes seen from outside: their state, what terminating pods hold, their JSON."""

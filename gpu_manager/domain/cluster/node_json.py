@@ -1,0 +1,53 @@
+"""A node's cards and who holds what of them: what agent, admission and ``kubectl vcuda`` show, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.placement.ledger import Allocation, Ledger
+from gpu_manager.domain.topology import Topology
+
+
+def node_json(
+    node: str,
+    cards: Sequence[CardState],
+    topology: Topology,
+    ledger: Ledger,
+    more: Callable[[Allocation, CardUuid], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Cores are hundredths of a card, memory is bytes. ``more`` is what the caller knows of a holder."""
+    return {
+        "node": node,
+        "unit": ledger.unit,
+        "links": [[str(link) for link in row] for row in topology.links],
+        "cards": [
+            {
+                "index": state.card.index,
+                "uuid": state.card.uuid,
+                "model": state.card.model,
+                "healthy": state.healthy,
+                "cordoned": state.cordoned,
+                "mig": state.card.mig,
+                "reason": state.reason,
+                "cores_free": ledger.free(state.card.uuid).cores,
+                "memory": state.card.capacity(ledger.unit).memory,
+                "memory_free": ledger.free(state.card.uuid).memory,
+                "holders": [
+                    {
+                        "namespace": allocation.namespace,
+                        "pod": allocation.pod_name,
+                        "container": allocation.container,
+                        "cores": share.amount.cores,
+                        "memory": share.amount.memory,
+                        **more(allocation, state.card.uuid),
+                    }
+                    for allocation in ledger.holders(state.card.uuid)
+                    for share in allocation.shares
+                    if share.card == state.card.uuid
+                ],
+            }
+            for state in cards
+        ],
+    }

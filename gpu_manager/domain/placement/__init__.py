@@ -1,0 +1,1 @@
+"""Where a request lies on one node's cards: the ledger, the policies, trial placements, explanations."""

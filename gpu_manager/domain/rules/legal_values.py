@@ -1,0 +1,316 @@
+"""What a pod may ask for, and the nearest legal value: the one judgement of webhook, extender, agent and CLI.
+
+A container has whole cards (a multiple of 100 cores), or a part of one card (1 to 99 cores) together with
+memory, or nothing. 0 is legal too, and never offered as a cure: it asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
+from math import ceil, floor
+
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
+from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.pod import Container, ContainerKind, Pod
+from gpu_manager.domain.resources import (
+    CORES_PER_CARD,
+    DEFAULT_UNIT,
+    GIB,
+    LARGEST_COUNT,
+    MIB,
+    format_bytes,
+    format_number,
+)
+from gpu_manager.domain.rules.pod_annotations import (
+    ceiling_of,
+    check_annotations,
+    check_guarded,
+    guarded_keys,
+    models_of,
+    placement_of,
+    preload_of,
+    uuids_of,
+)
+from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
+from gpu_manager.domain.rules.rulebook import Rule, Violation, errors_page, violation
+
+__all__ = [
+    "Rule",
+    "Violation",
+    "ceiling_of",
+    "check_guarded",
+    "check_pod",
+    "errors_page",
+    "guarded_keys",
+    "is_legal_core",
+    "is_legal_memory",
+    "models_of",
+    "nearest_cores",
+    "nearest_memory",
+    "peak_cores",
+    "placement_of",
+    "pod_request",
+    "preload_of",
+    "request_of",
+    "uuids_of",
+    "warn_pod",
+]
+
+_LARGEST_CORES = LARGEST_COUNT // CORES_PER_CARD * CORES_PER_CARD
+_LARGEST_CARD = 1024 * GIB  # several times the largest card there is; what is above was meant in another unit
+
+
+def is_legal_core(value: Fraction, minimum_cores: int = 1) -> bool:
+    """True for 0, ``minimum_cores``..100 and every multiple of 100 that Kubernetes can count."""
+    # Asked several times a pod: as if the nearest legal value were looked for, without looking.
+    if value.denominator != 1 or not 0 <= value.numerator <= _LARGEST_CORES:
+        return False
+    cores = value.numerator
+    return cores == 0 or minimum_cores <= cores <= CORES_PER_CARD or cores % CORES_PER_CARD == 0
+
+
+def nearest_cores(value: Fraction, minimum_cores: int = 1) -> tuple[int, ...]:
+    """The legal cores on either side of a value, the nearer first; the value itself if it is legal."""
+    if value <= minimum_cores:
+        return (minimum_cores,)
+    step = 1 if value <= CORES_PER_CARD else CORES_PER_CARD
+    return _either_side(value, step, _LARGEST_CORES)
+
+
+def is_legal_memory(value: Fraction, unit: int = DEFAULT_UNIT) -> bool:
+    """True for 0 and every whole number of units whose bytes Kubernetes can count."""
+    return value.denominator == 1 and 0 <= value.numerator <= LARGEST_COUNT // unit
+
+
+def nearest_memory(value: Fraction, unit: int = DEFAULT_UNIT) -> tuple[int, ...]:
+    """The legal numbers of units on either side of a value, the nearer first; itself if it is legal."""
+    return (1,) if value <= 1 else _either_side(value, 1, LARGEST_COUNT // unit)
+
+
+def _either_side(value: Fraction, step: int, largest: int) -> tuple[int, ...]:
+    if value >= largest:
+        return (largest,)
+    sides = {floor(value / step) * step, ceil(value / step) * step}
+    return tuple(sorted(sides, key=lambda side: (abs(side - value), side)))
+
+
+def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tuple[Violation, ...]:
+    """Everything that makes the pod illegal, in container order; empty if it is legal.
+
+    Args:
+        pod: as :func:`~gpu_manager.domain.pod.parse_pod` read it.
+        unit: bytes of one unit of memory.
+        minimum_cores: the smallest part of a card that the cluster gives, in hundredths.
+    """
+    containers = tuple(v for c in pod.containers for v in _check_container(c, unit, minimum_cores))
+    if not any(c.core is not None or c.memory_units is not None for c in pod.containers):
+        return containers  # annotations of a pod that asks for nothing of ours are not our business
+    return (*containers, *_check_names(pod), *_check_init_containers(pod), *check_annotations(pod))
+
+
+def warn_pod(pod: Pod, unit: int = DEFAULT_UNIT) -> tuple[Violation, ...]:
+    """What is legal in the pod but surely not meant."""
+    return tuple(v for c in pod.containers for v in _warn_container(c, unit))
+
+
+def request_of(container: Container, unit: int = DEFAULT_UNIT) -> Request | None:
+    """What a container asks for, in bytes; None if it asks for nothing.
+
+    Raises:
+        RequestInvalid: its values are illegal; the text has every reason.
+    """
+    _raise_if_any(_check_container(container, unit, 1))
+    return _asked(container, unit)
+
+
+def _asked(container: Container, unit: int) -> Request | None:
+    cores = int(container.core or 0)
+    if cores == 0:
+        return None
+    return Request(cores, 0 if cores >= CORES_PER_CARD else int(container.memory_units or 0) * unit)
+
+
+def pod_request(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> PodRequest:
+    """What a pod asks for; its ``containers`` are empty if it asks for nothing.
+
+    Raises:
+        RequestInvalid: the pod is illegal; the text has every reason.
+    """
+    _raise_if_any(check_pod(pod, unit, minimum_cores))
+    requests = ((order, c, _asked(c, unit)) for order, c in enumerate(pod.containers))
+    return PodRequest(
+        uid=pod.uid,
+        containers=tuple(
+            ContainerRequest(c.name, c.kind, order, r) for order, c, r in requests if r is not None
+        ),
+        placement=placement_of(pod),
+        models=models_of(pod),
+        uuids=uuids_of(pod),
+        ceiling=ceiling_of(pod),
+    )
+
+
+def _raise_if_any(violations: Iterable[Violation]) -> None:
+    if text := "; ".join(v.refusal for v in violations):
+        raise RequestInvalid(text)
+
+
+# The judgement itself. Each function yields what it finds; order is that of the manifest.
+
+
+def _check_container(container: Container, unit: int, minimum_cores: int) -> Iterator[Violation]:
+    core, memory = container.core or Fraction(0), container.memory_units or Fraction(0)
+    core_fault, memory_fault = _core_fault(core, minimum_cores), _memory_fault(memory, unit)
+    if core_fault:
+        yield _core_violation(core_fault, container, minimum_cores)
+    if memory_fault:
+        yield _memory_violation(memory_fault, container, unit)
+    is_part = 0 < core < CORES_PER_CARD
+    if (core == 0 and memory > 0) or (is_part and memory == 0):
+        figures = {"unit": format_bytes(unit), "minimum": str(minimum_cores)}
+        name = container.name
+        yield (
+            violation(Rule.FRACTION_WITHOUT_MEMORY, name, MEMORY, format_number(core), (1,), **figures)
+            if is_part
+            else violation(
+                Rule.MEMORY_WITHOUT_CORE, name, CORE, format_number(memory), (minimum_cores,), **figures
+            )
+        )
+    if is_part and container.privileged:
+        yield violation(
+            Rule.PRIVILEGED_FRACTION, container.name, CORE, format_number(core), (CORES_PER_CARD,)
+        )
+    yield from _check_requests(container, unit, minimum_cores)
+
+
+def _core_fault(core: Fraction, minimum_cores: int) -> Rule | None:
+    if is_legal_core(core, minimum_cores):
+        return None
+    if core < 0:
+        return Rule.CORE_NEGATIVE
+    if core > _LARGEST_CORES:
+        return Rule.CORE_TOO_LARGE
+    if core.denominator != 1:
+        return Rule.CORE_NOT_WHOLE
+    return Rule.CORE_BELOW_MINIMUM if core < minimum_cores else Rule.CORE_NOT_MULTIPLE
+
+
+def _core_violation(rule: Rule, container: Container, minimum_cores: int) -> Violation:
+    core = container.core or Fraction(0)
+    hint = ""
+    if rule is Rule.CORE_NOT_WHOLE and core < CORES_PER_CARD:
+        # Whoever writes 0.3 or 1.5 most likely counts cards.
+        meant = " or ".join(map(str, nearest_cores(core * CORES_PER_CARD, minimum_cores)))
+        hint = f"; if {format_number(core)} cards were meant, use {meant}"
+    nearest = nearest_cores(core, minimum_cores)
+    return violation(
+        rule, container.name, CORE, format_number(core), nearest, hint=hint, minimum=str(minimum_cores)
+    )
+
+
+def _memory_fault(memory: Fraction, unit: int) -> Rule | None:
+    if is_legal_memory(memory, unit):
+        return None
+    if memory < 0:
+        return Rule.MEMORY_NEGATIVE
+    return Rule.MEMORY_TOO_LARGE if memory > LARGEST_COUNT // unit else Rule.MEMORY_NOT_WHOLE
+
+
+def _memory_violation(rule: Rule, container: Container, unit: int) -> Violation:
+    units = container.memory_units or Fraction(0)
+    return violation(
+        rule,
+        container.name,
+        MEMORY,
+        format_number(units),
+        nearest_memory(units, unit),
+        unit=format_bytes(unit),
+        hint=_other_unit(units, unit),
+    )
+
+
+def _other_unit(units: Fraction, unit: int) -> str:
+    """What a number far too large for units was most likely meant to be."""
+    for meant_bytes in (units, units * MIB):
+        if unit <= meant_bytes <= _LARGEST_CARD:
+            return f"; if {format_bytes(int(meant_bytes))} was meant, use {ceil(meant_bytes / unit)}"
+    return ""
+
+
+def _check_requests(container: Container, unit: int, minimum_cores: int) -> Iterator[Violation]:
+    pairs: tuple[tuple[str, Fraction | None, Fraction | None, Callable[[Fraction], tuple[int, ...]]], ...] = (
+        (CORE, container.core_request, container.core, lambda v: nearest_cores(v, minimum_cores)),
+        (MEMORY, container.memory_units_request, container.memory_units, lambda v: nearest_memory(v, unit)),
+    )
+    for field, request, limit, nearest in pairs:
+        if request is not None and request != limit:
+            shown = "nothing" if limit is None else format_number(limit)
+            yield violation(
+                Rule.REQUESTS_DIFFER,
+                container.name,
+                field,
+                format_number(request),
+                nearest(request if limit is None else limit),
+                limit=shown,
+            )
+
+
+def _check_names(pod: Pod) -> Iterator[Violation]:
+    """A pod has its cards under one name."""
+    if any(c.asks and not c.lent for c in pod.containers):
+        for container in pod.containers:
+            if container.gpus:
+                yield violation(Rule.NAMES_MIXED, container.name, NVIDIA, format_number(container.gpus))
+
+
+def _check_init_containers(pod: Pod) -> Iterator[Violation]:
+    """An ordinary init container's ids go to the containers after it at random."""
+    asking = [c for c in pod.containers if c.core and c.core > 0]
+    first = next((c for c in asking if c.kind is ContainerKind.INIT), None)
+    if first is None or peak_cores(pod) <= CORES_PER_CARD:
+        return
+    amounts = {c.core for c in asking}
+    if len(amounts) == 1 and first.core is not None and first.core % CORES_PER_CARD == 0:
+        return
+    shapes = ", ".join(f"{format_number(c.core or Fraction(0))} ({quoted(c.name)})" for c in asking[:4])
+    more = f" and {len(asking) - 4} more" if len(asking) > 4 else ""
+    yield violation(
+        Rule.INIT_CONTAINER_CARDS,
+        first.name,
+        CORE,
+        format_number(first.core or Fraction(0)),
+        shapes=shapes + more,
+    )
+
+
+def peak_cores(pod: Pod) -> Fraction:
+    """The most cores its containers ask for at one time: init containers run one by one, sidecars stay."""
+    highest, sidecars, apps = Fraction(0), Fraction(0), Fraction(0)
+    for container in pod.containers:
+        core = container.core or Fraction(0)
+        if container.kind is ContainerKind.INIT:
+            highest = max(highest, sidecars + core)
+        elif container.kind is ContainerKind.SIDECAR:
+            sidecars += core
+        else:
+            apps += core
+    return max(highest, sidecars + apps)
+
+
+def _warn_container(container: Container, unit: int) -> Iterator[Violation]:
+    core, units = container.core or Fraction(0), container.memory_units or Fraction(0)
+    if core >= CORES_PER_CARD and units > 0 and is_legal_core(core):
+        cards = str(Request(int(core), 0))
+        yield violation(
+            Rule.MEMORY_BESIDE_WHOLE_CARDS, container.name, MEMORY, format_number(units), cards=cards
+        )
+    elif units * unit > _LARGEST_CARD and is_legal_memory(units, unit):
+        yield violation(
+            Rule.MEMORY_BEYOND_CARDS,
+            container.name,
+            MEMORY,
+            format_number(units),
+            unit=format_bytes(unit),
+            hint=_other_unit(units, unit),
+        )

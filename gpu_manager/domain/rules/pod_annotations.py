@@ -1,0 +1,149 @@
+"""What a pod's annotations wish for: how they are read, and what is wrong with them.
+
+A pod may be annotated after it was judged, so the readers take what cannot be read for no wish.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import ceil
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    ASSIGNED,
+    CORE_LIMIT,
+    GPU_MODEL,
+    GPU_UUID,
+    PLACEMENT,
+    PREDICATE_INDEX,
+    PREDICATE_NODE,
+    PREDICATE_TIME,
+    PRELOAD,
+)
+from gpu_manager.domain.errors import quoted
+from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.rules.request import PlacementPolicy
+from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+
+_LONGEST_LIST = 64
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_LEADING_INTEGER = re.compile(r"\s*([+-]?[0-9]{1,18})")
+_MODEL = re.compile(r"(?=.*[A-Za-z0-9])[ -+\--~]{1,96}")  # printable ASCII without the comma
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def ceiling_of(pod: Pod) -> int | None:
+    """The elastic ceiling in percent, at most 100 (more means 100, as it always did); None if absent."""
+    text = pod.annotations.get(CORE_LIMIT, "")
+    value = int(text) if _INTEGER.fullmatch(text) else 0
+    return min(value, CORES_PER_CARD) if value >= 1 else None
+
+
+def legal_ceiling_of(pod: Pod) -> int | None:
+    """The elastic ceiling as written, 0 for none written; None if what is written is not legal."""
+    text = pod.annotations.get(CORE_LIMIT)
+    if text is None:
+        return 0
+    return None if any(_check_ceiling(pod, text)) else int(text)
+
+
+def placement_of(pod: Pod) -> PlacementPolicy:
+    """The policy it asks for, else ``binpack``."""
+    text = pod.annotations.get(PLACEMENT)
+    return next((policy for policy in PlacementPolicy if policy.value == text), PlacementPolicy.BINPACK)
+
+
+def models_of(pod: Pod) -> tuple[str, ...]:
+    """The models it may use; empty for any."""
+    return tuple(_entries(pod.annotations.get(GPU_MODEL, "")))
+
+
+def uuids_of(pod: Pod) -> frozenset[CardUuid]:
+    """The cards it may use; empty for any."""
+    return frozenset(map(CardUuid, _entries(pod.annotations.get(GPU_UUID, ""))))
+
+
+def preload_of(pod: Pod) -> bool:
+    """False if it opts out of the preload door."""
+    return pod.annotations.get(PRELOAD) != "false"
+
+
+def guarded_keys(annotations: Iterable[str]) -> tuple[str, ...]:
+    """Those of the annotation keys that only the scheduler and the agent may set or change."""
+    exact = (ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED)
+    return tuple(key for key in annotations if key in exact or key.startswith(PREDICATE_INDEX))
+
+
+def _entries(text: str) -> list[str]:
+    return [entry for entry in map(str.strip, text.split(",")) if entry]
+
+
+def check_annotations(pod: Pod) -> Iterator[Violation]:
+    """What is wrong with those that a user may set."""
+    checks: tuple[tuple[str, Callable[[Pod, str], Iterator[Violation]]], ...] = (
+        (CORE_LIMIT, _check_ceiling),
+        (PLACEMENT, _check_placement),
+        (PRELOAD, _check_preload),
+        (GPU_MODEL, _check_models),
+        (GPU_UUID, _check_uuids),
+    )
+    for key, check in checks:
+        text = pod.annotations.get(key)
+        if text is not None:
+            yield from check(pod, text)
+
+
+def _check_ceiling(pod: Pod, text: str) -> Iterator[Violation]:
+    parts = [ceil(c.core) for c in pod.containers if c.core is not None and 0 < c.core < CORES_PER_CARD]
+    lowest = max(parts, default=1)
+    read = _LEADING_INTEGER.match(text)
+    nearest = (max(lowest, min(int(read[1]), CORES_PER_CARD)) if read else lowest,)
+    if not _INTEGER.fullmatch(text):
+        yield violation(Rule.CEILING_NOT_INTEGER, "", CORE_LIMIT, quoted(text), nearest)
+    elif not lowest <= int(text) <= CORES_PER_CARD:
+        yield violation(Rule.CEILING_OUT_OF_RANGE, "", CORE_LIMIT, text, nearest, lowest=str(lowest))
+
+
+def _check_placement(_pod: Pod, text: str) -> Iterator[Violation]:
+    names = tuple(policy.value for policy in PlacementPolicy)
+    if text not in names:
+        yield violation(Rule.PLACEMENT_UNKNOWN, "", PLACEMENT, quoted(text), _meant(text, names))
+
+
+def _check_preload(_pod: Pod, text: str) -> Iterator[Violation]:
+    if text not in ("true", "false"):
+        nearest = _meant(text, ("true", "false"))
+        yield violation(Rule.PRELOAD_NOT_BOOLEAN, "", PRELOAD, quoted(text), nearest)
+
+
+def _meant(text: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The one name that differs in case and blanks only, else all."""
+    plain = text.strip().lower()
+    return (plain,) if plain in names else names
+
+
+def _check_models(_pod: Pod, text: str) -> Iterator[Violation]:
+    entries = [entry.strip() for entry in text.split(",")]
+    if len(entries) > _LONGEST_LIST or not all(map(_MODEL.fullmatch, entries)):
+        yield violation(Rule.MODELS_MALFORMED, "", GPU_MODEL, quoted(text))
+
+
+def _check_uuids(_pod: Pod, text: str) -> Iterator[Violation]:
+    entries = [entry.strip() for entry in text.split(",")]
+    if len(entries) > _LONGEST_LIST or not all(map(_UUID.fullmatch, entries)):
+        wrong = next((entry for entry in entries if not _UUID.fullmatch(entry)), None)
+        plain = "GPU-" + (wrong or "").lower().removeprefix("gpu-")
+        nearest: tuple[str, ...] = (plain,) if _UUID.fullmatch(plain) else ()
+        hint = f"; {quoted(wrong)} is none" if wrong is not None else f"; {len(entries)} are too many"
+        yield violation(Rule.UUIDS_MALFORMED, "", GPU_UUID, quoted(text), nearest, hint=hint)
+
+
+def check_guarded(annotations: Mapping[str, str]) -> tuple[Violation, ...]:
+    """One violation for each guarded key present, for the webhook."""
+    return tuple(
+        violation(Rule.ANNOTATION_GUARDED, "", key, quoted(annotations[key]))
+        for key in guarded_keys(annotations)
+    )

@@ -1,0 +1,326 @@
+"""Every rule a pod can break, once: its id, words and cure; :mod:`gpu_manager.domain.rules.legal_values`
+applies them.
+
+``docs/errors.md`` is :func:`errors_page`, so that what a person reads there is what the program says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from gpu_manager.domain.contract import (
+    CORE,
+    CORE_LIMIT,
+    GPU_MODEL,
+    GPU_UUID,
+    MEMORY,
+    NVIDIA,
+    PLACEMENT,
+    PRELOAD,
+)
+from gpu_manager.domain.errors import quoted
+
+
+@dataclass(frozen=True, slots=True)
+class RuleText:
+    """``text`` is the refusal after the container's name, a template over the case's own figures.
+
+    ``words`` are the predecessor's for the same fault: people search for them.
+    """
+
+    id: str
+    text: str
+    why: str
+    cure: str
+    words: str = ""
+    warning: bool = False
+
+
+_CORE_VALUES = "1 to 100 for a part of one card, or a multiple of 100 for whole cards"
+
+
+class Rule(Enum):
+    """The rules, in the order in which documentation lists them."""
+
+    POD_UNREADABLE = RuleText(
+        "pod-unreadable",
+        "{reason}",
+        "The object has not the shape of a pod, or a quantity in it is none.",
+        "Mend what the text names; `kubectl apply --dry-run=server` finds the same fault.",
+    )
+    CORE_NOT_WHOLE = RuleText(
+        "core-not-whole",
+        f"{CORE} is {{value}}: it counts hundredths of a card in whole numbers: use {{nearest}}{{hint}}",
+        "One card is 100 units; less than one unit cannot be given.",
+        "Write hundredths of a card: 0.3 of a card is `30`, two cards are `200`.",
+    )
+    CORE_NEGATIVE = RuleText(
+        "core-negative",
+        f"{CORE} is {{value}}: use {_CORE_VALUES}",
+        "A container cannot ask for less than nothing.",
+        f"Use {_CORE_VALUES}; leave the line out to ask for none.",
+    )
+    CORE_NOT_MULTIPLE = RuleText(
+        "core-not-multiple",
+        f"{CORE} is {{value}}: use {_CORE_VALUES} ({{nearest}})",
+        "A container has a part of one card, or whole cards; one card and a half is neither.",
+        "Round to whole cards, or split the work over two containers.",
+        words="cores are greater than 100, must be multiple of 100",
+    )
+    CORE_TOO_LARGE = RuleText(
+        "core-too-large",
+        f"{CORE} is {{value}}, more than Kubernetes can count: use {_CORE_VALUES}",
+        "Resources are counted in 64-bit numbers.",
+        f"Use {_CORE_VALUES}.",
+    )
+    CORE_BELOW_MINIMUM = RuleText(
+        "core-below-minimum",
+        f"{CORE} is {{value}}, this cluster gives no less than {{minimum}}: use {{nearest}}",
+        "The cluster's operator has set a smallest part of a card.",
+        "Ask for that much, or ask the operator to lower it.",
+    )
+    MEMORY_NOT_WHOLE = RuleText(
+        "memory-not-whole",
+        f"{MEMORY} is {{value}}: it counts units of {{unit}} in whole numbers: use {{nearest}}",
+        "Memory is given in whole units (256 MiB, unless the cluster's operator chose another size).",
+        "Divide the memory you need by the unit and round up: 5 GiB is `20`.",
+    )
+    MEMORY_NEGATIVE = RuleText(
+        "memory-negative",
+        f"{MEMORY} is {{value}}: use 1 or more units of {{unit}}",
+        "A container cannot ask for less than nothing.",
+        "Use 1 or more; leave the line out beside whole cards.",
+    )
+    MEMORY_TOO_LARGE = RuleText(
+        "memory-too-large",
+        f"{MEMORY} is {{value}} units of {{unit}}, more bytes than Kubernetes can count{{hint}}",
+        "Memory is counted in units, not in bytes.",
+        "Divide the bytes by the unit: 5 GiB is `20` units of 256 MiB.",
+    )
+    MEMORY_WITHOUT_CORE = RuleText(
+        "memory-without-core",
+        f"{MEMORY} is {{value}} without {CORE}: add {CORE}, {{minimum}} to 99 for a part of one card",
+        "A share of a card is memory and computing time together; memory alone could never be used.",
+        f"Add `{CORE}`, or remove the memory.",
+    )
+    FRACTION_WITHOUT_MEMORY = RuleText(
+        "fraction-without-memory",
+        f"{CORE} is {{value}} without {MEMORY}: "
+        f"add {MEMORY}, 1 or more units of {{unit}}, or ask for 100, a whole card",
+        "Containers that share a card share its memory; without an amount nothing could be held to it.",
+        f"Add `{MEMORY}`. An admission service with a default memory writes it before this rule is applied.",
+    )
+    REQUESTS_DIFFER = RuleText(
+        "requests-differ",
+        "{field} is {value} in requests and {limit} in limits: make them equal, or leave requests out",
+        "Kubernetes does not overcommit extended resources: it refuses requests that differ from limits.",
+        "Set both to the same value. "
+        f"To let a container use more while its card is idle, annotate the pod with `{CORE_LIMIT}`.",
+    )
+    PRIVILEGED_FRACTION = RuleText(
+        "privileged-fraction",
+        f"securityContext.privileged is true beside {CORE} {{value}}: "
+        "a privileged container reaches every card, so drop privileged, or ask for whole cards",
+        "A privileged container has every device of the node: its part of a card could not be enforced.",
+        "Drop `privileged` (a share needs no privilege), or ask for whole cards.",
+    )
+    NAMES_MIXED = RuleText(
+        "names-mixed",
+        f"{NVIDIA} is {{value}}, and the pod asks for {CORE} too: use one name, a whole card is {CORE} 100",
+        "Two names of the same cards are counted apart: no scheduler could say whether one node has both.",
+        f"Write `{CORE}: 100` for each whole card, or leave `{CORE}` and `{MEMORY}` out.",
+    )
+    INIT_CONTAINER_CARDS = RuleText(
+        "init-container-cards",
+        "it is an init container that asks for {value} cores, and the pod's containers ask for {shapes}: "
+        "keep the whole pod within 100 cores at a time, or ask for the same number of whole cards in each",
+        "Kubernetes hands an init container's share on to the containers after it, in an order nobody knows: "
+        "that ends well only if all of them lie on one card, or take equal whole cards.",
+        "Remove the request from the init container, make it a sidecar (`restartPolicy: Always`), "
+        "or shrink the pod to one card.",
+    )
+    CEILING_NOT_INTEGER = RuleText(
+        "ceiling-not-integer",
+        f"annotation {CORE_LIMIT} is {{value}}: use a whole number of percent ({{nearest}})",
+        "The elastic ceiling is a percentage of one card.",
+        'Write the bare number in quotes, such as `"80"`.',
+    )
+    CEILING_OUT_OF_RANGE = RuleText(
+        "ceiling-out-of-range",
+        f"annotation {CORE_LIMIT} is {{value}}: use {{lowest}} to 100 ({{nearest}})",
+        "The ceiling is how far a container may go while its card is idle: "
+        "never below its share, never past one card.",
+        "Use at least the largest part of a card that a container of the pod asks for, at most 100.",
+    )
+    PLACEMENT_UNKNOWN = RuleText(
+        "placement-unknown",
+        f"annotation {PLACEMENT} is {{value}}: use {{nearest}}",
+        "An unknown policy would silently become another.",
+        "Use `binpack` (the default), `spread` or `topology`.",
+    )
+    PRELOAD_NOT_BOOLEAN = RuleText(
+        "preload-not-boolean",
+        f"annotation {PRELOAD} is {{value}}: use {{nearest}}",
+        "It says whether the library is preloaded into the pod's processes; anything else could mean either.",
+        'Write `"true"` (the default) or `"false"`, in quotes.',
+    )
+    MODELS_MALFORMED = RuleText(
+        "models-malformed",
+        f"annotation {GPU_MODEL} is {{value}}: use a comma-separated list of models, such as V100,T4",
+        "A list that cannot be read would match no card, or every card.",
+        "Name each model whole or by a part between dashes (`V100` for `Tesla-V100-SXM2-32GB`); "
+        "remove the annotation for any.",
+    )
+    UUIDS_MALFORMED = RuleText(
+        "uuids-malformed",
+        f"annotation {GPU_UUID} is {{value}}: "
+        "use a comma-separated list of card UUIDs as `nvidia-smi -L` prints them{hint}",
+        "A UUID that no card can have would leave the pod pending for ever.",
+        "Copy the UUIDs (`GPU-` and 36 characters, lower case); remove the annotation for any card.",
+    )
+    ANNOTATION_GUARDED = RuleText(
+        "annotation-guarded",
+        "annotation {field} is written by the scheduler and the agent alone: remove it",
+        "It says which cards a pod holds; whoever could write it could take another's.",
+        "Remove it from the manifest. Restored backups lose it by themselves, with a warning.",
+    )
+    ANNOTATION_CHANGED = RuleText(
+        "annotation-changed",
+        "annotation {field} is {value}: the scheduler and the agent alone may change it: leave it {before}",
+        "It says which cards a running pod holds; whoever could change it could take another's.",
+        "Change nothing under these keys; `kubectl annotate` other keys freely.",
+    )
+    EPHEMERAL_CONTAINER = RuleText(
+        "ephemeral-container",
+        "{field} is {value}, but an ephemeral container cannot ask for cards: remove the request",
+        "An ephemeral container joins a pod whose cards are already given; it may look, not take.",
+        "Remove the resources from the ephemeral container, or start a pod of its own.",
+    )
+    QUOTA_EXCEEDED = RuleText(
+        "quota-exceeded",
+        "{reason}",
+        "The namespace has a quota for the models of cards that the pod may use, and nothing of it is left. "
+        "The text has the sums: used, granted, and what would still fit.",
+        "Ask for less, free some, allow another model, or ask the operator to raise the namespace's quota.",
+        words="ExceedsGPUQuota",
+    )
+    MEMORY_BESIDE_WHOLE_CARDS = RuleText(
+        "memory-beside-whole-cards",
+        f"{MEMORY} is {{value}} beside {{cards}}: it is ignored, a whole card comes with all its memory",
+        "The predecessor ignored it too; the admission service removes it.",
+        "Remove the line.",
+        warning=True,
+    )
+    MEMORY_BEYOND_CARDS = RuleText(
+        "memory-beyond-cards",
+        f"{MEMORY} is {{value}} units of {{unit}}, more than a card holds{{hint}}",
+        "Memory is counted in units, not in bytes or MiB: the pod would wait for ever.",
+        "Divide the memory by the unit: 5 GiB is `20` units of 256 MiB.",
+        warning=True,
+    )
+    MEMORY_DEFAULTED = RuleText(
+        "memory-defaulted",
+        f"{CORE} is {{value}} without {MEMORY}: it gets this cluster's default, {{units}} units ({{size}})",
+        "The cluster's operator has set a default memory for parts of a card.",
+        f"Write `{MEMORY}` yourself to have another amount.",
+        warning=True,
+    )
+    ANNOTATION_REMOVED = RuleText(
+        "annotation-removed",
+        "annotation {field} is removed: the scheduler and the agent alone write it",
+        "Restored backups and copied manifests carry it; it belongs to the pod that it was written for.",
+        "Remove it from the manifest.",
+        warning=True,
+    )
+    NODE_NAME_SET = RuleText(
+        "node-name-set",
+        "spec.nodeName is {value}: the scheduler is passed by and keeps no card for the pod: "
+        "use a nodeSelector instead",
+        "A pod with a node name goes straight to that node, which refuses it if the cards are taken.",
+        "Remove `nodeName`; select the node by its label `kubernetes.io/hostname`. "
+        "An admission service that denies node names refuses such a pod.",
+        warning=True,
+    )
+    SCHEDULER_OTHER = RuleText(
+        "scheduler-other",
+        "spec.schedulerName is {value}, but {expected} alone keeps cards for pods: remove the line",
+        "Another scheduler counts a node's cards without knowing which of them are free.",
+        "Leave `schedulerName` out: the admission service writes it.",
+        warning=True,
+    )
+    NO_CARD_FITS = RuleText(
+        "no-card-fits",
+        "{reason}",
+        "The pod is legal, but no card of this cluster, even if it were empty, could hold what it asks for.",
+        "Ask for what the text names, or wait until such a card joins the cluster.",
+        warning=True,
+    )
+
+    @property
+    def id(self) -> str:
+        """The name it has in documentation and in JSON; never changes."""
+        return self.value.id
+
+    @property
+    def is_warning(self) -> bool:
+        """True if a pod may break it and still run."""
+        return self.value.warning
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One rule broken by one value.
+
+    ``container`` is empty where the pod itself is at fault. ``nearest`` holds the legal values on either
+    side, the nearer first; it is empty where no single value would do.
+    """
+
+    rule: Rule
+    container: str
+    field: str
+    value: str
+    message: str
+    nearest: tuple[int | str, ...] = ()
+
+    @property
+    def refusal(self) -> str:
+        """The message, led by the predecessor's words where it had any."""
+        return f"{self.rule.value.words}: {self.message}" if self.rule.value.words else self.message
+
+
+def violation(
+    rule: Rule, container: str, field: str, value: str, nearest: tuple[int | str, ...] = (), **figures: str
+) -> Violation:
+    """The rule broken by this value; ``figures`` fill the rest of its template."""
+    choice = " or ".join(map(str, sorted(nearest, key=lambda n: (isinstance(n, str), n))))
+    text = rule.value.text.format(field=field, value=value, nearest=choice, **figures)
+    where = f"container {quoted(container)}: " if container else ""
+    return Violation(rule, container, field, value, where + text, nearest)
+
+
+def errors_page() -> str:
+    """``docs/errors.md``: every rule with its words and its cure."""
+    return "\n".join(_page())
+
+
+def _page() -> Iterator[str]:
+    yield "# Refusals and warnings\n"
+    yield "<!-- Generated from gpu_manager/domain/rules/rulebook.py; a test keeps the two equal. -->\n"
+    yield "Each text names the container, the field and its value, and the nearest values that would do."
+    yield "The webhook, the scheduler extender, the agent and `gpu-manager check` apply the same rules.\n"
+    for title, warning in (("Refusals", False), ("Warnings", True)):
+        yield f"## {title}\n"
+        for rule in Rule:
+            if rule.is_warning is warning:
+                yield from _entry(rule.value)
+
+
+def _entry(rule: RuleText) -> Iterator[str]:
+    yield f"### {rule.id}\n"
+    yield f"```text\n{rule.text.replace('{hint}', '').replace('{', '<').replace('}', '>')}\n```\n"
+    if rule.words:
+        yield f"In the predecessor's words, which still lead the refusal: `{rule.words}`.\n"
+    yield f"{rule.why}\n"
+    yield f"**Cure.** {rule.cure}\n"

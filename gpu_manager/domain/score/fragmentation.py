@@ -1,0 +1,252 @@
+"""How much of the free cards of a node the mix of requests cannot use, in cores. The one user of numpy.
+
+Two answers are joined:
+
+*fill-up*   Fill the node with copies of one shape, for one card or a part of it, until no more fit; what
+            stays idle, averaged over shapes.
+*roll-out*  Offer the node bags of requests drawn from the mix, each to the card with the least room that
+            fits; what stays idle, averaged over bags. The bags are the same for all nodes, so that nodes
+            differ by what they hold and not by luck.
+
+All sums are of integers: a value never depends on what else is worked out in the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.score.request_mix import FreeShape, Mix, RequestShape, Stock
+
+BAGS: Final = 128
+BAG: Final = 48  # requests in the middle bag
+SPREAD: Final = 1.5  # the longest bag holds so many times as many, the shortest so many times fewer
+_SEED: Final = 20_241
+_BATCH: Final = 256  # rooms worked on at a time: what fits a processor's cache
+_ENDLESS: Final = 1 << 30  # host CPU where it is not known
+_PARTS: Final = 256  # the memory's weight is a multiple of 1/256 …
+_VALUE: Final = 1000 * _PARTS  # … and this is one core
+_WEIGHT: Final = 1_000_000  # a shape's weight in the fill-up is a multiple of a millionth
+
+# A card in one number, so that one subtraction takes a request and one minimum finds the best fit:
+# cores, then a guard bit and units of memory where they count, then the card's place to tell equals apart.
+_PLACE_BITS: Final = 6
+_MEMORY_BITS: Final = 17
+_MOST_MEMORY: Final = (1 << _MEMORY_BITS) - 1
+_GUARD_AT: Final = _PLACE_BITS + _MEMORY_BITS
+_CORES_AT: Final = _GUARD_AT + 1
+_GUARD: Final = np.uint32(1 << _GUARD_AT)
+_GUARD_TO_TOP: Final = np.uint32(31 - _GUARD_AT)
+_FEW: Final = 8  # rooms
+_LOOK: Final = 6  # steps after which cards that are full are looked for
+
+_Ints = npt.NDArray[np.int64]
+_Cards = npt.NDArray[np.unsignedinteger]  # card, room, bag
+
+
+class Fragmentation:
+    """Values rooms under one mix. ``parts`` are the weights of fill-up and roll-out."""
+
+    def __init__(
+        self, mix: Mix, stock: Mapping[str, Stock], parts: tuple[float, float] = (0.03, 1.0), bags: int = BAGS
+    ) -> None:
+        self._weights = parts
+        self._models = {model: at for at, model in enumerate(sorted(stock))}
+        self._memory_weight = round(mix.memory_weight(stock) * _PARTS)
+        self._with_memory = any(shape.memory for shape, _ in mix.counts)
+        self._known: dict[FreeShape, float] = {}
+        self._fill = _FillUp(mix, tuple(self._models))
+        self._roll = _RollOut(mix, tuple(self._models), bags, with_memory=self._with_memory)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, rooms: Sequence[FreeShape]) -> list[float]:
+        """The waste of each, in cores; worked out once for each room."""
+        known = self._known
+        new = [room for room in dict.fromkeys(rooms) if room not in known]
+        for at in range(0, len(new), _BATCH):
+            batch = new[at : at + _BATCH]
+            known.update(zip(batch, self._work_out(batch), strict=True))
+        return [known[room] for room in rooms]
+
+    def _work_out(self, rooms: Sequence[FreeShape]) -> list[float]:
+        cards = max(1, *(sum(1 for cores, _ in room.free if cores) for room in rooms))
+        cores = np.zeros((len(rooms), cards), np.int64)
+        memory = np.zeros((len(rooms), cards), np.int64)
+        for at, room in enumerate(rooms):
+            free = [card for card in room.free if card[0]]
+            if free:
+                cores[at, : len(free)], memory[at, : len(free)] = zip(*free, strict=True)
+        cpu = np.array([_ENDLESS if r.cpu is None else r.cpu for r in rooms], np.int64)
+        model = np.array([self._models[r.model] for r in rooms])
+        sizes = np.array([max(1, r.memory) for r in rooms], np.int64)
+        a_core = 1000 * (_PARTS - self._memory_weight)
+        a_unit = (CORES_PER_CARD * 1000 * self._memory_weight + sizes // 2) // sizes
+        fill = self._fill.idle(cores, memory, cpu, model, a_core, a_unit)
+        rest_cores, rest_memory = self._roll.left(cores, memory, cpu, model)
+        roll = rest_cores * a_core + rest_memory * a_unit
+        first, second = self._weights
+        filled = first / (_WEIGHT * _VALUE)
+        rolled = second / (self._roll.bags * _VALUE)
+        return [filled * f + rolled * r for f, r in zip(fill.tolist(), roll.tolist(), strict=True)]
+
+
+class _FillUp:
+    """Every shape that asks for one card or a part of one, weighted by how often it comes."""
+
+    def __init__(self, mix: Mix, models: Sequence[str]) -> None:
+        singles = [(shape, n) for shape, n in mix.counts if 0 < shape.cores <= CORES_PER_CARD]
+        shapes = [shape for shape, _ in singles]
+        # Those for several cards have their part of the weight, but their own measure (places).
+        asking = sum(n for shape, n in mix.counts if shape.cores)
+        spread = mix.total * sum(n * max(1, shape.cards) for shape, n in mix.counts if shape.cores)
+        self._weights = np.array([round(_WEIGHT * asking * n / spread) for _, n in singles], np.int64)
+        self._cores = np.array([s.cores for s in shapes], np.int64)
+        self._memory = np.array([s.memory for s in shapes], np.int64)
+        # One that asks for no host CPU counts as asking for a thousandth: where there is none, nothing runs.
+        self._cpu = np.array([max(1, s.cpu) for s in shapes], np.int64)
+        self._whole = self._cores == CORES_PER_CARD
+        self._allowed = np.array([[s.allows(m) for s in shapes] for m in models], bool)
+        # Copies that a card with so many cores free holds.
+        self._copies = np.arange(CORES_PER_CARD + 1)[:, None] // np.maximum(1, self._cores)[None, :]
+        self._by_memory = np.flatnonzero(self._memory)
+
+    def idle(
+        self, cores: _Ints, memory: _Ints, cpu: _Ints, model: _Ints, a_core: int, a_unit: _Ints
+    ) -> _Ints:
+        """Weighted idle value of each room, in parts of a core and of a weight."""
+        free = cores.sum(1) * a_core + memory.sum(1) * a_unit
+        if not len(self._weights):
+            return np.zeros_like(free)
+        copies = self._copies[cores]
+        for at in self._by_memory:
+            np.minimum(copies[:, :, at], memory // self._memory[at], out=copies[:, :, at])
+        held = copies.sum(1)
+        np.minimum(held, cpu[:, None] // self._cpu, out=held)
+        held *= self._allowed[model]
+        part = self._cores * a_core + self._memory * a_unit[:, None]
+        value = np.where(self._whole, CORES_PER_CARD * _VALUE, part)
+        used: _Ints = (held * value * self._weights).sum(1)
+        rest: _Ints = free * int(self._weights.sum()) - used
+        return rest
+
+
+class _RollOut:
+    """Bags of requests for one card each, a fraction or a whole one."""
+
+    def __init__(self, mix: Mix, models: Sequence[str], bags: int, *, with_memory: bool) -> None:
+        self.bags = bags
+        self._with_memory = with_memory
+        singles = [(shape, n) for shape, n in mix.counts if 0 < shape.cores <= CORES_PER_CARD]
+        drawn = _draw([n for _, n in singles], mix.number, bags)
+        shapes = [shape for shape, _ in singles]
+        # One more stands for "no request": nothing holds it.
+        never = RequestShape(CORES_PER_CARD + 1, cpu=0)
+        asked = np.array([self._packed(shape) for shape in (*shapes, never)], self._type)
+        table = np.tile(asked, (max(1, len(models)), 1))
+        for row, model in enumerate(models):
+            for at, shape in enumerate(shapes):
+                if not shape.allows(model):
+                    table[row, at] = asked[-1]
+        self._asked = np.ascontiguousarray(np.moveaxis(table[:, drawn], 1, 0))  # step, model, bag
+        self._cpu = np.array([*(s.cpu for s in shapes), 0], np.int32)[drawn]  # step, bag
+        lengths = (drawn != len(shapes)).sum(0)
+        self._first = [int((lengths <= step).sum()) for step in range(len(drawn))]  # bags are in rising order
+        self._cores_at = _CORES_AT if with_memory else _PLACE_BITS
+        self._least = min((s.cores for s in shapes), default=CORES_PER_CARD) << self._cores_at
+        self._most_cpu = int(self._cpu.sum(0, np.int64).max())
+        self._limit = np.uint32(1 << 31) if with_memory else np.uint16(1 << 15)  # no card has so much
+
+    @property
+    def _type(self) -> type[np.uint16 | np.uint32]:
+        return np.uint32 if self._with_memory else np.uint16
+
+    def _packed(self, shape: RequestShape) -> int:
+        if not self._with_memory:
+            return shape.cores << _PLACE_BITS
+        return shape.cores << _CORES_AT | min(shape.memory, _MOST_MEMORY) << _PLACE_BITS
+
+    def left(self, cores: _Ints, memory: _Ints, cpu: _Ints, model: _Ints) -> tuple[_Ints, _Ints]:
+        """Cores and units of memory that no bag's request took, summed over bags, of each room."""
+        rooms, cards = cores.shape
+        packed = cores << self._cores_at
+        if self._with_memory:
+            packed |= np.minimum(memory, _MOST_MEMORY) << _PLACE_BITS
+        packed += np.arange(cards)
+        free = np.repeat(packed.T.astype(self._type)[:, :, None], self.bags, axis=2)
+        # A node with host CPU for any whole bag never lacks it.
+        host = None if cpu.min() >= self._most_cpu else np.repeat(cpu.astype(np.int32)[:, None], self.bags, 1)
+        asked = self._asked[:, model]
+        full: list[_Cards] = []
+        for step, first in enumerate(self._first):
+            if step % _LOOK == 0:
+                # A card with less left than anybody asks for is as it will be: nothing more is worked on it.
+                open_ = free.max((1, 2), initial=0) >= self._least
+                if not open_.all():
+                    full.append(free[~open_])
+                    free = free[open_]
+                if not len(free):
+                    break
+                rest, spare = np.empty_like(free), np.empty_like(free)
+            # Only the bags that are still so long; of few rooms all, since then the calls are what costs.
+            at = slice(first if rooms > _FEW else 0, None)
+            one = (free, rest, spare, asked[step], host, self._cpu[step])
+            self._take(*(one if at.start == 0 else (part if part is None else part[..., at] for part in one)))
+        free = np.concatenate([*full, free])
+        cores_left = free >> self._cores_at
+        units_left = np.zeros(rooms, np.int64)
+        if self._with_memory:  # no use without cores
+            units_left = np.where(cores_left, free >> _PLACE_BITS & _MOST_MEMORY, 0).sum((0, 2), np.int64)
+        return cores_left.sum((0, 2), np.int64), units_left
+
+    def _take(
+        self,
+        free: _Cards,
+        rest: _Cards,
+        spare: _Cards,
+        asked: _Cards,
+        host: npt.NDArray[np.int32] | None,
+        cpu: npt.NDArray[np.int32],
+    ) -> None:
+        """One request of each bag from the card with the least left, where one fits.
+
+        ``rest`` and ``spare`` are room to work in: this is called 72 times for a node that is new to us.
+        """
+        np.subtract(free, asked, rest)  # of a card with too few cores this wraps round, past the limit
+        judged = rest
+        if self._with_memory:
+            # One with too little memory has borrowed of the guard bit: that puts it past the limit too.
+            judged = np.bitwise_and(rest, _GUARD, spare)
+            np.left_shift(judged, _GUARD_TO_TOP, judged)
+            np.bitwise_or(judged, rest, judged)
+        best = np.minimum.reduce(judged, 0)
+        short = best >= self._limit
+        if host is not None:
+            short |= host < cpu
+            np.subtract(host, cpu, host, where=~short)
+        np.copyto(best, self._limit, where=short)
+        np.copyto(free, rest, where=rest == best)
+
+
+def _draw(counts: Sequence[int], number: int, bags: int) -> npt.NDArray[np.intp]:
+    """Which shape each bag holds at each step; the last index + 1 where it holds none.
+
+    Bags are stratified: a bag of n has one request from each n-th of the mix, in random order. So every bag
+    is a fair sample, and their mean moves little with the draw.
+    """
+    lengths = [round(BAG * SPREAD ** (2 * (k + 0.5) / bags - 1)) for k in range(bags)]
+    drawn = np.full((max(lengths), bags), len(counts), np.intp)
+    if not counts:
+        return drawn
+    random = np.random.default_rng((_SEED, number))
+    edges = np.cumsum(counts)
+    for k, length in enumerate(lengths):
+        points = (np.arange(length) + random.random(length)) / length * edges[-1]
+        bag = np.searchsorted(edges, points, side="right")
+        drawn[:length, k] = np.minimum(bag, len(counts) - 1)[np.argsort(random.random(length), kind="stable")]
+    return drawn

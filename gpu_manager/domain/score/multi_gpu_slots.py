@@ -1,0 +1,94 @@
+"""Places: how many requests of several cards the nodes still hold whole, and what the loss of one costs.
+
+A request of eight cards needs eight idle cards of one node. Any small pod on such a node takes the place
+from it, and the cluster may be half empty when the last place goes. So a place has a price: the cores of the
+request, times the chance that it will be missed, which is that before all that is free is asked for, as many
+requests that need one come as there are places left. While places are plenty that is 0; a small price by the
+request's part of the demand then keeps them together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.score.request_mix import FreeShape, Mix
+
+ALWAYS: Final = (
+    0.15  # of a request's cores, times its part of the demand for cards; also while there is plenty
+)
+MISSED: Final = 1.0  # of a request's cores, times the chance that its place will be missed
+STAY: Final = (
+    3  # times what is free is asked for besides, before room taken is free again, where all pods leave
+)
+_COUNTED: Final = 30  # requests expected; above, the normal curve is near enough
+_SIGMAS: Final = 8  # beyond so many the chance is 0 or 1
+
+Rooms = tuple[FreeShape, ...]  # a node: its cards by model, in the order of the models' names
+Loss = tuple[tuple[int, int], ...]  # (place among the shapes, how many places less)
+
+
+class MultiGpuSlots:
+    """The requests for several cards of a mix. What it worked out about a node it remembers."""
+
+    def __init__(self, mix: Mix, weights: tuple[float, float] = (ALWAYS, MISSED)) -> None:
+        """``weights``: of what a place costs always, and of what it costs by the chance to be missed."""
+        always, missed = weights
+        several = [(shape, n) for shape, n in mix.counts if shape.cards > 1]
+        asking = sum(n for shape, n in mix.counts if shape.cores)
+        asked = sum(shape.cores * n for shape, n in mix.counts)
+        spread = mix.total * sum(n * max(1, s.cards) for s, n in mix.counts if s.cores)
+        self._shapes = [shape for shape, _ in several]
+        self._always = [s.cores * always * asking * n * s.cards / spread for s, n in several]
+        # A place is contended for by all that need as many cards or more, and its price is shared by them.
+        rivals = [sum(n * o.cards for o, n in several if o.cards >= s.cards) / s.cards for s, _ in several]
+        self._rate = [(1 + STAY * mix.turnover) * each / asked for each in rivals]
+        self._missed = [s.cores * missed * n / each for (s, n), each in zip(several, rivals, strict=True)]
+        self._known: dict[Rooms, tuple[int, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def of(self, node: Rooms) -> tuple[int, ...]:
+        """For each shape how many of it alone the node holds."""
+        known = self._known.get(node)
+        if known is None:
+            held = [0] * len(self._shapes)
+            for room in node:
+                idle = room.free.count((CORES_PER_CARD, room.memory))
+                for at, shape in enumerate(self._shapes if idle > 1 else ()):
+                    fit = idle // shape.cards
+                    if fit and shape.cpu and room.cpu is not None:
+                        fit = min(fit, max(0, room.cpu) // shape.cpu)
+                    if fit and shape.allows(room.model):
+                        held[at] += fit
+            known = self._known[node] = tuple(held)
+        return known
+
+    def lost(self, before: Rooms, after: Rooms) -> Loss:
+        """The places that a change of the node takes away."""
+        if not self._shapes:
+            return ()
+        pairs = enumerate(zip(self.of(before), self.of(after), strict=True))
+        return tuple((at, old - new) for at, (old, new) in pairs if old > new)
+
+    def prices(self, free: int, places: Sequence[int]) -> list[float]:
+        """What one place less costs, in cores, for each shape. ``free`` cores, ``places``: the cluster's."""
+        parts = zip(self._rate, self._missed, self._always, places, strict=True)
+        return [missed * _more_than(free * rate, left) + always for rate, missed, always, left in parts]
+
+
+def _more_than(expected: float, places: int) -> float:
+    """The chance that at least ``places`` requests come where so many are expected (Poisson)."""
+    far = _SIGMAS * math.sqrt(expected) + _SIGMAS
+    if places > expected + far:
+        return 0.0
+    if expected > _COUNTED:
+        return math.erfc((places - 0.5 - expected) / math.sqrt(2 * expected)) / 2
+    chance, fewer = math.exp(-expected), 0.0
+    for number in range(places):
+        fewer += chance
+        chance *= expected / (number + 1)
+    return max(0.0, 1 - fewer)

@@ -1,0 +1,138 @@
+"""What pods ask for, as the score sees it, and the mix of that so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.rules.request import matches_model
+
+GROWTH: Final = 1.15  # the mix is drawn anew once so many times as many pods have arrived
+REMEMBERED: Final = 1 << 15  # arrivals; then every count is halved, so that old habits fade
+
+
+class RequestShape(NamedTuple):
+    """One kind of request: a fraction of a card, whole cards, or none (a pod that takes only host CPU).
+
+    ``cores`` as in a request (below 100 a fraction, then multiples of 100), ``memory`` in units, ``cpu`` in
+    thousandths, ``models`` the allow list (empty for any). A tuple: hashed often, ordered by content.
+    """
+
+    cores: int
+    memory: int = 0
+    cpu: int = 0
+    models: tuple[str, ...] = ()
+
+    @property
+    def cards(self) -> int:
+        """Whole cards; 0 for a fraction and for none."""
+        return self.cores // CORES_PER_CARD
+
+    def allows(self, model: str) -> bool:
+        """True if cards of the model will do."""
+        return not self.models or any(matches_model(wanted, model) for wanted in self.models)
+
+
+class FreeShape(NamedTuple):
+    """The free part of a node's cards of one model. A tuple for the same reasons.
+
+    ``memory``: units on an empty card. ``cpu``: the node's free host CPU in thousandths, None if unknown.
+    ``free``: cores and units of each card that may take work, in rising order.
+    """
+
+    model: str
+    memory: int
+    cpu: int | None
+    free: tuple[tuple[int, int], ...]
+
+    @property
+    def cores(self) -> int:
+        """All that is free."""
+        return sum(cores for cores, _ in self.free)
+
+    def less(self, shape: RequestShape, card: tuple[int, int] | None = None) -> FreeShape:
+        """What is left after ``shape``, a fraction of it from the card with just ``card`` free."""
+        free = list(self.free)
+        if shape.cards:
+            for _ in range(shape.cards):
+                free.remove((CORES_PER_CARD, self.memory))
+            free += [(0, 0)] * shape.cards
+        elif card is not None:
+            free.remove(card)
+            free.append((card[0] - shape.cores, card[1] - shape.memory))
+        cpu = None if self.cpu is None else self.cpu - shape.cpu
+        return FreeShape(self.model, self.memory, cpu, tuple(sorted(free)))
+
+
+class Stock(NamedTuple):
+    """The cards of one model in the cluster: how many, and units of memory on each."""
+
+    cards: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How often each shape was asked for among ``total`` arrivals, in the order of the shapes' contents.
+
+    ``number`` counts the refreshes: the same arrivals under another number draw other bags. ``turnover``:
+    the part of those that came that has left again, 0 to 1.
+    """
+
+    counts: tuple[tuple[RequestShape, int], ...]
+    total: int
+    number: int
+    turnover: float = 0.0
+
+    def memory_weight(self, stock: Mapping[str, Stock]) -> float:
+        """0 to 1: the part of what fractions ask for that is memory, in cards. What is scarcer weighs more.
+
+        Whole cards are left out, they take both; 0 where no fraction asks for memory.
+        """
+        cards = sum(s.cards for s in stock.values())
+        mean = sum(s.cards * s.memory for s in stock.values()) / cards if cards else 0
+        parts = [(shape, n) for shape, n in self.counts if 0 < shape.cores < CORES_PER_CARD]
+        cores = sum(shape.cores * n for shape, n in parts) / CORES_PER_CARD
+        memory = sum(shape.memory * n for shape, n in parts) / mean if mean else 0.0
+        return memory / (cores + memory) if cores + memory else 0.0
+
+
+class Arrivals:
+    """Counts what arrives. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._counts: dict[RequestShape, int] = {}
+        self._total = 0
+        self._gone = 0
+        self._last = 0
+        self._number = 0
+
+    def __len__(self) -> int:
+        return self._total
+
+    def add(self, shape: RequestShape) -> None:
+        """One more of it."""
+        self._counts[shape] = self._counts.get(shape, 0) + 1
+        self._total += 1
+        if self._total >= REMEMBERED:
+            self._counts = {kept: n // 2 for kept, n in self._counts.items() if n > 1}
+            self._gone //= 2
+            self._total = self._last = sum(self._counts.values())
+
+    def leave(self, shapes: int = 1) -> None:
+        """So many of those that came are gone."""
+        self._gone += shapes
+
+    @property
+    def due(self) -> bool:
+        """True once a new :meth:`mix` is worth its cost: at first with every arrival, then with 15 % more."""
+        return self._total >= max(self._last + 1, self._last * GROWTH)
+
+    def mix(self) -> Mix:
+        """All so far."""
+        self._last = self._total
+        self._number += 1
+        turnover = min(1.0, self._gone / self._total) if self._total else 0.0
+        return Mix(tuple(sorted(self._counts.items())), self._total, self._number - 1, turnover)

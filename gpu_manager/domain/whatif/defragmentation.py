@@ -1,0 +1,216 @@
+"""Which pods must move so that another fits: the fewest, each with a new place. Pure.
+
+Made of the same what-if as :mod:`gpu_manager.domain.whatif.simulation`: every move is a placement on copies
+of the books. Which sets of pods are worth a look, :mod:`gpu_manager.domain.whatif.eviction_sets` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from gpu_manager.domain.placement.policies import Placement
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.whatif.eviction_sets import EvictionSet, NodeEvictions, SearchBudget
+from gpu_manager.domain.whatif.simulation import (
+    NodeOption,
+    PodPlacement,
+    Shape,
+    SimCluster,
+    SimNode,
+    SimPod,
+    why_not,
+)
+
+MOST_SETS = 50_000  # of pods that might move, listed for one size; beyond, the plan is not proven
+MOST_LOOKED = 500_000  # sets of one card's pods looked through for these, in all
+MOST_TRIED = 10_000  # of them laid out anew, in all
+MOST_MOVES = 6
+_SHOWN = 5  # pods that must stay, for people
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionAllowance:
+    """A promise that only ``allowed`` more of these pods go at once."""
+
+    name: str
+    allowed: int
+    pods: frozenset[PodUid]
+
+
+@dataclass(frozen=True, slots=True)
+class PodMove:
+    """A running pod that would be ended here and made anew there."""
+
+    pod: str
+    source: str
+    source_cards: tuple[int, ...]
+    target: str
+    target_cards: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DefragPlan:
+    """The plan: these moves, and the pod then lies at ``seat``. ``proven``: no smaller set exists.
+
+    None where nothing helps: then ``reason`` says why.
+    """
+
+    seat: PodPlacement | None
+    moves: tuple[PodMove, ...] = ()
+    proven: bool = True
+    reason: str = ""
+    before: tuple[SimNode, ...] = ()
+    after: tuple[SimNode, ...] = ()
+
+
+def defragment(
+    sites: Sequence[SimNode],
+    pod: SimPod,
+    budgets: Sequence[DisruptionAllowance] = (),
+    most_moves: int = MOST_MOVES,
+    most_tried: int = MOST_TRIED,
+    most_looked: int = MOST_LOOKED,
+) -> DefragPlan:
+    """The smallest set of moves on one node that makes the pod fit there, all moved pods placed again.
+
+    Pods of higher priority than ``pod`` stay, and so do those that nobody would make anew, and those whose
+    budget allows no more disruption. Among sets of one size: the least amount moved, then names.
+    """
+    board = SimCluster(sites)
+    if (seat := board.settle(pod)) is not None:
+        return DefragPlan(seat, before=tuple(sites), after=tuple(board.now.values()))
+    looks = SearchBudget(most_looked)
+    view, grounds = _View(board), _grounds(sites, pod, budgets, looks)
+    proven, tried = True, 0
+    for size in range(1, most_moves + 1):
+        sets, whole = _sets(grounds, size)
+        proven = proven and whole and looks.left > 0
+        for movers in sets:
+            if not _within(movers.pods, budgets):
+                continue
+            if tried == most_tried:
+                return DefragPlan(None, proven=False, reason=_gave_up(most_tried))
+            tried += 1
+            found = view.carried_out(movers, pod)
+            if found is not None:
+                return replace(found, proven=proven, before=tuple(sites))
+    reason = _why_not(sites, pod, budgets, most_moves)
+    return DefragPlan(None, proven=proven, reason=reason if proven else f"{reason}; not every set was tried")
+
+
+def _grounds(
+    sites: Sequence[SimNode], pod: SimPod, budgets: Sequence[DisruptionAllowance], looks: SearchBudget
+) -> list[NodeEvictions]:
+    """Of the nodes that could hold the pod if all that may move were gone."""
+    found = []
+    for site in sites:
+        may = [resident for resident in site.residents.values() if not _stays(resident, pod, budgets)]
+        if may and site.without(r.uid for r in may).takes(pod) is not None:
+            alike = {r.uid: tuple(b.name for b in budgets if r.uid in b.pods) for r in may}
+            found.append(NodeEvictions(site, pod.request, may, alike, looks))
+    return found
+
+
+def _sets(grounds: Sequence[NodeEvictions], size: int) -> tuple[list[EvictionSet], bool]:
+    """The sets of so many pods that may be worth a look, the cheapest first; False if there are more."""
+    listed: dict[tuple[str, frozenset[PodUid]], EvictionSet] = {}
+    found = (
+        movers
+        for lists in (NodeEvictions.cores, NodeEvictions.more)
+        for g in grounds
+        for movers in lists(g, size)
+    )
+    for movers in islice(found, MOST_SETS):
+        listed.setdefault((movers.site.name, frozenset(r.uid for r in movers.pods)), movers)
+    whole = next(found, None) is None
+    return sorted(listed.values(), key=lambda movers: movers.cost), whole
+
+
+class _View:
+    """The cluster as it stands, for many what-ifs of which each changes one node and a few more."""
+
+    def __init__(self, board: SimCluster) -> None:
+        self._board = board
+        self._ranked: dict[Shape, list[NodeOption]] = {}
+
+    def carried_out(self, movers: EvictionSet, pod: SimPod) -> DefragPlan | None:
+        """The whole plan, if every moved pod finds a place once ``pod`` lies where it should; else None."""
+        site = movers.site
+        room = site.without(r.uid for r in movers.pods)
+        placement: Placement | None = room.takes(pod)
+        if placement is None:
+            return None
+        changed = {site.name: room.with_pod(pod, placement)}
+        moves = []
+        for resident in sorted(movers.pods, key=lambda r: (-r.weight, r.name)):
+            offer = min(self._offers(resident, changed), key=lambda offer: offer.rank, default=None)
+            if offer is None:
+                return None
+            changed[offer.site.name], seat = offer.taken(resident)
+            moves.append(PodMove(resident.name, site.name, site.held(resident.uid), seat.node, seat.cards))
+        after = tuple(changed.get(name, same) for name, same in self._board.now.items())
+        return DefragPlan(
+            PodPlacement(pod.name, site.name, site.indices(placement)), tuple(moves), after=after
+        )
+
+    def _offers(self, pod: SimPod, changed: dict[str, SimNode]) -> Iterator[NodeOption]:
+        """The best of the nodes that stand as they were, and those of the others."""
+        shape = pod.shape
+        if shape not in self._ranked:
+            self._ranked[shape] = sorted(self._board.offers(pod).values(), key=lambda offer: offer.rank)
+        yield from islice((o for o in self._ranked[shape] if o.site.name not in changed), 1)
+        for site in changed.values():
+            offer = NodeOption.of(site, pod)
+            if offer is not None:
+                yield offer
+
+
+def _gave_up(tried: int) -> str:
+    return f"none of the first {tried} sets of pods makes room on one node; not every set was tried"
+
+
+def _why_not(
+    sites: Sequence[SimNode], pod: SimPod, budgets: Sequence[DisruptionAllowance], most_moves: int
+) -> str:
+    if not sites:
+        return "no node publishes cards"
+    able = [site for site in sites if not site.gate.bars(pod.wants)]
+    if not able:
+        return why_not(sites, pod)
+    that = "" if len(able) == len(sites) else " that it may go to"
+    emptied = [site.without(site.residents) for site in able]
+    if all(site.takes(pod) is None for site in emptied):
+        return f"no node{that} could hold it even if all its pods were gone: {why_not(emptied, pod)}"
+    free = sum(site.free.cores for site in sites)
+    if free < pod.weight:
+        return (
+            f"{free} cores are free in the whole cluster, {pod.weight} are asked: no move makes more of them"
+        )
+    residents = [resident for site in able for resident in site.residents.values()]
+    kept = [f"{r.name} ({why})" for r in residents if (why := _stays(r, pod, budgets))]
+    movable = len(residents) - len(kept)
+    said = f"no set of at most {most_moves} of the {movable} pods that may move makes room on one node{that}"
+    if kept:
+        more = f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else ""
+        said += f"; these must stay: {', '.join(kept[:_SHOWN])}{more}"
+    return said
+
+
+def _stays(resident: SimPod, pod: SimPod, budgets: Sequence[DisruptionAllowance]) -> str:
+    """Why the resident may not be moved for the pod; empty if it may."""
+    if resident.stays:
+        return resident.stays
+    if resident.priority > pod.priority:
+        return f"its priority {resident.priority} is above {pod.priority}"
+    mine = [b for b in budgets if resident.uid in b.pods]
+    if len(mine) > 1:
+        names = " and ".join(b.name for b in mine[:2])
+        return f"{len(mine)} PodDisruptionBudgets cover it, {names}: the API server evicts no such pod"
+    closed = next((b.name for b in mine if b.allowed <= 0), None)
+    return "" if closed is None else f"PodDisruptionBudget {closed} allows no more disruption"
+
+
+def _within(moved: Sequence[SimPod], budgets: Sequence[DisruptionAllowance]) -> bool:
+    return all(sum(r.uid in b.pods for r in moved) <= b.allowed for b in budgets)

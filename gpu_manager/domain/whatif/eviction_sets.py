@@ -1,0 +1,171 @@
+"""Which sets of pods of a node, if they were gone, make room for another: listed by size. Pure.
+
+A set that makes room holds a *core*: for a fraction, pods of one card that give what lacks there; for whole
+cards, everybody on as many cards. All cores of a size are listed, then cores with further pods, whose going
+may be what the host lacks, or what a moved pod needs to find a place. Pods that are alike in all that counts
+are one choice, the first by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.placement.ledger import peak
+from gpu_manager.domain.placement.trial_placement import TrialPlacement, Unit, units_of
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.whatif.simulation import Shape, SimNode, SimPod
+
+Pods = tuple[SimPod, ...]
+Kind = tuple[Shape, tuple[tuple[str, CardUuid], ...], int, tuple[str, ...]]
+"""Pods of one kind may stand for one another: shape, cards of each container, priority, budgets."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionSet:
+    """Pods of a site that would move. The cheaper the better: fewest, least amount, least priority, names."""
+
+    site: SimNode
+    pods: Pods
+
+    @property
+    def cost(self) -> tuple[int, int, int, tuple[str, ...], str]:
+        """What sets are compared by."""
+        names = tuple(sorted(r.name for r in self.pods))
+        pods = self.pods
+        return len(pods), sum(r.weight for r in pods), sum(r.priority for r in pods), names, self.site.name
+
+
+@dataclass(slots=True)
+class SearchBudget:
+    """How many sets may still be looked at, over all nodes: a hundred pods on one card have too many."""
+
+    left: int
+
+
+class NodeEvictions:
+    """A node on which room is to be made, and the pods that may go. ``alike``: the budgets of each."""
+
+    def __init__(
+        self,
+        site: SimNode,
+        request: PodRequest,
+        may: Sequence[SimPod],
+        alike: Mapping[PodUid, tuple[str, ...]],
+        looks: SearchBudget,
+    ) -> None:
+        self.site = site
+        self._looks = looks
+        self._may = sorted(may, key=lambda r: (r.weight, r.name))
+        self._units = units_of(request) or ()
+        self._any = len(self._units) != 1 or site.find(request) is not None
+        desk = TrialPlacement(request, site.cards, site.ledger)
+        # By card that may take the request: who of those holds some of it.
+        self._on: dict[CardUuid, list[SimPod]] = {site.cards[at].card.uuid: [] for at in desk.open}
+        self._kind: dict[PodUid, Kind] = {}
+        for resident in self._may:
+            lies = tuple(
+                (a.container, card) for a in site.ledger.of_pod(resident.uid).values() for card in a.cards
+            )
+            self._kind[resident.uid] = (
+                resident.shape,
+                tuple(sorted(lies)),
+                resident.priority,
+                alike[resident.uid],
+            )
+            for card in {card for _, card in lies} & self._on.keys():
+                self._on[card].append(resident)
+        ours = {r.uid for r in self._may}
+        self._held = {
+            card for card in self._on if any(a.pod not in ours for a in site.ledger.holders(card))
+        }  # by somebody who stays
+        members = self._units[0].members if self._units else ()
+        self._short = {
+            site.cards[at].card.uuid: ZERO - desk.left(at, members) for at in desk.open
+        }  # positive is what lacks
+
+    def cores(self, size: int) -> Iterator[EvictionSet]:
+        """The sets of so many that make room by themselves.
+
+        All sets for a pod of several parts, and where cards are there and the host lacks what it asks for.
+        """
+        if self._any:
+            found = self._choices(self._may, size)
+        elif self._units[0].cards:
+            found = self._emptied(self._units[0], size)
+        else:
+            found = (pods for card in self._on for pods in self._freed(card, size))
+        return (EvictionSet(self.site, pods) for pods in found)
+
+    def more(self, size: int) -> Iterator[EvictionSet]:
+        """Smaller cores with further pods."""
+        if self._any:
+            return
+        for less in range(1, size):
+            for core in self.cores(less):
+                inside = {r.uid for r in core.pods}
+                others = [r for r in self._may if r.uid not in inside]
+                for further in self._choices(others, size - less):
+                    yield EvictionSet(self.site, core.pods + further)
+
+    def _emptied(self, unit: Unit, size: int) -> Iterator[Pods]:
+        """Everybody on as many cards as the unit asks for."""
+        cards = [card for card in self._on if card not in self._held and len(self._on[card]) <= size]
+        cards.sort(key=lambda card: len(self._on[card]))
+
+        def chosen(at: int, left: int, pods: dict[PodUid, SimPod]) -> Iterator[Pods]:
+            if left == 0:
+                if len(pods) == size:
+                    yield tuple(pods.values())
+                return
+            for i in range(at, len(cards) - left + 1):
+                union = pods | {r.uid: r for r in self._on[cards[i]]}
+                if len(union) <= size:
+                    yield from chosen(i + 1, left - 1, union)
+
+        return chosen(0, unit.cards, {})
+
+    def _freed(self, card: CardUuid, size: int) -> Iterator[Pods]:
+        """Pods of a card that give what lacks there, none of them for nothing."""
+        short = self._short[card]
+        gives = {r.uid: peak(self.site.ledger.of_pod(r.uid).values(), card) for r in self._on[card]}
+
+        def enough(amounts: Sequence[Amount]) -> bool:
+            given = sum(amounts, ZERO)
+            return given.cores >= short.cores and given.memory >= short.memory
+
+        most = sorted((a.cores for a in gives.values()), reverse=True)[:size]
+        room = sorted((a.memory for a in gives.values()), reverse=True)[:size]
+        if sum(most) < short.cores or sum(room) < short.memory:
+            return
+        for pods in self._choices(self._on[card], size):
+            if self._looks.left == 0:
+                return
+            self._looks.left -= 1
+            amounts = [gives[r.uid] for r in pods]
+            if enough(amounts) and not any(enough(amounts[:i] + amounts[i + 1 :]) for i in range(size)):
+                yield pods
+
+    def _choices(self, pods: Sequence[SimPod], size: int) -> Iterator[Pods]:
+        """Combinations, of pods of one kind always the first."""
+        kinds: dict[Kind, list[SimPod]] = {}
+        for resident in pods:
+            kinds.setdefault(self._kind[resident.uid], []).append(resident)
+        if len(kinds) == len(pods):
+            return combinations(pods, size)
+        return _counted(list(kinds.values()), size)
+
+
+def _counted(kinds: Sequence[Sequence[SimPod]], size: int) -> Iterator[Pods]:
+    if size == 0:
+        yield ()
+        return
+    if not kinds or sum(map(len, kinds)) < size:
+        return
+    for count in range(min(size, len(kinds[0])), -1, -1):
+        for rest in _counted(kinds[1:], size - count):
+            yield (*kinds[0][:count], *rest)

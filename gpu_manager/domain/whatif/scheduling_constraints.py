@@ -1,0 +1,153 @@
+"""Which nodes kube-scheduler lets a pod on, by what is written on both: cordons, taints, labels. Pure.
+
+For what-if alone. The scheduler judges this itself before it asks an extender, so nothing here decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from gpu_manager.domain.errors import quoted
+from gpu_manager.domain.label_selectors import Term, meets, read_terms, shown_terms
+from gpu_manager.domain.untrusted import mapping, mappings, text
+
+_CLOSING: Final = ("NoSchedule", "NoExecute")  # a PreferNoSchedule is no bar
+_CORDON: Final = ("node.kubernetes.io/unschedulable", "", "NoSchedule")
+_LIFECYCLE: Final = "node.kubernetes.io/"  # what the cluster writes of a node's state, not of its kind
+_HOSTNAME: Final = "kubernetes.io/hostname"
+_NAME: Final = "metadata.name"
+_MOST: Final = 64  # taints, tolerations, terms: of an object that people wrote
+
+Taint = tuple[str, str, str]
+"""Key, value, effect."""
+
+Alternative = tuple[tuple[Term, ...], tuple[Term, ...]]
+"""What the labels, and what the fields of a node must meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodConstraints:
+    """The pod's side. ``affinity``: alternatives, None asks nothing.
+
+    ``tolerations``: key, operator, value and effect of each.
+    """
+
+    selector: tuple[Term, ...] = ()
+    affinity: tuple[Alternative, ...] | None = None
+    tolerations: tuple[tuple[str, str, str, str], ...] = ()
+
+    def tolerates(self, taint: Taint) -> bool:
+        """True if one of the tolerations covers the taint."""
+        key, value, effect = taint
+        return any(
+            (at == key or (not at and operator == "Exists"))
+            and (not of or of == effect)
+            and (operator == "Exists" or (operator in ("", "Equal") and said == value))
+            for at, operator, said, of in self.tolerations
+        )
+
+    def only(self, node: str) -> PodConstraints:
+        """The same, on this node alone: what a DaemonSet's controller writes into its pods."""
+        return replace(self, affinity=(((), ((_NAME, "In", frozenset({node})),)),))
+
+
+ANYWHERE: Final = PodConstraints()
+DAEMONS: Final = tuple(  # what a DaemonSet's controller adds to its pods' tolerations
+    (f"{_LIFECYCLE}{state}", "Exists", "", effect)
+    for state, effect in (
+        ("not-ready", "NoExecute"),
+        ("unreachable", "NoExecute"),
+        ("disk-pressure", "NoSchedule"),
+        ("memory-pressure", "NoSchedule"),
+        ("pid-pressure", "NoSchedule"),
+        ("unschedulable", "NoSchedule"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConstraints:
+    """The node's side. ``closed`` says what keeps every pod off, as ``bars`` would."""
+
+    name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    cordoned: bool = False
+    taints: tuple[Taint, ...] = ()
+    closed: str = ""
+
+    def bars(self, wants: PodConstraints) -> str:
+        """What keeps the pod off, to stand behind the node's name; empty if nothing does."""
+        if self.closed:
+            return self.closed
+        if self.cordoned and not wants.tolerates(_CORDON):
+            return "is cordoned"
+        for taint in self.taints:
+            if taint != _CORDON and not wants.tolerates(taint):
+                return f"has the taint {quoted(_shown(taint))}, which the pod does not tolerate"
+        missing = [term for term in wants.selector if not meets(self.labels, (term,))]
+        if missing:
+            return f"lacks what the pod selects: {quoted(shown_terms(missing))}"
+        if wants.affinity is not None and not any(self._meets(one) for one in wants.affinity):
+            asked = " or ".join(shown_terms((*labels, *fields)) for labels, fields in wants.affinity)
+            return f"does not meet the pod's node affinity: {quoted(asked)}"
+        return ""
+
+    def _meets(self, alternative: Alternative) -> bool:
+        labels, fields = alternative
+        # A term without any expression selects nothing.
+        return bool(labels or fields) and meets(self.labels, labels) and meets({_NAME: self.name}, fields)
+
+    def fresh(self, name: str) -> NodeConstraints:
+        """That of a new node of the same kind: no cordon, no trouble, a name of its own."""
+        labels = {**self.labels, _HOSTNAME: name} if _HOSTNAME in self.labels else self.labels
+        return NodeConstraints(
+            name, labels, taints=tuple(t for t in self.taints if not t[0].startswith(_LIFECYCLE))
+        )
+
+
+def _shown(taint: Taint) -> str:
+    key, value, effect = taint
+    return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
+
+
+def node_constraints(obj: Mapping[str, Any]) -> NodeConstraints:
+    """Read a core/v1 Node; what is not what it should be is absent."""
+    meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
+    labels = {
+        k: v for k, v in mapping(meta.get("labels")).items() if isinstance(k, str) and isinstance(v, str)
+    }
+    taints = tuple(
+        (text(one.get("key")), text(one.get("value")), text(one.get("effect")))
+        for one in _entries(spec.get("taints"))
+        if one.get("effect") in _CLOSING
+    )
+    return NodeConstraints(
+        text(meta.get("name")), labels, spec.get("unschedulable") is True or _CORDON in taints, taints
+    )
+
+
+def pod_constraints(spec: object) -> PodConstraints:
+    """Read a pod's spec; what is not what it should be is absent."""
+    asked = mapping(spec)
+    node = mapping(mapping(asked.get("affinity")).get("nodeAffinity"))
+    required = node.get("requiredDuringSchedulingIgnoredDuringExecution")
+    return PodConstraints(
+        read_terms({"matchLabels": mapping(asked.get("nodeSelector"))}) or (),
+        tuple(_alternatives(required)) if isinstance(required, Mapping) else None,
+        tuple(
+            (text(one.get("key")), text(one.get("operator")), text(one.get("value")), text(one.get("effect")))
+            for one in _entries(asked.get("tolerations"))
+        ),
+    )
+
+
+def _alternatives(required: Mapping[str, Any]) -> Iterator[Alternative]:
+    for term in _entries(required.get("nodeSelectorTerms")):
+        labels = read_terms({"matchExpressions": term.get("matchExpressions")}) or ()
+        yield labels, read_terms({"matchExpressions": term.get("matchFields")}) or ()
+
+
+def _entries(value: object) -> list[Mapping[str, Any]]:
+    return mappings(value)[:_MOST]

@@ -1,0 +1,81 @@
+"""What libvcuda notes: told in our words, whatever a tenant wrote."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_manager.domain.enforcement.library_messages import (
+    FOR_THE_POD,
+    TROUBLE,
+    LibraryMessage,
+    LibraryMessageKind,
+    sentence,
+)
+from gpu_manager.domain.resources import GIB
+from vcuda import page
+
+
+def written(*notes: bytes, count: int | None = None) -> bytes:
+    """A usage page with these notes in its ring."""
+    image = bytearray(page.build_usage())
+    struct.pack_into("<Q", image, page._NOTES_WRITTEN_OFFSET, len(notes) if count is None else count)
+    for place, note in enumerate(notes):
+        start = page._NOTES_OFFSET + place * page._NOTE.size
+        image[start : start + len(note)] = note
+    return bytes(image)
+
+
+def record(number: int, code: int = 1, card: int = 0, text: bytes = b"") -> bytes:
+    return page._NOTE.pack(number, 5_000_000_000, code, 17, card, 0, 3, 2, 1, text)
+
+
+def test_a_page_without_notes_has_none() -> None:
+    assert page.read_usage(page.build_usage(), 1).notes == ()
+
+
+def test_notes_come_oldest_first_and_one_that_is_being_written_is_passed_over() -> None:
+    image = written(record(25), record(0), record(3), record(4), count=26)
+    assert [note.number for note in page.read_usage(image, 1).notes] == [3, 4, 25]
+
+
+def test_a_card_that_the_container_has_not_is_no_card() -> None:
+    (note,) = page.read_usage(written(record(1, card=1)), 1).notes
+    assert note.card is None
+    assert (note.bytes, note.used, note.limit, note.pid, note.when_ns) == (3, 2, 1, 17, 5_000_000_000)
+
+
+@given(
+    st.binary(min_size=page._NOTE.size, max_size=page._NOTE.size * page.MAX_NOTES), st.integers(0, 2**64 - 1)
+)
+def test_whatever_a_tenant_writes_is_few_bounded_and_harmless_text(ring: bytes, count: int) -> None:
+    notes = page.read_usage(written(ring, count=count), 2).notes
+    assert len(notes) <= page.MAX_NOTES
+    for note in notes:
+        assert set(note.text) <= page._NOTE_TEXT
+        assert len(note.text) <= 63
+        assert max(note.number, note.when_ns, note.bytes, note.used, note.limit) < 2**63
+        assert note.card in (None, 0, 1)
+
+
+def test_line_breaks_escapes_and_marks_are_dropped_from_a_text() -> None:
+    text = b'cuMem\n\x1b[2Jfree "now" $(rm) \xc3\xa4\xe2\x80\xae;{}<>&%\0hidden'
+    (note,) = page.read_usage(written(record(1, text=text)), 1).notes
+    assert note.text == "cuMem2Jfree now rm "
+
+
+@pytest.mark.parametrize("kind", list(LibraryMessageKind))
+def test_every_kind_has_a_sentence_that_names_the_process(kind: LibraryMessageKind) -> None:
+    text = sentence(LibraryMessage(1, 0.0, kind, 17, None, 6 * GIB, 4 * GIB, 5 * GIB, "cuMemFoo"), "card 3")
+    assert text.startswith("process 17 ")
+    assert ("6 GiB of card 3: 4 GiB of 5 GiB" in text) == (kind is LibraryMessageKind.MEMORY_REFUSED)
+    assert ("cuMemFoo" in text) == (kind is not LibraryMessageKind.MEMORY_REFUSED)
+
+
+def test_kinds_are_the_pages_codes() -> None:
+    assert {kind.name for kind in LibraryMessageKind} == {code.name for code in page.NoteCode}
+    assert LibraryMessageKind.CUDA_REFUSED in TROUBLE & FOR_THE_POD
+    assert LibraryMessageKind.MEMORY_REFUSED not in TROUBLE
