@@ -52,7 +52,7 @@ native: $(STAMP) ## libvcuda and its stand-in drivers: built, sanitised, tested
 	python -m pytest -n auto -m "not timed" tests/native
 	python -m pytest -m timed tests/native
 
-TSAN := page_attach page_ledger core_arithmetic memory_table memory_model threads
+TSAN := page_attach page_ledger token_bucket memory_table memory_model threads
 native-tsan: $(STAMP) ## what threads and processes share, under the thread sanitizer
 	VCUDA_SANITIZE=thread python -m pytest --timeout 600 $(TSAN:%=tests/native/test_%.py)
 

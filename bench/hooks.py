@@ -15,40 +15,40 @@ from typing import Protocol
 from bench import hooks_launch
 from bench.native import compiled, container
 from bench.rows import Row
-from tests.native.driven import Container, fronts
+from tests.native.driven import Container, interposers
 from tests.native.tools import run, tool
 
 
 def pair(made: Container | None, *arguments: object) -> tuple[float, float]:
-    """The two numbers that the program prints: bare and front."""
+    """The two numbers that the program prints: bare and interposer."""
     env = made.env() if made else {"PATH": os.environ["PATH"]}
     command = [str(compiled("calls")), *map(str, arguments)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300)
-    bare, front = map(float, done.stdout.split())
-    return bare, front
+    bare, interposer = map(float, done.stdout.split())
+    return bare, interposer
 
 
 def forward(*, full: bool) -> Iterable[Row]:
     """A call that is not hooked: one jump through the table."""
     with container() as made:
-        bare, front = pair(made, "forward", 401 if full else 61)
-    yield Row("forward_ns", round(front - bare, 2), "ns", "≤ 2", round(bare, 2), full,
+        bare, interposer = pair(made, "forward", 401 if full else 61)
+    yield Row("forward_ns", round(interposer - bare, 2), "ns", "≤ 2", round(bare, 2), full,
               "cuDriverGetVersion, median of rounds of 100,000")  # fmt: skip
 
 
 def memory_call(*, full: bool) -> Iterable[Row]:
     """The account, the table of what is held and the limits page, for a call of cuMemAlloc and cuMemFree."""
     with container() as made:
-        bare, front = pair(made, "memory", 2001 if full else 501, 4096)
-        bare_large, front_large = pair(made, "memory", 2001 if full else 501, 4 << 20)
-    yield Row("memory_call_ns", round(front - bare, 1), "ns", "≤ 150", round(bare, 1), full,
+        bare, interposer = pair(made, "memory", 2001 if full else 501, 4096)
+        bare_large, large = pair(made, "memory", 2001 if full else 501, 4 << 20)
+    yield Row("memory_call_ns", round(interposer - bare, 1), "ns", "≤ 150", round(bare, 1), full,
               "4 KiB that share a granule, median of rounds of 200 pairs, per call; "
-              f"{front_large - bare_large:.0f} ns over {bare_large:.0f} for 4 MiB of their own")  # fmt: skip
+              f"{large - bare_large:.0f} ns over {bare_large:.0f} for 4 MiB of their own")  # fmt: skip
 
 
 def preload_start(*, full: bool) -> Iterable[Row]:
     """A program that uses no card, in a container whose ld.so.preload names the library."""
-    build = fronts().parent
+    build = interposers().parent
     run(tool("ninja"), "-C", build, "vcuda")
     bare, loaded = pair(None, "start", 2001 if full else 501, "/bin/true", build / "libvcuda.so")
     yield Row("preload_start_ms", round((loaded - bare) / 1e6, 3), "ms", "≤ 0.2", round(bare / 1e6, 3), full,
@@ -84,7 +84,7 @@ class Inits:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The slowest cuInit of many, in ms, medians of rounds: bare, and by how much the front takes longer."""
+    """The slowest cuInit of many, in ms, medians of rounds: bare, and what the interposer adds."""
 
     bare: float
     over: float
@@ -92,16 +92,16 @@ class Started:
 
 
 def inits(count: int, rounds: int) -> Started:
-    """Bare and front follow each other closely, so that what else the machine does weighs on both."""
+    """Bare and interposer follow each other closely, so that what else the machine does weighs on both."""
     bare, over, wall = [], [], []
     for _ in range(rounds):
         with container() as made:
             Inits(made, "libcuda.so.1", 1).worst_ms()  # the modelled card is there from now on
             own, clock = Inits(made, made.env()["REAL_CUDA"], count).worst_ms()
-            front_own, front_clock = Inits(made, "libcuda.so.1", count).worst_ms()
+            interposer_own, interposer_clock = Inits(made, "libcuda.so.1", count).worst_ms()
             bare.append(own)
-            over.append(front_own - own)
-            wall.append(front_clock - clock)
+            over.append(interposer_own - own)
+            wall.append(interposer_clock - clock)
     return Started(statistics.median(bare), statistics.median(over), statistics.median(wall))
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.rows import Row
-from tests.native.core_world import built_front, compiled
+from tests.native.core_world import built_interposer, compiled
 from vcuda import page
 
 EIGHT = 8
@@ -49,20 +49,20 @@ def timed(
 def rows(*, full: bool) -> Iterable[Row]:
     """Without a limit, with one, and eight processes of one container at once."""
     launches = 20_000_000 if full else 3_000_000
-    front = built_front() / "sandbox/libcuda.so.1"
+    interposer = built_interposer() / "sandbox/libcuda.so.1"
     with container(None) as env:
         bare, _ = timed(_driver(), env, launches, "stream")
-        unlimited, _ = timed(front, env, launches, "stream")
+        unlimited, _ = timed(interposer, env, launches, "stream")
     yield Row("launch_unlimited_ns", round(unlimited - bare, 2), "ns", "≤ 5", bare, full,
               "cuLaunchKernel, median of rounds of 100")  # fmt: skip
     with container(50.0) as env:
-        limited, _ = timed(front, env, launches, "stream")
-        null, _ = timed(front, env, launches, "null")
+        limited, _ = timed(interposer, env, launches, "stream")
+        null, _ = timed(interposer, env, launches, "null")
     yield Row("launch_limited_ns", round(limited - bare, 2), "ns", "≤ 30", bare, full,
               f"credit at hand, events free; {null - bare:.1f} ns on the null stream")  # fmt: skip
     with container(50.0) as env:
         _, bare_high = timed(_driver(), env, launches // EIGHT, "stream", EIGHT)
-        _, high = timed(front, env, launches // EIGHT, "stream", EIGHT)
+        _, high = timed(interposer, env, launches // EIGHT, "stream", EIGHT)
     yield Row("launch_8proc_p99_ns", round(high - bare_high, 1), "ns", "≤ 150", bare_high, full,
               f"worst of 8 processes of one container on {os.cpu_count()} cores, rounds of 100")  # fmt: skip
 

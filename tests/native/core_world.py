@@ -54,16 +54,16 @@ def one_machine() -> Path:
 
 
 @functools.cache
-def built_front(sanitize: str = "") -> Path:
-    """The front for a laptop's sandbox, and the unit tests beside it; built once for all workers of a run."""
-    return build_tests("sandbox-cuda", "unit_core", sanitize=sanitize)
+def built_interposer(sanitize: str = "") -> Path:
+    """The interposer for a laptop's sandbox, and the unit tests beside it; built once for all workers of a run."""
+    return build_tests("sandbox-cuda", "unit_token_bucket", sanitize=sanitize)
 
 
 @functools.cache
 def compiled(source: str, *options: str) -> Path:
     """One of this directory's C programs, built once for all workers of a run."""
-    target = built_front() / Path(source).stem
-    with (built_front() / ".lock").open("w") as lock:
+    target = built_interposer() / Path(source).stem
+    with (built_interposer() / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists() or target.stat().st_mtime < (HERE / source).stat().st_mtime:
             run(
@@ -182,7 +182,7 @@ class World:
         self.state.mkdir(parents=True, exist_ok=True)
         self.tenants = PageTenants(base / "pages")
         self.load = compiled("core_load.c")
-        self.front = built_front()
+        self.interposer = built_interposer()
         self.started: list[Load] = []
         self.pids: dict[str, list[int]] = {}
         self._count = 0
@@ -213,7 +213,7 @@ class World:
         return {
             **standin.environment(self.state, self.version, cards=self.cards, **settings),
             "VCUDA_ROOT": str(tenant.root),
-            "LD_LIBRARY_PATH": str(self.front / "sandbox"),
+            "LD_LIBRARY_PATH": str(self.interposer / "sandbox"),
         }
 
     def start(self, tenant: Tenant, *arguments: object) -> Load:

@@ -1,6 +1,6 @@
 """Containers on modelled cards, and programs in them that call the driver as a test says.
 
-A container is a directory with pages, the fronts of the library before the stand-in driver; ``Program`` is
+A container is a directory with pages, the interposers of the library before the stand-in driver; ``Program`` is
 ``vcuda/lib/test/prog_call.c``: each call of the object is a call of the driver.
 """
 
@@ -28,7 +28,7 @@ OUT: Final = "&"
 """An output of eight bytes."""
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, UNAVAILABLE = 0, 1, 2, 46
 CARD_BYTES: Final = 16 << 30
-DOORS: Final = ("front", "preload")
+DOORS: Final = ("mount", "preload")
 """Where programs meet the library: in the driver's place, or preloaded before a driver that comes first on the search
 path."""
 SANITIZE: Final = os.environ.get("VCUDA_SANITIZE", "")
@@ -42,8 +42,8 @@ def uuid(index: int) -> bytes:
 
 
 @functools.cache
-def fronts(sanitize: str = "") -> Path:
-    """The directory with the two fronts as a sandbox's programs find them."""
+def interposers(sanitize: str = "") -> Path:
+    """The directory with the two interposers as a sandbox's programs find them."""
     name = f"native-driven{'-' + sanitize.replace(',', '-') if sanitize else ''}"
     return build_tree(name, "sandbox-cuda", "sandbox-ml", sanitize=sanitize) / "sandbox"
 
@@ -145,7 +145,7 @@ class Container:
 
     def __init__(
         self, base: Path, memory: int | None = 1 << 30, *, cards: int = 1, version: str = "12.9",
-        sanitize: str = "", state: Path | None = None, door: str = "front", **settings: object,
+        sanitize: str = "", state: Path | None = None, door: str = "mount", **settings: object,
     ) -> None:  # fmt: skip
         self.root, self.state = base / "root", state or base / "state"
         self.sanitize, self.settings, self.door = sanitize, settings, door
@@ -202,10 +202,10 @@ class Container:
         return env | {f"VCUDA_STANDIN_{key}": str(value) for key, value in chosen.items()}
 
     def _door(self) -> dict[str, str]:
-        front, real = fronts(self.sanitize), self.root / "usr/local/vcuda/real"
-        if self.door == "front":
-            return {"LD_LIBRARY_PATH": str(front)}
-        files = f"{front}/libcuda.so.1:{front}/libnvidia-ml.so.1"
+        interposer, real = interposers(self.sanitize), self.root / "usr/local/vcuda/real"
+        if self.door == "mount":
+            return {"LD_LIBRARY_PATH": str(interposer)}
+        files = f"{interposer}/libcuda.so.1:{interposer}/libnvidia-ml.so.1"
         return {"LD_LIBRARY_PATH": str(real), "LD_PRELOAD": files}
 
     def program(self, *, visible: str | None = None, name: str = "prog_call", **settings: object) -> Program:

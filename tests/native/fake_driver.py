@@ -1,7 +1,7 @@
 """A driver of empty functions, made from the tables: each answers a number of its own, so a test sees who was called.
 
 It has no model of a card (the stand-in drivers have); what it has is every name of a release, a resolver that follows
-the release's variants, and switches for what real drivers do to whoever stands in front of them.
+the release's variants, and switches for what real drivers do to whoever stands in interposer of them.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ static int internal_cuInit(unsigned flags) { return flags == 77 ? 4321 : 0; }
 /* Some drivers open the driver library by name while they initialise, and call it. */
 static int call_back(void)
 {
-    void *front = dlopen("libcuda.so.1", RTLD_NOW);
-    int (*resolve)(const char *, void **, int, unsigned long, int *) = dlsym(front, "cuGetProcAddress_v2");
+    void *interposer = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*resolve)(const char *, void **, int, unsigned long, int *) = dlsym(interposer, "cuGetProcAddress_v2");
     int (*init)(unsigned) = NULL;
     int status;
     if (!resolve || resolve("cuInit", (void **)&init, 2000, 0, &status) || !init)
@@ -192,16 +192,16 @@ def build(compiler: str, kind: str, release: str, target: Path) -> Path:
 
 
 def install(root: Path, fake: Path) -> Path:
-    """Put a driver where the front looks for it."""
+    """Put a driver where the interposer looks for it."""
     target = root / REAL / fake.name
     target.write_bytes(fake.read_bytes())
     return target
 
 
-def python(front: Path, root: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in which ``front`` is the loaded front."""
-    setup = f"import ctypes, json, os, sys\nfront = ctypes.CDLL({str(front)!r})\n"
-    real = root / REAL / front.name
+def python(interposer: Path, root: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in which ``interposer`` is the loaded interposer."""
+    setup = f"import ctypes, json, os, sys\ninterposer = ctypes.CDLL({str(interposer)!r})\n"
+    real = root / REAL / interposer.name
     return subprocess.run(
         [sys.executable, "-I", "-c", setup + script], capture_output=True, text=True, check=False, timeout=60,
         env={"VCUDA_ROOT": str(root), "FAKE_SELF": str(real), **environment},

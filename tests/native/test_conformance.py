@@ -14,15 +14,15 @@ import pytest
 
 from tests.native import fake_driver, standin
 from tests.native.driven import DOORS
-from tests.native.test_hostile import FRONT, PRELOAD
+from tests.native.test_hostile import MOUNT, PRELOAD
 from tests.native.tools import ROOT
 
 # area → group → "file: test", "bench: row", "gpu: row" (below tests/native, bench, tests/gpu) or "security: words of a row".
 MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
     "resolution": {
         "every name of every release, by dlsym": (
-            "front_forward: every_name_reaches_the_drivers_function_and_a_missing_one_answers_not_found",
-            "front_symbols: it_exports_every_name_of_every_release_and_nothing_else",
+            "interposer_forward: every_name_reaches_the_drivers_function_and_a_missing_one_answers_not_found",
+            "interposer_symbols: it_exports_every_name_of_every_release_and_nothing_else",
         ),
         "every variant of every release, by both forms of the resolver and in both stream modes": (
             "resolver: every_variant_of_a_release_is_the_drivers_own_or_our_hook_of_exactly_that_one",
@@ -32,7 +32,7 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
         "hooked if and only if listed": (
             "resolver: every_variant_of_a_release_is_the_drivers_own_or_our_hook_of_exactly_that_one",
             "resolver: a_function_that_shares_its_address_with_a_hooked_one_is_not_hooked",
-            "front_symbols: every_hook_is_an_exported_name",
+            "interposer_symbols: every_hook_is_an_exported_name",
         ),
         "the resolver asked for itself": (
             "resolver: asking_for_the_resolver_gives_ourselves_in_the_form_of_that_version",
@@ -47,52 +47,52 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
             "notes: a_function_that_was_unknown_before_cuinit_is_named_once_the_page_is_there",
         ),
         "a driver that calls back while it starts": (
-            "front_forward: a_driver_that_calls_the_front_while_it_initialises_reaches_itself",
+            "interposer_forward: a_driver_that_calls_the_interposer_while_it_initialises_reaches_itself",
         ),
         "NVIDIA's own runtime, shared and static": (
-            "standin_runtime: the_cuda_runtime_finds_all_it_needs_through_the_front_up_to_nvidias_proof",
-            "standin_runtime: the_cuda_runtime_asks_the_same_with_the_front_as_without",
+            "standin_runtime: the_cuda_runtime_finds_all_it_needs_through_the_interposer_up_to_nvidias_proof",
+            "standin_runtime: the_cuda_runtime_asks_the_same_with_the_interposer_as_without",
             "gpu: gpu_runtime_starts",
         ),
     },
     "loader": {
         "linked, dlopen, deep binding, a namespace, next in line, the loader's dlsym, an own walk": (
-            "front_loader: the_mounted_front_meets_every_client",
+            "interposer_loader: the_mounted_interposer_meets_every_client",
             "hostile: not_one_byte_more",
         ),
         "an image's own driver first on the path": (
-            "front_loader: the_preloaded_front_wins_over_a_driver_that_comes_first_on_the_path",
+            "interposer_loader: the_preloaded_interposer_wins_over_a_driver_that_comes_first_on_the_path",
             "hostile: not_one_byte_more",
         ),
-        "statically linked": ("front_loader: the_mounted_front_meets_a_statically_linked_program",),
-        "raised rights": ("front_container: a_program_with_raised_rights_is_limited_too",),
+        "statically linked": ("interposer_loader: the_mounted_interposer_meets_a_statically_linked_program",),
+        "raised rights": ("interposer_container: a_program_with_raised_rights_is_limited_too",),
         "no environment, or one of its own": (
-            "front_container: the_preload_file_is_a_door_that_no_environment_opens",
+            "interposer_container: the_preload_file_is_a_door_that_no_environment_opens",
         ),
-        "the name without a version": ("front_loader: the_unversioned_name_is_ours_where_it_is_mounted",),
+        "the name without a version": ("interposer_loader: the_unversioned_name_is_ours_where_it_is_mounted",),
         "fork and exec": (
-            "front_loader: a_child_of_fork_and_a_program_after_exec_are_on_their_own",
+            "interposer_loader: a_child_of_fork_and_a_program_after_exec_are_on_their_own",
             "memory_processes: exec_ends_the_old_programs_account",
         ),
         "ordinary programs: shells, sshd, another libc, static ones": (
-            "front_loader: ordinary_programs_run_under_preload_and_hear_nothing",
-            "front_programs: bash_answers_as_ever_behind_the_preload_file",
-            "front_programs: sshd_lets_a_user_in_who_then_meets_the_library",
-            "front_programs: a_shell_of_another_libc_passes_the_preload_file_over",
-            "front_programs: a_static_program_is_not_concerned",
+            "interposer_loader: ordinary_programs_run_under_preload_and_hear_nothing",
+            "interposer_programs: bash_answers_as_ever_behind_the_preload_file",
+            "interposer_programs: sshd_lets_a_user_in_who_then_meets_the_library",
+            "interposer_programs: a_shell_of_another_libc_passes_the_preload_file_over",
+            "interposer_programs: a_static_program_is_not_concerned",
         ),
         "what a start costs": (
-            "front_loader: preloading_both_fronts_adds_little_to_a_programs_start",
-            "front_loader: a_program_that_never_calls_cuda_opens_no_file_of_ours",
+            "interposer_loader: preloading_both_interposers_adds_little_to_a_programs_start",
+            "interposer_loader: a_program_that_never_calls_cuda_opens_no_file_of_ours",
             "bench: preload_start_ms",
         ),
         "old systems": (
-            "front_symbols: it_needs_libc_alone_and_no_symbol_newer_than_glibc_2_17",
-            "front_loader: where_libc_has_no_dlopen_it_is_found_among_what_is_loaded",
+            "interposer_symbols: it_needs_libc_alone_and_no_symbol_newer_than_glibc_2_17",
+            "interposer_loader: where_libc_has_no_dlopen_it_is_found_among_what_is_loaded",
         ),
         "other machines and compilers": (
-            "front_machines: arguments_hooks_pages_and_routing_work_on_this_machine",
-            "front_machines: the_librarys_own_code_holds_on_other_machines",
+            "interposer_machines: arguments_hooks_pages_and_routing_work_on_this_machine",
+            "interposer_machines: the_librarys_own_code_holds_on_other_machines",
         ),
     },
     "memory": {
@@ -173,7 +173,7 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "PID namespaces": (
             "memory_processes: a_process_in_a_pid_namespace_of_its_own_is_counted_and_reaped",
-            "front_container: processes_of_two_pid_namespaces_tell_the_dead_from_the_living",
+            "interposer_container: processes_of_two_pid_namespaces_tell_the_dead_from_the_living",
         ),
         "every slot taken": ("memory_processes: a_process_beyond_the_last_slot_is_refused_and_named",),
     },
@@ -222,7 +222,7 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
             "core_calls: a_capture_on_one_thread_survives_measured_work_on_others",
         ),
         "every way to launch, graphs too": ("core_calls: every_launch_is_charged_and_held_to_the_limit",),
-        "bursts": ("core_share: the_share_is_kept_at_every_limit", "core_arithmetic: credit_spans_and_costs_"),
+        "bursts": ("core_share: the_share_is_kept_at_every_limit", "token_bucket: credit_spans_and_costs_"),
         "limits that change under a program": (
             "core_share: a_change_of_the_limit_is_seen_at_once",
             "core_share: a_waiting_process_sees_a_raised_limit",
@@ -232,12 +232,12 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
             "core_share: without_a_host_the_last_limits_stay_in_force",
             "core_tenants: a_dead_host_leaves_no_container_without_a_limit",
         ),
-        "a clock that jumps": ("core_arithmetic: credit_spans_and_costs_hold_on_a_virtual_clock",),
+        "a clock that jumps": ("token_bucket: credit_spans_and_costs_hold_on_a_virtual_clock",),
     },
     "robustness": {
         "a limits page that is missing, truncated, of another version, garbage": (
             "page_attach: a_broken_limits_page_refuses_cuda_and_says_which_file",
-            "front_forward: cuinit_is_refused_when_a_page_is_missing",
+            "interposer_forward: cuinit_is_refused_when_a_page_is_missing",
         ),
         "a usage page like that, or one that may not be written": (
             "page_attach: a_broken_usage_page_follows_the_policy",
@@ -255,9 +255,9 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
             "page_attach: c_and_python_judge_the_same_hostile_headers_alike",
         ),
         "no driver, a broken one, one that lacks a function": (
-            "front_forward: without_a_driver_cuinit_says_which_file_is_missing",
-            "front_forward: a_broken_driver_file_is_no_driver",
-            "front_forward: a_driver_that_lacks_a_hooked_function_says_so_as_without_the_library",
+            "interposer_forward: without_a_driver_cuinit_says_which_file_is_missing",
+            "interposer_forward: a_broken_driver_file_is_no_driver",
+            "interposer_forward: a_driver_that_lacks_a_hooked_function_says_so_as_without_the_library",
         ),
         "under sanitizers": (
             "memory_model: the_account_is_what_the_card_gave_whatever_the_order_of_calls",
@@ -270,12 +270,12 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
     "evasions": {
         "the environment, another user, a login": (
             "hostile: not_one_byte_more",
-            "front_programs: sshd_lets_a_user_in_who_then_meets_the_library",
+            "interposer_programs: sshd_lets_a_user_in_who_then_meets_the_library",
         ),
         "raised rights": ("hostile: not_one_byte_more",),
         "another libc, static programs": (
-            "front_programs: a_shell_of_another_libc_passes_the_preload_file_over",
-            "front_loader: the_mounted_front_meets_a_statically_linked_program",
+            "interposer_programs: a_shell_of_another_libc_passes_the_preload_file_over",
+            "interposer_loader: the_mounted_interposer_meets_a_statically_linked_program",
         ),
         "a driver of the image's own, found by name": ("hostile: not_one_byte_more",),
         "the real file, or a copy, by its path": (
@@ -290,7 +290,7 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
         "raw calls of the kernel's driver": ("security: raw calls to `/dev/nvidia*`",),
         "writing the limits, the library, the preload file": (
             "hostile: not_one_byte_more",
-            "front_container: the_limits_cannot_be_written_from_inside",
+            "interposer_container: the_limits_cannot_be_written_from_inside",
         ),
         "writing the usage page": (
             "hostile: not_one_byte_more",
@@ -356,8 +356,8 @@ def test_the_columns_are_all_there() -> None:
     """Releases, doors and machines that the tests above run through."""
     releases = ("12.2", "12.4", "12.9", "13.0", "13.5")
     assert tuple(fake_driver.RELEASES) == tuple(standin.VERSIONS) == releases
-    assert set(DOORS) == {"front", "preload"}
-    assert "front+preload" in FRONT
-    assert "front+preload" in PRELOAD
-    machines = (ROOT / "tests/native/test_front_machines.py").read_text(encoding="utf-8")
+    assert set(DOORS) == {"mount", "preload"}
+    assert "mount+preload" in MOUNT
+    assert "mount+preload" in PRELOAD
+    machines = (ROOT / "tests/native/test_interposer_machines.py").read_text(encoding="utf-8")
     assert 'params=["own", "clang", "aarch64"]' in machines

@@ -14,7 +14,7 @@ import pytest
 
 from tests.native import standin
 from tests.native.core_world import Load, Tenant, World, until, world
-from tests.native.driven import OUT, Program, fronts, program
+from tests.native.driven import OUT, Program, interposers, program
 
 LIMITS = (10, 30, 50, 80)
 SHAPES = {
@@ -136,7 +136,7 @@ def test_a_process_killed_while_it_waits_holds_nobody_up(one: World) -> None:
 
 def seen_once(made: World, tenant: Tenant) -> int:
     """How busy the card is to a program like nvidia-smi, which asks once and ends: percent."""
-    env = made.environment(tenant) | {"LD_LIBRARY_PATH": str(fronts())}
+    env = made.environment(tenant) | {"LD_LIBRARY_PATH": str(interposers())}
     monitor = Program(program("prog_call"), env)
     assert monitor("nvmlInit_v2").result == 0
     card = monitor("nvmlDeviceGetHandleByIndex_v2", 0, OUT).out[0]

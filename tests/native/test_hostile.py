@@ -1,6 +1,6 @@
 """A hostile program in a container, by every way that a library can answer: not one byte more than its limit.
 
-The container is as a pod has it: the front under the driver's name in the system's directory, the same file in
+The container is as a pod has it: the interposer under the driver's name in the system's directory, the same file in
 ``/etc/ld.so.preload``, the real driver (here the stand-in, which counts what it gives away) beside it, the limits
 mounted read-only, and a user without rights. The ways are those of docs/isolation.md; what no library can answer is
 listed in docs/security.md, and a test holds the list complete.
@@ -34,9 +34,9 @@ printf 'state = /usr/local/state\\nmodel = small\\n' > /usr/local/vcuda/real/sta
 cp /usr/local/vcuda/real/* /usr/local/image/
 cp "$BUILT"/* /usr/local/
 chmod 755 /usr/local /usr/local/vcuda /usr/local/vcuda/real
-case "$DOORS" in *front*) cp "$NATIVE/libvcuda.so" "$ROOT/scratch/front";; *) cp /usr/local/image/libcuda.so.1 "$ROOT/scratch/front";; esac
+case "$DOORS" in *mount*) cp "$NATIVE/libvcuda.so" "$ROOT/scratch/interposer";; *) cp /usr/local/image/libcuda.so.1 "$ROOT/scratch/interposer";; esac
 mkdir "$ROOT/scratch/lib" "$ROOT/scratch/libwork"
-cp "$ROOT/scratch/front" "$ROOT/scratch/lib/libcuda.so.1"
+cp "$ROOT/scratch/interposer" "$ROOT/scratch/lib/libcuda.so.1"
 cp /usr/local/vcuda/real/standin.conf "$ROOT/scratch/lib/"
 ln -s libcuda.so.1 "$ROOT/scratch/lib/libcuda.so"
 mount -t overlay none -o "lowerdir=$LIBDIR,upperdir=$ROOT/scratch/lib,workdir=$ROOT/scratch/libwork" "$LIBDIR"
@@ -52,21 +52,21 @@ class Way:
     name: str
     command: str
     processes: int = 1
-    doors: tuple[str, ...] = ("front+preload", "front", "preload")
+    doors: tuple[str, ...] = ("mount+preload", "mount", "preload")
     whole: bool = True
     """It gets all of its share; one that tampers may be refused earlier."""
 
 
-FRONT = ("front+preload", "front")
-PRELOAD = ("front+preload", "preload")
+MOUNT = ("mount+preload", "mount")
+PRELOAD = ("mount+preload", "preload")
 P = f"as_tenant {HOSTILE}"
 # A statically linked program is not among them: the stand-in's thread-local words do not survive there, as no dlopen
-# of a static libc gives them room. That it meets the front, test_front_loader says with a driver that has none.
+# of a static libc gives them room. That it meets the interposer, test_interposer_loader says with a driver that has none.
 WAYS = (
     Way("dlopen", f"{P} dlopen"),
-    Way("the name without a version", f"{P} dlopen libcuda.so", doors=FRONT),
+    Way("the name without a version", f"{P} dlopen libcuda.so", doors=MOUNT),
     Way("linked", f"as_tenant {HOSTILE}-linked linked"),
-    Way("a namespace of the loader's", f"{P} namespace", doors=FRONT),
+    Way("a namespace of the loader's", f"{P} namespace", doors=MOUNT),
     Way("deep binding", f"{P} deepbind"),
     Way("the next in line", f"{P} next"),
     Way("the loader's own dlsym", f"{P} dlvsym"),
@@ -193,7 +193,7 @@ def test_a_driver_by_its_path_goes_past_the_library_and_leaves_no_slot_for_the_h
 ) -> None:
     """What the documents say is not stopped: were it, they would be wrong. ``no-slot`` is what names it."""
     way = Way("by path", f"{P} dlopen {file}")
-    hostile = started(way, "front+preload", container, native, built)
+    hostile = started(way, "mount+preload", container, native, built)
     assert hostile.stdout
     assert hostile.stdout.readline() == "holding\n"
     assert container.usage.slots == ()

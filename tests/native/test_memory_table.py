@@ -14,4 +14,4 @@ ASKED = os.environ.get("VCUDA_SANITIZE", "")
 
 @pytest.mark.parametrize("sanitize", [ASKED] if ASKED else ["", "address,undefined"])
 def test_nothing_is_lost_or_found_twice_whatever_threads_and_forks_do(sanitize: str) -> None:
-    assert run(build_tests("unit_held", sanitize=sanitize) / "unit_held") == "whole\n"
+    assert run(build_tests("unit_allocation_table", sanitize=sanitize) / "unit_allocation_table") == "whole\n"

@@ -62,8 +62,8 @@ def test_a_function_that_was_unknown_before_cuinit_is_named_once_the_page_is_the
     script = """
 pfn, status = ctypes.c_void_p(), ctypes.c_int()
 for _ in range(2):
-    front.cuGetProcAddress_v2(b"cuFromTheFuture", ctypes.byref(pfn), 14000, ctypes.c_uint64(0), ctypes.byref(status))
-print(front.cuInit(0))
+    interposer.cuGetProcAddress_v2(b"cuFromTheFuture", ctypes.byref(pfn), 14000, ctypes.c_uint64(0), ctypes.byref(status))
+print(interposer.cuInit(0))
 """
     done = python(native / "sandbox/libcuda.so.1", root, script)
     assert (done.stdout, done.stderr) == ("0\n", "")

@@ -12,7 +12,7 @@ from tests.native.fake_driver import RELEASES, all_names, hooked, install, pytho
 
 Fakes = dict[tuple[str, str], Path]
 
-# In the script: `front` is the library under test, `real` the driver behind it (the same object that it opened).
+# In the script: `interposer` is the library under test, `real` the driver behind it (the same object that it opened).
 PROLOGUE = """
 real = ctypes.CDLL(os.environ["FAKE_SELF"])
 here = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith("sandbox/libcuda.so.1")]
@@ -23,9 +23,9 @@ def address(library, name):
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
 def v1(name, version, flags):
     pfn = ctypes.c_void_p(1)
-    code = front.cuGetProcAddress(name.encode(), ctypes.byref(pfn), version, ctypes.c_uint64(flags))
+    code = interposer.cuGetProcAddress(name.encode(), ctypes.byref(pfn), version, ctypes.c_uint64(flags))
     return code, pfn.value
-def v2(name, version, flags, resolve=front.cuGetProcAddress_v2):
+def v2(name, version, flags, resolve=interposer.cuGetProcAddress_v2):
     pfn, status = ctypes.c_void_p(1), ctypes.c_int(-1)
     code = resolve(name.encode(), ctypes.byref(pfn), version, ctypes.c_uint64(flags), ctypes.byref(status))
     return code, pfn.value, status.value
@@ -96,7 +96,7 @@ def test_codes_and_status_are_the_drivers_own(native: Path, root: Path, fakes: F
     install(root, fakes["cuda", "12.2"])
     script = """
 print(json.dumps([v2("", 0, 0), v2("cuNoSuchThing", 12020, 0), v2("cuMemAlloc", 1000, 0), v1("cuNoSuchThing", 1, 0),
-                  front.cuGetProcAddress_v2(None, ctypes.byref(ctypes.c_void_p()), 0, ctypes.c_uint64(0), None)]))
+                  interposer.cuGetProcAddress_v2(None, ctypes.byref(ctypes.c_void_p()), 0, ctypes.c_uint64(0), None)]))
 """
     assert ask(native, root, script) == [[1, None, -1], [500, None, 1], [500, None, 2], [500, None], 1]
 
@@ -105,7 +105,7 @@ def test_a_status_pointer_may_be_missing(native: Path, root: Path, fakes: Fakes)
     install(root, fakes["cuda", "13.5"])
     script = """
 pfn = ctypes.c_void_p()
-code = front.cuGetProcAddress_v2(b"cuInit", ctypes.byref(pfn), 2000, ctypes.c_uint64(0), None)
+code = interposer.cuGetProcAddress_v2(b"cuInit", ctypes.byref(pfn), 2000, ctypes.c_uint64(0), None)
 print(json.dumps([code, ours(pfn.value)]))
 """
     assert ask(native, root, script) == [0, True]
@@ -128,7 +128,7 @@ def test_a_name_that_the_tables_lack_passes_and_is_counted(native: Path, root: P
     install(root, fakes["cuda", "13.5"])
     script = """
 before = v2("cuFromTheFuture", 14000, 0)
-front.cuInit(0)
+interposer.cuInit(0)
 after = v2("cuFromTheFuture", 14000, 0)
 print(json.dumps([before[0], before == after, ours(before[1]), before[1] is not None]))
 """
@@ -154,7 +154,7 @@ def test_known_names_are_never_counted_as_unknown(native: Path, root: Path, fake
     install(root, fakes["cuda", "13.5"])
     rows = variants("13.5")
     script = f"""
-front.cuInit(0)
+interposer.cuInit(0)
 for name, since, thread, symbol in {rows!r}:
     v2(name, since, 2 if thread else 0)
 print(json.dumps(0))

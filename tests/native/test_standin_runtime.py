@@ -1,4 +1,4 @@
-"""NVIDIA's own CUDA runtime, from its wheels, through the front on the stand-in driver.
+"""NVIDIA's own CUDA runtime, from its wheels, through the interposer on the stand-in driver.
 
 How far it gets, and why no further: it looks up all its functions, starts the driver, reads the cards, takes its
 context and its tables. Then it asks one of the driver's export tables three times for 16 bytes that prove that the
@@ -91,7 +91,7 @@ def traced(program: Path, env: dict[str, str], trace: Path) -> tuple[list[str], 
 
 
 @pytest.mark.parametrize("kind", ["shared", "static"])
-def test_the_cuda_runtime_finds_all_it_needs_through_the_front_up_to_nvidias_proof(
+def test_the_cuda_runtime_finds_all_it_needs_through_the_interposer_up_to_nvidias_proof(
     runtime: tuple[str, Path], kind: str, tmp_path: Path
 ) -> None:
     version, libraries = runtime
@@ -118,11 +118,11 @@ def test_the_cuda_runtime_finds_all_it_needs_through_the_front_up_to_nvidias_pro
     assert calls["cuDeviceGetAttribute"] > 100
     assert "primary context of 0" in trace
     assert usage.slot_high == 1
-    # No name of these releases is unknown to the front, and none had to be placed by its name.
+    # No name of these releases is unknown to the interposer, and none had to be placed by its name.
     assert (usage.unknown_symbols, usage.routed_by_name) == (0, 0)
 
 
-def test_the_cuda_runtime_asks_the_same_with_the_front_as_without(
+def test_the_cuda_runtime_asks_the_same_with_the_interposer_as_without(
     runtime: tuple[str, Path], tmp_path: Path
 ) -> None:
     version, libraries = runtime
@@ -132,7 +132,7 @@ def test_the_cuda_runtime_asks_the_same_with_the_front_as_without(
         alone = traced(program, bare, tmp_path / "bare")
         ours = traced(program, container.env(), tmp_path / "ours")
     assert ours[0] == alone[0]
-    # The front itself asks the driver only for what it needs in order to hold limits.
+    # The interposer itself asks the driver only for what it needs in order to hold limits.
     own = Counter(ours[1]) - Counter(alone[1])
     assert Counter(alone[1]) - Counter(ours[1]) == Counter()
     assert {line.split()[0] for line in own} <= {"call"}, own

@@ -21,14 +21,14 @@
 #include "limits.h"
 #include "note.h"
 #include "paths.h"
-#include "say.h"
+#include "log_once.h"
 #include "slots.h"
 
 /* Limits change at 10 Hz at most; a view is reused after this many changes, seconds after it was handed out. */
 #define VIEWS 32
 
 struct attachment {
-    struct vcuda_face face; /* first: it is what others see of it */
+    struct vcuda_page_view page_view; /* first: it is what others see of it */
     struct vcuda_usage *usage;
     struct slots_claim claim;
     struct vcuda_limits_view views[VIEWS];
@@ -37,7 +37,7 @@ struct attachment {
     bool refreshing;
 };
 
-struct vcuda_face *vcuda_face;
+struct vcuda_page_view *vcuda_page_view;
 static enum vcuda_attachment verdict; /* while nothing is attached */
 
 /* Before attaching, which is when programs look most names up: how many, and the first of them. */
@@ -61,7 +61,7 @@ static uint64_t coarse_ns(void) {
 }
 
 static struct attachment *here(void) {
-    return (struct attachment *)__atomic_load_n(&vcuda_face, __ATOMIC_ACQUIRE);
+    return (struct attachment *)__atomic_load_n(&vcuda_page_view, __ATOMIC_ACQUIRE);
 }
 
 enum vcuda_attachment vcuda_attached(void) {
@@ -104,7 +104,7 @@ static const char *map(const char *path, size_t size, bool writable, void **mapp
 static void publish(struct attachment *a, const struct vcuda_limits_view *view) {
     struct vcuda_limits_view *slot = &a->views[a->next_view++ % VIEWS];
     *slot = *view;
-    __atomic_store_n(&a->face.current, slot, __ATOMIC_RELEASE);
+    __atomic_store_n(&a->page_view.current, slot, __ATOMIC_RELEASE);
     __atomic_store_n(&a->usage->generation_seen, view->generation, __ATOMIC_RELAXED);
 }
 
@@ -119,15 +119,15 @@ static void refresh(struct attachment *a) {
     if (paths_usage(path))
         slots_keep(&a->claim, path);
     errno = saved;
-    const struct vcuda_limits *page = a->face.limits;
+    const struct vcuda_limits *page = a->page_view.limits;
     uint64_t first = vcuda_generation_word(page, 0), second = vcuda_generation_word(page, 1);
     struct vcuda_limits_view view;
     const char *fault = limits_read(page, &view);
-    if (!fault && view.generation > a->face.current->generation)
+    if (!fault && view.generation > a->page_view.current->generation)
         publish(a, &view);
     if (!fault && view.generation >= first && view.generation >= second) {
-        __atomic_store_n(&a->face.seen[0], first, __ATOMIC_RELAXED);
-        __atomic_store_n(&a->face.seen[1], second, __ATOMIC_RELAXED);
+        __atomic_store_n(&a->page_view.seen[0], first, __ATOMIC_RELAXED);
+        __atomic_store_n(&a->page_view.seen[1], second, __ATOMIC_RELAXED);
     } else {
         __atomic_store_n(&a->retry_ns, coarse_ns() + 1000000, __ATOMIC_RELAXED);
     }
@@ -144,7 +144,7 @@ const struct vcuda_limits_view *vcuda_limits(void) {
     if (__builtin_expect(view || !a, 1))
         return view;
     refresh(a);
-    return __atomic_load_n(&a->face.current, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&a->page_view.current, __ATOMIC_ACQUIRE);
 }
 
 int vcuda_card_of(const uint8_t uuid[16]) {
@@ -193,7 +193,7 @@ void vcuda_count_routed_by_name(const char *name) {
 /* In the child of a fork: the slot is the parent's. The mappings stay, since a caller up the stack may look at them. */
 static void forget_in_child(void) {
     struct attachment *a = here();
-    vcuda_face = NULL;
+    vcuda_page_view = NULL;
     verdict = VCUDA_DETACHED;
     ledger_forget();
     if (a)
@@ -243,7 +243,7 @@ static enum vcuda_attachment refuse(const char *path, const char *fault, int err
     snprintf(text, sizeof text, "%s %s%s%s", name ? name + 1 : path, fault, error ? ": " : "",
              error ? strerror(error) : "");
     vcuda_note_text(VCUDA_NOTE_CUDA_REFUSED, text);
-    vcuda_say_once("CUDA is refused in this container: %s %s%s%s. The node's gpu-manager makes this file; "
+    vcuda_log_once("CUDA is refused in this container: %s %s%s%s. The node's gpu-manager makes this file; "
                    "restart the pod, and if that does not help ask the node's operator",
                    path, fault, error ? ": " : "", error ? strerror(error) : "");
     return VCUDA_REFUSED;
@@ -254,7 +254,7 @@ static enum vcuda_attachment give_up(const struct vcuda_limits_view *view, const
                                      int error) {
     if (!(view->flags & VCUDA_FLAG_FAIL_OPEN))
         return refuse(path, fault, error);
-    vcuda_say_once("limits are not enforced in this container: %s %s%s%s", path, fault, error ? ": " : "",
+    vcuda_log_once("limits are not enforced in this container: %s %s%s%s", path, fault, error ? ": " : "",
                    error ? strerror(error) : "");
     return VCUDA_UNLIMITED;
 }
@@ -266,7 +266,7 @@ static unsigned reap(struct attachment *a, bool repair) {
         return 0;
     int saved = errno;
     unsigned reaped = slots_reap(a->usage, path, a->claim.index);
-    uint32_t cards = a->face.current->card_count;
+    uint32_t cards = a->page_view.current->card_count;
     for (uint32_t i = 0; (reaped || repair) && i < cards; i++)
         vcuda_repair((int)i);
     errno = saved;
@@ -302,9 +302,9 @@ static enum vcuda_attachment build(struct attachment *a) {
     const char *fault = map(path, VCUDA_LIMITS_SIZE, false, &mapped, &error);
     if (fault)
         return refuse(path, fault, error);
-    a->face.limits = mapped;
+    a->page_view.limits = mapped;
     struct vcuda_limits_view view;
-    if ((fault = read_patiently(a->face.limits, &view)))
+    if ((fault = read_patiently(a->page_view.limits, &view)))
         return refuse(path, fault, 0);
     if (!paths_usage(path))
         return refuse("the usage page", "has too long a path", 0);
@@ -320,8 +320,8 @@ static enum vcuda_attachment build(struct attachment *a) {
 }
 
 static void unmap(struct attachment *a) {
-    if (a->face.limits)
-        munmap((void *)a->face.limits, VCUDA_LIMITS_SIZE);
+    if (a->page_view.limits)
+        munmap((void *)a->page_view.limits, VCUDA_LIMITS_SIZE);
     if (a->usage)
         munmap(a->usage, VCUDA_USAGE_SIZE);
     munmap(a, sizeof *a);
@@ -336,9 +336,9 @@ enum vcuda_attachment vcuda_attach(void) {
     if (a == MAP_FAILED)
         return refuse("its memory", "cannot be mapped", errno);
     enum vcuda_attachment result = build(a);
-    struct vcuda_face *none = NULL;
-    if (result == VCUDA_ATTACHED &&
-        __atomic_compare_exchange_n(&vcuda_face, &none, &a->face, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+    struct vcuda_page_view *none = NULL;
+    if (result == VCUDA_ATTACHED && __atomic_compare_exchange_n(&vcuda_page_view, &none, &a->page_view, false,
+                                                                __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         introduce(a);
     } else {
         if (result == VCUDA_ATTACHED)

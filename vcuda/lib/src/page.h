@@ -33,23 +33,24 @@ enum vcuda_attachment vcuda_attached(void);
 const struct vcuda_limits_view *vcuda_limits(void);
 
 /* The same without a call, for the path of every launch: NULL also if a newer copy may be there. */
-struct vcuda_face {
+struct vcuda_page_view {
     const struct vcuda_limits *limits;
     const struct vcuda_limits_view *current;
     uint64_t seen[2]; /* the page's generation words when `current` was found to be the newest */
 };
-extern struct vcuda_face *vcuda_face;
+extern struct vcuda_page_view *vcuda_page_view;
 
 static inline uint64_t vcuda_generation_word(const struct vcuda_limits *page, int copy) {
     return __atomic_load_n(&page->copy[copy].generation, __ATOMIC_ACQUIRE);
 }
 
 static inline const struct vcuda_limits_view *vcuda_limits_here(void) {
-    struct vcuda_face *face = __atomic_load_n(&vcuda_face, __ATOMIC_ACQUIRE);
-    if (!face || vcuda_generation_word(face->limits, 0) != __atomic_load_n(&face->seen[0], __ATOMIC_RELAXED) ||
-        vcuda_generation_word(face->limits, 1) != __atomic_load_n(&face->seen[1], __ATOMIC_RELAXED))
+    struct vcuda_page_view *page_view = __atomic_load_n(&vcuda_page_view, __ATOMIC_ACQUIRE);
+    if (!page_view ||
+        vcuda_generation_word(page_view->limits, 0) != __atomic_load_n(&page_view->seen[0], __ATOMIC_RELAXED) ||
+        vcuda_generation_word(page_view->limits, 1) != __atomic_load_n(&page_view->seen[1], __ATOMIC_RELAXED))
         return NULL;
-    return __atomic_load_n(&face->current, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&page_view->current, __ATOMIC_ACQUIRE);
 }
 
 /* The container's words and this process's slot; NULL unless attached. A child of fork has none. */

@@ -1,7 +1,7 @@
 #include "cuda/account.h"
 
 #include "cuda/context.h"
-#include "cuda/grow.h"
+#include "cuda/pool_account.h"
 #include "ledger.h"
 
 uint64_t granules(uint64_t bytes) {
@@ -64,7 +64,7 @@ CUresult account_reserve(int card, uint64_t bytes) {
     if (__builtin_expect(!fits(card, bytes, limit), 0)) {
         vcuda_reap();
         if (!fits(card, bytes, limit))
-            grow_relieve(card);
+            pool_account_relieve(card);
     }
     return vcuda_charge(card, bytes, limit) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -80,41 +80,41 @@ void account_return(int card, uint64_t bytes) {
 }
 
 CUresult claim_on(struct claim *claim, int card, uint64_t bytes) {
-    claim->place.card = card;
+    claim->where.card = card;
     claim->bytes = bytes;
     return account_reserve(card, bytes);
 }
 
 CUresult claim_here(struct claim *claim, uint64_t bytes) {
     bool refused;
-    *claim = (struct claim){.place = {.card = CARD_NONE}};
+    *claim = (struct claim){.where = {.card = CARD_NONE}};
     if (!account_open(&refused))
         return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
-    struct place place;
-    if (!place_here(&place))
+    struct mapped_context where;
+    if (!device_map_current(&where))
         return CUDA_SUCCESS;
-    claim->place = place;
-    claim->place.owner = context_owner(place.owner);
-    return claim_on(claim, place.card, bytes);
+    claim->where = where;
+    claim->where.owner = context_owner(where.owner);
+    return claim_on(claim, where.card, bytes);
 }
 
 bool claim_counts(const struct claim *claim) {
-    return claim->place.card >= 0;
+    return claim->where.card >= 0;
 }
 
 bool claim_resize(struct claim *claim, uint64_t bytes) {
     if (!claim_counts(claim))
         return true;
-    if (bytes > claim->bytes && account_reserve(claim->place.card, bytes - claim->bytes) != CUDA_SUCCESS)
+    if (bytes > claim->bytes && account_reserve(claim->where.card, bytes - claim->bytes) != CUDA_SUCCESS)
         return false;
     if (bytes < claim->bytes)
-        account_return(claim->place.card, claim->bytes - bytes);
+        account_return(claim->where.card, claim->bytes - bytes);
     claim->bytes = bytes;
     return true;
 }
 
 void claim_undo(struct claim *claim) {
     if (claim_counts(claim))
-        account_return(claim->place.card, claim->bytes);
+        account_return(claim->where.card, claim->bytes);
     claim->bytes = 0;
 }

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "cu_types.h"
-#include "cuda/place.h"
+#include "cuda/device_map.h"
 #include "page.h"
 
 /* Cards hand memory out in pieces of 2 MiB: that is the size of a page of the driver's tables. */
@@ -41,7 +41,7 @@ uint64_t account_context_bytes(int card);
 
 /* A reservation on its way: made before the driver's call, kept or undone after it. */
 struct claim {
-    struct place place;
+    struct mapped_context where;
     uint64_t bytes;
 };
 

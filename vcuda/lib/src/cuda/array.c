@@ -1,9 +1,9 @@
 /* Arrays and mipmapped arrays; and VMM memory mapped into sparse ones. */
 #include "cuda/account.h"
-#include "cuda/held.h"
+#include "cuda/allocation_table.h"
 #include "cuda/mem.h"
 #include "cuda/vmm.h"
-#include "front.h"
+#include "interposer.h"
 
 /* How an element is stored: with all its channels in the format, or each channel by itself, or 4 x 4 elements together
  * in a compressed block. */
@@ -143,12 +143,12 @@ static CUresult finish(struct claim *claim, CUresult result, uint64_t handle) {
     if (result != CUDA_SUCCESS) {
         claim_undo(claim);
     } else if (claim_counts(claim) && handle) {
-        struct held old, item = {.key = handle,
-                                 .bytes = claim->bytes,
-                                 .owner = claim->place.owner,
-                                 .card = (int8_t)claim->place.card,
-                                 .kind = HELD_ARRAY};
-        if (held_put(&item, &old) == HELD_REPLACED)
+        struct allocation old, item = {.key = handle,
+                                       .bytes = claim->bytes,
+                                       .owner = claim->where.owner,
+                                       .card = (int8_t)claim->where.card,
+                                       .kind = ALLOCATION_ARRAY};
+        if (allocation_put(&item, &old) == ALLOCATION_REPLACED)
             mem_discharge(&old);
     }
     return result;
@@ -223,35 +223,35 @@ CUresult hook_cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_D
 
 static uint64_t pins; /* ever made: most processes map nothing into arrays */
 
-static void unpin(const struct held *pin, void *unused) {
+static void unpin(const struct allocation *pin, void *unused) {
     (void)unused;
     vmm_release_reference(pin->bytes);
 }
 
-static bool leave(uint64_t handle, struct held *item) {
-    return handle && held_take(HELD_ARRAY, handle, item);
+static bool leave(uint64_t handle, struct allocation *item) {
+    return handle && allocation_take(ALLOCATION_ARRAY, handle, item);
 }
 
-static CUresult left(bool known, const struct held *item, uint64_t handle, CUresult result) {
-    struct held old;
+static CUresult left(bool known, const struct allocation *item, uint64_t handle, CUresult result) {
+    struct allocation old;
     if (known && result == CUDA_SUCCESS)
         mem_discharge(item);
-    else if (known && held_put(item, &old) == HELD_REPLACED)
+    else if (known && allocation_put(item, &old) == ALLOCATION_REPLACED)
         mem_discharge(&old);
     if (result == CUDA_SUCCESS && __atomic_load_n(&pins, __ATOMIC_RELAXED))
-        held_sweep(1u << HELD_PIN, handle, unpin, NULL);
+        allocation_sweep(1u << ALLOCATION_PIN, handle, unpin, NULL);
     return result;
 }
 
 CUresult hook_cuArrayDestroy(CUarray array) {
-    struct held item;
+    struct allocation item;
     bool known = leave((uint64_t)(uintptr_t)array, &item);
     CUresult result = real.cuArrayDestroy(array);
     return left(known, &item, (uint64_t)(uintptr_t)array, result);
 }
 
 CUresult hook_cuMipmappedArrayDestroy(CUmipmappedArray array) {
-    struct held item;
+    struct allocation item;
     bool known = leave((uint64_t)(uintptr_t)array, &item);
     CUresult result = real.cuMipmappedArrayDestroy(array);
     return left(known, &item, (uint64_t)(uintptr_t)array, result);
@@ -259,7 +259,8 @@ CUresult hook_cuMipmappedArrayDestroy(CUmipmappedArray array) {
 
 static void pin(const CUarrayMapInfo *info) {
     uint64_t number = __atomic_add_fetch(&pins, 1, __ATOMIC_RELAXED);
-    held_put_new(&(struct held){.key = number, .bytes = info->handle, .owner = info->resource, .kind = HELD_PIN});
+    allocation_put_new(
+        &(struct allocation){.key = number, .bytes = info->handle, .owner = info->resource, .kind = ALLOCATION_PIN});
 }
 
 /* A block mapped into an array lives at least as long as the mapping. An unmapping names a place and no block, so the

@@ -1,15 +1,15 @@
 /* Capture: while a stream is captured nothing runs, so nothing is charged, held back or measured there; and ends of
  * streams. How many captures there are is kept too high rather than too low: then it only costs a question a launch. */
-#include "cuda/meter.h"
-#include "front.h"
+#include "cuda/stream_meter.h"
+#include "interposer.h"
 
 /* What the stream has open is closed before it is captured; from here on the helper records nothing anywhere. */
 static void begin(CUstream stream, bool per_thread) {
     __atomic_fetch_add(&meter_captures, 1, __ATOMIC_SEQ_CST);
     if (settle_lock(true))
         settle_unlock();
-    if (!meter_is_capturing(stream, per_thread))
-        meter_flush(stream, per_thread);
+    if (!stream_is_capturing(stream, per_thread))
+        stream_meter_flush(stream, per_thread);
 }
 
 static CUresult begun(CUresult result) {
@@ -20,7 +20,7 @@ static CUresult begun(CUresult result) {
 
 /* Only a call that takes a stream out of capture counts. */
 static CUresult ended(bool was, CUstream stream, bool per_thread, CUresult result) {
-    if (was && !meter_is_capturing(stream, per_thread) && __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST))
+    if (was && !stream_is_capturing(stream, per_thread) && __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST))
         __atomic_fetch_sub(&meter_captures, 1, __ATOMIC_SEQ_CST);
     return result;
 }
@@ -32,7 +32,7 @@ static CUresult ended(bool was, CUstream stream, bool per_thread, CUresult resul
     }
 #define END(name, per_thread, parameters, arguments)                                                                   \
     CUresult hook_##name parameters {                                                                                  \
-        bool was = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) && meter_is_capturing(stream, per_thread);       \
+        bool was = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) && stream_is_capturing(stream, per_thread);      \
         return ended(was, stream, per_thread, real.name arguments);                                                    \
     }
 
@@ -58,11 +58,11 @@ END(cuStreamEndCaptureToCig, false, (CUstream stream), (stream))
 END(cuStreamEndCaptureToCig_ptsz, true, (CUstream stream), (stream))
 
 CUresult hook_cuStreamDestroy(CUstream stream) {
-    meter_stream_ends(stream);
+    stream_meter_ends(stream);
     return real.cuStreamDestroy(stream);
 }
 
 CUresult hook_cuStreamDestroy_v2(CUstream stream) {
-    meter_stream_ends(stream);
+    stream_meter_ends(stream);
     return real.cuStreamDestroy_v2(stream);
 }

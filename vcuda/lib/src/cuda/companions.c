@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "front.h"
+#include "interposer.h"
 #include "loader.h"
 #include "paths.h"
 

@@ -5,65 +5,67 @@
 #include "cuda/context.h"
 
 #include "cuda/account.h"
-#include "cuda/grow.h"
-#include "cuda/held.h"
+#include "cuda/pool_account.h"
+#include "cuda/allocation_table.h"
 #include "cuda/mem.h"
-#include "cuda/meter.h"
-#include "front.h"
+#include "cuda/stream_meter.h"
+#include "interposer.h"
 
 /* ---- ends ----------------------------------------------------------------------------------------------------------
  */
 
 #define OF_A_CONTEXT                                                                                                   \
-    (1u << HELD_LINEAR | 1u << HELD_SMALL | 1u << HELD_ARRAY | 1u << HELD_SETTING | 1u << HELD_EXTERNAL)
+    (1u << ALLOCATION_LINEAR | 1u << ALLOCATION_SMALL | 1u << ALLOCATION_ARRAY | 1u << ALLOCATION_SETTING |            \
+     1u << ALLOCATION_EXTERNAL)
 
-static void drop(const struct held *item, void *unused) {
+static void drop(const struct allocation *item, void *unused) {
     (void)unused;
     mem_discharge(item);
 }
 
 void context_ended(uint64_t id) {
-    struct held context;
-    place_forget();
+    struct allocation context;
+    device_map_forget();
     if (!id)
         return;
-    held_sweep(OF_A_CONTEXT, id, drop, NULL);
-    if (held_take(HELD_CONTEXT, id, &context)) {
+    allocation_sweep(OF_A_CONTEXT, id, drop, NULL);
+    if (allocation_take(ALLOCATION_CONTEXT, id, &context)) {
         account_return(context.card, context.bytes);
-        grow_settle_card(context.card);
+        pool_account_settle_card(context.card);
     }
 }
 
 static bool any_green; /* most processes have none, and every allocation asks */
 
 void context_green(uint64_t id, uint64_t primary) {
-    held_put_new(&(struct held){.key = id, .owner = primary, .card = CARD_NONE, .kind = HELD_CONTEXT});
+    allocation_put_new(
+        &(struct allocation){.key = id, .owner = primary, .card = CARD_NONE, .kind = ALLOCATION_CONTEXT});
     __atomic_store_n(&any_green, true, __ATOMIC_RELEASE);
 }
 
 uint64_t context_owner(uint64_t id) {
-    struct held context;
+    struct allocation context;
     if (!__atomic_load_n(&any_green, __ATOMIC_ACQUIRE))
         return id;
-    return held_get(HELD_CONTEXT, id, &context) && context.owner ? context.owner : id;
+    return allocation_get(ALLOCATION_CONTEXT, id, &context) && context.owner ? context.owner : id;
 }
 
-void context_found(CUcontext context, const struct place *place) {
-    struct held item;
-    if (place->card < 0 || held_get(HELD_CONTEXT, place->owner, &item))
+void context_found(CUcontext context, const struct mapped_context *where) {
+    struct allocation item;
+    if (where->card < 0 || allocation_get(ALLOCATION_CONTEXT, where->owner, &item))
         return;
-    primary_found(context, place);
-    item = (struct held){.key = place->owner,
-                         .bytes = account_context_bytes(place->card),
-                         .card = (int8_t)place->card,
-                         .kind = HELD_CONTEXT};
-    if (held_put_new(&item))
+    primary_found(context, where);
+    item = (struct allocation){.key = where->owner,
+                               .bytes = account_context_bytes(where->card),
+                               .card = (int8_t)where->card,
+                               .kind = ALLOCATION_CONTEXT};
+    if (allocation_put_new(&item))
         account_taken(item.card, item.bytes);
 }
 
 CUresult hook_cuCtxDestroy(CUcontext context) {
-    uint64_t id = place_id(context);
-    place_forget();
+    uint64_t id = context_id_of(context);
+    device_map_forget();
     meter_suspend();
     CUresult result = real.cuCtxDestroy(context);
     meter_resume();
@@ -73,8 +75,8 @@ CUresult hook_cuCtxDestroy(CUcontext context) {
 }
 
 CUresult hook_cuCtxDestroy_v2(CUcontext context) {
-    uint64_t id = place_id(context);
-    place_forget();
+    uint64_t id = context_id_of(context);
+    device_map_forget();
     meter_suspend();
     CUresult result = real.cuCtxDestroy_v2(context);
     meter_resume();
@@ -88,26 +90,27 @@ CUresult hook_cuCtxDestroy_v2(CUcontext context) {
 
 CUresult context_reserve(struct claim *claim, CUdevice device) {
     bool refused;
-    *claim = (struct claim){.place = {.device = device, .card = CARD_NONE}};
+    *claim = (struct claim){.where = {.device = device, .card = CARD_NONE}};
     if (!account_open(&refused))
         return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
-    int card = place_card(device);
+    int card = device_map_card(device);
     if (card == CARD_UNKNOWN)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     return claim_on(claim, card, account_context_bytes(card));
 }
 
-struct held context_item(const struct claim *claim, uint64_t id) {
-    return (struct held){.key = id, .bytes = claim->bytes, .card = (int8_t)claim->place.card, .kind = HELD_CONTEXT};
+struct allocation context_item(const struct claim *claim, uint64_t id) {
+    return (struct allocation){
+        .key = id, .bytes = claim->bytes, .card = (int8_t)claim->where.card, .kind = ALLOCATION_CONTEXT};
 }
 
 static CUresult created(struct claim *claim, CUresult result, const CUcontext *out) {
-    struct held item, old;
+    struct allocation item, old;
     if (result != CUDA_SUCCESS) {
         claim_undo(claim);
     } else if (claim_counts(claim) && out) {
-        item = context_item(claim, place_id(*out));
-        if (held_put(&item, &old) == HELD_REPLACED)
+        item = context_item(claim, context_id_of(*out));
+        if (allocation_put(&item, &old) == ALLOCATION_REPLACED)
             account_return(old.card, old.bytes);
     }
     return result;

@@ -1,8 +1,8 @@
 /* Copies and sets. Sets and copies within the card use what kernels use, and are charged like them; copies over a bus
- * are not, and their time is kept out of the pieces that kernels beside them are measured in. */
-#include "cuda/meter.h"
-#include "cuda/submit.h"
-#include "front.h"
+ * are not, and their time is kept out of the spans that kernels beside them are measured in. */
+#include "cuda/stream_meter.h"
+#include "cuda/throttle.h"
+#include "interposer.h"
 
 #define CU_MEMORYTYPE_HOST 1
 #define CU_MEMORYTYPE_UNIFIED 4
@@ -49,19 +49,19 @@ static size_t solid_v1(const CUDA_MEMCPY3D_v1 *shape) {
 /* Kinds of work are told apart by what they do and by how many bytes, in powers of two. */
 #define CARD(name, per_thread, parameters, arguments, amount, on)                                                      \
     CUresult hook_##name parameters {                                                                                  \
-        struct work work;                                                                                              \
+        struct throttled_work work;                                                                                    \
         size_t how_many = amount;                                                                                      \
         if (!how_many)                                                                                                 \
-            meter_flush(on, per_thread);                                                                               \
-        if (!how_many || !work_may_wait() || !work_begin(&work, on, per_thread, hook_##name, how_many))                \
+            stream_meter_flush(on, per_thread);                                                                        \
+        if (!how_many || !throttle_may_wait() || !throttle_begin(&work, on, per_thread, hook_##name, how_many))        \
             return real.name arguments;                                                                                \
         CUresult result = real.name arguments;                                                                         \
-        work_end(&work, result);                                                                                       \
+        throttle_end(&work, result);                                                                                   \
         return result;                                                                                                 \
     }
 #define BUS(name, per_thread, parameters, arguments, on)                                                               \
     CUresult hook_##name parameters {                                                                                  \
-        meter_flush(on, per_thread);                                                                                   \
+        stream_meter_flush(on, per_thread);                                                                            \
         return real.name arguments;                                                                                    \
     }
 #include "cuda/copies.def"

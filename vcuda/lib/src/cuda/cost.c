@@ -7,7 +7,7 @@ static struct cost table[ENTRIES];
 
 /* Threads that race for an entry may both reset it; that costs a measurement. */
 static struct cost *claim(struct cost *cost, uint64_t key) {
-    __atomic_store_n(&cost->ns, CORE_FIRST_GUESS_NS, __ATOMIC_RELAXED);
+    __atomic_store_n(&cost->ns, BUCKET_FIRST_GUESS_NS, __ATOMIC_RELAXED);
     __atomic_store_n(&cost->seen, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&cost->key, key, __ATOMIC_RELEASE);
     return cost;

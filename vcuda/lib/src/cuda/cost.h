@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "core.h"
+#include "token_bucket.h"
 
 struct cost {
     uint64_t key;  /* 0: free */

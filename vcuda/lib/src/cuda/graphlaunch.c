@@ -1,19 +1,19 @@
 /* Launching a graph: its time is paid for and its memory reserved first. */
 #include "cuda/graphmem.h"
-#include "cuda/submit.h"
-#include "front.h"
+#include "cuda/throttle.h"
+#include "interposer.h"
 
 static CUresult launch(CUgraphExec exec, CUstream stream, bool per_thread, CUresult (*call)(CUgraphExec, CUstream)) {
-    struct work work;
-    struct growth growth;
-    bool held = work_may_wait() && work_begin(&work, stream, per_thread, exec, 0);
+    struct throttled_work work;
+    struct pool_growth growth;
+    bool throttled = throttle_may_wait() && throttle_begin(&work, stream, per_thread, exec, 0);
     CUresult result = graphmem_begin(&growth, exec);
     if (result == CUDA_SUCCESS) {
         result = call(exec, stream);
         graphmem_end(&growth);
     }
-    if (held)
-        work_end(&work, result);
+    if (throttled)
+        throttle_end(&work, result);
     return result;
 }
 

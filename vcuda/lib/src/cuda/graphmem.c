@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "cuda/account.h"
-#include "cuda/held.h"
-#include "front.h"
+#include "cuda/allocation_table.h"
+#include "interposer.h"
 
 /* Graphs in graphs in graphs: deeper ones than this count as endless. */
 #define DEEPEST 32
@@ -55,19 +55,19 @@ static uint64_t bytes_of_graph(CUgraph graph, int depth) {
 
 /* The device is that of the context in which the graph was made executable: where its launches allocate. */
 static CUresult made(CUresult result, CUgraphExec *out, CUgraph graph) {
-    struct place place;
-    struct held old;
+    struct mapped_context where;
+    struct allocation old;
     if (result != CUDA_SUCCESS || !out || vcuda_attached() != VCUDA_ATTACHED)
         return result;
     uint64_t bytes = bytes_of_graph(graph, 0);
-    if (!bytes || !place_here(&place))
+    if (!bytes || !device_map_current(&where))
         return result;
-    held_put(&(struct held){.key = (uint64_t)(uintptr_t)*out,
-                            .bytes = bytes,
-                            .count = (uint32_t)place.device,
-                            .card = (int8_t)place.card,
-                            .kind = HELD_EXEC},
-             &old);
+    allocation_put(&(struct allocation){.key = (uint64_t)(uintptr_t)*out,
+                                        .bytes = bytes,
+                                        .count = (uint32_t)where.device,
+                                        .card = (int8_t)where.card,
+                                        .kind = ALLOCATION_EXEC},
+                   &old);
     __atomic_store_n(&any_allocates, true, __ATOMIC_RELEASE);
     return result;
 }
@@ -93,19 +93,19 @@ static bool uploads(const void *params) {
 }
 
 /* One that is uploaded at once has its memory before it has a name. */
-static CUresult begin_upload(struct growth *growth, CUgraph graph, const void *params) {
-    struct place place;
-    *growth = (struct growth){0};
+static CUresult begin_upload(struct pool_growth *growth, CUgraph graph, const void *params) {
+    struct mapped_context where;
+    *growth = (struct pool_growth){0};
     uint64_t bytes = uploads(params) && graph && vcuda_attached() == VCUDA_ATTACHED ? bytes_of_graph(graph, 0) : 0;
-    if (!bytes || !place_here(&place))
+    if (!bytes || !device_map_current(&where))
         return CUDA_SUCCESS;
-    struct grow *grow = grow_of_graphs(place.device, place.card);
-    return grow ? grow_begin(growth, grow, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+    struct pool_account *account = pool_account_of_graphs(where.device, where.card);
+    return account ? pool_account_begin(growth, account, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult with_params(CUresult (*make)(CUgraphExec *, CUgraph, void *), CUgraphExec *out, CUgraph graph,
                             void *params) {
-    struct growth growth;
+    struct pool_growth growth;
     CUresult result = begin_upload(&growth, graph, params);
     if (result != CUDA_SUCCESS)
         return result;
@@ -123,32 +123,33 @@ CUresult hook_cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph,
 }
 
 CUresult hook_cuGraphExecDestroy(CUgraphExec exec) {
-    struct held item, old;
-    bool known =
-        __atomic_load_n(&any_allocates, __ATOMIC_ACQUIRE) && held_take(HELD_EXEC, (uint64_t)(uintptr_t)exec, &item);
+    struct allocation item, old;
+    bool known = __atomic_load_n(&any_allocates, __ATOMIC_ACQUIRE) &&
+                 allocation_take(ALLOCATION_EXEC, (uint64_t)(uintptr_t)exec, &item);
     CUresult result = real.cuGraphExecDestroy(exec);
     if (known && result != CUDA_SUCCESS)
-        held_put(&item, &old);
+        allocation_put(&item, &old);
     return result;
 }
 
-CUresult graphmem_begin(struct growth *growth, CUgraphExec exec) {
-    struct held item;
-    *growth = (struct growth){0};
-    if (!__atomic_load_n(&any_allocates, __ATOMIC_ACQUIRE) || !held_get(HELD_EXEC, (uint64_t)(uintptr_t)exec, &item))
+CUresult graphmem_begin(struct pool_growth *growth, CUgraphExec exec) {
+    struct allocation item;
+    *growth = (struct pool_growth){0};
+    if (!__atomic_load_n(&any_allocates, __ATOMIC_ACQUIRE) ||
+        !allocation_get(ALLOCATION_EXEC, (uint64_t)(uintptr_t)exec, &item))
         return CUDA_SUCCESS;
-    struct grow *grow = grow_of_graphs((CUdevice)item.count, item.card);
-    return grow ? grow_begin(growth, grow, item.bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+    struct pool_account *account = pool_account_of_graphs((CUdevice)item.count, item.card);
+    return account ? pool_account_begin(growth, account, item.bytes) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* The launch cannot be undone: what it took beyond the reservation is charged whatever the limit. */
-void graphmem_end(struct growth *growth) {
-    if (growth->grow && !grow_end(growth))
-        grow_taken(growth);
+void graphmem_end(struct pool_growth *growth) {
+    if (growth->account && !pool_account_end(growth))
+        pool_account_taken(growth);
 }
 
 CUresult hook_cuGraphUpload(CUgraphExec exec, CUstream stream) {
-    struct growth growth;
+    struct pool_growth growth;
     CUresult result = graphmem_begin(&growth, exec);
     if (result != CUDA_SUCCESS)
         return result;
@@ -158,7 +159,7 @@ CUresult hook_cuGraphUpload(CUgraphExec exec, CUstream stream) {
 }
 
 CUresult hook_cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
-    struct growth growth;
+    struct pool_growth growth;
     CUresult result = graphmem_begin(&growth, exec);
     if (result != CUDA_SUCCESS)
         return result;
@@ -170,6 +171,6 @@ CUresult hook_cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
 CUresult hook_cuDeviceGraphMemTrim(CUdevice device) {
     CUresult result = real.cuDeviceGraphMemTrim(device);
     if (result == CUDA_SUCCESS && __atomic_load_n(&any_allocates, __ATOMIC_ACQUIRE))
-        grow_settle_card(place_card(device));
+        pool_account_settle_card(device_map_card(device));
     return result;
 }

@@ -3,13 +3,13 @@
 #define VCUDA_GRAPHMEM_H
 
 #include "cu_types.h"
-#include "cuda/grow.h"
+#include "cuda/pool_account.h"
 
 /* Before a launch or upload: reserve what its allocations may take. Anything but CUDA_SUCCESS is the hook's answer.
  * A graph without allocations costs a look into an empty table, or one look-up. */
-CUresult graphmem_begin(struct growth *growth, CUgraphExec exec);
+CUresult graphmem_begin(struct pool_growth *growth, CUgraphExec exec);
 
 /* After it: charge what the device's graphs have now. */
-void graphmem_end(struct growth *growth);
+void graphmem_end(struct pool_growth *growth);
 
 #endif

@@ -2,17 +2,17 @@
 #include <errno.h>
 
 #include "cuda/companions.h"
-#include "front.h"
+#include "interposer.h"
 #include "note.h"
 #include "page.h"
 #include "paths.h"
-#include "say.h"
+#include "log_once.h"
 
 CUresult hook_cuInit(unsigned int flags) {
     int saved = errno;
-    if (!vcuda_front_open()) {
+    if (!vcuda_interposer_open()) {
         char path[PATHS_MAX];
-        vcuda_say_once("CUDA is refused in this container: the driver at %s cannot be opened",
+        vcuda_log_once("CUDA is refused in this container: the driver at %s cannot be opened",
                        paths_real(path, VCUDA_REAL_NAME) ? path : VCUDA_REAL_NAME);
         vcuda_note_text(VCUDA_NOTE_CUDA_REFUSED, "driver " VCUDA_REAL_NAME " cannot be opened");
         errno = saved;

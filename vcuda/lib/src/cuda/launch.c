@@ -1,27 +1,27 @@
 /* Every way to launch a kernel. Graphs are launched in graphlaunch.c. */
-#include "cuda/submit.h"
-#include "front.h"
+#include "cuda/throttle.h"
+#include "interposer.h"
 
 #define BLOCKS(x, y, z) ((uint64_t)(x) * (y) * (z))
 
 /* Where nothing is limited the hook goes to the driver with its arguments as they are. */
 #define LAUNCH(name, parameters, arguments, on, per_thread, what, size)                                                \
-    static CUresult __attribute__((noinline)) held_##name parameters {                                                 \
-        struct work work;                                                                                              \
-        if (!work_begin(&work, on, per_thread, what, size))                                                            \
+    static CUresult __attribute__((noinline)) throttled_##name parameters {                                            \
+        struct throttled_work work;                                                                                    \
+        if (!throttle_begin(&work, on, per_thread, what, size))                                                        \
             return real.name arguments;                                                                                \
         CUresult result = real.name arguments;                                                                         \
-        work_end(&work, result);                                                                                       \
+        throttle_end(&work, result);                                                                                   \
         return result;                                                                                                 \
     }                                                                                                                  \
     static CUresult __attribute__((noinline)) asked_##name parameters {                                                \
-        return work_look() ? held_##name arguments : real.name arguments;                                              \
+        return throttle_look() ? throttled_##name arguments : real.name arguments;                                     \
     }                                                                                                                  \
     CUresult hook_##name parameters {                                                                                  \
-        enum work_kind kind = work_kind();                                                                             \
-        if (kind == WORK_FREE)                                                                                         \
+        enum throttle_kind kind = throttle_kind();                                                                     \
+        if (kind == THROTTLE_FREE)                                                                                     \
             return real.name arguments;                                                                                \
-        return kind == WORK_LIMITED ? held_##name arguments : asked_##name arguments;                                  \
+        return kind == THROTTLE_LIMITED ? throttled_##name arguments : asked_##name arguments;                         \
     }
 
 #define SHAPE                                                                                                          \
@@ -64,15 +64,15 @@ LAUNCH(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream 
 /* One launch on several cards: each pays its own. */
 CUresult hook_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
     enum { MOST = 64 };
-    struct work work[MOST];
+    struct throttled_work work[MOST];
     bool ours[MOST] = {false};
     unsigned int known = !list ? 0 : count < MOST ? count : MOST;
     for (unsigned int i = 0; i < known; i++)
-        ours[i] = work_may_wait() && work_begin(&work[i], list[i].stream, false, list[i].function,
-                                                BLOCKS(list[i].grid[0], list[i].grid[1], list[i].grid[2]));
+        ours[i] = throttle_may_wait() && throttle_begin(&work[i], list[i].stream, false, list[i].function,
+                                                        BLOCKS(list[i].grid[0], list[i].grid[1], list[i].grid[2]));
     CUresult result = real.cuLaunchCooperativeKernelMultiDevice(list, count, flags);
     for (unsigned int i = 0; i < known; i++)
         if (ours[i])
-            work_end(&work[i], result);
+            throttle_end(&work[i], result);
     return result;
 }

@@ -8,9 +8,9 @@
 #include "cuda/mem.h"
 
 #include "cuda/account.h"
-#include "cuda/grow.h"
-#include "cuda/held.h"
-#include "front.h"
+#include "cuda/pool_account.h"
+#include "cuda/allocation_table.h"
+#include "interposer.h"
 #include "page.h"
 
 /* The driver's bound between the two kinds. */
@@ -19,9 +19,9 @@
 #define PITCH 512
 
 /* An item with the same pointer was there: the driver handed it out again, so that memory had ended unseen. */
-static void put(const struct held *item) {
-    struct held old;
-    if (held_put(item, &old) == HELD_REPLACED)
+static void put(const struct allocation *item) {
+    struct allocation old;
+    if (allocation_put(item, &old) == ALLOCATION_REPLACED)
         mem_discharge(&old);
 }
 
@@ -29,29 +29,30 @@ static void put(const struct held *item) {
 static bool keep(struct claim *claim, uint64_t at, uint64_t bytes) {
     if (!claim_counts(claim))
         return true;
-    struct held item = {.key = at, .owner = claim->place.owner, .card = (int8_t)claim->place.card};
+    struct allocation item = {.key = at, .owner = claim->where.owner, .card = (int8_t)claim->where.card};
     if (bytes && bytes < SMALL && at / GRANULE == (at + bytes - 1) / GRANULE) {
-        struct held granule = {.key = at / GRANULE, .bytes = GRANULE, .card = item.card, .kind = HELD_GRANULE};
-        item.kind = HELD_SMALL;
-        if (!held_join(&granule))
+        struct allocation granule = {
+            .key = at / GRANULE, .bytes = GRANULE, .card = item.card, .kind = ALLOCATION_GRANULE};
+        item.kind = ALLOCATION_SMALL;
+        if (!allocation_join(&granule))
             claim_resize(claim, 0);
     } else {
         if (!claim_resize(claim, granules(bytes)))
             return false;
-        item.kind = HELD_LINEAR;
+        item.kind = ALLOCATION_LINEAR;
         item.bytes = claim->bytes;
     }
     put(&item);
     return true;
 }
 
-void mem_discharge(const struct held *item) {
-    struct held granule;
-    if (item->kind == HELD_ASYNC)
-        grow_freed(item);
-    else if (item->kind != HELD_SMALL)
+void mem_discharge(const struct allocation *item) {
+    struct allocation granule;
+    if (item->kind == ALLOCATION_ASYNC)
+        pool_account_freed(item);
+    else if (item->kind != ALLOCATION_SMALL)
         account_return(item->card, item->bytes);
-    else if (held_count(HELD_GRANULE, item->key / GRANULE, -1, &granule) && !granule.count)
+    else if (allocation_count(ALLOCATION_GRANULE, item->key / GRANULE, -1, &granule) && !granule.count)
         account_return(granule.card, granule.bytes);
 }
 
@@ -108,11 +109,11 @@ CUresult hook_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int fla
         return result;
     result = real.cuMemAllocManaged(out ? &at : NULL, bytes, flags);
     if (result == CUDA_SUCCESS && claim_counts(&claim)) /* it can be resident as a whole, and shares no granule */
-        put(&(struct held){.key = at,
-                           .bytes = claim.bytes,
-                           .owner = claim.place.owner,
-                           .card = (int8_t)claim.place.card,
-                           .kind = HELD_LINEAR});
+        put(&(struct allocation){.key = at,
+                                 .bytes = claim.bytes,
+                                 .owner = claim.where.owner,
+                                 .card = (int8_t)claim.where.card,
+                                 .kind = ALLOCATION_LINEAR});
     else if (result != CUDA_SUCCESS)
         claim_undo(&claim);
     if (result == CUDA_SUCCESS && out)
@@ -164,21 +165,21 @@ CUresult hook_cuMemAllocPitch(CUdeviceptr_v1 *out, unsigned int *pitch, unsigned
 }
 
 /* The item goes before the call: from then on the driver may hand the same pointer to another thread. */
-bool mem_leave(CUdeviceptr pointer, struct held *item) {
-    return pointer && held_take(HELD_LINEAR, pointer, item);
+bool mem_leave(CUdeviceptr pointer, struct allocation *item) {
+    return pointer && allocation_take(ALLOCATION_LINEAR, pointer, item);
 }
 
-void mem_left(bool known, const struct held *item, CUresult result) {
+void mem_left(bool known, const struct allocation *item, CUresult result) {
     if (known && result == CUDA_SUCCESS)
         mem_discharge(item);
     else if (known)
         put(item);
     else if (result == CUDA_SUCCESS)
-        grow_touched(); /* a graph's memory, perhaps */
+        pool_account_touched(); /* a graph's memory, perhaps */
 }
 
 CUresult hook_cuMemFree_v2(CUdeviceptr pointer) {
-    struct held item;
+    struct allocation item;
     bool known = mem_leave(pointer, &item);
     CUresult result = real.cuMemFree_v2(pointer);
     mem_left(known, &item, result);
@@ -186,7 +187,7 @@ CUresult hook_cuMemFree_v2(CUdeviceptr pointer) {
 }
 
 CUresult hook_cuMemFree(CUdeviceptr_v1 pointer) {
-    struct held item;
+    struct allocation item;
     bool known = mem_leave(pointer, &item);
     CUresult result = real.cuMemFree(pointer);
     mem_left(known, &item, result);

@@ -5,13 +5,13 @@
 #include <stdbool.h>
 
 #include "cu_types.h"
-#include "cuda/held.h"
+#include "cuda/allocation_table.h"
 
 /* Give back what was charged for an item that is gone. */
-void mem_discharge(const struct held *item);
+void mem_discharge(const struct allocation *item);
 
 /* Before the driver frees a pointer, and after it: false if the pointer is not ours to count. */
-bool mem_leave(CUdeviceptr pointer, struct held *item);
-void mem_left(bool known, const struct held *item, CUresult result);
+bool mem_leave(CUdeviceptr pointer, struct allocation *item);
+void mem_left(bool known, const struct allocation *item, CUresult result);
 
 #endif

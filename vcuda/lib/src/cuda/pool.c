@@ -1,10 +1,11 @@
-/* Stream-ordered allocation. A pool is charged for what it has reserved (grow.c); allocations of it are remembered so
- * that each way to free them is understood, and so that a pool that was destroyed is paid for until it is empty. */
+/* Stream-ordered allocation. A pool is charged for what it has reserved (pool_account.c); allocations of it are
+ * remembered so that each way to free them is understood, and so that a pool that was destroyed is paid for until it is
+ * empty. */
 #include "cuda/account.h"
-#include "cuda/grow.h"
-#include "cuda/held.h"
+#include "cuda/pool_account.h"
+#include "cuda/allocation_table.h"
 #include "cuda/mem.h"
-#include "front.h"
+#include "interposer.h"
 
 typedef CUresult capturing_fn(CUstream stream, int *status);
 
@@ -23,38 +24,38 @@ static int card_of_default(CUmemoryPool pool) {
         real.cuDeviceGetDefaultMemPool(&own, device);
         real.cuDeviceGetMemPool(&current, device);
         if (pool == own || pool == current)
-            return place_card(device);
+            return device_map_card(device);
     }
     return CARD_UNKNOWN;
 }
 
 /* The account of the pool that an allocation will come from; CUDA_SUCCESS and NULL if it is not counted. */
-static CUresult account_of(CUmemoryPool pool, CUstream stream, struct grow **grow) {
-    struct place place;
+static CUresult account_of(CUmemoryPool pool, CUstream stream, struct pool_account **account) {
+    struct mapped_context where;
     bool refused;
-    *grow = NULL;
+    *account = NULL;
     if (!account_open(&refused))
         return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
-    if (!place_of_stream(stream, &place))
+    if (!device_map_of_stream(stream, &where))
         return CUDA_SUCCESS; /* and the driver will say why */
-    if (!pool && real.cuDeviceGetMemPool(&pool, place.device) != CUDA_SUCCESS)
+    if (!pool && real.cuDeviceGetMemPool(&pool, where.device) != CUDA_SUCCESS)
         return CUDA_SUCCESS;
-    *grow = grow_find(pool);
-    if (!*grow) {
+    *account = pool_account_find(pool);
+    if (!*account) {
         int card = card_of_default(pool);
-        *grow = grow_of_pool(pool, card == CARD_UNKNOWN ? place.card : card);
+        *account = pool_account_of(pool, card == CARD_UNKNOWN ? where.card : card);
     }
-    return *grow ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return *account ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* Reserve for an allocation; anything but CUDA_SUCCESS is the hook's answer. */
-static CUresult begin(struct growth *growth, CUmemoryPool pool, CUstream stream, size_t bytes, capturing_fn *ask) {
-    struct grow *grow;
-    *growth = (struct growth){0};
+static CUresult begin(struct pool_growth *growth, CUmemoryPool pool, CUstream stream, size_t bytes, capturing_fn *ask) {
+    struct pool_account *account;
+    *growth = (struct pool_growth){0};
     if (is_captured(ask, stream))
         return CUDA_SUCCESS;
-    CUresult result = account_of(pool, stream, &grow);
-    return result == CUDA_SUCCESS ? grow_begin(growth, grow, bytes) : result;
+    CUresult result = account_of(pool, stream, &account);
+    return result == CUDA_SUCCESS ? pool_account_begin(growth, account, bytes) : result;
 }
 
 typedef CUresult free_fn(CUdeviceptr pointer, CUstream stream);
@@ -62,36 +63,36 @@ typedef CUresult free_fn(CUdeviceptr pointer, CUstream stream);
 /* What was allocated, as it seemed, in a capture: another thread may have ended that in between. The pool says whether
  * it grew. False if it did by more than the limit allows: then it goes. */
 static bool was_captured(CUdeviceptr at, CUmemoryPool pool, CUstream stream, free_fn *give_back) {
-    struct grow *grow;
-    struct growth growth;
-    if (account_of(pool, stream, &grow) != CUDA_SUCCESS || !grow || grow_begin(&growth, grow, 0) != CUDA_SUCCESS ||
-        grow_end(&growth))
+    struct pool_account *account;
+    struct pool_growth growth;
+    if (account_of(pool, stream, &account) != CUDA_SUCCESS || !account ||
+        pool_account_begin(&growth, account, 0) != CUDA_SUCCESS || pool_account_end(&growth))
         return true;
     if (give_back(at, stream) != CUDA_SUCCESS)
         real.cuMemFree_v2(at);
-    grow_undone(&growth);
+    pool_account_undone(&growth);
     return false;
 }
 
 /* False if the pool grew by more than the limit allows: then the allocation goes, and what the pool keeps of it. */
-static bool finish(struct growth *growth, CUresult result, CUdeviceptr at, CUmemoryPool pool, CUstream stream,
+static bool finish(struct pool_growth *growth, CUresult result, CUdeviceptr at, CUmemoryPool pool, CUstream stream,
                    free_fn *give_back) {
-    bool fits = grow_end(growth);
+    bool fits = pool_account_end(growth);
     if (result != CUDA_SUCCESS)
         return true;
-    if (!growth->grow)
+    if (!growth->account)
         return was_captured(at, pool, stream, give_back);
     if (fits) {
-        grow_allocated(growth->grow, at);
+        pool_account_allocated(growth->account, at);
         return true;
     }
     give_back(at, stream);
-    grow_undone(growth);
+    pool_account_undone(growth);
     return false;
 }
 
 CUresult hook_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
-    struct growth growth;
+    struct pool_growth growth;
     CUdeviceptr at = 0;
     CUresult result = begin(&growth, NULL, stream, bytes, real.cuStreamIsCapturing);
     if (result != CUDA_SUCCESS)
@@ -105,7 +106,7 @@ CUresult hook_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
 }
 
 CUresult hook_cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream) {
-    struct growth growth;
+    struct pool_growth growth;
     CUdeviceptr at = 0;
     CUresult result = begin(&growth, NULL, stream, bytes, real.cuStreamIsCapturing_ptsz);
     if (result != CUDA_SUCCESS)
@@ -119,7 +120,7 @@ CUresult hook_cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stre
 }
 
 CUresult hook_cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
-    struct growth growth;
+    struct pool_growth growth;
     CUdeviceptr at = 0;
     if (!pool)
         return real.cuMemAllocFromPoolAsync(out, bytes, pool, stream);
@@ -135,7 +136,7 @@ CUresult hook_cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPo
 }
 
 CUresult hook_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
-    struct growth growth;
+    struct pool_growth growth;
     CUdeviceptr at = 0;
     if (!pool)
         return real.cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream);
@@ -151,7 +152,7 @@ CUresult hook_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmem
 }
 
 CUresult hook_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
-    struct held item;
+    struct allocation item;
     bool known = !is_captured(real.cuStreamIsCapturing, stream) && mem_leave(pointer, &item);
     CUresult result = real.cuMemFreeAsync(pointer, stream);
     mem_left(known, &item, result);
@@ -159,7 +160,7 @@ CUresult hook_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
 }
 
 CUresult hook_cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
-    struct held item;
+    struct allocation item;
     bool known = !is_captured(real.cuStreamIsCapturing_ptsz, stream) && mem_leave(pointer, &item);
     CUresult result = real.cuMemFreeAsync_ptsz(pointer, stream);
     mem_left(known, &item, result);
@@ -179,15 +180,15 @@ CUresult hook_cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
     if (out)
         *out = pool;
     if (pool && account_open(&refused))
-        grow_of_pool(pool, place_card_at(props->location));
+        pool_account_of(pool, device_map_card_at(props->location));
     return result;
 }
 
 /* The pools that a place has by itself: nobody made them, and of the host's nothing is counted. */
 static CUresult found(CUresult result, const CUmemoryPool *out, const CUmemLocation *location) {
     bool refused;
-    if (result == CUDA_SUCCESS && out && *out && location && !grow_find(*out) && account_open(&refused))
-        grow_of_pool(*out, place_card_at(*location));
+    if (result == CUDA_SUCCESS && out && *out && location && !pool_account_find(*out) && account_open(&refused))
+        pool_account_of(*out, device_map_card_at(*location));
     return result;
 }
 
@@ -200,20 +201,20 @@ CUresult hook_cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int ty
 }
 
 CUresult hook_cuMemPoolDestroy(CUmemoryPool pool) {
-    struct grow *grow = pool ? grow_find(pool) : NULL;
-    if (grow)
-        grow_closing(grow);
+    struct pool_account *account = pool ? pool_account_find(pool) : NULL;
+    if (account)
+        pool_account_closing(account);
     CUresult result = real.cuMemPoolDestroy(pool);
-    if (grow)
-        grow_closed(grow, result == CUDA_SUCCESS);
+    if (account)
+        pool_account_closed(account, result == CUDA_SUCCESS);
     return result;
 }
 
 CUresult hook_cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     CUresult result = real.cuMemPoolTrimTo(pool, keep);
-    struct grow *grow = pool && result == CUDA_SUCCESS ? grow_find(pool) : NULL;
-    if (grow)
-        grow_settle(grow);
+    struct pool_account *account = pool && result == CUDA_SUCCESS ? pool_account_find(pool) : NULL;
+    if (account)
+        pool_account_settle(account);
     return result;
 }
 
@@ -226,6 +227,6 @@ CUresult hook_cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle
     if (out)
         *out = pool;
     if (pool)
-        grow_of_pool(pool, CARD_NONE);
+        pool_account_of(pool, CARD_NONE);
     return result;
 }

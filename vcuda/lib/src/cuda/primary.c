@@ -4,9 +4,9 @@
 
 #include "cuda/account.h"
 #include "cuda/context.h"
-#include "cuda/held.h"
-#include "cuda/meter.h"
-#include "front.h"
+#include "cuda/allocation_table.h"
+#include "cuda/stream_meter.h"
+#include "interposer.h"
 
 #define DEVICES 64
 
@@ -44,7 +44,7 @@ static CUresult retain_begin(CUdevice device) {
     primary->on_way += joined;
     unlock(primary);
     if (joined)
-        return place_card(device) == CARD_UNKNOWN ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;
+        return device_map_card(device) == CARD_UNKNOWN ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;
     CUresult denied = context_reserve(&claim, device);
     bool appeared = denied == CUDA_ERROR_OUT_OF_MEMORY && is_active(device); /* its reservation was in our way */
     lock(primary);
@@ -63,14 +63,14 @@ static CUresult retain_begin(CUdevice device) {
 /* After it: the context that is there now owns the reservation; if there is none, the last one out undoes it. */
 static CUresult retain_end(CUdevice device, CUcontext context, CUresult result) {
     struct primary *primary = &primaries[device];
-    uint64_t id = result == CUDA_SUCCESS ? place_id(context) : 0;
-    struct claim over = {.place = {.card = CARD_NONE}};
+    uint64_t id = result == CUDA_SUCCESS ? context_id_of(context) : 0;
+    struct claim over = {.where = {.card = CARD_NONE}};
     uint64_t before = 0;
     lock(primary);
     primary->on_way--;
     if (id) {
-        struct held item = context_item(&primary->claim, id);
-        if (item.card >= 0 && primary->claim.bytes && held_put_new(&item))
+        struct allocation item = context_item(&primary->claim, id);
+        if (item.card >= 0 && primary->claim.bytes && allocation_put_new(&item))
             primary->claim.bytes = 0;
         before = primary->id;
         primary->id = id;
@@ -88,18 +88,18 @@ static CUresult retain_end(CUdevice device, CUcontext context, CUresult result) 
 
 /* Was it there when asked, and made anew by this call after another thread's last release? Then nothing is reserved. */
 static CUresult charge_late(CUdevice device, CUresult result) {
-    struct held item;
+    struct allocation item;
     struct claim claim;
     uint64_t id = __atomic_load_n(&primaries[device].id, __ATOMIC_RELAXED);
-    if (result != CUDA_SUCCESS || !id || vcuda_attached() != VCUDA_ATTACHED || held_get(HELD_CONTEXT, id, &item) ||
-        !account_context_bytes(place_card(device)))
+    if (result != CUDA_SUCCESS || !id || vcuda_attached() != VCUDA_ATTACHED ||
+        allocation_get(ALLOCATION_CONTEXT, id, &item) || !account_context_bytes(device_map_card(device)))
         return result;
     if (context_reserve(&claim, device) != CUDA_SUCCESS) {
         real.cuDevicePrimaryCtxRelease_v2(device);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     item = context_item(&claim, id);
-    if (!held_put_new(&item))
+    if (!allocation_put_new(&item))
         claim_undo(&claim);
     return result;
 }
@@ -124,23 +124,23 @@ CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
     return result;
 }
 
-void primary_found(CUcontext context, const struct place *place) {
+void primary_found(CUcontext context, const struct mapped_context *where) {
     CUcontext primary = NULL;
-    struct primary *known = &primaries[place->device];
-    if (place->device < 0 || place->device >= DEVICES || !is_active(place->device) ||
-        real.cuDevicePrimaryCtxRetain(&primary, place->device) != CUDA_SUCCESS)
+    struct primary *known = &primaries[where->device];
+    if (where->device < 0 || where->device >= DEVICES || !is_active(where->device) ||
+        real.cuDevicePrimaryCtxRetain(&primary, where->device) != CUDA_SUCCESS)
         return;
-    real.cuDevicePrimaryCtxRelease_v2(place->device);
+    real.cuDevicePrimaryCtxRelease_v2(where->device);
     if (primary != context)
         return;
-    uint64_t before = __atomic_exchange_n(&known->id, place->owner, __ATOMIC_ACQ_REL);
-    if (before && before != place->owner)
+    uint64_t before = __atomic_exchange_n(&known->id, where->owner, __ATOMIC_ACQ_REL);
+    if (before && before != where->owner)
         context_ended(before);
 }
 
 static uint64_t id_of_green(CUgreenCtx green) {
     CUcontext context = NULL;
-    return green && real.cuCtxFromGreenCtx(&context, green) == CUDA_SUCCESS ? place_id(context) : 0;
+    return green && real.cuCtxFromGreenCtx(&context, green) == CUDA_SUCCESS ? context_id_of(context) : 0;
 }
 
 /* A green context keeps the primary one for its own life, takes next to nothing itself, and what is allocated in it is
@@ -157,7 +157,7 @@ CUresult hook_cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUd
     if (result != CUDA_SUCCESS)
         return retain_end(device, NULL, result);
     bool retained = real.cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
-    uint64_t id = id_of_green(out ? *out : NULL), primary = retained ? place_id(context) : 0;
+    uint64_t id = id_of_green(out ? *out : NULL), primary = retained ? context_id_of(context) : 0;
     if (id && primary && id != primary)
         context_green(id, primary);
     retain_end(device, context, retained ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
@@ -168,7 +168,7 @@ CUresult hook_cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUd
 
 /* The id of the primary context, asked before a call that may end it; the call that makes the next one ends it too. */
 static uint64_t id_before(CUdevice device) {
-    place_forget();
+    device_map_forget();
     return device >= 0 && device < DEVICES ? __atomic_load_n(&primaries[device].id, __ATOMIC_ACQUIRE) : 0;
 }
 
@@ -176,7 +176,7 @@ static CUresult after(CUresult result, CUdevice device, uint64_t id, bool reset)
     if (result == CUDA_SUCCESS && id && (reset || !is_active(device)))
         context_ended(id);
     else
-        place_forget();
+        device_map_forget();
     return result;
 }
 
@@ -219,9 +219,9 @@ CUresult hook_cuGreenCtxDestroy(CUgreenCtx context) {
     meter_suspend();
     CUresult result = real.cuGreenCtxDestroy(context);
     meter_resume();
-    struct held item;
+    struct allocation item;
     if (result == CUDA_SUCCESS && id && context_owner(id) != id)
-        held_take(HELD_CONTEXT, id, &item);
+        allocation_take(ALLOCATION_CONTEXT, id, &item);
     for (CUdevice device = 0; device < DEVICES; device++)
         after(result, device, ids[device], false);
     return result;

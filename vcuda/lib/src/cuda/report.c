@@ -1,7 +1,7 @@
 /* How much memory the card has: the container's share, as if it were the card, and never more than the card. */
 #include "cuda/account.h"
-#include "cuda/grow.h"
-#include "front.h"
+#include "cuda/pool_account.h"
+#include "interposer.h"
 #include "page.h"
 
 struct view {
@@ -23,7 +23,7 @@ static uint64_t least(uint64_t left, uint64_t right) {
 
 /* The card as it is → the share. With oversubscription a full card is no bound. */
 static void show_share(int card, struct view *view) {
-    grow_synchronised();
+    pool_account_synchronised();
     heal();
     const struct vcuda_limits_view *all = vcuda_limits();
     const struct vcuda_card_limits *limits = account_limits(card);
@@ -36,8 +36,8 @@ static void show_share(int card, struct view *view) {
 }
 
 /* After the driver's answer, with pointers that may be NULL: which card is it, and what does it really have? */
-static bool look(const size_t *free_bytes, const size_t *total, struct place *place, struct view *view) {
-    if (vcuda_attached() != VCUDA_ATTACHED || !place_here(place) || place->card < 0)
+static bool look(const size_t *free_bytes, const size_t *total, struct mapped_context *where, struct view *view) {
+    if (vcuda_attached() != VCUDA_ATTACHED || !device_map_current(where) || where->card < 0)
         return false;
     size_t left = free_bytes ? *free_bytes : 0, whole = total ? *total : 0;
     if ((!free_bytes || !total) && real.cuMemGetInfo_v2(&left, &whole) != CUDA_SUCCESS)
@@ -47,12 +47,12 @@ static bool look(const size_t *free_bytes, const size_t *total, struct place *pl
 }
 
 CUresult hook_cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
-    struct place place;
+    struct mapped_context where;
     struct view view;
     CUresult result = real.cuMemGetInfo_v2(free_bytes, total);
-    if (result != CUDA_SUCCESS || !look(free_bytes, total, &place, &view))
+    if (result != CUDA_SUCCESS || !look(free_bytes, total, &where, &view))
         return result;
-    show_share(place.card, &view);
+    show_share(where.card, &view);
     if (free_bytes)
         *free_bytes = view.free;
     if (total)
@@ -61,12 +61,12 @@ CUresult hook_cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
 }
 
 CUresult hook_cuMemGetInfo(unsigned int *free_bytes, unsigned int *total) {
-    struct place place;
+    struct mapped_context where;
     struct view view;
     CUresult result = real.cuMemGetInfo(free_bytes, total);
-    if (result != CUDA_SUCCESS || !look(NULL, NULL, &place, &view))
+    if (result != CUDA_SUCCESS || !look(NULL, NULL, &where, &view))
         return result;
-    show_share(place.card, &view);
+    show_share(where.card, &view);
     if (free_bytes)
         *free_bytes = (unsigned int)least(view.free, UINT32_MAX);
     if (total)
@@ -77,7 +77,7 @@ CUresult hook_cuMemGetInfo(unsigned int *free_bytes, unsigned int *total) {
 static uint64_t share_of(CUdevice device, uint64_t total) {
     if (vcuda_attached() != VCUDA_ATTACHED)
         return total;
-    const struct vcuda_card_limits *limits = account_limits(place_card(device));
+    const struct vcuda_card_limits *limits = account_limits(device_map_card(device));
     return limits ? least(limits->memory_limit, total) : total;
 }
 

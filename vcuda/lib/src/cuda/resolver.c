@@ -1,7 +1,7 @@
 /* cuGetProcAddress, both forms: the driver answers first, with the caller's own arguments; then its answer is routed.
  * The runtime library asks for everything this way, before cuInit, and asks for the resolver itself too. */
 #include "cuda/route.h"
-#include "front.h"
+#include "interposer.h"
 
 static void replace(const char *symbol, void **pfn, int version, cuuint64_t flags) {
     if (symbol && *symbol && pfn && *pfn)

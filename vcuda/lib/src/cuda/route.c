@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "front.h"
+#include "interposer.h"
 #include "page.h"
 
 #define NO_NAME VCUDA_NAMES
@@ -53,7 +53,7 @@ static const struct map *the_map(void) {
         return map;
     map->count = 0;
     for (unsigned id = 0; id < VCUDA_NAMES; id++) {
-        void *pointer = vcuda_front_find(vcuda_front_name(id));
+        void *pointer = vcuda_interposer_find(vcuda_interposer_name(id));
         if (pointer)
             map->pair[map->count++] = (struct pair){pointer, id};
     }
@@ -118,7 +118,7 @@ static unsigned by_address(const char *symbol, void *pointer, bool *shared) {
     unsigned found = NO_NAME;
     for (; low < map->count && map->pair[low].pointer == pointer; low++) {
         unsigned id = map->pair[low].id;
-        if (is_variant_of(vcuda_front_name(id), symbol) && (found == NO_NAME || vcuda_front_entry(id)))
+        if (is_variant_of(vcuda_interposer_name(id), symbol) && (found == NO_NAME || vcuda_interposer_entry(id)))
             found = id;
     }
     return found;
@@ -132,7 +132,7 @@ void *route(const char *symbol, int version, bool per_thread, void *pointer) {
         id = by_name(symbol, version, per_thread, &known);
     if (!known && !shared)
         vcuda_count_unknown(symbol);
-    void *entry = id == NO_NAME ? NULL : vcuda_front_entry(id);
+    void *entry = id == NO_NAME ? NULL : vcuda_interposer_entry(id);
     if (!entry)
         return pointer;
     if (named)

@@ -1,7 +1,7 @@
 /* Settings of a context that take memory: stacks of threads, the buffer of printf, the heap of malloc in kernels. */
 #include "cuda/account.h"
-#include "cuda/held.h"
-#include "front.h"
+#include "cuda/allocation_table.h"
+#include "interposer.h"
 
 /* The driver has a stack for every thread that can be resident on the card. */
 static uint64_t threads_of(CUdevice device) {
@@ -20,7 +20,7 @@ static uint64_t cost(int limit, uint64_t value, CUdevice device) {
  * cost of the first value in granules. */
 CUresult hook_cuCtxSetLimit(int limit, size_t value) {
     struct claim claim;
-    struct held old, item;
+    struct allocation old, item;
     size_t before = 0;
     CUresult denied = claim_here(&claim, 0);
     if (denied != CUDA_SUCCESS)
@@ -28,13 +28,13 @@ CUresult hook_cuCtxSetLimit(int limit, size_t value) {
     if (!claim_counts(&claim) || limit < CU_LIMIT_STACK_SIZE || limit > CU_LIMIT_MALLOC_HEAP_SIZE ||
         real.cuCtxGetLimit(&before, limit) != CUDA_SUCCESS)
         return real.cuCtxSetLimit(limit, value);
-    uint64_t key = claim.place.owner << 2 | (uint64_t)limit, wanted = cost(limit, value, claim.place.device);
-    if (!held_get(HELD_SETTING, key, &item))
-        item = (struct held){.key = key,
-                             .owner = claim.place.owner,
-                             .card = (int8_t)claim.place.card,
-                             .count = (uint32_t)(cost(limit, before, claim.place.device) / GRANULE),
-                             .kind = HELD_SETTING};
+    uint64_t key = claim.where.owner << 2 | (uint64_t)limit, wanted = cost(limit, value, claim.where.device);
+    if (!allocation_get(ALLOCATION_SETTING, key, &item))
+        item = (struct allocation){.key = key,
+                                   .owner = claim.where.owner,
+                                   .card = (int8_t)claim.where.card,
+                                   .count = (uint32_t)(cost(limit, before, claim.where.device) / GRANULE),
+                                   .kind = ALLOCATION_SETTING};
     uint64_t own = item.count * GRANULE, target = wanted > own ? wanted - own : 0;
     if (target > item.bytes && account_reserve(item.card, target - item.bytes) != CUDA_SUCCESS)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -46,6 +46,6 @@ CUresult hook_cuCtxSetLimit(int limit, size_t value) {
     }
     account_return(item.card, less);
     item.bytes = target;
-    held_put(&item, &old);
+    allocation_put(&item, &old);
     return result;
 }

@@ -1,4 +1,4 @@
-/* Settling pieces of work: what they took by the card's own clock, against what they had paid.
+/* Settling timing spans: what they took by the card's own clock, against what they had paid.
  *
  * One thread at a time does it, the helper as a rule, for as long as the few calls need that it makes of the driver;
  * the lock is one that others try and, where they must have it, wait for a second at most. While a thread may be ending
@@ -16,17 +16,17 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core.h"
-#include "cuda/meter.h"
-#include "cuda/place.h"
-#include "front.h"
+#include "token_bucket.h"
+#include "cuda/stream_meter.h"
+#include "cuda/device_map.h"
+#include "interposer.h"
 #include "page.h"
 #include "slots.h"
 
 #define CUDA_ERROR_NOT_READY 600
 #define LOOK_LEAST_NS 150000u /* between two looks */
 #define LOOK_MOST_NS 1000000u
-#define QUIET_NS 400000u /* no launch for so long: the piece is closed for the program */
+#define QUIET_NS 400000u /* no launch for so long: the span is closed for the program */
 #define LATELY_NS 3e9
 #define AWAKE_NS 3000000u
 #define PATIENCE_NS 1000000000u
@@ -69,20 +69,20 @@ void settle_unlock(void) {
 }
 
 void meter_suspend(void) {
-    if (!__atomic_load_n(&meter_venues, __ATOMIC_ACQUIRE))
+    if (!__atomic_load_n(&context_meters, __ATOMIC_ACQUIRE))
         return;
     suspended = settle_lock(true);
     __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
 }
 
-/* ---- one piece
+/* ---- one span
  * ----------------------------------------------------------------------------------------------------------- */
 
 /* By how much measured time is to be divided: the host knows all processes on the card; without its word, those of our
  * own container are what we see. */
 static uint32_t sharers(const struct vcuda_limits_view *view, int card, uint64_t now) {
-    uint32_t told = core_sharers(view, card, now);
-    if (told > 256 && told_lately[card].inverse > 0 && core_is_silent(view, now))
+    uint32_t told = bucket_sharers(view, card, now);
+    if (told > 256 && told_lately[card].inverse > 0 && bucket_is_silent(view, now))
         told = (uint32_t)(256 / told_lately[card].inverse);
     double own = own_sharers[card] * 256;
     return told > 256 || own < 256 ? told : (uint32_t)own;
@@ -90,9 +90,9 @@ static uint32_t sharers(const struct vcuda_limits_view *view, int card, uint64_t
 
 /* A factor holds for a tenth of a second; the one that a host leaves behind would be in force for a minute. */
 static void remember_told(const struct vcuda_limits_view *view, int card, uint64_t now) {
-    if (!view || (uint32_t)card >= view->card_count || core_is_silent(view, now))
+    if (!view || (uint32_t)card >= view->card_count || bucket_is_silent(view, now))
         return;
-    double inverse = 256.0 / core_sharers(view, card, now), weight = (double)(now - told_lately[card].at) / LATELY_NS;
+    double inverse = 256.0 / bucket_sharers(view, card, now), weight = (double)(now - told_lately[card].at) / LATELY_NS;
     if (!told_lately[card].at || weight > 1)
         weight = 1;
     told_lately[card].inverse += weight * (inverse - told_lately[card].inverse);
@@ -110,98 +110,98 @@ static void look_at_own(int card) {
     own_sharers[card] = 1 / (old + (inverse - old) / 16);
 }
 
-static int64_t time_of(struct venue *venue, CUevent event, bool *failed) {
+static int64_t time_of(struct context_meter *context_meter, CUevent event, bool *failed) {
     float ms = 0;
-    *failed |= real.cuEventElapsedTime(&ms, venue->reference, event) != CUDA_SUCCESS;
-    return venue->reference_ns + (int64_t)((double)ms * 1e6);
+    *failed |= real.cuEventElapsedTime(&ms, context_meter->reference, event) != CUDA_SUCCESS;
+    return context_meter->reference_ns + (int64_t)((double)ms * 1e6);
 }
 
-/* The piece's start becomes what times are relative to; the piece gets a new event when it is next used. */
-static void refer_to(struct piece *piece, int64_t at) {
-    CUevent old = piece->venue->reference;
-    piece->venue->reference = piece->start;
-    piece->venue->reference_ns = at;
-    piece->start = old;
+/* The span's start becomes what times are relative to; the span gets a new event when it is next used. */
+static void refer_to(struct timing_span *span, int64_t at) {
+    CUevent old = span->context_meter->reference;
+    span->context_meter->reference = span->start;
+    span->context_meter->reference_ns = at;
+    span->start = old;
     if (!old) { /* make both anew */
-        piece->start = piece->end;
-        piece->end = NULL;
+        span->start = span->end;
+        span->end = NULL;
     }
 }
 
-/* GPU time: how much of the piece's interval was new, and how long it was itself. */
-static bool measure(struct piece *piece, uint32_t divided, int64_t *fresh, int64_t *own) {
-    struct venue *venue = piece->venue;
-    bool failed = false, first = !venue->reference;
+/* GPU time: how much of the span's interval was new, and how long it was itself. */
+static bool measure(struct timing_span *span, uint32_t divided, int64_t *fresh, int64_t *own) {
+    struct context_meter *context_meter = span->context_meter;
+    bool failed = false, first = !context_meter->reference;
     float ms = 0;
-    int64_t from = first ? 0 : time_of(venue, piece->start, &failed);
-    failed |= real.cuEventElapsedTime(&ms, piece->start, piece->end) != CUDA_SUCCESS;
+    int64_t from = first ? 0 : time_of(context_meter, span->start, &failed);
+    failed |= real.cuEventElapsedTime(&ms, span->start, span->end) != CUDA_SUCCESS;
     if (failed)
         return false;
-    int64_t to = from + (int64_t)((double)ms * 1e6), late = (int64_t)piece->late_ns;
+    int64_t to = from + (int64_t)((double)ms * 1e6), late = (int64_t)span->late_ns;
     int64_t begin = late < to - from ? from + late : to;
     /* The end was recorded late: the truth lies between, near what was expected. */
-    int64_t least = to - (int64_t)piece->unsure_ns > begin ? to - (int64_t)piece->unsure_ns : begin;
-    int64_t expected = begin + (int64_t)(piece->expected_ns * divided / 256);
+    int64_t least = to - (int64_t)span->unsure_ns > begin ? to - (int64_t)span->unsure_ns : begin;
+    int64_t expected = begin + (int64_t)(span->expected_ns * divided / 256);
     int64_t end = expected < least ? least : expected > to ? to : expected;
-    if (!piece->unsure_ns)
+    if (!span->unsure_ns)
         end = to;
-    *fresh = spans_add(&venue->spans, begin, end);
+    *fresh = busy_intervals_add(&context_meter->busy, begin, end);
     *own = end - begin;
-    if (first || from - venue->reference_ns > REFERENCE_MOST_NS)
-        refer_to(piece, from);
+    if (first || from - context_meter->reference_ns > REFERENCE_MOST_NS)
+        refer_to(span, from);
     return true;
 }
 
-static void teach(struct piece *piece, uint64_t own) {
-    if (piece->kinds == 1)
-        cost_measured(piece->kind[0].cost, own / piece->launches);
+static void teach(struct timing_span *span, uint64_t own) {
+    if (span->kinds == 1)
+        cost_measured(span->kind[0].cost, own / span->launches);
     else
-        for (uint32_t i = 0; i < piece->kinds; i++)
-            if (piece->kind[i].count)
-                cost_corrected(piece->kind[i].cost, own, piece->expected_ns);
+        for (uint32_t i = 0; i < span->kinds; i++)
+            if (span->kind[i].count)
+                cost_corrected(span->kind[i].cost, own, span->expected_ns);
 }
 
-static void settle(struct piece *piece, bool measured, uint64_t now) {
+static void settle(struct timing_span *span, bool measured, uint64_t now) {
     const struct vcuda_limits_view *view = vcuda_limits();
     struct vcuda_usage *usage = vcuda_usage();
-    struct meter *meter = piece->meter;
-    int card = piece->venue->card;
+    struct stream_meter *meter = span->meter;
+    int card = span->context_meter->card;
     bool counts = view && usage && (uint32_t)card < view->card_count;
     int64_t fresh, own;
-    uint64_t used = piece->expected_ns;
-    if (counts && measured && piece->launches) {
+    uint64_t used = span->expected_ns;
+    if (counts && measured && span->launches) {
         uint32_t divided = sharers(view, card, now), gain = view->card[card].gain_q8;
-        if (measure(piece, divided, &fresh, &own)) {
-            used = core_used((uint64_t)fresh, divided, gain);
-            uint64_t took = core_used((uint64_t)own, divided, gain);
-            teach(piece, took);
-            core_note_longest(&usage->card[card], took / piece->launches);
+        if (measure(span, divided, &fresh, &own)) {
+            used = bucket_used((uint64_t)fresh, divided, gain);
+            uint64_t took = bucket_used((uint64_t)own, divided, gain);
+            teach(span, took);
+            bucket_note_longest(&usage->card[card], took / span->launches);
         }
     }
     /* Ahead or used: the two are read together, so nothing slow comes between. */
-    __atomic_fetch_sub(&meter_ahead_ns[card], piece->expected_ns, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&meter_ahead_ns[card], span->expected_ns, __ATOMIC_RELAXED);
     if (counts) {
-        core_settle(&usage->card[card], &view->card[card], used, piece->expected_ns);
-        core_note_window(&usage->card[card], used, now);
-        __atomic_fetch_add(&usage->card[card].launches, piece->launches, __ATOMIC_RELAXED);
+        bucket_settle(&usage->card[card], &view->card[card], used, span->expected_ns);
+        bucket_note_window(&usage->card[card], used, now);
+        __atomic_fetch_add(&usage->card[card].launches, span->launches, __ATOMIC_RELAXED);
     }
-    piece_free(piece);
-    meter_settled(meter);
+    timing_span_free(span);
+    stream_meter_settled(meter);
 }
 
 /* ---- a look at everything
  * -------------------------------------------------------------------------------------------------- */
 
-static void collect(struct venue *venue) {
-    struct piece *reversed = NULL, *piece = __atomic_exchange_n(&venue->closed, NULL, __ATOMIC_ACQUIRE);
-    while (piece) {
-        piece->after = reversed;
-        reversed = piece;
-        piece = __atomic_load_n(&piece->next, __ATOMIC_RELAXED);
+static void collect(struct context_meter *context_meter) {
+    struct timing_span *reversed = NULL, *span = __atomic_exchange_n(&context_meter->closed, NULL, __ATOMIC_ACQUIRE);
+    while (span) {
+        span->after = reversed;
+        reversed = span;
+        span = __atomic_load_n(&span->next, __ATOMIC_RELAXED);
     }
-    *venue->waiting_end = reversed;
-    while (*venue->waiting_end)
-        venue->waiting_end = &(*venue->waiting_end)->after;
+    *context_meter->waiting_end = reversed;
+    while (*context_meter->waiting_end)
+        context_meter->waiting_end = &(*context_meter->waiting_end)->after;
 }
 
 /* Errors that a context does not survive: its launches fail, and shall fail at once. */
@@ -210,91 +210,94 @@ static bool is_fatal(CUresult result) {
            result == 999;
 }
 
-static void settle_finished(struct venue *venue, uint64_t now) {
-    struct piece **at = &venue->waiting;
+static void settle_finished(struct context_meter *context_meter, uint64_t now) {
+    struct timing_span **at = &context_meter->waiting;
     while (*at) {
-        struct piece *piece = *at;
+        struct timing_span *span = *at;
         CUresult result = CUDA_SUCCESS;
-        if (piece->meter->blocked == passes)
+        if (span->meter->blocked == passes)
             result = CUDA_ERROR_NOT_READY; /* an earlier one of the stream is not finished */
-        else if (piece->measured && !venue->lost)
-            result = real.cuEventQuery(piece->end);
-        else if (now < piece->closed_ns + piece->expected_ns && !venue->lost)
+        else if (span->measured && !context_meter->lost)
+            result = real.cuEventQuery(span->end);
+        else if (now < span->closed_ns + span->expected_ns && !context_meter->lost)
             result = CUDA_ERROR_NOT_READY;
         if (result == CUDA_ERROR_NOT_READY) {
-            piece->meter->blocked = passes;
-            at = &piece->after;
+            span->meter->blocked = passes;
+            at = &span->after;
             continue;
         }
         if (is_fatal(result))
-            __atomic_store_n(&venue->lost, true, __ATOMIC_RELAXED);
-        *at = piece->after;
-        if (venue->waiting_end == &piece->after)
-            venue->waiting_end = at;
-        settle(piece, piece->measured && result == CUDA_SUCCESS && !venue->lost, now);
+            __atomic_store_n(&context_meter->lost, true, __ATOMIC_RELAXED);
+        *at = span->after;
+        if (context_meter->waiting_end == &span->after)
+            context_meter->waiting_end = at;
+        settle(span, span->measured && result == CUDA_SUCCESS && !context_meter->lost, now);
     }
 }
 
-/* When the first unfinished piece should be finished, by what it was expected to cost. */
-static uint64_t next_look(const struct venue *venue, uint64_t now, const struct vcuda_limits_view *view) {
-    const struct piece *piece = venue->waiting;
-    if (!piece)
+/* When the first unfinished span should be finished, by what it was expected to cost. */
+static uint64_t next_look(const struct context_meter *context_meter, uint64_t now,
+                          const struct vcuda_limits_view *view) {
+    const struct timing_span *span = context_meter->waiting;
+    if (!span)
         return LOOK_MOST_NS;
-    uint64_t due = piece->closed_ns + piece->expected_ns * (view ? sharers(view, venue->card, now) : 256) / 256;
+    uint64_t due = span->closed_ns + span->expected_ns * (view ? sharers(view, context_meter->card, now) : 256) / 256;
     return due > now + LOOK_LEAST_NS ? due - now : LOOK_LEAST_NS;
 }
 
-/* The program has launched nothing more here since the last look: close the piece in its place. */
-static void close_quiet(struct meter *meter, int i, uint64_t now) {
-    struct piece *piece = __atomic_load_n(&meter->open[i], __ATOMIC_ACQUIRE);
-    uint32_t launches = piece ? __atomic_load_n(&piece->launches, __ATOMIC_RELAXED) : 0;
-    if (!piece || piece != meter->quiet[i].piece || launches != meter->quiet[i].launches) {
-        meter->quiet[i].piece = piece;
+/* The program has launched nothing more here since the last look: close the span in its place. */
+static void close_quiet(struct stream_meter *meter, int i, uint64_t now) {
+    struct timing_span *span = __atomic_load_n(&meter->open[i], __ATOMIC_ACQUIRE);
+    uint32_t launches = span ? __atomic_load_n(&span->launches, __ATOMIC_RELAXED) : 0;
+    if (!span || span != meter->quiet[i].span || launches != meter->quiet[i].launches) {
+        meter->quiet[i].span = span;
         meter->quiet[i].launches = launches;
         meter->quiet[i].since = now;
         return;
     }
     if (now - meter->quiet[i].since < QUIET_NS || __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) ||
-        !__atomic_compare_exchange_n(&meter->open[i], &piece, NULL, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        !__atomic_compare_exchange_n(&meter->open[i], &span, NULL, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
         return;
-    if (meter->others_may_record && !meter->venue->lost)
-        meter_close(piece, meter->quiet[i].since);
+    if (meter->others_may_record && !meter->context_meter->lost)
+        timing_span_close(span, meter->quiet[i].since);
     else
-        meter_drop_piece(piece);
+        timing_span_drop(span);
 }
 
-static void close_all_quiet(struct venue *venue, uint64_t now) {
-    for (int i = 0; i < METER_BUCKETS; i++)
-        for (struct meter *meter = __atomic_load_n(&meter_buckets[i], __ATOMIC_ACQUIRE); meter; meter = meter->next)
-            if (meter->venue == venue && __atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE))
-                for (int place = 0; place < METER_PLACES; place++)
-                    close_quiet(meter, place, now);
+static void close_all_quiet(struct context_meter *context_meter, uint64_t now) {
+    for (int i = 0; i < STREAM_METER_LISTS; i++)
+        for (struct stream_meter *meter = __atomic_load_n(&stream_meters[i], __ATOMIC_ACQUIRE); meter;
+             meter = meter->next)
+            if (meter->context_meter == context_meter && __atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE))
+                for (int k = 0; k < TIMING_SPANS_OPEN; k++)
+                    close_quiet(meter, k, now);
 }
 
-static bool has_work(const struct venue *venue) {
+static bool has_work(const struct context_meter *context_meter) {
     struct vcuda_slot *slot = vcuda_slot();
-    return venue->waiting || (slot && __atomic_load_n(&slot->inflight[venue->card], __ATOMIC_RELAXED));
+    return context_meter->waiting || (slot && __atomic_load_n(&slot->inflight[context_meter->card], __ATOMIC_RELAXED));
 }
 
 /* All of an ended context's work is settled as expected; its events went with it. */
-static void bury(struct venue *venue, uint64_t now) {
-    for (int i = 0; i < METER_BUCKETS; i++)
-        for (struct meter *meter = __atomic_load_n(&meter_buckets[i], __ATOMIC_ACQUIRE); meter; meter = meter->next) {
-            if (meter->venue != venue)
+static void bury(struct context_meter *context_meter, uint64_t now) {
+    for (int i = 0; i < STREAM_METER_LISTS; i++)
+        for (struct stream_meter *meter = __atomic_load_n(&stream_meters[i], __ATOMIC_ACQUIRE); meter;
+             meter = meter->next) {
+            if (meter->context_meter != context_meter)
                 continue;
-            for (int place = 0; place < METER_PLACES; place++) {
-                struct piece *piece = __atomic_exchange_n(&meter->open[place], NULL, __ATOMIC_ACQUIRE);
-                if (piece)
-                    meter_drop_piece(piece);
+            for (int k = 0; k < TIMING_SPANS_OPEN; k++) {
+                struct timing_span *span = __atomic_exchange_n(&meter->open[k], NULL, __ATOMIC_ACQUIRE);
+                if (span)
+                    timing_span_drop(span);
             }
             __atomic_store_n(&meter->key[0], 0, __ATOMIC_RELEASE);
         }
-    collect(venue);
-    venue->lost = true;
-    settle_finished(venue, now);
-    venue->reference = NULL;
-    venue->spans.count = 0;
-    __atomic_store_n(&venue->owner, 0, __ATOMIC_RELEASE);
+    collect(context_meter);
+    context_meter->lost = true;
+    settle_finished(context_meter, now);
+    context_meter->reference = NULL;
+    context_meter->busy.count = 0;
+    __atomic_store_n(&context_meter->owner, 0, __ATOMIC_RELEASE);
 }
 
 void meter_resume(void) {
@@ -302,32 +305,32 @@ void meter_resume(void) {
         return;
     uint64_t now = vcuda_now_ns();
     passes++;
-    for (struct venue *venue = meter_venues; venue; venue = venue->next)
-        if (venue->owner && place_id(venue->context) != venue->owner)
-            bury(venue, now);
+    for (struct context_meter *context_meter = context_meters; context_meter; context_meter = context_meter->next)
+        if (context_meter->owner && context_id_of(context_meter->context) != context_meter->owner)
+            bury(context_meter, now);
     __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
     suspended = false;
     settle_unlock();
 }
 
-static uint64_t look(struct venue *venue, uint64_t now) {
+static uint64_t look(struct context_meter *context_meter, uint64_t now) {
     CUcontext popped;
-    collect(venue);
-    if (!has_work(venue))
+    collect(context_meter);
+    if (!has_work(context_meter))
         return 0;
     struct vcuda_usage *usage = vcuda_usage();
     if (usage)
-        __atomic_store_n(&usage->card[venue->card].last_busy_ns, now, __ATOMIC_RELAXED);
-    look_at_own(venue->card);
-    remember_told(vcuda_limits(), venue->card, now);
-    bool pushed = real.cuCtxPushCurrent_v2(venue->context) == CUDA_SUCCESS;
+        __atomic_store_n(&usage->card[context_meter->card].last_busy_ns, now, __ATOMIC_RELAXED);
+    look_at_own(context_meter->card);
+    remember_told(vcuda_limits(), context_meter->card, now);
+    bool pushed = real.cuCtxPushCurrent_v2(context_meter->context) == CUDA_SUCCESS;
     if (pushed)
-        close_all_quiet(venue, now);
-    collect(venue);
-    settle_finished(venue, now);
+        close_all_quiet(context_meter, now);
+    collect(context_meter);
+    settle_finished(context_meter, now);
     if (pushed)
         real.cuCtxPopCurrent_v2(&popped);
-    return has_work(venue) ? next_look(venue, now, vcuda_limits()) : 0;
+    return has_work(context_meter) ? next_look(context_meter, now, vcuda_limits()) : 0;
 }
 
 uint64_t settle_pass(void) {
@@ -339,8 +342,9 @@ uint64_t settle_pass(void) {
     if (captures)
         captures = real.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     passes++;
-    for (struct venue *venue = __atomic_load_n(&meter_venues, __ATOMIC_ACQUIRE); venue; venue = venue->next) {
-        uint64_t due = venue->owner ? look(venue, now) : 0;
+    for (struct context_meter *context_meter = __atomic_load_n(&context_meters, __ATOMIC_ACQUIRE); context_meter;
+         context_meter = context_meter->next) {
+        uint64_t due = context_meter->owner ? look(context_meter, now) : 0;
         if (due && (!next || due < next))
             next = due;
     }
@@ -363,7 +367,7 @@ static void nap(uint64_t ns) {
     nanosleep(&time, NULL);
 }
 
-/* Asleep until a thread opens a piece. The order of the two words lets no call go by unheard. */
+/* Asleep until a thread opens a span. The order of the two words lets no call go by unheard. */
 static void sleep_until_woken(void) {
     uint32_t word = __atomic_load_n(&alarm_word, __ATOMIC_SEQ_CST);
     __atomic_store_n(&asleep, 1, __ATOMIC_SEQ_CST);
@@ -399,8 +403,8 @@ static int create(pthread_t *thread) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     return pthread_create(thread, NULL, help, NULL);
 #else
-    int (*function)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
-        (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))vcuda_front_find("pthread_create");
+    int (*function)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = (int (*)(
+        pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))vcuda_interposer_find("pthread_create");
     return function ? function(thread, NULL, help, NULL) : ENOSYS;
 #endif
 }
@@ -412,8 +416,8 @@ static void forget_in_child(void) {
     __atomic_store_n(&asleep, 0, __ATOMIC_RELAXED);
     meter_captures = 0;
     meter_epoch++;
-    meter_venues = NULL;
-    memset(meter_buckets, 0, METER_BUCKETS * sizeof *meter_buckets);
+    context_meters = NULL;
+    memset(stream_meters, 0, STREAM_METER_LISTS * sizeof *stream_meters);
     memset(meter_ahead_ns, 0, VCUDA_MAX_CARDS * sizeof *meter_ahead_ns);
 }
 

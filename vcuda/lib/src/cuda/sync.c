@@ -2,24 +2,24 @@
  *
  * A pool gives back what was freed, down to its threshold, when the program next synchronises: then its charge falls
  * too, so that the container's other processes can have it. Without frees since, this costs one load. */
-#include "cuda/grow.h"
-#include "cuda/meter.h"
-#include "cuda/submit.h"
-#include "front.h"
+#include "cuda/pool_account.h"
+#include "cuda/stream_meter.h"
+#include "cuda/throttle.h"
+#include "interposer.h"
 
 static CUresult after(CUresult result) {
-    grow_synchronised();
+    pool_account_synchronised();
     return result;
 }
 
 static void before(CUstream stream, bool per_thread) {
-    work_count();
-    meter_flush(stream, per_thread);
+    throttle_count();
+    stream_meter_flush(stream, per_thread);
 }
 
 static void before_context(void) {
-    work_count();
-    meter_flush_context();
+    throttle_count();
+    stream_meter_flush_context();
 }
 
 CUresult hook_cuCtxSynchronize(void) {
@@ -43,6 +43,6 @@ CUresult hook_cuStreamSynchronize_ptsz(CUstream stream) {
 }
 
 CUresult hook_cuEventSynchronize(CUevent event) {
-    work_count();
+    throttle_count();
     return after(real.cuEventSynchronize(event));
 }

@@ -9,32 +9,32 @@
 #include "cuda/vmm.h"
 
 #include "cuda/account.h"
-#include "cuda/held.h"
-#include "front.h"
+#include "cuda/allocation_table.h"
+#include "interposer.h"
 
-static void release(const struct held *block) {
+static void release(const struct allocation *block) {
     if (!block->owner)
         account_return(block->card, block->bytes);
 }
 
 bool vmm_add_reference(uint64_t handle) {
-    struct held block;
-    return handle && held_count(HELD_PHYSICAL, handle, 1, &block);
+    struct allocation block;
+    return handle && allocation_count(ALLOCATION_PHYSICAL, handle, 1, &block);
 }
 
 void vmm_release_reference(uint64_t handle) {
-    struct held block;
-    if (held_count(HELD_PHYSICAL, handle, -1, &block) && !block.count)
+    struct allocation block;
+    if (allocation_count(ALLOCATION_PHYSICAL, handle, -1, &block) && !block.count)
         release(&block);
 }
 
 CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *prop,
                           unsigned long long flags) {
     bool refused;
-    struct claim claim = {.place = {.card = CARD_NONE}};
+    struct claim claim = {.where = {.card = CARD_NONE}};
     CUmemGenericAllocationHandle handle = 0;
     if (prop && account_open(&refused)) {
-        CUresult denied = claim_on(&claim, place_card_at(prop->location), granules(bytes));
+        CUresult denied = claim_on(&claim, device_map_card_at(prop->location), granules(bytes));
         if (denied != CUDA_SUCCESS)
             return denied;
     } else if (prop && refused) {
@@ -46,12 +46,12 @@ CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const
         return result;
     }
     if (claim_counts(&claim)) {
-        struct held old, block = {.key = handle,
-                                  .bytes = claim.bytes,
-                                  .count = 1,
-                                  .card = (int8_t)claim.place.card,
-                                  .kind = HELD_PHYSICAL};
-        if (held_put(&block, &old) == HELD_REPLACED)
+        struct allocation old, block = {.key = handle,
+                                        .bytes = claim.bytes,
+                                        .count = 1,
+                                        .card = (int8_t)claim.where.card,
+                                        .kind = ALLOCATION_PHYSICAL};
+        if (allocation_put(&block, &old) == ALLOCATION_REPLACED)
             release(&old);
     }
     if (out)
@@ -61,15 +61,15 @@ CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const
 
 /* The reference goes before the call: from then on the driver may use the handle's number again. */
 CUresult hook_cuMemRelease(CUmemGenericAllocationHandle handle) {
-    struct held block;
-    bool known = held_count(HELD_PHYSICAL, handle, -1, &block);
+    struct allocation block;
+    bool known = allocation_count(ALLOCATION_PHYSICAL, handle, -1, &block);
     CUresult result = real.cuMemRelease(handle);
     if (known && result == CUDA_SUCCESS && !block.count)
         release(&block);
     if (known && result != CUDA_SUCCESS) {
-        struct held again = block;
+        struct allocation again = block;
         again.count = 1;
-        if (block.count ? !held_count(HELD_PHYSICAL, handle, 1, &block) : !held_put_new(&again))
+        if (block.count ? !allocation_count(ALLOCATION_PHYSICAL, handle, 1, &block) : !allocation_put_new(&again))
             release(&again);
     }
     return result;
@@ -81,7 +81,7 @@ CUresult hook_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHand
     bool known = vmm_add_reference(handle);
     CUresult result = real.cuMemExportToShareableHandle(out, handle, type, flags);
     if (known && result == CUDA_SUCCESS)
-        held_set_owner(HELD_PHYSICAL, handle, 1);
+        allocation_set_owner(ALLOCATION_PHYSICAL, handle, 1);
     if (known)
         vmm_release_reference(handle);
     return result;
@@ -118,20 +118,21 @@ CUresult hook_cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGeneric
         vmm_release_reference(handle);
         return result;
     }
-    struct held old, mapping = {.key = at, .bytes = bytes, .owner = handle, .kind = HELD_MAPPING};
+    struct allocation old, mapping = {.key = at, .bytes = bytes, .owner = handle, .kind = ALLOCATION_MAPPING};
     __atomic_fetch_or(&bits, at | bytes, __ATOMIC_RELAXED);
-    if (held_put(&mapping, &old) == HELD_REPLACED)
+    if (allocation_put(&mapping, &old) == ALLOCATION_REPLACED)
         vmm_release_reference(old.owner);
     return result;
 }
 
 /* Call back for each mapping of the kind that begins in the range and ends in it. */
-static void each_mapping(enum held_kind kind, uint64_t at, uint64_t bytes, void (*each)(struct held *mapping)) {
-    struct held mapping;
+static void each_mapping(enum allocation_kind kind, uint64_t at, uint64_t bytes,
+                         void (*each)(struct allocation *mapping)) {
+    struct allocation mapping;
     uint64_t end = at + bytes < at ? UINT64_MAX : at + bytes;
     uint64_t stride = step();
     while (at < end) {
-        if (held_get(kind, at, &mapping) && mapping.bytes <= end - at && held_take(kind, at, &mapping)) {
+        if (allocation_get(kind, at, &mapping) && mapping.bytes <= end - at && allocation_take(kind, at, &mapping)) {
             at += mapping.bytes;
             each(&mapping);
         } else {
@@ -140,35 +141,36 @@ static void each_mapping(enum held_kind kind, uint64_t at, uint64_t bytes, void 
     }
 }
 
-static void let_go(struct held *mapping) {
+static void let_go(struct allocation *mapping) {
     account_return(mapping->card, mapping->count * GRANULE);
 }
 
 /* Set aside while the driver unmaps: another thread may map something else there before we are told. The block's
  * reference goes now too, because its handle may be used again as soon as its last one is gone; `count` says how many
  * granules that frees. */
-static void set_aside(struct held *mapping) {
-    struct held old, block;
-    mapping->kind = HELD_LEAVING;
+static void set_aside(struct allocation *mapping) {
+    struct allocation old, block;
+    mapping->kind = ALLOCATION_LEAVING;
     mapping->count = 0;
-    if (held_count(HELD_PHYSICAL, mapping->owner, -1, &block) && !block.count && !block.owner) {
+    if (allocation_count(ALLOCATION_PHYSICAL, mapping->owner, -1, &block) && !block.count && !block.owner) {
         mapping->count = (uint32_t)(block.bytes / GRANULE);
         mapping->card = block.card;
     }
-    if (held_put(mapping, &old) == HELD_REPLACED)
+    if (allocation_put(mapping, &old) == ALLOCATION_REPLACED)
         let_go(&old);
 }
 
-static void put_back(struct held *mapping) {
-    struct held old, block = {.key = mapping->owner,
-                              .bytes = mapping->count * GRANULE,
-                              .count = 1,
-                              .card = mapping->card,
-                              .kind = HELD_PHYSICAL};
-    mapping->kind = HELD_MAPPING;
-    if (mapping->count ? !held_put_new(&block) : !held_count(HELD_PHYSICAL, mapping->owner, 1, &block))
+static void put_back(struct allocation *mapping) {
+    struct allocation old, block = {.key = mapping->owner,
+                                    .bytes = mapping->count * GRANULE,
+                                    .count = 1,
+                                    .card = mapping->card,
+                                    .kind = ALLOCATION_PHYSICAL};
+    mapping->kind = ALLOCATION_MAPPING;
+    if (mapping->count ? !allocation_put_new(&block)
+                       : !allocation_count(ALLOCATION_PHYSICAL, mapping->owner, 1, &block))
         let_go(mapping);
-    else if (held_put(mapping, &old) == HELD_REPLACED)
+    else if (allocation_put(mapping, &old) == ALLOCATION_REPLACED)
         vmm_release_reference(old.owner);
 }
 
@@ -178,10 +180,10 @@ static void put_back(struct held *mapping) {
 CUresult hook_cuMemUnmap(CUdeviceptr at, size_t bytes) {
     bool sane = bytes <= WIDEST && at % step() == 0;
     if (sane)
-        each_mapping(HELD_MAPPING, at, bytes, set_aside);
+        each_mapping(ALLOCATION_MAPPING, at, bytes, set_aside);
     CUresult result = real.cuMemUnmap(at, bytes);
     if (sane)
-        each_mapping(HELD_LEAVING, at, bytes, result == CUDA_SUCCESS ? let_go : put_back);
+        each_mapping(ALLOCATION_LEAVING, at, bytes, result == CUDA_SUCCESS ? let_go : put_back);
     return result;
 }
 

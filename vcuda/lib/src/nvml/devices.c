@@ -1,6 +1,6 @@
 /* Which cards there are: the container's. The runtime has usually hidden the others already, and then nothing is done;
  * where more are visible than were given (or the pages name none of those that are), this decides. */
-#include "front.h"
+#include "interposer.h"
 #include "nvml/share.h"
 
 /* The driver's number of the container's `wanted`th card, or the number of its cards if there is none such: *count. */

@@ -1,5 +1,5 @@
 /* nvmlInit: nothing to do yet but to be a hook. */
-#include "front.h"
+#include "interposer.h"
 
 nvmlReturn_t hook_nvmlInit_v2(void) {
     return real.nvmlInit_v2();

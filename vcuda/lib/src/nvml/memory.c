@@ -1,5 +1,5 @@
 /* Memory of the card: the share, of which free is what is not used, so that the three numbers always add up. */
-#include "front.h"
+#include "interposer.h"
 #include "nvml/share.h"
 
 struct memory {

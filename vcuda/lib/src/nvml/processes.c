@@ -2,7 +2,7 @@
  * says they hold. The driver would show other tenants' processes on the host, and nothing in a container. */
 #include <string.h>
 
-#include "front.h"
+#include "interposer.h"
 #include "nvml/share.h"
 
 struct list {

@@ -1,6 +1,6 @@
 /* What would change the card for every container on it is the node's to do: each of these is refused, whoever asks. The
  * arguments are not looked at. */
-#include "front.h"
+#include "interposer.h"
 
 #define REFUSED(name)                                                                                                  \
     nvmlReturn_t hook_##name(void) {                                                                                   \

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "front.h"
+#include "interposer.h"
 #include "limits.h"
 #include "paths.h"
 #include "slots.h"

@@ -3,8 +3,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "core.h"
-#include "front.h"
+#include "token_bucket.h"
+#include "interposer.h"
 #include "nvml/share.h"
 
 #define SECOND UINT64_C(1000000000)
@@ -35,7 +35,7 @@ static unsigned percent(const struct share *share, uint64_t busy, uint64_t elaps
 
 static unsigned of_window(const struct share *share, uint64_t now) {
     uint64_t start = share->usage.window_start_ns;
-    if (!start || start >= now || now - start >= CORE_WINDOW_MOST_NS)
+    if (!start || start >= now || now - start >= BUCKET_WINDOW_MOST_NS)
         return 0;
     return percent(share, share->usage.window_busy_ns, now - start);
 }

@@ -1,7 +1,7 @@
 /* 64 shards, each an open-addressing table under a bit that is held for some ten instructions and never across a call
  * of the driver. A table grows into mapped memory, because malloc may be the program's own and call us. */
 #define _GNU_SOURCE
-#include "cuda/held.h"
+#include "cuda/allocation_table.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -16,8 +16,8 @@
 struct shard {
     _Alignas(64) bool busy;
     uint32_t room, used;
-    struct held *items; /* NULL: `first` */
-    struct held first[FIRST_ROOM];
+    struct allocation *items; /* NULL: `first` */
+    struct allocation first[FIRST_ROOM];
 };
 
 static struct shard shards[SHARDS];
@@ -33,8 +33,8 @@ static void watch_forks(void) {
         pthread_atfork(NULL, NULL, empty_in_child);
 }
 
-static uint8_t space_of(enum held_kind kind) {
-    return kind == HELD_SMALL || kind == HELD_ASYNC ? HELD_LINEAR : (uint8_t)kind;
+static uint8_t space_of(enum allocation_kind kind) {
+    return kind == ALLOCATION_SMALL || kind == ALLOCATION_ASYNC ? ALLOCATION_LINEAR : (uint8_t)kind;
 }
 
 static uint64_t hash_of(uint8_t space, uint64_t key) {
@@ -60,26 +60,26 @@ static struct shard *lock_shard(uint64_t hash) {
     return shard;
 }
 
-static struct held *items_of(struct shard *shard) {
+static struct allocation *items_of(struct shard *shard) {
     return shard->items ? shard->items : shard->first;
 }
 
 /* The item's place, or the free one where it would go. At most three quarters are used, so there is one. */
-static struct held *find(struct shard *shard, uint8_t space, uint64_t key, uint64_t hash) {
-    struct held *items = items_of(shard);
+static struct allocation *find(struct shard *shard, uint8_t space, uint64_t key, uint64_t hash) {
+    struct allocation *items = items_of(shard);
     for (uint32_t at = (uint32_t)hash;; at++) {
-        struct held *item = &items[at & (shard->room - 1)];
+        struct allocation *item = &items[at & (shard->room - 1)];
         if (!item->kind || (item->key == key && space_of(item->kind) == space))
             return item;
     }
 }
 
-static bool grow(struct shard *shard) {
+static bool account(struct shard *shard) {
     int saved = errno;
     uint32_t old_room = shard->room;
-    struct held *old = items_of(shard);
+    struct allocation *old = items_of(shard);
     size_t size = (size_t)old_room * 2 * sizeof *old;
-    struct held *fresh = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct allocation *fresh = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     errno = saved;
     if (fresh == MAP_FAILED)
         return false;
@@ -95,12 +95,12 @@ static bool grow(struct shard *shard) {
 }
 
 static bool has_room(struct shard *shard) {
-    return shard->used < shard->room / 4 * 3 || grow(shard) || shard->used < shard->room - 1;
+    return shard->used < shard->room / 4 * 3 || account(shard) || shard->used < shard->room - 1;
 }
 
 /* Take an item out of a run of occupied places: those behind it that may move up do. */
-static void take_out(struct shard *shard, struct held *gone) {
-    struct held *items = items_of(shard);
+static void take_out(struct shard *shard, struct allocation *gone) {
+    struct allocation *items = items_of(shard);
     uint32_t mask = shard->room - 1, hole = (uint32_t)(gone - items);
     for (uint32_t at = (hole + 1) & mask; items[at].kind; at = (at + 1) & mask) {
         uint32_t home = (uint32_t)hash_of(space_of(items[at].kind), items[at].key) & mask;
@@ -114,7 +114,7 @@ static void take_out(struct shard *shard, struct held *gone) {
 }
 
 /* With the shard locked. */
-static bool insert(struct shard *shard, const struct held *item, uint64_t hash) {
+static bool insert(struct shard *shard, const struct allocation *item, uint64_t hash) {
     if (!has_room(shard))
         return false;
     *find(shard, space_of(item->kind), item->key, hash) = *item;
@@ -122,24 +122,24 @@ static bool insert(struct shard *shard, const struct held *item, uint64_t hash) 
     return true;
 }
 
-enum held_put held_put(const struct held *item, struct held *old) {
+enum allocation_put allocation_put(const struct allocation *item, struct allocation *old) {
     watch_forks();
     uint64_t hash = hash_of(space_of(item->kind), item->key);
     struct shard *shard = lock_shard(hash);
-    struct held *there = find(shard, space_of(item->kind), item->key, hash);
-    enum held_put result = HELD_NEW;
+    struct allocation *there = find(shard, space_of(item->kind), item->key, hash);
+    enum allocation_put result = ALLOCATION_NEW;
     if (there->kind) {
         *old = *there;
         *there = *item;
-        result = HELD_REPLACED;
+        result = ALLOCATION_REPLACED;
     } else if (!insert(shard, item, hash)) {
-        result = HELD_FAILED;
+        result = ALLOCATION_FAILED;
     }
     unlock(shard);
     return result;
 }
 
-bool held_put_new(const struct held *item) {
+bool allocation_put_new(const struct allocation *item) {
     watch_forks();
     uint64_t hash = hash_of(space_of(item->kind), item->key);
     struct shard *shard = lock_shard(hash);
@@ -148,13 +148,13 @@ bool held_put_new(const struct held *item) {
     return put;
 }
 
-bool held_join(const struct held *item) {
-    struct held fresh = *item;
+bool allocation_join(const struct allocation *item) {
+    struct allocation fresh = *item;
     fresh.count = 1;
     watch_forks();
     uint64_t hash = hash_of(space_of(item->kind), item->key);
     struct shard *shard = lock_shard(hash);
-    struct held *there = find(shard, space_of(item->kind), item->key, hash);
+    struct allocation *there = find(shard, space_of(item->kind), item->key, hash);
     bool is_new = !there->kind;
     if (is_new)
         insert(shard, &fresh, hash);
@@ -164,11 +164,11 @@ bool held_join(const struct held *item) {
     return is_new;
 }
 
-static bool look(enum held_kind kind, uint64_t key, struct held *item, bool take) {
+static bool look(enum allocation_kind kind, uint64_t key, struct allocation *item, bool take) {
     uint8_t space = space_of(kind);
     uint64_t hash = hash_of(space, key);
     struct shard *shard = lock_shard(hash);
-    struct held *there = find(shard, space, key, hash);
+    struct allocation *there = find(shard, space, key, hash);
     bool found = there->kind != 0;
     if (found) {
         *item = *there;
@@ -179,19 +179,19 @@ static bool look(enum held_kind kind, uint64_t key, struct held *item, bool take
     return found;
 }
 
-bool held_take(enum held_kind kind, uint64_t key, struct held *item) {
+bool allocation_take(enum allocation_kind kind, uint64_t key, struct allocation *item) {
     return look(kind, key, item, true);
 }
 
-bool held_get(enum held_kind kind, uint64_t key, struct held *item) {
+bool allocation_get(enum allocation_kind kind, uint64_t key, struct allocation *item) {
     return look(kind, key, item, false);
 }
 
-bool held_count(enum held_kind kind, uint64_t key, int by, struct held *item) {
+bool allocation_count(enum allocation_kind kind, uint64_t key, int by, struct allocation *item) {
     uint8_t space = space_of(kind);
     uint64_t hash = hash_of(space, key);
     struct shard *shard = lock_shard(hash);
-    struct held *there = find(shard, space, key, hash);
+    struct allocation *there = find(shard, space, key, hash);
     bool found = there->kind != 0;
     if (found) {
         there->count = by < 0 && there->count < (uint32_t)-by ? 0 : there->count + (uint32_t)by;
@@ -203,21 +203,21 @@ bool held_count(enum held_kind kind, uint64_t key, int by, struct held *item) {
     return found;
 }
 
-void held_set_owner(enum held_kind kind, uint64_t key, uint64_t owner) {
+void allocation_set_owner(enum allocation_kind kind, uint64_t key, uint64_t owner) {
     uint8_t space = space_of(kind);
     uint64_t hash = hash_of(space, key);
     struct shard *shard = lock_shard(hash);
-    struct held *there = find(shard, space, key, hash);
+    struct allocation *there = find(shard, space, key, hash);
     if (there->kind)
         there->owner = owner;
     unlock(shard);
 }
 
 /* Taking one out moves others up, behind the point reached too: a pass is repeated until it takes nothing. */
-static unsigned take_batch(struct shard *shard, uint32_t kinds, uint64_t owner, struct held batch[BATCH]) {
+static unsigned take_batch(struct shard *shard, uint32_t kinds, uint64_t owner, struct allocation batch[BATCH]) {
     unsigned taken = 0;
     lock(shard);
-    struct held *items = items_of(shard);
+    struct allocation *items = items_of(shard);
     for (uint32_t i = 0; i < shard->room && taken < BATCH; i++)
         while (taken < BATCH && items[i].kind && (kinds >> items[i].kind & 1) && items[i].owner == owner) {
             batch[taken++] = items[i];
@@ -227,8 +227,9 @@ static unsigned take_batch(struct shard *shard, uint32_t kinds, uint64_t owner, 
     return taken;
 }
 
-void held_sweep(uint32_t kinds, uint64_t owner, void (*each)(const struct held *item, void *argument), void *argument) {
-    struct held batch[BATCH];
+void allocation_sweep(uint32_t kinds, uint64_t owner, void (*each)(const struct allocation *item, void *argument),
+                      void *argument) {
+    struct allocation batch[BATCH];
     for (struct shard *shard = shards; shard < shards + SHARDS; shard++)
         for (unsigned taken; (taken = take_batch(shard, kinds, owner, batch));)
             for (unsigned i = 0; i < taken; i++)

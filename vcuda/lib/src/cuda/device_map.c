@@ -1,10 +1,10 @@
 /* A device's number says nothing: CUDA_VISIBLE_DEVICES reorders, the pages know cards by UUID. */
-#include "cuda/place.h"
+#include "cuda/device_map.h"
 
 #include <string.h>
 
 #include "cuda/context.h"
-#include "front.h"
+#include "interposer.h"
 #include "page.h"
 
 #define DEVICES 64
@@ -38,7 +38,7 @@ static bool uuid_of(CUdevice device, uint8_t uuid[16]) {
     return true;
 }
 
-int place_card(CUdevice device) {
+int device_map_card(CUdevice device) {
     uint8_t uuid[16];
     int count = 0;
     if (uuid_of(device, uuid))
@@ -47,7 +47,7 @@ int place_card(CUdevice device) {
     return device >= 0 && device < count ? CARD_UNKNOWN : CARD_NONE;
 }
 
-uint64_t place_id(CUcontext context) {
+uint64_t context_id_of(CUcontext context) {
     unsigned long long id = 0;
     if (!context)
         return 0;
@@ -56,54 +56,54 @@ uint64_t place_id(CUcontext context) {
     return real.cuCtxGetId(context, &id) == CUDA_SUCCESS ? id : 0;
 }
 
-void place_forget(void) {
+void device_map_forget(void) {
     __atomic_fetch_add(&changes, 1, __ATOMIC_SEQ_CST);
 }
 
-bool place_here(struct place *place) {
+bool device_map_current(struct mapped_context *where) {
     /* What this thread found last. A destroyed context's handle may be used again: hence the number of changes. */
     static __thread struct {
         CUcontext context;
         uint64_t changes;
-        struct place place;
+        struct mapped_context where;
     } last __attribute__((tls_model("initial-exec")));
     CUcontext context = NULL;
     if (real.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
         return false;
     uint64_t now = __atomic_load_n(&changes, __ATOMIC_SEQ_CST);
     if (last.context != context || last.changes != now) {
-        struct place found;
-        if (real.cuCtxGetDevice(&found.device) != CUDA_SUCCESS || !(found.owner = place_id(context)))
+        struct mapped_context found;
+        if (real.cuCtxGetDevice(&found.device) != CUDA_SUCCESS || !(found.owner = context_id_of(context)))
             return false;
-        found.card = place_card(found.device);
+        found.card = device_map_card(found.device);
         last.context = context;
         last.changes = now;
-        last.place = found;
+        last.where = found;
         context_found(context, &found);
     }
-    *place = last.place;
+    *where = last.where;
     return true;
 }
 
-bool place_of_stream(CUstream stream, struct place *place) {
+bool device_map_of_stream(CUstream stream, struct mapped_context *where) {
     CUcontext context = NULL, current = NULL, popped;
     if ((uintptr_t)stream <= 2 || real.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || !context)
-        return place_here(place);
+        return device_map_current(where);
     real.cuCtxGetCurrent(&current);
     if (context == current)
-        return place_here(place);
+        return device_map_current(where);
     if (real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
         return false;
-    bool found = place_here(place);
+    bool found = device_map_current(where);
     real.cuCtxPopCurrent_v2(&popped);
     return found;
 }
 
-int place_card_at(CUmemLocation location) {
-    struct place place;
+int device_map_card_at(CUmemLocation location) {
+    struct mapped_context where;
     if (location.type >= CU_MEM_LOCATION_TYPE_HOST && location.type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
         return CARD_NONE;
     if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        return place_card(location.id);
-    return place_here(&place) ? place.card : place_card(0);
+        return device_map_card(location.id);
+    return device_map_current(&where) ? where.card : device_map_card(0);
 }

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core.h"
+#include "token_bucket.h"
 #include "cuda/cost.h"
-#include "cuda/recent.h"
-#include "cuda/spans.h"
+#include "cuda/window_cap.h"
+#include "cuda/busy_intervals.h"
 
 #define MS UINT64_C(1000000)
 #define SECOND (1000 * MS)
@@ -51,24 +51,25 @@ struct program {
 static void step(struct program *program, struct vcuda_card_usage *usage, const struct vcuda_card_limits *limits,
                  uint64_t now) {
     uint32_t share = limits->core_limit_q8;
-    int64_t credit = core_refill(usage, limits, share, now);
+    int64_t credit = bucket_refill(usage, limits, share, now);
     uint64_t cost = program->guess_ns;
     if (program->allowance_ns >= cost) {
         program->allowance_ns -= cost;
     } else {
-        uint64_t slice = core_slice(share) > cost ? core_slice(share) : cost;
-        uint64_t debt = core_debt(limits->debt_ns, usage->longest_ns);
-        int64_t floor = -(int64_t)core_seniority(now - program->waits_since, share, debt);
-        if (!core_take(usage, slice, floor)) {
-            program->free_ns = now + core_nap(core_wall((uint64_t)(credit < floor ? floor - credit : 0) + 1, share));
+        uint64_t slice = bucket_slice(share) > cost ? bucket_slice(share) : cost;
+        uint64_t debt = bucket_debt(limits->debt_ns, usage->longest_ns);
+        int64_t floor = -(int64_t)bucket_seniority(now - program->waits_since, share, debt);
+        if (!bucket_take(usage, slice, floor)) {
+            program->free_ns =
+                now + bucket_nap(bucket_wall((uint64_t)(credit < floor ? floor - credit : 0) + 1, share));
             return;
         }
         program->allowance_ns += slice - cost;
     }
     if (now - program->waits_since > program->longest_wait_ns)
         program->longest_wait_ns = now - program->waits_since;
-    core_note_longest(usage, program->kernel_ns);
-    core_settle(usage, limits, program->kernel_ns, cost);
+    bucket_note_longest(usage, program->kernel_ns);
+    bucket_settle(usage, limits, program->kernel_ns, cost);
     program->guess_ns = program->kernel_ns;
     program->ran_ns += program->kernel_ns;
     program->free_ns = program->waits_since = now + program->kernel_ns;
@@ -90,7 +91,7 @@ static void run(struct program *programs, int count, struct vcuda_card_usage *us
 
 static struct program program_of(uint64_t kernel_ns) {
     return (struct program){
-        .kernel_ns = kernel_ns, .guess_ns = CORE_FIRST_GUESS_NS, .free_ns = START, .waits_since = START};
+        .kernel_ns = kernel_ns, .guess_ns = BUCKET_FIRST_GUESS_NS, .free_ns = START, .waits_since = START};
 }
 
 static double percent_of(const struct program *programs, int count, uint64_t wall) {
@@ -157,10 +158,10 @@ static void stalls_are_bounded(void) {
             struct vcuda_card_limits limits = limits_of(percent);
             struct program program = program_of(kernel);
             run(&program, 1, &usage, &limits, START, START + 2000 * SECOND);
-            uint64_t bound = core_wall(core_debt(limits.debt_ns, kernel), percent * 256) + 10 * MS;
+            uint64_t bound = bucket_wall(bucket_debt(limits.debt_ns, kernel), percent * 256) + 10 * MS;
             CHECK(program.longest_wait_ns <= bound, "%u %%, %" PRIu64 " ms: waited %" PRIu64 " of %" PRIu64 " ms",
                   percent, kernel / MS, program.longest_wait_ns / MS, bound / MS);
-            CHECK(bound <= core_guard(core_debt(limits.debt_ns, kernel), percent * 256) + 10 * MS,
+            CHECK(bound <= bucket_guard(bucket_debt(limits.debt_ns, kernel), percent * 256) + 10 * MS,
                   "the guard comes first");
         }
 }
@@ -168,7 +169,7 @@ static void stalls_are_bounded(void) {
 static void what_the_bound_forgives_is_counted(void) {
     struct vcuda_card_usage usage = {.refill_ns = START};
     struct vcuda_card_limits limits = limits_of(10);
-    core_settle(&usage, &limits, 5 * SECOND, 50000);
+    bucket_settle(&usage, &limits, 5 * SECOND, 50000);
     CHECK(usage.credit_ns == -(int64_t)(200 * MS), "credit %" PRId64, usage.credit_ns);
     CHECK(usage.debt_cut_ns == 5 * SECOND - 50000 - 200 * MS, "cut %" PRIu64, usage.debt_cut_ns);
     CHECK(usage.busy_ns == 5 * SECOND, "busy %" PRIu64, usage.busy_ns);
@@ -177,73 +178,76 @@ static void what_the_bound_forgives_is_counted(void) {
 static void idling_saves_up_a_burst_and_no_more(void) {
     struct vcuda_card_usage usage = {.refill_ns = START};
     struct vcuda_card_limits limits = limits_of(50);
-    CHECK(core_refill(&usage, &limits, 50 * 256, START + 3600 * SECOND) == (int64_t)(20 * MS), "after an hour");
-    core_settle(&usage, &limits, 0, 10 * SECOND);
+    CHECK(bucket_refill(&usage, &limits, 50 * 256, START + 3600 * SECOND) == (int64_t)(20 * MS), "after an hour");
+    bucket_settle(&usage, &limits, 0, 10 * SECOND);
     CHECK(usage.credit_ns == (int64_t)(20 * MS), "paid back: %" PRId64, usage.credit_ns);
 }
 
 static void time_that_jumps_gives_nothing_away(void) {
     struct vcuda_card_limits limits = limits_of(50);
     struct vcuda_card_usage ahead = {.refill_ns = START + 1000 * SECOND};
-    CHECK(core_refill(&ahead, &limits, 50 * 256, START) == 0, "a stamp of the future");
-    CHECK(core_refill(&ahead, &limits, 50 * 256, START + MS) == (int64_t)(MS / 2), "and then goes on");
+    CHECK(bucket_refill(&ahead, &limits, 50 * 256, START) == 0, "a stamp of the future");
+    CHECK(bucket_refill(&ahead, &limits, 50 * 256, START + MS) == (int64_t)(MS / 2), "and then goes on");
     struct vcuda_card_usage fresh = {0};
-    CHECK(core_refill(&fresh, &limits, 50 * 256, START) == 0, "a new page has no credit");
+    CHECK(bucket_refill(&fresh, &limits, 50 * 256, START) == 0, "a new page has no credit");
     struct vcuda_card_usage wild = {.refill_ns = START, .credit_ns = INT64_MIN, .longest_ns = UINT64_MAX};
-    CHECK(core_refill(&wild, &limits, 50 * 256, START + MS) >= -(int64_t)(3 * SECOND), "a word of garbage is bounded");
+    CHECK(bucket_refill(&wild, &limits, 50 * 256, START + MS) >= -(int64_t)(3 * SECOND),
+          "a word of garbage is bounded");
     wild.credit_ns = INT64_MAX;
     wild.refill_ns = START;
-    CHECK(core_refill(&wild, &limits, 50 * 256, START + MS) <= (int64_t)(20 * MS), "from above too");
+    CHECK(bucket_refill(&wild, &limits, 50 * 256, START + MS) <= (int64_t)(20 * MS), "from above too");
 }
 
 static void the_share_in_force(void) {
     struct vcuda_limits_view view = {.card_count = 1, .heartbeat_ns = START, .flags = VCUDA_FLAG_ELASTIC};
     view.card[0] = limits_of(30);
     view.card[0].core_ceiling_q8 = 80 * 256;
-    CHECK(core_share(&view, 0, START) == 80 * 256, "alone: the ceiling");
-    CHECK(core_share(&view, 0, START + 4 * SECOND) == 80 * 256, "between heartbeats");
-    CHECK(core_share(&view, 0, START + 6 * SECOND) == 30 * 256, "without a host the limit");
+    CHECK(bucket_share(&view, 0, START) == 80 * 256, "alone: the ceiling");
+    CHECK(bucket_share(&view, 0, START + 4 * SECOND) == 80 * 256, "between heartbeats");
+    CHECK(bucket_share(&view, 0, START + 6 * SECOND) == 30 * 256, "without a host the limit");
     view.card[0].co_active_q8 = 300;
-    CHECK(core_share(&view, 0, START) == 30 * 256, "with others the limit");
+    CHECK(bucket_share(&view, 0, START) == 30 * 256, "with others the limit");
     view.card[0].co_active_q8 = 256;
     view.flags = 0;
-    CHECK(core_share(&view, 0, START) == 30 * 256, "hard");
+    CHECK(bucket_share(&view, 0, START) == 30 * 256, "hard");
     view.card[0].core_limit_q8 = 0;
-    CHECK(core_share(&view, 0, START) == 1, "nothing is next to nothing, not a division by zero");
+    CHECK(bucket_share(&view, 0, START) == 1, "nothing is next to nothing, not a division by zero");
     view.card[0].co_active_q8 = 512;
-    CHECK(core_sharers(&view, 0, START + 10 * SECOND) == 512, "a host that restarts is not missed");
-    CHECK(core_sharers(&view, 0, START + 100 * SECOND) == 256, "a factor does not outlive its host for ever");
-    CHECK(!core_is_silent(&view, START + 2 * SECOND) && core_is_silent(&view, START + 3 * SECOND), "silence");
+    CHECK(bucket_sharers(&view, 0, START + 10 * SECOND) == 512, "a host that restarts is not missed");
+    CHECK(bucket_sharers(&view, 0, START + 100 * SECOND) == 256, "a factor does not outlive its host for ever");
+    CHECK(!bucket_is_silent(&view, START + 2 * SECOND) && bucket_is_silent(&view, START + 3 * SECOND), "silence");
     view.heartbeat_ns = 0;
-    CHECK(!core_is_silent(&view, START) && core_sharers(&view, 0, START) == 512, "no heartbeat yet");
+    CHECK(!bucket_is_silent(&view, START) && bucket_sharers(&view, 0, START) == 512, "no heartbeat yet");
     view.card[0].co_active_q8 = 1;
-    CHECK(core_sharers(&view, 0, START) == 256, "never below one");
+    CHECK(bucket_sharers(&view, 0, START) == 256, "never below one");
 }
 
 static void measured_time_is_divided_and_corrected(void) {
-    CHECK(core_used(10 * MS, 512, 256) == 5 * MS, "two");
-    CHECK(core_used(10 * MS, 256, 128) == 5 * MS, "gain of a half");
-    CHECK(core_used(10 * MS, 0, 0) == 10 * MS, "unset");
-    CHECK(core_used(UINT64_MAX, 256, 512) > 0, "no overflow");
+    CHECK(bucket_used(10 * MS, 512, 256) == 5 * MS, "two");
+    CHECK(bucket_used(10 * MS, 256, 128) == 5 * MS, "gain of a half");
+    CHECK(bucket_used(10 * MS, 0, 0) == 10 * MS, "unset");
+    CHECK(bucket_used(UINT64_MAX, 256, 512) > 0, "no overflow");
 }
 
 static void slices_and_naps(void) {
-    CHECK(core_seniority(0, 25600, SECOND) == 0 && core_seniority(SECOND, 12800, 200 * MS) == 25 * MS, "seniority");
-    CHECK(core_slice(100 * 256) == MS && core_slice(256) == CORE_FIRST_GUESS_NS, "slices");
-    CHECK(core_nap(1) == CORE_NAP_LEAST_NS && core_nap(UINT64_MAX) == CORE_NAP_MOST_NS && core_nap(MS) == MS, "naps");
-    CHECK(core_ahead(0) == 10 * MS && core_ahead(50 * MS) == 100 * MS && core_ahead(UINT64_MAX) == 4 * SECOND, "ahead");
-    CHECK(core_debt(200 * MS, 0) == 200 * MS && core_debt(200 * MS, 500 * MS) == 750 * MS &&
-              core_debt(200 * MS, UINT64_MAX) == 2 * SECOND,
+    CHECK(bucket_seniority(0, 25600, SECOND) == 0 && bucket_seniority(SECOND, 12800, 200 * MS) == 25 * MS, "seniority");
+    CHECK(bucket_slice(100 * 256) == MS && bucket_slice(256) == BUCKET_FIRST_GUESS_NS, "slices");
+    CHECK(bucket_nap(1) == BUCKET_NAP_LEAST_NS && bucket_nap(UINT64_MAX) == BUCKET_NAP_MOST_NS && bucket_nap(MS) == MS,
+          "naps");
+    CHECK(bucket_ahead(0) == 10 * MS && bucket_ahead(50 * MS) == 100 * MS && bucket_ahead(UINT64_MAX) == 4 * SECOND,
+          "ahead");
+    CHECK(bucket_debt(200 * MS, 0) == 200 * MS && bucket_debt(200 * MS, 500 * MS) == 750 * MS &&
+              bucket_debt(200 * MS, UINT64_MAX) == 2 * SECOND,
           "debt");
     for (uint32_t share = 1; share <= 25600; share += 37)
-        CHECK(core_income(core_wall(MS, share), share) >= MS, "waiting long enough at %u", share);
+        CHECK(bucket_income(bucket_wall(MS, share), share) >= MS, "waiting long enough at %u", share);
 }
 
 static void who_asks_once_is_told_of_the_last_second(void) {
     struct vcuda_card_usage usage = {0};
     uint64_t now = START;
     for (int i = 0; i < 400; i++, now += 25 * MS) {
-        core_note_window(&usage, 10 * MS, now); /* 40 % */
+        bucket_note_window(&usage, 10 * MS, now); /* 40 % */
         uint64_t age = now - usage.window_start_ns;
         if (i > 40) {
             CHECK(age >= 400 * MS && age <= SECOND + 25 * MS, "the window is %" PRIu64 " ns long", age);
@@ -252,11 +256,11 @@ static void who_asks_once_is_told_of_the_last_second(void) {
         }
     }
     now += 10 * SECOND;
-    core_note_window(&usage, 5 * MS, now);
+    bucket_note_window(&usage, 5 * MS, now);
     CHECK(usage.window_busy_ns == 5 * MS && now - usage.window_start_ns == 5 * MS, "after a pause it begins anew");
     usage.window_start_ns = UINT64_MAX; /* garbage of a tenant's */
     usage.window_busy_ns = UINT64_MAX;
-    core_note_window(&usage, 5 * MS, now);
+    bucket_note_window(&usage, 5 * MS, now);
     CHECK(usage.window_busy_ns == 5 * MS && now - usage.window_start_ns == 5 * MS, "garbage is forgotten");
 }
 
@@ -270,16 +274,16 @@ enum { STEPS = 20000 }; /* of a millisecond */
 static double burst(unsigned percent, int burst, int pause, char ran[STEPS]) {
     struct vcuda_card_usage usage = {.refill_ns = START};
     struct vcuda_card_limits limits = limits_of(percent);
-    static struct recent recent;
+    static struct window_cap recent;
     int done = 0, sum = 0;
     memset(&recent, 0, sizeof recent);
     for (int at = 0; at < STEPS; at++) {
         uint64_t now = START + (uint64_t)at * MS;
-        core_refill(&usage, &limits, percent * 256, now);
-        ran[at] =
-            !recent_full_ns(&recent, limits.window_ns, percent * 256, usage.busy_ns, now) && core_take(&usage, MS, 0);
+        bucket_refill(&usage, &limits, percent * 256, now);
+        ran[at] = !window_cap_wait_ns(&recent, limits.window_ns, percent * 256, usage.busy_ns, now) &&
+                  bucket_take(&usage, MS, 0);
         if (ran[at]) {
-            core_settle(&usage, &limits, MS, MS);
+            bucket_settle(&usage, &limits, MS, MS);
             done++;
             sum++;
         }
@@ -313,67 +317,71 @@ static void no_second_is_fuller_than_the_share_whatever_a_pause_saved_up(void) {
 }
 
 static void a_second_that_was_too_full_ends(void) {
-    static struct recent recent;
+    static struct window_cap recent;
     uint64_t used = 0, now = START;
     for (; now < START + 3 * SECOND; now += MS) /* nobody asks it: all of the card's time is used */
-        recent_full_ns(&recent, SECOND, 10 * 256, used += MS, now);
-    uint64_t wall = recent_full_ns(&recent, SECOND, 10 * 256, used, now), end = now + SECOND;
+        window_cap_wait_ns(&recent, SECOND, 10 * 256, used += MS, now);
+    uint64_t wall = window_cap_wait_ns(&recent, SECOND, 10 * 256, used, now), end = now + SECOND;
     CHECK(wall > 0 && wall <= SECOND, "too full: %" PRIu64, wall);
-    while (recent_full_ns(&recent, SECOND, 10 * 256, used, now) && now <= end)
+    while (window_cap_wait_ns(&recent, SECOND, 10 * 256, used, now) && now <= end)
         now += MS;
     CHECK(now > START + 3 * SECOND + 800 * MS && now <= end, "it ended after %" PRIu64 " ms",
           (now - START) / MS - 3000);
-    CHECK(!recent_full_ns(&recent, SECOND, 10 * 256, 5, now), "a word that falls back holds nobody");
-    CHECK(!recent_full_ns(&recent, SECOND, 10 * 256, 5, START), "nor does a clock");
-    recent_full_ns(&recent, SECOND, 10 * 256, UINT64_MAX / 2, START + MS);
-    CHECK(recent_full_ns(&recent, SECOND, 10 * 256, UINT64_MAX / 2, START + 2 * MS) <= SECOND, "nor garbage for ever");
-    CHECK(!recent_full_ns(&recent, 0, 10 * 256, 5, START + 3 * MS), "nor a window that is none");
+    CHECK(!window_cap_wait_ns(&recent, SECOND, 10 * 256, 5, now), "a word that falls back holds nobody");
+    CHECK(!window_cap_wait_ns(&recent, SECOND, 10 * 256, 5, START), "nor does a clock");
+    window_cap_wait_ns(&recent, SECOND, 10 * 256, UINT64_MAX / 2, START + MS);
+    CHECK(window_cap_wait_ns(&recent, SECOND, 10 * 256, UINT64_MAX / 2, START + 2 * MS) <= SECOND,
+          "nor garbage for ever");
+    CHECK(!window_cap_wait_ns(&recent, 0, 10 * 256, 5, START + 3 * MS), "nor a window that is none");
 }
 
 static void a_limit_that_changes_is_no_debt(void) {
-    static struct recent recent;
+    static struct window_cap recent;
     uint64_t used = 0, now = START;
     for (; now < START + 3 * SECOND; now += MS)
-        recent_full_ns(&recent, SECOND, 100 * 256, used += MS, now);
-    CHECK(!recent_full_ns(&recent, SECOND, 256, used, now), "what was allowed is not held against it");
-    CHECK(!recent_full_ns(&recent, SECOND, 256, used, now + 10 * SECOND), "nor after a pause");
+        window_cap_wait_ns(&recent, SECOND, 100 * 256, used += MS, now);
+    CHECK(!window_cap_wait_ns(&recent, SECOND, 256, used, now), "what was allowed is not held against it");
+    CHECK(!window_cap_wait_ns(&recent, SECOND, 256, used, now + 10 * SECOND), "nor after a pause");
 }
 
 /* ---- spans and costs
  * --------------------------------------------------------------------------------------------------------- */
 
-static void spans_are_a_union(void) {
+static void busy_intervals_are_a_union(void) {
     unsigned seed = 7;
     for (int round = 0; round < 300; round++) {
-        static struct spans spans;
+        static struct busy_intervals busy;
         char covered[2000] = {0};
-        spans.count = 0;
+        busy.count = 0;
         for (int i = 0; i < 60; i++) {
             int from = rand_r(&seed) % 1900, to = from + rand_r(&seed) % (rand_r(&seed) % 2 ? 100 : 6);
-            int64_t expected = 0, got = spans_add(&spans, from, to);
+            int64_t expected = 0, got = busy_intervals_add(&busy, from, to);
             for (int at = from; at < to; at++)
                 if (!covered[at])
                     covered[at] = 1, expected++;
             CHECK(got == expected, "round %d: [%d, %d) %" PRId64 " not %" PRId64, round, from, to, got, expected);
         }
-        for (unsigned i = 1; i < spans.count; i++)
-            CHECK(spans.span[i - 1].to < spans.span[i].from, "round %d: out of order", round);
+        for (unsigned i = 1; i < busy.count; i++)
+            CHECK(busy.interval[i - 1].to < busy.interval[i].from, "round %d: out of order", round);
     }
 }
 
-static void too_many_spans_never_count_twice(void) {
-    static struct spans spans;
+static void too_many_intervals_never_count_twice(void) {
+    static struct busy_intervals busy;
     int64_t sum = 0;
     for (int64_t at = 0; at < 100000; at += 10)
-        sum += spans_add(&spans, at, at + 4);
-    CHECK(sum == 40000 && spans.count <= SPANS_MOST, "sum %" PRId64, sum);
-    CHECK(spans_add(&spans, 0, 100000) <= 60000, "a long piece that ends last counts the gaps that are remembered");
-    CHECK(spans_add(&spans, 5, 50) == 0 && spans_add(&spans, 7, 7) == 0 && spans_add(&spans, 9, 3) == 0, "nothing new");
+        sum += busy_intervals_add(&busy, at, at + 4);
+    CHECK(sum == 40000 && busy.count <= BUSY_INTERVALS_MOST, "sum %" PRId64, sum);
+    CHECK(busy_intervals_add(&busy, 0, 100000) <= 60000,
+          "a long piece that ends last counts the gaps that are remembered");
+    CHECK(busy_intervals_add(&busy, 5, 50) == 0 && busy_intervals_add(&busy, 7, 7) == 0 &&
+              busy_intervals_add(&busy, 9, 3) == 0,
+          "nothing new");
 }
 
 static void costs_follow_what_is_measured(void) {
     struct cost *cost = cost_find(cost_key(&failures, 64));
-    CHECK(cost_ns(cost) == CORE_FIRST_GUESS_NS && !cost_seen(cost), "first sight");
+    CHECK(cost_ns(cost) == BUCKET_FIRST_GUESS_NS && !cost_seen(cost), "first sight");
     cost_measured(cost, 8 * MS);
     CHECK(cost_ns(cost) == 8 * MS, "the first measurement counts whole");
     for (int i = 0; i < 40; i++)
@@ -406,8 +414,8 @@ int main(void) {
     no_second_is_fuller_than_the_share_whatever_a_pause_saved_up();
     a_second_that_was_too_full_ends();
     a_limit_that_changes_is_no_debt();
-    spans_are_a_union();
-    too_many_spans_never_count_twice();
+    busy_intervals_are_a_union();
+    too_many_intervals_never_count_twice();
     costs_follow_what_is_measured();
     printf(failures ? "%d failed\n" : "all hold\n", failures);
     return failures != 0;

@@ -10,7 +10,7 @@ import pytest
 from tests.native.fake_driver import RELEASES, all_names, hooked, names
 from tests.native.tools import run
 
-FRONTS = {"cuda": ("libvcuda.so", "libcuda.so.1"), "nvml": ("libvcuda-ml.so", "libnvidia-ml.so.1")}
+INTERPOSERS = {"cuda": ("libvcuda.so", "libcuda.so.1"), "nvml": ("libvcuda-ml.so", "libnvidia-ml.so.1")}
 EVERY = [("cuda", "libvcuda.so"), ("nvml", "libvcuda-ml.so"),
          ("cuda", "sandbox/libcuda.so.1"), ("nvml", "sandbox/libnvidia-ml.so.1")]  # fmt: skip
 
@@ -42,7 +42,7 @@ def test_it_needs_libc_alone_and_no_symbol_newer_than_glibc_2_17(native: Path, k
 @pytest.mark.parametrize(("kind", "file"), EVERY)
 def test_it_has_the_drivers_soname_and_stays_loaded(native: Path, kind: str, file: str) -> None:
     dynamic = run("readelf", "-d", native / file)
-    assert f"[{FRONTS[kind][1]}]" in dynamic
+    assert f"[{INTERPOSERS[kind][1]}]" in dynamic
     assert "NOW" in dynamic
     assert "NODELETE" in dynamic
 
@@ -56,9 +56,9 @@ def test_it_runs_nothing_when_it_is_loaded(native: Path, kind: str, file: str) -
 
 @pytest.mark.parametrize("kind", ["cuda", "nvml"])
 def test_the_library_a_container_receives_reads_no_environment(native: Path, kind: str) -> None:
-    undefined = run("nm", "-D", "--undefined-only", native / FRONTS[kind][0])
+    undefined = run("nm", "-D", "--undefined-only", native / INTERPOSERS[kind][0])
     assert "getenv" not in undefined
-    assert b"VCUDA_ROOT" not in (native / FRONTS[kind][0]).read_bytes()
+    assert b"VCUDA_ROOT" not in (native / INTERPOSERS[kind][0]).read_bytes()
 
 
 @pytest.mark.parametrize("symbol", ["exit", "_exit", "abort", "system", "execve", "setenv", "umask"])

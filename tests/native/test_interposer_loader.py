@@ -1,4 +1,4 @@
-"""However a program comes by the driver, it meets the front; and a program that wants none is not disturbed."""
+"""However a program comes by the driver, it meets the interposer; and a program that wants none is not disturbed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.native.tools import run
 
 Fakes = dict[tuple[str, str], Path]
 HOOKED, BYPASSED = "802", "0"
-"""cuInit without pages: the front refuses, the fake driver would not."""
+"""cuInit without pages: the interposer refuses, the fake driver would not."""
 
 CLIENT = r"""
 #define _GNU_SOURCE
@@ -125,24 +125,26 @@ def empty(root: Path, fakes: Fakes) -> Path:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_mounted_front_meets_every_client(native: Path, clients: Path, empty: Path, way: str) -> None:
+def test_the_mounted_interposer_meets_every_client(
+    native: Path, clients: Path, empty: Path, way: str
+) -> None:
     program = clients / ("linked" if way == "linked" else "client")
     assert answer(program, way, LD_LIBRARY_PATH=native / "sandbox", VCUDA_ROOT=empty) == HOOKED
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "namespace"])
-def test_the_preloaded_front_wins_over_a_driver_that_comes_first_on_the_path(
+def test_the_preloaded_interposer_wins_over_a_driver_that_comes_first_on_the_path(
     native: Path, clients: Path, empty: Path, way: str
 ) -> None:
     """An image that ships a driver of its own, first on its search path."""
     program = clients / ("linked" if way == "linked" else "client")
-    front = native / "sandbox/libcuda.so.1"
+    interposer = native / "sandbox/libcuda.so.1"
     real = empty / "usr/local/vcuda/real"
     assert answer(program, way, LD_LIBRARY_PATH=real, FAKE_SELF="", VCUDA_ROOT=empty) == BYPASSED
-    assert answer(program, way, LD_LIBRARY_PATH=real, LD_PRELOAD=front, VCUDA_ROOT=empty) == HOOKED
+    assert answer(program, way, LD_LIBRARY_PATH=real, LD_PRELOAD=interposer, VCUDA_ROOT=empty) == HOOKED
 
 
-def test_the_mounted_front_meets_a_statically_linked_program(
+def test_the_mounted_interposer_meets_a_statically_linked_program(
     native: Path, clients: Path, empty: Path
 ) -> None:
     if not (clients / "static").exists():
@@ -193,8 +195,8 @@ def test_a_program_that_never_calls_cuda_opens_no_file_of_ours(native: Path, tmp
     assert (int(done.stdout) <= 5, done.stderr) == (True, "")
 
 
-def test_preloading_both_fronts_adds_little_to_a_programs_start(native: Path) -> None:
-    """Bar 0.2 ms for the CUDA front; a factor of five here, where other tests run beside this one: of starts that take
+def test_preloading_both_interposers_adds_little_to_a_programs_start(native: Path) -> None:
+    """Bar 0.2 ms for the CUDA interposer; a factor of five here, where other tests run beside this one: of starts that take
     turns, the quickest tenth."""
 
     def start_ms(**environment: str) -> float:
@@ -213,11 +215,11 @@ def test_a_child_of_fork_and_a_program_after_exec_are_on_their_own(
     install(root, fakes["cuda", "13.5"])
     script = f"""
 import ctypes, os, sys
-front = ctypes.CDLL({str(native / "sandbox/libcuda.so.1")!r})
-assert front.cuInit(0) == 0
+interposer = ctypes.CDLL({str(native / "sandbox/libcuda.so.1")!r})
+assert interposer.cuInit(0) == 0
 sys.stdout.flush()
 if os.fork() == 0:
-    assert front.cuInit(0) == 0
+    assert interposer.cuInit(0) == 0
     os.execv(sys.executable, [sys.executable, "-c", "import os; print(any('usage' in os.readlink('/proc/self/fd/' + n)"
              " for n in os.listdir('/proc/self/fd') if os.path.lexists('/proc/self/fd/' + n)))"])
 os.wait()

@@ -1,11 +1,11 @@
-/* The front: one exported trampoline for each name, a table they jump through, and what fills it.
+/* The interposer: one exported trampoline for each name, a table they jump through, and what fills it.
  *
  * Each slot of the table starts at a binder, which asks vcuda_bind() at the first call for what belongs there: our
  * hook, the driver's function, or an answer "not found". The driver is opened then, not before: a program that
  * never calls CUDA pays for a mapping and nothing else. There is no lock: opening twice gives the same library, so
  * threads that race store the same pointers, and a constructor of the driver that calls back passes through.
  */
-#include "front.h"
+#include "interposer.h"
 
 #include <errno.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@
 #include "paths.h"
 
 /* A function that every driver has. */
-#ifdef VCUDA_FRONT_CUDA
+#ifdef VCUDA_INTERPOSER_CUDA
 #define ID_FIRST ID_cuInit
 #else
 #define ID_FIRST ID_nvmlInit_v2
@@ -45,7 +45,7 @@ static int no_driver(void) {
     return VCUDA_NO_DRIVER;
 }
 
-#ifdef VCUDA_FRONT_NVML
+#ifdef VCUDA_INTERPOSER_NVML
 /* The one function that returns text. */
 static const char *no_text(void) {
     return "Unknown Error";
@@ -106,15 +106,15 @@ static void *const entries[VCUDA_NAMES] = {
 #undef CALL
 };
 
-void *vcuda_front_entry(unsigned id) {
+void *vcuda_interposer_entry(unsigned id) {
     return entries[id];
 }
 
-const char *vcuda_front_name(unsigned id) {
+const char *vcuda_interposer_name(unsigned id) {
     return names[id];
 }
 
-void *vcuda_front_find(const char *name) {
+void *vcuda_interposer_find(const char *name) {
     void *handle = __atomic_load_n(&driver, __ATOMIC_ACQUIRE);
     return handle ? loader_find(handle, name) : NULL;
 }
@@ -131,12 +131,12 @@ static void bind_real(void *handle) {
 #undef CALL
 }
 
-/* A front mounted where the driver should be would call itself for ever. */
-static bool is_front(const void *function) {
+/* An interposer mounted where the driver should be would call itself for ever. */
+static bool is_interposer(const void *function) {
     return function >= (const void *)vcuda_trampolines && function < (const void *)vcuda_trampolines_end;
 }
 
-bool vcuda_front_open(void) {
+bool vcuda_interposer_open(void) {
     if (__atomic_load_n(&driver, __ATOMIC_ACQUIRE))
         return true;
     char path[PATHS_MAX];
@@ -146,7 +146,7 @@ bool vcuda_front_open(void) {
     void *handle = loader_open(path);
     vcuda_depth--;
     const void *first = handle ? loader_find(handle, names[ID_FIRST]) : NULL;
-    if (!first || is_front(first))
+    if (!first || is_interposer(first))
         return false;
     note_extent(&driver_extent, first);
     note_extent(&own_extent, vcuda_trampolines);
@@ -157,7 +157,7 @@ bool vcuda_front_open(void) {
 
 /* What stands in for a function that cannot be reached: an error code, or text where text is expected. */
 static void *answer(unsigned id, int (*code)(void)) {
-#ifdef VCUDA_FRONT_NVML
+#ifdef VCUDA_INTERPOSER_NVML
     if (id == ID_nvmlErrorString)
         return (void *)no_text;
 #else
@@ -170,7 +170,7 @@ static void *answer(unsigned id, int (*code)(void)) {
 void *vcuda_bind(unsigned id) {
     int saved = errno;
     void *target;
-    if (!vcuda_front_open()) {
+    if (!vcuda_interposer_open()) {
         target = entries[id] ? entries[id] : answer(id, no_driver); /* asked again at the next call */
     } else {
         void *found = loader_find(driver, names[id]);

@@ -28,19 +28,19 @@ typedef int resolve_fn(const char *, void **, int, unsigned long, int *);
 
 int main(int argc, char **argv)
 {
-    void *front = dlopen(argv[1], RTLD_NOW), *real = dlopen(argv[2], RTLD_NOW);
-    if (!front || !real)
+    void *interposer = dlopen(argv[1], RTLD_NOW), *real = dlopen(argv[2], RTLD_NOW);
+    if (!interposer || !real)
         return printf("%s\n", dlerror()), 1;
-    many *checked = (many *)dlsym(front, "cuSurfObjectGetResourceDesc");
+    many *checked = (many *)dlsym(interposer, "cuSurfObjectGetResourceDesc");
     for (int i = 0; i < 2; i++)
         printf("%d ", checked(1, 2, 4, 8, 16, 32, 100, 101, 102, 103, 104, 105, 106, 107, 64, 128, 256, 512));
-    printf("%d ", ((init_fn *)dlsym(front, "cuInit"))(0));
-    plain *version = (plain *)dlsym(front, "cuDriverGetVersion");
+    printf("%d ", ((init_fn *)dlsym(interposer, "cuInit"))(0));
+    plain *version = (plain *)dlsym(interposer, "cuDriverGetVersion");
     printf("%d ", version() == ((plain *)dlsym(real, "cuDriverGetVersion"))());
-    printf("%d ", ((plain *)dlsym(front, "cuLogicalEndpointCreate"))());
+    printf("%d ", ((plain *)dlsym(interposer, "cuLogicalEndpointCreate"))());
     void *pointer = NULL;
     int status = -1;
-    int code = ((resolve_fn *)dlsym(front, "cuGetProcAddress_v2"))("cuInit", &pointer, 2000, 0, &status);
+    int code = ((resolve_fn *)dlsym(interposer, "cuGetProcAddress_v2"))("cuInit", &pointer, 2000, 0, &status);
     printf("%d %d %d\n", code, status, pointer != dlsym(real, "cuInit") && ((init_fn *)pointer)(77) == 4321);
     return 0;
 }
@@ -55,7 +55,7 @@ class Machine:
     run: tuple[str, ...]
 
 
-UNITS = {"unit_core": "all hold\n", "unit_held": "whole\n", "unit_loader": "0 failures\n"}
+UNITS = {"unit_token_bucket": "all hold\n", "unit_allocation_table": "whole\n", "unit_loader": "0 failures\n"}
 """Programs of the library's own code, and what they say when all is well."""
 
 
@@ -98,9 +98,9 @@ def test_arguments_hooks_pages_and_routing_work_on_this_machine(
     source = tmp_path / "client.c"
     source.write_text(CLIENT)
     run(machine.compiler, "-w", source, "-o", tmp_path / "client", "-ldl")
-    front = machine.build / "sandbox/libcuda.so.1"
+    interposer = machine.build / "sandbox/libcuda.so.1"
     done = subprocess.run(
-        [*machine.run, str(tmp_path / "client"), str(front), str(real)], capture_output=True, text=True, check=False,
+        [*machine.run, str(tmp_path / "client"), str(interposer), str(real)], capture_output=True, text=True, check=False,
         env={"VCUDA_ROOT": str(root), "FAKE_SELF": str(real)}, timeout=60,
     )  # fmt: skip
     total = sum(factor * 2**n for n, factor in enumerate(range(1, 11)))

@@ -25,9 +25,9 @@ MISSING = {"cuda": 500, "nvml": 13}
 NO_DRIVER = {"cuda": 500, "nvml": 12}
 
 
-def call_all(front: Path, root: Path, called: list[str]) -> dict[str, int]:
+def call_all(interposer: Path, root: Path, called: list[str]) -> dict[str, int]:
     """What each function answers, called without arguments."""
-    done = python(front, root, f"print(json.dumps({{n: getattr(front, n)() for n in {called!r}}}))")
+    done = python(interposer, root, f"print(json.dumps({{n: getattr(interposer, n)() for n in {called!r}}}))")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     answers: dict[str, int] = json.loads(done.stdout)
@@ -56,7 +56,7 @@ def test_all_arguments_arrive_on_the_first_call_and_on_the_second(
     integers = ", ".join(f"ctypes.c_long({2**n})" for n in range(10))
     doubles = ", ".join(f"ctypes.c_double({n})" for n in range(100, 108))
     first, rest = integers.split(", ")[:6], integers.split(", ")[6:]
-    call = f"front.{ARGUMENTS[kind]}({', '.join(first)}, {doubles}, {', '.join(rest)})"
+    call = f"interposer.{ARGUMENTS[kind]}({', '.join(first)}, {doubles}, {', '.join(rest)})"
     done = python(native / "sandbox" / FILES[kind], root, f"print({call}, {call})")
     expected = sum(factor * 2**n for n, factor in enumerate(range(1, 11)))
     expected += sum(factor * value for factor, value in zip(range(11, 19), range(100, 108), strict=True))
@@ -71,14 +71,16 @@ def test_without_a_driver_every_name_answers_an_error(native: Path, root: Path, 
 
 
 def test_without_a_driver_cuinit_says_which_file_is_missing(native: Path, root: Path) -> None:
-    done = python(native / "sandbox/libcuda.so.1", root, "print(front.cuInit(0), front.cuInit(0))")
+    done = python(native / "sandbox/libcuda.so.1", root, "print(interposer.cuInit(0), interposer.cuInit(0))")
     assert done.stdout == "802 802\n"
     assert done.stderr.count("\n") == 1
     assert str(root / REAL / "libcuda.so.1") in done.stderr
 
 
 def test_without_a_driver_nvml_still_has_text(native: Path, root: Path) -> None:
-    script = "front.nvmlErrorString.restype = ctypes.c_char_p\nprint(front.nvmlErrorString(5).decode())"
+    script = (
+        "interposer.nvmlErrorString.restype = ctypes.c_char_p\nprint(interposer.nvmlErrorString(5).decode())"
+    )
     assert python(native / "sandbox/libnvidia-ml.so.1", root, script).stdout == "Unknown Error\n"
 
 
@@ -86,23 +88,30 @@ def test_nvml_text_comes_from_the_driver(
     native: Path, root: Path, fakes: dict[tuple[str, str], Path]
 ) -> None:
     install(root, fakes["nvml", "13.5"])
-    script = "front.nvmlErrorString.restype = ctypes.c_char_p\nprint(front.nvmlErrorString(5).decode())"
+    script = (
+        "interposer.nvmlErrorString.restype = ctypes.c_char_p\nprint(interposer.nvmlErrorString(5).decode())"
+    )
     assert python(native / "sandbox/libnvidia-ml.so.1", root, script).stdout == "five\n"
 
 
-def test_a_front_where_the_driver_should_be_is_seen_and_not_called_for_ever(native: Path, root: Path) -> None:
-    front = native / "sandbox/libcuda.so.1"
+def test_a_interposer_where_the_driver_should_be_is_seen_and_not_called_for_ever(
+    native: Path, root: Path
+) -> None:
+    interposer = native / "sandbox/libcuda.so.1"
     target = root / REAL / "libcuda.so.1"
-    target.symlink_to(front)
-    assert python(front, root, "print(front.cuInit(0), front.cuDriverGetVersion())").stdout == "802 500\n"
+    target.symlink_to(interposer)
+    assert (
+        python(interposer, root, "print(interposer.cuInit(0), interposer.cuDriverGetVersion())").stdout
+        == "802 500\n"
+    )
     target.unlink()
-    target.write_bytes(front.read_bytes())  # another file, the same mistake
-    assert python(front, root, "print(front.cuInit(0))").stdout == "802\n"
+    target.write_bytes(interposer.read_bytes())  # another file, the same mistake
+    assert python(interposer, root, "print(interposer.cuInit(0))").stdout == "802\n"
 
 
 def test_a_broken_driver_file_is_no_driver(native: Path, root: Path) -> None:
     (root / REAL / "libcuda.so.1").write_bytes(b"\x7fELF nonsense")
-    assert python(native / "sandbox/libcuda.so.1", root, "print(front.cuInit(0))").stdout == "802\n"
+    assert python(native / "sandbox/libcuda.so.1", root, "print(interposer.cuInit(0))").stdout == "802\n"
 
 
 @pytest.mark.parametrize("initialised", [False, True])
@@ -115,10 +124,10 @@ def test_a_driver_that_lacks_a_hooked_function_says_so_as_without_the_library(
     assert len(lacking) > 5, "the newest releases brought functions that take memory or launch"
     script = f"""
 if {initialised}:
-    assert front.cuInit(0) == 0
-found = {{n: getattr(front, n)() for n in {lacking!r}}}
+    assert interposer.cuInit(0) == 0
+found = {{n: getattr(interposer, n)() for n in {lacking!r}}}
 pfn, status = ctypes.c_void_p(1), ctypes.c_int(-1)
-code = front.cuGetProcAddress_v2(b"cuMemGetMemPool", ctypes.byref(pfn), 13000, ctypes.c_uint64(0),
+code = interposer.cuGetProcAddress_v2(b"cuMemGetMemPool", ctypes.byref(pfn), 13000, ctypes.c_uint64(0),
                                  ctypes.byref(status))
 print(json.dumps([found, code, pfn.value, status.value]))
 """
@@ -131,7 +140,7 @@ def test_cuinit_attaches_and_reaches_the_driver(
     native: Path, root: Path, fakes: dict[tuple[str, str], Path]
 ) -> None:
     install(root, fakes["cuda", "12.2"])
-    done = python(native / "sandbox/libcuda.so.1", root, "print(front.cuInit(0), front.cuInit(77))")
+    done = python(native / "sandbox/libcuda.so.1", root, "print(interposer.cuInit(0), interposer.cuInit(77))")
     assert (done.stdout, done.stderr) == ("0 4321\n", "")
 
 
@@ -140,17 +149,17 @@ def test_cuinit_is_refused_when_a_page_is_missing(
 ) -> None:
     install(root, fakes["cuda", "12.2"])
     (root / "etc/vcuda/limits").unlink()
-    done = python(native / "sandbox/libcuda.so.1", root, "print(front.cuInit(0), front.cuInit(0))")
+    done = python(native / "sandbox/libcuda.so.1", root, "print(interposer.cuInit(0), interposer.cuInit(0))")
     assert done.stdout == "802 802\n"
     assert done.stderr.count("\n") == 1
     assert str(root / "etc/vcuda/limits") in done.stderr
 
 
-def test_a_driver_that_calls_the_front_while_it_initialises_reaches_itself(
+def test_a_driver_that_calls_the_interposer_while_it_initialises_reaches_itself(
     native: Path, root: Path, fakes: dict[tuple[str, str], Path]
 ) -> None:
     install(root, fakes["cuda", "13.5"])
-    done = python(native / "sandbox/libcuda.so.1", root, "print(front.cuInit(0))", FAKE_CALL_BACK="1")
+    done = python(native / "sandbox/libcuda.so.1", root, "print(interposer.cuInit(0))", FAKE_CALL_BACK="1")
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
@@ -164,7 +173,7 @@ import threading
 names, found, start = {called!r}, [], threading.Barrier(16)
 def work(i):
     start.wait()
-    found.append((front.cuInit(0), [getattr(front, n)() for n in names[i:] + names[:i]] == want[i:] + want[:i]))
+    found.append((interposer.cuInit(0), [getattr(interposer, n)() for n in names[i:] + names[:i]] == want[i:] + want[:i]))
 want = {[code("cuda", "13.5", n) for n in called]!r}
 threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
 [t.start() for t in threads]; [t.join() for t in threads]
@@ -184,7 +193,7 @@ from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from vcuda import page
 start = threading.Barrier(16)
-threads = [threading.Thread(target=lambda: (start.wait(), front.cuInit(0))) for _ in range(16)]
+threads = [threading.Thread(target=lambda: (start.wait(), interposer.cuInit(0))) for _ in range(16)]
 [t.start() for t in threads]; [t.join() for t in threads]
 print(len(page.read_usage(Path({str(root / "etc/vcuda/usage")!r}).read_bytes(), 1).slots))
 """
@@ -207,7 +216,7 @@ try:
     ctypes.CDLL({outer.name!r})
 except OSError:
     print("not before")
-print(front.cuInit(0), ctypes.CDLL({outer.name!r}).outer())
+print(interposer.cuInit(0), ctypes.CDLL({outer.name!r}).outer())
 """
     done = python(native / "sandbox/libcuda.so.1", root, script)
     assert (done.stdout, done.stderr) == ("not before\n0 7\n", "")

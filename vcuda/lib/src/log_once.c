@@ -1,4 +1,4 @@
-#include "say.h"
+#include "log_once.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-void vcuda_say_once(const char *format, ...) {
+void vcuda_log_once(const char *format, ...) {
     static bool said;
     if (__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
         return;

@@ -30,7 +30,7 @@ def test_the_preload_file_is_a_door_that_no_environment_opens(
     assert [slot.index for slot in usage.slots] == [1]
 
 
-def test_without_pages_the_preloaded_front_refuses_even_with_the_driver_first_on_the_path(
+def test_without_pages_the_preloaded_interposer_refuses_even_with_the_driver_first_on_the_path(
     native: Path, root: Path, fakes: Fakes, client: Path
 ) -> None:
     install(root, fakes["cuda", "13.5"])

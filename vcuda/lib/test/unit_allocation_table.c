@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cuda/held.h"
+#include "cuda/allocation_table.h"
 
 enum { THREADS = 4, KEYS = 3000, STEPS = 40000, SHARED = 16 };
 
@@ -25,30 +25,30 @@ struct worker {
 };
 
 /* Keys as the driver's are: far apart, in steps of 512 or 2 MiB, of several kinds with the same numbers. */
-static struct held item_of(const struct worker *worker, unsigned key) {
-    static const uint8_t kinds[] = {HELD_LINEAR, HELD_SMALL, HELD_ARRAY, HELD_PHYSICAL};
+static struct allocation item_of(const struct worker *worker, unsigned key) {
+    static const uint8_t kinds[] = {ALLOCATION_LINEAR, ALLOCATION_SMALL, ALLOCATION_ARRAY, ALLOCATION_PHYSICAL};
     uint64_t address = UINT64_C(0x7f0000000000) + ((uint64_t)worker->number << 34) +
                        (uint64_t)key * (key % 2 ? 512 : UINT64_C(2) << 20);
-    return (struct held){.key = address,
-                         .bytes = key + 1,
-                         .owner = worker->number + 1,
-                         .count = 1,
-                         .card = 3,
-                         .kind = kinds[key / 2 % 4]};
+    return (struct allocation){.key = address,
+                               .bytes = key + 1,
+                               .owner = worker->number + 1,
+                               .count = 1,
+                               .card = 3,
+                               .kind = kinds[key / 2 % 4]};
 }
 
 static void own(struct worker *worker) {
     unsigned key = (unsigned)rand_r(&worker->seed) % KEYS;
-    struct held item = item_of(worker, key), found;
+    struct allocation item = item_of(worker, key), found;
     if (!worker->there[key]) {
-        if (held_get(item.kind, item.key, &found))
+        if (allocation_get(item.kind, item.key, &found))
             fault("an item was there that nobody put");
-        if (held_put(&item, &found) != HELD_NEW)
+        if (allocation_put(&item, &found) != ALLOCATION_NEW)
             fault("a new item was not new");
     } else {
-        if (!held_take(item.kind, item.key, &found) || found.bytes != item.bytes || found.owner != item.owner)
+        if (!allocation_take(item.kind, item.key, &found) || found.bytes != item.bytes || found.owner != item.owner)
             fault("an item was lost or changed");
-        if (held_take(item.kind, item.key, &found))
+        if (allocation_take(item.kind, item.key, &found))
             fault("an item was taken twice");
     }
     worker->there[key] ^= 1;
@@ -56,17 +56,17 @@ static void own(struct worker *worker) {
 
 static void share(struct worker *worker) {
     unsigned at = (unsigned)rand_r(&worker->seed) % SHARED;
-    struct held granule = {.key = at, .bytes = 7, .kind = HELD_GRANULE}, found;
+    struct allocation granule = {.key = at, .bytes = 7, .kind = ALLOCATION_GRANULE}, found;
     if (!worker->joined[at])
-        held_join(&granule);
-    else if (!held_count(HELD_GRANULE, at, -1, &found) || found.bytes != 7)
+        allocation_join(&granule);
+    else if (!allocation_count(ALLOCATION_GRANULE, at, -1, &found) || found.bytes != 7)
         fault("a shared item was lost");
     worker->joined[at] ^= 1;
 }
 
-static void count_one(const struct held *item, void *count) {
-    struct held unused;
-    if (held_get((enum held_kind)item->kind, item->key, &unused)) /* may call back, and finds it gone */
+static void count_one(const struct allocation *item, void *count) {
+    struct allocation unused;
+    if (allocation_get((enum allocation_kind)item->kind, item->key, &unused)) /* may call back, and finds it gone */
         fault("a swept item is still there");
     ++*(unsigned *)count;
 }
@@ -77,14 +77,15 @@ static void *run(void *argument) {
         (rand_r(&worker->seed) % 4 ? own : share)(worker);
     for (unsigned at = 0; at < SHARED; at++)
         if (worker->joined[at]) {
-            struct held unused;
-            held_count(HELD_GRANULE, at, -1, &unused);
+            struct allocation unused;
+            allocation_count(ALLOCATION_GRANULE, at, -1, &unused);
         }
     unsigned expected = 0, swept = 0;
     for (unsigned key = 0; key < KEYS; key++)
         expected += worker->there[key];
-    held_sweep(1u << HELD_LINEAR | 1u << HELD_SMALL | 1u << HELD_ARRAY | 1u << HELD_PHYSICAL, worker->number + 1,
-               count_one, &swept);
+    allocation_sweep(1u << ALLOCATION_LINEAR | 1u << ALLOCATION_SMALL | 1u << ALLOCATION_ARRAY |
+                         1u << ALLOCATION_PHYSICAL,
+                     worker->number + 1, count_one, &swept);
     if (swept != expected)
         fault("a sweep found more or less than there was");
     return NULL;
@@ -96,8 +97,8 @@ static void fork_while_busy(void) {
         pid_t child = fork();
         int status = 0;
         if (child == 0) {
-            struct held item = {.key = 5, .bytes = 1, .kind = HELD_ARRAY}, old;
-            _exit(held_put(&item, &old) == HELD_NEW ? 0 : 1);
+            struct allocation item = {.key = 5, .bytes = 1, .kind = ALLOCATION_ARRAY}, old;
+            _exit(allocation_put(&item, &old) == ALLOCATION_NEW ? 0 : 1);
         }
         waitpid(child, &status, 0);
         if (status)
@@ -107,8 +108,8 @@ static void fork_while_busy(void) {
 
 int main(void) {
     static struct worker worker[THREADS];
-    struct held probe = {.key = 5, .bytes = 1, .kind = HELD_ARRAY}, found;
-    held_put(&probe, &found);
+    struct allocation probe = {.key = 5, .bytes = 1, .kind = ALLOCATION_ARRAY}, found;
+    allocation_put(&probe, &found);
     for (unsigned i = 0; i < THREADS; i++) {
         worker[i].number = i;
         worker[i].seed = i + 1;
@@ -118,7 +119,7 @@ int main(void) {
     for (unsigned i = 0; i < THREADS; i++)
         pthread_join(worker[i].thread, NULL);
     for (unsigned at = 0; at < SHARED; at++)
-        if (held_get(HELD_GRANULE, at, &found))
+        if (allocation_get(ALLOCATION_GRANULE, at, &found))
             fault("a shared item outlived its users");
     if (!faults)
         printf("whole\n");

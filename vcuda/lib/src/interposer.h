@@ -1,10 +1,10 @@
-/* What a hook needs of the front: the driver's own functions, and whether the driver itself is calling. */
-#ifndef VCUDA_FRONT_H
-#define VCUDA_FRONT_H
+/* What a hook needs of the interposer: the driver's own functions, and whether the driver itself is calling. */
+#ifndef VCUDA_INTERPOSER_H
+#define VCUDA_INTERPOSER_H
 
 #include <stdbool.h>
 
-#ifdef VCUDA_FRONT_CUDA
+#ifdef VCUDA_INTERPOSER_CUDA
 #include "cu_types.h"
 #define VCUDA_REAL_NAME "libcuda.so.1"
 #define VCUDA_MISSING 500 /* CUDA_ERROR_NOT_FOUND: the driver has no such function */
@@ -49,15 +49,15 @@ int vcuda_missing(void);
 extern __thread unsigned vcuda_depth __attribute__((tls_model("initial-exec")));
 
 /* Open the driver if that has not been done; false if it cannot be opened. Any thread, any number of times. */
-bool vcuda_front_open(void);
+bool vcuda_interposer_open(void);
 
 /* The address of a function of the driver, or NULL. */
-void *vcuda_front_find(const char *name);
+void *vcuda_interposer_find(const char *name);
 
 /* What programs shall call for name `id`: our entry if it is hooked, else NULL. */
-void *vcuda_front_entry(unsigned id);
+void *vcuda_interposer_entry(unsigned id);
 
 /* The name itself. */
-const char *vcuda_front_name(unsigned id);
+const char *vcuda_interposer_name(unsigned id);
 
 #endif

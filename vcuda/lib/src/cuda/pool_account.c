@@ -1,0 +1,352 @@
+/* How a pool's charge follows what the pool has reserved, with any number of threads allocating from it.
+ *
+ *   what it has reserved, as read  <=  charge of a pool  <=  the same + reservations on their way
+ *
+ * A reading may hold the growth of an allocation that is on its way, or not yet: between the two bounds the charge is
+ * left alone, and once nothing is on its way they meet. A reading may also be old when it is used: an allocation that
+ * ended in between has already taken its reservation off, or a later reading has been used already. So these are
+ * counted, and a reading is used only if none happened since; whoever comes last reads last.
+ * Accounts are never freed, only used again: threads may be looking at them.
+ */
+#include "cuda/pool_account.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+#include "cuda/account.h"
+#include "cuda/mem.h"
+#include "interposer.h"
+
+enum state { FREE, STREAM_ORDERED, GRAPHS, CLOSED };
+
+struct pool_account {
+    struct pool_account *next;
+    uint8_t state;
+    bool busy;
+    int card;
+    CUmemoryPool pool;
+    CUdevice device;
+    uint64_t charged;          /* of this pool, in the container's account */
+    uint64_t on_way, promised; /* sums over growths: reserved, and what they may take of the pool's room */
+    uint32_t growing;          /* growths on their way */
+    uint32_t changes;          /* growths that ended, and readings that changed the charge */
+    uint32_t allocations;
+};
+
+static struct pool_account *all;
+static bool adding;                   /* a bit as in each account: a pool must not get two */
+static uint64_t frees, settled_frees; /* of what pools hold; and how many of them have been settled */
+/* How much more than asked for a pool has taken at once: pools of some drivers grow in large steps. */
+static uint64_t surplus;
+
+static void take(bool *bit) {
+    for (unsigned tries = 0; __atomic_exchange_n(bit, true, __ATOMIC_ACQUIRE);)
+        if (++tries % 64 == 0)
+            sched_yield();
+}
+
+static void lock(struct pool_account *account) {
+    take(&account->busy);
+}
+
+static void unlock(struct pool_account *account) {
+    __atomic_store_n(&account->busy, false, __ATOMIC_RELEASE);
+}
+
+/* Words that are changed with the bit taken, and also read without it. */
+static uint64_t seen(const uint64_t *word) {
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
+static void set(uint64_t *word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+
+static enum state state_of(const struct pool_account *account) {
+    return (enum state)__atomic_load_n(&account->state, __ATOMIC_ACQUIRE);
+}
+
+static struct pool_account *first(void) {
+    return __atomic_load_n(&all, __ATOMIC_ACQUIRE);
+}
+
+static struct pool_account *find(enum state state, CUmemoryPool pool, CUdevice device) {
+    for (struct pool_account *account = first(); account; account = account->next)
+        if (state_of(account) == state && account->pool == pool && account->device == device)
+            return account;
+    return NULL;
+}
+
+/* With `adding` taken. A `spare` that is not needed stays the caller's. */
+static struct pool_account *add(enum state state, CUmemoryPool pool, CUdevice device, int card,
+                                struct pool_account **spare) {
+    struct pool_account *account = first();
+    while (account && state_of(account) != FREE)
+        account = account->next;
+    bool fresh = !account;
+    if (fresh) {
+        account = *spare;
+        *spare = NULL;
+    }
+    if (!account)
+        return NULL;
+    account->pool = pool;
+    account->device = device;
+    account->card = card;
+    account->on_way = account->promised = 0;
+    set(&account->charged, 0);
+    account->growing = account->allocations = 0;
+    __atomic_store_n(&account->state, (uint8_t)state, __ATOMIC_RELEASE);
+    if (fresh) {
+        account->next = first();
+        __atomic_store_n(&all, account, __ATOMIC_RELEASE);
+    }
+    return account;
+}
+
+static struct pool_account *find_or_add(enum state state, CUmemoryPool pool, CUdevice device, int card) {
+    struct pool_account *account = find(state, pool, device);
+    if (account)
+        return account;
+    struct pool_account *spare = calloc(1, sizeof *spare);
+    take(&adding);
+    account = find(state, pool, device);
+    if (!account)
+        account = add(state, pool, device, card, &spare);
+    __atomic_store_n(&adding, false, __ATOMIC_RELEASE);
+    free(spare);
+    return account;
+}
+
+struct pool_account *pool_account_of(CUmemoryPool pool, int card) {
+    return find_or_add(STREAM_ORDERED, pool, 0, card);
+}
+
+struct pool_account *pool_account_of_graphs(CUdevice device, int card) {
+    return find_or_add(GRAPHS, NULL, device, card);
+}
+
+struct pool_account *pool_account_find(CUmemoryPool pool) {
+    return find(STREAM_ORDERED, pool, 0);
+}
+
+static bool read_now(const struct pool_account *account, uint64_t *reserved, uint64_t *used) {
+    CUresult (*pool)(CUmemoryPool, int, void *) = real.cuMemPoolGetAttribute;
+    CUresult (*graphs)(CUdevice, int, void *) = real.cuDeviceGetGraphMemAttribute;
+    *reserved = *used = 0;
+    if (state_of(account) == GRAPHS)
+        return graphs(account->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, reserved) == CUDA_SUCCESS &&
+               graphs(account->device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, used) == CUDA_SUCCESS;
+    return state_of(account) == STREAM_ORDERED &&
+           pool(account->pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, reserved) == CUDA_SUCCESS &&
+           pool(account->pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, used) == CUDA_SUCCESS;
+}
+
+static void learn_surplus(uint64_t more) {
+    uint64_t known = __atomic_load_n(&surplus, __ATOMIC_RELAXED);
+    if (more > known && more <= 64 * GRANULE)
+        __atomic_store_n(&surplus, more, __ATOMIC_RELAXED);
+}
+
+/* Charge what the pool has now; false if it is more than was charged and `within_limit` forbids that. What an
+ * allocation on its way took beyond its reservation is for its own thread to answer for. */
+static bool settle(struct pool_account *account, bool within_limit) {
+    for (;;) {
+        uint64_t reserved, used;
+        uint32_t changes = __atomic_load_n(&account->changes, __ATOMIC_ACQUIRE);
+        if (!read_now(account, &reserved, &used))
+            return true;
+        lock(account);
+        if (account->changes != changes) {
+            unlock(account);
+            continue;
+        }
+        uint64_t before = account->charged, target = granules(reserved);
+        if (before > target)
+            target = before < target + account->on_way ? before : target + account->on_way;
+        else if (account->growing && !within_limit)
+            target = before;
+        __atomic_fetch_add(&account->changes, target != before, __ATOMIC_RELEASE);
+        set(&account->charged, target);
+        unlock(account);
+        if (target <= before) {
+            account_return(account->card, before - target);
+            return true;
+        }
+        learn_surplus(target - before);
+        if (!within_limit) {
+            account_taken(account->card, target - before);
+            return true;
+        }
+        if (account_reserve(account->card, target - before) == CUDA_SUCCESS)
+            return true;
+        lock(account);
+        set(&account->charged, account->charged - (target - before)); /* not charged yet: the next one to settle will */
+        unlock(account);
+        return false;
+    }
+}
+
+void pool_account_settle(struct pool_account *account) {
+    settle(account, false);
+}
+
+/* Does the pool have room for it that nobody else was promised? Then it need not grow. */
+static bool promise(struct pool_account *account, uint64_t bytes) {
+    uint64_t reserved, used;
+    uint32_t changes = __atomic_load_n(&account->changes, __ATOMIC_ACQUIRE);
+    if (!read_now(account, &reserved, &used) || used > reserved)
+        return false;
+    lock(account);
+    bool room = account->changes == changes && reserved - used >= account->promised &&
+                reserved - used - account->promised >= bytes;
+    if (room) {
+        account->promised += bytes;
+        account->growing++;
+    }
+    unlock(account);
+    return room;
+}
+
+CUresult pool_account_begin(struct pool_growth *growth, struct pool_account *account, uint64_t bytes) {
+    *growth = (struct pool_growth){.account = account};
+    if (!account || account->card == CARD_NONE)
+        return CUDA_SUCCESS;
+    uint64_t whole = granules(bytes), more = __atomic_load_n(&surplus, __ATOMIC_RELAXED);
+    if (bytes && whole < UINT64_MAX - more)
+        whole += more;
+    if (!account_fits(account->card, whole) && whole < UINT64_MAX && promise(account, (bytes + 511) / 512 * 512)) {
+        growth->promised = (bytes + 511) / 512 * 512; /* the unit in which pools divide what they have */
+        return CUDA_SUCCESS;
+    }
+    CUresult result = account_reserve(account->card, whole);
+    if (result != CUDA_SUCCESS)
+        return result;
+    growth->reserved = whole;
+    growth->promised = bytes;
+    lock(account);
+    account->on_way += whole;
+    set(&account->charged, account->charged + whole);
+    account->promised += bytes;
+    account->growing++;
+    unlock(account);
+    return CUDA_SUCCESS;
+}
+
+bool pool_account_end(struct pool_growth *growth) {
+    struct pool_account *account = growth->account;
+    if (!account || account->card == CARD_NONE)
+        return true;
+    lock(account);
+    account->on_way -= growth->reserved;
+    account->promised -= growth->promised;
+    __atomic_fetch_add(&account->changes, 1, __ATOMIC_RELEASE);
+    unlock(account);
+    bool fits = settle(account, true);
+    lock(account);
+    account->growing -= fits;
+    unlock(account);
+    return fits;
+}
+
+void pool_account_undone(struct pool_growth *growth) {
+    pool_account_trim(growth->account);
+    pool_account_taken(growth);
+}
+
+void pool_account_taken(struct pool_growth *growth) {
+    lock(growth->account);
+    growth->account->growing--;
+    unlock(growth->account);
+    pool_account_settle(growth->account);
+}
+
+void pool_account_allocated(struct pool_account *account, CUdeviceptr at) {
+    if (!account || !at)
+        return;
+    __atomic_fetch_add(&account->allocations, 1, __ATOMIC_RELAXED);
+    struct allocation old,
+        item = {.key = at, .owner = (uint64_t)(uintptr_t)account, .card = CARD_NONE, .kind = ALLOCATION_ASYNC};
+    if (allocation_put(&item, &old) == ALLOCATION_REPLACED)
+        mem_discharge(&old);
+}
+
+static void end(struct pool_account *account) {
+    uint8_t expected = CLOSED;
+    uint64_t charged = seen(&account->charged);
+    if (__atomic_compare_exchange_n(&account->state, &expected, FREE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        account_return(account->card, charged);
+}
+
+void pool_account_freed(const struct allocation *item) {
+    struct pool_account *account = (struct pool_account *)(uintptr_t)item->owner;
+    uint32_t left = __atomic_sub_fetch(&account->allocations, 1, __ATOMIC_ACQ_REL);
+    if (state_of(account) == CLOSED && !left)
+        end(account);
+    __atomic_fetch_add(&frees, 1, __ATOMIC_SEQ_CST);
+}
+
+/* As if it had one more allocation, so that it does not end before the driver has answered. */
+void pool_account_closing(struct pool_account *account) {
+    pool_account_settle(account);
+    __atomic_fetch_add(&account->allocations, 1, __ATOMIC_ACQ_REL);
+    __atomic_store_n(&account->state, CLOSED, __ATOMIC_RELEASE);
+}
+
+void pool_account_closed(struct pool_account *account, bool closed) {
+    if (!closed)
+        __atomic_store_n(&account->state, STREAM_ORDERED, __ATOMIC_RELEASE);
+    if (!__atomic_sub_fetch(&account->allocations, 1, __ATOMIC_ACQ_REL) && closed)
+        end(account);
+}
+
+void pool_account_touched(void) {
+    if (first())
+        __atomic_fetch_add(&frees, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Does it keep more than it will when the driver has given back what it owes? Another thread's synchronisation may have
+ * been too early for what this one freed. */
+static bool is_owed(const struct pool_account *account) {
+    uint64_t reserved, used, threshold = 0;
+    if (state_of(account) != STREAM_ORDERED || !read_now(account, &reserved, &used))
+        return false;
+    real.cuMemPoolGetAttribute(account->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold);
+    uint64_t kept = used > threshold ? used : threshold;
+    return seen(&account->charged) > granules(kept);
+}
+
+void pool_account_synchronised(void) {
+    uint64_t now = __atomic_load_n(&frees, __ATOMIC_SEQ_CST);
+    if (now == __atomic_load_n(&settled_frees, __ATOMIC_SEQ_CST))
+        return;
+    bool owed = false;
+    for (struct pool_account *account = first(); account; account = account->next) {
+        if (!seen(&account->charged))
+            continue;
+        pool_account_settle(account);
+        owed |= is_owed(account);
+    }
+    if (!owed)
+        __atomic_store_n(&settled_frees, now, __ATOMIC_SEQ_CST);
+}
+
+void pool_account_settle_card(int card) {
+    for (struct pool_account *account = first(); account; account = account->next)
+        if (account->card == card)
+            pool_account_settle(account);
+}
+
+void pool_account_trim(struct pool_account *account) {
+    if (state_of(account) == GRAPHS)
+        real.cuDeviceGraphMemTrim(account->device);
+    else if (state_of(account) == STREAM_ORDERED)
+        real.cuMemPoolTrimTo(account->pool, 0);
+    pool_account_settle(account);
+}
+
+void pool_account_relieve(int card) {
+    for (struct pool_account *account = first(); account; account = account->next)
+        if (account->card == card && seen(&account->charged))
+            pool_account_trim(account);
+}
