@@ -18,7 +18,8 @@ from pathlib import Path
 
 from bench.rows import Row, in_memory, percentile
 from bench.world import World
-from gpu_manager.adapters import profiles, tenant_files
+from gpu_manager.adapters import profiles
+from gpu_manager.adapters.control_pages import tenant_files
 from gpu_manager.domain.placement.card_sets import best_set, fragment
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology, parse_topology
 from gpu_manager.sandbox.kubelet import AdmissionResult

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from bench.rows import Row
 from bench.world import NODE, World
-from gpu_manager.adapters.driver_files.native_libraries import Native, find_native
+from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries, find_native_libraries
 from vcuda import page
 
 BAR = "≤ 5"
@@ -46,7 +46,7 @@ _TRUNCATE = "import os, sys, time; os.truncate(sys.argv[1], 0); time.sleep(60)"
 class NvmlWorld(World):
     """The world of the other groups, with an agent that asks the stand-in driver's NVML."""
 
-    def __init__(self, native: Native) -> None:
+    def __init__(self, native: NativeLibraries) -> None:
         super().__init__()
         self.native = native
         self.proc = self.root / "proc"
@@ -114,7 +114,7 @@ class Container:
 class Stage:
     """The world, an honest neighbour, and one evader after the other."""
 
-    def __init__(self, native: Native) -> None:
+    def __init__(self, native: NativeLibraries) -> None:
         self.world = NvmlWorld(native)
         self._running: list[subprocess.Popen[bytes]] = []
 
@@ -254,7 +254,7 @@ def rows(*, full: bool) -> Iterable[Row]:
     """``evader_named_s``: the longest of all ways; how often an honest neighbour was named; and how soon
     ``memory_counted_s`` what it holds beside its account.
     """
-    native = find_native()
+    native = find_native_libraries()
     if None in (native.fronts, native.driver, native.client):
         reason = "this build of the package has no stand-in driver: build it with a C compiler"
         return [

@@ -16,44 +16,44 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.adapters.driver_files import DriverFiles, Host, Strategy, detect, find_nvml
+from gpu_manager.adapters.control_pages.pages import FileControlPages
+from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy, detect, find_nvml
+from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit, DriverLimits
 from gpu_manager.adapters.kube import Kube, connect
 from gpu_manager.adapters.kubelet import KubeletClient
-from gpu_manager.adapters.memory_backstop import CgroupBackstop, DriverLimits
-from gpu_manager.adapters.nvml_faults import FaultPolicy
-from gpu_manager.adapters.old_checkpoint import read_old_checkpoint
+from gpu_manager.adapters.kubelet.predecessor_checkpoint import read_old_checkpoint
+from gpu_manager.adapters.nvml.faults import FaultPolicy
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.selinux import label_of
 from gpu_manager.adapters.store import FileStore
-from gpu_manager.adapters.tenants import PageTenants
 from gpu_manager.config import Config
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import Topology
-from gpu_manager.ports import Cards, Found
+from gpu_manager.ports import Cards, KnownPod
 from gpu_manager.program import Ending
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.servers.http import StatusServer
 from gpu_manager.servers.status import Status
-from gpu_manager.services.allocator import Allocator
-from gpu_manager.services.association import Association
-from gpu_manager.services.backstop import Backstops
-from gpu_manager.services.books import Books, decode_held_cards
-from gpu_manager.services.ceilings import Ceilings
-from gpu_manager.services.coactivity import CoActivity
-from gpu_manager.services.health import Health
-from gpu_manager.services.inventory import InventoryService
-from gpu_manager.services.notes import Notes
-from gpu_manager.services.planner import Node
-from gpu_manager.services.proof import Proof
-from gpu_manager.services.recovery import Reclaimer, rebuild
-from gpu_manager.services.stranded import Stranded
-from gpu_manager.services.tally import Tally
-from gpu_manager.services.truth import Truth
-from gpu_manager.services.usage import Usage
-from gpu_manager.services.watchdog import Watchdog
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
+from gpu_manager.services.allocation.association import Association
+from gpu_manager.services.allocation.books import Books, decode_held_cards
+from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.allocation.prestart import PreStart
+from gpu_manager.services.cards.health import Health
+from gpu_manager.services.cards.inventory import InventoryService
+from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
+from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
+from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
+from gpu_manager.services.enforcement.library_messages import LibraryMessages
+from gpu_manager.services.enforcement.time_sharing import TimeSharing
+from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
+from gpu_manager.services.recovery.rebuild import Reclaimer, rebuild
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +68,7 @@ class Agent:
         self._config = config
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.tally = Tally()
+        self.tally = Metrics()
         clock = SystemClock()
         self.cards = build_cards(config)
         self._kube = Kube(
@@ -83,14 +83,14 @@ class Agent:
         )
         store = FileStore(config.state / "ledger")
         label = label_of(config.proc)
-        tenants = PageTenants(config.pages, config.policy, label=label)
+        tenants = FileControlPages(config.pages, config.policy, label=label)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / "kubelet.sock")
         injector = build_injector(config, lambda: self.allocator.node.cards, label)
         self._injector = injector
         pods = self._kube.pods
         self._store = store
         self.allocator = Allocator(
-            Node.of(config.node, config.unit, (), Topology(())),
+            NodeCards.of(config.node, config.unit, (), Topology(())),
             Books((), config.unit),
             association=Association(self._kubelet, pods, clock, self.tally),
             pods=pods,
@@ -101,9 +101,9 @@ class Agent:
             clock=clock,
             tally=self.tally,
         )
-        proof = Proof(self.allocator, self._kubelet, pods, tenants, clock, self.tally, evict=config.evict)
-        self._truth = Truth(self.allocator, pods, clock)
-        self._ceilings = Ceilings(self.allocator, tenants)
+        proof = PreStart(self.allocator, self._kubelet, pods, tenants, clock, self.tally, evict=config.evict)
+        self._truth = AnnotationWriteback(self.allocator, pods, clock)
+        self._ceilings = ElasticLimit(self.allocator, tenants)
         self.plugin = DevicePlugin(
             config.device_plugins, self.allocator, proof, self.tally, self._stop, lending=config.lending
         )
@@ -111,9 +111,9 @@ class Agent:
         self.inventory = InventoryService(
             self.allocator, self.health, self._kube.node, self.plugin.announce, config.labels
         )
-        self.usage = Usage(self.allocator, self.cards, pods, tenants, processes, clock, self.tally)
-        self.coactivity = CoActivity(tenants, self.usage.seats, clock, self.tally)
-        self.watchdog = Watchdog(
+        self.usage = UsageSampler(self.allocator, self.cards, pods, tenants, processes, clock, self.tally)
+        self.coactivity = TimeSharing(tenants, self.usage.seats, clock, self.tally)
+        self.watchdog = EvasionDetector(
             self.allocator,
             lambda: self.usage.last,
             pods,
@@ -122,9 +122,9 @@ class Agent:
             self.tally,
             evict=config.evict_evaders,
         )
-        self.notes = Notes(self.allocator, pods, tenants, clock, self.tally)
-        self.backstops = Backstops(self.allocator, pods, self._backstop(), clock, self.tally)
-        stranded = Stranded(self.allocator, pods, self.tally, evict=config.evict)
+        self.notes = LibraryMessages(self.allocator, pods, tenants, clock, self.tally)
+        self.backstops = DriverMemoryLimits(self.allocator, pods, self._backstop(), clock, self.tally)
+        stranded = PodsWithoutDevices(self.allocator, pods, self.tally, evict=config.evict)
         self.reclaimer = Reclaimer(
             self.allocator, self._kubelet, pods, tenants, injector, processes, clock, self.tally, stranded
         )
@@ -208,9 +208,11 @@ class Agent:
         log.info("stopping")
         self.stop()
 
-    def _backstop(self) -> CgroupBackstop:
+    def _backstop(self) -> CgroupMemoryLimit:
         cgroups = self._config.host_root / "sys/fs/cgroup"
-        return CgroupBackstop(cgroups, lambda: self.allocator.node.cards, build_driver_limits(self._config))
+        return CgroupMemoryLimit(
+            cgroups, lambda: self.allocator.node.cards, build_driver_limits(self._config)
+        )
 
     def _books_changed(self) -> None:
         self.inventory.changed()
@@ -244,7 +246,7 @@ class Agent:
         for found in [f for named in self._kube.pods.local().values() for f in named]:
             self._pod_changed(found)
 
-    def _pod_changed(self, found: Found) -> None:
+    def _pod_changed(self, found: KnownPod) -> None:
         if found.tombstone or found.pod.terminal:
             self.inventory.changed()  # its processes may still run
         if not found.tombstone:
@@ -284,10 +286,10 @@ def build_cards(config: Config) -> Cards:
         return SimulatedCards.named(name, node=config.node, control=config.control)
     if kind != "nvml":
         raise RequestInvalid(f"--cards is {config.cards!r}: use nvml, or simulated:<profile or file>")
-    from gpu_manager.adapters.nvml import NvmlCards  # noqa: PLC0415  # as above
+    from gpu_manager.adapters.nvml.cards import NvmlCards  # noqa: PLC0415  # as above
 
     policy = FaultPolicy(config.program_xids, config.card_xids, config.quiet_seconds)
-    host = Host(config.host_root)
+    host = HostFiles(config.host_root)
     return NvmlCards(policy=policy, library=config.nvml or find_nvml(host, str(config.driver_root)))
 
 
@@ -295,7 +297,7 @@ def build_driver_limits(config: Config) -> DriverLimits | None:
     """The driver's own limits; simulated cards have no driver to hold any."""
     if config.cards.partition(":")[0] == "simulated":
         return None
-    from gpu_manager.adapters.nvml_limits import NvmlMemoryLimits  # noqa: PLC0415  # as above
+    from gpu_manager.adapters.nvml.limits import NvmlMemoryLimits  # noqa: PLC0415  # as above
 
     return NvmlMemoryLimits()
 
@@ -323,7 +325,7 @@ def build_injector(
         pages=config.pages,
         libraries=config.libraries or installed_libraries(),
         label=label,
-        host=Host(config.host_root),
+        host=HostFiles(config.host_root),
         driver_root=str(config.driver_root),
         stand_in=config.stand_in,
         extra_devices=config.extra_devices,

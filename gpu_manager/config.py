@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_manager.adapters.nvml_faults import QUIET_SECONDS
-from gpu_manager.adapters.tenants import DEFAULT_POLICY, Policy
+from gpu_manager.adapters.control_pages.pages import DEFAULT_POLICY, PagePolicy
+from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.resources import DEFAULT_UNIT
 
@@ -43,7 +43,7 @@ class Config:
     card_xids: frozenset[int] = frozenset()
     quiet_seconds: float = QUIET_SECONDS
     unit: int = DEFAULT_UNIT
-    policy: Policy = DEFAULT_POLICY
+    policy: PagePolicy = DEFAULT_POLICY
     lending: bool = False
     injection: str = "auto"
     host_root: Path = Path("/")

@@ -67,7 +67,7 @@ class Cards(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class KnownPod:
     """A pod as the API knows it, and whether it is only remembered (deleted in the last 120 s)."""
 
     pod: Pod
@@ -77,7 +77,7 @@ class Found:
 class Pods(Protocol):
     """The pods of this node as the API server (or the kubelet's own /pods) shows them."""
 
-    def local(self) -> Mapping[str, Sequence[Found]]:
+    def local(self) -> Mapping[str, Sequence[KnownPod]]:
         """``namespace/name`` → pods of that name, newest first, tombstones included. Never blocks."""
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
@@ -96,7 +96,7 @@ class Pods(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class PodResourcesEntry:
     """A container as PodResources lists it: which ids of which resource it holds."""
 
     namespace: str
@@ -106,7 +106,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CheckpointEntry:
     """One entry of the kubelet's checkpoint, ours only; ``annotation`` is our JSON in its response, ``nodes``
     the numbers in ``/dev/nvidia<n>`` that it gives, none where cards go by their UUID.
     """
@@ -120,7 +120,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Inherited:
+class PredecessorPod:
     """What the predecessor's checkpoint says of one container: cards by the number in ``/dev/nvidia<n>``."""
 
     pod: PodUid
@@ -132,13 +132,13 @@ class Inherited:
 class Kubelet(Protocol):
     """What the kubelet says it has given to whom."""
 
-    def listing(self) -> Mapping[tuple[str, str], Sequence[Listed]]:
+    def listing(self) -> Mapping[tuple[str, str], Sequence[PodResourcesEntry]]:
         """PodResources List: active pods → their app containers and sidecars (also those without ids).
 
         Retries the limiter for 10 s. Raises NodeUnready when the kubelet does not answer.
         """
 
-    def checkpoint(self) -> Sequence[Entry] | None:
+    def checkpoint(self) -> Sequence[CheckpointEntry] | None:
         """The checkpoint file, filtered by our resource names; None if it is absent or cannot be read."""
 
 
@@ -174,7 +174,7 @@ class TenantUse:
     processes: int
 
 
-class Tenants(Protocol):
+class ControlPages(Protocol):
     """The control pages. ``name`` is the allocation's random directory name."""
 
     def open(self, name: str, limits: Sequence[Limit]) -> None:
@@ -221,7 +221,7 @@ class Activity:
     processes: int = 0
 
 
-class Activities(Protocol):
+class ActivityPages(Protocol):
     """The control pages as the co-activity service sees them. ``name`` as in :class:`Tenants`."""
 
     def activity(self, name: str) -> Sequence[Activity]:
@@ -257,7 +257,7 @@ class Processes(Protocol):
         """True while a process of the pod lives; None when that cannot be seen (no hostPID)."""
 
 
-class Witness(Protocol):
+class PageEvidence(Protocol):
     """What control pages tell of those who use them. Beside :class:`Tenants`."""
 
     def registered(self, name: str) -> frozenset[int]:
@@ -280,7 +280,7 @@ class HostProcesses(Protocol):
         """The id that a process knows itself by; None if it is ending, gone, or not told."""
 
 
-class Backstop(Protocol):
+class DriverMemoryLimitSetter(Protocol):
     """A limit on a card's memory that driver or kernel hold against every process of a container."""
 
     def hold(self, container_id: str, card: CardUuid, limit: int) -> str | None:
@@ -317,7 +317,7 @@ class LeaseRecord:
     mark: str
 
 
-class InventoryOf(Protocol):
+class InventoryPublisher(Protocol):
     """Where the node's inventory and labels are published."""
 
     def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
@@ -328,31 +328,31 @@ class InventoryOf(Protocol):
 
 
 __all__ = [
-    "Activities",
     "Activity",
-    "Backstop",
+    "ActivityPages",
     "Card",
     "CardState",
     "CardUse",
     "Cards",
+    "CheckpointEntry",
     "Clock",
+    "ControlPages",
     "Correction",
-    "Entry",
-    "Found",
+    "DriverMemoryLimitSetter",
     "HealthChange",
     "HostProcesses",
-    "Inherited",
     "Injector",
-    "InventoryOf",
+    "InventoryPublisher",
+    "KnownPod",
     "Kubelet",
     "LeaseRecord",
     "Limit",
-    "Listed",
+    "PageEvidence",
+    "PodResourcesEntry",
     "Pods",
+    "PredecessorPod",
     "ProcessUse",
     "Processes",
     "Store",
     "TenantUse",
-    "Tenants",
-    "Witness",
 ]

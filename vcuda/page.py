@@ -1,7 +1,8 @@
 """The control pages in Python: the same bytes as ``vcuda/lib/include/vcuda_page.h``, which says the rules.
 
-Pure: bytes in, values out. Who opens, locks and writes files is ``gpu_manager.adapters.tenants``; nothing
-here maps memory, because a mapping of a file that a tenant can truncate kills its reader.
+Pure: bytes in, values out. Who opens, locks and writes files is
+``gpu_manager.adapters.control_pages.pages``; nothing here maps memory, because a mapping of a file that a
+tenant can truncate kills its reader.
 
 ``limits`` is written in two copies. :func:`rewrite_limits` says where the next copy goes and what it is:
 always over the older or invalid one, so that a writer that dies at any byte leaves the newest copy whole.

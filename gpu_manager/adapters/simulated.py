@@ -15,8 +15,8 @@ from pathlib import Path
 import structlog
 
 from gpu_manager.adapters import profiles
-from gpu_manager.adapters.profiles import Kind, Profile
-from gpu_manager.adapters.simulated_control import Load, Order, parse_control
+from gpu_manager.adapters.profiles import CardKind, Profile
+from gpu_manager.adapters.simulated_control import CardOrder, Load, parse_control
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
@@ -39,8 +39,8 @@ class SimulatedCards:
             for b in self._cards
         }
         self._turn = threading.Condition()
-        self._ordered: dict[CardUuid, Order] = {}
-        self._filed: dict[CardUuid, Order] = {}
+        self._ordered: dict[CardUuid, CardOrder] = {}
+        self._filed: dict[CardUuid, CardOrder] = {}
         self._driver, self._driver_filed = "", ""
         self._stamp: tuple[int, int, int] | None = None
         self._told = dict.fromkeys(self._cards, (True, ""))
@@ -139,7 +139,7 @@ class SimulatedCards:
         """What a process does on a card now; both None: it is gone."""
         gone = memory is None and utilisation is None
 
-        def change(order: Order) -> Order:
+        def change(order: CardOrder) -> CardOrder:
             others = tuple(load for load in order.load if load.pid != pid)
             return replace(order, load=others if gone else (*others, Load(pid, memory, utilisation)))
 
@@ -172,7 +172,7 @@ class SimulatedCards:
 
     # Inside; all but _tell run under the lock.
 
-    def _card(self, index: int, kind: Kind) -> Card:
+    def _card(self, index: int, kind: CardKind) -> Card:
         name = f"gpu-manager/simulated/{self._profile.name}/{index}/{self._node}"
         return Card(
             index=index,
@@ -190,19 +190,19 @@ class SimulatedCards:
         cards = sorted(self._cards.values(), key=lambda c: c.index)
         return [c for c in cards if not self._order(c.uuid).removed]
 
-    def _order(self, uuid: CardUuid) -> Order:
-        return self._filed.get(uuid) or self._ordered.get(uuid) or Order()
+    def _order(self, uuid: CardUuid) -> CardOrder:
+        return self._filed.get(uuid) or self._ordered.get(uuid) or CardOrder()
 
     def _ask_driver(self) -> None:
         error = self._driver_filed or self._driver
         if error:
             raise NodeUnready(error)
 
-    def _change(self, uuid: CardUuid, change: Callable[[Order], Order]) -> None:
+    def _change(self, uuid: CardUuid, change: Callable[[CardOrder], CardOrder]) -> None:
         with self._turn:
             if uuid not in self._cards:
                 raise RequestInvalid(f"there is no card {uuid}: the cards are {', '.join(self._cards)}")
-            self._ordered[uuid] = change(self._ordered.get(uuid, Order()))
+            self._ordered[uuid] = change(self._ordered.get(uuid, CardOrder()))
             self._note()
 
     def _note(self) -> None:

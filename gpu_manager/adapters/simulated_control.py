@@ -40,7 +40,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CardOrder:
     """What somebody wants of a card; the default is a card in good health, with nothing on it."""
 
     healthy: bool = True
@@ -59,7 +59,7 @@ class Order:
         return self.healthy, "" if self.healthy else self.reason or "closed by order"
 
 
-def parse_control(path: Path, cards: Mapping[CardUuid, Card]) -> tuple[str, dict[CardUuid, Order]]:
+def parse_control(path: Path, cards: Mapping[CardUuid, Card]) -> tuple[str, dict[CardUuid, CardOrder]]:
     """The driver's error, and the order for each card that the file names; nothing if there is no file.
 
     Raises:
@@ -119,7 +119,7 @@ def _load_control(path: Path) -> dict[str, Any]:
     return data
 
 
-def _parse_order(value: object, where: str) -> Order:
+def _parse_order(value: object, where: str) -> CardOrder:
     fields = value if value is not None else {}
     if not isinstance(fields, dict):
         raise RequestInvalid(f"{where}: {value!r} is no mapping")
@@ -130,7 +130,7 @@ def _parse_order(value: object, where: str) -> Order:
         if not isinstance(entry, kinds[key]):
             raise RequestInvalid(f"{where}: {key}: {entry!r} is no {kinds[key].__name__}")
     load = tuple(_parse_load(entry, f"{where}: load") for entry in fields.get("load", ()))
-    return Order(**{**fields, "load": load})
+    return CardOrder(**{**fields, "load": load})
 
 
 def _parse_load(value: object, where: str) -> Load:

@@ -50,12 +50,12 @@ def _gather(url: str, token: str, root: Path, driver_root: str, kubelet_dir: str
     from gpu_manager.adapters.diagnosis.driver import gather_driver  # noqa: PLC0415  # only where it is needed
     from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet, runtime_socket  # noqa: PLC0415  # same
     from gpu_manager.adapters.diagnosis.runtime import gather_runtime  # noqa: PLC0415  # same
-    from gpu_manager.adapters.driver_files.host import Host  # noqa: PLC0415  # same
+    from gpu_manager.adapters.driver_files.host import HostFiles  # noqa: PLC0415  # same
 
     known_injection(injection, simulated=False)
     if not root.is_dir():
         raise RequestInvalid(f"--host-root is {str(root)!r}: no such directory")
-    host = Host(root)
+    host = HostFiles(root)
     agent, silent = _agent(url, token)
     kubelet = gather_kubelet(host, kubelet_dir)
     if kubelet is not None:
@@ -79,7 +79,7 @@ def _gather(url: str, token: str, root: Path, driver_root: str, kubelet_dir: str
 
 
 def _cards() -> Any:
-    from gpu_manager.adapters.nvml import NvmlCards  # noqa: PLC0415  # the driver's library, only here
+    from gpu_manager.adapters.nvml.cards import NvmlCards  # noqa: PLC0415  # the driver's library, only here
 
     return NvmlCards()
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import structlog
 import typer
 
-from gpu_manager.adapters.nvml_faults import QUIET_SECONDS
-from gpu_manager.adapters.tenants import Policy
+from gpu_manager.adapters.control_pages.pages import PagePolicy
+from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.errors import RequestInvalid
@@ -162,7 +162,7 @@ def command(
             quiet_seconds=quiet_seconds,
             control=control,
             unit=unit_bytes(memory_unit),
-            policy=Policy(context_mib << 20, oversubscribe, fail_open),
+            policy=PagePolicy(context_mib << 20, oversubscribe, fail_open),
             lending=nvidia_resource,
             injection=known_injection(device_injection),
             host_root=host_root,

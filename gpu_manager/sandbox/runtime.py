@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from gpu_manager.adapters.driver_files.delivery import CUDA_FRONT, NVML_FRONT
 from gpu_manager.adapters.driver_files.elf import multiarch
-from gpu_manager.adapters.driver_files.native_libraries import Native
+from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.contract import CARDS_ENV
 from gpu_manager.domain.errors import NodeUnready, quoted
@@ -60,7 +60,7 @@ class Runtime:
         processes: Processes,
         *,
         cards: Sequence[Card] = (),
-        native: Native | None = None,
+        native: NativeLibraries | None = None,
         programs: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._containers = directory / "containers"
@@ -69,7 +69,7 @@ class Runtime:
         self._modelled = directory / "cards"
         self._processes = processes
         self._cards: dict[str, Card] = {card.uuid: card for card in cards}
-        self._native = native or Native()
+        self._native = native or NativeLibraries()
         self._lock = threading.Lock()
         for made in (self._containers, self._logs, self._bin):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -17,7 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from gpu_manager.adapters.driver_files.native_libraries import Native, find_native, native_in
+from gpu_manager.adapters.driver_files.native_libraries import (
+    NativeLibraries,
+    find_native_libraries,
+    native_in,
+)
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.adapters.simulated_control import read_control, write_control
 from gpu_manager.domain.card import Card
@@ -277,9 +281,9 @@ def _cards(profile: str) -> Sequence[Card]:
     return tuple(state.card for state in found.list())
 
 
-def _native(place: Path | None) -> Native:
+def _native(place: Path | None) -> NativeLibraries:
     if place is None:
-        return find_native()
+        return find_native_libraries()
     found = native_in(place.absolute())
     if not found.complete:
         raise RequestInvalid(

@@ -32,10 +32,10 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.injection import Injection
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
-from gpu_manager.services.allocator import Allocator
-from gpu_manager.services.planner import Offer
-from gpu_manager.services.proof import Proof
-from gpu_manager.services.tally import Tally
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.planner import KubeletOffer
+from gpu_manager.services.allocation.prestart import PreStart
+from gpu_manager.services.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +61,7 @@ def options_of(resource: str) -> api_pb2.DevicePluginOptions:
     )
 
 
-def devices_of(resource: str, offer: Offer) -> list[api_pb2.Device]:
+def devices_of(resource: str, offer: KubeletOffer) -> list[api_pb2.Device]:
     """The complete list for the kubelet: every card's ids, its health, its NUMA node where known."""
     devices = []
     for state in offer.node.cards:
@@ -82,7 +82,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
     """One resource. Each call is translated, done by the services, and timed."""
 
     def __init__(
-        self, resource: str, allocator: Allocator, proof: Proof, tally: Tally, *, lending: bool = False
+        self, resource: str, allocator: Allocator, proof: PreStart, tally: Metrics, *, lending: bool = False
     ) -> None:
         self.resource = resource
         self._lending = lending
@@ -100,9 +100,9 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
             self._told = True
             self._news.notify_all()
 
-    def _offer(self) -> Offer:
+    def _offer(self) -> KubeletOffer:
         """Without a second name for cards the node alone counts."""
-        return self._allocator.offer if self._lending else Offer(self._allocator.node)
+        return self._allocator.offer if self._lending else KubeletOffer(self._allocator.node)
 
     def stop(self) -> None:
         """End the streams."""
@@ -121,7 +121,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
         """The list now and whenever it differs: the kubelet rewrites its checkpoint at each message."""
         context.add_callback(self._stream_ended)
         sent: list[api_pb2.Device] | None = None
-        looked: Offer | None = None
+        looked: KubeletOffer | None = None
         while context.is_active() and not self._stopped:
             offer = self._offer()
             if offer == looked:  # thousands of ids rest
@@ -224,8 +224,8 @@ class DevicePlugin:
         self,
         directory: Path,
         allocator: Allocator,
-        proof: Proof,
-        tally: Tally,
+        proof: PreStart,
+        tally: Metrics,
         stop: threading.Event,
         *,
         lending: bool = False,

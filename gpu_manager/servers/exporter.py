@@ -25,10 +25,10 @@ from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
 from gpu_manager.servers import series
 from gpu_manager.servers.series import View
-from gpu_manager.services.allocator import Allocator
-from gpu_manager.services.planner import Node
-from gpu_manager.services.tally import BUCKETS, Durations, Tally
-from gpu_manager.services.usage import Usage
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.metrics import BUCKETS, Durations, Metrics
 
 _RESOURCES = (CORE, MEMORY)
 # Tally name, label, values known ahead (they start at 0), help. The exported name is vcuda_<name>_total.
@@ -88,8 +88,8 @@ class Exporter(Collector):
     def __init__(
         self,
         allocator: Allocator,
-        usage: Usage,
-        tally: Tally,
+        usage: UsageSampler,
+        tally: Metrics,
         version: str,
         *,
         legacy: bool = True,
@@ -131,7 +131,7 @@ class Exporter(Collector):
 
 def describe(*, legacy: bool = True) -> Iterator[Metric]:
     """The families as they are without cards, containers and history."""
-    view = View(Node.of("", DEFAULT_UNIT, (), Topology(())))
+    view = View(NodeCards.of("", DEFAULT_UNIT, (), Topology(())))
     yield from series.cards(view)
     yield from series.containers(view)
     if legacy:
@@ -216,7 +216,7 @@ def _buckets(timed: Durations) -> list[tuple[str, float]]:
     return buckets
 
 
-def fragmentation(ledger: Ledger, node: Node) -> float | None:
+def fragmentation(ledger: Ledger, node: NodeCards) -> float | None:
     """Free cores on partly used cards over all free cores; None when nothing is free."""
     free = {s.card.uuid: max(0, ledger.free(s.card.uuid).cores) for s in node.cards if s.open}
     total = sum(free.values())

@@ -8,9 +8,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.services.allocator import Allocator
-from gpu_manager.services.backstop import Backstops
-from gpu_manager.services.watchdog import Evader, Watchdog
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
+from gpu_manager.services.enforcement.evasion_detector import Evader, EvasionDetector
 
 _EVADING = ("namespace", "pod", "container", "uuid", "card", "reason")
 _LACKS = ("host-pid", "cards")
@@ -19,7 +19,9 @@ _LACKS = ("host-pid", "cards")
 class GuardMetrics(Collector):
     """Read at scrape: a container that is cleared or gone leaves no series."""
 
-    def __init__(self, allocator: Allocator, watchdog: Watchdog, backstops: Backstops) -> None:
+    def __init__(
+        self, allocator: Allocator, watchdog: EvasionDetector, backstops: DriverMemoryLimits
+    ) -> None:
         self._allocator = allocator
         self._watchdog = watchdog
         self._backstops = backstops

@@ -15,9 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, Amount
-from gpu_manager.services.books import Grant, Key
-from gpu_manager.services.planner import Node
-from gpu_manager.services.usage import Sample, ShareUse, unread
+from gpu_manager.services.allocation.books import Grant, Key
+from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.enforcement.usage import Sample, ShareUse, unread
 
 CARD = ("uuid", "card")
 CONTAINER = ("namespace", "pod", "container", "uuid", "card")
@@ -28,7 +28,7 @@ LEGACY = ("container_name", "namespace", "node", "pod_name")
 class View:
     """What one scrape shows: the books now, the last sample of usage."""
 
-    node: Node
+    node: NodeCards
     grants: Mapping[Key, Grant] = field(default_factory=dict)
     booked: Mapping[CardUuid, Amount] = field(default_factory=dict)
     fragmentation: float | None = None

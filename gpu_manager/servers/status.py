@@ -20,8 +20,8 @@ from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, format_bytes
 from gpu_manager.scrape import scrape
-from gpu_manager.services.allocator import Allocator
-from gpu_manager.services.usage import Usage
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.enforcement.usage import UsageSampler
 
 Answer = tuple[HTTPStatus, str, bytes]
 _JSON: Final = "application/json"
@@ -34,7 +34,7 @@ class Status:
     def __init__(
         self,
         allocator: Allocator,
-        usage: Usage,
+        usage: UsageSampler,
         registry: CollectorRegistry,
         version: str,
         ready: Callable[[], Mapping[str, bool]],

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_manager.adapters.driver_files.native_libraries import find_native
+from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.card import Card
 from tests.cluster import images, layout
@@ -80,7 +80,7 @@ class Cluster:
             )
         self.down()
         self.scratch.mkdir(mode=0o700, parents=True)
-        native = find_native()
+        native = find_native_libraries()
         if native.client is None or native.driver is None:
             raise MissingError("the stand-in driver is not built: make setup")
         archives = images.make(parts, native, self.cards, self.scratch / "images")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gpu_manager.adapters.driver_files.native_libraries import Native
+from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries
 from gpu_manager.domain.card import Card
 from tests.cluster.parts import ROOT, Parts
 
@@ -70,7 +70,7 @@ exec "$@"
 _MODELS: Final = ("h200", "h100", "a100", "a10", "l4", "t4")
 
 
-def make(parts: Parts, native: Native, cards: Sequence[Card], directory: Path) -> list[Path]:
+def make(parts: Parts, native: NativeLibraries, cards: Sequence[Card], directory: Path) -> list[Path]:
     """Write every archive below ``directory``; the workload's is also unpacked, for the registry."""
     directory.mkdir(parents=True, exist_ok=True)
     made = [
@@ -114,7 +114,7 @@ def _write(
     return path
 
 
-def _workload(parts: Parts, native: Native, cards: Sequence[Card], root: Path) -> Path:
+def _workload(parts: Parts, native: NativeLibraries, cards: Sequence[Card], root: Path) -> Path:
     """busybox, glibc, the stand-in driver's client, and the cards of the node."""
     _busybox(parts, root)
     host = Path(f"/lib/{platform.machine()}-linux-gnu")

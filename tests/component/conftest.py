@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
-from gpu_manager.adapters.tenants import PageTenants
+from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
 
 
@@ -66,7 +66,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tenants(root: Path) -> Iterator[PageTenants]:
-    pages = PageTenants(root)
+def tenants(root: Path) -> Iterator[FileControlPages]:
+    pages = FileControlPages(root)
     yield pages
     pages.close()

@@ -14,7 +14,7 @@ from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
-from gpu_manager.ports import Listed
+from gpu_manager.ports import PodResourcesEntry
 from gpu_manager.sandbox.kubelet import Limiter, Step
 from tests.fakes.node import NodeRig, container, pod
 
@@ -364,7 +364,7 @@ def test_an_unidentified_grant_gets_its_name_and_amounts_at_the_start(rig: NodeR
 
     def doubled() -> Any:
         seen = dict(listing())
-        seen["default", "ghost"] = [Listed("default", "ghost", "c", {})]
+        seen["default", "ghost"] = [PodResourcesEntry("default", "ghost", "c", {})]
         return seen
 
     rig.client.listing = doubled  # type: ignore[method-assign]  # the kubelet cannot be made to list a ghost

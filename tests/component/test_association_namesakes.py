@@ -16,12 +16,12 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
-from gpu_manager.ports import Found, Listed
+from gpu_manager.ports import KnownPod, PodResourcesEntry
 from gpu_manager.sandbox.kubelet import AdmissionResult
-from gpu_manager.services.association import Answer, Association
-from gpu_manager.services.books import Books, Grant
-from gpu_manager.services.departures import Departures
-from gpu_manager.services.tally import Tally
+from gpu_manager.services.allocation.association import Association, Identification
+from gpu_manager.services.allocation.books import Books, Grant
+from gpu_manager.services.allocation.reclaim import DepartedPods
+from gpu_manager.services.metrics import Metrics
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakePods, FakeProcesses, cards
 
@@ -79,7 +79,7 @@ def test_no_container_starts_with_the_limits_of_another(
     old = pod("same", container("c", 30, app), init=[container("i", 30, init)])
     new = pod("same", container("c", 30, other))
     overtaken(rig, old, new)
-    rig.pods.known = {"default/same": [Found(rig.parsed(new))]}
+    rig.pods.known = {"default/same": [KnownPod(rig.parsed(new))]}
     result = rig.kubelet.admit(old)
     assert result.admitted, result.message
     refused = []
@@ -138,8 +138,8 @@ def test_ids_that_are_offered_though_an_active_pod_is_listed_with_them_have_not_
     books = Books(
         (s.card for s in states), DEFAULT_UNIT, [Grant(allocation, "d", ids={CORE: frozenset("ab")})]
     )
-    departures = Departures(books, threading.RLock(), pods, FakeProcesses(), Tally())
-    answer = Answer(
+    departures = DepartedPods(books, threading.RLock(), pods, FakeProcesses(), Metrics())
+    answer = Identification(
         ContainerCandidate(asking, asking.containers[0]),
         frozenset({("default", "same"), ("default", "next")}),
         frozenset(),
@@ -160,11 +160,11 @@ def test_ids_that_are_offered_though_an_active_pod_is_listed_with_them_have_not_
 class Listing:
     """A kubelet that lists what the test says."""
 
-    def __init__(self, *listed: Listed) -> None:
+    def __init__(self, *listed: PodResourcesEntry) -> None:
         self.listed = listed
 
-    def listing(self) -> Mapping[tuple[str, str], Sequence[Listed]]:
-        found: dict[tuple[str, str], tuple[Listed, ...]] = {}
+    def listing(self) -> Mapping[tuple[str, str], Sequence[PodResourcesEntry]]:
+        found: dict[tuple[str, str], tuple[PodResourcesEntry, ...]] = {}
         for one in self.listed:
             found[one.namespace, one.pod] = (*found.get((one.namespace, one.pod), ()), one)
         return found
@@ -173,15 +173,17 @@ class Listing:
         return None
 
 
-def listed(name: str, **ids: str) -> Listed:
+def listed(name: str, **ids: str) -> PodResourcesEntry:
     resources = {"core": CORE, "memory": MEMORY}
-    return Listed("default", name, "c", {resources[r]: frozenset(text.split()) for r, text in ids.items()})
+    return PodResourcesEntry(
+        "default", name, "c", {resources[r]: frozenset(text.split()) for r, text in ids.items()}
+    )
 
 
 def identify(
-    pods: FakePods, *lists: Listed, resource: str = CORE, never: frozenset[PodUid] = frozenset()
-) -> Answer:
-    association = Association(Listing(*lists), pods, FakeClock(), Tally())
+    pods: FakePods, *lists: PodResourcesEntry, resource: str = CORE, never: frozenset[PodUid] = frozenset()
+) -> Identification:
+    association = Association(Listing(*lists), pods, FakeClock(), Metrics())
     question = PreferenceCall(resource, 30 if resource == CORE else 20)
     return association.identify(question, lambda *_: frozenset(), never=never, partner=None)
 
@@ -204,7 +206,7 @@ def test_a_source_that_does_not_answer_is_asked_once_for_a_question() -> None:
     strangers = [listed(f"stranger-{i}") for i in range(100)]
     assert identify(pods, *strangers).candidate is None
     assert pods.fetches == 1
-    pods.known = {known.key: [Found(known)]}
+    pods.known = {known.key: [KnownPod(known)]}
     answer = identify(pods, *strangers, listed("known"))
     assert pods.fetches == 2
     assert answer.candidate is not None, "under its first admission, as the watch shows it"
@@ -218,11 +220,11 @@ def test_who_has_left_is_asked_of_a_silent_source_once() -> None:
         Allocation(PodUid(f"u{n}"), "c", ContainerKind.APP, 0, (share,), "default", f"p{n}") for n in range(8)
     ]
     books = Books((s.card for s in states), DEFAULT_UNIT, [Grant(a, a.pod_name) for a in held])
-    departures = Departures(books, threading.RLock(), pods, FakeProcesses(), Tally())
-    departures.observe(Answer(None, frozenset(), frozenset()), ())
+    departures = DepartedPods(books, threading.RLock(), pods, FakeProcesses(), Metrics())
+    departures.observe(Identification(None, frozenset(), frozenset()), ())
     assert (pods.fetches, len(books.ledger)) == (1, 8)
     pods.away = False
-    departures.observe(Answer(None, frozenset(), frozenset()), ())
+    departures.observe(Identification(None, frozenset(), frozenset()), ())
     assert len(books.ledger) == 0
 
 

@@ -15,7 +15,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.sandbox.kubelet import NumaPolicy, Step
-from gpu_manager.services.unnamed import is_unnamed
+from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import cards
 
@@ -53,7 +53,7 @@ def fill(rig: NodeRig, *amounts: tuple[int, int, int]) -> None:
 
 
 def unnamed(rig: NodeRig) -> int:
-    return rig.allocator.read(lambda books, _: sum(is_unnamed(a.pod) for a in books.ledger))
+    return rig.allocator.read(lambda books, _: sum(is_unidentified(a.pod) for a in books.ledger))
 
 
 def booked_of(rig: NodeRig, card: CardUuid) -> Amount:

@@ -14,8 +14,8 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.sandbox.kubelet import NumaPolicy, Step
-from gpu_manager.services.recovery import SETTLE_SECONDS
-from gpu_manager.services.unnamed import is_unnamed
+from gpu_manager.services.allocation.unidentified_grants import is_unidentified
+from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, cards
 
@@ -46,7 +46,7 @@ def asked(rig: NodeRig, obj: dict[str, Any], resource: str) -> bool:
 
 
 def unnamed(rig: NodeRig) -> int:
-    return rig.allocator.read(lambda books, _: sum(is_unnamed(a.pod) for a in books.ledger))
+    return rig.allocator.read(lambda books, _: sum(is_unidentified(a.pod) for a in books.ledger))
 
 
 def booked(rig: NodeRig) -> list[tuple[int, int]]:

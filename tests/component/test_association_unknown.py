@@ -13,8 +13,8 @@ import pytest
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB
-from gpu_manager.ports import Found
-from gpu_manager.services.unnamed import is_unnamed
+from gpu_manager.ports import KnownPod
+from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from tests.fakes.node import NodeRig, container, pod
 
 
@@ -58,7 +58,7 @@ def test_a_pod_under_first_admission_is_named_although_another_cannot_be_read(tm
         assert rig.admit(pod("stranger", {"name": "c"}), watched=False).admitted
         rig.pods.away = True
         new = pod("new", container("c", 30, 20), on={"c": [(rig.states[5], 30, 5 * GIB)]})
-        rig.pods.known[f"default/{new['metadata']['name']}"] = [Found(rig.parsed(new))]
+        rig.pods.known[f"default/{new['metadata']['name']}"] = [KnownPod(rig.parsed(new))]
         assert rig.kubelet.admit(new).admitted
         assert rig.cards_of(new, "c") == (5,)
         assert rig.tally.counts("unidentified") == {}
@@ -87,7 +87,7 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_the_api_forgot(
         assert (limit.cores, limit.memory) == (30, 5 * GIB)
         holders = rig.allocator.read(lambda books, _: {uid for uid, _ in books.grants})
         assert PodUid(new["metadata"]["uid"]) in holders
-        assert not any(map(is_unnamed, holders))
+        assert not any(map(is_unidentified, holders))
 
 
 def test_a_pod_without_a_card_does_not_get_the_grant_of_a_namesake_that_the_watch_has_yet_to_show(

@@ -30,7 +30,7 @@ from gpu_manager.pb.podresources.v1 import api_pb2_grpc as podresources_grpc
 from gpu_manager.sandbox.api import StandInApi
 from gpu_manager.sandbox.kubelet import NumaPolicy, StandInKubelet, Step
 from gpu_manager.servers.device_plugin import SOCKETS
-from gpu_manager.services.planner import Node
+from gpu_manager.services.allocation.planner import NodeCards
 from tests.fakes.agent import agent_command
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeClock, cards
@@ -96,7 +96,7 @@ def test_case_02_the_plugin_serves_while_its_registration_is_still_being_answere
 def test_case_09_sigterm_ends_the_program_and_leaves_no_socket_behind(tmp_path: Path) -> None:
     api, kubelet = StandInApi(), StandInKubelet(tmp_path / "kubelet")
     api.start()
-    api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    api.create({"apiVersion": "v1", "kind": "NodeCards", "metadata": {"name": NODE}})
     kubelet.start()
     agent = subprocess.Popen(agent_command(tmp_path, api=api.url), stderr=subprocess.PIPE, text=True)
     try:
@@ -314,7 +314,7 @@ def test_nodes_without_cards_offer_nothing_and_say_so(tmp_path: Path) -> None:
     try:
         assert rig.plugin.registered.wait(10)
         rig.until(lambda: rig.kubelet.capacity().get(CORE, 0) == 0)
-        assert Node.of(NODE, DEFAULT_UNIT, (), Topology(())).ids.of_card == {r: {} for r in RESOURCES}
+        assert NodeCards.of(NODE, DEFAULT_UNIT, (), Topology(())).ids.of_card == {r: {} for r in RESOURCES}
         assert not rig.admit(pod("one", container("c", 30, 4))).ids
     finally:
         rig.stop_agent()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.tenants import PageTenants
+from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.enforcement.driver_overhead import SAMPLES
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports import CardUse, Correction, ProcessUse, TenantUse
-from gpu_manager.services.coactivity import CoActivity
-from gpu_manager.services.usage import Usage
+from gpu_manager.services.enforcement.time_sharing import TimeSharing
+from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeClock
 from vcuda import page
@@ -27,7 +27,7 @@ class Rig:
 
     def __init__(self, directory: Path, node: NodeRig) -> None:
         self.node, self.cards = node, FakeCards(node.states)
-        self.usage = Usage(
+        self.usage = UsageSampler(
             node.allocator, self.cards, node.pods, node.tenants, node.processes, node.clock, node.tally
         )
         made = pod("part", container("c", 30, 20))
@@ -39,14 +39,14 @@ class Rig:
         (index,) = node.cards_of(made, "c")
         self.card = node.states[index].card.uuid
         ((self.name, limits),) = node.tenants.limits.items()
-        self.pages = PageTenants(directory / "pages")
+        self.pages = FileControlPages(directory / "pages")
         self.pages.open(self.name, limits)
         self.page = directory / "pages" / self.name / "limits"
         self.service = self.agent()
 
-    def agent(self) -> CoActivity:
+    def agent(self) -> TimeSharing:
         """A new one, that knows nothing of what another wrote."""
-        return CoActivity(self.pages, self.usage.seats, self.node.clock, self.node.tally)
+        return TimeSharing(self.pages, self.usage.seats, self.node.clock, self.node.tally)
 
     def second(self, *, driver: int | None, account: int, process: bool = True) -> int:
         """What the page says after a second in which driver and account counted so much."""

@@ -22,7 +22,7 @@ from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.sandbox.kubelet import NumaPolicy
 from gpu_manager.servers.device_plugin import SOCKETS, devices_of, options_of
-from gpu_manager.services.planner import Node, Offer
+from gpu_manager.services.allocation.planner import KubeletOffer, NodeCards
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import cards
 
@@ -186,9 +186,9 @@ def test_case_17_both_resources_of_a_card_name_the_same_numa_node_or_none() -> N
         *cards(1, numa=1),
         *(replace(s, card=replace(s.card, index=1, uuid="GPU-feed")) for s in cards(1)),
     )
-    node = Node.of("n", DEFAULT_UNIT, states, Topology.uniform(2, Link(LinkKind.SYS)))
+    node = NodeCards.of("n", DEFAULT_UNIT, states, Topology.uniform(2, Link(LinkKind.SYS)))
     for resource in (CORE, MEMORY):
-        devices = devices_of(resource, Offer(node))
+        devices = devices_of(resource, KubeletOffer(node))
         by_card = {d.ID.split("-")[0]: [n.ID for n in d.topology.nodes] for d in devices}
         assert sorted(by_card.values()) == [[], [1]]
         assert all(d.HasField("topology") == (d.ID.split("-")[0] == "00000000") for d in devices)

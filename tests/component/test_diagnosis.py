@@ -15,7 +15,7 @@ from gpu_manager.adapters.diagnosis.driver import gather_driver
 from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet, runtime_socket
 from gpu_manager.adapters.diagnosis.runtime import gather_runtime
 from gpu_manager.adapters.driver_files import detect
-from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.cli.main import run
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
@@ -45,12 +45,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def put(root: Path, files: dict[str, str]) -> Host:
+def put(root: Path, files: dict[str, str]) -> HostFiles:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return Host(root)
+    return HostFiles(root)
 
 
 def test_where_nothing_but_shared_memory_can_be_written_the_driver_is_looked_for_all_the_same(
@@ -62,12 +62,12 @@ def test_where_nothing_but_shared_memory_can_be_written_the_driver_is_looked_for
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
     assert (
         "install the NVIDIA driver"
-        in gather_driver(Host(root), "/", None, sysfs=root, proc=root).library_problem
+        in gather_driver(HostFiles(root), "/", None, sysfs=root, proc=root).library_problem
     )
 
 
 def test_a_machine_without_anything_has_no_facts_and_no_errors(root: Path) -> None:
-    host = Host(root)
+    host = HostFiles(root)
     driver = gather_driver(host, "/", None, sysfs=root, proc=root)
     assert (driver.pci_cards, driver.kernel, driver.library, driver.nvml_cards) == (None, None, None, None)
     assert "install the NVIDIA driver" in driver.library_problem
@@ -82,7 +82,7 @@ def test_cards_are_counted_on_the_bus_without_their_audio_functions(root: Path) 
     for name, (vendor, kind) in slots.items():
         put(root, {f"bus/pci/devices/{name}/vendor": f"{vendor}\n", f"bus/pci/devices/{name}/class": kind})
     put(root, {"module/nvidia/version": "550.54.15\n"})
-    driver = gather_driver(Host(root), "/", None, sysfs=root, proc=root)
+    driver = gather_driver(HostFiles(root), "/", None, sysfs=root, proc=root)
     assert (driver.pci_cards, driver.kernel) == (2, "550.54.15")
 
 
@@ -92,12 +92,12 @@ def test_processes_with_an_older_libcuda_open_are_counted_once_each(root: Path) 
         root,
         {"11/maps": line * 3, "12/maps": line, "13/maps": "7f00 /usr/lib/libcuda.so.1\n", "x/maps": line},
     )
-    assert gather_driver(Host(root), "/", None, sysfs=root, proc=root).in_use == {"535.183.01": 2}
+    assert gather_driver(HostFiles(root), "/", None, sysfs=root, proc=root).in_use == {"535.183.01": 2}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root sees every process")
 def test_processes_that_are_hidden_are_not_taken_for_none(root: Path) -> None:
-    assert gather_driver(Host(root), "/", None, sysfs=root, proc=root).in_use is None
+    assert gather_driver(HostFiles(root), "/", None, sysfs=root, proc=root).in_use is None
 
 
 def test_the_runtime_is_read_as_detection_reads_it(root: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.adapters.driver_files import DriverFiles, Host, Strategy, extra_devices
+from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy, extra_devices
 from gpu_manager.adapters.driver_files.elf import multiarch
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
@@ -78,7 +78,7 @@ class World:
             "state": self.state,
             "pages": self.pages,
             "libraries": self.package,
-            "host": Host(self.node.root),
+            "host": HostFiles(self.node.root),
             "cdi_dir": self.cdi,
         }
         return DriverFiles(strategy, **{**settled, **options})
@@ -89,7 +89,7 @@ class World:
         return (
             own.exists() or own.is_symlink()
             if own.is_relative_to(self.base)
-            else Host(self.node.root).exists(path)
+            else HostFiles(self.node.root).exists(path)
         )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.adapters.driver_files.driver import DriverFinder
 from gpu_manager.adapters.driver_files.elf import multiarch, native_machine, read_elf
-from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.errors import NodeUnready
 from tests.component.driver_roots import SONAMES, VERSION, DriverRoot, Objects, machine_is_supported
 
@@ -34,7 +34,7 @@ def links(tmp_path):
 
 
 def finder(node: DriverRoot, links: Path, driver_root: str = "/") -> DriverFinder:
-    return DriverFinder(Host(node.root), driver_root, links)
+    return DriverFinder(HostFiles(node.root), driver_root, links)
 
 
 def real(node: DriverRoot, source: str) -> str:
@@ -42,7 +42,7 @@ def real(node: DriverRoot, source: str) -> str:
     path = Path(source)
     if path.is_relative_to(node.root):
         source = str(path.readlink())
-    found = Host(node.root).resolve(source)
+    found = HostFiles(node.root).resolve(source)
     assert found is not None, source
     return Path(found).name
 
@@ -235,14 +235,14 @@ def test_a_driver_that_comes_later_is_found_without_a_restart(node, links):
 def test_a_loop_of_links_is_missing(node):
     node.link("/a", "/b")
     node.link("/b", "a")
-    assert Host(node.root).resolve("/a") is None
+    assert HostFiles(node.root).resolve("/a") is None
 
 
 def test_links_never_lead_out_of_the_node(node, tmp_path):
     (tmp_path / "secret").write_text("x")
     node.file("/secret", "the node's own")
     node.link("/up", "../../../../secret")
-    assert Host(node.root).read("/up") == b"the node's own"
+    assert HostFiles(node.root).read("/up") == b"the node's own"
 
 
 @settings(max_examples=100, deadline=None)
@@ -255,5 +255,5 @@ def test_whatever_a_link_says_it_stays_inside(tmp_path_factory, target):
     if not target:
         return
     (root / "a" / "link").symlink_to(target)
-    found = Host(root).resolve("/a/link")
+    found = HostFiles(root).resolve("/a/link")
     assert found is None or (found.startswith("/") and ".." not in found.split("/"))

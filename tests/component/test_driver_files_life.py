@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.driver_files import DriverFiles, Host, Strategy
+from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import Bug
 from gpu_manager.domain.placement.ledger import Share
@@ -51,7 +51,7 @@ class Place:
             state=self.state,
             pages=self.pages,
             libraries=self.package,
-            host=Host(self.base / "node"),
+            host=HostFiles(self.base / "node"),
             cdi_dir=self.cdi,
         )
 

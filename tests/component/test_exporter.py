@@ -21,9 +21,9 @@ from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports import CardUse, ProcessUse, TenantUse
 from gpu_manager.servers.exporter import COUNTERS, Exporter, describe
 from gpu_manager.servers.guards import describe as describe_guards
-from gpu_manager.services.books import Grant
-from gpu_manager.services.unnamed import UNIDENTIFIED
-from gpu_manager.services.usage import Usage
+from gpu_manager.services.allocation.books import Grant
+from gpu_manager.services.allocation.unidentified_grants import UNIDENTIFIED
+from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeClock
 
@@ -44,7 +44,7 @@ class Board:
     def __init__(self, rig: NodeRig) -> None:
         self.rig = rig
         self.cards = FakeCards(rig.states)
-        self.usage = Usage(
+        self.usage = UsageSampler(
             rig.allocator, self.cards, rig.pods, rig.tenants, rig.processes, rig.clock, rig.tally
         )
         self.events: dict[str, int] = {}

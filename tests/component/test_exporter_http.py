@@ -21,7 +21,7 @@ from gpu_manager.domain.resources import GIB
 from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.http import MOST_CONNECTIONS, StatusServer
 from gpu_manager.servers.status import Status
-from gpu_manager.services.usage import Usage
+from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeCards
 
@@ -34,7 +34,7 @@ class Served:
     def __init__(self, rig: NodeRig, *, token: str | None = None, seconds: float = 10.0) -> None:
         self.checks = {"registered": True, "cards": True}
         self.why = ""
-        self.usage = Usage(
+        self.usage = UsageSampler(
             rig.allocator, FakeCards(rig.states), rig.pods, rig.tenants, rig.processes, rig.clock, rig.tally
         )
         registry = CollectorRegistry()

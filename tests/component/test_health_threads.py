@@ -11,7 +11,7 @@ import pytest
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.services.health import Health, HealthTimes
+from gpu_manager.services.cards.health import Health, HealthTimes
 
 SECONDS = 20.0  # a deadline, not a pause; the next look by the clock is an hour away
 

@@ -11,8 +11,8 @@ import pytest
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import INVENTORY, decode_inventory
 from gpu_manager.domain.resources import GIB
-from gpu_manager.services.health import Health
-from gpu_manager.services.inventory import InventoryService
+from gpu_manager.services.cards.health import Health
+from gpu_manager.services.cards.inventory import InventoryService
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeClock
 

@@ -16,7 +16,7 @@ from gpu_manager.domain.contract import ALLOCATION
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
-from gpu_manager.ports import Entry, Kubelet, Listed
+from gpu_manager.ports import CheckpointEntry, Kubelet, PodResourcesEntry
 from gpu_manager.sandbox.kubelet import Limiter
 from tests.fakes.kubelet_node import Node, lowest, pod
 from tests.fakes.plugin import CORE, MEMORY, device, devices
@@ -77,8 +77,11 @@ def test_a_listing_names_every_app_container_with_our_ids_and_merges_numa_nodes(
     node.kubelet.admit(pod("v", {"other": {}}))
     held = {CORE: frozenset("abc"), MEMORY: frozenset({"m0000"})}
     assert node.client.listing() == {
-        ("default", "u"): (Listed("default", "u", "main", held), Listed("default", "u", "idle", {})),
-        ("default", "v"): (Listed("default", "v", "other", {}),),
+        ("default", "u"): (
+            PodResourcesEntry("default", "u", "main", held),
+            PodResourcesEntry("default", "u", "idle", {}),
+        ),
+        ("default", "v"): (PodResourcesEntry("default", "v", "other", {}),),
     }
 
 
@@ -224,8 +227,8 @@ def test_the_checkpoint_tells_the_owner_by_uid_with_our_annotation(node):
     core.answer = lambda _ids: ContainerAllocateResponse(annotations={ALLOCATION: "{}"})
     node.kubelet.admit(pod("u", {"main": {CORE: 1}}, init={"init": {CORE: 1}}))
     assert sorted(node.client.checkpoint(), key=lambda e: e.container) == [
-        Entry("u", "init", CORE, frozenset({"c0000"}), "{}"),
-        Entry("u", "main", CORE, frozenset({"c0000"}), "{}"),
+        CheckpointEntry("u", "init", CORE, frozenset({"c0000"}), "{}"),
+        CheckpointEntry("u", "main", CORE, frozenset({"c0000"}), "{}"),
     ]
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json, queue, sys
 from pathlib import Path
-from gpu_manager.adapters.nvml import NvmlCards
+from gpu_manager.adapters.nvml.cards import NvmlCards
 cards = NvmlCards(library=Path(sys.argv[1]), sysfs=Path("/nonexistent"))
 states, (uses, processes), topology = cards.list(), cards.usage(), cards.topology()
 told = queue.Queue()

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from gpu_manager.adapters.nvml import NvmlCards
-from gpu_manager.adapters.nvml_faults import FaultPolicy
+from gpu_manager.adapters.nvml.cards import NvmlCards
+from gpu_manager.adapters.nvml.faults import FaultPolicy
 from gpu_manager.ports import HealthChange
 from tests.fakes.nvml import FakeNvml, Gpu
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gpu_manager.adapters.driver_files.native_libraries import find_native
+from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.sandbox.demo import metrics as scene
 from gpu_manager.sandbox.demo.paper import Paper
@@ -43,7 +43,7 @@ def test_the_demo_shows_all_it_promises() -> None:
     assert "no card has room for 50 cores" in text
     assert "NOT SO" not in text
     assert "Traceback" not in text
-    if find_native().complete:
+    if find_native_libraries().complete:
         assert "CUDA_ERROR_OUT_OF_MEMORY" in text
     else:
         assert "is not built into this installation" in text

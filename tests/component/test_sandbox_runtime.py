@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.adapters.driver_files.elf import multiarch
-from gpu_manager.adapters.driver_files.native_libraries import Native, native_in
+from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries, native_in
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse, Mount
@@ -28,7 +28,7 @@ NOTHING = ContainerAllocateResponse()
 
 
 class Rig:
-    def __init__(self, directory: Path, native: Native | None = None, **runtime: Any) -> None:
+    def __init__(self, directory: Path, native: NativeLibraries | None = None, **runtime: Any) -> None:
         self.directory = directory
         self.processes = Processes()
         self.runtime = Runtime(directory, self.processes, native=native, **runtime)
@@ -170,7 +170,7 @@ def test_our_libraries_are_exchanged_for_their_sandbox_build(tmp_path: Path) -> 
 
 
 def test_nothing_native_is_found_where_nothing_was_built(tmp_path: Path) -> None:
-    assert native_in(tmp_path) == Native()
+    assert native_in(tmp_path) == NativeLibraries()
     assert not native_in(tmp_path).complete
 
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
+from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.driver_files import DriverFiles, Strategy
 from gpu_manager.adapters.selinux import LABEL, label_of
-from gpu_manager.adapters.tenants import PageTenants
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import Amount
@@ -37,7 +37,7 @@ def test_pages_and_libraries_carry_the_label(tmp_path):
     package.mkdir()
     for name in ("libvcuda.so", "libvcuda-ml.so"):
         (package / name).write_text(name)
-    tenants = PageTenants(pages, label=LABEL)
+    tenants = FileControlPages(pages, label=LABEL)
     tenants.open(NAME, [Limit(CARD, 1 << 30, 30, 30)])
     cards = (CardState(Card(index=0, uuid=CARD, model="A100", memory=1 << 36, minor=0)),)
     injection = DriverFiles(

@@ -13,8 +13,8 @@ from gpu_manager.domain.contract import ALLOCATION, Assignment, decode_assignmen
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports import ProcessUse
-from gpu_manager.services.recovery import SETTLE_SECONDS
-from gpu_manager.services.usage import Usage
+from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
 from tests.fakes.node import NODE, NodeRig, pod
 from tests.fakes.ports import FakeCards, FakeClock
 from tests.fakes.static import DIGEST, MIRROR, mirror_of, static
@@ -130,7 +130,9 @@ def test_its_use_is_counted_by_the_cgroup_that_the_kubelet_made(rig: NodeRig) ->
     card = rig.states[rig.cards_of(one, "c")[0]].card.uuid
     rig.processes.containers[77] = (PodUid(DIGEST), "a" * 64)
     figures = FakeCards(rig.states, processes=[ProcessUse(card, 77, memory=GIB)])
-    usage = Usage(rig.allocator, figures, rig.pods, rig.tenants, rig.processes, rig.clock, rig.tally).sample()
+    usage = UsageSampler(
+        rig.allocator, figures, rig.pods, rig.tenants, rig.processes, rig.clock, rig.tally
+    ).sample()
     assert [p.pid for p in usage.processes[(PodUid(DIGEST), "c"), card]] == [77]
 
 

@@ -15,11 +15,11 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, INVENTORY, Inventory, TerminatingShare, decode_inventory
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.ports import Found
+from gpu_manager.ports import KnownPod
 from gpu_manager.sandbox.kubelet import AdmissionResult
-from gpu_manager.services.health import Health
-from gpu_manager.services.inventory import InventoryService
-from gpu_manager.services.recovery import SETTLE_SECONDS
+from gpu_manager.services.cards.health import Health
+from gpu_manager.services.cards.inventory import InventoryService
+from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
 from tests.component.test_agent import World
 from tests.fakes import extender
 from tests.fakes.node import NODE, NodeRig, container, pod
@@ -115,7 +115,7 @@ def test_a_pod_whose_end_the_watch_has_yet_to_show_is_waited_for_too(one_card: N
     one_card.kubelet.delete(old["metadata"]["uid"], force=True)
     new = pod("new", container(*FULL))
     one_card.pods.bind(one_card.parsed(new), watched=False)
-    one_card.pods.known = {**one_card.pods.known, "default/new": [Found(one_card.parsed(new))]}
+    one_card.pods.known = {**one_card.pods.known, "default/new": [KnownPod(one_card.parsed(new))]}
     one_card.pods.looks = 0
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(one_card.kubelet.admit, new)
@@ -136,7 +136,7 @@ def test_the_assigned_card_is_waited_for_though_another_has_room(tmp_path: Path)
         rig.kubelet.delete(uid(old), force=True)
         new = pod("new", container(*FULL), on={"c": [(first, 60, 10 * GIB)]})
         rig.pods.bind(rig.parsed(new), watched=False)
-        rig.pods.known = {**rig.pods.known, "default/new": [Found(rig.parsed(new))]}
+        rig.pods.known = {**rig.pods.known, "default/new": [KnownPod(rig.parsed(new))]}
         rig.pods.looks = 0
         with ThreadPoolExecutor(1) as pool:
             coming = pool.submit(rig.kubelet.admit, new)

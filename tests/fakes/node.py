@@ -12,7 +12,7 @@ from typing import Any, Self
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.kubelet.client import DEADLINE_SECONDS
-from gpu_manager.adapters.old_checkpoint import read_old_checkpoint
+from gpu_manager.adapters.kubelet.predecessor_checkpoint import read_old_checkpoint
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.errors import NodeUnready
@@ -22,14 +22,14 @@ from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports import Clock, Limit
 from gpu_manager.sandbox.kubelet import AdmissionResult, StandInKubelet
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
-from gpu_manager.services.allocator import Allocator
-from gpu_manager.services.association import Association
-from gpu_manager.services.books import Books
-from gpu_manager.services.planner import Node
-from gpu_manager.services.proof import Proof
-from gpu_manager.services.recovery import Reclaimer, rebuild
-from gpu_manager.services.stranded import Stranded
-from gpu_manager.services.tally import Tally
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.association import Association
+from gpu_manager.services.allocation.books import Books
+from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.allocation.prestart import PreStart
+from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
+from gpu_manager.services.recovery.rebuild import Reclaimer, rebuild
 from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
 from tests.fakes.waiting import until
 
@@ -102,7 +102,7 @@ class NodeRig:
         self.pods, self.store = FakePods(), FakeStore()
         self.tenants, self.processes = FakeTenants(), FakeProcesses()
         self.injector = FakeInjector()
-        self.tally = Tally()
+        self.tally = Metrics()
         self.evict = evict
         self.list_seconds = list_seconds
         self.patience = patience  # with deleted pods whose processes run
@@ -121,7 +121,7 @@ class NodeRig:
         self.kubelet.stop()
 
     def start_agent(self, *, wait: bool = True) -> None:
-        node = Node.of(NODE, DEFAULT_UNIT, self.states, self.topology)
+        node = NodeCards.of(NODE, DEFAULT_UNIT, self.states, self.topology)
         self.client = KubeletClient(
             self.kubelet.device_plugins,
             self.kubelet.pod_resources,
@@ -149,7 +149,7 @@ class NodeRig:
             tally=self.tally,
             patience=self.patience,
         )
-        proof = Proof(
+        proof = PreStart(
             self.allocator, self.client, self.pods, self.tenants, self.clock, self.tally, evict=self.evict
         )
         self.reclaimer = Reclaimer(
@@ -161,7 +161,7 @@ class NodeRig:
             self.processes,
             self.clock,
             self.tally,
-            Stranded(self.allocator, self.pods, self.tally, evict=self.evict),
+            PodsWithoutDevices(self.allocator, self.pods, self.tally, evict=self.evict),
         )
         self.stop = threading.Event()
         self.plugin = DevicePlugin(

@@ -15,7 +15,7 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import Link, LinkKind, Topology
-from gpu_manager.ports import CardUse, Found, HealthChange, Limit, ProcessUse, TenantUse
+from gpu_manager.ports import CardUse, HealthChange, KnownPod, Limit, ProcessUse, TenantUse
 
 
 def cards(
@@ -95,7 +95,7 @@ class FakePods:
     """The API's view of the node's pods. ``known`` may lag behind ``there``, as a watch does."""
 
     there: dict[str, Pod] = field(default_factory=dict)
-    known: dict[str, list[Found]] = field(default_factory=dict)
+    known: dict[str, list[KnownPod]] = field(default_factory=dict)
     away: bool = False
     fetches: int = 0
     looks: int = 0
@@ -111,18 +111,18 @@ class FakePods:
     def watch(self) -> None:
         """The watch catches up; what is gone stays as a tombstone."""
         before = {key: found[:] for key, found in self.known.items()}
-        self.known = {key: [Found(pod)] for key, pod in self.there.items()}
+        self.known = {key: [KnownPod(pod)] for key, pod in self.there.items()}
         for key, found in before.items():
             for old in found:
                 if all(f.pod.uid != old.pod.uid for f in self.known.get(key, [])):
-                    self.known.setdefault(key, []).append(Found(old.pod, tombstone=True))
+                    self.known.setdefault(key, []).append(KnownPod(old.pod, tombstone=True))
 
     def forget(self, key: str, *, watched: bool = True) -> None:
         self.there.pop(key, None)
         if watched:
             self.watch()
 
-    def local(self) -> Mapping[str, Sequence[Found]]:
+    def local(self) -> Mapping[str, Sequence[KnownPod]]:
         self.looks += 1
         return self.known
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from bench.__main__ import table
 from bench.rows import Row
-from gpu_manager.adapters.driver_files.native_libraries import find_native
+from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
 from tests.gpu import cost, memory, runtime, share
 from tests.gpu.machine import BUILD, STAND_IN, Absent, Machine, stand_in_environment
 
@@ -84,7 +84,7 @@ def _report(machine: Machine, measured: list[Row], output: Path | None) -> None:
 
 def _dry_run() -> int:
     """Start over in an environment where every program finds the stand-in driver."""
-    native = find_native()
+    native = find_native_libraries()
     if native.driver is None:
         print("there is no stand-in driver: this package was built without a C compiler", file=sys.stderr)
         return 2

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gpu_manager.adapters.control_pages.pages import FileControlPages, PagePolicy
 from gpu_manager.adapters.driver_files.driver import COMPANIONS
-from gpu_manager.adapters.driver_files.native_libraries import Native, find_native
-from gpu_manager.adapters.nvml import NvmlCards
-from gpu_manager.adapters.tenants import PageTenants, Policy
+from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries, find_native_libraries
+from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Limit
@@ -37,7 +37,7 @@ class Absent(Exception):  # noqa: N818 - it is no error that a machine has no ca
     """What the machine lacks, in one sentence: then nothing is measured."""
 
 
-def stand_in_environment(native: Native, state: str) -> dict[str, str]:
+def stand_in_environment(native: NativeLibraries, state: str) -> dict[str, str]:
     """What makes this program and all that it starts see the stand-in driver's card."""
     return {
         **os.environ,
@@ -53,7 +53,7 @@ class Machine:
 
     def __init__(self) -> None:
         """Raises Absent: there is no card, no driver, or this package was built without the library."""
-        self.native = find_native()
+        self.native = find_native_libraries()
         self.stand_in = STAND_IN in os.environ
         self.nvml = NvmlCards()
         try:
@@ -71,7 +71,7 @@ class Machine:
         self._directory = tempfile.TemporaryDirectory(prefix="vcuda-gpu-")
         self.root = Path(self._directory.name)
         self._asking = threading.Lock()
-        self.tenants = PageTenants(self.root / "pages")
+        self.tenants = FileControlPages(self.root / "pages")
         self.compiler = _compiler()
         self.torch = _torch()
         """An interpreter that has PyTorch, if one was found."""
@@ -119,7 +119,7 @@ class Machine:
         """From now on containers are charged so many bytes for each context, as ``--context-mib`` does it."""
         self.reserve = each
         self.tenants.close()
-        self.tenants = PageTenants(self.root / "pages", Policy(context_reserve=each))
+        self.tenants = FileControlPages(self.root / "pages", PagePolicy(context_reserve=each))
 
     def bare(self, *command: str) -> subprocess.Popen[str]:
         """A process with the driver alone: the baseline."""

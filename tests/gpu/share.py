@@ -11,7 +11,7 @@ from statistics import fmean
 
 from bench.rows import Row
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.services.tally import Tally
+from gpu_manager.services.metrics import Metrics
 from tests.gpu.machine import Container, Machine, said
 
 GIB = 1 << 30
@@ -116,15 +116,15 @@ def _shares(process: subprocess.Popen[str], clock: float) -> tuple[float, list[f
 @contextlib.contextmanager
 def _host_loop(machine: Machine, containers: Sequence[Container]) -> Iterator[str]:
     """The agent's own loop that tells containers by how much the card's time is divided, where it exists."""
-    if find_spec("gpu_manager.services.coactivity") is None:
+    if find_spec("gpu_manager.services.enforcement.time_sharing") is None:
         yield "without the host's loop"
         return
-    from gpu_manager.services.coactivity import CoActivity, Seat  # noqa: PLC0415  # only where it exists
+    from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing  # noqa: PLC0415  # only where it exists
 
-    def seats() -> list[Seat]:
+    def seats() -> list[CardTenant]:
         busy = machine.busy()
         return [
-            Seat(
+            CardTenant(
                 c.name,
                 machine.card.uuid,
                 at_work=bool(c.pids),
@@ -134,7 +134,7 @@ def _host_loop(machine: Machine, containers: Sequence[Container]) -> Iterator[st
         ]
 
     stop = threading.Event()
-    loop = CoActivity(machine.tenants, seats, SystemClock(), Tally())
+    loop = TimeSharing(machine.tenants, seats, SystemClock(), Metrics())
     thread = threading.Thread(target=loop.run, args=(stop,), name="co-activity", daemon=True)
     thread.start()
     try:

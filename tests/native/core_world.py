@@ -20,12 +20,12 @@ from pathlib import Path
 
 from bench.rows import shared_memory
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.adapters.nvml import NvmlCards
-from gpu_manager.adapters.tenants import PageTenants
+from gpu_manager.adapters.control_pages.pages import FileControlPages
+from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.ports import Limit
-from gpu_manager.services.coactivity import CoActivity, Seat
-from gpu_manager.services.tally import Tally
+from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
+from gpu_manager.services.metrics import Metrics
 from tests.native import standin
 from tests.native.tools import LIB, build_tests, run, tool
 from vcuda import page
@@ -180,7 +180,7 @@ class World:
         self.base, self.version, self.cards = base, version, cards
         self.state = state or base / "state"
         self.state.mkdir(parents=True, exist_ok=True)
-        self.tenants = PageTenants(base / "pages")
+        self.tenants = FileControlPages(base / "pages")
         self.load = compiled("core_load.c")
         self.interposer = built_interposer()
         self.started: list[Load] = []
@@ -242,11 +242,11 @@ class World:
         return page.USAGE_HEAD_SIZE + slot * page.SLOT_SIZE
 
     @contextlib.contextmanager
-    def host(self, *tenants: Tenant, driver: bool = False) -> Iterator[CoActivity]:
+    def host(self, *tenants: Tenant, driver: bool = False) -> Iterator[TimeSharing]:
         """The agent's co-activity loop over these containers; ``driver``: with what NVML sees of them."""
         stop = threading.Event()
         seats = _Seats(self, [tenant.name for tenant in tenants], driver=driver)
-        service = CoActivity(self.tenants, seats, SystemClock(), Tally())
+        service = TimeSharing(self.tenants, seats, SystemClock(), Metrics())
         thread = threading.Thread(target=service.run, args=(stop,))
         thread.start()
         try:
@@ -272,7 +272,7 @@ class _Seats:
         self._busy: dict[str, int] = {}
         self._cards = _nvml(world) if driver else None
 
-    def __call__(self) -> list[Seat]:
+    def __call__(self) -> list[CardTenant]:
         seen = self._driver_shares()
         seats = []
         for name in self._names:
@@ -281,7 +281,7 @@ class _Seats:
             self._busy[name] = activity.busy_ns
             pids = self._world.pids.get(name, [])
             truth = sum(seen.get(pid, 0.0) for pid in pids) if seen else None
-            seats.append(Seat(name, activity.card, at_work, truth))
+            seats.append(CardTenant(name, activity.card, at_work, truth))
         return seats
 
     def _driver_shares(self) -> Mapping[int, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.driver_files.native_libraries import find_native
+from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
 from tests.gpu.machine import first_line, stand_in_environment
 from tests.native.tools import ROOT
 
@@ -48,7 +48,11 @@ with Machine() as machine, machine.container(1024 * MIB) as container, memory.ag
 
 @pytest.fixture(autouse=True)
 def built() -> None:
-    if None in (find_native().fronts, find_native().driver, find_native().client):
+    if None in (
+        find_native_libraries().fronts,
+        find_native_libraries().driver,
+        find_native_libraries().client,
+    ):
         pytest.skip("this package was built without the library: there is nothing to run the harness on")
 
 
@@ -85,7 +89,7 @@ def first_row(tmp_path: Path, *how: str, **settings: str) -> tuple[str, float, b
     """Name, figure, whether it holds, and note."""
     done = subprocess.run(
         [sys.executable, "-c", BROKEN, *how],
-        cwd=ROOT, env=stand_in_environment(find_native(), str(tmp_path)) | settings, capture_output=True, text=True,
+        cwd=ROOT, env=stand_in_environment(find_native_libraries(), str(tmp_path)) | settings, capture_output=True, text=True,
         timeout=250, check=True,
     )  # fmt: skip
     name, over, holds, note = done.stdout.split(" ", 3)
@@ -119,7 +123,7 @@ def test_what_the_driver_counts_beyond_the_account_is_told_as_the_agent_tells_it
     """Here a context that nothing was charged for."""
     done = subprocess.run(
         [sys.executable, "-c", AGENT],
-        cwd=ROOT, env=stand_in_environment(find_native(), str(tmp_path)), capture_output=True, text=True,
+        cwd=ROOT, env=stand_in_environment(find_native_libraries(), str(tmp_path)), capture_output=True, text=True,
         timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -127,7 +131,9 @@ def test_what_the_driver_counts_beyond_the_account_is_told_as_the_agent_tells_it
 
 def test_where_mps_runs_nothing_is_measured(tmp_path: Path) -> None:
     (tmp_path / "control").touch()
-    env = stand_in_environment(find_native(), str(tmp_path)) | {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    env = stand_in_environment(find_native_libraries(), str(tmp_path)) | {
+        "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)
+    }
     done = run("--output", str(tmp_path / "gpu.json"), env=env)
     assert done.stdout == (
         "a card, but MPS runs on it, which shows one process for all: end it first; nothing was measured\n"

@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from gpu_manager.adapters import tenant_files
+from gpu_manager.adapters.control_pages import tenant_files
 from tests.native.driven import (
     CONTEXT,
     GRANULE,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
-from gpu_manager.services.books import Books, Grant, decode, decode_held_cards
+from gpu_manager.services.allocation.books import Books, Grant, decode, decode_held_cards
 from tests.fakes.node import container, pod
 from tests.fakes.ports import cards
 

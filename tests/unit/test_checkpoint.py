@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_manager.adapters.kubelet.checkpoint import parse_checkpoint
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse, DeviceSpec
-from gpu_manager.ports import Entry
+from gpu_manager.ports import CheckpointEntry
 
 OURS = frozenset({CORE, MEMORY})
 
@@ -49,7 +49,7 @@ def text(*rows: object, data: bool = True) -> bytes:
     ids=["NUMA map (1.20 on)", "flat list", "flat list without Data (up to 1.10)"],
 )
 def test_every_layout_the_kubelet_ever_wrote_reads_the_same(content):
-    assert parse_checkpoint(content, OURS) == (Entry("uid", "main", CORE, frozenset("abc")),)
+    assert parse_checkpoint(content, OURS) == (CheckpointEntry("uid", "main", CORE, frozenset("abc")),)
 
 
 def test_our_annotation_is_taken_out_of_the_response_the_kubelet_keeps():

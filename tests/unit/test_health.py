@@ -13,7 +13,7 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import SELF, Link, Topology
 from gpu_manager.ports import HealthChange
-from gpu_manager.services.health import VANISHED, Health, HealthTimes
+from gpu_manager.services.cards.health import VANISHED, Health, HealthTimes
 
 PIX, SYS = Link.parse("PIX"), Link.parse("SYS")
 

@@ -11,14 +11,14 @@ from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import Link, LinkKind, Topology
-from gpu_manager.services.books import Books, Grant, decode
-from gpu_manager.services.planner import Node, Planner
-from gpu_manager.services.tally import Tally
+from gpu_manager.services.allocation.books import Books, Grant, decode
+from gpu_manager.services.allocation.planner import NodeCards, Planner
+from gpu_manager.services.metrics import Metrics
 from tests.fakes.node import NODE, container, pod
 from tests.fakes.ports import cards
 
 STATES = cards(4)
-NODE_NOW = Node.of(NODE, DEFAULT_UNIT, STATES, Topology.uniform(4, Link(LinkKind.SYS)))
+NODE_NOW = NodeCards.of(NODE, DEFAULT_UNIT, STATES, Topology.uniform(4, Link(LinkKind.SYS)))
 
 
 class BothNames(RuleBasedStateMachine):
@@ -26,7 +26,7 @@ class BothNames(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.planner = Planner(NODE_NOW, Books((s.card for s in STATES), DEFAULT_UNIT), Tally())
+        self.planner = Planner(NODE_NOW, Books((s.card for s in STATES), DEFAULT_UNIT), Metrics())
         self.pods: dict[str, Pod] = {}
 
     @rule(cores=st.sampled_from((1, 30, 50, 99, 100, 200)), units=st.integers(1, 64))
@@ -75,7 +75,7 @@ class BothNames(RuleBasedStateMachine):
         grants, planned = decode(self.planner.books.encode())
         books = Books((s.card for s in STATES), DEFAULT_UNIT, grants)
         books.plan(planned)
-        self.planner = Planner(NODE_NOW, books, Tally())
+        self.planner = Planner(NODE_NOW, books, Metrics())
 
     @invariant()
     def no_card_is_promised_twice(self) -> None:

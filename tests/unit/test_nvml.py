@@ -7,10 +7,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpu_manager.adapters.nvml import NvmlCards
-from gpu_manager.adapters.nvml_errors import MEANINGS, Kind, meaning, sentence, to_domain
-from gpu_manager.adapters.nvml_faults import RECOVERY_ACTIONS, XIDS, FaultPolicy, Grade
-from gpu_manager.adapters.nvml_links import bus_key
+from gpu_manager.adapters.nvml.cards import NvmlCards
+from gpu_manager.adapters.nvml.errors import MEANINGS, NvmlErrorKind, meaning, sentence, to_domain
+from gpu_manager.adapters.nvml.faults import RECOVERY_ACTIONS, XIDS, FaultPolicy, Grade
+from gpu_manager.adapters.nvml.links import bus_key
 from gpu_manager.domain.errors import Bug, NodeUnready
 from gpu_manager.ports import CardUse, ProcessUse
 from tests.fakes.nvml import GIB, FakeNvml, Gpu
@@ -362,7 +362,7 @@ def test_every_nvml_error_has_a_meaning_and_a_cure(name):
     assert row.what
     assert row.cure
     error = to_domain(code, "count the cards")
-    assert type(error) is (Bug if row.kind is Kind.OURS else NodeUnready)
+    assert type(error) is (Bug if row.kind is NvmlErrorKind.OURS else NodeUnready)
     assert row.cure in str(error)
 
 
@@ -404,7 +404,7 @@ def test_no_nvml_error_leaks_whatever_call_fails(code, function):
         try:
             call()
         except NodeUnready:
-            assert meaning(code).kind is Kind.NODE
+            assert meaning(code).kind is NvmlErrorKind.NODE
     nvml.gpus[1].fail.clear()
     assert cards.list()[0].healthy
 

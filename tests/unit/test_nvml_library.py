@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.driver_files import Host, find_nvml
+from gpu_manager.adapters.driver_files import HostFiles, find_nvml
 from gpu_manager.adapters.driver_files.elf import multiarch
 
 NAME = "libnvidia-ml.so.1"
@@ -34,7 +34,7 @@ def put(root: Path, library: Path, place: str) -> Path:
 @pytest.mark.parametrize("place", [f"usr/lib/{multiarch()}", "usr/lib64"])
 def test_it_lies_where_distributions_put_it(tmp_path: Path, library: Path, place: str) -> None:
     real = put(tmp_path, library, f"{place}/{NAME}")
-    assert find_nvml(Host(tmp_path)) == real
+    assert find_nvml(HostFiles(tmp_path)) == real
 
 
 def test_links_lead_within_the_node_not_into_the_agents_image(tmp_path: Path, library: Path) -> None:
@@ -42,24 +42,24 @@ def test_links_lead_within_the_node_not_into_the_agents_image(tmp_path: Path, li
     link = tmp_path / "usr/lib64" / NAME
     link.parent.mkdir(parents=True)
     link.symlink_to("/opt/driver/libnvidia-ml.so.570.1")
-    assert find_nvml(Host(tmp_path)) == real
+    assert find_nvml(HostFiles(tmp_path)) == real
 
 
 def test_a_drivers_own_root_is_looked_at_first(tmp_path: Path, library: Path) -> None:
     put(tmp_path, library, f"usr/lib64/{NAME}")
     driver = put(tmp_path, library, f"run/nvidia/driver/usr/lib64/{NAME}")
-    assert find_nvml(Host(tmp_path), "/run/nvidia/driver") == driver
+    assert find_nvml(HostFiles(tmp_path), "/run/nvidia/driver") == driver
 
 
 def test_what_is_no_library_of_this_machine_is_none(tmp_path: Path, library: Path) -> None:
-    assert find_nvml(Host(tmp_path)) is None
+    assert find_nvml(HostFiles(tmp_path)) is None
     broken = put(tmp_path, library, f"usr/lib64/{NAME}")
     content = bytearray(broken.read_bytes())
     content[18] ^= 0xFF  # e_machine
     broken.write_bytes(content)
-    assert find_nvml(Host(tmp_path)) is None
+    assert find_nvml(HostFiles(tmp_path)) is None
 
 
 def test_on_the_node_itself_the_loader_searches() -> None:
     assert platform.system() == "Linux"
-    assert find_nvml(Host()) is None
+    assert find_nvml(HostFiles()) is None

@@ -10,9 +10,9 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
-from gpu_manager.services.books import Books, Grant
-from gpu_manager.services.planner import Node, Planner
-from gpu_manager.services.tally import Tally
+from gpu_manager.services.allocation.books import Books, Grant
+from gpu_manager.services.allocation.planner import NodeCards, Planner
+from gpu_manager.services.metrics import Metrics
 from tests.fakes.node import NODE, container, pod
 from tests.fakes.ports import cards
 
@@ -20,8 +20,8 @@ STATES = cards(4)
 
 
 def planner(*grants: Grant) -> Planner:
-    node = Node.of(NODE, DEFAULT_UNIT, STATES, Topology.uniform(4, Link(LinkKind.SYS)))
-    return Planner(node, Books((s.card for s in STATES), DEFAULT_UNIT, grants), Tally())
+    node = NodeCards.of(NODE, DEFAULT_UNIT, STATES, Topology.uniform(4, Link(LinkKind.SYS)))
+    return Planner(node, Books((s.card for s in STATES), DEFAULT_UNIT, grants), Metrics())
 
 
 def granted(of: Pod, name: str, card: int, cores: int = 100, memory: int = 16 * GIB) -> Grant:

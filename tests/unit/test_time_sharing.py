@@ -19,8 +19,8 @@ from gpu_manager.domain.enforcement.time_sharing import (
 )
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Activity, Correction
-from gpu_manager.services.coactivity import CoActivity, Seat
-from gpu_manager.services.tally import Tally
+from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
+from gpu_manager.services.metrics import Metrics
 from tests.fakes.ports import FakeClock
 
 CARD = CardUuid("GPU-1")
@@ -179,11 +179,11 @@ class Pages:
         return [c[CARD].co_active or 0 for n, c in self.written if n == name and c]
 
 
-def loop(pages: Pages, seats: Sequence[Seat]) -> CoActivity:
-    return CoActivity(pages, lambda: seats, pages.clock, Tally())
+def loop(pages: Pages, seats: Sequence[CardTenant]) -> TimeSharing:
+    return TimeSharing(pages, lambda: seats, pages.clock, Metrics())
 
 
-def spend(service: CoActivity, pages: Pages, seconds: float) -> int:
+def spend(service: TimeSharing, pages: Pages, seconds: float) -> int:
     """Let the loop run for a while; how many steps it took."""
     end, steps = pages.clock.time + seconds, 0
     while pages.clock.time < end:
@@ -194,7 +194,7 @@ def spend(service: CoActivity, pages: Pages, seconds: float) -> int:
 
 def test_idle_containers_cost_neither_a_read_nor_a_write() -> None:
     pages = Pages()
-    service = loop(pages, [Seat(f"t{i}", CARD, at_work=False) for i in range(100)])
+    service = loop(pages, [CardTenant(f"t{i}", CARD, at_work=False) for i in range(100)])
     assert spend(service, pages, 60) <= 61
     assert pages.read == 0
     assert len(pages.written) == 100, "each is told once that nothing is corrected"
@@ -202,7 +202,7 @@ def test_idle_containers_cost_neither_a_read_nor_a_write() -> None:
 
 def test_a_container_at_work_alone_gets_a_heartbeat_a_second_and_no_factor() -> None:
     pages = Pages()
-    service = loop(pages, [Seat("a", CARD, at_work=True)])
+    service = loop(pages, [CardTenant("a", CARD, at_work=True)])
     spend(service, pages, 10)
     assert 9 <= len(pages.written) <= 11
     assert pages.factors("a") == [1.0], "once, whatever an agent before this one had written"
@@ -212,7 +212,7 @@ def test_a_container_at_work_alone_gets_a_heartbeat_a_second_and_no_factor() -> 
 def test_two_at_work_are_sampled_forty_times_a_second_and_told_within_a_quarter() -> None:
     pages = Pages()
     pages.working = {"a": 1, "b": 1}
-    service = loop(pages, [Seat("a", CARD, at_work=True), Seat("b", CARD, at_work=True)])
+    service = loop(pages, [CardTenant("a", CARD, at_work=True), CardTenant("b", CARD, at_work=True)])
     spend(service, pages, 0.25)
     assert pages.factors("a")[-1] > 1.5
     before = pages.read
@@ -223,7 +223,7 @@ def test_two_at_work_are_sampled_forty_times_a_second_and_told_within_a_quarter(
 def test_factors_end_with_the_neighbour() -> None:
     pages = Pages()
     pages.working = {"a": 1, "b": 1}
-    service = loop(pages, [Seat("a", CARD, at_work=True), Seat("b", CARD, at_work=True)])
+    service = loop(pages, [CardTenant("a", CARD, at_work=True), CardTenant("b", CARD, at_work=True)])
     spend(service, pages, 2)
     pages.working["b"] = 0
     spend(service, pages, 0.5)
@@ -234,7 +234,7 @@ def test_one_page_that_is_gone_stops_nobody() -> None:
     pages = Pages()
     pages.working = {"a": 1, "b": 1, "c": 1}
     pages.gone = {"c"}
-    service = loop(pages, [Seat(name, CARD, at_work=True) for name in "abc"])
+    service = loop(pages, [CardTenant(name, CARD, at_work=True) for name in "abc"])
     spend(service, pages, 2)
     assert pages.factors("a")[-1] > 1.5
     assert pages.factors("c") == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.adapters.driver_files.driver import DriverFinder
-from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.doctor.facts import DriverFacts
 from gpu_manager.domain.errors import VcudaError
 from gpu_manager.ports import Cards
@@ -25,7 +25,7 @@ _MAPS_BYTES: Final = 4 << 20  # a process with CUDA and torch has about 1 MiB of
 
 
 def gather_driver(
-    host: Host,
+    host: HostFiles,
     driver_root: str,
     cards: Cards | None,
     *,
@@ -47,7 +47,7 @@ def gather_driver(
     )
 
 
-def _library(host: Host, driver_root: str) -> tuple[str | None, str]:
+def _library(host: HostFiles, driver_root: str) -> tuple[str | None, str]:
     with tempfile.TemporaryDirectory(
         dir=_scratch()
     ) as links:  # the finder makes links; none of ours may stay

@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from gpu_manager.adapters.diagnosis.runtime import cgroup_version
-from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.domain.contract import CORE_SOCKET, MEMORY_SOCKET, NVIDIA_SOCKET
@@ -23,7 +23,7 @@ _ENDPOINT: Final = re.compile(r"--container-runtime-endpoint[= \x00]\"?([^\s\"\x
 _STATIC: Final = "/etc/kubernetes/manifests"  # kubeadm's
 
 
-def gather_kubelet(host: Host, directory: str, *, sysfs: Path = Path("/sys")) -> KubeletFacts | None:
+def gather_kubelet(host: HostFiles, directory: str, *, sysfs: Path = Path("/sys")) -> KubeletFacts | None:
     """The kubelet whose directory that is on the node; None if there is none."""
     if not host.exists(directory):
         return None
@@ -46,7 +46,7 @@ def gather_kubelet(host: Host, directory: str, *, sysfs: Path = Path("/sys")) ->
     )
 
 
-def runtime_socket(host: Host, directory: str, proc: Path = Path("/proc")) -> str | None:
+def runtime_socket(host: HostFiles, directory: str, proc: Path = Path("/proc")) -> str | None:
     """The socket of the container runtime that the kubelet is told to use: as it runs, else as configured."""
     for text in (_command_line(proc), host.read(f"{directory}/kubeadm-flags.env") or b""):
         if match := _ENDPOINT.search(text.decode(errors="replace")):
@@ -75,7 +75,7 @@ def _command_line(proc: Path) -> bytes:
     return b""
 
 
-def _config(host: Host, directory: str) -> Mapping[str, Any]:
+def _config(host: HostFiles, directory: str) -> Mapping[str, Any]:
     for path in (f"{directory}/config.yaml", "/etc/kubernetes/kubelet/kubelet-config.json"):
         text = host.read(path)
         if text is None:
@@ -98,7 +98,7 @@ def _registered(text: bytes | None) -> frozenset[str] | None:
     return frozenset(str(name) for name in devices) if isinstance(devices, dict) else None
 
 
-def _static_pods(host: Host, directory: str) -> tuple[str, ...]:
+def _static_pods(host: HostFiles, directory: str) -> tuple[str, ...]:
     found = []
     for name in host.listing(directory):
         try:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from gpu_manager.adapters.driver_files import Strategy, detect
 from gpu_manager.adapters.driver_files.detect import containerd_config, crio_config, evidence, sockets
 from gpu_manager.adapters.driver_files.elf import multiarch
-from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.doctor.facts import RuntimeFacts, Version
 
 _TOOLKIT: Final = re.compile(r"libnvidia-container\.so\.(\d+)\.(\d+)\.(\d+)")
@@ -18,7 +18,7 @@ _PLACES: Final = ("usr/bin", "usr/local/bin", "usr/sbin", "usr/local/sbin", "usr
 
 
 def gather_runtime(
-    host: Host, cri: str | None, *, injection: str = "auto", sysfs: Path = Path("/sys")
+    host: HostFiles, cri: str | None, *, injection: str = "auto", sysfs: Path = Path("/sys")
 ) -> RuntimeFacts:
     """``cri`` is the socket that the kubelet is told to use; ``injection`` what the agent is told."""
     strategy, why = detect(host.root)
@@ -56,7 +56,7 @@ def cgroup_version(sysfs: Path) -> int | None:
         return None
 
 
-def _configured(host: Host) -> tuple[str, str, dict[str, str], bool | None]:
+def _configured(host: HostFiles) -> tuple[str, str, dict[str, str], bool | None]:
     """(file, default runtime, name → binary, whether runc keeps cgroups through systemd)."""
     found = containerd_config(host)
     if found is not None:
@@ -79,7 +79,7 @@ def _configured(host: Host) -> tuple[str, str, dict[str, str], bool | None]:
     return "/etc/crio", _string(crio.get("default_runtime")), binaries, systemd
 
 
-def _cdi(host: Host) -> bool | None:
+def _cdi(host: HostFiles) -> bool | None:
     """Whether the runtime reads CDI specs; None where its files leave that to its version."""
     if any(found is Strategy.CDI for found, _ in evidence(host)):
         return True
@@ -90,7 +90,7 @@ def _cdi(host: Host) -> bool | None:
     return False if said else None
 
 
-def _missing(host: Host, binary: str) -> bool:
+def _missing(host: HostFiles, binary: str) -> bool:
     if not binary:
         return False
     if binary.startswith("/"):
@@ -98,7 +98,7 @@ def _missing(host: Host, binary: str) -> bool:
     return not any(host.exists(f"/{place}/{binary}") for place in _PLACES)
 
 
-def _toolkit(host: Host) -> Version | None:
+def _toolkit(host: HostFiles) -> Version | None:
     places = (f"/usr/lib/{multiarch()}", "/usr/lib64", "/usr/lib", "/usr/local/nvidia/toolkit")
     found = (_TOOLKIT.fullmatch(name) for place in places for name in host.listing(place))
     return max((tuple(map(int, match.groups())) for match in found if match), default=None)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from gpu_manager.adapters.driver_files.detect import detect
 from gpu_manager.adapters.driver_files.extra import extra_devices
-from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.injector import DriverFiles
 from gpu_manager.adapters.driver_files.nvml_library import find_nvml
 from gpu_manager.adapters.driver_files.strategy import Strategy
 
-__all__ = ["DriverFiles", "Host", "Strategy", "detect", "extra_devices", "find_nvml"]
+__all__ = ["DriverFiles", "HostFiles", "Strategy", "detect", "extra_devices", "find_nvml"]

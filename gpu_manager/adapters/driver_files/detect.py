@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.strategy import Strategy
 
 SPEC_DIR: Final = "/var/run/cdi"
@@ -33,7 +33,7 @@ _CRI_PLUGINS: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cr
 
 def detect(root: Path = Path("/")) -> tuple[Strategy, str]:
     """The strategy for the node whose file system is at ``root``, and the fact that decided it."""
-    facts = evidence(Host(root))
+    facts = evidence(HostFiles(root))
     for wanted in (Strategy.CDI, Strategy.NVIDIA):
         for strategy, why in facts:
             if strategy is wanted:
@@ -42,12 +42,12 @@ def detect(root: Path = Path("/")) -> tuple[Strategy, str]:
     return Strategy.DIRECT, "; ".join(whys) or "no configuration of containerd, CRI-O or Docker shows CDI"
 
 
-def evidence(host: Host) -> list[tuple[Strategy, str]]:
+def evidence(host: HostFiles) -> list[tuple[Strategy, str]]:
     """Everything that the node's files say for one strategy or another."""
     return [fact for judge in (_crio, _containerd, _docker) for fact in judge(host)]
 
 
-def containerd_config(host: Host) -> tuple[str, Mapping[str, Any], Mapping[str, Any]] | None:
+def containerd_config(host: HostFiles) -> tuple[str, Mapping[str, Any], Mapping[str, Any]] | None:
     """(path, whole configuration, its CRI plugin's part) of the node's containerd; None if there is none."""
     for socket, path in _CONTAINERD:
         config = _imported(host, path)
@@ -60,7 +60,7 @@ def containerd_config(host: Host) -> tuple[str, Mapping[str, Any], Mapping[str, 
     return None
 
 
-def crio_config(host: Host) -> Mapping[str, Any] | None:
+def crio_config(host: HostFiles) -> Mapping[str, Any] | None:
     """The table crio.runtime of the node's CRI-O; None if there is none."""
     paths = ["/etc/crio/crio.conf"]
     for directory in ("/usr/share/containers/crio.conf.d", "/etc/crio/crio.conf.d"):
@@ -71,13 +71,13 @@ def crio_config(host: Host) -> Mapping[str, Any] | None:
     return runtime if runtime or host.exists("/run/crio/crio.sock") else None
 
 
-def sockets(host: Host) -> tuple[str, ...]:
+def sockets(host: HostFiles) -> tuple[str, ...]:
     """The sockets of container runtimes that are there."""
     known = (*(socket for socket, _ in _CONTAINERD), "/run/crio/crio.sock", *_SHIMS)
     return tuple(socket for socket in dict.fromkeys(known) if host.exists(socket))
 
 
-def _crio(host: Host) -> Iterator[tuple[Strategy, str]]:
+def _crio(host: HostFiles) -> Iterator[tuple[Strategy, str]]:
     """CRI-O has CDI on since 1.23 unless its spec directories are set to others."""
     runtime = crio_config(host)
     if runtime is None:
@@ -91,7 +91,7 @@ def _crio(host: Host) -> Iterator[tuple[Strategy, str]]:
         yield Strategy.NVIDIA, "CRI-O's default runtime is nvidia"
 
 
-def _containerd(host: Host) -> Iterator[tuple[Strategy, str]]:
+def _containerd(host: HostFiles) -> Iterator[tuple[Strategy, str]]:
     found = containerd_config(host)
     if found is None:
         return
@@ -113,7 +113,7 @@ def _containerd(host: Host) -> Iterator[tuple[Strategy, str]]:
         yield Strategy.NVIDIA, f"{path}: the default runtime is nvidia"
 
 
-def _docker(host: Host) -> Iterator[tuple[Strategy, str]]:
+def _docker(host: HostFiles) -> Iterator[tuple[Strategy, str]]:
     path = "/etc/docker/daemon.json"
     try:
         data = json.loads(host.read(path) or b"{}")
@@ -125,7 +125,7 @@ def _docker(host: Host) -> Iterator[tuple[Strategy, str]]:
         yield Strategy.NVIDIA, f"{path}: the default runtime is nvidia"
 
 
-def _imported(host: Host, path: str) -> dict[str, Any]:
+def _imported(host: HostFiles, path: str) -> dict[str, Any]:
     """The configuration with its imports on top, tables merged key by key as containerd does."""
     config = _toml(host, path)
     imports = config.get("imports")
@@ -148,7 +148,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def _toml(host: Host, path: str) -> dict[str, Any]:
+def _toml(host: HostFiles, path: str) -> dict[str, Any]:
     content = host.read(path)
     if content is None:
         return {}

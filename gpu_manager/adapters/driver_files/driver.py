@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from gpu_manager.adapters.driver_files.elf import multiarch, native_machine, read_elf
-from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.errors import NodeUnready
 
 log = structlog.get_logger(__name__)
@@ -58,7 +58,7 @@ class DriverFinder:
     """Thread-safe. Looks again only when a directory it read has changed."""
 
     def __init__(
-        self, host: Host, driver_root: str, links: Path, directories: Sequence[str] | None = None
+        self, host: HostFiles, driver_root: str, links: Path, directories: Sequence[str] | None = None
     ) -> None:
         """``links`` is where our own links go; ``directories`` replaces the places under ``driver_root``."""
         self._host = host

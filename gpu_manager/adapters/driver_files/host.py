@@ -15,7 +15,7 @@ _MAX_LINKS: Final = 40  # as the kernel
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostFiles:
     """Paths given and returned are the node's own (``/usr/bin/nvidia-smi``), never the agent's."""
 
     root: Path = Path("/")

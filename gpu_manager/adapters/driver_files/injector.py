@@ -14,8 +14,8 @@ from gpu_manager.adapters.driver_files import cdi
 from gpu_manager.adapters.driver_files.content import driver_mounts, enforcement_mounts
 from gpu_manager.adapters.driver_files.delivery import Delivered, Delivery
 from gpu_manager.adapters.driver_files.driver import Driver, DriverFinder
-from gpu_manager.adapters.driver_files.host import Host
-from gpu_manager.adapters.driver_files.records import Record, Records, is_name
+from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.records import InjectionRecord, Records, is_name
 from gpu_manager.adapters.driver_files.strategy import Strategy
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import (
@@ -56,7 +56,7 @@ class DriverFiles:
         state: Path,
         pages: Path,
         libraries: Path | None,
-        host: Host | None = None,
+        host: HostFiles | None = None,
         driver_root: str = "/",
         stand_in: Path | None = None,
         cdi_dir: Path = Path("/var/run/cdi"),
@@ -66,7 +66,7 @@ class DriverFiles:
         self.strategy = strategy
         self._cards = cards
         self._pages = pages
-        self._host = host or Host()
+        self._host = host or HostFiles()
         self._driver_root = "/" + driver_root.strip("/")
         self._extra = tuple(extra_devices)
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class DriverFiles:
 
     def _make_finder(self, links: Path, stand_in: Path | None) -> DriverFinder | None:
         if self._simulated:
-            return DriverFinder(Host(), "/", links, (str(stand_in),)) if stand_in is not None else None
+            return DriverFinder(HostFiles(), "/", links, (str(stand_in),)) if stand_in is not None else None
         return DriverFinder(self._host, self._driver_root, links)
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
@@ -106,10 +106,10 @@ class DriverFiles:
                 annotations=self._annotations(shares, annotation),
             )
             if self._specs is None:
-                self._records.put(name, Record(library.sha256 if library else None))
+                self._records.put(name, InjectionRecord(library.sha256 if library else None))
                 return whole
             spec = cdi.encode(name, whole)
-            self._records.put(name, Record(library.sha256 if library else None, spec))
+            self._records.put(name, InjectionRecord(library.sha256 if library else None, spec))
             self._specs.put(name, spec)
             device = cdi.device_name(name)
             return replace(

@@ -10,7 +10,7 @@ _DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class NativeLibraries:
     """Each None where the package was built without it.
 
     ``libraries`` holds libvcuda as containers receive it; ``fronts`` the same under the driver's names, built
@@ -29,23 +29,23 @@ class Native:
         return None not in (self.libraries, self.fronts, self.driver)
 
 
-def find_native() -> Native:
+def find_native_libraries() -> NativeLibraries:
     """Look into the installed package."""
     spec = find_spec("vcuda")
     places = [Path(p) / "native" for p in (spec.submodule_search_locations or ())] if spec else []
     for place in places:
         if place.is_dir():
             return native_in(place)
-    return Native()
+    return NativeLibraries()
 
 
-def native_in(place: Path) -> Native:
+def native_in(place: Path) -> NativeLibraries:
     """What a directory laid out as ``vcuda/native`` holds."""
     fronts, standin = place / "sandbox", place / "standin"
     versions = sorted((d for d in standin.iterdir() if d.is_dir()), key=_version) if standin.is_dir() else []
     drivers = [d for d in (standin, *versions) if _whole(d)]
     clients = [f for f in (standin / "vcuda-client", place / "vcuda-client") if f.is_file()]
-    return Native(
+    return NativeLibraries(
         place if (place / "libvcuda.so").is_file() else None,
         fronts if _whole(fronts) else None,
         drivers[-1] if drivers else None,

@@ -7,12 +7,12 @@ from typing import Final
 
 from gpu_manager.adapters.driver_files.driver import NVML
 from gpu_manager.adapters.driver_files.elf import multiarch, native_machine, read_elf
-from gpu_manager.adapters.driver_files.host import Host
+from gpu_manager.adapters.driver_files.host import HostFiles
 
 _OWN_ROOT: Final = Path("/")
 
 
-def find_nvml(host: Host, driver_root: str = "/") -> Path | None:
+def find_nvml(host: HostFiles, driver_root: str = "/") -> Path | None:
     """The library as the agent sees it; None if the node has none, or is the agent's own file system.
 
     There the loader's own search is better. A library of another machine is passed over.

@@ -25,7 +25,7 @@ _FILE: Final = "injection.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class InjectionRecord:
     """``library`` is a set's hash (None for whole cards), ``cdi`` the spec's text (None without CDI)."""
 
     library: str | None = None
@@ -43,7 +43,7 @@ class Records:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def put(self, name: str, record: Record) -> None:
+    def put(self, name: str, record: InjectionRecord) -> None:
         """Write or replace a record, whole. Raises NodeUnready if the disk refuses."""
         if self.get(name) == record:
             return
@@ -60,7 +60,7 @@ class Records:
                 "no container with a card can start here until it can"
             ) from error
 
-    def get(self, name: str) -> Record | None:
+    def get(self, name: str) -> InjectionRecord | None:
         """The record; None if there is none or it is torn."""
         try:
             data = json.loads((self._root / name / _FILE).read_text())
@@ -71,7 +71,7 @@ class Records:
         library, cdi = data.get("library"), data.get("cdi")
         if not (library is None or (isinstance(library, str) and is_hash(library))):
             return None
-        return Record(library, cdi if isinstance(cdi, str) else None)
+        return InjectionRecord(library, cdi if isinstance(cdi, str) else None)
 
     def names(self) -> frozenset[str]:
         """Every allocation that has a directory here."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.ports import Clock, Found
+from gpu_manager.ports import Clock, KnownPod
 
 TOMBSTONE_SECONDS = (
     120.0  # the kubelet admits force-deleted pods this much later at most (association runs c4 to c7)
@@ -43,9 +43,9 @@ class PodCache:
         self._named: dict[str, set[PodUid]] = {}
         self._claims: dict[PodUid, dict[str, None]] = {}  # who goes by that UID, the first one first
         self._stale: set[str] = set()  # names of which _answer is behind
-        self._answer: Mapping[str, Sequence[Found]] = {}  # handed out: replaced, never changed
+        self._answer: Mapping[str, Sequence[KnownPod]] = {}  # handed out: replaced, never changed
 
-    def replace(self, pods: Sequence[Pod]) -> list[Found]:
+    def replace(self, pods: Sequence[Pod]) -> list[KnownPod]:
         """Take in a full list: who is missing has been deleted unseen."""
         with self._lock:
             listed = {_place(pod) for pod in pods}
@@ -57,12 +57,12 @@ class PodCache:
                     changes.append(self._show(pod))
             return [change for change in changes if change is not None]
 
-    def put(self, pod: Pod) -> Found | None:
+    def put(self, pod: Pod) -> KnownPod | None:
         """The watch shows a pod; None if another is shown under its UID."""
         with self._lock:
             return self._show(pod)
 
-    def remove(self, pod: Pod) -> Found | None:
+    def remove(self, pod: Pod) -> KnownPod | None:
         """The watch shows its end: keep it as a tombstone."""
         with self._lock:
             return self._bury(pod)
@@ -78,7 +78,7 @@ class PodCache:
                 elif known.until is not None and not known.tombstone:
                     self._set(_Known(pod, known.order, until))
 
-    def by_name(self) -> Mapping[str, Sequence[Found]]:
+    def by_name(self) -> Mapping[str, Sequence[KnownPod]]:
         """``namespace/name`` → pods of that name: living before dead, newest first."""
         with self._lock:
             self._expire()
@@ -88,24 +88,24 @@ class PodCache:
                     uids = (uid for uid in self._named.get(name, ()) if self._is_shown((uid, name)))
                     known = [self._known[uid, name] for uid in uids]
                     known.sort(key=lambda k: (k.tombstone, -k.order))
-                    answer[name] = tuple(Found(k.pod, k.tombstone) for k in known)
+                    answer[name] = tuple(KnownPod(k.pod, k.tombstone) for k in known)
                     if not known:
                         del answer[name]
                 self._stale.clear()
                 self._answer = answer
             return self._answer
 
-    def _show(self, pod: Pod) -> Found | None:
+    def _show(self, pod: Pod) -> KnownPod | None:
         known = self._known.get(_place(pod))
         self._set(_Known(pod, known.order if known else self._order(), None))
-        return Found(pod) if self._is_shown(_place(pod)) else None
+        return KnownPod(pod) if self._is_shown(_place(pod)) else None
 
-    def _bury(self, pod: Pod) -> Found | None:
+    def _bury(self, pod: Pod) -> KnownPod | None:
         known = self._known.get(_place(pod))
         until = self._clock.monotonic() + self._keep
         self._set(_Known(pod, known.order if known else self._order(), until, tombstone=True))
         self._expire()
-        return Found(pod, tombstone=True) if self._is_shown(_place(pod)) else None
+        return KnownPod(pod, tombstone=True) if self._is_shown(_place(pod)) else None
 
     def _is_shown(self, place: _Place) -> bool:
         uid, name = place

@@ -152,7 +152,7 @@ class Connection:
         shown = self._client.configuration.get_api_key_with_prefix("BearerToken") or ""
         return str(shown).removeprefix("Bearer ").strip()
 
-    def watch(self, what: str, path: str, query: Mapping[str, str]) -> Watch:
+    def watch(self, what: str, path: str, query: Mapping[str, str]) -> WatchStream:
         """Open a watch; ends by itself after the time-out. Raises as :meth:`request`."""
         seconds = self.timeouts.watch
         asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
@@ -161,7 +161,7 @@ class Connection:
         connected = getattr(response.connection, "sock", None)
         if connected is not None:
             connected.settimeout(seconds + 15)
-        return Watch(self, what, response)
+        return WatchStream(self, what, response)
 
     def _open(
         self,
@@ -202,7 +202,7 @@ class Connection:
         return Unreachable(f"cannot {what}: no answer from the API server at {self.host}: {reason[:300]}")
 
 
-class Watch:
+class WatchStream:
     """The events of one watch as (type, object) pairs; iterate once, :meth:`close` from any thread."""
 
     def __init__(self, connection: Connection, what: str, response: Any) -> None:

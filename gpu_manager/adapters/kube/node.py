@@ -10,7 +10,7 @@ from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.tasks import PublishNode
-from gpu_manager.adapters.kube.watched import Watched
+from gpu_manager.adapters.kube.watched import WatchedObjects
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORDON, decode_uuids
 from gpu_manager.ports import Clock
@@ -18,7 +18,7 @@ from gpu_manager.ports import Clock
 _AGAIN_SECONDS = 30.0  # how often somebody else's change of our keys is undone at most
 
 
-class KubeNode(Watched):
+class KubeNode(WatchedObjects):
     """A watch of the node and patches to it. What was published is put back if somebody removes it."""
 
     def __init__(
@@ -45,7 +45,9 @@ class KubeNode(Watched):
         super().__init__(reflector)
 
     def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
-        """See :meth:`gpu_manager.ports.InventoryOf.publish`; what is there already is not written again."""
+        """See :meth:`gpu_manager.ports.InventoryPublisher.publish`; what is there already is not written
+        again.
+        """
         with self._lock:
             self._wanted = ({**self._wanted[0], **annotations}, {**self._wanted[1], **labels})
             task = self._task()

@@ -14,15 +14,15 @@ from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent, named_path
-from gpu_manager.adapters.kube.watched import Watched
+from gpu_manager.adapters.kube.watched import WatchedObjects
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
-from gpu_manager.ports import Clock, Found
+from gpu_manager.ports import Clock, KnownPod
 
 _log = structlog.get_logger(__name__)
 
 
-class KubePods(Watched):
+class KubePods(WatchedObjects):
     """A watch of the node's pods with tombstones, questions to the source, writes in the background.
 
     Nothing here waits for the API server but :meth:`fetch`, and that for a few seconds at most.
@@ -48,7 +48,7 @@ class KubePods(Watched):
         self._kubelet = kubelet
         self._cache = PodCache(clock, tombstone_seconds)
         self._teller = EventTeller(connection, clock, node)
-        self._listeners: list[Callable[[Found], None]] = []
+        self._listeners: list[Callable[[KnownPod], None]] = []
         reflector = Reflector(
             connection,
             "pods",
@@ -66,11 +66,11 @@ class KubePods(Watched):
         if self._kubelet is not None:
             self._kubelet.close()
 
-    def on_change(self, callback: Callable[[Found], None]) -> None:
+    def on_change(self, callback: Callable[[KnownPod], None]) -> None:
         """Call back for every pod that appears, changes or (as a tombstone) goes, from the watch's thread."""
         self._listeners.append(callback)
 
-    def local(self) -> Mapping[str, Sequence[Found]]:
+    def local(self) -> Mapping[str, Sequence[KnownPod]]:
         """See :meth:`gpu_manager.ports.Pods.local`."""
         return self._cache.by_name()
 
@@ -139,7 +139,7 @@ class KubePods(Watched):
         if pod is not None:
             self._announce(self._cache.remove(pod) if gone else self._cache.put(pod))
 
-    def _announce(self, found: Found | None) -> None:
+    def _announce(self, found: KnownPod | None) -> None:
         if found is None:
             return
         for listener in self._listeners:

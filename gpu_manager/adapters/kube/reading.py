@@ -47,7 +47,7 @@ def _safe(part: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterReader:
     """One look: nodes that publish cards, pods that ask for a share, node → its agent's (namespace, pod)."""
 
     nodes: tuple[NodeReport, ...]
@@ -55,7 +55,7 @@ class Cluster:
     agents: Mapping[str, tuple[str, str]]
 
 
-def read_cluster(connection: Connection) -> Cluster:
+def read_cluster(connection: Connection) -> ClusterReader:
     """Nodes and pods, now. Raises NodeUnready: the API server refuses, or is away."""
     return cluster_of(list_nodes(connection), list_pods(connection))
 
@@ -82,7 +82,7 @@ def read_priorities(connection: Connection) -> Iterator[Mapping[str, Any]]:
 
 def cluster_of(
     node_objects: Iterable[Mapping[str, Any]], pod_objects: Iterable[Mapping[str, Any]]
-) -> Cluster:
+) -> ClusterReader:
     """The same from objects that were listed before."""
     nodes = tuple(said for obj in node_objects if (said := _node(obj)) is not None)
     pods: list[Pod] = []
@@ -96,7 +96,7 @@ def cluster_of(
             pods.append(pod)
         elif _is_agent(obj) and pod.phase == "Running":
             agents[pod.node] = pod.namespace, pod.name
-    return Cluster(nodes, tuple(pods), agents)
+    return ClusterReader(nodes, tuple(pods), agents)
 
 
 def _node(obj: Mapping[str, Any]) -> NodeReport | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable, Watch
+from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable, WatchStream
 from gpu_manager.domain.errors import NodeUnready
 
 Obj = Mapping[str, Any]
@@ -69,7 +69,7 @@ class Reflector:
         self._stopped = threading.Event()
         self._synced = threading.Event()
         self._lock = threading.Lock()
-        self._watch: Watch | None = None
+        self._watch: WatchStream | None = None
         self._thread = threading.Thread(target=self._run, name=f"watch-{name}", daemon=True)
         self._version: str | None = None
         self._failures = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_manager.adapters.kube.reflector import Reflector
 
 
-class Watched:
+class WatchedObjects:
     """Begun, waited for and ended with its reflector, which the adapter hands over."""
 
     def __init__(self, reflector: Reflector) -> None:

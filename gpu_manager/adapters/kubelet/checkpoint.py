@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from gpu_manager.domain.contract import ALLOCATION, CRI_DEVICE
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
-from gpu_manager.ports import Entry
+from gpu_manager.ports import CheckpointEntry
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
 MAX_BYTES: Final = 32 << 20  # 8 cards with 5,312 ids and 800 pods take about 4 MiB
@@ -27,7 +27,7 @@ _NODE: Final = re.compile(r"/dev/nvidia(\d{1,9})", re.ASCII)
 _CDI: Final = "cdi.k8s.io/"  # annotations by which a runtime is told of CDI devices
 
 
-def parse_checkpoint(text: bytes, resources: Collection[str]) -> tuple[Entry, ...]:
+def parse_checkpoint(text: bytes, resources: Collection[str]) -> tuple[CheckpointEntry, ...]:
     """The entries of ``resources``, in the file's order; other resources are passed over unread.
 
     Raises:
@@ -56,12 +56,12 @@ def _resource(row: dict[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _entry(row: dict[str, Any]) -> Entry:
+def _entry(row: dict[str, Any]) -> CheckpointEntry:
     pod, container = row.get("PodUID"), row.get("ContainerName")
     if not isinstance(pod, str) or not isinstance(container, str) or not pod or not container:
         raise ValueError("an entry names no container")
     response = _response(row.get("AllocResp"))
-    return Entry(
+    return CheckpointEntry(
         pod=PodUid(pod),
         container=container,
         resource=row["ResourceName"],

@@ -17,7 +17,7 @@ from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES, parse_
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
-from gpu_manager.ports import Entry, Listed
+from gpu_manager.ports import CheckpointEntry, PodResourcesEntry
 
 # An answer without a fresh List can be wrong for the pod's whole life, and the question has no deadline: on a
 # machine that stalled, 3 s were not enough.
@@ -76,9 +76,9 @@ class KubeletClient:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
-        self._read: tuple[tuple[int, int, int], tuple[Entry, ...] | None] | None = None
+        self._read: tuple[tuple[int, int, int], tuple[CheckpointEntry, ...] | None] | None = None
 
-    def listing(self) -> Mapping[tuple[str, str], Sequence[Listed]]:
+    def listing(self) -> Mapping[tuple[str, str], Sequence[PodResourcesEntry]]:
         """PodResources List: (namespace, pod) → its app containers and sidecars, those without ids too.
 
         Waits out the kubelet's limiter (one bucket for all callers on the node) for at most 10 s.
@@ -101,7 +101,7 @@ class KubeletClient:
                 self._leave(connection, failed=failed)
             self._sleep(random.uniform(*RETRY_SECONDS))  # noqa: S311  # spreads callers, keeps no secret
 
-    def checkpoint(self) -> Sequence[Entry] | None:
+    def checkpoint(self) -> Sequence[CheckpointEntry] | None:
         """The checkpoint's entries of our resources; None if the file is absent or cannot be read.
 
         The same file (inode, size, change time) is parsed once.
@@ -128,7 +128,7 @@ class KubeletClient:
         """Let go of the connection when its calls have ended; the next :meth:`listing` makes a new one."""
         self._leave(self._enter(), failed=True)
 
-    def _parse(self, text: bytes) -> tuple[Entry, ...] | None:
+    def _parse(self, text: bytes) -> tuple[CheckpointEntry, ...] | None:
         reason = f"larger than {MAX_BYTES >> 20} MiB"
         if len(text) <= MAX_BYTES:
             try:
@@ -180,8 +180,8 @@ class KubeletClient:
 
 def _parse(
     answer: api_pb2.ListPodResourcesResponse, resources: frozenset[str]
-) -> dict[tuple[str, str], tuple[Listed, ...]]:
-    listing: dict[tuple[str, str], tuple[Listed, ...]] = {}
+) -> dict[tuple[str, str], tuple[PodResourcesEntry, ...]]:
+    listing: dict[tuple[str, str], tuple[PodResourcesEntry, ...]] = {}
     for pod in answer.pod_resources:
         containers = []
         for container in pod.containers:
@@ -190,7 +190,7 @@ def _parse(
                 if part.resource_name in resources:
                     ids.setdefault(part.resource_name, set()).update(part.device_ids)
             held = {resource: frozenset(some) for resource, some in ids.items()}
-            containers.append(Listed(pod.namespace, pod.name, container.name, held))
+            containers.append(PodResourcesEntry(pod.namespace, pod.name, container.name, held))
         # A force-deleted pod and its successor of the same name may both be active for a moment.
         listing[pod.namespace, pod.name] = (*listing.get((pod.namespace, pod.name), ()), *containers)
     return listing

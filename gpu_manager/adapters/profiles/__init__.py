@@ -32,7 +32,7 @@ DEFAULT_MEMORY = 80 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CardKind:
     """One card of a profile. Bytes."""
 
     model: str
@@ -47,7 +47,7 @@ class Profile:
     """A node's cards and their links, in the same order."""
 
     name: str
-    cards: tuple[Kind, ...]
+    cards: tuple[CardKind, ...]
     topology: Topology
     about: str = ""
 
@@ -86,7 +86,7 @@ def of_matrix(
         parsed = parse_topology(text)
     except RequestInvalid as error:
         raise RequestInvalid(f"{source}: {error}") from None
-    cards = tuple(Kind(model, memory, numa=place.node) for place in parsed.affinities)
+    cards = tuple(CardKind(model, memory, numa=place.node) for place in parsed.affinities)
     return Profile(name, cards, parsed.topology)
 
 
@@ -124,10 +124,10 @@ def parse(text: str, name: str, source: str) -> Profile:
     return Profile(name, cards, parsed.topology, about)
 
 
-def _cards(value: object, source: str, places: tuple[Affinity, ...]) -> tuple[Kind, ...]:
+def _cards(value: object, source: str, places: tuple[Affinity, ...]) -> tuple[CardKind, ...]:
     if not isinstance(value, list) or not value:
         raise RequestInvalid(f"{source}: cards: {value!r} is no list: give at least one group of cards")
-    cards: list[Kind] = []
+    cards: list[CardKind] = []
     for number, group in enumerate(value):
         key = f"cards[{number}]"
         known = {"count", "model", "memory", "reserved", "numa", "mig"}
@@ -147,7 +147,7 @@ def _cards(value: object, source: str, places: tuple[Affinity, ...]) -> tuple[Ki
         for _ in range(count):
             place = places[len(cards)].node if len(cards) < len(places) else None
             node = place if numa is None else _whole(numa, source, f"{key}.numa", 0, 1023)
-            cards.append(Kind(model, memory, reserved, node, mig))
+            cards.append(CardKind(model, memory, reserved, node, mig))
     return tuple(cards)
 
 

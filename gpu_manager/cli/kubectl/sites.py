@@ -33,7 +33,7 @@ from gpu_manager.domain.whatif.scheduling_constraints import (
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod
 
 if TYPE_CHECKING:
-    from gpu_manager.adapters.kube.reading import Cluster
+    from gpu_manager.adapters.kube.reading import ClusterReader
 
 CAVEAT: Final = (
     "Judged by cards, host CPU and memory, cordons, taints, node selectors and node affinities. Quotas, "
@@ -200,7 +200,7 @@ def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
 
 
 def _outlook(
-    cluster: Cluster,
+    cluster: ClusterReader,
     budget_objects: Sequence[Mapping[str, Any]],
     seen: _Seen,
     class_objects: Sequence[Mapping[str, Any]],

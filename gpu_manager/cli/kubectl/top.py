@@ -20,7 +20,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import MIB, format_bytes
 
 if TYPE_CHECKING:
-    from gpu_manager.adapters.kube.reading import Cluster
+    from gpu_manager.adapters.kube.reading import ClusterReader
 
 _AT_ONCE = 16  # agents asked at the same time
 _Used = Mapping[tuple[str, str, str], Mapping[str, Any]]  # (pod UID, container, card) → the agent's figures
@@ -93,7 +93,7 @@ def _rows(books: NodeBooks, used: _Used) -> Iterator[_Row]:
             )
 
 
-def _usage(login: Login, cluster: Cluster, books: list[NodeBooks]) -> tuple[_Used, dict[str, str]]:
+def _usage(login: Login, cluster: ClusterReader, books: list[NodeBooks]) -> tuple[_Used, dict[str, str]]:
     """What the agents say, and why others say nothing."""
     used: dict[tuple[str, str, str], Mapping[str, Any]] = {}
     silent: dict[str, str] = {}

@@ -1,0 +1,1 @@
+"""The control pages of containers: limits that the agent writes, usage that tenants write."""

@@ -1,0 +1,439 @@
+"""The tenants' control pages on disk: limits that we write, usage that they write.
+
+The only importer of ``vcuda.page``. ``<root>/<name>/limits`` is mounted read-only in the container, ``usage``
+writable, each as a file, so that the tenant never sees the directory. What it can do to ``usage`` (truncate,
+grow, fill with garbage, take its mode away) is put back where that is possible, counted, and named; nothing
+of it can hang or crash us: pages are read with bounds and never mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gpu_manager.adapters.control_pages import tenant_files as files
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.library_messages import LibraryMessage, LibraryMessageKind
+from gpu_manager.domain.errors import NodeUnready, Tampered
+from gpu_manager.ports import Activity, Correction, Limit, TenantUse
+from vcuda import page as abi
+
+log = structlog.get_logger(__name__)
+
+LIMITS: Final = "limits"
+USAGE: Final = "usage"
+# The owner may write, or an agent without CAP_DAC_OVERRIDE could not; the container's mount is read-only.
+LIMITS_MODE: Final = 0o644
+USAGE_MODE: Final = 0o666  # a container may run as any user
+_NS: Final = 1e-9
+_KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
+
+_KINDS: Final[Mapping[int, LibraryMessageKind]] = {
+    code: LibraryMessageKind[code.name] for code in abi.NoteCode
+}
+"""A later library may note what this agent has no words for: that is passed over."""
+
+_Change = Callable[["abi.Limits | None"], abi.Limits]
+"""From what a limits page says now (None: nothing readable) to what it shall say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The last image of a usage page that was sound, and what it says."""
+
+    image: bytes
+    usage: abi.Usage
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What was last told of a usage page, and from what: the page, its cards, the slots that live."""
+
+    page: abi.Usage
+    cards: tuple[CardUuid, ...]
+    alive: tuple[int, ...]
+    uses: tuple[TenantUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PagePolicy:
+    """What all containers of a node are told beside their limits.
+
+    ``context_reserve`` (bytes) is charged for each context when it is made; what it lacks is counted once the
+    driver shows it. With ``oversubscribe`` linear memory that the card has no room for, though the share has,
+    comes as managed memory. With ``fail_open`` a broken usage page lets programs run unlimited.
+    """
+
+    context_reserve: int = 0
+    oversubscribe: bool = False
+    fail_open: bool = False
+
+
+DEFAULT_POLICY: Final = PagePolicy()
+
+
+class FileControlPages:
+    """:class:`gpu_manager.ports.ControlPages` in a directory, normally on a tmpfs.
+
+    One lock guards the descriptors kept open and makes us the one writer of ``limits``. A tenant's files are
+    never locked to wait: it could hold such a lock for ever.
+    """
+
+    def __init__(
+        self, root: Path, policy: PagePolicy = DEFAULT_POLICY, *, label: bytes | None = None
+    ) -> None:
+        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`."""
+        self._root = root
+        self._label = label
+        self._policy = policy
+        self._lock = threading.Lock()
+        # Descriptors kept open, so that a sample of an idle container is a handful of system calls.
+        self._usage: dict[str, int] = {}
+        self._cards: dict[str, tuple[CardUuid, ...]] = {}
+        self._tampered: dict[str, int] = {}
+        self._attacks: dict[str, str] = {}
+        self._readings: dict[str, _Reading] = {}
+        self._told: dict[str, _Told] = {}
+        self._notes: dict[str, tuple[LibraryMessage, ...]] = {}
+
+    def open(self, name: str, limits: Sequence[Limit]) -> None:
+        """Make the directory and both pages if absent, and write the limits. Idempotent.
+
+        A limit that is as it was is not written again, and the host's corrections outlive a change.
+        """
+        with (
+            self._lock,
+            _errors(f"{self._root}/{name}"),
+            files.directory(self._root, name, create=True) as here,
+        ):
+            self._write_limits(here, name, lambda now: self._limits(now, name, limits))
+            self._usage_page(here, name, create=True)
+            self._cards[name] = tuple(limit.card for limit in limits)
+
+    def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
+        """Tell the library that the host is there (CLOCK_MONOTONIC) and what it corrects, in one write."""
+
+        def corrected(now: abi.Limits | None) -> abi.Limits:
+            if now is None:
+                raise NodeUnready(
+                    f"the limits page of {self._root}/{name} is unreadable: start its container again"
+                )
+            cards = tuple(_corrected(card, corrections) for card in now.cards)
+            return replace(now, cards=cards, heartbeat_ns=heartbeat_ns)
+
+        with self._lock, _errors(f"{self._root}/{name}"), files.directory(self._root, name) as here:
+            self._write_limits(here, name, corrected)
+
+    def reset(self, name: str) -> None:
+        """Begin a new life of the container: usage back to zero.
+
+        Where a process of it still lives (its byte is locked), only the slots of dead ones are freed.
+        """
+        with (
+            self._lock,
+            _errors(f"{self._root}/{name}"),
+            files.directory(self._root, name, create=True) as here,
+        ):
+            page = self._usage_page(here, name, create=True)
+            with files.locked(page, 0, abi.MAX_SLOTS) as alone:
+                if alone:
+                    files.write(page, 0, abi.build_usage())
+                    return
+            try:
+                slots = self._read(page, name, 0).slots
+            except abi.PageError:
+                # The living process broke its own page; a page that nobody can read serves nobody.
+                files.write(page, 0, abi.build_usage())
+                return
+            for slot in slots:
+                with files.locked(page, slot.index, 1) as dead:
+                    if dead:
+                        offset = abi.USAGE_HEAD_SIZE + slot.index * abi.SLOT_SIZE
+                        files.write(page, offset, bytes(abi.SLOT_SIZE))
+
+    def usage(self, name: str) -> Sequence[TenantUse]:
+        """Read the usage page with bounds: memory is what living processes hold.
+
+        Raises:
+            Tampered: the container changed it; what can be put back is.
+            NodeUnready: it is gone, or cannot be read.
+        """
+        cards, found, slots = self._observe(name)
+        alive = tuple(slot.index for slot in slots)
+        told = self._told.get(name)
+        if told is not None and (told.page is found and told.cards is cards and told.alive == alive):
+            return told.uses
+        uses = tuple(
+            TenantUse(
+                card=card,
+                memory=min(sum(slot.charged[i] for slot in slots), abi.MAX_BYTES),
+                busy_seconds=line.busy_ns * _NS,
+                throttled_seconds=line.throttle_ns * _NS,
+                refusals=line.refusals,
+                processes=len(slots),
+            )
+            for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
+        )
+        self._told[name] = _Told(found, cards, alive, uses)
+        self._notes[name] = tuple(_note(note, cards) for note in found.notes if note.code in _KINDS)
+        return uses
+
+    def activity(self, name: str) -> Sequence[Activity]:
+        """Who is at work now, for the co-activity factor. Raises NodeUnready as :meth:`usage` does."""
+        cards, found, slots = self._observe(name)
+        return [
+            Activity(
+                card,
+                sum(slot.inflight[i] for slot in slots),
+                line.busy_ns,
+                line.last_busy_ns,
+                sum(slot.inflight[i] > 0 for slot in slots),
+                len(slots),
+            )
+            for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
+        ]
+
+    def registered(self, name: str) -> frozenset[int]:
+        """The ids, as they see themselves, of the processes that hold a slot. Raises as :meth:`usage` does.
+
+        A slot whose byte is free counts as well: programs close descriptors that they do not know.
+        """
+        _, found, _ = self._observe(name)
+        return frozenset(slot.pid for slot in found.slots)
+
+    def names(self) -> Sequence[str]:
+        """Every directory that exists and has a name of ours."""
+        with _errors(str(self._root)):
+            try:
+                return sorted(entry.name for entry in self._root.iterdir() if files.is_name(entry.name))
+            except FileNotFoundError:
+                return []
+
+    def remove(self, name: str) -> None:
+        """Delete the directory; absent is fine."""
+        files.checked(name)
+        with self._lock, _errors(f"{self._root}/{name}"):
+            self._forget(name)
+            files.remove(self._root, name)
+
+    def tampering(self) -> Mapping[str, int]:
+        """How often each directory's usage page was found changed in a way that the library never does."""
+        with self._lock:
+            return dict(self._tampered)
+
+    def attacks(self, name: str) -> tuple[int, str]:
+        """How often this page was found changed so, by whoever read it, and what was found last."""
+        with self._lock:
+            return self._tampered.get(name, 0), self._attacks.get(name, "")
+
+    def notes(self, name: str) -> Sequence[LibraryMessage]:
+        """What the library told the host, as of the last :meth:`usage`."""
+        return self._notes.get(name, ())
+
+    def close(self) -> None:
+        """Let go of the open pages."""
+        with self._lock:
+            for name in list(self._usage):
+                self._forget(name)
+
+    def _observe(self, name: str) -> tuple[tuple[CardUuid, ...], abi.Usage, list[abi.Slot]]:
+        """Cards, page, and the slots whose process lives (its byte is locked)."""
+        with self._lock, _errors(f"{self._root}/{name}"):
+            cards = self._cards_of(name)
+            page = self._usage.get(name)
+            status = os.fstat(page) if page is not None else None
+            if page is None or status is None or not status.st_nlink:
+                with files.directory(self._root, name) as here:
+                    page = self._usage_page(here, name)
+                status = os.fstat(page)
+            changed = files.put_back(page, status, abi.USAGE_SIZE, USAGE_MODE)
+            if changed:
+                raise self._tampering(name, f"{changed}; that is put back")
+            try:
+                found = self._read(page, name, len(cards))
+            except abi.PageError as error:
+                raise self._tampering(name, str(error)) from error
+            alive = files.held(page, found.slot_high) if found.slots else frozenset[int]()
+        return cards, found, [slot for slot in found.slots if slot.index in alive]
+
+    def _forget(self, name: str) -> None:
+        page = self._usage.pop(name, None)
+        if page is not None:
+            os.close(page)
+        self._cards.pop(name, None)
+        self._tampered.pop(name, None)
+        self._attacks.pop(name, None)
+        self._readings.pop(name, None)
+        self._told.pop(name, None)
+        self._notes.pop(name, None)
+
+    def _limits(self, now: abi.Limits | None, name: str, limits: Sequence[Limit]) -> abi.Limits:
+        known = {card.uuid: card for card in now.cards} if now else {}
+        cards = []
+        for limit in limits:
+            uuid = abi.uuid_bytes(limit.card)
+            before = known.get(uuid) or abi.CardLimits(uuid, None, None)
+            cards.append(
+                replace(
+                    before,
+                    memory_limit=limit.memory,
+                    context_reserve=self._policy.context_reserve,
+                    core_limit=float(limit.cores),
+                    core_ceiling=float(limit.ceiling),
+                )
+            )
+        return replace(
+            now or abi.Limits(()),
+            cards=tuple(cards),
+            fail_open=self._policy.fail_open,
+            oversubscribe=self._policy.oversubscribe,
+            elastic=any(limit.ceiling > limit.cores for limit in limits),
+            identity=hashlib.sha256(name.encode()).digest()[:16],
+        )
+
+    def _write_limits(self, here: int, name: str, change: _Change) -> None:
+        page = files.open_page(here, LIMITS)
+        if page is None:
+            page = files.create_page(
+                here, LIMITS, abi.build_limits(change(None)), abi.LIMITS_SIZE, LIMITS_MODE, self._label
+            )
+            os.close(page)
+            return
+        try:
+            changed = files.put_back(page, os.fstat(page), abi.LIMITS_SIZE, LIMITS_MODE)
+            if changed:
+                log.warning("limits page put back", directory=f"{self._root}/{name}", change=changed)
+            image = files.read(page, abi.LIMITS_SIZE)
+            now = _readable(image)
+            wanted = change(now)
+            if now is None or replace(wanted, generation=now.generation) != now:
+                write = abi.rewrite_limits(image, wanted)
+                files.write(page, write.offset, write.data)
+        finally:
+            os.close(page)
+
+    def _usage_page(self, here: int, name: str, *, create: bool = False) -> int:
+        """The usage page's descriptor, kept; a page that is not the one kept is taken afresh."""
+        page = files.open_page(here, USAGE)
+        if page is None:
+            if not create:
+                raise NodeUnready(
+                    f"the usage page of {self._root}/{name} is gone: its container must start again"
+                )
+            page = files.create_page(
+                here, USAGE, abi.build_usage()[: abi.USAGE_HEAD_SIZE], abi.USAGE_SIZE, USAGE_MODE, self._label
+            )
+        old = self._usage.pop(name, None)
+        if old is not None:
+            os.close(old)
+        self._usage[name] = page
+        if create and (changed := files.put_back(page, os.fstat(page), abi.USAGE_SIZE, USAGE_MODE)):
+            log.warning("usage page put back", reason=str(self._tampering(name, changed)))
+        return page
+
+    def _read(self, page: int, name: str, cards: int) -> abi.Usage:
+        """What the page says; one that is as it was is not parsed again: idle containers are the rule.
+
+        Raises PageError for anything but a whole page.
+        """
+        before = self._readings.get(name)
+        image = files.read(page, len(before.image) if before else abi.USAGE_HEAD_SIZE)
+        if before is not None and image == before.image and cards == len(before.usage.cards):
+            return before.usage
+        if len(image) < abi.USAGE_HEAD_SIZE:
+            raise abi.PageError(f"the usage page shrank to {len(image)} bytes while {name} was read")
+        extent = abi.usage_extent(image)
+        image = files.read(page, extent) if extent > len(image) else image[:extent]
+        usage = abi.read_usage(image, cards)
+        self._readings.pop(name, None)
+        if extent <= _KEPT_BYTES:
+            self._readings[name] = _Reading(image, usage)
+        return usage
+
+    def _cards_of(self, name: str) -> tuple[CardUuid, ...]:
+        """The cards of the limits page, in its order: usage has no names of its own."""
+        cards = self._cards.get(name)
+        if cards is None:
+            with files.directory(self._root, name) as here:
+                page = files.open_page(here, LIMITS)
+                if page is None:
+                    raise NodeUnready(
+                        f"the limits page of {self._root}/{name} is gone: its container must start again"
+                    )
+                try:
+                    found = abi.read_limits(files.read(page, abi.LIMITS_SIZE))
+                finally:
+                    os.close(page)
+            cards = tuple(CardUuid(abi.uuid_text(card.uuid)) for card in found.cards)
+            self._cards[name] = cards
+        return cards
+
+    def _tampering(self, name: str, what: str) -> Tampered:
+        self._tampered[name] = self._tampered.get(name, 0) + 1
+        self._attacks[name] = what
+        return Tampered(
+            f"the usage page of {self._root}/{name} was tampered with: {what} "
+            f"(found {self._tampered[name]} times); look at what runs in its container"
+        )
+
+
+def _note(note: abi.Note, cards: Sequence[CardUuid]) -> LibraryMessage:
+    return LibraryMessage(
+        number=note.number,
+        at=note.when_ns * _NS,
+        kind=_KINDS[note.code],
+        pid=note.pid,
+        card=None if note.card is None else cards[note.card],
+        asked=note.bytes,
+        used=note.used,
+        limit=note.limit,
+        text=note.text,
+    )
+
+
+def _readable(image: bytes) -> abi.Limits | None:
+    try:
+        return abi.read_limits(image)
+    except abi.PageError:
+        return None
+
+
+def _corrected(card: abi.CardLimits, corrections: Mapping[CardUuid, Correction]) -> abi.CardLimits:
+    told = corrections.get(CardUuid(abi.uuid_text(card.uuid)))
+    if told is None:
+        return card
+    return replace(
+        card,
+        gain=card.gain if told.gain is None else told.gain,
+        co_active=card.co_active if told.co_active is None else told.co_active,
+        host_adjust=card.host_adjust if told.host_adjust is None else told.host_adjust,
+    )
+
+
+@contextlib.contextmanager
+def _errors(where: str) -> Iterator[None]:
+    """Foreign errors as ours, naming the pages' directory."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NodeUnready(f"the control pages of {where} are gone: the container must start again") from error
+    except PermissionError as error:
+        raise NodeUnready(
+            f"the control pages of {where} cannot be used: {error.strerror}; their owner or mode "
+            "is not the agent's any more (a container may have changed it), or the agent may not write there"
+        ) from error
+    except OSError as error:
+        raise NodeUnready(
+            f"the control pages of {where} cannot be used: {error.strerror or error}; "
+            "check that the file system is there, writable and not full"
+        ) from error
+    except abi.PageError as error:
+        raise NodeUnready(f"the control pages of {where} cannot hold what they should: {error}") from error

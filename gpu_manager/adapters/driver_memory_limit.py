@@ -1,0 +1,132 @@
+"""A container's limit on a card's memory that its cgroup carries: against those who use no library of ours.
+
+Two holders: the driver itself (:mod:`gpu_manager.adapters.nvml.limits`), and where it cannot, the kernel's
+dmem controller (cgroup v2, Linux 6.14 and newer) for cards that registered a region with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.errors import NodeUnready
+
+log = structlog.get_logger(__name__)
+
+NVML: Final = "nvml"
+DMEM: Final = "dmem"
+
+_ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
+# A container's own cgroup, as runtimes name it: <id>, crio-<id>.scope, <slice>:cri-containerd:<id>. What lies
+# below is made by the tenant and never looked at. CRI-O keeps its monitor in a cgroup beside it.
+_CONTAINER = re.compile(r"(?!crio-conmon-)(?:.*[:-])?(?P<id>[0-9a-f]{64})(?:\.scope)?", re.ASCII)
+_DEEPEST = 8  # kind: kubelet.slice/kubelet-kubepods.slice/…-burstable.slice/…-pod<uid>.slice/<id>.scope
+_MOST = 1 << 14  # cgroups looked at
+
+
+class DriverLimits(Protocol):
+    """What the driver can do for a cgroup."""
+
+    def hold(self, cgroup: Path, card: CardUuid, limit: int | None) -> bool:
+        """True if it does."""
+
+
+class CgroupMemoryLimit:
+    """:class:`gpu_manager.ports.DriverMemoryLimitSetter` on the host's cgroup v2 tree."""
+
+    def __init__(
+        self, cgroups: Path, cards: Callable[[], Sequence[CardState]], driver: DriverLimits | None
+    ) -> None:
+        """``cgroups``: the host's ``/sys/fs/cgroup`` as we see it; ``driver``: None without real cards."""
+        self._cgroups, self._cards, self._driver = cgroups, cards, driver
+        self._lock = threading.Lock()
+        self._found: dict[str, Path] = {}
+
+    def hold(self, container_id: str, card: CardUuid, limit: int) -> str | None:
+        """Set it (bytes), and say who holds it; None if neither driver nor kernel can here.
+
+        Raises:
+            NodeUnready: the container's cgroup is not there (yet), or the kernel refused.
+        """
+        if not (self._cgroups / "cgroup.controllers").exists():
+            return None  # cgroup v1, or not ours to see
+        cgroup = self._cgroup(container_id)
+        if cgroup is None:
+            raise NodeUnready(f"the cgroup of container {container_id[:16]} is not below {self._cgroups}")
+        if self._driver is not None and self._driver.hold(cgroup, card, limit):
+            return NVML
+        region = self._region(card)
+        if region is None or not (cgroup / "dmem.max").exists():
+            return None
+        self._write(cgroup / "dmem.max", region, str(limit))
+        return DMEM
+
+    def let_go(self, container_id: str, card: CardUuid) -> None:
+        """Lift it; a cgroup that is gone has taken its limit with it."""
+        with self._lock:
+            cgroup = self._found.pop(container_id, None)
+        if cgroup is None or not cgroup.exists():
+            return
+        if self._driver is not None and self._driver.hold(cgroup, card, None):
+            return
+        region = self._region(card)
+        if region is not None and (cgroup / "dmem.max").exists():
+            self._write(cgroup / "dmem.max", region, "max")
+
+    def _cgroup(self, container_id: str) -> Path | None:
+        if _ID.fullmatch(container_id) is None:
+            raise NodeUnready(f"{container_id[:64]!r} is not the id of a container (64 hex digits)")
+        with self._lock:
+            known = self._found.get(container_id)
+        if known is None or not known.exists():
+            known = next((path for name, path in self._containers() if name == container_id), None)
+            if known is not None:
+                with self._lock:
+                    self._found[container_id] = known
+        return known
+
+    def _containers(self) -> Iterator[tuple[str, Path]]:
+        """(id, cgroup) of every container of a pod; nothing below a container is entered."""
+        waiting, seen = [(self._cgroups, 0)], 0
+        while waiting:
+            here, depth = waiting.pop()
+            try:
+                names = [entry.name for entry in os.scandir(here) if entry.is_dir(follow_symlinks=False)]
+            except OSError:
+                continue  # it went while we looked
+            for name in names:
+                seen += 1
+                container = _CONTAINER.fullmatch(name)
+                if container is not None:
+                    yield container["id"], here / name
+                elif depth < _DEEPEST and seen < _MOST and (depth or "kube" in name):
+                    waiting.append((here / name, depth + 1))
+
+    def _region(self, card: CardUuid) -> str | None:
+        """The card's region in the kernel's list, by its PCI address (``drm/0000:3b:00.0/vram0 <bytes>``)."""
+        state = next((s for s in self._cards() if s.card.uuid == card), None)
+        if state is None or not state.card.pci_bus_id:
+            return None
+        try:
+            lines = (self._cgroups / "dmem.capacity").read_text("ascii").splitlines()
+        except (OSError, UnicodeDecodeError):
+            return None
+        names = [line.rpartition(" ")[0] for line in lines]
+        address = state.card.pci_bus_id.lower()
+        return next((name for name in names if address in re.split("[/ ]", name.lower())), None)
+
+    @staticmethod
+    def _write(path: Path, region: str, value: str) -> None:
+        try:
+            path.write_text(f"{region} {value}\n", "ascii")
+        except OSError as error:
+            raise NodeUnready(
+                f"the kernel did not take {value} for {region} in {path}: {error.strerror or error}"
+            ) from error

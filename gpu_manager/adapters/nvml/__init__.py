@@ -1,0 +1,1 @@
+"""The real cards through NVML; only this package imports the binding."""

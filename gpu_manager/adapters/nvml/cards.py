@@ -1,0 +1,302 @@
+"""The node's real cards, through NVML. The only file that imports the driver's binding.
+
+The binding is untyped: handles and structs are ``Any`` inside the ``nvml*`` files and become domain values
+here. One card's failure stays that card's state; only a driver that cannot be asked at all raises.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+import uuid as uuids
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import structlog
+
+from gpu_manager.adapters.nvml.errors import NvmlErrorKind, maybe, meaning, sentence, to_domain
+from gpu_manager.adapters.nvml.faults import CardFaults, FaultPolicy, recovery_text
+from gpu_manager.adapters.nvml.links import bus_key, read_links
+from gpu_manager.adapters.nvml.usage import Memory, UsageReader
+from gpu_manager.adapters.nvml.watch import EventWatch, WatchedCard
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.topology import Link, Topology
+from gpu_manager.ports import CardUse, HealthChange, ProcessUse
+
+_log = structlog.get_logger(__name__)
+
+
+class NvmlCards:
+    """:class:`gpu_manager.ports.Cards` on NVML.
+
+    What :meth:`watch` reports and what :meth:`list` says agree: a card reported out of order stays so in the
+    list until it is reported well again, which :class:`FaultPolicy` times.
+    """
+
+    def __init__(
+        self,
+        nvml: Any = pynvml,
+        *,
+        policy: FaultPolicy | None = None,
+        library: Path | None = None,
+        sysfs: Path = Path("/sys"),
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``nvml`` is the binding or a stand-in of it; ``library`` is libnvidia-ml.so.1 as an absolute path,
+        for where the loader's own search does not find it. Nothing is opened before the first question.
+        """
+        self._nvml, self._library, self._sysfs = nvml, library, sysfs
+        self._policy = policy or FaultPolicy()
+        self._monotonic = monotonic
+        self._lock = threading.RLock()
+        self._opened = False
+        self._openings, self._opened_at = 0, 0.0
+        self._lost = False
+        self._slots: tuple[WatchedCard, ...] = ()
+        self._known: dict[int, Card] = {}
+        self._usage = UsageReader(nvml, wall)
+        self._faults = CardFaults(self._policy.quiet_seconds, monotonic, self._changed)
+        self._watch: EventWatch | None = None
+
+    def list(self) -> Sequence[CardState]:
+        """Every card, by index. Raises NodeUnready if the driver cannot be asked at all."""
+        if self._lost and self._monotonic() - self._opened_at >= self._policy.quiet_seconds:
+            self._drop()  # a card that was reset shows itself to a fresh NVML only
+        self._open()
+        try:
+            count = self._nvml.nvmlDeviceGetCount()
+        except self._nvml.NVMLError as error:
+            self._drop()
+            raise to_domain(error.value, "count the cards") from None
+        looks = [self._look(index) for index in range(count)]
+        named = {look.card.uuid for look in looks if isinstance(look, WatchedCard)}
+        slots = tuple(
+            look if isinstance(look, WatchedCard) else self._silent(index, look, named)
+            for index, look in enumerate(looks)
+        )
+        with self._lock:
+            self._slots = slots
+            self._lost = any(s.handle is None for s in slots)
+            self._known.update({s.card.index: s.card for s in slots if s.handle is not None})
+        return tuple(self._state(slot) for slot in slots)
+
+    def topology(self) -> Topology:
+        """How the cards are joined, in the order of :meth:`list`."""
+        slots = self._current()
+        cells = read_links(self._nvml, [s.handle for s in slots], [s.card.pci_bus_id for s in slots])
+        return Topology(tuple(tuple(Link.parse(cell) for cell in row) for row in cells))
+
+    def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
+        """Figures now. A card that fails is left out, and closed if the failure says that it is broken."""
+        cards: list[CardUse] = []
+        processes: list[ProcessUse] = []
+        for slot in self._current():
+            if slot.handle is None:
+                continue
+            try:
+                card, running = self._usage.read(slot.handle, slot.card)
+            except self._nvml.NVMLError as error:
+                self._blame(slot.card.uuid, error.value)
+                continue
+            cards.append(card)
+            processes.extend(running)
+        return cards, processes
+
+    def watch(self, changed: Callable[[HealthChange], None]) -> None:
+        """Report health changes to ``changed`` from a thread of its own, until :meth:`close`."""
+        with self._lock:
+            if self._watch is None:
+                self._watch = EventWatch(self._nvml, self, self._faults, self._policy, changed)
+                self._watch.start()
+
+    def close(self) -> None:
+        """Stop watching and let go of the driver."""
+        with self._lock:
+            watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+        self._drop()
+
+    # What the watch thread asks of us.
+
+    def slots(self) -> tuple[int, tuple[WatchedCard, ...]]:
+        """How often the driver was opened, and the cards as last listed; none while it is closed."""
+        with self._lock:
+            return self._openings, self._slots
+
+    def recovery_action(self, handle: Any) -> int | None:
+        """NVML_GPU_RECOVERY_ACTION_*, 0 for none; None where the driver is too old to say."""
+        field = self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+        values = maybe(self._nvml, self._nvml.nvmlDeviceGetFieldValues, handle, [field])
+        if values is None or values[0].nvmlReturn != self._nvml.NVML_SUCCESS:
+            return None
+        return int(values[0].value.uiVal)
+
+    # The rest is ours.
+
+    def _open(self) -> None:
+        with self._lock:
+            if self._opened:
+                return
+            try:
+                if self._library is not None:
+                    # The loader then finds it by SONAME when the binding asks for libnvidia-ml.so.1.
+                    ctypes.CDLL(str(self._library), mode=ctypes.RTLD_GLOBAL)
+                self._nvml.nvmlInit()
+            except OSError as error:
+                raise NodeUnready(
+                    f"could not load the NVML library: {error}: check the driver's root"
+                ) from None
+            except self._nvml.NVMLError as error:
+                raise to_domain(error.value, "open NVML") from None
+            self._opened = True
+            self._openings, self._opened_at = self._openings + 1, self._monotonic()
+
+    def _drop(self) -> None:
+        """Let go of NVML; the next question opens it anew (driver reloaded or upgraded, cards re-scanned)."""
+        with self._lock:
+            if not self._opened:
+                return
+            self._opened, self._slots = False, ()
+            try:
+                self._nvml.nvmlShutdown()
+            except self._nvml.NVMLError as error:
+                _log.debug("nvml_shutdown_failed", why=sentence(error.value))
+
+    def _current(self) -> tuple[WatchedCard, ...]:
+        if not self.slots()[1]:
+            self.list()
+        return self.slots()[1]
+
+    def _look(self, index: int) -> WatchedCard | int:
+        """The card at an index, or the error code for which it does not tell its name."""
+        card: Card | None = None
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = CardUuid(_text(self._nvml.nvmlDeviceGetUUID(handle)))
+            known = self._known.get(index)
+            card = known if known and known.uuid == uuid else Card(index, uuid, "unknown", memory=0)
+            card = self._read(handle, card)
+        except self._nvml.NVMLError as error:
+            if meaning(error.value).kind is NvmlErrorKind.NODE:
+                self._drop()
+                raise to_domain(error.value, f"ask for card {index}") from None
+            if card is None:
+                return int(error.value)
+            self._blame(card.uuid, error.value, always=True)
+            return WatchedCard(None, card)
+        slot = WatchedCard(handle, card)
+        self.examine(slot)
+        return slot
+
+    def _silent(self, index: int, code: int, named: set[CardUuid]) -> WatchedCard:
+        """A card that does not tell its name is the last one known there, unless that one is elsewhere."""
+        card = self._known.get(index)
+        if card is None or card.uuid in named:
+            card = _nameless(index)
+        self._blame(card.uuid, code, always=True)
+        return WatchedCard(None, card)
+
+    def examine(self, slot: WatchedCard) -> None:
+        """Ask a card how it is, and note it."""
+        try:
+            action = self.recovery_action(slot.handle)
+            reason = recovery_text(action) if action else self._memory_condition(slot)
+        except self._nvml.NVMLError as error:
+            self._blame(slot.card.uuid, error.value, always=True)
+            return
+        if not reason and slot.card.memory == 0:
+            reason = "the driver does not tell how much memory the card has: nothing can be shared"
+        if reason:
+            self._faults.bad(slot.card.uuid, reason)
+        else:
+            self._faults.good(slot.card.uuid)
+
+    def _read(self, handle: Any, card: Card) -> Card:
+        nvml = self._nvml
+        memory = self._usage.memory(handle)
+        mig = maybe(nvml, nvml.nvmlDeviceGetMigMode, handle)
+        bus = maybe(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+        bus_id = bus_key(bus.busId) if bus is not None else card.pci_bus_id
+        name = maybe(nvml, nvml.nvmlDeviceGetName, handle)
+        return replace(
+            card,
+            model="-".join(_text(name).split()) if name else card.model,
+            memory=memory.total if memory is not None else 0,
+            reserved=_kept_back(memory, card),
+            minor=maybe(nvml, nvml.nvmlDeviceGetMinorNumber, handle),
+            pci_bus_id=bus_id,
+            numa=self._numa(handle, bus_id),
+            mig=mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
+        )
+
+    def _numa(self, handle: Any, bus_id: str) -> int | None:
+        """The NUMA node of the CPUs next to the card; None where there is none or nobody can say.
+
+        sysfs first, then the card's memory affinity. Not nvmlDeviceGetNumaNodeId: that is the node which the
+        card's *own* memory forms on Grace machines, where no CPU is.
+        """
+        try:
+            node = int((self._sysfs / "bus/pci/devices" / bus_id / "numa_node").read_text("ascii"))
+        except (OSError, ValueError):
+            node = -1
+        if node >= 0:
+            return node
+        nvml = self._nvml
+        near = maybe(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, 4, nvml.NVML_AFFINITY_SCOPE_NODE)
+        bits = [i * 64 + b for i, word in enumerate(near or ()) for b in range(64) if word >> b & 1]
+        return bits[0] if len(bits) == 1 else None
+
+    def _memory_condition(self, slot: WatchedCard) -> str:
+        """Row remapping (Ampere and newer) or page retirement (older)."""
+        nvml, handle = self._nvml, slot.handle
+        rows = maybe(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
+        if rows is not None:
+            _, _, pending, failed = rows
+            if failed:
+                return "row remapping has failed: the card's memory can no longer be repaired, replace it"
+            waits = "a memory row"
+        else:
+            pending, waits = maybe(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle), "a memory page"
+        if pending and self._policy.pending_remap_closes:
+            return f"{waits} waits for a reset to be repaired: drain the card and reset it"
+        return ""
+
+    def _blame(self, uuid: CardUuid, code: int, *, always: bool = False) -> None:
+        """Note a failed question. ``always``: without its answer the card cannot be used at all."""
+        if always or meaning(code).kind is NvmlErrorKind.CARD:
+            self._faults.bad(uuid, sentence(code))
+
+    def _state(self, slot: WatchedCard) -> CardState:
+        reason = self._faults.reason(slot.card.uuid)
+        return CardState(slot.card, healthy=not reason, reason=reason)
+
+    def _changed(self, change: HealthChange) -> None:
+        with self._lock:
+            watch = self._watch
+        if watch is not None:
+            watch.tell(change)
+
+
+def _kept_back(memory: Memory | None, before: Card) -> int:
+    """What the driver reserves: the most that it ever has of this card. Less another time would make ids come
+    and go at the kubelet, and give memory away that the driver takes back.
+    """
+    now = memory.reserved if memory is not None else 0
+    return max(now, before.reserved) if memory is not None and memory.total == before.memory else now
+
+
+def _nameless(index: int) -> Card:
+    """A card that never told its UUID: listed, so that it is missed, but with nothing to give away."""
+    made_up = uuids.uuid5(uuids.NAMESPACE_OID, f"card {index} that never answered")
+    return Card(index=index, uuid=CardUuid(f"GPU-{made_up}"), model="unknown", memory=0)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,0 +1,188 @@
+"""What each NVML error code means, who must act, and what to do about it.
+
+The table is keyed by number, so that this file needs no driver binding; a test proves that it holds every
+``NVML_ERROR_*`` constant that the binding knows. A code of a newer driver still gets a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from gpu_manager.domain.errors import Bug, NodeUnready, VcudaError
+
+
+class NvmlErrorKind(Enum):
+    """What a failed call says about the card it was asked of."""
+
+    ABSENT = "absent"  # the figure does not exist on this card, driver or permission: leave it out
+    CARD = "card"  # this card is out of order
+    NODE = "node"  # the driver as a whole cannot be used
+    OURS = "ours"  # we asked wrongly
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """One error code: its NVML name, what happened, the cure."""
+
+    name: str
+    kind: NvmlErrorKind
+    what: str
+    cure: str
+
+
+_REPORT = "please report this with the driver version"
+_RESET = "drain the card and reset it (nvidia-smi --gpu-reset -i UUID), or reboot the node"
+_LOG = "look for NVRM lines in the kernel log; if it lasts, reboot the node"
+
+MEANINGS: Mapping[int, Meaning] = {
+    1: Meaning(
+        "UNINITIALIZED", NvmlErrorKind.NODE, "the NVML library was shut down", "it is opened again by itself"
+    ),
+    2: Meaning("INVALID_ARGUMENT", NvmlErrorKind.OURS, "the driver refused an argument", _REPORT),
+    3: Meaning(
+        "NOT_SUPPORTED", NvmlErrorKind.ABSENT, "this card cannot tell", "nothing: the figure is left out"
+    ),
+    4: Meaning(
+        "NO_PERMISSION",
+        NvmlErrorKind.ABSENT,
+        "the driver refuses to tell this process",
+        "run the agent as root",
+    ),
+    5: Meaning("ALREADY_INITIALIZED", NvmlErrorKind.OURS, "the NVML library was opened twice", _REPORT),
+    6: Meaning(
+        "NOT_FOUND", NvmlErrorKind.ABSENT, "there is no such entry", "nothing: the figure is left out"
+    ),
+    7: Meaning(
+        "INSUFFICIENT_SIZE", NvmlErrorKind.ABSENT, "the answer outgrew its buffer", "the next sample has it"
+    ),
+    8: Meaning(
+        "INSUFFICIENT_POWER",
+        NvmlErrorKind.CARD,
+        "the card's power cables are not attached",
+        "attach the auxiliary power cables",
+    ),
+    9: Meaning(
+        "DRIVER_NOT_LOADED",
+        NvmlErrorKind.NODE,
+        "the NVIDIA kernel driver is not loaded",
+        "install it or load it (modprobe nvidia), and check that /dev/nvidiactl is visible to the agent",
+    ),
+    10: Meaning("TIMEOUT", NvmlErrorKind.CARD, "the driver did not answer in time", _LOG),
+    11: Meaning("IRQ_ISSUE", NvmlErrorKind.CARD, "the card's interrupts do not arrive", _LOG),
+    12: Meaning(
+        "LIBRARY_NOT_FOUND",
+        NvmlErrorKind.NODE,
+        "libnvidia-ml.so.1 was not found or does not load",
+        "install the NVIDIA driver on the node; where it lies outside the usual places "
+        "(/run/nvidia/driver with the GPU operator) mount it into the agent and name its root",
+    ),
+    13: Meaning(
+        "FUNCTION_NOT_FOUND",
+        NvmlErrorKind.ABSENT,
+        "the driver is too old to tell",
+        "nothing, or a newer driver",
+    ),
+    14: Meaning(
+        "CORRUPTED_INFOROM",
+        NvmlErrorKind.CARD,
+        "the card's infoROM is corrupted",
+        "ask the vendor for a replacement",
+    ),
+    15: Meaning(
+        "GPU_IS_LOST",
+        NvmlErrorKind.CARD,
+        "the card has fallen off the bus",
+        "reboot the node; if it comes back, check the card's seat, power and cooling",
+    ),
+    16: Meaning("RESET_REQUIRED", NvmlErrorKind.CARD, "the card needs a reset", _RESET),
+    17: Meaning(
+        "OPERATING_SYSTEM",
+        NvmlErrorKind.CARD,
+        "the operating system blocked the driver",
+        "give the agent /dev/nvidiactl and /dev/nvidia* and a device cgroup that allows them",
+    ),
+    18: Meaning(
+        "LIB_RM_VERSION_MISMATCH",
+        NvmlErrorKind.NODE,
+        "the NVML library and the loaded kernel driver are of different versions",
+        "the driver was upgraded under a running system: reboot the node or reload the kernel modules, "
+        "then restart the agent",
+    ),
+    19: Meaning(
+        "IN_USE", NvmlErrorKind.CARD, "the card is held by an operation of somebody else", "it is tried again"
+    ),
+    20: Meaning("MEMORY", NvmlErrorKind.CARD, "the driver ran out of host memory", "free memory on the node"),
+    21: Meaning(
+        "NO_DATA", NvmlErrorKind.ABSENT, "the card has no data yet", "nothing: the figure is left out"
+    ),
+    22: Meaning(
+        "VGPU_ECC_NOT_SUPPORTED",
+        NvmlErrorKind.ABSENT,
+        "ECC hides the figure on a vGPU host",
+        "nothing: it is left out",
+    ),
+    23: Meaning(
+        "INSUFFICIENT_RESOURCES", NvmlErrorKind.CARD, "the card ran out of internal resources", _RESET
+    ),
+    24: Meaning("FREQ_NOT_SUPPORTED", NvmlErrorKind.ABSENT, "the card has no such frequency", "nothing"),
+    25: Meaning(
+        "ARGUMENT_VERSION_MISMATCH",
+        NvmlErrorKind.ABSENT,
+        "the driver knows another version of the question",
+        "nothing",
+    ),
+    26: Meaning("DEPRECATED", NvmlErrorKind.ABSENT, "the driver no longer answers this question", "nothing"),
+    27: Meaning("NOT_READY", NvmlErrorKind.CARD, "the card is not ready yet", "it is tried again"),
+    28: Meaning("GPU_NOT_FOUND", NvmlErrorKind.CARD, "the driver no longer knows the card", _LOG),
+    29: Meaning(
+        "INVALID_STATE", NvmlErrorKind.CARD, "the card is in a state that forbids the question", _RESET
+    ),
+    30: Meaning(
+        "RESET_TYPE_NOT_SUPPORTED",
+        NvmlErrorKind.ABSENT,
+        "the card has no such reset",
+        "nothing: we never reset cards",
+    ),
+    999: Meaning("UNKNOWN", NvmlErrorKind.CARD, "the driver failed without saying why", _LOG),
+}
+
+
+def meaning(code: int) -> Meaning:
+    """The table's row; for a code newer than the table, a row that says so."""
+    return MEANINGS.get(
+        code,
+        Meaning(
+            f"code {code}", NvmlErrorKind.CARD, "the driver reports an error unknown to this version", _LOG
+        ),
+    )
+
+
+def sentence(code: int) -> str:
+    """What operators read: ``the card has fallen off the bus (NVML GPU_IS_LOST): reboot the node; …``."""
+    row = meaning(code)
+    return f"{row.what} (NVML {row.name}): {row.cure}"
+
+
+def to_domain(code: int, doing: str) -> VcudaError:
+    """The error of ours for a failed call that concerns the whole node. ``doing``: ``count the cards``."""
+    row = meaning(code)
+    if row.name == "LIBRARY_NOT_FOUND":
+        return NodeUnready(f"could not load the NVML library: {row.what}: {row.cure}")
+    text = f"could not {doing}: {sentence(code)}"
+    return Bug(text) if row.kind is NvmlErrorKind.OURS else NodeUnready(text)
+
+
+def maybe(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
+    """Ask; None when the card, the driver or our rights do not know the answer. A broken card
+    still raises.
+    """
+    try:
+        return call(*args)
+    except nvml.NVMLError as error:
+        # INVALID_ARGUMENT: drivers answer so to a field, link or scope that they are too old to know.
+        if meaning(error.value).kind in (NvmlErrorKind.ABSENT, NvmlErrorKind.OURS):
+            return None
+        raise

@@ -1,0 +1,80 @@
+"""How the cards are joined, PCIe ancestry and NVLink, in the words of ``nvidia-smi topo -m``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_manager.adapters.nvml.errors import maybe
+
+# nvmlGpuTopologyLevel_t. INTERNAL is two chips on one board: nvidia-smi prints PIX for it too.
+_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS
+
+
+def bus_key(bus_id: str | bytes) -> str:
+    """One spelling for ``00000000:3B:00.0``, ``0000:3b:00.0`` and bytes of either, as sysfs has it."""
+    text = (bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id).strip().lower()
+    domain, _, rest = text.partition(":")
+    return f"{int(domain, 16):04x}:{rest}" if rest and _is_hex(domain) else text
+
+
+def read_links(nvml: Any, handles: Sequence[Any | None], bus_ids: Sequence[str]) -> list[list[str]]:
+    """The matrix, ``X`` on the diagonal. A card without a handle, or that fails, counts as SYS to all:
+    the weakest claim, never a false NVLink.
+    """
+    size = len(handles)
+    cells = [["X" if a == b else "SYS" for b in range(size)] for a in range(size)]
+    places = {bus_key(bus): i for i, bus in enumerate(bus_ids) if bus}
+    ends = [_far_ends(nvml, handle, places) if handle is not None else Counter() for handle in handles]
+    for a in range(size):
+        for b in range(a + 1, size):
+            direct = max(ends[a][b], ends[b][a])
+            # Links to a switch reach every card on it: a pair has as many as the poorer of the two.
+            links = direct + min(ends[a][_SWITCH], ends[b][_SWITCH])
+            cells[a][b] = cells[b][a] = f"NV{links}" if links else _pcie(nvml, handles[a], handles[b])
+    return cells
+
+
+_SWITCH = -1
+
+
+def _pcie(nvml: Any, a: Any | None, b: Any | None) -> str:
+    if a is None or b is None:
+        return "SYS"
+    try:
+        level = maybe(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, a, b)
+    except nvml.NVMLError:
+        level = None
+    return _LEVELS.get(level, "SYS")
+
+
+def _far_ends(nvml: Any, handle: Any, places: dict[str, int]) -> Counter[int]:
+    """Active links by what is at their other end: a card's position, or :data:`_SWITCH`."""
+    ends: Counter[int] = Counter()
+    try:
+        for link in range(_MAX_LINKS):
+            if maybe(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) == nvml.NVML_FEATURE_ENABLED:
+                end = _far_end(nvml, handle, link, places)
+                if end is not None:
+                    ends[end] += 1
+    except nvml.NVMLError:
+        return Counter()  # a card that breaks in the middle of the answer has no links that can be relied on
+    return ends
+
+
+def _far_end(nvml: Any, handle: Any, link: int, places: dict[str, int]) -> int | None:
+    """Drivers before R460 cannot name the kind of the far end: then an end that is no card is a switch."""
+    kind = maybe(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+    if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+        return _SWITCH
+    pci = maybe(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+    place = places.get(bus_key(pci.busId)) if pci is not None else None
+    if place is not None:
+        return place
+    return _SWITCH if kind in (None, nvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN) and pci is not None else None
+
+
+def _is_hex(text: str) -> bool:
+    return bool(text) and all(c in "0123456789abcdef" for c in text)

@@ -1,0 +1,104 @@
+"""Memory and utilisation of a card and of the processes on it. What cannot be read is None, never 0."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_manager.adapters.nvml.errors import NvmlErrorKind, maybe, meaning
+from gpu_manager.domain.card import Card, CardUuid
+from gpu_manager.ports import CardUse, ProcessUse
+
+# Before there is a last-seen time samples of the last second count; none is of the future by more than that.
+_WINDOW_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. ``used`` leaves out what the driver reserves, where the driver can tell them apart."""
+
+    total: int
+    reserved: int
+    used: int
+
+
+class UsageReader:
+    """Reads one card at a time; remembers per card which samples it has seen."""
+
+    def __init__(self, nvml: Any, wall: Callable[[], float]) -> None:
+        """``wall`` is seconds since the epoch: NVML stamps samples with the wall clock, in microseconds."""
+        self._nvml, self._wall = nvml, wall
+        self._seen: dict[CardUuid, int] = {}
+
+    def memory(self, handle: Any) -> Memory | None:
+        """Memory info v2 (R510 and newer: reserved apart), else v1; None where the card has no own memory."""
+        nvml = self._nvml
+        info = maybe(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+        if info is not None:
+            return Memory(int(info.total), int(info.reserved), int(info.used))
+        info = maybe(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        return Memory(int(info.total), 0, int(info.used)) if info is not None else None
+
+    def read(self, handle: Any, card: Card) -> tuple[CardUse, Sequence[ProcessUse]]:
+        """The card's figures and its processes'. Cards in MIG mode are left alone but for their memory."""
+        memory = self.memory(handle)
+        used = memory.used if memory is not None else None
+        if card.mig:
+            return CardUse(card.uuid, used), ()
+        rates = maybe(self._nvml, self._nvml.nvmlDeviceGetUtilizationRates, handle)
+        use = CardUse(card.uuid, used, float(rates.gpu) if rates is not None else None)
+        return use, self._processes(handle, card.uuid)
+
+    def _processes(self, handle: Any, uuid: CardUuid) -> Sequence[ProcessUse]:
+        memory: dict[int, int | None] = {}
+        for process in self._running(handle):
+            # A process in several lists (compute and graphics) shows the same bytes in each: not a sum.
+            if not process.pid:
+                continue  # it lives in a PID namespace that we do not see
+            known, told = memory.get(process.pid), process.usedGpuMemory
+            memory[process.pid] = max((m for m in (known, told) if m is not None), default=None)
+        busy = self._utilisation(handle, uuid)
+        idle = None if busy is None else 0.0  # the driver samples, and had nothing to say of this process
+        return [
+            ProcessUse(uuid, pid, memory.get(pid), (busy or {}).get(pid, idle))
+            for pid in sorted(memory.keys() | (busy or {}).keys())
+        ]
+
+    def _running(self, handle: Any) -> Iterable[Any]:
+        nvml = self._nvml
+        for kind in ("Compute", "Graphics", "MPSCompute"):
+            for version in (3, 2):  # R510 and newer, R450 and newer
+                call = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v{version}")
+                listed = maybe(nvml, call, handle)
+                if listed is not None:
+                    yield from listed
+                    break
+
+    def _utilisation(self, handle: Any, uuid: CardUuid) -> dict[int, float] | None:
+        """SM percent by pid since the last call; None where the card keeps no such samples.
+
+        A pid may appear several times: samples of one moment are one figure (the largest), those of several
+        moments are averaged. Samples seen before, and impossible ones, are left out: drivers return both.
+        """
+        nvml, now = self._nvml, int(self._wall() * 1e6)
+        since, latest = self._seen.get(uuid, now - _WINDOW_US), now + _WINDOW_US
+        if since > latest:  # the clock was set back: no sample would be new until then
+            since = now - _WINDOW_US
+        try:
+            samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
+        except nvml.NVMLError as error:
+            # No sample since then. The binding raises "success" where the driver succeeds with none.
+            if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):
+                return {}
+            if meaning(error.value).kind in (NvmlErrorKind.ABSENT, NvmlErrorKind.OURS):
+                return None
+            raise
+        moments: dict[int, dict[int, int]] = defaultdict(dict)
+        for sample in samples:
+            if since < sample.timeStamp <= latest and sample.smUtil <= 100 and sample.pid:
+                at = moments[sample.pid]
+                at[sample.timeStamp] = max(at.get(sample.timeStamp, 0), sample.smUtil)
+        self._seen[uuid] = max((stamp for at in moments.values() for stamp in at), default=since)
+        return {pid: sum(at.values()) / len(at) for pid, at in moments.items()}

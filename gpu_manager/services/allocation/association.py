@@ -1,0 +1,307 @@
+"""Finding the container a GetPreferredAllocation is for: a fresh listing, the pods behind its names, one GET.
+
+The certain part is pure and lives in :mod:`gpu_manager.domain.admission_match`; this file fetches what it
+needs. Nothing here is called from Allocate: a listing there makes the kubelet forget ids in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from gpu_manager.domain.admission_match import (
+    ContainerCandidate,
+    Holds,
+    ListedPod,
+    PreferenceCall,
+    choose,
+    matching,
+    next_container,
+    unsatisfied,
+    withdrawn,
+)
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
+from gpu_manager.ports import Clock, KnownPod, Kubelet, PodResourcesEntry, Pods
+from gpu_manager.services.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+# A listed pod that the API has forgotten (force-deleted) stays listed while the kubelet lags behind:
+# asking for it again each time would cost a round trip per call.
+_GONE_SECONDS = 10.0
+_MOST_FETCHES = 8
+
+Name = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Identification:
+    """Who it is, if that is certain; which pods are active, if the kubelet could be asked.
+
+    ``never`` are the pods that were passed over, now or before: they lack something for ever.
+    """
+
+    candidate: ContainerCandidate | None
+    active: frozenset[Name] | None
+    never: frozenset[PodUid]
+    held: Mapping[str, Name] = field(
+        default_factory=dict
+    )  # id → the active pod that PodResources shows it at
+    has: Mapping[str, frozenset[str]] = field(default_factory=dict)  # what is listed at the container already
+    reason: str = ""
+
+
+@dataclass
+class _Look:
+    """What one question has found out: the pods at hand, the listed ones that could not be read, and those of
+    which the API has none: the kubelet, behind it, may be admitting such a one all the same.
+    """
+
+    local: Mapping[str, Sequence[KnownPod]]
+    unread: set[Name] = field(default_factory=set)
+    forgotten: set[Name] = field(default_factory=set)
+
+
+class Association:
+    """Asks the kubelet and the API; thread-safe, holds no lock."""
+
+    def __init__(self, kubelet: Kubelet, pods: Pods, clock: Clock, tally: Metrics) -> None:
+        self._kubelet = kubelet
+        self._pods = pods
+        self._clock = clock
+        self._tally = tally
+        self._gone: dict[Name, float] = {}
+
+    def identify(
+        self,
+        question: PreferenceCall,
+        holds: Holds,
+        *,
+        never: frozenset[PodUid],
+        partner: tuple[PodUid, str] | None,
+    ) -> Identification:
+        """Name the container, or say why it cannot be named. Never raises for the world's faults."""
+        try:
+            listing = self._kubelet.listing()
+        except NodeUnready as error:
+            return Identification(None, None, never, reason=str(error))
+        look = _Look(self._pods.local())
+        objects = [
+            (pod, _by_container(listed))
+            for name, listed in listing.items()
+            if (pod := self._object(name, listed, look, question, holds)) is not None
+        ]
+        lacking = unsatisfied(objects, question.resource, holds)
+        fitting = _standing(matching(lacking, question, holds), listing, holds, look)
+        if lacking and sum(c.arriving for c in fitting) != 1:
+            lacking = unsatisfied(self._afresh(lacking, fitting, listing, look), question.resource, holds)
+            fitting = _standing(matching(lacking, question, holds), listing, holds, look)
+        unknown = look.unread | look.forgotten
+        candidate = choose(fitting, never=never, partner=partner, unread=bool(unknown))
+        passed_over = frozenset(c.pod.uid for c in lacking if candidate and c.pod.uid != candidate.pod.uid)
+        if candidate is not None:
+            candidate = self._confirm(candidate, listing, look, question, holds)
+        return Identification(
+            candidate=candidate,
+            active=frozenset(listing),
+            never=passed_over | _still_known(never, look.local),
+            held={
+                device: name
+                for name, containers in listing.items()
+                for listed in containers
+                for ids in listed.ids.values()
+                for device in ids
+            },
+            has=_listed_at(candidate, listing, question.resource) if candidate else {},
+            reason="" if candidate else _uncertain(question, fitting, lacking, listing, unknown),
+        )
+
+    def likely(
+        self,
+        question: PreferenceCall,
+        holds: Holds,
+        *,
+        never: frozenset[PodUid],
+        partner: tuple[PodUid, str] | None,
+    ) -> ContainerCandidate | None:
+        """Who it may be, as far as the pods at hand and the own books tell, asking nobody: for a choice of
+        cards that should suit it. Never an identification: a pod may have been rejected since.
+        """
+        living = (f.pod for found in self._pods.local().values() for f in found if not f.tombstone)
+        objects = [(pod, _as_booked(pod, question.resource, holds)) for pod in living if not pod.terminal]
+        lacking = unsatisfied(objects, question.resource, holds)
+        return choose(matching(lacking, question, holds), never=never, partner=partner)
+
+    def active(self) -> frozenset[Name] | None:
+        """The pods that the kubelet counts as active; None if it does not answer."""
+        try:
+            return frozenset(self._kubelet.listing())
+        except NodeUnready:
+            return None
+
+    def _object(
+        self,
+        name: Name,
+        listed: Sequence[PodResourcesEntry],
+        look: _Look,
+        question: PreferenceCall,
+        holds: Holds,
+    ) -> Pod | None:
+        """The pod object behind a listed name.
+
+        The listing carries no UID, only the names of app containers and sidecars. Of namesakes alike in
+        these it is the one that lives in the API and lacks something; a tombstone only if none lives.
+        """
+        names = {one.container for one in listed}
+        found = look.local.get("/".join(name), ())
+        alike = [f for f in found if _listed_names(f.pod) == names]
+        if not alike:
+            return self._fetch(name, look)  # the watch has not shown this one yet
+        live = [f for f in alike if not f.tombstone] or alike
+        lacking = (f.pod for f in live if not _satisfied(f.pod, question.resource, holds))
+        return next(lacking, live[0].pod)
+
+    def _afresh(
+        self,
+        stale: Sequence[ContainerCandidate],
+        fitting: Sequence[ContainerCandidate],
+        listing: Mapping[Name, Sequence[PodResourcesEntry]],
+        look: _Look,
+    ) -> Sequence[tuple[Pod, ListedPod]]:
+        """The pods behind these names, asked for, those that do not fit first: the watch may show a namesake
+        that has gone. One that the API has forgotten stays as it was.
+        """
+        asked = _Look(look.local)
+        order = sorted(stale, key=fitting.__contains__)
+        pods = [self._ask((c.pod.namespace, c.pod.name), asked) or c.pod for c in order[:_MOST_FETCHES]]
+        look.local = asked.local
+        pods += [c.pod for c in order[_MOST_FETCHES:]]
+        return [(pod, _by_container(listing[pod.namespace, pod.name])) for pod in pods]
+
+    def _confirm(
+        self,
+        candidate: ContainerCandidate,
+        listing: Mapping[Name, Sequence[PodResourcesEntry]],
+        look: _Look,
+        question: PreferenceCall,
+        holds: Holds,
+    ) -> ContainerCandidate | None:
+        """Ask for the pod itself: the watch may still show an older namesake, or older annotations.
+
+        Where the API has a newer namesake already, the kubelet may ask for either: who was granted nothing
+        yet is more likely the newer, and PreStartContainer settles it.
+        """
+        name = candidate.pod.namespace, candidate.pod.name
+        fresh = self._ask(name, look)
+        if name in look.unread:
+            log.warning("pod not confirmed, the watch's copy is used", pod=candidate.pod.key)
+            self._tally.count("association_unconfirmed")
+        if fresh is None:
+            return candidate
+        if fresh.terminal:  # a kubelet before 1.34 lists it still: it is asking for another
+            return None
+        if fresh.uid == candidate.pod.uid:
+            return ContainerCandidate(fresh, fresh.container(candidate.container.name) or candidate.container)
+        if _satisfied(fresh, question.resource, holds):
+            return candidate
+        container = next_container(fresh, _by_container(listing[name]), question.resource, holds)
+        if container is None or container.wants(question.resource) != question.size:
+            return candidate
+        return ContainerCandidate(fresh, container)
+
+    def _fetch(self, name: Name, look: _Look) -> Pod | None:
+        """The pod of that name; one that the API has forgotten is not asked for again at once."""
+        now = self._clock.monotonic()
+        self._gone = {n: until for n, until in self._gone.items() if until > now}
+        if name in self._gone:
+            look.forgotten.add(name)
+            return None
+        self._tally.count("association_fetches")
+        pod = self._ask(name, look)
+        if pod is None and name not in look.unread:
+            look.forgotten.add(name)
+            self._gone = {**self._gone, name: now + _GONE_SECONDS}
+        return pod
+
+    def _ask(self, name: Name, look: _Look) -> Pod | None:
+        """The pod as its source has it now. Who is silent once is asked nothing more for this question: the
+        kubelet admits nobody on the whole node while it waits for the answer.
+        """
+        if look.unread:
+            look.unread.add(name)
+            return None
+        try:
+            pod = self._pods.fetch(*name)
+        except NodeUnready as error:
+            log.warning("listed pod not to be had", pod="/".join(name), reason=str(error))
+            look.unread.add(name)
+            return None
+        look.local = self._pods.local()  # one answer of the kubelet's shows all its pods
+        return pod
+
+
+def _standing(
+    candidates: Sequence[ContainerCandidate],
+    listing: Mapping[Name, Sequence[PodResourcesEntry]],
+    holds: Holds,
+    look: _Look,
+) -> Sequence[ContainerCandidate]:
+    """Without those from whom the kubelet has taken back what they had, if it may be anybody else."""
+    listed = {c.key: _by_container(listing[c.pod.namespace, c.pod.name]) for c in candidates}
+    left = [c for c in candidates if not withdrawn(c.pod, listed[c.key], holds)]
+    return left if left or look.unread or look.forgotten else candidates
+
+
+def _still_known(never: frozenset[PodUid], local: Mapping[str, Sequence[KnownPod]]) -> frozenset[PodUid]:
+    return never and never.intersection(f.pod.uid for found in local.values() for f in found)
+
+
+def _as_booked(pod: Pod, resource: str, holds: Holds) -> ListedPod:
+    return {c.name: {resource: holds(pod.uid, c.name, resource)} for c in pod.containers if c.asks}
+
+
+def _listed_at(
+    candidate: ContainerCandidate, listing: Mapping[Name, Sequence[PodResourcesEntry]], resource: str
+) -> Mapping[str, frozenset[str]]:
+    """What the container has of other resources: the one of that name that has nothing of this one."""
+    listed = listing.get((candidate.pod.namespace, candidate.pod.name), ())
+    mine = (one.ids for one in listed if one.container == candidate.container.name)
+    return next((ids for ids in mine if not ids.get(resource)), {})
+
+
+def _uncertain(
+    question: PreferenceCall,
+    fitting: Sequence[ContainerCandidate],
+    lacking: Sequence[ContainerCandidate],
+    active: Collection[Name],
+    unknown: Collection[Name],
+) -> str:
+    if unknown:
+        names = ", ".join("/".join(name) for name in sorted(unknown)[:5])
+        return f"{len(unknown)} of {len(active)} active pods cannot be read, it may be one of them: {names}"
+    named = ", ".join(f"{c.pod.key} {c.container.name}" for c in (fitting or lacking)[:5])
+    if fitting:
+        return f"{len(fitting)} containers could be meant: {named}"
+    others = f"; others lack another amount: {named}" if lacking else ""
+    return f"none of {len(active)} active pods lacks {question.size} of {question.resource}{others}"
+
+
+def _satisfied(pod: Pod, resource: str, holds: Holds) -> bool:
+    wanting = [c for c in pod.containers if c.wants(resource)]
+    return all(holds(pod.uid, c.name, resource) for c in wanting)
+
+
+def _listed_names(pod: Pod) -> set[str]:
+    return {c.name for c in pod.containers if c.kind is not ContainerKind.INIT}
+
+
+def _by_container(listed: Sequence[PodResourcesEntry]) -> ListedPod:
+    """Of two containers of a name, which a force-deleted pod and its successor may be, the one with less."""
+    found: dict[str, Mapping[str, frozenset[str]]] = {}
+    for one in listed:
+        if one.container not in found or len(one.ids) < len(found[one.container]):
+            found[one.container] = one.ids
+    return found

@@ -1,0 +1,355 @@
+"""Which cards does the node have, and which of them may take more work? Kept current, told within 1 s.
+
+Three sources meet here: discovery (the cards are listed every few seconds), health events (the cards report
+a fault when it happens) and the operator's cordons. A fault closes a card at once; a card opens again after
+it has been well for a while, so that one that flaps does not come and go at the kubelet. A card that
+vanishes stays, unhealthy, until somebody who knows that nothing holds it calls :meth:`Health.forget`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.errors import VcudaError
+from gpu_manager.domain.topology import Topology
+from gpu_manager.ports import Cards, Clock, HealthChange, InventoryPublisher
+from gpu_manager.services.cards.links import KnownLinks
+
+_log = structlog.get_logger(__name__)
+
+Listener = Callable[[tuple[CardState, ...]], None]
+
+_TICK_SECONDS = 0.5  # cordons and the end of a probation are noticed within this time
+_STOP_SECONDS = 5.0  # a driver that hangs must not hang the agent's end
+VANISHED = "vanished: the driver no longer lists the card; reboot the node, or check its seat and power"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthTimes:
+    """Seconds. ``period``: between two looks at the cards. ``probation``: how long a card must be well before
+    it opens, at least ``period`` (a look begun before a fault may still find the card well). ``grace``: how
+    long the last look counts while the driver cannot be asked. ``retry_first`` … ``retry_last``: back-off.
+    """
+
+    period: float = 10.0
+    probation: float = 15.0
+    grace: float = 30.0
+    retry_first: float = 1.0
+    retry_last: float = 30.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One card: ``well_since`` is None while it shows a fault; ``open`` is what we tell."""
+
+    card: Card
+    well_since: float | None
+    open: bool = True
+    reason: str = ""
+    missing: bool = False
+
+    def bad(self, reason: str) -> None:
+        self.well_since, self.open, self.reason = None, False, reason
+
+    def good(self, now: float) -> None:
+        if self.well_since is None:
+            self.well_since = now
+
+
+@dataclass(slots=True)
+class _Subscriber:
+    listener: Listener
+    seen: tuple[CardState, ...] | None = field(default=None)
+
+
+class Health:
+    """The current card states. Thread-safe; :meth:`start` begins, :meth:`stop` ends its two threads."""
+
+    def __init__(
+        self, cards: Cards, inventory: InventoryPublisher, clock: Clock, times: HealthTimes | None = None
+    ) -> None:
+        """``cards`` stays the caller's: it closes it after :meth:`stop`."""
+        self._cards, self._inventory, self._clock = cards, inventory, clock
+        self._times = times or HealthTimes()
+        self._turn = threading.Condition()
+        self._entries: dict[CardUuid, _Entry] = {}
+        self._cordoned: frozenset[CardUuid] = frozenset()
+        self._states: tuple[CardState, ...] | None = None  # None until the first look
+        self._subscribers: list[_Subscriber] = []
+        self._trouble, self._trouble_since, self._failures = "", 0.0, 0
+        self._watching = self._news = self._look_now = self._stopping = False
+        self._settling = threading.Lock()
+        self._links = KnownLinks()
+        self._remembered: tuple[Card, ...] = ()
+        self._counts: Counter[str] = Counter()
+        self._threads: list[threading.Thread] = []
+
+    # For everybody.
+
+    def states(self) -> tuple[CardState, ...]:
+        """Every card as of now, by index; empty while none was ever seen."""
+        with self._turn:
+            return self._states or ()
+
+    def topology(self, states: Sequence[CardState]) -> Topology:
+        """How cards are joined, in the order of ``states`` (:meth:`states`, or what a listener was told);
+        vanished cards keep the links that they had.
+        """
+        return self._links.of(states)
+
+    @property
+    def trouble(self) -> str:
+        """Why the cards cannot be asked at present, for /readyz and doctor; empty if they can."""
+        with self._turn:
+            return self._trouble
+
+    def counts(self) -> Mapping[str, int]:
+        """What happened since the start: card_closed, card_opened, listing_failed, …"""
+        with self._turn:
+            return dict(self._counts)
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call ``listener`` with all states, soon and then at each change, from the service's thread."""
+        with self._turn:
+            self._subscribers.append(_Subscriber(listener))
+            self._news = True
+            self._turn.notify_all()
+
+    def forget(self, uuid: CardUuid) -> bool:
+        """Drop a vanished card that nothing holds any more. False if the card is there, or unknown."""
+        with self._turn:
+            entry = self._entries.get(uuid)
+            if entry is None or not entry.missing:
+                return False
+            del self._entries[uuid]
+            self._say("card_forgotten", entry.card)
+            self._news = True
+            self._turn.notify_all()
+            return True
+
+    def remember(self, cards: Iterable[Card]) -> None:
+        """Cards that were here and that somebody holds. Those that the first listing lacks have vanished:
+        they are shown so until :meth:`forget`, as if we had been running when they went.
+        """
+        with self._turn:
+            self._remembered = tuple(cards)
+
+    def look(self) -> None:
+        """Have the cards listed now rather than at the next period."""
+        with self._turn:
+            self._look_now = True
+            self._turn.notify_all()
+
+    def start(self) -> None:
+        """Begin to look, to watch and to tell."""
+        for name, run in (
+            ("health-discovery", self._discover_forever),
+            ("health-settle", self._settle_forever),
+        ):
+            thread = threading.Thread(target=run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """End both threads; nobody is told anything after this returns."""
+        with self._turn:
+            self._stopping = True
+            self._turn.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_STOP_SECONDS)
+
+    # One step each; the threads repeat them, tests call them.
+
+    def discover(self) -> float:
+        """List the cards once, and begin to watch them. Returns the seconds until the next time."""
+        try:
+            states = self._cards.list()
+            if self._links.stale(states):
+                self._links.note(states, self._cards.topology())
+        except VcudaError as error:
+            return self._failed(str(error))
+        with self._turn:
+            if self._trouble:
+                _log.info("cards_readable", after=self._trouble)
+            self._trouble, self._failures = "", 0
+            self._fold(states)
+            self._states = self._states or ()
+            self._news = True
+            self._turn.notify_all()
+        self._watch()
+        return self._times.period
+
+    def settle(self) -> None:
+        """Work out the states, and tell everybody who has not seen them."""
+        cordoned = self._ask_cordons()
+        with self._settling:  # one telling at a time, so that states are told in the order in which they were
+            with self._turn:
+                self._news = False
+                if self._states is None:
+                    return
+                self._age(self._clock.monotonic())
+                self._note_cordons(cordoned)
+                states = self._states = self._compose()
+                due = [s for s in self._subscribers if s.seen != states]
+            for subscriber in due:
+                subscriber.seen = states
+                self._tell(subscriber.listener, states)
+
+    # Inside; under the lock unless said otherwise.
+
+    def _hear(self, change: HealthChange) -> None:
+        """A card reports a change (called from the cards' thread, without the lock)."""
+        with self._turn:
+            entry = self._entries.get(change.uuid)
+            if entry is None or (entry.missing and change.healthy):
+                self._look_now = True
+            elif change.healthy:
+                entry.good(self._clock.monotonic())
+            else:
+                self._close(entry, change.reason)
+            self._news = True
+            self._turn.notify_all()
+
+    def _failed(self, reason: str) -> float:
+        """The driver could not be asked (called without the lock)."""
+        with self._turn:
+            self._counts["listing_failed"] += 1
+            if not self._trouble:
+                self._trouble_since = self._clock.monotonic()
+            if reason != self._trouble:
+                _log.warning("cards_unreadable", why=reason)
+            self._trouble = reason
+            self._failures += 1
+            return min(self._times.retry_last, self._times.retry_first * 2.0 ** min(self._failures - 1, 16))
+
+    def _fold(self, states: Sequence[CardState]) -> None:
+        now = self._clock.monotonic()
+        for state in states:
+            entry = self._entries.get(state.card.uuid)
+            if entry is None:
+                entry = self._entries[state.card.uuid] = _Entry(state.card, well_since=now)
+                self._say("card_found", state.card)
+            entry.card, entry.missing = state.card, False
+            if state.healthy:
+                entry.good(now)
+            else:
+                self._close(entry, state.reason)
+        present = {state.card.uuid for state in states}
+        lost = [card for card in self._remembered if card.uuid not in present | self._entries.keys()]
+        self._entries |= {card.uuid: _Entry(card, well_since=None) for card in lost}
+        self._remembered = ()
+        for uuid, entry in list(self._entries.items()):
+            if uuid in present or entry.missing:
+                continue
+            entry.missing = True
+            self._close(entry, VANISHED)
+            if entry.card.memory == 0:  # it never told its size, so nobody can hold any of it
+                del self._entries[uuid]
+
+    def _close(self, entry: _Entry, reason: str) -> None:
+        if entry.open or entry.reason != reason:
+            self._say("card_closed", entry.card, reason=reason)
+        entry.bad(reason)
+
+    def _age(self, now: float) -> None:
+        """What time alone changes: a probation ends; the driver was away for too long."""
+        if self._trouble and now - self._trouble_since >= self._times.grace:
+            for entry in self._entries.values():
+                if not entry.missing:
+                    self._close(entry, f"the driver cannot be asked: {self._trouble}")
+        for entry in self._entries.values():
+            well = entry.well_since is not None and now - entry.well_since >= self._times.probation
+            if well and not entry.open:
+                self._say("card_opened", entry.card, was=entry.reason)
+                entry.open, entry.reason = True, ""
+
+    def _note_cordons(self, cordoned: frozenset[CardUuid]) -> None:
+        for uuid in cordoned ^ self._cordoned:
+            entry = self._entries.get(uuid)
+            if entry is not None:
+                self._say("card_cordoned" if uuid in cordoned else "card_uncordoned", entry.card)
+        self._cordoned = cordoned
+
+    def _compose(self) -> tuple[CardState, ...]:
+        return tuple(
+            CardState(
+                e.card,
+                healthy=e.open,
+                cordoned=e.card.uuid in self._cordoned,
+                reason=e.reason,
+                missing=e.missing,
+            )
+            for e in sorted(self._entries.values(), key=lambda e: (e.card.index, e.card.uuid))
+        )
+
+    def _say(self, event: str, card: Card, **more: str) -> None:
+        self._counts[event] += 1
+        _log.info(event, uuid=card.uuid, card=card.index, model=card.model, **more)
+
+    # Without the lock.
+
+    def _watch(self) -> None:
+        """Begin to watch, once; until that works faults are found by looking alone."""
+        if self._watching:
+            return
+        try:
+            self._cards.watch(self._hear)
+            self._watching = True
+        except VcudaError as error:
+            _log.warning("cards_unwatched", why=str(error))
+            self._count("watch_failed")
+
+    def _ask_cordons(self) -> frozenset[CardUuid]:
+        """The operator's cordons; the last known ones while they cannot be read."""
+        try:
+            return self._inventory.cordoned()
+        except VcudaError as error:
+            with self._turn:
+                self._counts["cordons_unreadable"] += 1
+                if self._counts["cordons_unreadable"] == 1:
+                    _log.warning("cordons_unreadable", why=str(error))
+                return self._cordoned
+
+    def _tell(self, listener: Listener, states: tuple[CardState, ...]) -> None:
+        try:
+            listener(states)
+        except Exception:  # noqa: BLE001 - one listener's failure must not keep the news from the others
+            _log.exception("health_listener_failed")
+            self._count("listener_failed")
+
+    def _count(self, event: str) -> None:
+        with self._turn:
+            self._counts[event] += 1
+
+    def _discover_forever(self) -> None:
+        while True:
+            try:
+                pause = self.discover()
+            except Exception:  # noqa: BLE001 - a run loop: it logs, counts and goes on
+                _log.exception("health_discovery_failed")
+                self._count("discovery_failed")
+                pause = self._times.period
+            with self._turn:
+                self._turn.wait_for(lambda: self._stopping or self._look_now, pause)
+                self._look_now = False
+                if self._stopping:
+                    return
+
+    def _settle_forever(self) -> None:
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._stopping or self._news, _TICK_SECONDS)
+                if self._stopping:
+                    return
+            try:
+                self.settle()
+            except Exception:  # noqa: BLE001 - a run loop: it logs, counts and goes on
+                _log.exception("health_settling_failed")
+                self._count("settling_failed")

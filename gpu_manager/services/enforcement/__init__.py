@@ -1,0 +1,3 @@
+"""Limits held and watched: usage, evasion, time sharing, driver memory limits, elastic limits, library
+messages.
+"""

@@ -1,0 +1,106 @@
+"""Puts the driver's or kernel's own memory limit behind the library's once a container's cgroup is there.
+
+The limit is the container's memory and room for one context and its code: it is there for those who use no
+library, and must never bite one who keeps to his share. It goes with the container.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+
+import structlog
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports import Clock, DriverMemoryLimitSetter, Limit, Pods
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.grant import limits_of
+from gpu_manager.services.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+PERIOD_SECONDS = 1.0
+RETRY_SECONDS = 60.0  # after nobody could: a driver may be upgraded under us
+NONE = "none"
+
+
+class DriverMemoryLimits:
+    """``look`` is called by one thread; ``kinds`` is read by others."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        pods: Pods,
+        backstop: DriverMemoryLimitSetter,
+        clock: Clock,
+        tally: Metrics,
+    ) -> None:
+        self._allocator = allocator
+        self._pods = pods
+        self._backstop = backstop
+        self._clock = clock
+        self._tally = tally
+        self._held: dict[tuple[str, CardUuid], str | None] = {}
+        self._retry: dict[tuple[str, CardUuid], float] = {}
+        self.kinds: Mapping[str, int] = {}
+        """How many limits each holder keeps; ``none`` counts those that nobody does."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Look until stopped. This loop may not die, whatever a cgroup does."""
+        while not stop.wait(PERIOD_SECONDS):
+            try:
+                self.look()
+            except Exception:
+                self._tally.count("scrape_errors", "backstop")
+                log.exception("backstop round lost")
+
+    def look(self) -> None:
+        """Hold every container that has appeared, let go of those that went."""
+        wanted = self._wanted()
+        for place in [place for place in self._held if place not in wanted]:
+            self._let_go(*place)
+        self._retry = {place: at for place, at in self._retry.items() if place in wanted}
+        now = self._clock.monotonic()
+        for place, limit in wanted.items():
+            if self._held.get(place) is None and now >= self._retry.get(place, now):
+                self._hold(*place, limit)
+        self.kinds = Counter(kind or NONE for kind in (self._held.get(place) for place in wanted))
+
+    def _wanted(self) -> dict[tuple[str, CardUuid], int]:
+        """(container id, card) → bytes, of every fraction whose container has been made."""
+        limited: dict[tuple[str, str], tuple[Limit, ...]] = self._allocator.read(
+            lambda books, _: {key: limits_of(grant) for key, grant in books.grants.items() if grant.proven}
+        )
+        return {
+            (container.runtime_id, limit.card): limit.memory + CONTEXT_BYTES
+            for found in self._pods.local().values()
+            for f in found
+            if not f.tombstone
+            for container in f.pod.containers
+            if container.runtime_id
+            for limit in limited.get((f.pod.uid, container.name), ())
+        }
+
+    def _hold(self, container_id: str, card: CardUuid, limit: int) -> None:
+        place = (container_id, card)
+        try:
+            kind = self._backstop.hold(container_id, card, limit)
+        except NodeUnready as error:
+            log.debug("memory backstop not set yet", container=container_id[:12], reason=str(error))
+            return
+        self._held[place] = kind
+        if kind is None:
+            self._retry[place] = self._clock.monotonic() + RETRY_SECONDS
+        else:
+            log.info("memory backstop set", container=container_id[:12], card=card, bytes=limit, by=kind)
+
+    def _let_go(self, container_id: str, card: CardUuid) -> None:
+        if self._held.pop((container_id, card)) is None:
+            return
+        try:
+            self._backstop.let_go(container_id, card)
+        except NodeUnready as error:
+            log.warning("memory backstop not lifted", container=container_id[:12], reason=str(error))

@@ -1,0 +1,269 @@
+"""Names the containers that get round the library: the driver's figures against their pages, once a sample.
+
+What is judged, and after how many samples, is :mod:`gpu_manager.domain.enforcement.evasion`; here the
+figures are brought together, and what was found is told: an Event, a line in the log, a metric, and where
+it is wished for, an eviction. Nothing is said of a container of which a figure could not be read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.evasion import (
+    EVICTABLE,
+    ContainerEvidence,
+    ContainerProcess,
+    EvasionReason,
+    Suspicion,
+    judge,
+    weigh,
+)
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.ports import HostProcesses, PageEvidence, Pods, ProcessUse
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.books import Grant, Key
+from gpu_manager.services.enforcement.usage import Sample, ShareUse
+from gpu_manager.services.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+PERIOD_SECONDS = 0.5  # how often a new sample is looked for; samples come at 1 Hz
+EVENT = "VcudaEvader"
+
+
+@dataclass(frozen=True, slots=True)
+class Evader:
+    """A container that is named now, as the metric shows it. ``evidence`` is from when it was named."""
+
+    namespace: str
+    pod: str
+    container: str
+    card: CardUuid
+    reason: EvasionReason
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    evidence: str = ""
+    told: bool = False
+
+
+_Place = tuple[Key, CardUuid]
+_Accused = tuple[_Place, EvasionReason]
+
+
+class EvasionDetector:
+    """``look`` is called by one thread; ``evaders`` and ``blind`` are read by others."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        last_sample: Callable[[], Sample],
+        pods: Pods,
+        witness: PageEvidence,
+        host: HostProcesses,
+        tally: Metrics,
+        *,
+        evict: bool,
+    ) -> None:
+        """``evict`` lets it ask for the eviction of evaders that a controller makes anew."""
+        self._allocator = allocator
+        self._last_sample = last_sample
+        self._pods = pods
+        self._witness = witness
+        self._host = host
+        self._tally = tally
+        self._evict = evict
+        self._seen_at: float | None = None
+        self._cases: Mapping[_Accused, _Case] = {}
+        self._attacks: dict[str, int] = {}
+        self._evicted: frozenset[PodUid] = frozenset()
+        self.evaders: tuple[Evader, ...] = ()
+        self.blind: frozenset[str] = frozenset()
+        """What the watchdog lacks: ``host-pid`` (the node's processes), ``cards`` (the driver's figures)."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Look at every new sample until stopped. This loop may not die, whatever a reading does."""
+        while not stop.wait(PERIOD_SECONDS):
+            try:
+                self.look()
+            except Exception:
+                self._tally.count("scrape_errors", "watchdog")
+                log.exception("watchdog round lost")
+
+    def look(self) -> None:
+        """Judge the last sample, if it is a new one that holds anything."""
+        sample = self._last_sample()
+        if sample.at == self._seen_at:
+            return
+        first, self._seen_at = self._seen_at is None, sample.at
+        if first and not sample.grants and not sample.cards:
+            return  # nothing was sampled yet
+        self.blind = frozenset(
+            lack
+            for lack, there in (("host-pid", self._host.host_pid()), ("cards", bool(sample.cards)))
+            if not there
+        )
+        pods = {f.pod.uid: f.pod for found in self._pods.local().values() for f in found if not f.tombstone}
+        self._weigh(self._verdicts(sample, pods), sample.grants, pods)
+
+    def _verdicts(self, sample: Sample, pods: Mapping[PodUid, Pod]) -> dict[_Accused, str]:
+        """What this sample shows of every container on every card where it is, should be, or was accused."""
+        uses = {(use.key, use.share.card): use for use in sample.shares}
+        accused = {place for place, _ in self._cases}
+        places = {*uses, *sample.processes, *accused}
+        known = {grant.directory for grant in sample.grants.values()}
+        self._attacks = {name: count for name, count in self._attacks.items() if name in known}
+        return {
+            (place, reason): evidence
+            for place in places
+            if place[0] in sample.grants or place[0][0] in pods
+            if place in accused or not self._is_quiet(place, uses.get(place), sample)
+            for reason, evidence in judge(self._facts(place, uses.get(place), sample, pods)).items()
+        }
+
+    def _is_quiet(self, place: _Place, use: ShareUse | None, sample: Sample) -> bool:
+        """True if nothing can be shown: no process on the card, and a sound page that nobody has changed.
+
+        Most containers idle most of the time, and an agent's rest is made of not looking further.
+        """
+        grant = sample.grants.get(place[0])
+        if grant is None or use is None or use.enforcement != "active" or sample.processes.get(place):
+            return False
+        return self._witness.attacks(grant.directory)[0] == self._attacks.get(grant.directory, 0)
+
+    def _facts(
+        self, place: _Place, use: ShareUse | None, sample: Sample, pods: Mapping[PodUid, Pod]
+    ) -> ContainerEvidence:
+        key, card = place
+        grant = sample.grants.get(key)
+        seen = sample.processes.get(place, ())
+        there = card in sample.cards and "host-pid" not in self.blind
+        if grant is None and _asks(pods.get(key[0]), key[1]):
+            return ContainerEvidence(
+                None, held=False
+            )  # the kubelet gave it a card: what lacks is in our books
+        if use is None:
+            return ContainerEvidence(_processes(seen) if there else None, held=False)
+        if grant is None:
+            return ContainerEvidence(None, held=True)  # released between the sampler's two looks
+        if use.enforcement == "exclusive" or not grant.directory:
+            return ContainerEvidence(_processes(seen) if there else None, held=True)
+        return ContainerEvidence(
+            self._registered(grant, seen) if there else None,
+            held=True,
+            limited=True,
+            memory_limit=use.share.amount.memory,
+            ceiling=max(grant.ceiling, use.share.amount.cores) / CORES_PER_CARD,
+            claimed_memory=use.memory if use.enforcement == "active" else None,
+            claimed_busy=use.core if use.enforcement == "active" else None,
+            tampering=self._tampering(grant, use),
+        )
+
+    def _registered(self, grant: Grant, seen: Sequence[ProcessUse]) -> tuple[ContainerProcess, ...]:
+        """The driver's processes, and whether each holds a slot. An idle container costs nothing."""
+        if not seen:
+            return ()
+        inner = {p.pid: self._host.inner_pid(p.pid) for p in seen}
+        try:
+            holders = self._witness.registered(grant.directory)
+        except NodeUnready:
+            return _processes(seen)
+        return tuple(
+            ContainerProcess(p.pid, p.memory, p.utilisation, None if own is None else own in holders)
+            for p in seen
+            for own in (inner[p.pid],)
+        )
+
+    def _tampering(self, grant: Grant, use: ShareUse) -> str | None:
+        count, what = self._witness.attacks(grant.directory)
+        before, self._attacks[grant.directory] = self._attacks.get(grant.directory, 0), count
+        if count > before:
+            return f"its usage page was changed as the library never does it: {what}"
+        return "" if use.enforcement == "active" else None
+
+    def _weigh(
+        self,
+        verdicts: Mapping[_Accused, str],
+        grants: Mapping[Key, Grant],
+        pods: Mapping[PodUid, Pod],
+    ) -> None:
+        cases: dict[_Accused, _Case] = {}
+        evaders = []
+        shown = {accused for accused, evidence in verdicts.items() if evidence}
+        for accused in sorted(shown | self._cases.keys(), key=str):
+            ((key, card), reason), before = accused, self._cases.get(accused, _Case())
+            grant, pod = grants.get(key), pods.get(key[0])
+            if grant is None and pod is None:
+                continue  # it is gone, and so is what was said of it
+            case = before
+            if (evidence := verdicts.get(accused)) is not None:
+                suspicion = weigh(before.suspicion, reason, shown=bool(evidence))
+                case = _Case(suspicion, evidence or before.evidence, before.told and suspicion.named)
+            evader = _evader(key, card, reason, case.evidence, grant, pod)
+            if case.suspicion.named:
+                evaders.append(evader)
+                if not before.suspicion.named:
+                    self._name(evader)
+                if pod is not None and not case.told:
+                    self._tell(evader, pod, granted=grant is not None)
+                    case = replace(case, told=True)
+            elif before.suspicion.named:
+                log.info("evader not seen any more", **_fields(evader))
+            if case.suspicion.named or case.suspicion.seen:
+                cases[accused] = case
+        self._cases, self.evaders = cases, tuple(evaders)
+        self._evicted &= frozenset(pods)
+
+    def _name(self, evader: Evader) -> None:
+        self._tally.count("evaders_named", evader.reason.value)
+        log.error("evader named", **_fields(evader), evidence=evader.evidence)
+
+    def _tell(self, evader: Evader, pod: Pod, *, granted: bool) -> None:
+        """A pod that was granted nothing by us is named too, but it is not ours to evict."""
+        index = self._allocator.read(lambda _, node: node.card(evader.card))
+        card = f"card {index.card.index}" if index else f"card {evader.card}"
+        text = f'container "{evader.container}" on {card}: {evader.evidence}'
+        evicts = self._evict and granted and pod.controlled and evader.reason in EVICTABLE
+        if evicts and pod.uid not in self._evicted:
+            self._evicted |= {pod.uid}
+            log.warning("evader evicted", **_fields(evader))
+            self._pods.evict(pod, text)
+            text += "; the pod is evicted"
+        self._pods.event(pod, EVENT, text, warning=True)
+
+
+def _asks(pod: Pod | None, name: str) -> bool:
+    container = pod.container(name) if pod else None
+    return container is None or container.asks
+
+
+def _processes(seen: Iterable[ProcessUse]) -> tuple[ContainerProcess, ...]:
+    return tuple(ContainerProcess(p.pid, p.memory, p.utilisation) for p in seen)
+
+
+def _evader(
+    key: Key, card: CardUuid, reason: EvasionReason, evidence: str, grant: Grant | None, pod: Pod | None
+) -> Evader:
+    namespace, name = (pod.namespace, pod.name) if pod else ("", "")
+    if grant is not None:
+        namespace, name = grant.allocation.namespace or namespace, grant.allocation.pod_name or name
+    return Evader(namespace, name, key[1], card, reason, evidence)
+
+
+def _fields(evader: Evader) -> dict[str, str]:
+    return {
+        "pod": f"{evader.namespace}/{evader.pod}",
+        "container": evader.container,
+        "card": evader.card,
+        "reason": evader.reason.value,
+    }

@@ -1,0 +1,139 @@
+"""Repeats what libvcuda notes in the containers' pages: in the log, as a metric, in an Event for the owner.
+
+The pages were read by :mod:`gpu_manager.services.enforcement.usage` a moment ago; here nobody is asked for
+anything. A tenant can write any note, in any number, into its own page: what is told of a container in a
+minute is bounded, and nothing is done because of a note.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from gpu_manager.domain.enforcement.library_messages import (
+    FOR_THE_POD,
+    TROUBLE,
+    LibraryMessage,
+    LibraryMessageKind,
+    sentence,
+)
+from gpu_manager.ports import Clock, PageEvidence, Pods
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.books import Grant
+from gpu_manager.services.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+PERIOD_SECONDS = 1.0
+WINDOW_SECONDS = 60.0
+MOST_LINES = 6
+"""Lines in the log about one container in a window; of the rest the number."""
+OLD_SECONDS = 60.0
+"""What was noted longer than this before the first look was told by the agent that ran then."""
+EVENT = "VcudaNote"
+EVENT_SECONDS = 600.0
+"""Between two Events on a container for the same kind of note."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    """Of one container's page: the last note that was told, and what was said lately."""
+
+    number: int
+    at: float
+    since: float
+    lines: int = 0
+    left_out: int = 0
+    events: dict[LibraryMessageKind, float] = field(default_factory=dict)
+
+
+class LibraryMessages:
+    """``look`` is called by one thread."""
+
+    def __init__(
+        self, allocator: Allocator, pods: Pods, witness: PageEvidence, clock: Clock, tally: Metrics
+    ) -> None:
+        self._allocator = allocator
+        self._pods = pods
+        self._witness = witness
+        self._clock = clock
+        self._tally = tally
+        self._heard: dict[str, _Heard] = {}
+
+    def run(self, stop: threading.Event) -> None:
+        """Look once a second until stopped. This loop may not die, whatever a note holds."""
+        while not stop.wait(PERIOD_SECONDS):
+            try:
+                self.look()
+            except Exception:
+                self._tally.count("scrape_errors", "notes")
+                log.exception("notes not read")
+
+    def look(self) -> None:
+        """Tell what is new in every container's page."""
+        now = self._clock.monotonic()
+        grants = self._allocator.read(lambda books, _: [g for g in books.grants.values() if g.directory])
+        self._heard = {g.directory: self._heard[g.directory] for g in grants if g.directory in self._heard}
+        for grant in grants:
+            notes = self._witness.notes(grant.directory)
+            heard = self._heard.get(grant.directory)
+            if heard is None:
+                heard = self._heard[grant.directory] = _Heard(0, 0.0, now)
+                for note in notes:
+                    if note.at < now - OLD_SECONDS:
+                        heard.number, heard.at = note.number, note.at
+            if now - heard.since >= WINDOW_SECONDS:
+                self._next_window(grant, heard, now)
+            self._tell_new(grant, heard, notes, now)
+
+    def _next_window(self, grant: Grant, heard: _Heard, now: float) -> None:
+        if heard.left_out:
+            log.info("notes of libvcuda left out", **_fields(grant), count=heard.left_out)
+        heard.since, heard.lines, heard.left_out = now, 0, 0
+
+    def _tell_new(self, grant: Grant, heard: _Heard, notes: Sequence[LibraryMessage], now: float) -> None:
+        if notes and notes[-1].number <= heard.number and notes[-1].at != heard.at:
+            heard.number = 0  # the page was begun anew
+        for note in notes:
+            if note.number > heard.number:
+                heard.number, heard.at = note.number, note.at
+                self._tell(grant, heard, note, now)
+
+    def _tell(self, grant: Grant, heard: _Heard, note: LibraryMessage, now: float) -> None:
+        self._tally.count("library_notes", note.kind.value)
+        text = sentence(note, self._name(note))
+        if heard.lines < MOST_LINES:
+            heard.lines += 1
+            tell = log.warning if note.kind in TROUBLE else log.info
+            tell("libvcuda notes", **_fields(grant), kind=note.kind.value, note=text)
+        else:
+            heard.left_out += 1
+        if note.kind not in FOR_THE_POD or now - heard.events.get(note.kind, -EVENT_SECONDS) < EVENT_SECONDS:
+            return
+        pod = next(
+            (
+                found.pod
+                for named in self._pods.local().values()
+                for found in named
+                if found.pod.uid == grant.key[0] and not found.tombstone
+            ),
+            None,
+        )
+        if pod is not None:
+            heard.events[note.kind] = now
+            self._pods.event(pod, EVENT, f'container "{grant.key[1]}": {text}', warning=True)
+
+    def _name(self, note: LibraryMessage) -> str:
+        uuid = note.card
+        if uuid is None:
+            return "a card"
+        state = self._allocator.read(lambda _, node: node.card(uuid))
+        return f"card {state.card.index}" if state else f"card {uuid}"
+
+
+def _fields(grant: Grant) -> dict[str, str]:
+    allocation = grant.allocation
+    return {"pod": f"{allocation.namespace}/{allocation.pod_name}", "container": allocation.container}

@@ -1,0 +1,224 @@
+"""Tells each container what the host alone can see, and that the host is there: by how much the time of a
+shared card is divided, and what the driver counts of its memory beyond its account.
+
+Costs nothing while nobody works: who is at work comes from the usage sampler's last reading. A container at
+work gets a heartbeat a second. Where one of several containers of a card is at work the others are looked at
+twenty times a second; where two are, forty times, and the factor is published every 100 ms. Whoever is seen
+for the first time is told everything once: a page may still say what an agent before us had written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.time_sharing import CardActivity, SharedCard
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports import Activity, ActivityPages, Clock, Correction
+from gpu_manager.services.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+SURVEY_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.05
+SAMPLE_SECONDS: Final = 0.025
+PUBLISH_SECONDS: Final = 0.1
+HEARTBEAT_SECONDS: Final = 1.0
+RECENT_NS: Final = 300_000_000
+"""A container whose last work is no older is active: throttled ones pause for longer than a sample."""
+_STEP: Final = 1 / 256
+"""The page's own step: a smaller change is none."""
+_ALONE: Final = (1.0, 1.0)
+_JITTER: Final = 0.6180339887498949
+"""Sampling at an irrational rhythm: work that repeats is not met at the same point each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardTenant:
+    """A container on a card: its directory's name, whether it used the card lately, and which share of the
+    card's time the driver saw it use, where that is known. ``beyond``: bytes that the driver counts on top of
+    its account.
+    """
+
+    name: str
+    card: CardUuid
+    at_work: bool
+    truth: float | None = None
+    beyond: int = 0
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A card of which at least one container is at work."""
+
+    names: tuple[str, ...]
+    shared: SharedCard = field(default_factory=SharedCard)
+    truth: Mapping[str, float] = field(default_factory=dict)
+    sampled_at: float | None = None
+    compared_at: float | None = None
+    next_at: float = 0.0
+    publish_at: float = 0.0
+    contended: bool = False
+    present: frozenset[str] = frozenset()
+
+
+def _seen(activity: Activity, now_ns: int) -> CardActivity:
+    recent = now_ns - activity.last_busy_ns < RECENT_NS
+    present = activity.processes > 0 and (activity.at_work > 0 or recent)
+    return CardActivity(activity.at_work, activity.busy_ns, present)
+
+
+class TimeSharing:
+    """The loop. ``seats`` is asked once a second, from this loop's thread, and must be quick."""
+
+    def __init__(
+        self, pages: ActivityPages, seats: Callable[[], Iterable[CardTenant]], clock: Clock, tally: Metrics
+    ) -> None:
+        self._pages = pages
+        self._seats = seats
+        self._clock = clock
+        self._tally = tally
+        self._watched: dict[CardUuid, _Watched] = {}
+        self._published: dict[tuple[str, CardUuid], tuple[float, float]] = {}
+        self._adjusted: dict[tuple[str, CardUuid], int] = {}
+        self._beat: dict[str, float] = {}
+        self._survey_at = 0.0
+        self._rhythm = 0.0
+
+    def run(self, stop: threading.Event) -> None:
+        """Until stopped. This loop may not die, whatever a page holds."""
+        pause = 0.0
+        while not stop.wait(pause):
+            try:
+                pause = self.step()
+            except Exception:
+                pause = SURVEY_SECONDS
+                self._tally.count("scrape_errors", "coactivity")
+                log.exception("co-activity round lost")
+
+    def step(self) -> float:
+        """Do what is due; seconds until something is due again."""
+        now = self._clock.monotonic()
+        if now >= self._survey_at:
+            self._survey(now)
+            self._survey_at = now + SURVEY_SECONDS
+        due = self._survey_at
+        for card, watched in self._watched.items():
+            if len(watched.names) < 2:
+                continue
+            if now >= watched.next_at:
+                self._sample(card, watched, now)
+            due = min(due, watched.next_at)
+        return max(0.0, due - self._clock.monotonic())
+
+    def _survey(self, now: float) -> None:
+        by_card: dict[CardUuid, list[CardTenant]] = {}
+        for seat in self._seats():
+            by_card.setdefault(seat.card, []).append(seat)
+            self._adjust(seat, now)
+        kept: dict[CardUuid, _Watched] = {}
+        for card, seats in by_card.items():
+            if not any(seat.at_work for seat in seats):
+                self._part(card, seats)
+                continue
+            watched = kept[card] = self._watched.get(card) or _Watched(())
+            watched.names = tuple(seat.name for seat in seats)
+            watched.truth = {seat.name: seat.truth for seat in seats if seat.truth is not None}
+            if len(seats) < 2:
+                self._part(card, seats)
+            self._compare(card, watched, now)
+            for seat in seats:
+                if seat.at_work:
+                    self._heartbeat(seat.name, now)
+        self._watched = kept
+        self._forget({(seat.name, card) for card, seats in by_card.items() for seat in seats})
+
+    def _forget(self, known: set[tuple[str, CardUuid]]) -> None:
+        """All but these. Idle containers are looked at each second: nothing is done if none went."""
+        if not self._adjusted.keys() - known and not self._published.keys() - known:
+            return
+        names = {name for name, _ in known}
+        self._published = {key: value for key, value in self._published.items() if key in known}
+        self._adjusted = {key: value for key, value in self._adjusted.items() if key in known}
+        self._beat = {name: at for name, at in self._beat.items() if name in names}
+
+    def _adjust(self, seat: CardTenant, now: float) -> None:
+        """Memory beyond the account, if it is another than the page says; at first sight all corrections."""
+        place = seat.name, seat.card
+        if self._adjusted.get(place) == seat.beyond:
+            return
+        told = Correction(host_adjust=seat.beyond)
+        if place not in self._adjusted:
+            told = Correction(gain=1.0, co_active=1.0, host_adjust=seat.beyond)
+        if self._write(seat.name, now, {seat.card: told}):
+            self._adjusted[place] = seat.beyond
+
+    def _part(self, card: CardUuid, seats: Iterable[CardTenant]) -> None:
+        """Nobody to share with: no factor may stay behind."""
+        for seat in seats:
+            self._publish(seat.name, card, (1.0, 1.0), self._clock.monotonic())
+
+    def _compare(self, card: CardUuid, watched: _Watched, now: float) -> None:
+        """What was charged since the last survey against what the driver saw, while they really share."""
+        before, watched.compared_at = watched.compared_at, now if watched.contended else None
+        if before is None or not watched.contended:
+            return
+        for name, gain in watched.shared.gains(now - before, watched.truth).items():
+            self._publish(name, card, (self._published.get((name, card), _ALONE)[0], gain), now)
+
+    def _sample(self, card: CardUuid, watched: _Watched, now: float) -> None:
+        found = {name: self._activity(name, card) for name in watched.names}
+        seen = {name: _seen(a, int(now * 1e9)) for name, a in found.items() if a is not None}
+        present = frozenset(name for name, one in seen.items() if one.present)
+        if watched.sampled_at is not None:
+            watched.shared.sample(now - watched.sampled_at, seen, watched.truth)
+        watched.sampled_at = now
+        watched.contended = len(present) > 1
+        if present != watched.present:  # who comes or goes changes everybody's time at once
+            watched.present = present
+            watched.publish_at = now
+        self._rhythm = (self._rhythm + _JITTER) % 1.0
+        pause = SAMPLE_SECONDS * (0.6 + 0.8 * self._rhythm) if watched.contended else LOOK_SECONDS
+        watched.next_at = now + pause
+        if now >= watched.publish_at:
+            watched.publish_at = now + PUBLISH_SECONDS - SAMPLE_SECONDS / 2
+            for name, factor in watched.shared.factors().items():
+                gain = self._published.get((name, card), _ALONE)[1] if factor != 1.0 else 1.0
+                self._publish(name, card, (factor, gain), now)
+
+    def _activity(self, name: str, card: CardUuid) -> Activity | None:
+        try:
+            return next((a for a in self._pages.activity(name) if a.card == card), None)
+        except NodeUnready as error:
+            self._tally.count("scrape_errors", "pages")
+            log.debug("activity not read", directory=name, reason=str(error))
+            return None
+
+    def _publish(self, name: str, card: CardUuid, told: tuple[float, float], now: float) -> None:
+        """Factor and gain, if they differ by a step from what the page says; back to none at all exactly."""
+        before = self._published.get((name, card), _ALONE)
+        if told == before or (
+            told != _ALONE and all(abs(a - b) < _STEP for a, b in zip(told, before, strict=True))
+        ):
+            return
+        if self._write(name, now, {card: Correction(co_active=told[0], gain=told[1])}):
+            self._published[name, card] = told
+
+    def _heartbeat(self, name: str, now: float) -> None:
+        if now - self._beat.get(name, -HEARTBEAT_SECONDS) >= HEARTBEAT_SECONDS * 0.9:
+            self._write(name, now, {})
+
+    def _write(self, name: str, now: float, corrections: Mapping[CardUuid, Correction]) -> bool:
+        try:
+            self._pages.publish(name, int(now * 1e9), corrections)
+        except NodeUnready as error:
+            self._tally.count("scrape_errors", "pages")
+            log.debug("correction not written", directory=name, reason=str(error))
+            return False
+        self._beat[name] = now
+        return True

@@ -1,0 +1,268 @@
+"""Who uses how much, sampled once a second: pages for fractions, NVML and cgroups for the rest.
+
+A scrape renders the last sample and asks nobody. What cannot be read is left out, and counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.driver_overhead import Unaccounted
+from gpu_manager.domain.errors import NodeUnready, Tampered
+from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.ports import Cards, CardUse, Clock, ControlPages, Pods, Processes, ProcessUse, TenantUse
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.books import Grant, Key
+from gpu_manager.services.enforcement.time_sharing import CardTenant
+from gpu_manager.services.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+PERIOD_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShareUse:
+    """One container on one card. Bytes, ratios of one card, seconds; ``None`` is not known.
+
+    ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code).
+    ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
+    ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read); ``reason`` says why.
+    """
+
+    key: Key
+    share: Share
+    enforcement: str
+    memory: int | None = None
+    core: float | None = None
+    throttled: float | None = None
+    refusals: int | None = None
+    pids: tuple[int, ...] = ()
+    reason: str = ""
+    beyond: int = 0
+
+    @property
+    def held(self) -> int | None:
+        """All that it holds of the card's memory: what its limit is compared with."""
+        return None if self.memory is None else self.memory + self.beyond
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Everything seen at one moment (``at``: monotonic seconds).
+
+    ``processes`` are the driver's, by the container whose cgroup they are in, granted that card or not; a
+    card that is not in ``cards`` told nothing of its processes either.
+    """
+
+    at: float
+    grants: Mapping[Key, Grant] = field(default_factory=dict)
+    cards: Mapping[CardUuid, CardUse] = field(default_factory=dict)
+    shares: tuple[ShareUse, ...] = ()
+    processes: Mapping[tuple[Key, CardUuid], Sequence[ProcessUse]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Before:
+    """The last reading of one page, to turn busy time into a ratio, and what was made of it."""
+
+    at: float
+    use: TenantUse
+    shown: ShareUse
+
+
+class UsageSampler:
+    """Keeps the last :class:`Sample`; one thread samples, anyone reads."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        cards: Cards,
+        pods: Pods,
+        tenants: ControlPages,
+        processes: Processes,
+        clock: Clock,
+        tally: Metrics,
+    ) -> None:
+        self._allocator = allocator
+        self._cards = cards
+        self._pods = pods
+        self._tenants = tenants
+        self._processes = processes
+        self._clock = clock
+        self._tally = tally
+        self._before: dict[tuple[Key, CardUuid], _Before] = {}
+        self._unaccounted: dict[tuple[Key, CardUuid], Unaccounted] = {}
+        self.last = Sample(clock.monotonic())
+
+    def run(self, stop: threading.Event) -> None:
+        """Sample until stopped. The one loop here that may not die, whatever a reading does."""
+        while not stop.wait(PERIOD_SECONDS):
+            try:
+                self.sample()
+            except Exception:
+                self._tally.count("scrape_errors", "sampler")
+                log.exception("sample lost")
+
+    def sample(self) -> Sample:
+        """Read everything once."""
+        now = self._clock.monotonic()
+        grants = self._allocator.read(lambda books, _: dict(books.grants))
+        card_uses, processes = self._card_figures()
+        by_share = self._by_share(processes) if processes else {}
+        shares = [
+            use
+            for grant in grants.values()
+            for use in (self._fraction(grant, now, by_share) if _paged(grant) else _whole(grant, by_share))
+        ]
+        shares = [self._weighed(use, by_share, card_uses) for use in shares]
+        self._before = {k: v for k, v in self._before.items() if k[0] in grants}
+        self._unaccounted = {k: v for k, v in self._unaccounted.items() if k[0] in grants}
+        self.last = Sample(now, grants, card_uses, tuple(shares), by_share)
+        return self.last
+
+    def seats(self) -> list[CardTenant]:
+        """Who sits on which card with a page, and whether it worked in the last second."""
+        sample = self.last
+        return [
+            CardTenant(
+                name=sample.grants[use.key].directory,
+                card=use.share.card,
+                at_work=bool(use.core),
+                truth=_driver_share(sample.processes.get((use.key, use.share.card), ())),
+                beyond=use.beyond,
+            )
+            for use in sample.shares
+            if use.enforcement == "active"
+        ]
+
+    def _card_figures(self) -> tuple[dict[CardUuid, CardUse], list[ProcessUse]]:
+        try:
+            cards, processes = self._cards.usage()
+        except NodeUnready as error:
+            self._tally.count("scrape_errors", "cards")
+            log.debug("cards not read", reason=str(error))
+            return {}, []
+        return {use.uuid: use for use in cards}, list(processes)
+
+    def _fraction(
+        self, grant: Grant, now: float, by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]]
+    ) -> Iterable[ShareUse]:
+        try:
+            read = {use.card: use for use in self._tenants.usage(grant.directory)}
+        except NodeUnready as error:
+            self._tally.count("scrape_errors", "pages")
+            state = "tampered" if isinstance(error, Tampered) else "unknown"
+            return [ShareUse(grant.key, s, state, reason=str(error)) for s in grant.allocation.shares]
+        return [
+            self._share(grant, share, read.get(share.card), now, by_share.get((grant.key, share.card), []))
+            for share in grant.allocation.shares
+        ]
+
+    def _weighed(
+        self,
+        use: ShareUse,
+        by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]],
+        cards: Mapping[CardUuid, CardUse],
+    ) -> ShareUse:
+        """With what the driver counts beyond the account; where it tells nothing, with what it told last."""
+        if use.enforcement != "active" or use.memory is None:
+            return use
+        place = use.key, use.share.card
+        processes = by_share.get(place, [])
+        before = self._unaccounted.get(place)
+        if not processes and before is None:
+            return use  # most containers idle most of the time
+        known = [p.memory for p in processes if p.memory is not None]
+        if use.share.card in cards and len(known) == len(processes):
+            found = (before or Unaccounted()).seen(sum(known), use.memory, use.share.amount.memory)
+            if processes:
+                self._unaccounted[place] = found
+            else:
+                self._unaccounted.pop(place)
+        else:
+            found = before or Unaccounted()
+        return replace(use, beyond=found.bytes) if found.bytes != use.beyond else use
+
+    def _share(
+        self, grant: Grant, share: Share, use: TenantUse | None, now: float, processes: list[ProcessUse]
+    ) -> ShareUse:
+        pids = tuple(sorted(p.pid for p in processes))
+        if use is None:
+            return ShareUse(
+                grant.key, share, "active", memory=0, core=0.0, throttled=0.0, refusals=0, pids=pids
+            )
+        place = grant.key, share.card
+        before = self._before.get(place)
+        if before is not None and before.use is use and _is_idle(before.shown, share, pids):
+            before.at = now
+            return before.shown
+        core = 0.0
+        if before is not None and now > before.at and use.busy_seconds >= before.use.busy_seconds:
+            core = min(1.0, (use.busy_seconds - before.use.busy_seconds) / (now - before.at))
+        shown = ShareUse(
+            grant.key, share, "active", use.memory, core, use.throttled_seconds, use.refusals, pids
+        )
+        self._before[place] = _Before(now, use, shown)
+        return shown
+
+    def _by_share(self, processes: Iterable[ProcessUse]) -> dict[tuple[Key, CardUuid], list[ProcessUse]]:
+        """NVML's host processes by the container whose cgroup they are in."""
+        containers = {
+            (f.pod.uid, c.runtime_id): (f.pod, c.name)
+            for found in self._pods.local().values()
+            for f in found
+            for c in f.pod.containers
+            if c.runtime_id
+        }
+        by_share: dict[tuple[Key, CardUuid], list[ProcessUse]] = {}
+        for process in processes:
+            owner = self._processes.container_of(process.pid)
+            named: tuple[Pod, str] | None = containers.get(owner) if owner else None
+            if named is not None:
+                key: Key = (PodUid(named[0].uid), named[1])
+                by_share.setdefault((key, process.uuid), []).append(process)
+        return by_share
+
+
+def unread(grant: Grant, share: Share) -> ShareUse:
+    """What is known of a container that no sample has seen yet: the page of a fraction was opened empty."""
+    if not _paged(grant):
+        return ShareUse(grant.key, share, "exclusive" if share.whole else "unknown")
+    return ShareUse(grant.key, share, "active", memory=0, core=0.0, throttled=0.0, refusals=0)
+
+
+def _is_idle(shown: ShareUse, share: Share, pids: tuple[int, ...]) -> bool:
+    """True if the same reading once more makes the same figures."""
+    return shown.core == 0.0 and shown.share is share and shown.pids == pids
+
+
+def _driver_share(processes: Sequence[ProcessUse]) -> float | None:
+    """The share of the card's time that the driver saw these processes use; None if it told of none."""
+    seen = [p.utilisation for p in processes if p.utilisation is not None]
+    return min(1.0, sum(seen) / 100) if seen else None
+
+
+def _paged(grant: Grant) -> bool:
+    return bool(grant.directory) and not any(s.whole for s in grant.allocation.shares)
+
+
+def _whole(grant: Grant, by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]]) -> Iterable[ShareUse]:
+    """Whole cards have no page: NVML's processes are what is known, and nothing is said without them."""
+    for share in grant.allocation.shares:
+        processes = by_share.get((grant.key, share.card), [])
+        memory = [p.memory for p in processes if p.memory is not None]
+        yield ShareUse(
+            grant.key,
+            share,
+            "exclusive" if share.whole else "unknown",
+            memory=sum(memory) if memory else None,
+            core=_driver_share(processes),
+            pids=tuple(sorted(p.pid for p in processes)),
+        )

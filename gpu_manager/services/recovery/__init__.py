@@ -1,0 +1,3 @@
+"""What an agent does at its start: the books rebuilt, the predecessor's pods taken over, pods without
+devices named.
+"""

@@ -1,0 +1,94 @@
+"""Pods that were admitted before this node offered our resources: they run without a card, for ever.
+
+The kubelet drops a resource that the node never had before it checks whether a pod fits. Such a pod holds no
+ids, and once the resource exists none of its containers can start again: the kubelet looks for devices that
+it never gave, and asks nobody. Only a new pod helps: it is named, and evicted where a controller makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import structlog
+
+from gpu_manager.domain.contract import RESOURCES
+from gpu_manager.domain.pod import MIRROR, ContainerKind, Pod, PodUid
+from gpu_manager.ports import CheckpointEntry, Pods
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+ROUNDS = 2
+
+
+class PodsWithoutDevices:
+    """Names each such pod once. Not thread-safe: one thread looks."""
+
+    def __init__(self, allocator: Allocator, pods: Pods, tally: Metrics, *, evict: bool) -> None:
+        self._allocator = allocator
+        self._pods = pods
+        self._tally = tally
+        self._evict = evict
+        self._seen: Mapping[PodUid, int] = {}
+        self._named: frozenset[PodUid] = frozenset()
+
+    def look(
+        self, entries: Sequence[CheckpointEntry] | None, active: Collection[tuple[str, str]] | None
+    ) -> None:
+        """Compare what pods ask for with what the kubelet's checkpoint shows at them.
+
+        ``active`` are the names that the kubelet lists. A source that is missing proves nothing.
+        """
+        if entries is None or active is None:
+            return
+        holders = {(e.pod, e.container, e.resource) for e in entries if e.ids}
+        booked = self._allocator.read(lambda books, _: frozenset(key[0] for key in books.grants))
+        found = {
+            f.pod.uid: (f.pod, lacking)
+            for named in self._pods.local().values()
+            for f in named
+            if not f.tombstone and f.pod.uid not in booked and (f.pod.namespace, f.pod.name) in active
+            if (lacking := _lacking(f.pod, holders)) is not None
+        }
+        self._seen = {uid: self._seen.get(uid, 0) + 1 for uid in found}
+        self._named &= frozenset(found)
+        for uid, (pod, lacking) in found.items():
+            if self._seen[uid] >= ROUNDS and uid not in self._named:
+                self._named |= {uid}
+                self._name(pod, *lacking)
+
+    def _name(self, pod: Pod, container: str, resource: str) -> None:
+        evicted = self._evict and pod.controlled
+        cure = "the pod is evicted" if evicted else "delete the pod"
+        if pod.static:
+            cure = "move the pod's manifest out of the kubelet's directory and back"
+        text = (
+            f'container "{container}" was admitted before this node offered {resource}: it holds no card and '
+            f"cannot be started again; {cure}, so that a new one is admitted in its place"
+        )
+        self._tally.count("stranded")
+        log.warning("stranded", pod=pod.key, container=container, resource=resource, evicted=evicted)
+        self._pods.event(pod, "VcudaStranded", text, warning=True)
+        if evicted:
+            self._pods.evict(pod, text)
+
+
+def _lacking(pod: Pod, holders: Collection[tuple[PodUid, str, str]]) -> tuple[str, str] | None:
+    """A container of an admitted pod that asks and has nothing; None if all is well or not yet known.
+
+    Ordinary init containers do not decide: all containers of a pod are granted at its admission.
+    """
+    unknown = MIRROR in pod.annotations and not pod.static  # of what, nobody can say
+    if not pod.started or pod.deleting or pod.terminal or unknown:
+        return None
+    return next(
+        (
+            (c.name, resource)
+            for c in pod.containers
+            if c.kind is not ContainerKind.INIT
+            for resource in RESOURCES
+            if c.wants(resource) and (pod.uid, c.name, resource) not in holders
+        ),
+        None,
+    )

@@ -1,0 +1,355 @@
+"""Recover and reclaim: the books rebuilt after any loss, and what dead pods held given back.
+
+Order of belief (DESIGN 5.8): store, then our annotation in the checkpoint's response, then ids and pod
+spec, then the pod's annotation as a hint. Disagreements are logged, counted and resolved in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    ASSIGNED,
+    CARRIERS,
+    CORE,
+    MEMORY,
+    NVIDIA,
+    RESOURCES,
+    decode_assignment,
+)
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready
+from gpu_manager.domain.placement.ledger import Allocation, Share
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.domain.rules.pod_annotations import ceiling_of
+from gpu_manager.ports import (
+    CheckpointEntry,
+    Clock,
+    ControlPages,
+    Injector,
+    KnownPod,
+    Kubelet,
+    PodResourcesEntry,
+    Pods,
+    PredecessorPod,
+    Processes,
+)
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.books import Books, Grant, Key, decode
+from gpu_manager.services.allocation.grant import annotation_of
+from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.allocation.unidentified_grants import is_unidentified
+from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
+from gpu_manager.services.recovery.predecessor_pods import (
+    is_predecessor_pod,
+    recognised,
+    shares_by_annotation,
+    shares_by_record,
+)
+
+log = structlog.get_logger(__name__)
+
+SETTLE_SECONDS = 60.0  # after a registration the kubelet lists its pods one by one: absence means nothing
+ROUNDS = 2
+
+
+@dataclass
+class _Held:
+    """What the kubelet says one container holds."""
+
+    ids: dict[str, frozenset[str]] = field(default_factory=dict)
+    annotation: str | None = None
+
+
+def rebuild(
+    stored: bytes | None,
+    entries: Sequence[CheckpointEntry] | None,
+    listing: Mapping[tuple[str, str], Sequence[PodResourcesEntry]] | None,
+    local: Mapping[str, Sequence[KnownPod]],
+    node: NodeCards,
+    tally: Metrics,
+    inherited: Sequence[PredecessorPod] = (),
+) -> Books:
+    """The books after a start. Every source may be missing; none is asked twice.
+
+    ``inherited`` is what the predecessor left, for containers that the kubelet or the API still shows.
+    """
+    grants: dict[Key, Grant] = {}
+    planned: tuple[Allocation, ...] = ()
+    if stored is not None:
+        try:
+            found, planned = decode(stored)
+            grants = {g.key: g for g in found}
+        except NodeUnready as error:
+            tally.count("recovery_disagreements", "store")
+            log.error("ledger not used", reason=str(error))
+    pods = {f.pod.uid: f.pod for named in local.values() for f in named}
+    held = _by_entry(entries) if entries is not None else _by_listing(listing or {}, local)
+    records = {(record.pod, record.container): record for record in inherited}
+    for key in records:
+        pod = pods.get(key[0])
+        if key not in held and (entries is None or (pod is not None and not pod.terminal)):
+            held[key] = _Held()
+    nameless = [g for g in grants.values() if is_unidentified(g.allocation.pod)]
+    for key, truth in held.items():
+        for unnamed in (g for g in nameless if any(truth.ids.get(r) == ids for r, ids in g.ids.items())):
+            grants.pop(unnamed.key, None)  # whose it is stands in the kubelet's books: not to be booked twice
+            if truth.annotation is None and any(r in unnamed.ids for r in CARRIERS):
+                truth.annotation = annotation_of(unnamed, node.name)
+        grant = _grant(key, truth, grants.get(key), pods.get(key[0]), node, tally, records.get(key))
+        if grant is not None:
+            grants[key] = grant
+    grants = {key: recognised(grant, node) for key, grant in grants.items()}
+    books = Books((s.card for s in node.cards), node.unit, grants.values())
+    for allocation in planned:
+        try:
+            books.plan((allocation,))
+        except DoesNotFit:
+            log.info(
+                "plan dropped",
+                pod=allocation.pod_key,
+                container=allocation.container,
+            )
+    log.info("books rebuilt", grants=len(grants), stored=stored is not None, checkpoint=entries is not None)
+    return books
+
+
+def _by_entry(entries: Sequence[CheckpointEntry]) -> dict[Key, _Held]:
+    held: dict[Key, _Held] = {}
+    for entry in entries:
+        one = held.setdefault((entry.pod, entry.container), _Held())
+        one.ids[entry.resource] = entry.ids
+        if entry.resource in CARRIERS:
+            one.annotation = entry.annotation
+    return held
+
+
+def _by_listing(
+    listing: Mapping[tuple[str, str], Sequence[PodResourcesEntry]], local: Mapping[str, Sequence[KnownPod]]
+) -> dict[Key, _Held]:
+    held: dict[Key, _Held] = {}
+    for (namespace, name), containers in listing.items():
+        live = [f.pod for f in local.get(f"{namespace}/{name}", ()) if not f.tombstone]
+        for listed in containers:
+            ids = {r: devices for r, devices in listed.ids.items() if r in RESOURCES and devices}
+            if live and ids:
+                held[live[0].uid, listed.container] = _Held(ids)
+    return held
+
+
+def _grant(
+    key: Key,
+    truth: _Held,
+    stored: Grant | None,
+    pod: Pod | None,
+    node: NodeCards,
+    tally: Metrics,
+    record: PredecessorPod | None,
+) -> Grant | None:
+    if stored is not None:
+        if any(stored.ids.get(r) != ids for r, ids in truth.ids.items()):
+            tally.count("recovery_disagreements", "ids")
+            log.warning("ids differ from the kubelet's, its own are used", pod=key[0], container=key[1])
+            return replace(stored, ids={**stored.ids, **truth.ids})
+        return stored
+    tally.count("recovery_disagreements", "missing")
+    told = decode_assignment(truth.annotation)
+    cores, memory = truth.ids.get(CORE, frozenset()), truth.ids.get(MEMORY, frozenset())
+    if told is not None and told.containers:
+        shares = tuple(Share(card, amount) for card, amount in next(iter(told.containers.values())))
+        if is_unidentified(PodUid(told.pod)):  # the amounts were guessed; the ids count them
+            shares = counted([s.card for s in shares], truth.ids, node)
+        directory = told.directory
+    elif record is not None or is_predecessor_pod(truth.ids):
+        shares, directory = shares_by_record(record, node) if record else (), ""
+        shares = shares or shares_by_annotation(pod, key[1], truth.ids, node)
+    else:
+        shares, directory = _from_ids(cores, memory, truth.ids.get(NVIDIA, frozenset()), node), ""
+        said = _annotated(pod, key[1], truth.ids, node)
+        ours = pod is not None and pod.annotations.get(ASSIGNED) == "true"
+        if said and (ours or len(said) != len(shares)):  # under a NUMA policy ids may be tokens
+            shares = said
+    if not shares:
+        log.warning(
+            "ids of no card of this node", pod=key[0], container=key[1], cores=len(cores), memory=len(memory)
+        )
+        return None
+    kind, order, ran = next(
+        (
+            (c.kind, n, bool(c.runtime_id))
+            for n, c in enumerate(pod.containers if pod else ())
+            if c.name == key[1]
+        ),
+        (ContainerKind.APP, 0, False),
+    )
+    allocation = Allocation(
+        key[0], key[1], kind, order, shares, pod.namespace if pod else "", pod.name if pod else ""
+    )
+    log.info("grant recovered from the kubelet", pod=key[0], container=key[1], directory=directory)
+    # A container that the kubelet has made was proven before; the checkpoint says now what it said then.
+    ceiling = (ceiling_of(pod) if pod else None) or 0
+    return Grant(allocation, directory, ceiling, truth.ids, proven=ran and told is not None)
+
+
+def _annotated(
+    pod: Pod | None, container: str, ids: Mapping[str, frozenset[str]], node: NodeCards
+) -> tuple[Share, ...]:
+    """The cards that the pod's annotation names, with what the ids count; empty if it does not fit these.
+
+    The agent writes it when a container has started; before, it is the scheduler's wish.
+    """
+    told = decode_assignment(pod.annotations.get(ALLOCATION)) if pod is not None else None
+    if pod is None or told is None or (told.node, told.pod) != (node.name, pod.api_uid):
+        return ()
+    cards = [card for card, _ in told.containers.get(container, ())]
+    shares = counted(cards, ids, node)
+    cores = sum(share.amount.cores for share in shares)
+    wanted = len(ids.get(CORE, ())) + len(ids.get(NVIDIA, ())) * CORES_PER_CARD
+    return shares if cores == wanted and all(node.card(card) is not None for card in cards) else ()
+
+
+def counted(
+    cards: Sequence[CardUuid], ids: Mapping[str, frozenset[str]], node: NodeCards
+) -> tuple[Share, ...]:
+    """What a container has of these cards by its ids, by resource: whole ones, or a part of each."""
+    cores = len(ids.get(CORE, ())) + len(ids.get(NVIDIA, ())) * CORES_PER_CARD
+    part = Amount(min(cores, CORES_PER_CARD), len(ids.get(MEMORY, ())) * node.unit)
+    room = {s.card.uuid: s.card.capacity(node.unit) for s in node.cards}
+    whole = cores >= CORES_PER_CARD
+    return tuple(Share(c, room.get(c, Amount(CORES_PER_CARD, 0)) if whole else part) for c in cards)
+
+
+def _from_ids(
+    cores: frozenset[str], memory: frozenset[str], lent: frozenset[str], node: NodeCards
+) -> tuple[Share, ...]:
+    """Cards and amounts as the ids say them; the ids carry their card."""
+    counts = {card: Amount(CORES_PER_CARD, 0) for card in node.ids.cards_of(NVIDIA, lent)}
+    for device in cores:
+        if card := node.ids.card_of[CORE].get(device):
+            counts[card] = counts.get(card, Amount(0, 0)) + Amount(1, 0)
+    for device in memory:
+        if card := node.ids.card_of[MEMORY].get(device):
+            counts[card] = counts.get(card, Amount(0, 0)) + Amount(0, node.unit)
+    whole = {s.card.uuid: s.card.capacity(node.unit) for s in node.cards}
+    return tuple(
+        Share(card, whole[card] if amount.cores >= CORES_PER_CARD else amount)
+        for card, amount in sorted(counts.items())
+    )
+
+
+class Reclaimer:
+    """Gives back what dead pods held, in two rounds, and clears what nothing names any more."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        kubelet: Kubelet,
+        pods: Pods,
+        tenants: ControlPages,
+        injector: Injector,
+        processes: Processes,
+        clock: Clock,
+        tally: Metrics,
+        stranded: PodsWithoutDevices,
+    ) -> None:
+        self._allocator = allocator
+        self._kubelet = kubelet
+        self._pods = pods
+        self._tenants = tenants
+        self._injector = injector
+        self._processes = processes
+        self._clock = clock
+        self._tally = tally
+        self._stranded = stranded
+        self._absent: dict[Key, int] = {}
+        self._orphans: frozenset[str] = frozenset()
+
+    def round(self) -> tuple[Allocation, ...]:
+        """One look; returns what was released."""
+        allocations = self._allocator.read(lambda books, _: tuple(books.ledger))
+        unnamed = self._allocator.read(
+            lambda books, _: {
+                g.key: g.ids for g in books.grants.values() if is_unidentified(g.allocation.pod)
+            }
+        )
+        entries = self._kubelet.checkpoint()
+        listing = self._allocator.listing_when_idle()
+        if self._clock.monotonic() - self._allocator.registered_at < SETTLE_SECONDS:
+            self._absent = {}
+            self._sweep()
+            return ()
+        self._stranded.look(entries, listing)
+        gone = {a.key for a in allocations if self._gone(a, entries, listing, unnamed.get(a.key))}
+        self._absent = {key: self._absent.get(key, 0) + 1 for key in gone}
+        due = [key for key, rounds in self._absent.items() if rounds >= ROUNDS]
+        released = self._release([key for key in due if self._processes.alive(key[0]) is not True])
+        for allocation in released:
+            self._tally.count("reclaimed")
+            log.info(
+                "reclaimed",
+                pod=allocation.pod_key,
+                container=allocation.container,
+            )
+        self._sweep()
+        return tuple(released)
+
+    def _release(self, keys: Sequence[Key]) -> list[Allocation]:
+        """A full disk keeps nothing booked: what is not saved now goes with the next change."""
+        released: list[Allocation] = []
+        if keys:
+            try:
+                self._allocator.change(
+                    lambda books, _: released.extend(a for key in keys for a in books.release(*key))
+                )
+            except NodeUnready as error:
+                log.warning("release not saved", reason=str(error))
+        return released
+
+    def _gone(
+        self,
+        allocation: Allocation,
+        entries: Sequence[CheckpointEntry] | None,
+        listing: frozenset[tuple[str, str]] | None,
+        ids: Mapping[str, frozenset[str]] | None,
+    ) -> bool:
+        """Absent from the kubelet's books *and* from the API; one of the two alone proves nothing."""
+        if ids is not None:
+            return entries is not None and not any(e.ids == ids.get(e.resource) for e in entries)
+        if self._living(allocation):
+            return False
+        if not allocation.granted:
+            return True
+        if entries is not None and not any((e.pod, e.container) == allocation.key for e in entries):
+            return True
+        if listing is None or (allocation.namespace, allocation.pod_name) in listing:
+            return False
+        # The checkpoint may show an ended pod until the next admission. A new kubelet lists its pods one by
+        # one: not to be listed counts if the pod was before, or if nothing of it runs for certain.
+        return self._allocator.seen(allocation.pod) or self._processes.alive(allocation.pod) is False
+
+    def _living(self, allocation: Allocation) -> bool:
+        """A UID never has another name, but for who forges the copy of a static pod: its UID is no secret."""
+        return any(
+            f.pod.uid == allocation.pod
+            and (not allocation.pod_name or f.pod.key == allocation.pod_key)
+            and not f.tombstone
+            and not f.pod.terminal
+            for found in self._pods.local().values()
+            for f in found
+        )
+
+    def _sweep(self) -> None:
+        """Remove directories that no grant names, once they were seen so twice."""
+        named = self._allocator.read(lambda books, _: frozenset(g.directory for g in books.grants.values()))
+        orphans = frozenset(self._tenants.names()) - named
+        for name in orphans & self._orphans:
+            self._tenants.remove(name)
+            log.info("directory removed", directory=name)
+        self._orphans = orphans
+        self._injector.prune(named)

@@ -1,0 +1,333 @@
+"""The watchdog over samples made by hand: who is named, to whom, how soon, and who never is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.enforcement.evasion import CLEARED, NEEDED, EvasionReason
+from gpu_manager.domain.enforcement.library_messages import LibraryMessage
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.placement.ledger import Allocation, Share
+from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from gpu_manager.domain.topology import Link, LinkKind, Topology
+from gpu_manager.ports import CardUse, ProcessUse
+from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.association import Association
+from gpu_manager.services.allocation.books import Books, Grant, Key
+from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
+from gpu_manager.services.enforcement.usage import Sample, ShareUse
+from gpu_manager.services.metrics import Metrics
+from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
+
+STATES = cards(2)
+FIRST, SECOND = (s.card.uuid for s in STATES)
+LIMIT = 5 * GIB
+
+
+class NoKubelet:
+    def listing(self) -> object:
+        raise NodeUnready("there is no kubelet here")
+
+    def checkpoint(self) -> None:
+        return None
+
+
+@dataclass
+class FakeWitness:
+    holders: dict[str, frozenset[int]] = field(default_factory=dict)
+    changed: dict[str, tuple[int, str]] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+
+    def registered(self, name: str) -> frozenset[int]:
+        if name in self.gone:
+            raise NodeUnready("the page is gone")
+        return self.holders.get(name, frozenset())
+
+    def attacks(self, name: str) -> tuple[int, str]:
+        return self.changed.get(name, (0, ""))
+
+    def notes(self, name: str) -> tuple[LibraryMessage, ...]:
+        return ()
+
+
+@dataclass
+class FakeHost:
+    """Host ids are 1,000 above the ids that processes know; ``ending`` ones are nobody."""
+
+    seeing: bool = True
+    ending: set[int] = field(default_factory=set)
+
+    def host_pid(self) -> bool:
+        return self.seeing
+
+    def inner_pid(self, pid: int) -> int | None:
+        return None if pid in self.ending else pid - 1000
+
+
+def pod(name: str, *, controlled: bool = True, core: int | None = 30) -> Pod:
+    container = Container("c", ContainerKind.APP, core=core, memory_units=20 if core else None)  # type: ignore[arg-type]
+    return Pod(PodUid(f"uid-{name}"), "team", name, (container,), node="n1", controlled=controlled)
+
+
+def grant(name: str, card: CardUuid = FIRST, cores: int = 30, ceiling: int = 0) -> Grant:
+    share = Share(card, Amount(cores, LIMIT if cores < 100 else 16 * GIB))
+    allocation = Allocation(
+        PodUid(f"uid-{name}"), "c", ContainerKind.APP, 0, (share,), "team", name, granted=True
+    )
+    return Grant(allocation, f"dir-{name}", ceiling, {CORE: frozenset(), MEMORY: frozenset()}, proven=True)
+
+
+class Rig:
+    """``see`` is one sample and one look."""
+
+    def __init__(self, *, evict: bool = False) -> None:
+        self.pods, self.witness, self.host, self.tally = FakePods(), FakeWitness(), FakeHost(), Metrics()
+        node = NodeCards.of("n1", DEFAULT_UNIT, STATES, Topology.uniform(2, Link(LinkKind.SYS)))
+        clock = FakeClock()
+        self.allocator = Allocator(
+            node,
+            Books((s.card for s in STATES), DEFAULT_UNIT),
+            association=Association(NoKubelet(), self.pods, clock, self.tally),
+            pods=self.pods,
+            store=FakeStore(),
+            tenants=FakeTenants(),
+            injector=FakeInjector(),
+            processes=FakeProcesses(),
+            clock=clock,
+            tally=self.tally,
+        )
+        self.sample = Sample(0.0)
+        self.watchdog = EvasionDetector(
+            self.allocator, lambda: self.sample, self.pods, self.witness, self.host, self.tally, evict=evict
+        )
+        self.grants: dict[Key, Grant] = {}
+        self.uses: dict[Key, ShareUse] = {}
+
+    def run(self, made: Pod, given: Grant | None = None, *, registered: Sequence[int] = ()) -> None:
+        self.pods.bind(made)
+        if given is not None:
+            self.grants[given.key] = given
+            share = given.allocation.shares[0]
+            self.uses[given.key] = ShareUse(
+                given.key,
+                share,
+                "exclusive" if share.whole else "active",
+                memory=None if share.whole else GIB,
+                core=None if share.whole else 0.2,
+            )
+            self.witness.holders[given.directory] = frozenset(registered)
+
+    def see(
+        self,
+        *processes: tuple[str, ProcessUse],
+        lost: Sequence[CardUuid] = (),
+        times: int = 1,
+    ) -> None:
+        """``(pod's name, what the driver says of a process of it)``."""
+        seen: dict[tuple[Key, CardUuid], list[ProcessUse]] = {}
+        for name, process in processes:
+            seen.setdefault(((PodUid(f"uid-{name}"), "c"), process.uuid), []).append(process)
+        for _ in range(times):
+            self.sample = Sample(
+                self.sample.at + 1.0,
+                dict(self.grants),
+                {s.card.uuid: CardUse(s.card.uuid) for s in STATES if s.card.uuid not in lost},
+                tuple(self.uses.values()),
+                seen,
+            )
+            self.watchdog.look()
+
+    def named(self) -> set[tuple[str, EvasionReason]]:
+        return {(e.pod, e.reason) for e in self.watchdog.evaders}
+
+    def events(self) -> list[tuple[str, str]]:
+        return [(key, text) for key, reason, text in self.pods.events if reason == "VcudaEvader"]
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def on(card: CardUuid, pid: int, memory: int | None = GIB, utilisation: float | None = 20.0) -> ProcessUse:
+    return ProcessUse(card, pid, memory, utilisation)
+
+
+def test_a_process_without_a_slot_is_named_at_the_second_sample_with_what_and_where(rig: Rig) -> None:
+    rig.run(pod("bad"), grant("bad"), registered=[17])
+    rig.see(("bad", on(FIRST, 1018, 8 * GIB)))
+    assert not rig.named()
+    rig.see(("bad", on(FIRST, 1018, 8 * GIB)))
+    assert rig.named() == {("bad", EvasionReason.UNREGISTERED), ("bad", EvasionReason.MEMORY)}
+    (first, second) = sorted(rig.events())
+    assert first[0] == second[0] == "team/bad"
+    assert any(
+        'container "c" on card 0: process 1018 uses 8 GiB past the library' in t for _, t in (first, second)
+    )
+    assert any("3 GiB past the limit of 5 GiB" in t for _, t in (first, second))
+
+
+def test_it_is_told_and_logged_once_however_long_it_lasts(rig: Rig) -> None:
+    rig.run(pod("bad"), grant("bad"))
+    with capture_logs() as logs:
+        rig.see(("bad", on(FIRST, 1018)), times=50)
+    assert len(rig.events()) == 1
+    assert [entry["event"] for entry in logs].count("evader named") == 1
+    assert rig.tally.counts("evaders_named") == {"no-slot": 1}
+
+
+def test_honest_processes_are_never_named(rig: Rig) -> None:
+    rig.run(pod("good"), grant("good"), registered=[17, 18])
+    rig.see(("good", on(FIRST, 1017, 2 * GIB)), ("good", on(FIRST, 1018, 2 * GIB)), times=20)
+    assert not rig.named()
+    assert not rig.watchdog.blind
+
+
+def test_the_same_sample_is_judged_once(rig: Rig) -> None:
+    rig.run(pod("bad"), grant("bad"))
+    rig.see(("bad", on(FIRST, 1018)))
+    for _ in range(10):
+        rig.watchdog.look()
+    assert not rig.named()
+
+
+def test_a_process_that_ends_is_not_taken_for_one_that_hides(rig: Rig) -> None:
+    rig.run(pod("good"), grant("good"))
+    rig.host.ending = {1017}
+    rig.see(("good", on(FIRST, 1017)), times=10)
+    assert not rig.named()
+
+
+def test_a_page_that_cannot_be_read_accuses_nobody_of_having_no_slot(rig: Rig) -> None:
+    rig.run(pod("good"), grant("good"))
+    rig.witness.gone = {"dir-good"}
+    key = grant("good").key
+    rig.uses[key] = replace(rig.uses[key], enforcement="unknown", memory=None, core=None)
+    rig.see(("good", on(FIRST, 1017, 90 * GIB // 100, 99.0)), times=10)
+    assert not rig.named()
+
+
+def test_without_the_hosts_processes_nobody_is_named_and_the_lack_is(rig: Rig) -> None:
+    rig.run(pod("bad"), grant("bad"))
+    rig.host.seeing = False
+    rig.see(("bad", on(FIRST, 1018, 9 * GIB)), times=5)
+    assert not rig.named()
+    assert rig.watchdog.blind == {"host-pid"}
+
+
+def test_a_card_that_tells_nothing_neither_names_nor_clears(rig: Rig) -> None:
+    rig.run(pod("bad"), grant("bad"))
+    rig.see(("bad", on(FIRST, 1018)), times=2)
+    assert rig.named() == {("bad", EvasionReason.UNREGISTERED)}
+    rig.see(lost=[FIRST], times=2 * CLEARED[EvasionReason.UNREGISTERED])
+    assert rig.named() == {("bad", EvasionReason.UNREGISTERED)}
+    rig.see(lost=[FIRST, SECOND])
+    assert rig.watchdog.blind == {"cards"}
+    rig.see(times=CLEARED[EvasionReason.UNREGISTERED])
+    assert not rig.named()
+    rig.see(("bad", on(FIRST, 1018)), times=2)
+    assert len(rig.events()) == 2, "named anew after it had been cleared"
+
+
+def test_a_container_that_is_gone_is_forgotten(rig: Rig) -> None:
+    rig.run(pod("bad"), grant("bad"))
+    rig.see(("bad", on(FIRST, 1018)), times=2)
+    rig.grants.clear()
+    rig.uses.clear()
+    rig.pods.forget("team/bad")
+    rig.see()
+    assert not rig.watchdog.evaders
+
+
+def test_a_container_on_a_card_that_it_does_not_hold_is_named_on_that_card(rig: Rig) -> None:
+    rig.run(pod("bad"), grant("bad", FIRST), registered=[17])
+    rig.see(("bad", on(FIRST, 1017)), ("bad", on(SECOND, 1017)), times=2)
+    assert [(e.card, e.reason) for e in rig.watchdog.evaders] == [(SECOND, EvasionReason.FOREIGN_CARD)]
+    assert "on card 1:" in rig.events()[0][1]
+
+
+def test_a_whole_card_has_no_page_to_compare_with_but_an_edge(rig: Rig) -> None:
+    rig.run(pod("whole", core=100), grant("whole", FIRST, 100))
+    rig.see(("whole", on(FIRST, 1017, 16 * GIB, 100.0)), times=5)
+    assert not rig.named()
+    rig.see(("whole", on(SECOND, 1017)), times=2)
+    assert rig.named() == {("whole", EvasionReason.FOREIGN_CARD)}
+
+
+def test_a_pod_that_asked_for_nothing_is_named_and_never_evicted() -> None:
+    rig = Rig(evict=True)
+    rig.run(pod("guest", core=None))
+    rig.see(("guest", on(FIRST, 1018)), times=3)
+    assert rig.named() == {("guest", EvasionReason.FOREIGN_CARD)}
+    assert not rig.pods.evicted
+
+
+def test_a_container_that_asks_but_is_not_in_our_books_is_not_called_an_evader(rig: Rig) -> None:
+    rig.run(pod("unknown"))
+    rig.see(("unknown", on(FIRST, 1018)), times=10)
+    assert not rig.named()
+
+
+def test_an_attack_on_the_page_is_named_at_once_and_cleared_after_a_quiet_minute(rig: Rig) -> None:
+    rig.run(pod("bad"), grant("bad"), registered=[17])
+    rig.see(("bad", on(FIRST, 1017)))
+    rig.witness.changed["dir-bad"] = (1, "it had 7 bytes instead of 327680")
+    rig.see(("bad", on(FIRST, 1017)))
+    assert rig.named() == {("bad", EvasionReason.TAMPERED)}
+    assert "it had 7 bytes" in rig.events()[0][1]
+    rig.see(("bad", on(FIRST, 1017)), times=CLEARED[EvasionReason.TAMPERED] - 1)
+    assert rig.named()
+    rig.see(("bad", on(FIRST, 1017)))
+    assert not rig.named()
+
+
+def test_time_that_the_page_hides_is_named_when_it_is_taken_from_others(rig: Rig) -> None:
+    rig.run(pod("bad"), grant("bad"), registered=[17])
+    rig.see(("bad", on(FIRST, 1017, GIB, 97.0)), times=NEEDED[EvasionReason.TIME])
+    assert rig.named() == {("bad", EvasionReason.TIME)}
+
+
+def test_an_elastic_container_may_use_up_to_its_ceiling(rig: Rig) -> None:
+    rig.run(pod("elastic"), grant("elastic", ceiling=90), registered=[17])
+    rig.see(("elastic", on(FIRST, 1017, GIB, 97.0)), times=10)
+    assert not rig.named()
+
+
+@pytest.mark.parametrize(("controlled", "evict"), [(True, True), (True, False), (False, True)])
+def test_only_pods_that_are_made_anew_are_evicted_and_only_where_it_is_wished_for(
+    controlled: bool, evict: bool
+) -> None:
+    rig = Rig(evict=evict)
+    rig.run(pod("bad", controlled=controlled), grant("bad"))
+    rig.see(("bad", on(FIRST, 1018, 9 * GIB)), times=5)
+    expected = [PodUid("uid-bad")] if controlled and evict else []
+    assert rig.pods.evicted == expected, "once, though two things were found"
+    assert any("the pod is evicted" in text for _, text in rig.events()) is bool(expected)
+
+
+def test_hidden_time_alone_evicts_nobody() -> None:
+    rig = Rig(evict=True)
+    rig.run(pod("bad"), grant("bad"), registered=[17])
+    rig.see(("bad", on(FIRST, 1017, GIB, 97.0)), times=5)
+    assert rig.named() == {("bad", EvasionReason.TIME)}
+    assert not rig.pods.evicted
+
+
+def test_a_pod_that_the_watch_has_not_shown_yet_is_told_of_when_it_has(rig: Rig) -> None:
+    made = pod("bad")
+    rig.run(made, grant("bad"))
+    rig.pods.forget("team/bad")
+    rig.see(("bad", on(FIRST, 1018)), times=3)
+    assert rig.named() == {("bad", EvasionReason.UNREGISTERED)}
+    assert not rig.events()
+    rig.pods.bind(made)
+    rig.see(("bad", on(FIRST, 1018)))
+    assert len(rig.events()) == 1
