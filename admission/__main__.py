@@ -172,7 +172,7 @@ def command(
         sys.stdout.write(_reference(context, print_reference))
         return
     if print_policies:
-        from admission.policy import render  # noqa: PLC0415  # each way of the program loads what it needs
+        from admission.webhook.static_policies import render  # noqa: PLC0415  # each way of the program loads what it needs
 
         sys.stdout.write(render(terms))
         return

@@ -15,23 +15,23 @@ from typing import Final, Protocol
 import structlog
 from fastapi import APIRouter
 
-from admission.access import Access
-from admission.authority import SelfSigned
-from admission.certs import Certificates, ClientGuard, FileCertificates, Switch
+from admission.serving.access import Access
+from admission.serving.authority import SelfSigned
+from admission.serving.certs import Certificates, ClientGuard, FileCertificates, Switch
 from admission.config import SERVICE, Bounds, ExtenderDoor, LeaderMode, Settings
-from admission.doors import Doors, build_app
-from admission.figures import Figures
-from admission.leading import Alone, Held, Mandate, Watched
-from admission.listener import Listener, Peers
+from admission.serving.webhook_app import Doors, build_app
+from admission.cluster_metrics import Figures
+from admission.extender.leader_election import Alone, Held, Mandate, Watched
+from admission.serving.https_server import Listener, Peers
 from admission.metrics import Metrics
-from admission.outlook import outlook
-from admission.outside import Outside, Wanted
-from admission.people import Knowledge, people
-from admission.reservations import Answer, Outcome
-from admission.schedulers import build_extender
-from admission.scheduling import QUOTA, Scheduling
-from admission.snapshot import BUDGETS, NODES, PODS
-from admission.webhook import SILENT, Outlook
+from admission.webhook.create_time_checks import outlook
+from admission.ports import Outside, Wanted
+from admission.explain.explain_api import Knowledge, people
+from admission.extender.binding import Answer, Outcome
+from admission.serving.extender_app import build_extender
+from admission.controller import QUOTA, Scheduling
+from admission.cluster.snapshot import BUDGETS, NODES, PODS
+from admission.webhook.admit import SILENT, Outlook
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Connection, Pause, Timeouts, connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
@@ -253,13 +253,13 @@ def _mandate(settings: Settings, clock: Clock) -> Mandate:
 
 
 class _Bindings:
-    """:class:`admission.reservations.Api` over the adapter."""
+    """:class:`admission.extender.binding.Api` over the adapter."""
 
     def __init__(self, pods: ClusterPods) -> None:
         self._pods = pods
 
     def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
-        """See :class:`admission.reservations.Api`."""
+        """See :class:`admission.extender.binding.Api`."""
         try:
             words = self._pods.bind(pod, node, annotations, seconds)
         except NodeUnready as error:
@@ -267,7 +267,7 @@ class _Bindings:
         return Answer(Outcome.REFUSED, words) if words else Answer(Outcome.BOUND)
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
-        """See :class:`admission.reservations.Api`."""
+        """See :class:`admission.extender.binding.Api`."""
         return self._pods.fetch(namespace, name)
 
 

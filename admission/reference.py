@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final
 
-from admission.figures import Figures, Seen
+from admission.cluster_metrics import Figures, Seen
 from admission.metrics import Metrics
-from admission.quota import KEY, QuotaBook
-from admission.snapshot import NODES, PODS, Cluster
-from admission.wire import Verdict
+from admission.quota.rules import KEY, QuotaBook
+from admission.cluster.snapshot import NODES, PODS, Cluster
+from admission.webhook.admission_review import Verdict
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.markdown import family_row, option_row, table
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import structlog
 
-from admission.charges import allocations_of
-from admission.extender import Extender
-from admission.judging import Judge
-from admission.least_waste import LeastWaste
-from admission.memory import spare_pauses
-from admission.occupant import occupant_of
-from admission.quota import QuotaBook
-from admission.reservations import Answer, Binder, Outcome, Rules
-from admission.snapshot import NODES, PODS, Cluster
+from admission.cluster.charges import allocations_of
+from admission.extender.verbs import Extender
+from admission.extender.feasibility import Judge
+from admission.extender.fragmentation_score import LeastWaste
+from admission.serving.gc_tuning import spare_pauses
+from admission.cluster.pod_view import occupant_of
+from admission.quota.rules import QuotaBook
+from admission.extender.binding import Answer, Binder, Outcome, Rules
+from admission.cluster.snapshot import NODES, PODS, Cluster
 from bench import admission_program
 from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile

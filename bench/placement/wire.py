@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from admission.extender import Extender
-from admission.judging import Fit, Judge
-from admission.least_waste import LeastWaste, move_of
-from admission.quota import QuotaBook
-from admission.reservations import Answer, Binder, Outcome, Rules
-from admission.snapshot import NODES, PODS, Cluster
+from admission.extender.verbs import Extender
+from admission.extender.feasibility import Fit, Judge
+from admission.extender.fragmentation_score import LeastWaste, move_of
+from admission.quota.rules import QuotaBook
+from admission.extender.binding import Answer, Binder, Outcome, Rules
+from admission.cluster.snapshot import NODES, PODS, Cluster
 from bench.placement.trace import MOST_PODS, Node, Pod
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.domain.card import Card, CardState, CardUuid

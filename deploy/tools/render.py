@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from admission.config import Terms
-from admission.policy import policies
+from admission.webhook.static_policies import policies
 from gpu_manager.domain.resources import LARGEST_COUNT
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def policy_file() -> str:
         if term not in text:
             raise SystemExit(f"the policies do not contain {term} any more: mend _GAPS")
         text = text.replace(term, gap)
-    return "# Written by deploy/tools/render.py from admission/policy.py.\n" + text
+    return "# Written by deploy/tools/render.py from admission/webhook/static_policies.py.\n" + text
 
 
 def helm(*arguments: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from admission.config import Bounds
-from admission.webhook import Outlook
+from admission.webhook.admit import Outlook
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.https import HOST, Webhooks, issued, trusting
 from tests.fakes.reviews import review

@@ -14,8 +14,8 @@ from cryptography import x509
 from prometheus_client.parser import text_string_to_metric_families
 
 from admission.app import Program
-from admission.authority import SelfSigned
-from admission.certs import FileCertificates, Issued, Switch, issue
+from admission.serving.authority import SelfSigned
+from admission.serving.certs import FileCertificates, Issued, Switch, issue
 from admission.config import Settings
 from admission.metrics import Metrics
 from gpu_manager.domain.errors import NodeUnready

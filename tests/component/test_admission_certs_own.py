@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from admission.app import compose
-from admission.authority import SelfSigned, merge
-from admission.certs import Switch, issue
+from admission.serving.authority import SelfSigned, merge
+from admission.serving.certs import Switch, issue
 from admission.config import ExtenderDoor, OwnCertificates, Settings
 from gpu_manager.adapters.kube import connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates

@@ -20,12 +20,12 @@ from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry
 
 from admission.__main__ import run
-from admission.certs import ClientGuard
+from admission.serving.certs import ClientGuard
 from admission.config import ExtenderDoor
-from admission.extender import Reply, Route
-from admission.figures import Figures
-from admission.listener import Listener, Peers
-from admission.schedulers import build_extender
+from admission.extender.verbs import Reply, Route
+from admission.cluster_metrics import Figures
+from admission.serving.https_server import Listener, Peers
+from admission.serving.extender_app import build_extender
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.https import Caller, trusting, visit
 from tests.fakes.sandbox import until

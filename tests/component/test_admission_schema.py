@@ -10,12 +10,12 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import GenerationMode
 
-from admission.access import Access, Reviews
+from admission.serving.access import Access, Reviews
 from admission.app import Doors, build_app
 from admission.config import Settings, Terms
 from admission.metrics import Metrics
-from admission.outlook import outlook
-from admission.people import Knowledge, people
+from admission.webhook.create_time_checks import outlook
+from admission.explain.explain_api import Knowledge, people
 from gpu_manager.domain.pod import Pod, parse_pod
 from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from admission.occupant import Occupant
-from admission.reservations import Answer, Outcome
-from admission.snapshot import NODES, PODS
+from admission.cluster.pod_view import Occupant
+from admission.extender.binding import Answer, Outcome
+from admission.cluster.snapshot import NODES, PODS
 from gpu_manager.adapters.kube import Connection, Pause, Refused, Unreachable, connect
 from gpu_manager.adapters.kube.reflector import Reflector
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
@@ -23,7 +23,7 @@ _QUICK = Pause(first=0.01, most=0.05)
 
 
 class KubeApi:
-    """:class:`admission.reservations.Api` over a connection: what the program does, in little."""
+    """:class:`admission.extender.binding.Api` over a connection: what the program does, in little."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

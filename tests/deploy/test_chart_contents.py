@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from admission import config as admission_config
 from admission.__main__ import app as admission_program
-from admission.webhook import TEMPLATES
+from admission.webhook.admit import TEMPLATES
 from gpu_manager.cli.run import OLD_FLAGS
 from gpu_manager.cli.run import command as run_command
 from gpu_manager.domain import contract
@@ -290,7 +290,7 @@ def test_a_certificate_of_ones_own_is_served_and_vouched_for_and_takes_rights_aw
     pod = admission_pod("own-certificate")
     assert [v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v] == ["ours"]
     arguments = container(pod, "admission")["args"]
-    assert "--tls-cert-file=/etc/gpu-quota-admission/webhook/tls.crt" in arguments
+    assert "--tls-cert-file=/etc/gpu-quota-admission/webhook/admit/tls.crt" in arguments
     rights = {r for o in objects("own-certificate") for rule in o.get("rules", []) for r in rule["resources"]}
     assert "secrets" not in rights
     (endpoint,) = next(of_kind("own-certificate", "ServiceMonitor"))["spec"]["endpoints"]

@@ -9,7 +9,7 @@ import celpy
 import pytest
 
 from admission.config import Terms
-from admission.policy import policies
+from admission.webhook.static_policies import policies
 from gpu_manager.domain import contract
 from tests.deploy.chart import SETS, of_kind, the
 from tests.fakes.cel import FUNCTIONS, Policy

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from admission.config import Terms
-from admission.webhook import validate
-from admission.wire import parse_review
+from admission.webhook.admit import validate
+from admission.webhook.admission_review import parse_review
 from gpu_manager.domain import contract
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT

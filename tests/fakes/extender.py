@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from admission.extender import Extender, Reply
-from admission.judging import Judge
-from admission.quota import CONFIG_MAP, CONFIG_MAP_NAMESPACE, KEY, QuotaBook, QuotaNews
-from admission.ranking import BestFit, NodePolicy
-from admission.reservations import Answer, Binder, Outcome, Rules
-from admission.snapshot import BUDGETS, NODES, PODS, Cluster
+from admission.extender.verbs import Extender, Reply
+from admission.extender.feasibility import Judge
+from admission.quota.rules import CONFIG_MAP, CONFIG_MAP_NAMESPACE, KEY, QuotaBook, QuotaNews
+from admission.extender.ranking import BestFit, NodePolicy
+from admission.extender.binding import Answer, Binder, Outcome, Rules
+from admission.cluster.snapshot import BUDGETS, NODES, PODS, Cluster
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
     CORE,

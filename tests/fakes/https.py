@@ -11,7 +11,7 @@ import time
 from typing import Any, NamedTuple, Self
 
 from admission.app import Program
-from admission.certs import Issued, Switch, issue
+from admission.serving.certs import Issued, Switch, issue
 from admission.config import Bounds, Settings
 from admission.metrics import Metrics
 from gpu_manager.domain.errors import NodeUnready

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from admission.config import Terms
-from admission.webhook import mutate, validate
-from admission.wire import encode_answer, parse_review
+from admission.webhook.admit import mutate, validate
+from admission.webhook.admission_review import encode_answer, parse_review
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.sandbox.api.patches import json_patch
 

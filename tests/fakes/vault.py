@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from admission.authority import SelfSigned
-from admission.certs import Switch
+from admission.serving.authority import SelfSigned
+from admission.serving.certs import Switch
 from gpu_manager.domain.errors import NodeUnready
 
 NAME = "gpu-quota-admission.kube-system.svc"

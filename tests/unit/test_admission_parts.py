@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from admission.access import _ROOM, NO_SECONDS, YES_SECONDS, Access, Verdict
-from admission.bypass import FOREIGN, ILLEGAL, UNBOUND, Bypasses, Finding
-from admission.explaining import Explanation
-from admission.occupant import Occupant, read_occupant
-from admission.outlook import outlook
-from admission.slim import slim_node, slim_pod
-from admission.telling import AGAIN_SECONDS, SETTLE_SECONDS, Teller
+from admission.serving.access import _ROOM, NO_SECONDS, YES_SECONDS, Access, Verdict
+from admission.cluster.bypass import FOREIGN, ILLEGAL, UNBOUND, Bypasses, Finding
+from admission.explain.explanation import Explanation
+from admission.cluster.pod_view import Occupant, read_occupant
+from admission.webhook.create_time_checks import outlook
+from admission.cluster.trim import slim_node, slim_pod
+from admission.explain.pending_events import AGAIN_SECONDS, SETTLE_SECONDS, Teller
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from admission.cures import Case, Cure, cheapest
-from admission.judging import Fit
-from admission.occupant import occupant_of
+from admission.explain.remedies import Case, Cure, cheapest
+from admission.extender.feasibility import Fit
+from admission.cluster.pod_view import occupant_of
 from gpu_manager.domain.contract import GPU_MODEL
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.rules.legal_values import pod_request

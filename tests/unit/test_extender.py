@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.extender import FULL_LINES
-from admission.judging import Judge
-from admission.snapshot import NODES
+from admission.extender.verbs import FULL_LINES
+from admission.extender.feasibility import Judge
+from admission.cluster.snapshot import NODES
 from gpu_manager.domain.contract import ALLOCATION, GPU_MODEL, GPU_UUID, PLACEMENT, decode_assignment
 from gpu_manager.domain.placement.policies import follow
 from gpu_manager.domain.pod import parse_pod

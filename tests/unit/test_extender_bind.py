@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.extender_wire import BindingArgs
-from admission.reservations import SILENCE_SECONDS, Binder, Rules
-from admission.snapshot import NODES, PODS
+from admission.extender.wire import BindingArgs
+from admission.extender.binding import SILENCE_SECONDS, Binder, Rules
+from admission.cluster.snapshot import NODES, PODS
 from gpu_manager.domain.contract import (
     ALLOCATION,
     ASSIGNED,

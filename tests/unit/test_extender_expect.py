@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.extender import EXPECT_SECONDS
+from admission.extender.verbs import EXPECT_SECONDS
 from tests.fakes.extender import World, bound, node, pod
 
 quick = settings(deadline=None, max_examples=60, derandomize=True)

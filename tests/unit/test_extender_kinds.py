@@ -7,10 +7,10 @@ import json
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from admission.extender_wire import priority_answer
-from admission.judging import Fit, Judge, Question
-from admission.occupant import occupant_of
-from admission.snapshot import NODES, PODS, Cluster
+from admission.extender.wire import priority_answer
+from admission.extender.feasibility import Fit, Judge, Question
+from admission.cluster.pod_view import occupant_of
+from admission.cluster.snapshot import NODES, PODS, Cluster
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.rules.legal_values import pod_request

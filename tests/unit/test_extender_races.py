@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from admission.snapshot import NODES, PODS
+from admission.cluster.snapshot import NODES, PODS
 from gpu_manager.domain.contract import CORE_LIMIT
 from tests.fakes.extender import World, bound, node, pod
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.extender_wire import (
+from admission.extender.wire import (
     ExtenderArgs,
     Victims,
     filter_answer,

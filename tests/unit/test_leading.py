@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.leading import Alone, Held, Leader, Pods, Watched
+from admission.extender.leader_election import Alone, Held, Leader, Pods, Watched
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import LeaseRecord
 from tests.fakes.ports import FakeClock

@@ -2,10 +2,10 @@
 
 import random
 
-from admission.extender import Extender
-from admission.least_waste import LeastWaste, rooms_of, shapes_of, stock_of
-from admission.place_tally import PlaceTally
-from admission.snapshot import NODES, PODS
+from admission.extender.verbs import Extender
+from admission.extender.fragmentation_score import LeastWaste, rooms_of, shapes_of, stock_of
+from admission.extender.multi_gpu_count import PlaceTally
+from admission.cluster.snapshot import NODES, PODS
 from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.score.request_mix import RequestShape, Stock

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from admission.bypass import Bypasses, Finding
-from admission.explaining import explain
-from admission.occupant import read_occupant
-from admission.slim import slim_pod
+from admission.cluster.bypass import Bypasses, Finding
+from admission.explain.explanation import explain
+from admission.cluster.pod_view import read_occupant
+from admission.cluster.trim import slim_pod
 from gpu_manager.domain.contract import ALLOCATION, CORE, NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.resources import GIB, Amount
 from tests.fakes.extender import UNIT, World, bound, node, pod, uuid

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.offers import OFFER_SECONDS, Offers
+from admission.extender.filter_results import OFFER_SECONDS, Offers
 from gpu_manager.domain.pod import PodUid
 from tests.fakes.ports import FakeClock
 

@@ -2,8 +2,8 @@
 
 import json
 
-from admission.explaining import explain
-from admission.page import KEPT_SECONDS, MOST_NODES, MOST_WAITING, Page, graph
+from admission.explain.explanation import explain
+from admission.explain.page import KEPT_SECONDS, MOST_NODES, MOST_WAITING, Page, graph
 from tests.fakes.extender import UNIT, World, node, pod
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from admission.figures import Figures
-from admission.quota_watch import BAD_QUOTA, QuotaWatch
-from admission.snapshot import PODS
+from admission.cluster_metrics import Figures
+from admission.quota_controller import BAD_QUOTA, QuotaWatch
+from admission.cluster.snapshot import PODS
 from gpu_manager.domain.contract import QUOTA_SEEN
 from gpu_manager.domain.pod import Pod
 from tests.fakes.extender import World, bound, config_map, pod

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.snapshot import NODES, PODS, Cluster
+from admission.cluster.snapshot import NODES, PODS, Cluster
 from gpu_manager.domain.contract import ALLOCATION, CORDON, Assignment, encode_assignment
 from gpu_manager.domain.placement.ledger import peak
 from gpu_manager.domain.pod import parse_pod

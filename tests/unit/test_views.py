@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.explaining import explain
-from admission.occupant import occupant_of
-from admission.quota import NO_QUOTA
-from admission.views import as_json, as_text, quota_rows, quota_text
+from admission.explain.explanation import explain
+from admission.cluster.pod_view import occupant_of
+from admission.quota.rules import NO_QUOTA
+from admission.explain.views import as_json, as_text, quota_rows, quota_text
 from gpu_manager.domain.contract import GPU_MODEL, MEMORY, PLACEMENT
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_room
 from gpu_manager.domain.pod import parse_pod

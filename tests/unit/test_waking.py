@@ -9,13 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from admission.config import LeaderMode, Leadership, Settings
-from admission.figures import Figures
-from admission.leading import Alone
-from admission.occupant import occupant_of
-from admission.outside import Outside
-from admission.scheduling import Scheduling
-from admission.snapshot import BUDGETS, NODES, PODS
-from admission.waking import LONGEST_PAUSE, LONGEST_WAIT, MOST_AT_ONCE, SETTLE_SECONDS, Waker
+from admission.cluster_metrics import Figures
+from admission.extender.leader_election import Alone
+from admission.cluster.pod_view import occupant_of
+from admission.ports import Outside
+from admission.controller import Scheduling
+from admission.cluster.snapshot import BUDGETS, NODES, PODS
+from admission.extender.requeue import LONGEST_PAUSE, LONGEST_WAIT, MOST_AT_ONCE, SETTLE_SECONDS, Waker
 from gpu_manager.domain.contract import QUOTA_SEEN
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import Amount

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from admission.config import Terms
-from admission.webhook import Outlook, mutate, validate
+from admission.webhook.admit import Outlook, mutate, validate
 from gpu_manager.domain.contract import (
     CORE,
     MEMORY,

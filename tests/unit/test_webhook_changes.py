@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from admission.webhook import mutate, validate
+from admission.webhook.admit import mutate, validate
 from gpu_manager.domain.contract import (
     ALLOCATION,
     ASSIGNED,

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.config import Terms
-from admission.policy import policies, render
-from admission.policy_checks import guarded_checks, request_checks, wish_checks
-from admission.webhook import validate
-from admission.wire import parse_review
+from admission.webhook.static_policies import policies, render
+from admission.webhook.policy_checks import guarded_checks, request_checks, wish_checks
+from admission.webhook.admit import validate
+from admission.webhook.admission_review import parse_review
 from gpu_manager.domain.contract import (
     CORE,
     CORE_LIMIT,

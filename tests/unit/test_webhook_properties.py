@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.config import Terms
-from admission.webhook import mutate, validate
-from admission.wire import Review, encode_answer, parse_review
+from admission.webhook.admit import mutate, validate
+from admission.webhook.admission_review import Review, encode_answer, parse_review
 from gpu_manager.domain.contract import CORE, GPU_MODEL, GPU_UUID, MEMORY, PLACEMENT, PREDICATE_NODE, PRELOAD
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import parse_pod

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from admission.config import Terms
-from admission.webhook import TEMPLATES, Outlook, mutate, validate
+from admission.webhook.admit import TEMPLATES, Outlook, mutate, validate
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.domain.contract import (
     PREDICATE_NODE,

@@ -1,6 +1,6 @@
 """The pods of the whole cluster: bind them, ask for one, tell and mark what becomes of them.
 
-Serves ``admission.reservations.Api``; :meth:`bind` and :meth:`fetch` wait for the API server, all else is
+Serves ``admission.extender.binding.Api``; :meth:`bind` and :meth:`fetch` wait for the API server, all else is
 written in the background.
 """
 

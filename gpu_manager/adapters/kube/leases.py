@@ -1,4 +1,4 @@
-"""One Lease of coordination.k8s.io (serves ``admission.leading.Leases``)."""
+"""One Lease of coordination.k8s.io (serves ``admission.extender.leader_election.Leases``)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,109 @@
+"""Who got past the rules or the scheduler: pods that hold, or may hold, cards that nobody gave them.
+
+A pod gets there by an excluded namespace, by a time when the webhook was not installed, by ``spec.nodeName``,
+or by a scheduler that does not ask the extender. The agent still holds it to its own books; here it is named.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from admission.cluster.pod_view import Occupant
+from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
+from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.rules.legal_values import pod_request
+
+log = structlog.get_logger(__name__)
+
+ILLEGAL: Final = "illegal"
+UNBOUND: Final = "no-binding"
+FOREIGN: Final = "foreign-binding"
+REASONS: Final = (ILLEGAL, UNBOUND, FOREIGN)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One pod, why it is named, and the sentence."""
+
+    occupant: Occupant
+    reason: str
+    text: str
+
+
+class Bypasses:
+    """Keeps what was found of each pod until it is gone. Thread-safe.
+
+    ``found`` is told once of each pod; it must not wait. ``unseen``: namespaces whose pods the webhooks do
+    not see, so that breaking a rule there is no bypass.
+    """
+
+    def __init__(
+        self, unit: int, minimum_cores: int, unseen: Collection[str], found: Callable[[Finding], None]
+    ) -> None:
+        self._unit = unit
+        self._minimum_cores = minimum_cores
+        self._unseen = frozenset(unseen)
+        self._found = found
+        self._lock = threading.Lock()
+        self._known: dict[PodUid, Finding | None] = {}  # once it is on a node; None: nothing is wrong
+
+    def look(self, occupant: Occupant) -> None:
+        """A pod as the watch shows it. The agent may write the annotation later: the first look counts."""
+        if not occupant.pod.node or occupant.pod.terminal:
+            return
+        with self._lock:
+            if occupant.uid in self._known:
+                return
+            finding = self._judge(occupant)
+            self._known[occupant.uid] = finding
+        if finding is not None:
+            log.warning("bypassed", pod=occupant.pod.key, reason=finding.reason, text=finding.text)
+            self._found(finding)
+
+    def forget(self, uid: PodUid) -> None:
+        """It is gone."""
+        with self._lock:
+            self._known.pop(uid, None)
+
+    def retain(self, uids: Collection[PodUid]) -> None:
+        """All others are gone."""
+        with self._lock:
+            for uid in self._known.keys() - set(uids):
+                del self._known[uid]
+
+    def findings(self) -> Sequence[Finding]:
+        """Those who are there now."""
+        with self._lock:
+            return [finding for finding in self._known.values() if finding is not None]
+
+    def counts(self) -> Mapping[str, int]:
+        """How many there are now, by reason."""
+        found = Counter(finding.reason for finding in self.findings())
+        return {reason: found[reason] for reason in REASONS}
+
+    def _judge(self, occupant: Occupant) -> Finding | None:
+        pod = occupant.pod
+        if occupant.lent:
+            return None  # neither the webhooks nor the extender is asked about such a pod
+        where = f"runs on node {printable(pod.node)}"
+        if pod.namespace not in self._unseen:
+            try:
+                pod_request(pod, self._unit, self._minimum_cores)
+            except RequestInvalid as error:
+                cure = "It gets no card; delete it, and see why the webhook did not refuse it"
+                return Finding(occupant, ILLEGAL, f"{where} though the rules refuse it: {error}. {cure}")
+        if occupant.assigned is not None or pod.annotations.get(PREDICATE_NODE) == pod.node:
+            return None  # ours, or the predecessor's
+        who = f"spec.nodeName or scheduler {printable(pod.scheduler)!r}" if pod.scheduler else "spec.nodeName"
+        if ALLOCATION in pod.annotations:
+            text = f"{where} with cards noted for another pod or node ({ALLOCATION}): the note is ignored"
+            return Finding(occupant, FOREIGN, f"{text}; the agent chooses its cards")
+        text = f"{where} without a choice of cards: {who} placed it there, not the scheduler extender"
+        return Finding(occupant, UNBOUND, f"{text}; the agent chooses its cards, or refuses it if none fit")

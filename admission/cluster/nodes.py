@@ -1,0 +1,128 @@
+"""The nodes with their books, each built anew where something changed; and whose quota they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any, Final
+
+from admission.cluster.charges import Charge, charge_all
+from admission.cluster.node_facts import NodeFacts, read_node, what_counts
+from admission.cluster.node_view import NodeView, build_view
+from admission.cluster.pod_view import Occupant
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.untrusted import mapping
+
+Used = Mapping[str, Mapping[str, Amount]]  # namespace → model → what its pods hold
+_MOST_STATES: Final = (
+    1 << 16
+)  # distinct node states remembered; beyond, numbering goes on with an empty table
+
+
+def name_of(obj: Mapping[str, Any]) -> str:
+    """The object's name."""
+    return str(mapping(obj.get("metadata")).get("name") or "")
+
+
+class Nodes:
+    """Not thread-safe. ``unit``: bytes of one unit of memory; ``turn`` rises with every :meth:`build`."""
+
+    def __init__(self, unit: int) -> None:
+        self.turn = 0
+        self._unit = unit
+        self._facts: dict[str, NodeFacts] = {}
+        self._said: dict[str, Hashable] = {}  # what of the node's object the facts came from
+        self._views: dict[str, NodeView] = {}
+        self._built: dict[str, int] = {}  # node → the turn in which it was built; the newest last
+        self._used: dict[str, dict[str, Amount]] = {}
+        self._states: dict[Hashable, int] = {}
+        self._next_state = 0
+
+    def take(self, obj: Mapping[str, Any]) -> bool:
+        """The node's object as it is now; False if nothing changed that matters here, as with a heartbeat."""
+        name, said = name_of(obj), what_counts(obj)
+        if self._said.get(name) == said:
+            return False
+        self._facts[name] = read_node(obj, self._unit, self._intern)
+        self._said[name] = said
+        return True
+
+    def drop(self, name: str) -> bool:
+        """The node is gone; False if it was not known."""
+        self._said.pop(name, None)
+        return self._facts.pop(name, None) is not None
+
+    def known(self) -> tuple[str, ...]:
+        """The names of those whose object is known."""
+        return tuple(self._facts)
+
+    def build(self, changed: Mapping[str, tuple[Sequence[Occupant], int]]) -> None:
+        """Build these anew: who is bound, awaited or nominated there, and the host CPU of all other pods."""
+        self.turn += 1
+        for name, (here, cpu) in changed.items():
+            self._built.pop(name, None)
+            self._build(name, here, cpu)
+            if name in self._views:
+                self._built[name] = self.turn
+
+    @property
+    def views(self) -> Mapping[str, NodeView]:
+        """All of them as they stand; a copy."""
+        return self._views.copy()
+
+    @property
+    def used(self) -> Used:
+        """What pods hold, by namespace and model; a copy."""
+        return {namespace: models.copy() for namespace, models in self._used.items()}
+
+    def since(self, turn: int) -> Iterable[str]:
+        """The names of those that were built after that turn, the newest first."""
+        return takewhile(lambda name: self._built[name] > turn, reversed(self._built))
+
+    def imagined(self, obj: Mapping[str, Any]) -> NodeView:
+        """An empty node by its object alone, from its capacity where it has no inventory."""
+        facts = read_node(obj, self._unit, self._intern, by_capacity=True)
+        return build_view(facts, {}, (), self._intern, cpu=facts.cpu)
+
+    def _build(self, name: str, here: Sequence[Occupant], others_cpu: int) -> None:
+        before, facts = self._views.pop(name, None), self._facts.get(name)
+        if before is not None:
+            self._count(before, -1)
+        if facts is None:
+            if not any(o.occupies for o in here):
+                return
+            problem = "this node is not known here"
+            # What its cards were says of which model's quota its pods hold.
+            facts = (
+                NodeFacts(name, self._unit, problem=problem)
+                if before is None
+                else replace(before.facts, problem=problem)
+            )
+        known: Mapping[PodUid, Charge] = before.charges if before and before.facts is facts else {}
+        bound = [o for o in here if o.occupies and o.pod.node == name]
+        nominated = [o for o in here if o.waits and o.nominated == name]
+        cpu = None if facts.cpu is None else facts.cpu - others_cpu - sum(o.cpu for o in bound)
+        view = build_view(facts, charge_all(facts, bound, known), nominated, self._intern, before, cpu)
+        self._views[name] = view
+        self._count(view, 1)
+
+    def _count(self, view: NodeView, sign: int) -> None:
+        for (namespace, model), amount in view.usage():
+            models = self._used.setdefault(namespace, {})
+            held = models.get(model, ZERO)
+            models[model] = held + amount if sign > 0 else held - amount
+            if models[model] == ZERO:
+                del models[model]
+                if not models:
+                    del self._used[namespace]
+
+    def _intern(self, key: Hashable) -> int:
+        number = self._states.get(key)
+        if number is None:
+            if len(self._states) >= _MOST_STATES:
+                self._states.clear()
+            self._next_state += 1
+            number = self._states[key] = self._next_state
+        return number

@@ -1,0 +1,122 @@
+"""A pod as the books of the cluster see it, read from an untrusted Kubernetes object once.
+
+Whatever a tenant can write into its own pod changes nothing of what it is charged: the amounts are those of
+its spec, which Kubernetes does not let it change; its annotation only says *which card*, and only if it
+names this very pod and the node that the pod is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from admission.cluster.host_cpu import asked
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import ALLOCATION, decode_assignment
+from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.rules import legal_values
+from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.untrusted import text
+
+Assigned = Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A pod that asks for cards. ``assigned`` is what its annotation says, None if that is not about it.
+
+    ``nominated`` is the node where preemption is making room for it; ``began`` orders pods by age (the
+    kubelet's start, else creation). ``reserved`` marks one whose Binding is under way. ``cpu`` is the
+    host CPU it asks for, in thousandths.
+    """
+
+    pod: Pod
+    assigned: Assigned | None = None
+    nominated: str = ""
+    began: str = ""
+    reserved: bool = False
+    cpu: int = 0
+
+    @property
+    def uid(self) -> PodUid:
+        """What the books are keyed by."""
+        return self.pod.uid
+
+    @property
+    def lent(self) -> bool:
+        """True if it asks for whole cards under NVIDIA's name: ours only where the node lends them."""
+        return self.pod.lent
+
+    @property
+    def occupies(self) -> bool:
+        """True from the binding until its containers have ended for good, or it is gone."""
+        return bool(self.pod.node) and not self.pod.terminal
+
+    @property
+    def waits(self) -> bool:
+        """True if it still looks for a node."""
+        return not self.pod.node and not self.pod.terminal and not self.pod.deleting
+
+    def request(self, unit: int) -> PodRequest | None:
+        """What it asks for; None if that is illegal: no node grants any of it.
+
+        Of a pod on a node, annotations do not count: they may be spoilt after its cards were granted.
+        """
+        try:
+            return legal_values.pod_request(self.pod, unit)
+        except RequestInvalid:
+            if not self.pod.node or not self.pod.annotations:
+                return None
+            return replace(self, pod=replace(self.pod, annotations={})).request(unit)
+
+    def on(self, node: str, placement: Mapping[str, tuple[Share, ...]]) -> Occupant:
+        """The same pod as it will be once bound there."""
+        assigned = {name: tuple((s.card, s.amount) for s in shares) for name, shares in placement.items()}
+        return replace(self, pod=replace(self.pod, node=node), assigned=assigned, nominated="", reserved=True)
+
+
+def occupant_of(pod: Pod, obj: Mapping[str, Any] | None = None) -> Occupant:
+    """The pod with what the books need beside :class:`Pod`; ``obj`` is the object it was read from."""
+    status = (obj or {}).get("status")
+    status = status if isinstance(status, Mapping) else {}
+    return Occupant(
+        pod=pod,
+        assigned=_assigned(pod),
+        nominated=text(status.get("nominatedNodeName")),
+        began=text(status.get("startTime")) or pod.created,
+        cpu=asked(obj or {}),
+    )
+
+
+def read_occupant(obj: Mapping[str, Any]) -> Occupant | None:
+    """Read a core/v1 Pod; None if it asks for nothing of ours, or cannot be read.
+
+    One that asks for ``nvidia.com/gpu`` counts once it is on a node: that may lend its cards under the name.
+    """
+    try:
+        pod = parse_pod(obj)
+    except RequestInvalid:
+        return None
+    pod = pod.with_lent_cards() if pod.node else pod
+    return occupant_of(pod, obj) if pod.uid and pod.asks else None
+
+
+def named(pods: Iterable[Pod], namespace: str | None) -> tuple[str, ...]:
+    """Pods for whoever may read those of ``namespace``, None for all: others are counted."""
+    known = tuple(pods)
+    mine = [printable(pod.key) for pod in known if namespace in (None, pod.namespace)]
+    others = len(known) - len(mine)
+    if others:
+        mine.append("1 pod of another namespace" if others == 1 else f"{others} pods of other namespaces")
+    return tuple(mine)
+
+
+def _assigned(pod: Pod) -> Assigned | None:
+    said = decode_assignment(pod.annotations.get(ALLOCATION))
+    if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
+        return None
+    return {name: tuple(shares) for name, shares in said.containers.items()}

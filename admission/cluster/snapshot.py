@@ -1,0 +1,371 @@
+"""The cluster as the extender sees it: kept by one watch, read as values that nobody changes.
+
+:class:`Cluster` takes in what the watch shows and what this process is about to bind;
+:meth:`Cluster.snapshot` is all of it at one moment. Only nodes on which something changed are built anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from admission.cluster.node_view import NodeView
+from admission.cluster.nodes import Nodes, Used, name_of
+from admission.cluster.pod_view import Occupant, occupant_of, read_occupant
+from admission.cluster.other_pods import OtherPods
+from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget, read_budget
+
+NODES: Final = "nodes"
+PODS: Final = "pods"
+BUDGETS: Final = "poddisruptionbudgets"
+_MOST_FRESH = 1 << 16  # pods that nobody has counted yet; the oldest go
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The cluster at one moment. ``used`` counts pods that are bound or being bound, by model of card.
+
+    ``reserved``: each pod whose Binding is under way or expected, and its node. ``unit``: bytes of one unit.
+    ``turn`` rises whenever nodes are built anew.
+    """
+
+    nodes: Mapping[str, NodeView]
+    used: Used
+    reserved: Mapping[PodUid, str]
+    budgets: tuple[DisruptionBudget, ...]
+    unit: int
+    turn: int
+
+
+class Cluster:
+    """Thread-safe. Nobody waits for the outside while the lock is held."""
+
+    def __init__(self, unit: int) -> None:
+        self.unit = unit
+        self._lock = threading.RLock()
+        self._nodes = Nodes(unit)
+        self._pods: dict[PodUid, Occupant] = {}
+        self._names: dict[str, PodUid] = {}
+        self._reserved: dict[PodUid, Occupant] = {}
+        self._expected: dict[PodUid, tuple[float, Occupant]] = {}  # until when; the oldest first
+        self._others = OtherPods()
+        self._fresh: deque[Occupant] = deque(maxlen=_MOST_FRESH)
+        self._gone: deque[Occupant] = deque(maxlen=_MOST_FRESH)
+        self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
+        self._budgets: dict[tuple[str, str], DisruptionBudget] = {}
+        self._dirty: set[str] = set()
+        self._synced: set[str] = set()
+        self._snapshot: Snapshot | None = None
+        self.lapsed = 0  # expectations that ended though nobody was bound: nothing the watch would tell
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Hold it to read, judge and reserve as one step. Re-entrant."""
+        return self._lock
+
+    @property
+    def synced(self) -> bool:
+        """True once a full list of nodes and one of pods have been taken in."""
+        return {NODES, PODS} <= self._synced
+
+    # What the watch shows.
+
+    def apply(self, kind: str, event: str, obj: Mapping[str, Any]) -> None:
+        """One change: ``kind`` as in the API's paths, ``event`` ADDED, MODIFIED or DELETED."""
+        gone = event == "DELETED"
+        with self._lock:
+            if kind == PODS:
+                self._apply_pod(obj, gone=gone)
+            elif kind == NODES:
+                self._apply_node(obj, gone=gone)
+            elif kind == BUDGETS:
+                self._apply_budget(obj, gone=gone)
+
+    def replace(self, kind: str, objects: Sequence[Mapping[str, Any]]) -> None:
+        """A full list, begun after every change that was applied: whatever is not in it is gone."""
+        with self._lock:
+            if kind == PODS:
+                uids = {_uid(obj) for obj in objects}
+                for uid in [uid for uid in self._pods if uid not in uids]:
+                    self._forget(uid)
+                self._dirty |= self._others.keep(uids)
+            elif kind == NODES:
+                names = {name_of(obj) for obj in objects}
+                for name in [name for name in self._nodes.known() if name not in names]:
+                    self._drop_node(name)
+            elif kind == BUDGETS:
+                self._budgets.clear()
+                self._snapshot = None
+            for obj in objects:
+                self.apply(kind, "ADDED", obj)
+            self._synced.add(kind)
+
+    # What this process is about to bind.
+
+    def reserve(self, pod: Pod, node: str, placement: Mapping[str, tuple[Share, ...]]) -> None:
+        """Count the pod as lying there, until the watch shows it bound or gone, or :meth:`release`."""
+        with self._lock:
+            occupant = (self._pods.get(pod.uid) or occupant_of(pod)).on(node, placement)
+            if self._expected.get(pod.uid, (0.0, None))[1] == occupant:
+                self._reserved[pod.uid] = self._expected.pop(pod.uid)[1]
+                return  # just as it is counted already
+            self._release(pod.uid)
+            self._reserved[pod.uid] = occupant
+            self._touch(node, pod.uid)
+            self._snapshot = None
+
+    def expect(
+        self, uid: PodUid, node: str, placement: Mapping[str, tuple[Share, ...]], until: float
+    ) -> None:
+        """Count a waiting pod as lying there, as one that its scheduler will bind in a moment.
+
+        Ends with :meth:`reserve`, when the watch shows the pod bound or gone, with :meth:`unexpect`, or by
+        :meth:`expire` once it is ``until``.
+        """
+        with self._lock:
+            known = self._pods.get(uid)
+            if known is None or not known.waits or uid in self._reserved:
+                return
+            before = self._expected.get(uid)
+            self.lapsed += before is not None and before[1].pod.node != node
+            self._unexpect(uid)
+            self._expected[uid] = until, known.on(node, placement)
+            self._touch(node, uid)
+            self._snapshot = None
+
+    def unexpect(self, uid: PodUid) -> None:
+        """Its scheduler has decided otherwise."""
+        with self._lock:
+            self._unexpect(uid)
+
+    def expire(self, now: float) -> None:
+        """End the expectations whose time is over."""
+        with self._lock:
+            for uid, (until, _) in list(self._expected.items()):
+                if until > now:
+                    return
+                self._unexpect(uid)
+                self.lapsed += 1
+
+    def release(self, uid: PodUid) -> bool:
+        """Undo a reservation; False if there is none any more."""
+        with self._lock:
+            return self._release(uid)
+
+    def reserved_on(self, uid: PodUid) -> str:
+        """The node that the pod is reserved on, empty if on none."""
+        with self._lock:
+            occupant = self._reserved.get(uid)
+            return occupant.pod.node if occupant else ""
+
+    def learn(self, pod: Pod) -> bool:
+        """The API server itself said that it is bound, before the watch did.
+
+        False for a pod that the watch has never shown: it counts as reserved there until the watch does or
+        :meth:`release`, for a list that was asked for before the pod came may lack it.
+        """
+        with self._lock:
+            known = self._pods.get(pod.uid)
+            if known is not None:
+                self._take(replace(occupant_of(pod), cpu=known.cpu))
+                return True
+            self._release(pod.uid)
+            self._reserved[pod.uid] = replace(occupant_of(pod), reserved=True)
+            self._touch(pod.node, pod.uid)
+            self._snapshot = None
+            return False
+
+    # What is known.
+
+    def pod(self, uid: PodUid) -> Occupant | None:
+        """The pod as the watch shows it, if it asks for cards."""
+        with self._lock:
+            return self._pods.get(uid)
+
+    def named(self, namespace: str, name: str) -> Occupant | None:
+        """The same by name."""
+        with self._lock:
+            uid = self._names.get(f"{namespace}/{name}")
+            return None if uid is None else self._pods.get(uid)
+
+    def fresh(self) -> list[Occupant]:
+        """The pods that came up since this was last asked, each once: for the one who counts them."""
+        with self._lock:
+            fresh = list(self._fresh)
+            self._fresh.clear()
+            return fresh
+
+    def gone(self) -> list[Occupant]:
+        """The same of pods that have left a node, or have ended there."""
+        with self._lock:
+            gone = list(self._gone)
+            self._gone.clear()
+            return gone
+
+    def waiting(self, namespace: str | None = None) -> tuple[Occupant, ...]:
+        """Pods that look for a node, of one namespace or of all."""
+        with self._lock:
+            pods = [o for o in self._pods.values() if o.waits]
+        return tuple(o for o in pods if namespace is None or o.pod.namespace == namespace)
+
+    def snapshot(self) -> Snapshot:
+        """Everything, now. The same object until something changes."""
+        with self._lock:
+            if self._dirty:
+                self._nodes.build({name: (self._here(name), self._others.cpu(name)) for name in self._dirty})
+                self._dirty.clear()
+                self._snapshot = None
+            if self._snapshot is None:
+                self._snapshot = Snapshot(
+                    nodes=self._nodes.views,
+                    used=self._nodes.used,
+                    reserved={
+                        **{uid: occupant.pod.node for uid, (_, occupant) in self._expected.items()},
+                        **{uid: occupant.pod.node for uid, occupant in self._reserved.items()},
+                    },
+                    budgets=tuple(self._budgets.values()),
+                    unit=self.unit,
+                    turn=self._nodes.turn,
+                )
+            return self._snapshot
+
+    def news(self, turn: int) -> tuple[Snapshot, list[NodeView]]:
+        """The snapshot, and those of its nodes that were built anew after that turn."""
+        with self._lock:
+            snapshot = self.snapshot()
+            return snapshot, [snapshot.nodes[name] for name in self._nodes.since(turn)]
+
+    def view_of(self, obj: Mapping[str, Any]) -> NodeView:
+        """A node that is offered with its object: as it is known here, else from that object alone.
+
+        The second is a cluster autoscaler asking about nodes that do not exist yet.
+        """
+        with self._lock:
+            known = self.snapshot().nodes.get(name_of(obj))
+            return self._nodes.imagined(obj) if known is None else known
+
+    # Pods. Every method below is called with the lock held.
+
+    def _apply_pod(self, obj: Mapping[str, Any], *, gone: bool) -> None:
+        uid = _uid(obj)
+        if gone:
+            self._forget(uid)
+            self._dirty |= self._others.drop(uid)
+            return
+        occupant = read_occupant(obj)
+        if occupant is None:
+            self._forget(uid)  # it asks for nothing of ours: then it holds nothing but CPU
+            self._dirty |= self._others.take(uid, obj)
+        else:
+            self._take(occupant)
+
+    def _take(self, occupant: Occupant) -> None:
+        uid, before = occupant.uid, self._pods.get(occupant.uid)
+        if before is not None and before.pod.node and not occupant.pod.node:
+            return  # a UID is bound once for all: this is an older picture of it
+        if before == occupant:
+            return
+        if before is not None:
+            self._untouch(before)
+        if before is None:
+            self._fresh.append(occupant)
+        if occupant.pod.terminal and not (before and before.pod.terminal):
+            self._gone.append(occupant)
+        self._pods[uid] = occupant
+        self._names[occupant.pod.key] = uid
+        if occupant.pod.node or occupant.pod.terminal:
+            self._release(uid)
+        for node in _places(occupant):
+            self._touch(node, uid)
+        coming = self._coming(uid)
+        if coming is not None:
+            self._touch(coming.pod.node, uid)
+
+    def _forget(self, uid: PodUid) -> None:
+        occupant = self._pods.pop(uid, None)
+        if occupant is not None:
+            if self._names.get(occupant.pod.key) == uid:
+                del self._names[occupant.pod.key]
+            if occupant.pod.node and not occupant.pod.terminal:
+                self._gone.append(occupant)
+            self._untouch(occupant)
+        self._release(uid)
+
+    def _release(self, uid: PodUid) -> bool:
+        self._unexpect(uid)
+        occupant = self._reserved.pop(uid, None)
+        if occupant is not None:
+            self._leave(occupant)
+        return occupant is not None
+
+    def _unexpect(self, uid: PodUid) -> None:
+        _, occupant = self._expected.pop(uid, (0.0, None))
+        if occupant is not None:
+            self._leave(occupant)
+
+    def _leave(self, occupant: Occupant) -> None:
+        """It is not coming after all, or has come: back to what the watch shows of it."""
+        self._untouch(occupant)
+        if occupant.uid in self._pods:
+            for node in _places(self._pods[occupant.uid]):
+                self._touch(node, occupant.uid)
+        self._snapshot = None
+
+    def _coming(self, uid: PodUid) -> Occupant | None:
+        """The pod as it will be once bound, while that is under way or expected."""
+        return self._reserved.get(uid) or self._expected.get(uid, (0.0, None))[1]
+
+    def _touch(self, node: str, uid: PodUid) -> None:
+        self._at.setdefault(node, set()).add(uid)
+        self._dirty.add(node)
+
+    def _untouch(self, occupant: Occupant) -> None:
+        for node in _places(occupant):
+            here = self._at.get(node, set())
+            here.discard(occupant.uid)
+            if not here:
+                self._at.pop(node, None)
+            self._dirty.add(node)
+
+    def _here(self, node: str) -> list[Occupant]:
+        return [self._coming(uid) or self._pods[uid] for uid in self._at.get(node, ())]
+
+    # Nodes.
+
+    def _apply_node(self, obj: Mapping[str, Any], *, gone: bool) -> None:
+        if gone:
+            self._drop_node(name_of(obj))
+        elif self._nodes.take(obj):
+            self._dirty.add(name_of(obj))
+
+    def _drop_node(self, name: str) -> None:
+        if self._nodes.drop(name):
+            self._dirty.add(name)
+
+    def _apply_budget(self, obj: Mapping[str, Any], *, gone: bool) -> None:
+        budget = read_budget(obj)
+        if budget is None:
+            return
+        key = budget.namespace, budget.name
+        if gone:
+            self._budgets.pop(key, None)
+        else:
+            self._budgets[key] = budget
+        self._snapshot = None
+
+
+def _places(occupant: Occupant) -> Iterable[str]:
+    if occupant.occupies:
+        return (occupant.pod.node,)
+    return (occupant.nominated,) if occupant.waits and occupant.nominated else ()
+
+
+def _uid(obj: Mapping[str, Any]) -> PodUid:
+    return PodUid(str(mapping(obj.get("metadata")).get("uid") or ""))

@@ -1,0 +1,177 @@
+"""What the extender's side counts, and what is read off the cluster as it is scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from admission.quota.rules import QuotaBook, QuotaLine
+from admission.cluster.snapshot import Cluster
+from gpu_manager.domain.resources import CORES_PER_CARD
+
+_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
+VERBS: Final = ("filter", "prioritize", "bind", "preempt")
+# What the extender counts under which name.
+_STEPS: Final = {
+    "filtered": "filter",
+    "preempted": "preempt",
+    "binds": "bind",
+    "bind_conflicts": "bind_conflict",
+    "reservations": "reservation",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is asked at each scrape. ``ages``: seconds since the watch of each resource was heard of."""
+
+    cluster: Cluster
+    quota: QuotaBook
+    leads: Callable[[], bool]
+    ages: Callable[[], Mapping[str, float]]
+    bypasses: Callable[[], Mapping[str, int]]
+
+
+class Figures:
+    """Counters of the extender, in the program's registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._steps = Counter(
+            "vcuda_admission_scheduling",
+            "What the scheduler extender decided, by step and result",
+            ("step", "result"),
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "vcuda_admission_extender_duration_seconds",
+            "Time to answer one call of a scheduler",
+            ("verb",),
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._answers = Counter(
+            "vcuda_admission_extender_responses",
+            "Answers to schedulers by verb and HTTP status",
+            ("verb", "code"),
+            registry=registry,
+        )
+        self._bypasses = Counter(
+            "vcuda_admission_bypasses",
+            "GPU pods seen to get past the rules or the scheduler, by reason",
+            ("reason",),
+            registry=registry,
+        )
+        self._bad_quotas = Counter(
+            "vcuda_admission_quota_rejections",
+            "Contents of the quota ConfigMap that could not be used",
+            registry=registry,
+        )
+        for verb in VERBS:
+            self._seconds.labels(verb)
+
+    def count(self, name: str, label: str) -> None:
+        """One decision of the extender or the binder."""
+        self._steps.labels(_STEPS.get(name, name), label).inc()
+
+    def asked(self, verb: str, code: int, seconds: float) -> None:
+        """One call was answered."""
+        self._answers.labels(verb, str(code)).inc()
+        self._seconds.labels(verb).observe(seconds)
+
+    def bypassed(self, reason: str) -> None:
+        """One pod was seen where it should not be."""
+        self._bypasses.labels(reason).inc()
+
+    def quota_rejected(self) -> None:
+        """The ConfigMap changed to something that cannot be used."""
+        self._bad_quotas.inc()
+
+    def show_writes_dropped(self, count: Callable[[], int]) -> None:
+        """Read how many writes to the API server were given up at each scrape."""
+        self._registry.register(_Dropped(count))
+
+    def show(self, seen: Seen) -> None:
+        """Read these at each scrape."""
+        self._registry.register(_Cluster(seen))
+
+
+class _Dropped(Collector):
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Events and annotations given up because too many waited for the API server"
+        yield CounterMetricFamily("vcuda_admission_writes_dropped", text, value=self._count())
+
+
+class _Cluster(Collector):
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        seen = self._seen
+        yield _gauge("leader", "1 on the replica that binds", float(seen.leads()))
+        age = GaugeMetricFamily(
+            "vcuda_admission_snapshot_age_seconds",
+            "Time since the API server was last heard of about a resource",
+            labels=("resource",),
+        )
+        for resource, seconds in seen.ages().items():
+            age.add_metric((resource,), seconds)
+        yield age
+        bypassing = GaugeMetricFamily(
+            "vcuda_admission_bypassing_pods",
+            "GPU pods that run past the rules or the scheduler now, by reason",
+            labels=("reason",),
+        )
+        for reason, count in seen.bypasses().items():
+            bypassing.add_metric((reason,), count)
+        yield bypassing
+        if not seen.cluster.synced:
+            return
+        snapshot = seen.cluster.snapshot()
+        yield _gauge("reservations", "Pods whose place is kept until they are bound", len(snapshot.reserved))
+        yield _gauge("waiting_pods", "GPU pods that look for a node", len(seen.cluster.waiting()))
+        yield _gauge("nodes", "Nodes known here, with cards or without", len(snapshot.nodes))
+        quota = seen.quota.current
+        if quota is None:
+            return
+        yield _gauge(
+            "quota_in_force",
+            "0 while the quota ConfigMap cannot be used and an older one holds",
+            float(not seen.quota.complaint),
+        )
+        lines = [(namespace, line) for namespace, line in quota.usage(snapshot.used)]
+        for part, words in (("used", "held, or being bound"), ("limit", "granted")):
+            yield from _amounts(part, words, lines)
+
+
+def _amounts(part: str, words: str, lines: Sequence[tuple[str, QuotaLine]]) -> Iterator[Metric]:
+    text = f"What of the quota is {words}, by the model that the quota names"
+    labels = ("namespace", "model")
+    cards = GaugeMetricFamily(f"vcuda_admission_quota_cards_{part}", text, labels=labels)
+    memory = GaugeMetricFamily(f"vcuda_admission_quota_memory_bytes_{part}", text, labels=labels)
+    for namespace, line in lines:
+        if part == "used":
+            cards.add_metric((namespace, line.key), line.used.cores / CORES_PER_CARD)
+            memory.add_metric((namespace, line.key), line.used.memory)
+            continue
+        if line.cores is not None:
+            cards.add_metric((namespace, line.key), line.cores / CORES_PER_CARD)
+        if line.memory is not None:
+            memory.add_metric((namespace, line.key), line.memory)
+    yield cards
+    yield memory
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"vcuda_admission_{name}", text, value=value)

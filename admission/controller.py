@@ -1,0 +1,245 @@
+"""The scheduler's side of the service as one part: watches, books, extender, leader, events; begun and ended.
+
+Everything of the outside comes in as :class:`~admission.ports.Outside`; nothing here knows an API server.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from admission.cluster.bypass import Bypasses, Finding
+from admission.config import LeaderMode, Settings
+from admission.explain.explanation import Explanation, explain
+from admission.extender.verbs import Extender
+from admission.cluster_metrics import Figures, Seen
+from admission.extender.feasibility import Judge
+from admission.extender.leader_election import Leader, Pods
+from admission.extender.fragmentation_score import LeastWaste
+from admission.serving.https_server import Listener
+from admission.serving.gc_tuning import spare_pauses
+from admission.cluster.pod_view import Occupant
+from admission.ports import Obj, Outside, Wanted
+from admission.quota_controller import QuotaWatch
+from admission.extender.binding import BIND_SECONDS, TRAVEL_SECONDS, Binder, Rules
+from admission.cluster.trim import slim_node, slim_pod
+from admission.cluster.snapshot import BUDGETS, NODES, PODS, Cluster
+from admission.explain.pending_events import Teller
+from admission.extender.requeue import Waker
+from gpu_manager.domain.contract import LEADER_LABEL, QUOTA_SEEN
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.ports import Clock
+
+log = structlog.get_logger(__name__)
+
+QUOTA: Final = "quota"
+BYPASSED: Final = "GPUBypassed"
+_TICK_SECONDS: Final = 1.0
+_SPARE_SECONDS: Final = 10.0
+
+
+class Scheduling:
+    """A :class:`admission.app.Part`. ``listener`` serves :attr:`extender` once it is given."""
+
+    def __init__(self, settings: Settings, outside: Outside, figures: Figures, clock: Clock) -> None:
+        terms = settings.terms
+        self._settings = settings
+        self._outside = outside
+        self._figures = figures
+        self._clock = clock
+        self.cluster = Cluster(terms.unit)
+        self.judge = Judge()
+        self._inherited: bool | None = None  # whether the first list had a pod that waits
+        watches = {
+            NODES: Wanted(NODES, lambda o: self.cluster.replace(NODES, o), self._node, slim_node),
+            PODS: Wanted(PODS, self._pods, self._pod, slim_pod),
+            BUDGETS: Wanted(BUDGETS, lambda o: self.cluster.replace(BUDGETS, o), self._budget, lambda o: o),
+            QUOTA: Wanted(
+                QUOTA,
+                lambda objects: self._quota.take(objects[0] if objects else None),
+                lambda obj, gone: self._quota.take(None if gone else obj),
+                lambda o: o,
+            ),
+        }
+        self._watches = {name: outside.watch(wanted) for name, wanted in watches.items()}
+        pods = self._watches[PODS]
+        self.leader = Leader(
+            outside.mandate,
+            Pods(lambda: pods.listed, pods.relist, lambda: self._inherited is not False),
+            clock,
+            BIND_SECONDS + TRAVEL_SECONDS,
+            self._led,
+        )
+        self._quota = QuotaWatch(settings.quota_map, self.cluster, outside.writer, figures, self.leader.leads)
+        self.quota = self._quota.book
+        rules = Rules(self.leader.leads, settings.binds_for, terms.minimum_cores)
+        self.binder = Binder(self.cluster, self.quota, self.judge, outside.api, clock, rules, figures.count)
+        self._teller = Teller(self.cluster.pod, self._explain, outside.writer, clock)
+        self.extender = Extender(
+            self.cluster,
+            self.quota,
+            self.judge,
+            LeastWaste(self.cluster),
+            self.binder,
+            clock=clock,
+            minimum_cores=terms.minimum_cores,
+            count=figures.count,
+            refused=self._refused,
+        )
+        self._waker = Waker(self.cluster.pod, self.extender.has_room, self._wake, clock)
+        self._bypasses = Bypasses(terms.unit, terms.minimum_cores, settings.unseen_namespaces, self._bypassed)
+        figures.show(Seen(self.cluster, self.quota, self.leader.leads, self._ages, self._bypasses.counts))
+        self._ended = threading.Event()
+        self.listener: Listener | None = None
+        self.checks: list[Callable[[], None]] = []  # done each second beside everything else
+        self._threads = [
+            threading.Thread(target=self._loop, args=(self.leader.tick,), name="leader", daemon=True),
+            threading.Thread(target=self._loop, args=(self._chores,), name="chores", daemon=True),
+            threading.Thread(target=self._teller.run, args=(self._ended,), name="teller", daemon=True),
+        ]
+        self._spared = clock.monotonic()
+
+    # Life.
+
+    def start(self) -> None:
+        """Begin; does not wait for the API server."""
+        self._outside.writer.start()
+        if self._settings.leadership.mode is LeaderMode.LEASE:
+            self._label(None)  # one that was killed while it led has left it on
+        for watch in self._watches.values():
+            watch.start()
+        if self.listener is not None:
+            self.listener.start()
+        for thread in self._threads:
+            thread.start()
+
+    def elsewhere(self) -> bool:
+        """True if a scheduler should ask another replica: connections end with their answer.
+
+        The Service selects by the leader's label, for new connections alone.
+        """
+        return self._settings.leadership.mode is LeaderMode.LEASE and not self.leader.leads()
+
+    def ready(self) -> Mapping[str, bool]:
+        """Once nodes and pods are known."""
+        return {"snapshot": self.cluster.synced}
+
+    def stop(self) -> None:
+        """Bind no more; once nothing is under way, let another begin; then end everything."""
+        self.leader.resign()
+        if self.listener is not None:
+            self.listener.stop()
+        self._ended.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(2 * BIND_SECONDS)
+        self.leader.release()
+        for watch in self._watches.values():
+            watch.close()
+        self._outside.writer.close()
+
+    def _loop(self, work: Callable[[], None]) -> None:
+        while not self._ended.is_set():
+            try:
+                work()
+            except Exception:  # a run loop: the next second tries again
+                log.exception("a chore failed")
+            self._ended.wait(_TICK_SECONDS)
+
+    def _chores(self) -> None:
+        for check in self.checks:
+            check()
+        self.binder.settle()
+        now = self._clock.monotonic()
+        self.cluster.expire(now)
+        self.wake()
+        if self.cluster.synced and now - self._spared >= _SPARE_SECONDS:
+            self._spared = now
+            spare_pauses()
+            if self.leader.leads():
+                self._teller.waiting(occupant.uid for occupant in self.cluster.waiting())
+        self._quota.complain()
+
+    # What the watches bring.
+
+    def _node(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
+        self.cluster.apply(NODES, "DELETED" if gone else "MODIFIED", slim_node(obj))
+
+    def _budget(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - same
+        self.cluster.apply(BUDGETS, "DELETED" if gone else "MODIFIED", obj)
+
+    def _pods(self, objects: Sequence[Obj]) -> None:
+        self.cluster.replace(PODS, objects)
+        if self._inherited is None:
+            self._inherited = bool(self.cluster.waiting())
+        uids = [PodUid(str(obj["metadata"].get("uid"))) for obj in objects]
+        self._bypasses.retain(uids)
+        for uid in uids:
+            self._look(uid)
+
+    def _pod(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - same
+        slim = slim_pod(obj)
+        if slim is None:
+            return
+        self.cluster.apply(PODS, "DELETED" if gone else "MODIFIED", slim)
+        uid = PodUid(str(slim["metadata"].get("uid")))
+        if gone:
+            self._bypasses.forget(uid)
+        else:
+            self._look(uid)
+
+    def _look(self, uid: PodUid) -> None:
+        occupant = self.cluster.pod(uid)
+        if occupant is not None:
+            self._bypasses.look(occupant)
+
+    # What follows from it.
+
+    def _led(self, leads: bool) -> None:  # noqa: FBT001 - the leader's one word
+        if self._settings.leadership.mode is LeaderMode.LEASE:
+            # A Service selects by it. One that still has it and leads no more refuses to bind.
+            self._label("true" if leads else None)
+        if leads:
+            self._quota.wake()  # what changed before, and the one before may not have come to
+            for finding in self._bypasses.findings():
+                self._outside.writer.event(finding.occupant.pod, BYPASSED, finding.text)
+
+    def _label(self, value: str | None) -> None:
+        self._outside.writer.label(
+            self._settings.namespace, self._settings.leadership.pod, LEADER_LABEL, value
+        )
+
+    def wake(self) -> None:
+        """Touch the pods whose scheduler would not look at them in time. Done each second."""
+        self._waker.tick(self.cluster.lapsed + self.binder.lapsed)
+
+    def _wake(self, pod: Pod, value: str) -> None:
+        if self.leader.leads():
+            self._outside.writer.annotate(pod, {QUOTA_SEEN: value})
+
+    def _refused(self, uid: PodUid, turn: int) -> None:
+        if self.leader.leads():
+            self._waker.refused(uid, turn)
+            self._teller.refused(uid)
+
+    def _bypassed(self, finding: Finding) -> None:
+        self._figures.bypassed(finding.reason)
+        if self.leader.leads():
+            self._outside.writer.event(finding.occupant.pod, BYPASSED, finding.text)
+
+    def _explain(self, occupant: Occupant) -> Explanation:
+        return explain(
+            occupant,
+            self.cluster.snapshot(),
+            self.quota.current,
+            self.judge,
+            self._settings.terms.minimum_cores,
+        )
+
+    def _ages(self) -> Mapping[str, float]:
+        now = time.monotonic()
+        return {name: now - w.heard for name, w in self._watches.items() if w.heard is not None}

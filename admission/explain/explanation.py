@@ -1,0 +1,215 @@
+"""Why a pod waits, or where it would go. Pure, over a snapshot.
+
+An explanation asks the same judge as the extender, node by node and card by card, so that it cannot say
+anything else; its counts add up to the number of nodes. Every text is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from admission.explain.remedies import Case, Cure, cheapest
+from admission.extender.feasibility import Fit, Judge, No, Question, describe
+from admission.cluster.node_view import NodeView
+from admission.cluster.pod_view import Occupant
+from admission.quota.rules import Quota
+from admission.cluster.snapshot import Snapshot
+from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_bound, explain_placement, explain_room
+from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.request import PodRequest
+
+SHOWN_NODES: Final = 200  # in full; the rest is counted
+FITS: Final = "fits"
+_FITS: Final = "fits: "  # before what it would get
+_WORDS: Final = {
+    FITS: ("would take it", "would take it"),
+    No.ROOM.value: ("has no room now", "have no room now"),
+    No.NEVER.value: ("could not hold it even if empty", "could not hold it even if empty"),
+    No.QUOTA.value: ("is closed to it by quota", "are closed to it by quota"),
+    No.REFUSED.value: ("refused this amount a moment ago", "refused this amount a moment ago"),
+    No.NODE.value: ("has no cards for it", "have no cards for it"),
+}  # of one node, of several
+
+
+@dataclass(frozen=True, slots=True)
+class CardLine:
+    """One card: its index and UUID, what is free, and what that means for this pod."""
+
+    index: int
+    uuid: str
+    free: Amount
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLine:
+    """One node. ``outcome`` is ``fits`` or the word of :class:`No`; ``line`` says it in full.
+
+    ``victims`` are the pods whose eviction would make room, empty if there are none such.
+    """
+
+    node: str
+    outcome: str
+    line: str
+    cards: tuple[CardLine, ...] = ()
+    victims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything about one pod: ``line`` is the one sentence, ``change`` the smallest that would let it run.
+
+    ``counts`` add up to ``total`` nodes, of which ``nodes`` shows the first. ``nearest`` is the pod as that
+    change would make it, where the change is one of its own amounts.
+    """
+
+    pod: str
+    asks: str
+    line: str
+    change: str
+    counts: Mapping[str, int]
+    total: int
+    nodes: tuple[NodeLine, ...] = ()
+    quota: tuple[str, ...] = ()
+    nearest: PodRequest | None = None
+
+
+def explain(
+    occupant: Occupant,
+    snapshot: Snapshot,
+    quota: Quota | None,
+    judge: Judge,
+    minimum_cores: int = 1,
+    *,
+    everywhere: bool = False,
+) -> Explanation:
+    """Why the pod waits or where it would go; the pod may not exist yet.
+
+    ``everywhere``: who reads it may get pods in all namespaces; else those of others are counted, not named.
+    """
+    pod = occupant.pod
+    total = len(snapshot.nodes)
+    try:
+        request = pod_request(pod, snapshot.unit, minimum_cores)
+    except RequestInvalid as error:
+        text = str(error)[:LINE_LIMIT]
+        if pod.node:
+            return _illegal(occupant, text, snapshot)
+        return Explanation(
+            pod.key, "", f"never runs: {text}", "Change the pod as said", {No.NEVER.value: total}, total
+        )
+    if not request.containers:
+        return Explanation(
+            pod.key, "", "asks for no part of a card: any node will do", "", {FITS: total}, total
+        )
+    mine = quota.of(pod.namespace) if quota else None
+    lines = tuple(map(str, mine.lines(snapshot.used.get(pod.namespace, {})))) if mine else ()
+    if pod.node:
+        return _placed(occupant, request, snapshot, lines)
+    case = Case(occupant, request, snapshot, mine, judge, None if everywhere else pod.namespace)
+    question = case.ask(request)
+    found = [(view, question.on(view)) for _, view in sorted(snapshot.nodes.items())]
+    counts = Counter(_outcome(fit) for _, fit in found)
+    found.sort(key=lambda pair: (_ORDER.index(_outcome(pair[1])), pair[0].name))
+    nodes = tuple(_node(case, question, view, fit) for view, fit in found[:SHOWN_NODES])
+    change = None if counts[FITS] else cheapest(case, question, found)
+    return Explanation(
+        pod=pod.key,
+        asks=describe(request),
+        line=_line(pod, counts, total, change, nodes),
+        change=change.text if change else "",
+        counts=dict(counts),
+        total=total,
+        nodes=nodes,
+        quota=lines,
+        nearest=change.nearest if change else None,
+    )
+
+
+_ORDER = [FITS, No.ROOM.value, No.REFUSED.value, No.QUOTA.value, No.NEVER.value, No.NODE.value]
+
+
+def _outcome(found: Fit | No) -> str:
+    return FITS if isinstance(found, Fit) else found.value
+
+
+def _placed(
+    occupant: Occupant, request: PodRequest, snapshot: Snapshot, quota: tuple[str, ...]
+) -> Explanation:
+    pod = occupant.pod
+    view = snapshot.nodes.get(pod.node)
+    charge = view.charges.get(pod.uid) if view else None
+    where = f"bound to node {printable(pod.node)}"
+    if view is not None and charge is not None and charge.allocations:
+        lies = {a.container: a.shares for a in charge.allocations}
+        where = explain_bound(pod.node, explain_placement(lies, view.facts.cards), guessed=charge.guessed)
+    elif pod.terminal:
+        where = f"ended on node {printable(pod.node)}, and holds nothing any more"
+    total = len(snapshot.nodes)
+    counts = _counts_of_bound(pod, snapshot)
+    return Explanation(pod.key, describe(request), where, "", counts, total, (), quota)
+
+
+def _illegal(occupant: Occupant, rule: str, snapshot: Snapshot) -> Explanation:
+    """One that is on a node though no node would take it as it is now."""
+    request, total = occupant.request(snapshot.unit), len(snapshot.nodes)
+    if request is None:
+        where = f"bound to node {printable(occupant.pod.node)}, which grants it no part of a card"
+        placed = Explanation(occupant.pod.key, "", where, "Make it anew, changed as said", {}, total)
+        placed = replace(placed, counts=_counts_of_bound(occupant.pod, snapshot))
+    else:
+        placed = _placed(occupant, request, snapshot, ())
+    return replace(placed, line=f"{placed.line}. As it is now, no node would take it: {rule}"[:LINE_LIMIT])
+
+
+def _counts_of_bound(pod: Pod, snapshot: Snapshot) -> dict[str, int]:
+    total = len(snapshot.nodes)
+    return {"bound": 1, "not asked": total - 1} if pod.node in snapshot.nodes else {"not asked": total}
+
+
+def _node(case: Case, question: Question, view: NodeView, fit: Fit | No) -> NodeLine:
+    facts, ledger = view.facts, question.ledger(view)
+    free = {s.card.uuid: ledger.free(s.card.uuid).peak(ZERO) for s in facts.cards}
+    if isinstance(fit, Fit):
+        text = explain_placement(question.placement(view, fit), facts.cards)
+        taken = {facts.cards[at].card.uuid: amount for at, amount in fit.taken}
+        lines = tuple(
+            CardLine(
+                s.card.index,
+                printable(s.card.uuid),
+                free[s.card.uuid],
+                f"would hold {taken[s.card.uuid]}" if s.card.uuid in taken else f"{free[s.card.uuid]} free",
+            )
+            for s in facts.cards
+        )
+        return NodeLine(printable(view.name), FITS, f"{_FITS}{text}", lines)
+    refusal = question.refusal(view) if fit is not No.NODE else None
+    lines = tuple(
+        CardLine(seen.index, printable(seen.uuid), free.get(seen.uuid, ZERO), reason)
+        for seen, reason in (refusal.cards if refusal else ())
+    )
+    victims = case.names(view, case.leaving(question, view)) if fit is No.ROOM else ()
+    return NodeLine(printable(view.name), fit.value, question.why(view), lines, victims)
+
+
+def _line(pod: Pod, counts: Counter[str], total: int, change: Cure | None, nodes: Sequence[NodeLine]) -> str:
+    if not total:
+        return "waits: the cluster has no node with cards"
+    if counts[FITS]:
+        first = next(n for n in nodes if n.outcome == FITS)
+        scheduler = pod.scheduler if pod.phase else None  # a draft has no phase
+        where = first.line.removeprefix(_FITS)
+        return explain_room(counts[FITS], total, first.node, where, scheduler)
+    parts = (f"{counts[word]} {_WORDS[word][counts[word] > 1]}" for word in _ORDER if counts[word])
+    cure = f". Smallest change: {change.text}" if change else ". No change of its amounts helps"
+    return f"waits: of {_nodes(total)}, {', '.join(parts)}{cure}"[:LINE_LIMIT]
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"

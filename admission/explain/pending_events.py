@@ -1,0 +1,126 @@
+"""Events for pods that no node takes: the one line of explain, told once, and again when it has changed.
+
+kube-scheduler tells what each node said; this tells the sum of it and the smallest change that would help. A
+pod is looked at a little after its refusal, for the next try may place it. Explaining costs time, so
+it is one thread's, with a bounded queue, and a pod is told of at most once in five minutes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Protocol
+
+import structlog
+
+from admission.explain.explanation import FITS, Explanation
+from admission.cluster.pod_view import Occupant
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.ports import Clock
+
+log = structlog.get_logger(__name__)
+
+REASON: Final = "GPUNotPlaced"
+SETTLE_SECONDS: Final = 2.0
+AGAIN_SECONDS: Final = 300.0
+_ROOM: Final = 4096
+_PAUSE_SECONDS: Final = 0.1  # ten explanations a second at most
+
+
+class Voice(Protocol):
+    """Where events go; returns at once."""
+
+    def event(self, pod: Pod, reason: str, message: str, *, warning: bool = True) -> None:
+        """An Event of the pod."""
+
+
+@dataclass(slots=True)
+class _Told:
+    due: float | None  # None: nothing to look at until it is refused again
+    last: float = float("-inf")
+    line: str = ""
+
+
+class Teller:
+    """Thread-safe; :meth:`run` is one thread's."""
+
+    def __init__(
+        self,
+        find: Callable[[PodUid], Occupant | None],
+        explain: Callable[[Occupant], Explanation],
+        voice: Voice,
+        clock: Clock,
+    ) -> None:
+        """``find``: the pod as it is known now, None if it is gone."""
+        self._find = find
+        self._explain = explain
+        self._voice = voice
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._told: OrderedDict[PodUid, _Told] = OrderedDict()
+        self._waited: frozenset[PodUid] = frozenset()
+
+    def refused(self, uid: PodUid) -> None:
+        """No node took it."""
+        now = self._clock.monotonic()
+        with self._lock:
+            told = self._told.get(uid)
+            if told is None:
+                self._add(uid, now + SETTLE_SECONDS)
+            elif told.due is None:
+                told.due = max(now + SETTLE_SECONDS, told.last + AGAIN_SECONDS)
+
+    def waiting(self, uids: Iterable[PodUid]) -> None:
+        """Everyone who looks for a node now; called every few seconds.
+
+        Where a node's sum is too small already a scheduler asks no extender, and its own words say no more
+        than that. Who is here twice and was never told of is looked at too.
+        """
+        now, here = self._clock.monotonic(), frozenset(uids)
+        with self._lock:
+            for uid in [u for u, told in self._told.items() if told.due is None and u not in here]:
+                del self._told[uid]
+            new = (here & self._waited) - self._told.keys()
+            for uid in islice(new, max(0, _ROOM - len(self._told))):  # nobody is forgotten for it
+                self._add(uid, now)
+            self._waited = here
+
+    def _add(self, uid: PodUid, due: float) -> None:
+        if len(self._told) >= _ROOM:
+            self._told.popitem(last=False)
+        self._told[uid] = _Told(due)
+
+    def run(self, ended: threading.Event) -> None:
+        """Tell what is due until ``ended``."""
+        while not ended.wait(_PAUSE_SECONDS):
+            try:
+                self.tell()
+            except NodeUnready as error:
+                log.debug("not explained", reason=str(error))
+            except Exception:  # a run loop: one pod's explanation must not end all others'
+                log.exception("explanation failed")
+
+    def tell(self) -> bool:
+        """Tell of one pod that is due; False if there is none."""
+        now = self._clock.monotonic()
+        with self._lock:
+            due = ((uid, t) for uid, t in self._told.items() if t.due is not None and t.due <= now)
+            uid, told = next(due, (None, None))
+            if uid is None or told is None:
+                return False
+            told.due = None
+        occupant = self._find(uid)
+        if occupant is None or not occupant.waits:
+            with self._lock:
+                self._told.pop(uid, None)
+            return True
+        explanation = self._explain(occupant)
+        if explanation.counts.get(FITS) or explanation.line == told.line:
+            return True
+        told.last, told.line = now, explanation.line
+        self._voice.event(occupant.pod, REASON, explanation.line)
+        return True

@@ -1,0 +1,197 @@
+"""The smallest change that would let a waiting pod run. Pure, over a snapshot.
+
+Every change of the pod itself is judged before it is said. Where none helps, whoever would have to go, or
+what to wait for, is said instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final
+
+from admission.extender.wire import Victims
+from admission.extender.feasibility import Fit, Judge, No, Question
+from admission.cluster.node_view import NodeView
+from admission.cluster.pod_view import Occupant
+from admission.extender.preemption import choose, names
+from admission.quota.rules import NamespaceQuota
+from admission.cluster.snapshot import Snapshot
+from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID
+from gpu_manager.domain.errors import printable, quoted
+from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_placement
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.rules.request import PodRequest, Request
+
+_ALLOW_MORE: Final = Fraction(
+    1, 4
+)  # giving up a wish for a model or a card weighs as a quarter of the amount
+_OTHERS: Final = Fraction(1)  # others' loss: said only where nothing of the pod's own helps
+_MOST_KINDS: Final = 500  # unlike nodes for which a change is sought
+
+Found = Sequence[tuple[NodeView, Fit | No]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One pod that waits: what it asks of which cluster, under which quota of its namespace (None: no limit).
+
+    ``reader``: the namespace whose pods may be named, None for all.
+    """
+
+    occupant: Occupant
+    request: PodRequest
+    snapshot: Snapshot
+    quota: NamespaceQuota | None
+    judge: Judge
+    reader: str | None
+
+    def ask(self, request: PodRequest) -> Question:
+        """The judgement of the pod if it asked that."""
+        return self.judge.ask(self.occupant, request, self.snapshot, self.quota)
+
+    def leaving(self, question: Question, view: NodeView) -> tuple[PodUid, ...]:
+        """Whose eviction would make room for it on that node; empty if none helps."""
+        chosen = choose(question, self.occupant.pod, view, Victims((), 0), self.snapshot.budgets)
+        return chosen.pods if chosen else ()
+
+    def names(self, view: NodeView, pods: Sequence[PodUid]) -> tuple[str, ...]:
+        """Pods of that node for the reader."""
+        return names(view, pods, self.reader)
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """One way to let the pod run. ``cost``: the part of what it asks that it would give up.
+
+    ``nearest`` is the pod as it would be, where the change is one of its own.
+    """
+
+    cost: Fraction
+    text: str
+    nearest: PodRequest | None = None
+
+
+def cheapest(case: Case, question: Question, found: Found) -> Cure | None:
+    """The cheapest change of the pod that lets it run now, proved by judging it; else who must go."""
+    found = _unlike(found)
+    own = [*_allow_more(case, found), *_ask_less(case, question, found)]
+    if own:
+        return min(own, key=lambda cure: (cure.cost, cure.text))
+    return _by_others(case, question, found) or _fewer_cards(case, found)
+
+
+def _unlike(found: Found) -> Found:
+    """One of each kind of node, bounded: what helps on one helps on all alike."""
+    kinds = {
+        (view.facts.pool, view.facts.problem, view.state, no): (view, no) for view, no in reversed(found)
+    }
+    return list(reversed(kinds.values()))[:_MOST_KINDS]
+
+
+def _by_others(case: Case, question: Question, found: Found) -> Cure | None:
+    for view, no in found:
+        gone = case.leaving(question, view) if no is No.ROOM else ()
+        if gone:
+            who = case.names(view, gone)
+            shown = ", ".join(who if len(who) <= 5 else (*who[:4], who[-1]))
+            left = "has left" if len(gone) == 1 else "have left"
+            return Cure(_OTHERS, f"node {printable(view.name)} takes it once {shown} {left}")
+    for view, no in found:
+        if no is No.QUOTA:
+            text = f"let the quota grow, or pods of the namespace end: {question.why(view)}"
+            return Cure(_OTHERS, text[:LINE_LIMIT])
+    if any(no is No.ROOM for _, no in found):
+        return Cure(_OTHERS, "wait for pods to end: every node that could hold it is taken")
+    return None
+
+
+def _fewer_cards(case: Case, found: Found) -> Cure | None:
+    """For a pod of more cards than any node has."""
+    most = max((sum(state.open for state in view.facts.cards) for view, _ in found), default=0)
+    for one in case.request.containers:
+        if 0 < most < one.request.cards:
+            less = Request(most * CORES_PER_CARD, 0)
+            change = f"ask {less} instead of {one.request} for {quoted(one.name)}"
+            text = f"{change}, as no node has more, and wait for them"
+            return Cure(1 - Fraction(most, one.request.cards), text[:LINE_LIMIT])
+    return None
+
+
+def _allow_more(case: Case, found: Found) -> Iterator[Cure]:
+    request = case.request
+    wishes = (
+        (bool(request.models), replace(request, models=()), GPU_MODEL),
+        (bool(request.uuids), replace(request, uuids=frozenset()), GPU_UUID),
+    )
+    for wished, wider, key in wishes:
+        if not wished:
+            continue
+        question = case.ask(wider)
+        for view, _ in found:
+            if isinstance(fit := question.on(view), Fit):
+                where = explain_placement(question.placement(view, fit), view.facts.cards)
+                model = view.facts.cards[fit.taken[0][0]].card.model
+                named = f", for example by {quoted(model)}" if key == GPU_MODEL else ""
+                text = f"widen annotation {key}{named} (then node {printable(view.name)} takes it: {where})"
+                yield Cure(_ALLOW_MORE, text[:LINE_LIMIT], wider)
+                break
+
+
+def _ask_less(case: Case, question: Question, found: Found) -> Iterator[Cure]:
+    for view, no in found:
+        smaller: list[PodRequest] = []
+        refused = question.refusal(view) if no in (No.ROOM, No.NEVER, No.QUOTA) else None
+        if refused is not None and refused.nearest is not None:
+            smaller.append(refused.nearest)
+        if no is No.QUOTA:
+            smaller += _within_quota(case, view)
+        for less in smaller:
+            if _is_less_than_a_card(case.request, less):
+                continue
+            if isinstance(case.ask(less).on(view), Fit):
+                asks = _differences(case.request, less)
+                text = f"ask {asks} (then node {printable(view.name)} takes it)"
+                yield Cure(_given_up(case.request, less), text[:LINE_LIMIT], less)
+
+
+def _is_less_than_a_card(request: PodRequest, less: PodRequest) -> bool:
+    """Whoever asks for several cards is not helped by a part of one."""
+    both = zip(request.containers, less.containers, strict=True)
+    return any(old.request.cards > 1 and not new.request.cards for old, new in both)
+
+
+def _within_quota(case: Case, view: NodeView) -> Iterator[PodRequest]:
+    """A pod of one part of a card, cut to what its namespace has left of each model here."""
+    request, quota = case.request, case.quota
+    if quota is None or len(request.containers) != 1 or request.containers[0].request.cards:
+        return
+    asked, unit = request.containers[0], view.facts.unit
+    used = case.snapshot.used.get(case.occupant.pod.namespace, {})
+    for model in sorted({state.card.model for state in view.facts.cards}):
+        rooms = [line.room for line in quota.lines(used, only=model)]
+        cores = min([asked.request.cores, *(room.cores for room in rooms)])
+        memory = min([asked.request.memory, *(room.memory for room in rooms)]) // unit * unit
+        if cores >= 1 and memory >= unit:
+            yield request.asking(asked.name, Request(cores, memory))
+
+
+def _given_up(request: PodRequest, nearest: PodRequest) -> Fraction:
+    """The largest part of any one amount that the smaller pod does without."""
+    parts = [Fraction(0)]
+    for old, new in zip(request.containers, nearest.containers, strict=True):
+        parts.append(1 - Fraction(new.request.cores, old.request.cores))
+        if old.request.memory:
+            parts.append(1 - Fraction(min(new.request.memory, old.request.memory), old.request.memory))
+    return max(parts)
+
+
+def _differences(request: PodRequest, nearest: PodRequest) -> str:
+    parts = [
+        f"{new.request} instead of {old.request} for {quoted(old.name)}"
+        for old, new in zip(request.containers, nearest.containers, strict=True)
+        if old.request != new.request
+    ]
+    return "; ".join(parts)

@@ -1,0 +1,104 @@
+"""Explanations and quotas for people and programs: as text, as JSON. Data only, no HTTP."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from admission.explain.explanation import FITS, Explanation
+from admission.extender.feasibility import No
+from admission.quota.rules import Quota, cards
+from admission.cluster.snapshot import Snapshot
+from gpu_manager.domain.errors import printable
+from gpu_manager.domain.resources import format_bytes
+
+
+def as_text(explanation: Explanation) -> str:
+    """A table for people."""
+    asks = f" asks {explanation.asks}" if explanation.asks else ""
+    lines = [f"pod {printable(explanation.pod)}{asks}", explanation.line]
+    lines += [f"quota: {words}" for words in explanation.quota]
+    for node in explanation.nodes:
+        lines.append(f"{node.node}: {node.line if not node.cards else _WORDS_ONE[node.outcome]}")
+        lines += [f"  card {c.index} ({c.uuid}): {c.reason}" for c in node.cards]
+        if node.victims:
+            lines.append(f"  would have room without: {', '.join(node.victims)}")
+    rest = explanation.total - len(explanation.nodes)
+    if explanation.nodes and rest > 0:
+        lines.append(f"and {rest} more node{'s' if rest > 1 else ''}, counted above")
+    return "\n".join(lines)
+
+
+_WORDS_ONE: Final = {
+    FITS: "room now",
+    No.ROOM.value: "no room now",
+    No.NEVER.value: "no room, even if it were empty",
+    No.QUOTA.value: "closed by quota",
+    No.REFUSED.value: "refused this amount a moment ago",
+    No.NODE.value: "no cards for it",
+}
+
+
+def as_json(explanation: Explanation) -> dict[str, Any]:
+    """The same for programs. Amounts: hundredths of a card, bytes."""
+    return {
+        "pod": explanation.pod,
+        "asks": explanation.asks,
+        "line": explanation.line,
+        "change": explanation.change,
+        "counts": dict(explanation.counts),
+        "total": explanation.total,
+        "quota": list(explanation.quota),
+        "nodes": [
+            {
+                "node": node.node,
+                "outcome": node.outcome,
+                "line": node.line,
+                "victims": list(node.victims),
+                "cards": [
+                    {
+                        "index": c.index,
+                        "uuid": c.uuid,
+                        "free": {"cores": c.free.cores, "memory": c.free.memory},
+                        "reason": c.reason,
+                    }
+                    for c in node.cards
+                ],
+            }
+            for node in explanation.nodes
+        ],
+    }
+
+
+def quota_rows(quota: Quota, snapshot: Snapshot) -> list[dict[str, Any]]:
+    """What ``/quota`` shows: a row for each namespace and key. None where a part is not limited."""
+    return [
+        {
+            "namespace": namespace,
+            "model": line.key,
+            "cores": line.cores,
+            "cores_used": line.used.cores,
+            "memory": line.memory,
+            "memory_used": line.used.memory,
+        }
+        for namespace, line in quota.usage(snapshot.used)
+    ]
+
+
+def quota_text(quota: Quota, snapshot: Snapshot) -> str:
+    """The same as a table for people."""
+    rows = [("NAMESPACE", "MODEL", "CARDS", "USED", "MEMORY", "USED")]
+    rows += [
+        (
+            printable(namespace),
+            printable(line.key),
+            "-" if line.cores is None else cards(line.cores),
+            cards(line.used.cores),
+            "-" if line.memory is None else format_bytes(line.memory),
+            format_bytes(line.used.memory),
+        )
+        for namespace, line in quota.usage(snapshot.used)
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,0 +1,340 @@
+"""Binding a pod: judged again, reserved, then told to the API server; and what becomes of a reservation.
+
+A reservation counts like a bound pod. It ends when the watch shows the pod bound or gone, or when the API
+server refuses the Binding. Where the outcome is unknown (no answer in time, or the watch is silent for a
+minute), it ends only when the API server itself says that the pod is not bound, asked after every request
+of ours for it has run out. So a Binding that is answered too late finds its cards still free.
+
+A Binding must be over before another replica may lead. The API server counts the deadline of a request from
+when it takes it in, this process from before it is sent; so a Binding is sent only while the Lease holds for
+:data:`TRAVEL_SECONDS` longer than that deadline. What is left: one that is on its way for more than that,
+sent when the Lease was about to end, by a leader that could not renew it. It may land beside a pod that the
+next leader has placed on the same card; the agent then refuses the one that comes second.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, Protocol
+
+import structlog
+
+from admission.extender.wire import BindingArgs
+from admission.extender.feasibility import Judge, No
+from admission.cluster.pod_view import Occupant, occupant_of
+from admission.extender.filter_results import OFFER_SECONDS, Offers
+from admission.quota.rules import QuotaBook
+from admission.cluster.snapshot import Cluster
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError, printable, quoted
+from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
+from gpu_manager.domain.placement.explain import explain_placement
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.ports import Clock
+
+log = structlog.get_logger(__name__)
+
+SILENCE_SECONDS: Final = 60.0  # a bound pod that the watch has not shown by then is asked for
+BIND_SECONDS: Final = 5.0  # the API server's deadline for one Binding
+TRAVEL_SECONDS: Final = 2.0  # a Binding may be on its way to the API server for so long
+
+
+class Outcome(Enum):
+    """How a Binding went."""
+
+    BOUND = "bound"
+    REFUSED = "refused"  # it had no effect and never will
+    UNKNOWN = "unknown"  # it may have, or may still have, an effect
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome, and the API server's words."""
+
+    outcome: Outcome
+    words: str = ""
+
+
+class Api(Protocol):
+    """What binding needs of the API server. Thread-safe."""
+
+    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+        """POST a Binding with the pod's UID as precondition. After ``seconds`` it has no effect any more.
+
+        Only an answer that says so (400 to 499) is REFUSED; no answer, and 5xx, are UNKNOWN.
+        """
+
+    def fetch(self, namespace: str, name: str) -> Pod | None:
+        """The pod as the API server has it now; None if there is none. Raises NodeUnready: no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A Binding of ours: begun at ``posted``; from ``quiet`` on no request for it can act any more."""
+
+    pod: Pod
+    node: str
+    posted: float
+    quiet: float
+    outcome: Outcome | None = None  # None while it is under way
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Who may bind what. ``schedulers``: names of ours, empty for any.
+
+    ``leads(seconds)``: True if this process alone binds for at least so long, and has taken in a list of all
+    pods since it began to.
+    """
+
+    leads: Callable[[float], bool]
+    schedulers: frozenset[str] = frozenset()
+    minimum_cores: int = 1
+    seconds: float = BIND_SECONDS
+    travel: float = TRAVEL_SECONDS
+
+    def may_send(self) -> bool:
+        """True if a Binding sent now is over before this process leads no more."""
+        return self.leads(self.seconds + self.travel)
+
+
+class Binder:
+    """The extender's bind verb, and :meth:`settle` for what it left open. Thread-safe."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        quota: QuotaBook,
+        judge: Judge,
+        api: Api,
+        clock: Clock,
+        rules: Rules,
+        count: Callable[[str, str], None] = lambda _name, _label: None,
+    ) -> None:
+        self.offers = Offers(clock)
+        self._cluster = cluster
+        self._quota = quota
+        self._judge = judge
+        self._api = api
+        self._clock = clock
+        self._rules = rules
+        self._count = count
+        self._lock = threading.Lock()
+        self._trials: dict[PodUid, _Trial] = {}
+        self.lapsed = 0  # reservations that ended though nobody was bound, long after their bind was answered
+
+    def bind(self, args: BindingArgs) -> str:
+        """Bind the pod there; empty if it is bound, else why not, for the scheduler to try again.
+
+        Never raises for what the world does.
+        """
+        try:
+            self._bind(args)
+        except VcudaError as error:
+            pod = f"{args.namespace}/{args.name}"
+            log.info("not bound", pod=pod, uid=args.uid, node=args.node, reason=str(error))
+            self._count("binds", "refused")
+            self._cluster.unexpect(args.uid)
+            return str(error)
+        self._count("binds", "bound")
+        return ""
+
+    def binds(self, pod: Pod) -> bool:
+        """True if this process, now, is who binds such a pod."""
+        mine = not self._rules.schedulers or pod.scheduler in self._rules.schedulers
+        return mine and self._rules.may_send()
+
+    def settle(self) -> int:
+        """Ask about reservations of unknown outcome; returns how many are left. To be called each second."""
+        now = self._clock.monotonic()
+        with self._lock:
+            trials = dict(self._trials)
+        for uid, trial in trials.items():
+            if self._cluster.reserved_on(uid) != trial.node and trial.outcome is not None:
+                self._forget(uid, trial)  # the watch has shown how it ended
+            elif trial.outcome is Outcome.UNKNOWN or now - trial.posted > SILENCE_SECONDS:
+                self._ask(uid, trial)
+        with self._lock:
+            return sum(t.outcome is Outcome.UNKNOWN for t in self._trials.values())
+
+    def _bind(self, args: BindingArgs) -> None:
+        self._may_bind(args)
+        occupant = self._pod(args)
+        pod = occupant.pod
+        trial = self._begin(occupant, args.node)
+        try:
+            annotations = self._reserve(occupant, args.node)
+        except VcudaError:
+            self._forget(pod.uid, trial)
+            raise
+        trial = self._sending(trial)
+        if not self._rules.may_send():
+            self._undo(pod.uid, trial)
+            raise NodeUnready(_NOT_LEADER)
+        answer = self._post(trial, annotations)
+        if answer.outcome is Outcome.REFUSED:
+            self._undo(pod.uid, trial)
+            raise DoesNotFit(f"the API server refused the binding: {answer.words}")
+        self._set(trial, replace(trial, outcome=answer.outcome))
+        if answer.outcome is Outcome.UNKNOWN:
+            log.warning("binding of unknown outcome", pod=pod.key, node=args.node, reason=answer.words)
+            raise NodeUnready(
+                f"the API server did not say whether {pod.key} is bound to {args.node}: {answer.words}."
+                " Its place is kept until it does"
+            )
+
+    def _may_bind(self, args: BindingArgs) -> None:
+        if not self._rules.may_send():
+            raise NodeUnready(_NOT_LEADER)
+        if reason := self._quota.missing():
+            raise NodeUnready(reason)
+        if not self.offers.has(args.uid, args.node):
+            raise RequestInvalid(
+                f"node {quoted(args.node)} was not offered for {quoted(args.name)} in the last"
+                f" {OFFER_SECONDS:.0f} s: a pod is bound only where filter said that it fits"
+            )
+
+    def _pod(self, args: BindingArgs) -> Occupant:
+        occupant = self._cluster.pod(args.uid)
+        if occupant is None:
+            pod = self._api.fetch(args.namespace, args.name)
+            if pod is None or pod.uid != args.uid:
+                raise RequestInvalid(
+                    f"pod {args.namespace}/{args.name} is gone, or another of that name came"
+                )
+            occupant = occupant_of(pod)
+        pod = occupant.pod
+        if (pod.namespace, pod.name) != (args.namespace, args.name):
+            raise RequestInvalid(f"pod {quoted(args.uid)} is {pod.key}, not {args.namespace}/{args.name}")
+        if self._rules.schedulers and pod.scheduler not in self._rules.schedulers:
+            raise RequestInvalid(
+                f"{pod.key} has schedulerName {quoted(pod.scheduler)}: this extender binds for"
+                f" {', '.join(sorted(self._rules.schedulers))} alone"
+            )
+        _must_wait(pod)
+        return occupant
+
+    def _begin(self, occupant: Occupant, node: str) -> _Trial:
+        """Take the pod up: one Binding at a time."""
+        uid = occupant.uid
+        with self._lock:
+            before = self._trials.get(uid)
+        if before is not None and before.outcome is not None and self._cluster.reserved_on(uid):
+            self._ask(uid, before)
+        with self._lock:
+            before = self._trials.get(uid)
+            if before is not None and (before.outcome is None or self._cluster.reserved_on(uid)):
+                raise NodeUnready(
+                    f"{occupant.pod.key} is being bound to {before.node}: the outcome is not known yet"
+                )
+            now = self._clock.monotonic()
+            trial = _Trial(occupant.pod, node, now, now + 2 * self._rules.seconds)
+            self._trials[uid] = trial
+            return trial
+
+    def _sending(self, trial: _Trial) -> _Trial:
+        """The trial from now on: only now does the time run in which its request may act."""
+        now = self._clock.monotonic()
+        sent = replace(trial, posted=now, quiet=now + 2 * self._rules.seconds)
+        with self._lock:
+            current = self._trials.get(trial.pod.uid)
+            if current is trial:
+                self._trials[trial.pod.uid] = sent
+                return sent
+            if current is None:
+                self._cluster.release(trial.pod.uid)
+        raise NodeUnready(f"{trial.pod.key} was too long on its way to the API server: its place went")
+
+    def _reserve(self, occupant: Occupant, node: str) -> dict[str, str]:
+        """Judge and reserve as one step, for the whole cluster: the quota is the whole cluster's."""
+        pod = occupant.pod
+        request = pod_request(pod, self._cluster.unit, self._rules.minimum_cores)
+        if not request.containers:
+            raise RequestInvalid(f"{pod.key} asks for no card")
+        quota = self._quota.current
+        with self._cluster.lock:
+            known = self._cluster.pod(pod.uid)
+            if known is not None:
+                _must_wait(
+                    known.pod
+                )  # bound since it was looked up: its cards are not to be moved in the books
+            snapshot = self._cluster.snapshot()
+            view = snapshot.nodes.get(node)
+            if view is None:
+                raise DoesNotFit(f"node {quoted(node)} is not known here")
+            question = self._judge.ask(
+                occupant, request, snapshot, quota.of(pod.namespace) if quota else None
+            )
+            fit = question.on(view)
+            if isinstance(fit, No):
+                self._count("bind_conflicts", fit.value)
+                raise DoesNotFit(question.why(view))
+            placement = question.placement(view, fit)
+            self._cluster.reserve(pod, node, placement)
+        cards = view.facts.cards
+        log.info("placed", pod=pod.key, uid=pod.uid, node=node, cards=explain_placement(placement, cards))
+        return allocation_annotations(pod, node, placement, cards, self._clock.now(), assigned=False)
+
+    def _post(self, trial: _Trial, annotations: Mapping[str, str]) -> Answer:
+        try:
+            return self._api.bind(trial.pod, trial.node, annotations, self._rules.seconds)
+        except VcudaError as error:
+            return Answer(Outcome.UNKNOWN, str(error))
+        except BaseException:
+            self._set(trial, replace(trial, outcome=Outcome.UNKNOWN))
+            raise
+
+    def _ask(self, uid: PodUid, trial: _Trial) -> None:
+        """Let the API server say how it ended. What was asked too early, or not answered, changes nothing."""
+        asked = self._clock.monotonic()
+        try:
+            pod = self._api.fetch(trial.pod.namespace, trial.pod.name)
+        except NodeUnready as error:
+            log.warning("binding still of unknown outcome", pod=trial.pod.key, reason=str(error))
+            return
+        with self._lock:
+            if self._trials.get(uid) is not trial:
+                return  # a newer attempt: the answer is not about that
+            if pod is not None and pod.uid == uid and pod.node:
+                log.info("binding found done", pod=pod.key, node=pod.node)
+                if self._cluster.learn(pod):
+                    del self._trials[uid]
+                else:
+                    self._trials[uid] = replace(trial, node=pod.node, posted=asked, outcome=Outcome.BOUND)
+            elif pod is None or pod.uid != uid or asked >= trial.quiet:
+                del self._trials[uid]
+                self._cluster.release(uid)
+                self.lapsed += 1
+                log.warning("reservation ended: not bound", pod=trial.pod.key, node=trial.node)
+                self._count("reservations", "ended")
+            # Else it is unbound, but a request of ours may still act.
+
+    def _undo(self, uid: PodUid, trial: _Trial) -> None:
+        with self._lock:
+            if self._trials.get(uid) is trial:
+                del self._trials[uid]
+                self._cluster.release(uid)
+
+    def _forget(self, uid: PodUid, trial: _Trial) -> None:
+        with self._lock:
+            if self._trials.get(uid) is trial:
+                del self._trials[uid]
+
+    def _set(self, trial: _Trial, new: _Trial) -> None:
+        """Put ``new`` in its place, unless the pod has another trial by now."""
+        with self._lock:
+            if self._trials.get(trial.pod.uid) is trial:
+                self._trials[trial.pod.uid] = new
+
+
+def _must_wait(pod: Pod) -> None:
+    """Raises RequestInvalid: it looks for no node."""
+    if pod.node or pod.terminal or pod.deleting:
+        state = f"bound to {printable(pod.node)}" if pod.node else "at its end"
+        raise RequestInvalid(f"{pod.key} is {state} already")
+
+
+_NOT_LEADER: Final = "this replica does not lead, or not for long enough to bind: ask again"

@@ -1,0 +1,386 @@
+"""Does this pod fit this node, and why not: the domain's judgement over a snapshot, each case made once.
+
+Placement sees of a node its cards' models, sizes, states, links and what is booked, which
+:attr:`NodeView.state` numbers; of a pod what it asks for. So one answer serves all nodes alike and all pods
+alike, and a call over thousands of nodes looks most of them up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+from admission.cluster.node_view import NodeView
+from admission.cluster.pod_view import Occupant, named
+from admission.quota.rules import EXCEEDED, NamespaceQuota, refusal
+from admission.cluster.snapshot import Snapshot
+from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.cluster.terminating import with_terminating
+from gpu_manager.domain.errors import printable, quoted
+from gpu_manager.domain.placement.explain import LINE_LIMIT, Refusal
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
+from gpu_manager.domain.placement.policies import Placement, find, judge
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules.request import PodRequest
+
+
+class No(Enum):
+    """Why a node is left out; the value is its word for counts and metrics."""
+
+    NODE = "node"  # no cards, no inventory, another unit
+    REFUSED = "refused"  # the agent there refused this very amount a moment ago
+    QUOTA = "quota"
+    NEVER = "never"  # not even if it were empty
+    ROOM = "room"
+
+    @property
+    def lasting(self) -> bool:
+        """True if no preemption on the node can change it."""
+        return self in (No.NODE, No.QUOTA, No.NEVER)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """Where the pod would lie: for each asking container the positions of its cards.
+
+    ``taken`` is what that takes of each card, ``charge`` the same by model.
+    """
+
+    positions: tuple[tuple[int, ...], ...]
+    taken: tuple[tuple[int, Amount], ...]
+    charge: tuple[tuple[str, Amount], ...]
+
+
+@dataclass(slots=True)
+class _Shape:
+    """One distinct request, and what was found for it: by node state, and by hardware for an empty node."""
+
+    request: PodRequest
+    found: dict[tuple[int, frozenset[str]], Fit | None] = field(default_factory=dict)
+    ever: dict[tuple[int, frozenset[str]], bool] = field(default_factory=dict)
+    said: dict[int, Fit | No] = field(default_factory=dict)  # by state, where there is no quota
+    told: tuple[object, str] | None = None  # the last line of arithmetic, and what it was about
+
+    @property
+    def size(self) -> int:
+        """What its answers take, counted in those for a pod of a few containers."""
+        return len(self.found) * (1 + len(self.request.containers) // 8)
+
+    def clear(self) -> None:
+        """Forget the states of nodes, most of them long gone."""
+        self.found.clear()
+        self.said.clear()
+
+
+class Judge:
+    """Remembers answers. Thread-safe; what it says does not depend on what it remembers.
+
+    ``most_shapes``: distinct requests remembered; ``most_answers``: answers in all, some 600 bytes each.
+    """
+
+    def __init__(self, most_shapes: int = 512, most_answers: int = 1 << 18) -> None:
+        self._most_shapes, self._most_answers = most_shapes, most_answers
+        self._lock = threading.Lock()
+        self._shapes: dict[PodRequest, _Shape] = {}
+
+    def ask(
+        self, occupant: Occupant, request: PodRequest, snapshot: Snapshot, quota: NamespaceQuota | None
+    ) -> Question:
+        """One pod, and the cluster as it is. ``quota`` is that of its namespace, None if it has none."""
+        containers = (replace(c, name=str(i)) for i, c in enumerate(request.containers))
+        plain = replace(request, uid=PodUid(""), containers=tuple(containers), ceiling=None)
+        with self._lock:
+            shape = self._shapes.pop(plain, None) or _Shape(plain)
+            self._make_room()
+            if shape.size > self._most_answers // 2:
+                shape.clear()
+            self._shapes[plain] = shape  # the newest last
+        return Question(occupant, request, shape, snapshot, quota)
+
+    def _make_room(self) -> None:
+        """Forget the requests asked longest ago."""
+        answers = sum(shape.size for shape in self._shapes.values())
+        while self._shapes and (len(self._shapes) >= self._most_shapes or answers > self._most_answers):
+            answers -= self._shapes.pop(next(iter(self._shapes))).size
+
+
+class Verdicts(NamedTuple):
+    """What was said of many nodes: each one's kind, and by kind a node of it and the answer for all."""
+
+    kinds: Sequence[Hashable]
+    found: Mapping[Hashable, tuple[NodeView | None, Fit | No]]
+
+
+class Question:
+    """One pod over one snapshot. Used by one thread."""
+
+    def __init__(
+        self,
+        occupant: Occupant,
+        request: PodRequest,
+        shape: _Shape,
+        snapshot: Snapshot,
+        quota: NamespaceQuota | None,
+    ) -> None:
+        self.request = request
+        self._pod = occupant.pod
+        self._shape = shape
+        self._quota = quota
+        self._amounts = frozenset(c.request.amount for c in request.containers)
+        self._own_node = snapshot.reserved.get(request.uid, "")
+        self._used = dict(snapshot.used.get(occupant.pod.namespace, {}))
+        self._own = snapshot.nodes[self._own_node] if self._own_node else None
+        own = self._own.charges.get(request.uid) if self._own else None
+        for model, amount in own.usage if own else ():
+            self._used[model] = self._used.get(model, ZERO) - amount
+        self._passed: dict[tuple[tuple[str, Amount], ...], Mapping[str, str]] = {}
+        self._alike = not request.uuids and (quota is None or not quota.pools)
+        # By state, for nodes of which nothing else matters.
+        self._on: dict[int, Fit | No] = shape.said if quota is None else {}
+
+    def on(self, view: NodeView) -> Fit | No:
+        """Where the pod would lie on the node, or why it cannot."""
+        facts = view.facts
+        if (
+            not self._alike
+            or facts.problem
+            or facts.refused
+            or view.nominated
+            or facts.name == self._own_node
+        ):
+            return self._judge(view)
+        found = self._on.get(view.state)
+        if found is None:
+            found = self._on[view.state] = self._judge(view)
+        return found
+
+    def over(self, views: Sequence[NodeView | None]) -> Verdicts:
+        """:meth:`on` for many nodes, None for an unknown one: those of one kind are judged once."""
+        own = self._own
+        # Per node only what runs in C, or nearly: there are thousands, of a few dozen kinds.
+        kinds: list[Hashable] = (
+            [view and (view.kind or view) for view in views] if self._alike else list(views)
+        )
+        if own is not None and own in views:
+            kinds = [own if view is own else kind for view, kind in zip(views, kinds, strict=True)]
+        first = dict(zip(reversed(kinds), reversed(views), strict=True))
+        found = {kind: (view, No.NODE if view is None else self.on(view)) for kind, view in first.items()}
+        return Verdicts(kinds, found)
+
+    def _judge(self, view: NodeView) -> Fit | No:
+        no = self._before_cards(view)
+        if no is not None:
+            return no
+        found = self._choose(view, self.ledger(view), self._used)
+        if found is not None:
+            return found
+        return No.ROOM if self._ever(view) else No.NEVER
+
+    def without(self, view: NodeView, gone: Collection[PodUid]) -> Fit | None:
+        """Where the pod would lie if these pods had left the node; None if it would not fit even so."""
+        if self._before_cards(view) is not None:
+            return None
+        used = dict(self._used)
+        for uid in gone:
+            charge = view.charges.get(uid)
+            if charge is not None and charge.occupant.pod.namespace == self._pod.namespace:
+                for model, amount in charge.usage:
+                    used[model] = used.get(model, ZERO) - amount
+        own = [self.request.uid] if view.name == self._own_node else []
+        awaited = view.awaits(self.request.uid, self._pod.priority)
+        found = self._choose(view, view.with_awaited(awaited, view.without([*gone, *own])), used)
+        return found if isinstance(found, Fit) else None
+
+    def _choose(self, view: NodeView, ledger: Ledger, used: Mapping[str, Amount]) -> Fit | No | None:
+        """The cards, but for those of models whose quota that would pass; None if there is no room."""
+        closed: frozenset[str] = frozenset()
+        while (fit := self._fit(view, ledger, closed)) is not None:
+            passed = self._over(fit, used)
+            if not passed:
+                return fit
+            closed = closed.union(passed)
+        return No.QUOTA if closed else None
+
+    def placement(self, view: NodeView, fit: Fit) -> Placement:
+        """The same as shares of this node's cards."""
+        facts = view.facts
+        return {
+            c.name: tuple(
+                Share(
+                    facts.cards[at].card.uuid,
+                    facts.cards[at].card.capacity(facts.unit) if c.request.cards else c.request.amount,
+                )
+                for at in positions
+            )
+            for c, positions in zip(self.request.containers, fit.positions, strict=True)
+        }
+
+    def refusal(self, view: NodeView) -> Refusal | None:
+        """Card by card, why there is no room; None where the cards are not what keeps the pod out."""
+        if self._before_cards(view) is not None:
+            return None
+        closed: dict[str, str] = {}
+        while True:
+            cards = _closed(view.facts.cards, closed)
+            found = judge(self.request, cards, view.facts.topology, self.ledger(view))
+            if isinstance(found, Refusal):
+                return with_terminating(found, view.facts.lingering, view.charges)
+            taken = dict(_taken(self.request, found))
+            charge = _by_model(view.facts.cards, taken)
+            passed = dict(self._quota.passed(self._used, dict(charge))) if self._quota else {}
+            if not passed:
+                return None
+            closed |= {model: f"{EXCEEDED}: {why}" for model, why in passed.items()}
+
+    def why(self, view: NodeView, limit: int = LINE_LIMIT) -> str:
+        """One line: the rule, the arithmetic card by card, and what would fit."""
+        if not self._alike or self._quota is not None or not view.kind or view.name == self._own_node:
+            return self._why(view, limit)
+        # A burst of pods alike is refused by the same full node, the first by name, again and again.
+        about = view, limit, tuple(c.name for c in self.request.containers)
+        told = self._shape.told
+        if told is None or told[0] != about:
+            told = self._shape.told = about, self._why(view, limit)
+        return told[1]
+
+    def _why(self, view: NodeView, limit: int) -> str:
+        no = self.on(view)
+        if not isinstance(no, No):
+            return ""
+        if no in (No.ROOM, No.NEVER) and (refused := self.refusal(view)) is not None:
+            awaited = view.awaits(self._pod.uid, self._pod.priority)
+            held = (
+                f"room is kept for {', '.join(named((o.pod for o in awaited[:3]), self._pod.namespace))}. "
+                if awaited
+                else ""
+            )
+            return held + refused.line(limit - len(held))
+        return self.brief(view, no)[:limit]
+
+    def brief(self, view: NodeView, no: No) -> str:
+        """The same in words that are equal for equal nodes, so that a scheduler can count them."""
+        if no is No.NODE:
+            return view.facts.problem or self._pool(view)
+        if no is No.REFUSED:
+            return "its agent refused this amount less than a minute ago: its books are ahead of what is seen"
+        if no is No.QUOTA:
+            return self._over_quota(view)
+        never = " even on the empty node" if no is No.NEVER else ""
+        return f"no room on its cards{never} for {self._asked}"
+
+    @cached_property
+    def _asked(self) -> str:
+        return describe(self.request)
+
+    def ledger(self, view: NodeView) -> Ledger:
+        """The node's books as this pod meets them: itself left out, those counted that it must wait for."""
+        awaited = view.awaits(self.request.uid, self._pod.priority) if view.nominated else ()
+        if view.name == self._own_node:
+            return view.with_awaited(awaited, view.without([self.request.uid]))
+        return view.with_awaited(awaited) if awaited else view.ledger
+
+    def _before_cards(self, view: NodeView) -> No | None:
+        if view.facts.problem:
+            return No.NODE
+        if self._quota is not None and not self._quota.allows_pool(view.facts.pool):
+            return No.QUOTA
+        return No.REFUSED if view.facts.refused and self._amounts & view.facts.refused else None
+
+    def _fit(self, view: NodeView, ledger: Ledger, closed: frozenset[str]) -> Fit | None:
+        if ledger is not view.ledger or self.request.uuids:
+            return self._seek(view, ledger, closed)
+        key = view.state, closed
+        found = self._shape.found
+        if key not in found:
+            found[key] = self._seek(view, ledger, closed)
+        return found[key]
+
+    def _seek(self, view: NodeView, ledger: Ledger, closed: frozenset[str]) -> Fit | None:
+        plain, cards = self._shape.request, _closed(view.facts.cards, dict.fromkeys(closed, ""))
+        placement = find(plain, cards, view.facts.topology, ledger)
+        if placement is None:
+            return None
+        at = {state.card.uuid: position for position, state in enumerate(cards)}
+        taken = _taken(plain, placement)
+        return Fit(
+            positions=tuple(tuple(at[s.card] for s in placement[c.name]) for c in plain.containers),
+            taken=tuple((at[card], amount) for card, amount in taken),
+            charge=_by_model(cards, dict(taken)),
+        )
+
+    def _ever(self, view: NodeView) -> bool:
+        key = view.facts.hardware, frozenset[str]()
+        if self.request.uuids or key not in self._shape.ever:
+            empty = Ledger((s.card for s in view.facts.cards), view.facts.unit)
+            could = find(self._shape.request, view.facts.cards, view.facts.topology, empty) is not None
+            if self.request.uuids:
+                return could
+            self._shape.ever[key] = could
+        return self._shape.ever[key]
+
+    def _over(self, fit: Fit, used: Mapping[str, Amount]) -> Mapping[str, str]:
+        """The models for which the quota is passed, and why."""
+        if self._quota is None:
+            return {}
+        if used is not self._used:
+            return self._quota.passed(used, dict(fit.charge))
+        if fit.charge not in self._passed:
+            self._passed[fit.charge] = self._quota.passed(self._used, dict(fit.charge))
+        return self._passed[fit.charge]
+
+    def _over_quota(self, view: NodeView) -> str:
+        if pool := self._pool(view):
+            return pool
+        closed: dict[str, str] = {}
+        while (fit := self._fit(view, self.ledger(view), frozenset(closed))) and (
+            more := self._over(fit, self._used)
+        ):
+            closed |= more
+        return refusal(self._pod.namespace, closed.values())
+
+    def _pool(self, view: NodeView) -> str:
+        if self._quota is None or self._quota.allows_pool(view.facts.pool):
+            return ""
+        pools = ", ".join(map(printable, self._quota.pools))
+        here = f"of pool {quoted(view.facts.pool)}" if view.facts.pool else "in no pool"
+        return refusal(self._pod.namespace, [f"it may use pool {pools}; the node is {here}"])
+
+
+def describe(request: PodRequest) -> str:
+    """What a pod asks for, in a few words: the name is left out where there is but one container."""
+    if len(request.containers) == 1:
+        return str(request.containers[0].request)
+    shown = "; ".join(f"{printable(c.name)}: {c.request}" for c in request.containers[:4])
+    more = len(request.containers) - 4
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _closed(cards: Sequence[CardState], models: Mapping[str, str]) -> Sequence[CardState]:
+    if not models:
+        return cards
+    return tuple(
+        replace(s, cordoned=True, reason=models[s.card.model]) if s.card.model in models else s for s in cards
+    )
+
+
+def _taken(request: PodRequest, placement: Placement) -> list[tuple[CardUuid, Amount]]:
+    """What the pod takes of each card at its worst moment."""
+    held = [
+        Allocation(request.uid, c.name, c.kind, c.order, placement[c.name])
+        for c in request.containers
+        if c.name in placement
+    ]
+    return [(card, peak(held, card)) for card in dict.fromkeys(card for a in held for card in a.cards)]
+
+
+def _by_model(cards: Sequence[CardState], taken: Mapping[CardUuid, Amount]) -> tuple[tuple[str, Amount], ...]:
+    charge: dict[str, Amount] = {}
+    for state in cards:
+        if state.card.uuid in taken:
+            charge[state.card.model] = charge.get(state.card.model, ZERO) + taken[state.card.uuid]
+    return tuple(sorted(charge.items()))

@@ -1,0 +1,240 @@
+"""The choice among nodes as deployed: where the pod costs those still to come the least.
+
+:mod:`gpu_manager.domain.score` says what a placement costs; here the cluster's nodes and pods are put in its
+words, and what it said is kept until the mix of requests has moved. Then a new scorer is made ready beside
+the old one, in a thread of its own, so that no scheduler waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from admission.extender.feasibility import Fit
+from admission.cluster.node_view import NodeView
+from admission.cluster.pod_view import Occupant
+from admission.extender.multi_gpu_count import PlaceTally
+from admission.extender.ranking import BestFit, Candidate, Cost
+from admission.cluster.snapshot import Cluster
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
+from gpu_manager.domain.placement.trial_placement import units_of
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
+from gpu_manager.domain.score.multi_gpu_slots import Loss, Rooms
+from gpu_manager.domain.score.request_mix import Arrivals, FreeShape, RequestShape, Stock
+from gpu_manager.domain.score.scorer import Scorer, in_all
+
+_MOST = 1 << 16  # costs remembered
+_WARMED = 32  # kinds of request whose costs a new scorer knows from the start
+_CARD = CardUuid("")
+
+_Key = tuple[Fit, int | None, int]  # where it would lie, free CPU there, CPU asked
+
+
+class Move(NamedTuple):
+    """A node before and after, and how well the cards that the pod takes are joined."""
+
+    before: Rooms
+    after: Rooms
+    joined: int
+
+
+class _Epoch:
+    """One scorer, and what it has said."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+        self.tally = PlaceTally(scorer.places, rooms_of)
+        self.known: dict[_Key, tuple[Cost, Move, Loss]] = {}
+
+    def add(self, moves: dict[_Key, Move]) -> None:
+        costs = self.scorer.costs([(move.before, move.after) for move in moves.values()])
+        for (key, move), (cost, *content) in zip(moves.items(), costs, strict=True):
+            loss = self.scorer.places.lost(move.before, move.after)
+            self.known[key] = (cost, -move.joined, *content), move, loss
+
+
+class LeastWaste:
+    """See the module. Thread-safe.
+
+    Among equal costs the better-joined cards go first; under ``topology`` they go before the cost. Under
+    ``spread`` :class:`BestFit` chooses. ``aside`` runs a job beside the caller.
+    """
+
+    def __init__(self, cluster: Cluster, aside: Callable[[Callable[[], None]], None] | None = None) -> None:
+        self._cluster = cluster
+        self._aside = aside or _in_a_thread
+        self._plain = BestFit()
+        self._lock = threading.Lock()
+        self._arrivals = Arrivals()
+        self._epoch: _Epoch | None = None
+        self._refreshing = False
+        self._recent: dict[object, list[_Key]] = {}  # by kind of request, the latest last
+
+    @property
+    def scorer(self) -> Scorer:
+        """The one that is asked now."""
+        return self._current().scorer
+
+    def costs(self, request: PodRequest, candidates: Sequence[Candidate]) -> list[Cost]:
+        """See :class:`~admission.extender.ranking.NodePolicy`."""
+        if request.placement is PlacementPolicy.SPREAD:
+            return self._plain.costs(request, candidates)
+        own = self._cluster.pod(request.uid)
+        cpu = own.cpu if own else 0
+        epoch = self._current()
+        found: dict[_Key, tuple[Cost, Move, Loss]] = {}
+        new: dict[_Key, Move] = {}
+        keys: list[_Key] = [(c.fit, c.view.cpu, cpu) for c in candidates]
+        for key, candidate in zip(keys, candidates, strict=True):
+            known = epoch.known.get(key)
+            if known is not None:
+                found[key] = known
+            elif key not in new:
+                new[key] = move_of(request.uid, candidate.view, candidate.fit, cpu)
+        if new:
+            if any(room.model not in epoch.scorer.stock for move in new.values() for room in move.before):
+                epoch = self._start()
+            epoch.add(new)
+            found |= {key: epoch.known[key] for key in new}
+        self._remember(request, keys)
+        prices = self._prices(epoch)
+        costs = {key: in_all(cost, loss, prices) for key, (cost, _, loss) in found.items()}
+        if request.placement is PlacementPolicy.TOPOLOGY:
+            return [(-found[key][1].joined, *costs[key]) for key in keys]
+        return [costs[key] for key in keys]
+
+    def prices(self) -> list[float]:
+        """What the loss of a place for several cards costs now."""
+        return self._prices(self._current())
+
+    def _prices(self, epoch: _Epoch) -> list[float]:
+        with self._lock:
+            return epoch.tally.prices(self._cluster)
+
+    def _current(self) -> _Epoch:
+        """The scorer to ask: the old one while a new one is being made."""
+        with self._lock:
+            for occupant in self._cluster.fresh():
+                for shape in shapes_of(occupant, self._cluster.unit):
+                    self._arrivals.add(shape)
+            for occupant in self._cluster.gone():
+                self._arrivals.leave(len(shapes_of(occupant, self._cluster.unit)))
+            epoch = self._epoch
+            if epoch is not None and len(epoch.known) > _MOST:
+                epoch.known = {}
+            refresh = epoch is not None and self._arrivals.due and not self._refreshing
+            self._refreshing |= refresh
+        if refresh:
+            self._aside(self._refresh)
+        return self._epoch or self._start()
+
+    def _start(self) -> _Epoch:
+        """A scorer for the cluster as it is now, at once."""
+        stock = stock_of(self._cluster.snapshot().nodes.values())
+        with self._lock:
+            self._epoch = _Epoch(Scorer(self._arrivals.mix(), stock))
+            return self._epoch
+
+    def _refresh(self) -> None:
+        """The same beside the old one, with the costs of what was asked of late worked out."""
+        stock = stock_of(self._cluster.snapshot().nodes.values())
+        with self._lock:
+            old, mix = self._epoch, self._arrivals.mix()
+            keys = [key for keys in self._recent.values() for key in keys]
+            known = old.known if old else {}
+        try:
+            epoch = _Epoch(Scorer(mix, stock))
+            moves = {key: known[key][1] for key in keys if key in known}
+            epoch.add({k: m for k, m in moves.items() if all(room.model in stock for room in m.before)})
+            with self._lock:
+                self._epoch = epoch
+        finally:
+            self._refreshing = False
+
+    def _remember(self, request: PodRequest, keys: list[_Key]) -> None:
+        kind = tuple(c.request for c in request.containers), request.models, request.placement
+        with self._lock:
+            self._recent.pop(kind, None)
+            self._recent[kind] = keys
+            if len(self._recent) > _WARMED:
+                del self._recent[next(iter(self._recent))]
+
+
+def _in_a_thread(job: Callable[[], None]) -> None:
+    threading.Thread(target=job, name="placement mix", daemon=True).start()
+
+
+def stock_of(views: Iterable[NodeView]) -> dict[str, Stock]:
+    """The cluster's cards by model, those out of order included: they come back."""
+    stock: dict[str, Stock] = {}
+    for view in views:
+        for state in view.facts.cards:
+            units = state.card.capacity(view.facts.unit).memory // view.facts.unit
+            known = stock.get(state.card.model, Stock(0, 0))
+            stock[state.card.model] = Stock(known.cards + 1, max(known.memory, units))
+    return stock
+
+
+def shapes_of(occupant: Occupant, unit: int) -> list[RequestShape]:
+    """What a pod asks for, a shape for each of its parts that lies by itself; the first has its host CPU."""
+    request = occupant.request(unit)
+    shapes: list[RequestShape] = []
+    for part in (request and units_of(request)) or ():
+        amount = part.members[0].request.amount
+        if not part.cards:
+            held = (
+                Allocation(PodUid(""), c.name, c.kind, c.order, (Share(_CARD, c.request.amount),))
+                for c in part.members
+            )
+            amount = peak(held, _CARD)
+        models = tuple(sorted(request.models)) if request else ()
+        shapes.append(
+            RequestShape(amount.cores, -(-amount.memory // unit), 0 if shapes else occupant.cpu, models)
+        )
+    return shapes
+
+
+def move_of(uid: PodUid, view: NodeView, fit: Fit, cpu: int) -> Move:
+    """The node as it is without the pod, and as it would be with it."""
+    charge = view.charges.get(uid)
+    ledger = view.without([uid]) if charge else view.ledger
+    spare = view.cpu
+    if spare is not None and charge:
+        spare += charge.occupant.cpu
+    free = [_free(view, ledger, at) for at in range(len(view.facts.cards))]
+    before = _rooms(view, free, spare)
+    for at, amount in fit.taken:
+        cores, units = free[at]
+        free[at] = max(0, cores - amount.cores), max(0, units - amount.memory // view.facts.unit)
+    joined = view.facts.topology.sum([at for at, _ in fit.taken]) if len(fit.taken) > 1 else 0
+    return Move(before, _rooms(view, free, None if spare is None else spare - cpu), joined)
+
+
+def rooms_of(view: NodeView) -> Rooms:
+    """What is free on a node as it is."""
+    return _rooms(view, [_free(view, view.ledger, at) for at in range(len(view.facts.cards))], view.cpu)
+
+
+def _free(view: NodeView, ledger: Ledger, at: int) -> tuple[int, int]:
+    """Cores and units free on a card; 100 cores only where nobody holds any of it."""
+    uuid = view.facts.cards[at].card.uuid
+    room = ledger.free(uuid)
+    most = CORES_PER_CARD if ledger.idle(uuid) else CORES_PER_CARD - 1
+    return max(0, min(room.cores, most)), max(0, room.memory // view.facts.unit)
+
+
+def _rooms(view: NodeView, free: Sequence[tuple[int, int]], cpu: int | None) -> Rooms:
+    """What is free by model and size of card; cards that take no work are left out."""
+    unit = view.facts.unit
+    kinds: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for state, room in zip(view.facts.cards, free, strict=True):
+        if state.open:
+            kind = state.card.model, state.card.capacity(unit).memory // unit
+            kinds.setdefault(kind, []).append(room)
+    return tuple(
+        FreeShape(model, size, cpu, tuple(sorted(cards))) for (model, size), cards in sorted(kinds.items())
+    )

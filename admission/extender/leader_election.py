@@ -1,0 +1,265 @@
+"""Which replica binds, and for how long it may still: read off a Lease, by this machine's own clock alone.
+
+Two replicas must never bind at once, whatever their clocks say. So nobody looks at the times in a Lease:
+the holder counts from before its renewal was sent, everybody else from after it was seen. One that takes
+over waits until the last renewal of the one before it has run out, since Bindings of that one may be under
+way until then, and binds only over a list of all pods that was asked for after that.
+
+The Kubernetes client has an election of its own. It reads the wall clock, counts from after a renewal, cannot
+be stopped, and cannot say for how long it still leads; so it is not used.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports import Clock, LeaseRecord
+
+log = structlog.get_logger(__name__)
+
+RENEW_SECONDS: Final = 2.0
+_NEVER: Final = float("-inf")
+_NOBODY: Final = LeaseRecord("", 0.0, 0, "")
+_GIVEN_UP: Final = 0.7
+
+
+class Leases(Protocol):
+    """One Lease. Both raise NodeUnready where no answer comes."""
+
+    def read(self) -> LeaseRecord | None:
+        """As it is now; None if there is none."""
+
+    def write(self, holder: str, seconds: float, transitions: int) -> bool:
+        """Renew or take what was read last; False if somebody else was quicker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """The picture that binding needs: when its last full list was asked for, and how to get a new one.
+
+    ``listed`` is of the monotonic clock, None before the first; ``inherited``: whether the first one had a
+    pod that waits for cards.
+    """
+
+    listed: Callable[[], float | None]
+    relist: Callable[[], None]
+    inherited: Callable[[], bool]
+
+
+class Mandate(Protocol):
+    """What says until when this replica may bind."""
+
+    def look(self) -> None:
+        """Find out, and renew. Called each second; raises NodeUnready."""
+
+    @property
+    def until(self) -> float:
+        """Monotonic; in the past if somebody else leads."""
+
+    @property
+    def fence(self) -> float:
+        """Monotonic: before that, Bindings of the one that led before may be under way."""
+
+    def release(self) -> None:
+        """Let another take over at once; nothing of this replica is under way any more."""
+
+
+class Leader:
+    """Answers :attr:`admission.extender.binding.Rules.leads`. Thread-safe; :meth:`tick` is one thread's."""
+
+    def __init__(
+        self,
+        mandate: Mandate,
+        pods: Pods,
+        clock: Clock,
+        seconds: float,
+        changed: Callable[[bool], None] = lambda _leads: None,
+    ) -> None:
+        """``seconds`` is a Binding's deadline; ``changed`` is told when leading begins and ends."""
+        self._mandate = mandate
+        self._pods = pods
+        self._clock = clock
+        self._changed = changed
+        self._own_fence = clock.monotonic() + seconds  # what a former process of this replica sent may act
+        self._asked = _NEVER  # the fence for which a list has been asked for
+        self._said = False
+        self._resigned = threading.Event()
+
+    def leads(self, seconds: float = 0.0) -> bool:
+        """True if this process alone binds for at least so long, over a list of all pods taken since."""
+        now, listed = self._clock.monotonic(), self._pods.listed()
+        if self._resigned.is_set() or listed is None:
+            return False
+        return self._fence <= listed and now + seconds < self._mandate.until
+
+    def tick(self) -> None:
+        """Look at the Lease; call this each second."""
+        try:
+            self._mandate.look()
+        except NodeUnready as error:
+            log.warning("the Lease cannot be looked at", reason=str(error))
+        now, listed = self._clock.monotonic(), self._pods.listed()
+        fence = self._fence
+        if listed is not None and listed < fence <= now < self._mandate.until and self._asked != fence:
+            self._asked = fence
+            self._pods.relist()
+        self._say()
+
+    def resign(self) -> None:
+        """Bind no more."""
+        self._resigned.set()
+        self._say()
+
+    def release(self) -> None:
+        """Let another replica begin at once. Only after :meth:`resign`, and once no Binding is under way."""
+        try:
+            self._mandate.release()
+        except NodeUnready as error:
+            log.warning("the Lease was not given back: it runs out", reason=str(error))
+
+    @property
+    def _fence(self) -> float:
+        """From when on a list of all pods shows all that others have bound.
+
+        If no pod waited when this process began, there is nothing that a former one could still bind.
+        """
+        return max(self._mandate.fence, self._own_fence) if self._pods.inherited() else self._mandate.fence
+
+    def _say(self) -> None:
+        leads = self.leads()
+        if leads != self._said:
+            self._said = leads
+            log.info("leads" if leads else "leads no more")
+            self._changed(leads)
+
+
+class Held:
+    """A Lease of our own: taken when it is free or has run out, renewed every two seconds."""
+
+    def __init__(self, leases: Leases, clock: Clock, pod: str, seconds: float) -> None:
+        self._leases = leases
+        self._clock = clock
+        self._seconds = seconds
+        self.identity = f"{pod}_{secrets.token_hex(8)}"
+        self.until = _NEVER
+        self.fence = _NEVER
+        self._seen: tuple[LeaseRecord, float] | None = None  # another's, and when its last renewal was seen
+        self._renewed = _NEVER
+
+    def look(self) -> None:
+        """See :class:`Mandate`."""
+        if self._clock.monotonic() - self._renewed < RENEW_SECONDS:
+            return
+        found = self._leases.read()
+        now = self._clock.monotonic()
+        transitions = found.transitions if found else 0
+        if found is None:
+            self._take(transitions, now + self._seconds)  # someone may have deleted it under its holder
+        elif not found.holder:
+            self._take(transitions + 1, _NEVER)  # given back: nothing is under way
+        elif found.holder == self.identity:
+            self._write(transitions)
+        else:
+            self.until = _NEVER
+            if self._seen is None or self._seen[0].mark != found.mark:
+                self._seen = found, now
+            ends = self._seen[1] + found.seconds
+            if now >= ends:
+                self._take(transitions + 1, ends)
+
+    def release(self) -> None:
+        """See :class:`Mandate`."""
+        self.until = _NEVER
+        found = self._leases.read()
+        if found is not None and found.holder == self.identity:
+            self._leases.write("", 1.0, found.transitions)
+
+    def _take(self, transitions: int, fence: float) -> None:
+        self.fence = fence  # first: a write without an answer may have been one
+        if self._write(transitions):
+            log.info("Lease taken", identity=self.identity, transitions=transitions)
+
+    def _write(self, transitions: int) -> bool:
+        began = self._clock.monotonic()
+        if not self._leases.write(self.identity, self._seconds, transitions):
+            return False
+        self.until, self._renewed, self._seen = began + self._seconds, began, None
+        return True
+
+
+class Watched:
+    """The Lease of the kube-scheduler in this very pod: who holds it is the one that calls us.
+
+    Its renewals happen between two looks; what counts is the earlier look. The one before it may have given
+    the Lease back with calls of its own under way, so here, too, its last renewal must have run out.
+    """
+
+    def __init__(self, leases: Leases, clock: Clock, hosts: frozenset[str]) -> None:
+        """``hosts``: names that the scheduler may call its machine."""
+        self._leases = leases
+        self._clock = clock
+        self._hosts = hosts
+        self.until = _NEVER
+        self.fence = _NEVER
+        self._last: tuple[LeaseRecord, float] | None = None  # as last seen, and when that look began
+        self._renewed = _NEVER  # when its last renewal was seen
+
+    def look(self) -> None:
+        """See :class:`Mandate`."""
+        began = self._clock.monotonic()
+        found = self._leases.read() or _NOBODY
+        now = self._clock.monotonic()
+        (before, looked), self._last = self._last or (None, began), (found, began)
+        changed = before is None or before.mark != found.mark
+        ours = self._ours(found.holder)
+        if changed:
+            self.fence = max(self.fence, self._over(before, looked, found, now))
+            self._renewed = now
+        if not ours:
+            self.until = _NEVER
+        elif changed and before is not None:
+            self.until = looked + found.seconds
+
+    def _over(self, before: LeaseRecord | None, looked: float, found: LeaseRecord, now: float) -> float:
+        """When what others may have sent is over, as a changed record tells."""
+        if before is None:
+            return now + found.seconds if found.transitions or not self._ours(found.holder) else _NEVER
+        if found.holder and not self._ours(found.holder):
+            return now + found.seconds
+        steps = found.transitions - before.transitions
+        if self._ours(before.holder):
+            # Its own renewal, or its scheduler began anew; anything more: someone led between two looks.
+            return _NEVER if 0 <= steps <= (before.holder != found.holder) else now + found.seconds
+        if not before.holder:
+            return _NEVER
+        # One that did not renew for so long has stopped trying (kube-scheduler: two thirds of its Lease).
+        if looked - self._renewed >= _GIVEN_UP * before.seconds:
+            return self._renewed + before.seconds
+        return now + before.seconds
+
+    def release(self) -> None:
+        """The scheduler's own affair."""
+
+    def _ours(self, holder: str) -> bool:
+        name, _, rest = holder.rpartition("_")
+        return bool(rest) and name in self._hosts
+
+
+class Alone:
+    """There is no other replica."""
+
+    until: float = float("inf")
+    fence: float = _NEVER
+
+    def look(self) -> None:
+        """Nothing to find out."""
+
+    def release(self) -> None:
+        """Nobody waits for it."""

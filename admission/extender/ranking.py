@@ -1,0 +1,95 @@
+"""Which of the nodes that fit: a policy behind one method, and the scores that say its choice on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress, count
+from typing import Any, Protocol
+from zlib import crc32
+
+from admission.extender.feasibility import Fit
+from admission.cluster.node_view import NodeView
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
+
+BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
+_MOST = 1 << 16  # costs remembered
+
+Cost = tuple[Any, ...]  # compared with those of the same call alone
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A node on which the pod fits, and where it would lie there."""
+
+    view: NodeView
+    fit: Fit
+
+
+class NodePolicy(Protocol):
+    """The choice among nodes."""
+
+    def costs(self, request: PodRequest, candidates: Sequence[Candidate]) -> Sequence[Cost]:
+        """One cost for each, the lowest wins. It depends on what the nodes hold, never on their names."""
+
+
+class BestFit:
+    """Least left in pieces: no idle card is broken while a broken one has room; of those, the fullest.
+
+    In this order: idle cards that a part of a card would break; what stays free on the cards taken; idle
+    cards and free cores left on the node. Under ``spread`` the emptiest card, then the emptiest node;
+    under ``topology`` the best-joined cards first. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Fit, Cost] = {}
+
+    def costs(self, request: PodRequest, candidates: Sequence[Candidate]) -> list[Cost]:
+        """See :class:`NodePolicy`."""
+        known = self._known
+        if len(known) > _MOST:
+            known.clear()
+        return [known.get(c.fit) or known.setdefault(c.fit, _cost(request, c)) for c in candidates]
+
+
+def _cost(request: PodRequest, candidate: Candidate) -> Cost:
+    view, fit = candidate.view, candidate.fit
+    facts, ledger = view.facts, view.ledger
+    taken = dict(fit.taken)
+    broken, idle, left, free, content = 0, 0, ZERO, 0, list[float]()
+    for at, state in enumerate(facts.cards):
+        room = ledger.free(state.card.uuid)
+        is_idle = ledger.idle(state.card.uuid) and state.open
+        take = taken.get(at)
+        if take is not None:
+            broken += is_idle and take.cores < CORES_PER_CARD
+            left += Amount(room.cores - take.cores, room.memory - take.memory)
+        idle += is_idle and take is None
+        free += room.cores - (take.cores if take else 0) if state.open else 0
+        content += (room.cores, room.memory, crc32(state.card.model.encode()))
+    fill: Cost = (broken, left.cores, left.memory, idle, free)
+    if request.placement is PlacementPolicy.SPREAD:
+        fill = (-left.cores, -left.memory, -idle, -free)
+    elif request.placement is PlacementPolicy.TOPOLOGY:
+        fill = (-facts.topology.sum({at for at, _ in fit.taken}), *fill)
+    return (*fill, len(facts.cards), *content)
+
+
+def scores(names: Sequence[str], kinds: Sequence[Hashable], costs: Mapping[Hashable, Cost]) -> list[int]:
+    """What each node gets: exactly one 10, the others 0 to 8 by rank, 0 where the pod does not fit.
+
+    ``costs`` are those of each of the ``kinds`` on which it fits. Nodes of equal cost get equal scores, but
+    for the one chosen among the best: the first by name. They are alike in all that the policy sees, so that
+    the name decides nothing.
+    """
+    ranked = sorted(set(costs.values()))  # few, for thousands of nodes
+    steps = max(1, len(ranked) - 1)
+    score = {cost: SECOND - SECOND * rank // steps for rank, cost in enumerate(ranked)}
+    by_kind = {**dict.fromkeys(kinds, 0), **{kind: score[cost] for kind, cost in costs.items()}}
+    given = list(map(by_kind.__getitem__, kinds))
+    if ranked:
+        best = {kind for kind, cost in costs.items() if cost == ranked[0]}
+        among = map(best.__contains__, kinds)
+        given[min(compress(zip(names, count(), strict=False), among))[1]] = BEST
+    return given

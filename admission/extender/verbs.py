@@ -1,0 +1,315 @@
+"""The scheduler's four questions: which nodes fit, which is best, bind there, whom to evict.
+
+Answers are functions of the snapshot and the question; no API call is on the path of any but bind. A
+scheduler decides on the next pod before it binds this one, and never says what it decided. So the node that
+got the 10 (or was the only one to fit) counts as taken by a pod that waits, for a few seconds or until its
+bind comes: without that, a burst of pods would be sent to the same card and most be refused at bind.
+
+:meth:`Extender.routes` is the table that a server mounts; its handlers may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import compress
+from typing import Final
+
+import structlog
+
+from admission.extender.wire import (
+    ExtenderArgs,
+    Obj,
+    Victims,
+    binding_answer,
+    filter_answer,
+    filter_error,
+    preemption_answer,
+    priority_answer,
+    read_args,
+    read_binding,
+    read_preemption,
+)
+from admission.extender.feasibility import Fit, Judge, No, Question, Verdicts
+from admission.cluster.node_view import NodeView
+from admission.cluster.pod_view import Occupant, occupant_of
+from admission.extender.preemption import choose
+from admission.quota.rules import QuotaBook
+from admission.extender.ranking import BEST, Candidate, NodePolicy, scores
+from admission.extender.binding import Binder
+from admission.cluster.snapshot import Cluster, Snapshot
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.placement.explain import LINE_LIMIT
+from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.ports import Clock
+
+log = structlog.get_logger(__name__)
+
+FULL_LINES: Final = 8  # nodes told of card by card where none takes the pod; kube-scheduler joins them all
+EXPECT_SECONDS: Final = 5.0  # from a scheduler's choice to its bind
+_BRIEF_LIMIT = 300  # characters of any other
+_MOST_BRIEFS = 64  # distinct ones in one answer
+_UNKNOWN: Final = "no GPU device: this node is not known here yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What goes over HTTP; the body is JSON unless the status is an error."""
+
+    body: bytes
+    status: HTTPStatus = HTTPStatus.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A POST. ``guarded``: only over loopback or with a client certificate."""
+
+    path: str
+    verb: str
+    handle: Callable[[bytes], Reply]
+    guarded: bool = False
+
+
+class Extender:
+    """Thread-safe. ``count(name, label)`` is told every answer, ``refused`` every pod that no node takes and
+    the turn of the snapshot by which it was judged.
+
+    Without a ``clock`` nothing is expected.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        quota: QuotaBook,
+        judge: Judge,
+        policy: NodePolicy,
+        binder: Binder,
+        *,
+        clock: Clock | None = None,
+        minimum_cores: int = 1,
+        count: Callable[[str, str], None] = lambda _name, _label: None,
+        refused: Callable[[PodUid, int], None] = lambda _uid, _turn: None,
+    ) -> None:
+        self._refused = refused
+        self._cluster = cluster
+        self._quota = quota
+        self._judge = judge
+        self._policy = policy
+        self._binder = binder
+        self._clock = clock
+        self._minimum_cores = minimum_cores
+        self._count = count
+        self._last: tuple[Obj, Occupant, PodRequest | None] | None = None  # what was asked about just now
+
+    def routes(self) -> tuple[Route, ...]:
+        """Every path that a scheduler may be configured with."""
+        return (
+            Route("/scheduler/filter", "filter", self.filter),
+            Route("/scheduler/predicates", "filter", self.filter),
+            Route("/scheduler/prioritize", "prioritize", self.prioritize),
+            Route("/scheduler/priorities", "prioritize", self.prioritize),
+            Route("/scheduler/bind", "bind", self.bind, guarded=True),
+            Route("/scheduler/preempt", "preempt", self.preempt, guarded=True),
+        )
+
+    def filter(self, body: bytes) -> Reply:
+        """ExtenderArgs → ExtenderFilterResult. What keeps the whole pod out is its Error."""
+        try:
+            args = read_args(body)
+            occupant = self._read(args.pod)
+        except RequestInvalid as error:
+            return self._filter_error(str(error))
+        if not occupant.pod.asks:
+            return Reply(filter_answer(args, args.names, {}, {}))
+        if reason := self._unready():
+            return self._filter_error(reason)
+        try:
+            question, snapshot = self._ask(occupant)
+        except RequestInvalid as error:
+            # A pod that no node can ever take: said for each, so that nobody is evicted for it.
+            self._refused(occupant.uid, self._cluster.snapshot().turn)
+            return Reply(filter_answer(args, (), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT])))
+        views = self._views(args, snapshot)
+        verdicts = question.over(views)
+        fits = {kind for kind, (_, found) in verdicts.found.items() if isinstance(found, Fit)}
+        fitting = list(compress(args.names, map(fits.__contains__, verdicts.kinds)))
+        failed, lasting = _reasons(question, verdicts, args.names, views)
+        self._binder.offers.remember(occupant.uid, fitting)
+        if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
+            self._expect(question, occupant, *verdicts.found[fits.pop()])
+        self._count("filtered", "fits" if fitting else "refused")
+        if not fitting:
+            self._refused(occupant.uid, snapshot.turn)
+        log.debug("filtered", pod=occupant.pod.key, fitting=len(fitting), failed=len(failed) + len(lasting))
+        return Reply(filter_answer(args, fitting, failed, lasting))
+
+    def prioritize(self, body: bytes) -> Reply:
+        """ExtenderArgs → HostPriorityList: one 10, the others 0 to 8; all 0 for a pod that is not ours."""
+        try:
+            args = read_args(body)
+            occupant = self._read(args.pod)
+            question, snapshot = self._ask(occupant)
+        except RequestInvalid as error:
+            return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
+        if not occupant.pod.asks or self._unready():
+            return Reply(priority_answer(args.names, [0] * len(args.names)))
+        views = self._views(args, snapshot)
+        verdicts = question.over(views)
+        known: dict[tuple[int, int | None], int] = {}  # what a cost depends on → place among the candidates
+        candidates: list[Candidate] = []
+        at: dict[Hashable, int] = {}  # kind of node → that place
+        for kind, (view, found) in verdicts.found.items():
+            if view is not None and isinstance(found, Fit):
+                at[kind] = known.setdefault((id(found), view.cpu), len(candidates))
+                if at[kind] == len(candidates):
+                    candidates.append(Candidate(view, found))
+        costs = self._policy.costs(question.request, candidates)
+        by_kind = {kind: costs[place] for kind, place in at.items()}
+        given = scores(args.names, verdicts.kinds, by_kind)
+        if candidates:
+            chosen = given.index(BEST)
+            fit = candidates[at[verdicts.kinds[chosen]]].fit
+            self._expect(question, occupant, views[chosen], fit)
+        return Reply(priority_answer(args.names, given))
+
+    def bind(self, body: bytes) -> Reply:
+        """ExtenderBindingArgs → ExtenderBindingResult."""
+        try:
+            args = read_binding(body)
+        except RequestInvalid as error:
+            return Reply(binding_answer(str(error)))
+        return Reply(binding_answer(self._binder.bind(args)))
+
+    def preempt(self, body: bytes) -> Reply:
+        """ExtenderPreemptionArgs → ExtenderPreemptionResult: nodes on which evicting helps, and whom."""
+        try:
+            args = read_preemption(body)
+            occupant = self._read(args.pod)
+            question, snapshot = self._ask(occupant)
+        except RequestInvalid as error:
+            return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
+        answer: dict[str, Victims] = {}
+        for name, given in args.victims.items():
+            view = snapshot.nodes.get(name)
+            if not occupant.pod.asks:
+                answer[name] = given
+            elif view is not None and not self._unready():
+                victims = choose(question, occupant.pod, view, given, snapshot.budgets)
+                if victims is not None:
+                    answer[name] = victims
+        log.info("preemption", pod=occupant.pod.key, asked=len(args.victims), nodes=len(answer))
+        self._count("preempted", "found" if answer else "none")
+        return Reply(preemption_answer(answer))
+
+    def has_room(self, occupant: Occupant, turn: int) -> bool:
+        """True if a pod that waits would fit now on a node on which something changed after that turn."""
+        snapshot, views = self._cluster.news(turn)
+        if not views or occupant.uid in snapshot.reserved:
+            return False
+        try:
+            request = pod_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+        except RequestInvalid:
+            return False
+        quota = self._quota.current
+        namespace = quota.of(occupant.pod.namespace) if quota else None
+        verdicts = self._judge.ask(occupant, request, snapshot, namespace).over(views)
+        return any(isinstance(found, Fit) for _, found in verdicts.found.values())
+
+    def _read(self, pod: Obj) -> Occupant:
+        """The pod of a question. Prioritize asks about the one that filter has just read."""
+        last = self._last
+        if last is not None and last[0] == pod:
+            return last[1]
+        occupant = occupant_of(parse_pod(pod), pod)
+        self._last = pod, occupant, None
+        return occupant
+
+    def _request(self, occupant: Occupant) -> PodRequest:
+        last = self._last
+        if last is not None and last[1] is occupant and last[2] is not None:
+            return last[2]
+        request = pod_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+        if last is not None and last[1] is occupant:
+            self._last = last[0], occupant, request
+        return request
+
+    def _ask(self, occupant: Occupant) -> tuple[Question, Snapshot]:
+        """Raises RequestInvalid: the pod is illegal."""
+        request = self._request(occupant)
+        if self._clock is not None:
+            self._cluster.expire(self._clock.monotonic())
+        snapshot, quota = self._cluster.snapshot(), self._quota.current
+        namespace = quota.of(occupant.pod.namespace) if quota else None
+        return self._judge.ask(occupant, request, snapshot, namespace), snapshot
+
+    def _expect(self, question: Question, occupant: Occupant, view: NodeView | None, fit: Fit | No) -> None:
+        """Count the pod as lying there; only as the watch shows it, for a question can say anything."""
+        known = self._cluster.pod(occupant.uid)
+        if self._clock is None or view is None or isinstance(fit, No) or known is None:
+            return
+        if known.pod.containers == occupant.pod.containers and self._binder.binds(known.pod):
+            until = self._clock.monotonic() + EXPECT_SECONDS
+            self._cluster.expect(occupant.uid, view.name, question.placement(view, fit), until)
+
+    def _views(self, args: ExtenderArgs, snapshot: Snapshot) -> list[NodeView | None]:
+        if args.nodes is not None:
+            pairs = zip(args.names, args.nodes, strict=True)
+            return [snapshot.nodes.get(name) or self._cluster.view_of(node) for name, node in pairs]
+        return list(map(snapshot.nodes.get, args.names))
+
+    def _unready(self) -> str:
+        if not self._cluster.synced:
+            return "nodes and pods have not been listed yet, please retry later"
+        return self._quota.missing()
+
+    def _filter_error(self, error: str) -> Reply:
+        self._count("filtered", "error")
+        return Reply(filter_error(error))
+
+
+def _reasons(
+    question: Question, verdicts: Verdicts, names: Sequence[str], views: Sequence[NodeView | None]
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Why each node fails: a few in full, the rest in words that a scheduler can count, all bounded."""
+    failed: dict[str, str] = {}
+    lasting: dict[str, str] = {}
+    refused = {kind: found for kind, (_, found) in verdicts.found.items() if isinstance(found, No)}
+    words = _Briefs(question)
+    # Where a node takes the pod kube-scheduler drops the reasons: one in full shows what they are.
+    full = 0 if len(refused) == len(verdicts.found) else FULL_LINES - 1
+    among = map(refused.__contains__, verdicts.kinds)
+    for name, view, kind in compress(zip(names, views, verdicts.kinds, strict=True), among):
+        no = refused[kind]
+        if view is None:
+            failed[name] = _UNKNOWN
+            continue
+        if no in (No.ROOM, No.NEVER) and full < FULL_LINES:
+            text, full = question.why(view), full + 1
+        else:
+            text = words.of(kind, view, no)
+        (lasting if no.lasting else failed)[name] = text
+    return failed, lasting
+
+
+class _Briefs:
+    """One answer's short reasons: each kind of node's is written once, and there are so many and no more."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._by_kind: dict[Hashable, str] = {}
+        self._distinct: set[str] = set()
+
+    def of(self, kind: Hashable, view: NodeView, no: No) -> str:
+        known = self._by_kind.get(kind)
+        if known is not None:
+            return known
+        text = self._question.brief(view, no)[:_BRIEF_LIMIT]
+        if len(self._distinct) < _MOST_BRIEFS:
+            self._distinct.add(text)
+        elif text not in self._distinct:
+            text = f"left out ({no.value})"
+        self._by_kind[kind] = text
+        return text

@@ -1,0 +1,69 @@
+"""The cluster as :mod:`admission.controller` reaches it, behind Protocols that :mod:`admission.app` fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from admission.extender.leader_election import Mandate
+from admission.extender.binding import Api
+from admission.explain.pending_events import Voice
+from gpu_manager.domain.pod import Pod
+
+Obj = Mapping[str, Any]
+
+
+class Watch(Protocol):
+    """One resource, listed and watched from :meth:`start` to :meth:`close`."""
+
+    listed: float | None
+    heard: float | None
+
+    def start(self) -> None:
+        """Begin."""
+
+    def relist(self) -> None:
+        """Take in a full list that is asked for from now on."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class Writer(Voice, Protocol):
+    """Writes in the background."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+        """Merge annotations into exactly this pod."""
+
+    def event_of_map(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
+        """A warning about a ConfigMap."""
+
+    def label(self, namespace: str, name: str, key: str, value: str | None) -> None:
+        """Give a pod a label, or take it away."""
+
+    def close(self) -> None:
+        """End."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a watch is to bring: ``keep`` says what of each object, None for nothing of it."""
+
+    resource: str
+    replaced: Callable[[Sequence[Obj]], None]
+    changed: Callable[[Obj, bool], None]
+    keep: Callable[[Obj], Obj | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """All of it."""
+
+    api: Api
+    writer: Writer
+    mandate: Mandate
+    watch: Callable[[Wanted], Watch]

@@ -1,0 +1,1 @@
+"""How much of which model a namespace may hold, and what it holds."""

@@ -1,0 +1,324 @@
+"""How much of which model a namespace may hold: the predecessor's ConfigMap, read unchanged and extended.
+
+::
+
+    {"team-a": {"quota":  {"V100": 4, "*": 6},      cards, by model; "*": of all models together
+                "memory": {"V100": 65536},          MiB, by model
+                "pool":   ["blue"]},                nodes labelled with one of these pools only
+     "*":      {"quota":  {"*": 1}}}                every namespace that is not named, each for itself
+
+A model is named whole or by a word of it (``V100`` is any V100). A namespace that is named may use the
+models that its ``quota`` names (or its ``memory``, if that is all it has), and no others; one that is not
+named, with no ``"*"`` beside it, may use everything. Every key that matches the model of a card counts.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from admission.cluster.nodes import Used
+from gpu_manager.domain.errors import NodeUnready, printable, quoted
+from gpu_manager.domain.resources import CORES_PER_CARD, MIB, ZERO, Amount, format_bytes, format_number
+from gpu_manager.domain.rules.request import matches_model
+
+CONFIG_MAP: Final = "gpuquota"
+CONFIG_MAP_NAMESPACE: Final = "kube-system"
+KEY: Final = "gpu_quota"
+EXCEEDED: Final = "ExceedsGPUQuota"  # the predecessor's word
+NOT_SYNCED: Final = "GPU quota has not been synced, please retry later"  # the predecessor's words
+ANY: Final = "*"
+_LONGEST = 1 << 20  # characters; a ConfigMap holds 1 MiB
+_LARGEST = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceQuota:
+    """What one namespace may hold: ``cores`` (hundredths of a card) and ``memory`` (bytes) by model key.
+
+    None where the part is not written. ``pools`` is empty for any.
+    """
+
+    cores: Mapping[str, int] | None = None
+    memory: Mapping[str, int] | None = None
+    pools: tuple[str, ...] = ()
+
+    def admits(self, model: str) -> bool:
+        """True if the namespace may use the model at all."""
+        keys = self.cores if self.cores is not None else self.memory
+        return any(_matches(key, model) for key in keys or ())
+
+    def allows_pool(self, pool: str) -> bool:
+        """True if it may use nodes of that pool (empty: of none)."""
+        return not self.pools or pool in self.pools
+
+    def passed(self, used: Mapping[str, Amount], asked: Mapping[str, Amount]) -> dict[str, str]:
+        """Models of ``asked`` that it cannot have beside what it uses, and why. Empty if it can."""
+        found: dict[str, str] = {}
+        for model in asked:
+            if not self.admits(model):
+                named = ", ".join(sorted(self.cores if self.cores is not None else self.memory or {}))
+                found[model] = f"model {quoted(model)} is not among its models ({printable(named) or 'none'})"
+                continue
+            for line in self.lines(used, only=model):
+                more = _sum(asked, line.key)
+                if not more.fits_in(line.room):
+                    found[model] = line.words(more)
+                    break
+        return found
+
+    def lines(self, used: Mapping[str, Amount], only: str | None = None) -> Iterator[QuotaLine]:
+        """One line for each key, or for each that matches the model ``only``."""
+        keys = dict.fromkeys((*(self.cores or ()), *(self.memory or ())))
+        for key in keys:
+            if only is None or _matches(key, only):
+                yield QuotaLine(
+                    key,
+                    None if self.cores is None else self.cores.get(key),
+                    None if self.memory is None else self.memory.get(key),
+                    _sum(used, key),
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLine:
+    """One key of a namespace: its limits (None: not limited) and what the namespace holds of it."""
+
+    key: str
+    cores: int | None
+    memory: int | None
+    used: Amount
+
+    @property
+    def room(self) -> Amount:
+        """What it may still have; negative where it holds more than it may."""
+        return Amount(
+            _LARGEST if self.cores is None else self.cores - self.used.cores,
+            _LARGEST * MIB if self.memory is None else self.memory - self.used.memory,
+        )
+
+    @property
+    def full(self) -> bool:
+        """True if nothing more fits, whatever is asked."""
+        return self.room.cores <= 0 or self.room.memory <= 0
+
+    def words(self, asked: Amount) -> str:
+        """The sums: what there is, what is used, what is asked, what would still fit."""
+        room = self.room.peak(ZERO)
+        parts = []
+        if self.cores is not None:
+            parts.append(f"{self._of_cards}, {cards(asked.cores)} asked: {cards(room.cores)} would still fit")
+        if self.memory is not None:
+            more = f"{format_bytes(asked.memory)} asked: {format_bytes(room.memory)} would still fit"
+            parts.append(f"{self._of_memory}, {more}")
+        return "; ".join(parts)
+
+    def __str__(self) -> str:
+        limited = ((self.cores, self._of_cards), (self.memory, self._of_memory))
+        return "; ".join(words for limit, words in limited if limit is not None)
+
+    @property
+    def _of_cards(self) -> str:
+        limit = cards(self.cores or 0)
+        noun = "card" if limit == "1" else "cards"
+        return f"{limit} {noun} {self._what}, {cards(self.used.cores)} used or being bound"
+
+    @property
+    def _of_memory(self) -> str:
+        used = format_bytes(self.used.memory)
+        return f"{format_bytes(self.memory or 0)} {self._what}, {used} used or being bound"
+
+    @property
+    def _what(self) -> str:
+        return "of all models" if self.key == ANY else f"of {printable(self.key)}"
+
+
+def _matches(key: str, model: str) -> bool:
+    return key == ANY or matches_model(key, model)
+
+
+def _sum(amounts: Mapping[str, Amount], key: str) -> Amount:
+    """What counts for the key. Cards whose model nobody says (their node is gone) count for every key."""
+    return sum((amount for model, amount in amounts.items() if not model or _matches(key, model)), ZERO)
+
+
+def cards(cores: int) -> str:
+    """Hundredths as cards (``0.3``, ``4``)."""
+    return format_number(Fraction(cores, CORES_PER_CARD))
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The whole table; :meth:`of` finds a namespace's part."""
+
+    namespaces: Mapping[str, NamespaceQuota]
+
+    def of(self, namespace: str) -> NamespaceQuota | None:
+        """The namespace's quota; None if it is not limited."""
+        return self.namespaces.get(namespace) or self.namespaces.get(ANY)
+
+    def usage(self, used: Used) -> Iterator[tuple[str, QuotaLine]]:
+        """Every line of every limited namespace that is named or holds something, by name."""
+        for namespace in sorted({*self.namespaces, *used} - {ANY}):
+            quota = self.of(namespace)
+            for line in quota.lines(used.get(namespace, {})) if quota else ():
+                yield namespace, line
+
+
+NO_QUOTA: Final = Quota({})
+
+
+def refusal(namespace: str, reasons: Iterable[str]) -> str:
+    """The sentence for a pod that its namespace's quota keeps out."""
+    return f"{EXCEEDED}: namespace {quoted(namespace)}: {'; '.join(dict.fromkeys(reasons))}"
+
+
+def refuse_at_create(
+    quota: Quota, used: Used, namespace: str, asked: Amount, models: Iterable[str]
+) -> str | None:
+    """Why a pod cannot be created; None if it can.
+
+    Only if of every model that it may use nothing is left, or less is granted than it asks: otherwise it
+    may wait for its turn. ``models``: those that it may use in this cluster.
+    """
+    mine = quota.of(namespace)
+    candidates = sorted(set(models))
+    if mine is None or not candidates:
+        return None
+    reasons: list[str] = []
+    for model in candidates:
+        hopeless = mine.passed({}, {model: asked})
+        if not hopeless and not any(line.full for line in mine.lines(used.get(namespace, {}), only=model)):
+            return None
+        reasons += mine.passed(used.get(namespace, {}), {model: asked}).values()  # with the sums as they are
+    return refusal(namespace, reasons)
+
+
+# The ConfigMap.
+
+
+def parse_quota(text: str) -> Quota:
+    """Read the value of :data:`KEY`.
+
+    Raises:
+        NodeUnready: it is not what the docstring above shows; the text says where.
+    """
+    try:
+        data = json.loads(text, parse_float=_fraction) if len(text) <= _LONGEST else None
+    except (ValueError, RecursionError) as error:
+        raise _bad(f"not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise _bad("not a map of namespaces")
+    return Quota({namespace: _namespace(namespace, entry) for namespace, entry in data.items()})
+
+
+def _fraction(text: str) -> Fraction:
+    """The number; -1, which is no count either, for one that would fill the memory (``1e999999999``)."""
+    return Fraction(text) if len(text.lower().partition("e")[2]) <= 4 else Fraction(-1)
+
+
+def _namespace(namespace: str, entry: object) -> NamespaceQuota:
+    where = f"namespace {quoted(namespace)}"
+    if not isinstance(entry, dict):
+        raise _bad(f"{where} is {quoted(entry)}, not a map of quota, memory and pool")
+    pools = entry.get("pool")
+    if pools is not None and not (isinstance(pools, list) and all(isinstance(p, str) for p in pools)):
+        raise _bad(f"{where}: pool is {quoted(pools)}, not a list of names")
+    return NamespaceQuota(
+        cores=_amounts(entry.get("quota"), f"{where}: quota", CORES_PER_CARD, "cards"),
+        memory=_amounts(entry.get("memory"), f"{where}: memory", MIB, "MiB"),
+        pools=tuple(pools or ()),
+    )
+
+
+def _amounts(value: object, where: str, scale: int, unit: str) -> Mapping[str, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise _bad(f"{where} is {quoted(value)}, not a map of models to {unit}")
+    return {
+        model: _amount(amount, f"{where} of {quoted(model)}", scale, unit) for model, amount in value.items()
+    }
+
+
+def _amount(value: object, where: str, scale: int, unit: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | Fraction):
+        raise _bad(f"{where} is {quoted(value)}, not a number of {unit}")
+    number = Fraction(value)
+    scaled = number * scale
+    if not Fraction(0) <= number <= Fraction(_LARGEST) or scaled.denominator != 1:
+        raise _bad(f"{where} is no count: use a number of {unit} from 0 on, with two decimals at most")
+    return int(scaled)
+
+
+def _bad(why: str) -> NodeUnready:
+    return NodeUnready(
+        f"the quota in ConfigMap {CONFIG_MAP_NAMESPACE}/{CONFIG_MAP}, key {KEY}, cannot be used: {why}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaNews:
+    """What a change of the ConfigMap did. ``namespaces``: whose quota changed ("*": all that are not named).
+
+    ``complaint`` is for an Event and a metric; empty if it was taken.
+    """
+
+    namespaces: frozenset[str] = frozenset()
+    complaint: str = ""
+
+
+class QuotaBook:
+    """The quota in force; ``current`` is None before the first word of the API. Thread-safe.
+
+    ``place``: namespace and name of the ConfigMap, for texts.
+    """
+
+    def __init__(self, place: tuple[str, str] = (CONFIG_MAP_NAMESPACE, CONFIG_MAP)) -> None:
+        self._place = "/".join(place)
+        self._lock = threading.Lock()
+        self._current: Quota | None = None
+        self._complaint = ""
+
+    @property
+    def current(self) -> Quota | None:
+        """The last good one; None if there has been none yet."""
+        with self._lock:
+            return self._current
+
+    @property
+    def complaint(self) -> str:
+        """Why the ConfigMap as it stands is not in force; empty if it is."""
+        with self._lock:
+            return self._complaint
+
+    def missing(self) -> str:
+        """Why no pod can be judged, for people; empty once there is a quota in force."""
+        with self._lock:
+            if self._current is not None:
+                return ""
+            return f"{NOT_SYNCED}: {self._complaint}" if self._complaint else NOT_SYNCED
+
+    def update(self, obj: Mapping[str, Any] | None) -> QuotaNews:
+        """The ConfigMap as it is now, None if there is none: then nobody is limited.
+
+        What cannot be used leaves the last good one in force.
+        """
+        data = (obj or {}).get("data")
+        text = data.get(KEY) if isinstance(data, Mapping) else None
+        try:
+            quota = parse_quota(text) if isinstance(text, str) and text.strip() else NO_QUOTA
+        except NodeUnready as error:
+            complaint = str(error).replace(f"{CONFIG_MAP_NAMESPACE}/{CONFIG_MAP}", self._place, 1)
+            with self._lock:
+                self._complaint = complaint
+            return QuotaNews(complaint=complaint)
+        with self._lock:
+            old = self._current or NO_QUOTA
+            self._current, self._complaint = quota, ""
+        names = {*old.namespaces, *quota.namespaces}
+        return QuotaNews(frozenset(n for n in names if old.namespaces.get(n) != quota.namespaces.get(n)))

@@ -1,0 +1,87 @@
+"""The quota's ConfigMap as it changes: taken or complained of, and whoever waits for it looked at again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from zlib import crc32
+
+import structlog
+
+from admission.cluster_metrics import Figures
+from admission.ports import Obj, Writer
+from admission.quota.rules import ANY, QuotaBook
+from admission.cluster.snapshot import Cluster
+from gpu_manager.domain.contract import QUOTA_SEEN
+
+log = structlog.get_logger(__name__)
+
+BAD_QUOTA: Final = "GPUQuotaUnusable"
+
+
+class QuotaWatch:
+    """Keeps :attr:`book`, the quota in force.
+
+    ``place``: namespace and name of the ConfigMap; ``leads``: True if this replica is the one that writes.
+    """
+
+    def __init__(
+        self,
+        place: tuple[str, str],
+        cluster: Cluster,
+        writer: Writer,
+        figures: Figures,
+        leads: Callable[[], bool],
+    ) -> None:
+        self.book = QuotaBook(place)
+        self._place = place
+        self._cluster = cluster
+        self._writer = writer
+        self._figures = figures
+        self._leads = leads
+        self._uid = ""
+        self._told = ""
+        self._changed: frozenset[str] = frozenset()  # namespaces whose quota changed while this ran
+
+    def take(self, obj: Obj | None) -> None:
+        """The ConfigMap as it is now, None if there is none."""
+        before = self.book.complaint
+        news = self.book.update(obj)
+        self._uid = str(((obj or {}).get("metadata") or {}).get("uid") or "")
+        if news.complaint and news.complaint != before:
+            self._figures.quota_rejected()
+            log.warning("quota not taken", reason=news.complaint)
+        if news.namespaces:
+            log.info("quota taken", namespaces=len(news.namespaces))
+            self._changed |= news.namespaces
+            if self._leads():
+                self.wake()
+
+    def wake(self) -> None:
+        """Touch the pods that wait and whose quota changed.
+
+        A scheduler looks again at a pod that an extender refused when anything about it changes, else only
+        every five minutes. The value is a digest of the quota, so that nothing is written twice.
+        """
+        quota, changed = self.book.current, self._changed
+        if quota is None or not changed:
+            return
+        for occupant in self._cluster.waiting():
+            pod = occupant.pod
+            named = pod.namespace in quota.namespaces
+            if pod.namespace not in changed and (named or ANY not in changed):
+                continue
+            digest = f"{crc32(repr(quota.of(pod.namespace)).encode()):08x}"
+            if pod.annotations.get(QUOTA_SEEN) != digest:
+                self._writer.annotate(pod, {QUOTA_SEEN: digest})
+
+    def complain(self) -> None:
+        """One Event for each fault of the ConfigMap, the leader's. To be called each second."""
+        complaint = self.book.complaint
+        if not complaint:
+            self._told = ""
+        elif complaint != self._told and self._leads():
+            self._told = complaint
+            held = "The last good quota stays in force" if self.book.current else "No GPU pod is placed"
+            text = f"{complaint}. {held} until it is mended"
+            self._writer.event_of_map(*self._place, self._uid, BAD_QUOTA, text)

@@ -1,0 +1,133 @@
+"""Where schedulers ask, :3456: the extender's table as an ASGI application, bind and preempt guarded.
+
+Filter and prioritize say nothing that a caller could not see in the cluster, and change nothing but where a
+pod is expected for a few seconds. Bind writes and preempt chooses who is evicted: only for who runs in this
+pod, or shows a certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from typing import Final
+
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route as Path
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
+
+from admission.config import Bounds, ExtenderDoor
+from admission.extender.verbs import Extender, Reply, Route
+from admission.cluster_metrics import Figures
+from admission.serving.inflight_limit import Gate
+from admission.serving.https_server import Peers
+
+# Not all of 127/8: a mesh's proxy in this pod calls from 127.0.0.6 for whoever called it.
+_HERE: Final = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
+_JSON: Final = (b"content-type", b"application/json")
+_TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
+_FORBIDDEN: Final = (
+    "bind and preempt are open to 127.0.0.1 and ::1, and over TLS to clients that show a certificate: run the"
+    " scheduler in this pod, or give it one (tlsConfig) and this service --extender-client-ca-file"
+)
+
+
+def build_extender(
+    door: ExtenderDoor,
+    extender: Extender,
+    peers: Peers,
+    figures: Figures,
+    version: str,
+    draining: Callable[[], bool],
+) -> Gate:
+    """The ASGI application on :3456."""
+    workers = _Workers()
+    verbs = {route.path: _Verb(route, door, peers, figures, workers) for route in extender.routes()}
+    paths = [Path(path, verb, methods=["POST"]) for path, verb in verbs.items()]
+    # The version as text is the predecessor's way.
+    pages = [
+        Path(path, PlainTextResponse(text), methods=["GET"])
+        for path, text in (("/version", f"{version}\n"), ("/healthz", "ok\n"))
+    ]
+    return Gate(
+        _Doors(verbs, Router([*paths, *pages])),
+        Bounds(body=door.body),
+        lambda _path, _code: None,
+        draining,
+    )
+
+
+class _Doors:
+    """A scheduler's question goes to its verb at once, all else by the routes.
+
+    Frameworks and their ways into a thread were a fifth of what a pod costs, and the extender reads bytes by
+    itself: hence plain ASGI from here to the answer.
+    """
+
+    def __init__(self, verbs: Mapping[str, _Verb], rest: Router) -> None:
+        self._verbs = verbs
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        verb = self._verbs.get(scope["path"]) if scope["method"] == "POST" else None
+        await (verb or self._rest)(scope, receive, send)
+
+
+class _Workers:
+    """The threads that handlers run in: as many as the gate lets in, gone with the loop that uses them."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, handle: Callable[[bytes], Reply], body: bytes) -> Reply:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            loop.set_default_executor(ThreadPoolExecutor(Bounds().at_work, "extender"))
+        return await loop.run_in_executor(None, handle, body)
+
+
+class _Verb:
+    """One of the scheduler's questions, as an ASGI application behind the gate, which has read the body."""
+
+    def __init__(
+        self, route: Route, door: ExtenderDoor, peers: Peers, figures: Figures, workers: _Workers
+    ) -> None:
+        self._route = route
+        self._door = door
+        self._peers = peers
+        self._figures = figures
+        self._workers = workers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One call."""
+        route, who = self._route, scope.get("client")
+        client = (who[0], who[1]) if who else None
+        if route.guarded and not _may_write(client, self._door, self._peers):
+            self._figures.asked(route.verb, int(HTTPStatus.FORBIDDEN), 0.0)
+            refusal = JSONResponse({"error": _FORBIDDEN}, status_code=int(HTTPStatus.FORBIDDEN))
+            await refusal(scope, receive, send)
+            return
+        body = (await receive()).get("body", b"")
+        begun = time.perf_counter()
+        reply = await self._workers.run(route.handle, body)
+        self._figures.asked(route.verb, int(reply.status), time.perf_counter() - begun)
+        kind = _JSON if reply.status is HTTPStatus.OK else _TEXT
+        size = b"content-length", b"%d" % len(reply.body)
+        await send({"type": "http.response.start", "status": int(reply.status), "headers": [kind, size]})
+        await send({"type": "http.response.body", "body": reply.body})
+
+
+def _may_write(client: tuple[str, int] | None, door: ExtenderDoor, peers: Peers) -> bool:
+    if client is None:
+        return False
+    try:
+        address = ipaddress.ip_address(client[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address) in _HERE or bool(peers.names(client) & door.client_names)

@@ -1,0 +1,168 @@
+"""The HTTPS service on :9443 as an ASGI application: plain functions behind paths, the gate before them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+import structlog
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from admission.config import Settings, Terms
+from admission.serving.inflight_limit import Gate
+from admission.metrics import Metrics
+from admission.webhook.admit import SILENT, Outlook, mutate, validate
+from admission.webhook.admission_review import ANSWER_SCHEMA, REVIEW_SCHEMA, Review, Verdict, encode_answer, parse_review
+from gpu_manager.domain.errors import RequestInvalid, printable
+
+log = structlog.get_logger(__name__)
+
+_JSON: Final = "application/json"
+_LONGEST_NAME: Final = 253  # what Kubernetes grants a name
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """What the HTTPS service is made of beside the webhooks themselves."""
+
+    metrics: Metrics
+    version: str
+    ready: Callable[[], Mapping[str, bool]]
+    draining: Callable[[], bool]
+    outlook: Outlook = SILENT
+    routers: Sequence[APIRouter] = ()
+
+
+def build_app(settings: Settings, doors: Doors) -> Gate:
+    """The ASGI application on :9443."""
+    api = FastAPI(title="gpu-quota-admission", version=doors.version, docs_url=None, redoc_url=None)
+    api.include_router(_webhooks(settings.terms, doors))
+    api.include_router(_status(doors))
+    for router in doors.routers:
+        api.include_router(router)
+    rooms = {f"/{path.split('/')[1]}" for path in api.openapi()["paths"]}
+
+    def answered(path: str, code: int) -> None:
+        room = f"/{path.split('/')[1]}" if path.startswith("/") else path
+        doors.metrics.answered(room if room in rooms else "other", code)
+
+    return Gate(api, settings.bounds, answered, doors.draining)
+
+
+async def _body(request: Request) -> bytes:
+    return await request.body()  # the gate has read it already
+
+
+Body = Annotated[bytes, Depends(_body)]
+
+
+def _webhooks(terms: Terms, doors: Doors) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/mutate", **_documented("Mend a pod that is being created."))
+    def mutate_review(request: Request, body: Body) -> Response:
+        return _judge(request, body, "mutate", lambda review: mutate(review, terms), doors.metrics)
+
+    @router.post("/validate", **_documented("Judge a pod, or warn about a workload's pod template."))
+    def validate_review(request: Request, body: Body) -> Response:
+        return _judge(
+            request, body, "validate", lambda review: validate(review, terms, doors.outlook), doors.metrics
+        )
+
+    return router
+
+
+def _documented(summary: str) -> dict[str, Any]:
+    refusals = (
+        (HTTPStatus.BAD_REQUEST, "No AdmissionReview of admission.k8s.io/v1"),
+        (HTTPStatus.REQUEST_TIMEOUT, "The body came too slowly"),
+        (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large"),
+        (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body is not application/json"),
+        (HTTPStatus.SERVICE_UNAVAILABLE, "Too many requests at once"),
+    )
+    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+    return {
+        "summary": summary,
+        "response_class": Response,
+        "responses": {
+            200: {"description": "The answer, yes or no", "content": {_JSON: {"schema": ANSWER_SCHEMA}}},
+            **{int(s): {"description": text, "content": {_JSON: {"schema": error}}} for s, text in refusals},
+        },
+        "openapi_extra": {"requestBody": {"required": True, "content": {_JSON: {"schema": REVIEW_SCHEMA}}}},
+    }
+
+
+def _judge(
+    request: Request, body: bytes, verb: str, judge: Callable[[Review], Verdict], metrics: Metrics
+) -> Response:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != _JSON:
+        return _refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send {_JSON}, as API servers do")
+    begun = time.perf_counter()
+    try:
+        review = parse_review(body)
+    except RequestInvalid as error:
+        return _refusal(HTTPStatus.BAD_REQUEST, str(error))
+    verdict = judge(review)
+    metrics.judged(verb, verdict, time.perf_counter() - begun)
+    tell = log.debug if verdict.result == "allowed" else log.info
+    tell(
+        "judged",
+        verb=verb,
+        result=verdict.result,
+        rules=verdict.rules,
+        kind=_short(review.kind),
+        namespace=_short(review.namespace),
+        name=_short(review.name or _generated(review)),
+        user=_short(review.user),
+        dry_run=review.dry_run,
+    )
+    return Response(encode_answer(review.uid, verdict), media_type=_JSON)
+
+
+def _short(text: str) -> str:
+    """A name for the log: nobody has judged its length yet."""
+    return printable(text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}…")
+
+
+def _generated(review: Review) -> str:
+    meta = (review.obj or {}).get("metadata")
+    found = meta.get("generateName") if isinstance(meta, Mapping) else None
+    return f"{found}…" if isinstance(found, str) else ""
+
+
+def _refusal(status: HTTPStatus, text: str) -> Response:
+    return JSONResponse({"error": text}, status_code=int(status))
+
+
+def _status(doors: Doors) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    def metrics(request: Request) -> Response:
+        """Prometheus, or OpenMetrics if asked for."""
+        page, content_type = doors.metrics.page(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": content_type})
+
+    @router.get("/healthz", response_class=PlainTextResponse)
+    def healthz() -> str:
+        """The program answers."""
+        return "ok\n"
+
+    @router.get("/readyz", responses={503: {"description": "Not all of them hold"}})
+    def readyz() -> JSONResponse:
+        """What must hold before this replica is asked, and whether it does."""
+        checks = {"serving": not doors.draining(), **doors.ready()}
+        status = HTTPStatus.OK if all(checks.values()) else HTTPStatus.SERVICE_UNAVAILABLE
+        return JSONResponse(checks, status_code=int(status))
+
+    @router.get("/version")
+    def version_() -> dict[str, str]:
+        """The version of the program."""
+        return {"version": doors.version}
+
+    return router

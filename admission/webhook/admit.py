@@ -1,0 +1,292 @@
+"""What the webhooks answer: ``/mutate`` mends a pod, ``/validate`` judges it, workload templates are warned.
+
+Plain functions of the review and the cluster's terms; the rules themselves are the domain's. The API
+server's own check of whole and equal quantities runs between the two and hides the better text, so
+``/mutate`` says already what that check would refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from admission.config import Terms
+from admission.webhook.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_pod
+from admission.webhook.admission_review import ALLOWED, Review, Verdict
+from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.rules.legal_values import (
+    check_guarded,
+    check_pod,
+    guarded_keys,
+    pod_request,
+    warn_pod,
+)
+from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+
+Says = Callable[[Pod, PodRequest], Sequence[str]]
+
+
+def _silent(_pod: Pod, _request: PodRequest) -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the cluster's state says about a legal pod that is being created; must answer from memory.
+
+    Sentences: of ``refuse`` why its namespace's quota forbids it, of ``warn`` why no card could ever hold it.
+    """
+
+    refuse: Says = _silent
+    warn: Says = _silent
+
+    def refusals(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
+        """What forbids it, as violations."""
+        lead = f"{Rule.QUOTA_EXCEEDED.value.words}: "
+        return tuple(
+            violation(Rule.QUOTA_EXCEEDED, "", "", "", reason=text.removeprefix(lead))
+            for text in self.refuse(pod, request)
+        )
+
+    def warnings(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
+        """What will keep it waiting, as violations."""
+        return tuple(
+            violation(Rule.NO_CARD_FITS, "", "", "", reason=text) for text in self.warn(pod, request)
+        )
+
+
+SILENT: Final = Outlook()
+_SHOWN: Final = 8  # faults of one pod in one text
+
+# The API server would refuse these between the two webhooks, in words that teach nothing.
+_HIDDEN: Final = frozenset(
+    {
+        Rule.POD_UNREADABLE,
+        Rule.CORE_NOT_WHOLE,
+        Rule.CORE_NEGATIVE,
+        Rule.CORE_TOO_LARGE,
+        Rule.MEMORY_NOT_WHOLE,
+        Rule.MEMORY_NEGATIVE,
+        Rule.REQUESTS_DIFFER,
+    }
+)
+# These forbid an act; all others say that a value cannot be.
+_FORBIDDEN: Final = frozenset(
+    {Rule.ANNOTATION_GUARDED, Rule.ANNOTATION_CHANGED, Rule.NODE_NAME_SET, Rule.QUOTA_EXCEEDED}
+)
+
+_CHANGES: Final = frozenset(
+    ("", resource, "UPDATE")
+    for resource in ("pods", "pods/status", "pods/ephemeralcontainers", "pods/resize")
+)
+_TEMPLATE = ("spec", "template")
+# Objects that make pods, by group and resource, and where the pod stands in them.
+TEMPLATES: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
+    ("", "podtemplates"): ("template",),
+    ("", "replicationcontrollers"): _TEMPLATE,
+    ("apps", "deployments"): _TEMPLATE,
+    ("apps", "statefulsets"): _TEMPLATE,
+    ("apps", "daemonsets"): _TEMPLATE,
+    ("apps", "replicasets"): _TEMPLATE,
+    ("batch", "jobs"): _TEMPLATE,
+    ("batch", "cronjobs"): ("spec", "jobTemplate", "spec", "template"),
+}
+
+
+def mutate(review: Review, terms: Terms) -> Verdict:
+    """Mend a pod that is being created; anything else passes as it is. Idempotent."""
+    if (review.group, review.resource, review.operation) != ("", "pods", "CREATE") or review.obj is None:
+        return ALLOWED
+    try:
+        draft = draft_pod(review.obj, terms, trusted=_is_trusted(review, terms))
+    except RequestInvalid as error:
+        return _denied((_unreadable(error),))
+    faults = check_pod(draft.pod, terms.unit, terms.minimum_cores)
+    if not is_mirror(review) and any(fault.rule in _HIDDEN for fault in faults):
+        return _denied(faults)
+    return Verdict(
+        patch=draft.patch, warnings=tuple(v.message for v in draft.changes), rules=_ids(draft.changes)
+    )
+
+
+def validate(review: Review, terms: Terms, outlook: Outlook = SILENT) -> Verdict:
+    """Judge a pod that is created or changed, or warn about a workload's template; the rest is allowed."""
+    if review.operation not in ("CREATE", "UPDATE") or review.obj is None:
+        return ALLOWED
+    path = TEMPLATES.get((review.group, review.resource))
+    if path is not None:
+        return _judge_template(review, path, terms, outlook)
+    act = (review.group, review.resource, review.operation)
+    if act == ("", "pods", "CREATE"):
+        return _judge_new(review, terms, outlook)
+    if act in (("", "pods/binding", "CREATE"), ("", "bindings", "CREATE")):
+        # The annotations of a Binding become the pod's.
+        return _denied(_guarded(review.obj)) if not _is_trusted(review, terms) else ALLOWED
+    if act in _CHANGES:
+        return _judge_change(review, terms)
+    return ALLOWED
+
+
+def _judge_new(review: Review, terms: Terms, outlook: Outlook) -> Verdict:
+    obj = review.obj or {}
+    guarded = () if _is_trusted(review, terms) else _guarded(obj)
+    try:
+        pod = replace(read_pod(obj), namespace=review.namespace or "default")
+        ephemeral = ephemeral_faults(obj)
+    except RequestInvalid as error:
+        return _denied((*guarded, _unreadable(error)))
+    faults = (*guarded, *check_pod(pod, terms.unit, terms.minimum_cores), *ephemeral)
+    warnings = (*warn_pod(pod, terms.unit), *(_detours(pod, terms) if pod.asks else ()))
+    if is_mirror(review):
+        # It runs already, whatever is said here; refused, its share would be hidden from everyone.
+        return _warned((*faults, *warnings))
+    if terms.deny_node_name:
+        refused = tuple(v for v in warnings if v.rule is Rule.NODE_NAME_SET)
+        faults, warnings = (*faults, *refused), tuple(v for v in warnings if v not in refused)
+    if not faults and pod.asks:
+        request = pod_request(pod, terms.unit, terms.minimum_cores)
+        warnings = (*warnings, *outlook.warnings(pod, request))
+        faults = outlook.refusals(pod, request)
+    return _denied(faults, warnings) if faults else _warned(warnings)
+
+
+def _judge_change(review: Review, terms: Terms) -> Verdict:
+    """A change may not make a pod illegal; what it was before, it may stay: it must be able to end."""
+    obj, old = review.obj or {}, review.old or {}
+    faults = [] if _is_trusted(review, terms) else list(_tampered(old, obj))
+    if (obj.get("spec"), _annotations(obj)) != (old.get("spec"), _annotations(old)):
+        before = frozenset(_faults_or_none(old, terms) or ())
+        try:
+            faults += (fault for fault in _faults(obj, terms) if fault not in before)
+        except RequestInvalid as error:
+            if _faults_or_none(old, terms) is not None:
+                faults.append(_unreadable(error))
+    return _denied(faults)
+
+
+def _faults(obj: Mapping[str, Any], terms: Terms) -> tuple[Violation, ...]:
+    return (*check_pod(read_pod(obj), terms.unit, terms.minimum_cores), *ephemeral_faults(obj))
+
+
+def _faults_or_none(obj: Mapping[str, Any], terms: Terms) -> tuple[Violation, ...] | None:
+    try:
+        return _faults(obj, terms)
+    except RequestInvalid:
+        return None
+
+
+def _judge_template(review: Review, path: tuple[str, ...], terms: Terms, outlook: Outlook) -> Verdict:
+    template = _at(review.obj, path)
+    if template is None or template == _at(review.old, path):
+        return ALLOWED
+    pods = f"pods of this {review.kind}" if review.kind.isalnum() else "its pods"
+    found = tuple(_foresee(template, review.namespace, terms, outlook))
+    return Verdict(
+        warnings=tuple(f"{pods}{' will be refused' if bad else ''}: {v.refusal}" for bad, v in found),
+        rules=_ids(v for _, v in found),
+    )
+
+
+def _foresee(
+    template: Mapping[str, Any], namespace: str, terms: Terms, outlook: Outlook
+) -> Iterator[tuple[bool, Violation]]:
+    """What the webhooks will say to a pod of this template, and whether it is a refusal."""
+    try:
+        draft: Draft = draft_pod(template, terms, trusted=False)
+    except RequestInvalid as error:
+        yield True, _unreadable(error)
+        return
+    pod = replace(draft.pod, namespace=namespace or "default")
+    faults = check_pod(pod, terms.unit, terms.minimum_cores)
+    yield from ((True, fault) for fault in faults)
+    yield from ((False, change) for change in draft.changes)
+    yield from ((False, warning) for warning in warn_pod(pod, terms.unit))
+    if not pod.asks:
+        return
+    for warning in _detours(pod, terms):
+        yield terms.deny_node_name and warning.rule is Rule.NODE_NAME_SET, warning
+    if not faults:
+        request = pod_request(pod, terms.unit, terms.minimum_cores)
+        yield from ((True, fault) for fault in outlook.refusals(pod, request))
+        yield from ((False, warning) for warning in outlook.warnings(pod, request))
+
+
+def _detours(pod: Pod, terms: Terms) -> Iterator[Violation]:
+    """Ways past the scheduler that keeps the cards."""
+    if pod.node:
+        yield violation(Rule.NODE_NAME_SET, "", "spec.nodeName", quoted(pod.node))
+    elif terms.scheduler_name and pod.scheduler not in ("", terms.scheduler_name):
+        yield violation(
+            Rule.SCHEDULER_OTHER,
+            "",
+            "spec.schedulerName",
+            quoted(pod.scheduler),
+            (terms.scheduler_name,),
+            expected=terms.scheduler_name,
+        )
+
+
+def _guarded(obj: Mapping[str, Any]) -> tuple[Violation, ...]:
+    return check_guarded(_annotations(obj))
+
+
+def _tampered(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Violation]:
+    before, after = _annotations(old), _annotations(new)
+    for key in guarded_keys({**before, **after}):
+        was, now = before.get(key), after.get(key)
+        if was != now:
+            yield violation(
+                Rule.ANNOTATION_CHANGED,
+                "",
+                key,
+                "removed" if now is None else quoted(now),
+                before="out" if was is None else f"as it was, {quoted(was)}",
+            )
+
+
+def _annotations(obj: Mapping[str, Any]) -> Mapping[str, Any]:
+    meta = obj.get("metadata")
+    found = meta.get("annotations") if isinstance(meta, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _at(obj: Mapping[str, Any] | None, path: tuple[str, ...]) -> Mapping[str, Any] | None:
+    found: Any = obj
+    for step in path:
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _is_trusted(review: Review, terms: Terms) -> bool:
+    return review.user in terms.trusted_users
+
+
+def _unreadable(error: RequestInvalid) -> Violation:
+    return violation(Rule.POD_UNREADABLE, "", "", "", reason=str(error))
+
+
+def _denied(faults: Sequence[Violation], warnings: Sequence[Violation] = ()) -> Verdict:
+    """No, with every fault at once; yes if there is none."""
+    if not faults:
+        return _warned(warnings)
+    more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+    forbidden = all(f.rule in _FORBIDDEN for f in faults)
+    return Verdict(
+        allowed=False,
+        message="; ".join(fault.refusal for fault in faults[:_SHOWN]) + more,
+        code=403 if forbidden else 422,
+        reason="Forbidden" if forbidden else "Invalid",
+        warnings=tuple(warning.message for warning in warnings),
+        rules=_ids(faults),
+    )
+
+
+def _warned(warnings: Sequence[Violation]) -> Verdict:
+    return Verdict(warnings=tuple(v.refusal for v in warnings), rules=_ids(warnings)) if warnings else ALLOWED
+
+
+def _ids(violations: Sequence[Violation] | Iterator[Violation]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(v.rule.id for v in violations))

@@ -1,0 +1,114 @@
+"""What the cluster's state says to a legal pod that is being created: from memory, in bounded time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from admission.extender.feasibility import Fit, Judge, No, describe
+from admission.cluster.node_view import NodeView
+from admission.cluster.pod_view import Occupant
+from admission.quota.rules import QuotaBook, refuse_at_create
+from admission.cluster.snapshot import Cluster, Snapshot
+from admission.webhook.admit import Outlook
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.errors import printable
+from gpu_manager.domain.placement.ledger import Allocation, Share, peak
+from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.resources import Amount, format_bytes
+from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.ports import Clock
+
+_KINDS_SECONDS = 1.0
+_MOST_KINDS = 64  # kinds of nodes that are asked; a cluster with more gets no warning
+
+
+def outlook(cluster: Cluster, quota: QuotaBook, judge: Judge, clock: Clock) -> Outlook:
+    """For the webhook. Silent until nodes and pods have been listed."""
+    kinds = _Recent(cluster, clock)
+
+    def refuse(pod: Pod, request: PodRequest) -> Sequence[str]:
+        limits = quota.current
+        if limits is None or not cluster.synced or limits.of(pod.namespace) is None:
+            return ()
+        snapshot = cluster.snapshot()
+        models = {
+            state.card.model
+            for view in kinds.now()
+            for state in view.facts.cards
+            if not request.models or request.allows(state.card) or request.uuids
+        }
+        asked = _least(request)
+        reason = refuse_at_create(limits, snapshot.used, pod.namespace, asked, models)
+        return (reason,) if reason else ()
+
+    def warn(pod: Pod, request: PodRequest) -> Sequence[str]:
+        if not cluster.synced:
+            return ()
+        return _never(pod, request, cluster.snapshot(), kinds.now(), judge)
+
+    return Outlook(refuse, warn)
+
+
+class _Recent:
+    """One node of each kind, looked up once a second: thousands of nodes are too many for each review."""
+
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._found: tuple[float, tuple[NodeView, ...]] = float("-inf"), ()
+
+    def now(self) -> tuple[NodeView, ...]:
+        """As it was at most a second ago."""
+        now = self._clock.monotonic()
+        if now - self._found[0] >= _KINDS_SECONDS:
+            self._found = now, _kinds(self._cluster.snapshot().nodes.values())
+        return self._found[1]
+
+
+def _never(
+    pod: Pod, request: PodRequest, snapshot: Snapshot, known: Sequence[NodeView], judge: Judge
+) -> Sequence[str]:
+    """One sentence if no node could take the pod even if empty; none while there is no node with cards."""
+    views = known
+    if request.uuids:
+        nodes = snapshot.nodes.values()
+        views = [v for v in nodes if any(s.card.uuid in request.uuids for s in v.facts.cards)]
+        if not views:
+            cards = any(v.facts.cards for v in known)
+            return ("none of the cards that it names by UUID is in this cluster",) if cards else ()
+    kinds = [view for view in views if not view.facts.problem]
+    if not kinds or len(kinds) > _MOST_KINDS:
+        return ()
+    question = judge.ask(Occupant(pod), request, snapshot, None)
+    for view in kinds:
+        found = question.on(view)
+        if isinstance(found, Fit) or found is not No.NEVER:
+            return ()
+    size, model = max(
+        (s.card.capacity(v.facts.unit).memory, s.card.model) for v in kinds for s in v.facts.cards
+    )
+    models = sorted({printable(s.card.model) for v in kinds for s in v.facts.cards})
+    parts = [
+        f"the largest card has {format_bytes(size)} ({printable(model)})",
+        f"a node has {max(len(v.facts.cards) for v in kinds)} cards at most",
+        *([f"models are {', '.join(models[:8])}"] if request.models else []),
+    ]
+    return (f"no node of this cluster can hold {describe(request)}, even if empty: {'; '.join(parts)}",)
+
+
+def _kinds(views: Iterable[NodeView]) -> tuple[NodeView, ...]:
+    """One node of each kind: what its cards are like does not depend on their names."""
+    return tuple({(view.facts.hardware, view.facts.problem): view for view in views}.values())
+
+
+def _least(request: PodRequest) -> Amount:
+    """What the pod takes at least at its worst moment, were all of it of one model.
+
+    Of whole cards the memory is not known before the card is, and counts as none.
+    """
+    card = CardUuid("")
+    held = [
+        Allocation(request.uid, c.name, c.kind, c.order, (Share(card, c.request.amount),))
+        for c in request.containers
+    ]
+    return peak(held, card)

@@ -1,0 +1,170 @@
+"""A pod as the webhook would have it: what ``/mutate`` changes in it, as values and as a JSON patch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Final
+
+from admission.config import Terms
+from admission.webhook.admission_review import Operation, Review, pointer
+from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.pod import MIRROR, Container, Pod, parse_pod
+from gpu_manager.domain.resources import format_bytes, format_number
+from gpu_manager.domain.rules.legal_values import check_pod, guarded_keys, warn_pod
+from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+
+_DEFAULT_SCHEDULER: Final = "default-scheduler"  # what the API server writes where nothing is written
+_MOST_CONTAINERS: Final = 200  # with 1000, a review of such a pod takes seconds beside all others
+_MOST_REMOVALS: Final = 64  # one by one; more are removed by writing the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """``pod`` as it will be once ``patch`` is applied; ``changes`` are the warnings that say so."""
+
+    pod: Pod
+    patch: tuple[Operation, ...]
+    changes: tuple[Violation, ...]
+
+
+def read_pod(obj: Mapping[str, Any]) -> Pod:
+    """A pod of a size that can be judged at once; a body has room for tens of thousands of containers.
+
+    Raises:
+        RequestInvalid: it is none, or larger than any node could run.
+    """
+    groups = (_spec(obj).get(group) for group in ("initContainers", "containers", "ephemeralContainers"))
+    count = sum(len(group) for group in groups if isinstance(group, list))
+    if count > _MOST_CONTAINERS:
+        raise RequestInvalid(f"the pod has {count} containers: use {_MOST_CONTAINERS} at most")
+    return parse_pod(obj)
+
+
+def draft_pod(obj: Mapping[str, Any], terms: Terms, *, trusted: bool) -> Draft:
+    """What ``/mutate`` makes of a pod or of a template's pod; a pod that is as it should be has no patch.
+
+    Args:
+        obj: the object, as JSON.
+        terms: what to write.
+        trusted: whoever sends it may write guarded annotations.
+
+    Raises:
+        RequestInvalid: it is no pod.
+    """
+    pod = read_pod(obj)
+    patch: list[Operation] = []
+    changes: list[Violation] = []
+    if not trusted:
+        guarded = frozenset(guarded_keys(pod.annotations))
+        changes += [violation(Rule.ANNOTATION_REMOVED, "", k, "") for k in pod.annotations if k in guarded]
+        pod = replace(pod, annotations={k: v for k, v in pod.annotations.items() if k not in guarded})
+        if len(guarded) > _MOST_REMOVALS:
+            patch.append(Operation("replace", pointer("metadata", "annotations"), dict(pod.annotations)))
+        else:
+            patch += [Operation("remove", pointer("metadata", "annotations", key)) for key in sorted(guarded)]
+    containers = []
+    for container, steps in zip(pod.containers, _places(obj), strict=True):
+        mended, operations, change = _mend(container, steps, terms)
+        containers.append(mended)
+        patch += operations
+        changes += change
+    pod = replace(pod, containers=tuple(containers))
+    if pod.asks:
+        for key, present, wanted in (
+            ("schedulerName", pod.scheduler not in ("", _DEFAULT_SCHEDULER), terms.scheduler_name),
+            ("runtimeClassName", _spec(obj).get("runtimeClassName") is not None, terms.runtime_class),
+        ):
+            if wanted and not present and _spec(obj).get(key) != wanted:
+                patch.append(Operation("add", pointer("spec", key), wanted))
+        pod = replace(pod, scheduler=_scheduler(pod.scheduler, terms))
+    return Draft(pod, tuple(patch), tuple(changes))
+
+
+def _scheduler(name: str, terms: Terms) -> str:
+    return terms.scheduler_name or name if name in ("", _DEFAULT_SCHEDULER) else name
+
+
+def _spec(obj: Mapping[str, Any]) -> Mapping[str, Any]:
+    spec = obj.get("spec")
+    return spec if isinstance(spec, Mapping) else {}
+
+
+def _places(obj: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
+    """Where each container stands, in the order of :func:`~gpu_manager.domain.pod.parse_pod`."""
+    for group in ("initContainers", "containers"):
+        for index in range(len(_spec(obj).get(group) or ())):
+            yield "spec", group, index, "resources"
+
+
+def _mend(
+    container: Container, steps: tuple[str | int, ...], terms: Terms
+) -> tuple[Container, list[Operation], tuple[Violation, ...]]:
+    """Nothing is mended in a container that is illegal in any other way: its author has to look at it."""
+    alone = Pod(uid=_NOBODY.uid, namespace="", name="", containers=(container,))
+    faults = [v.rule for v in check_pod(alone, terms.unit, terms.minimum_cores)]
+    if faults == [Rule.FRACTION_WITHOUT_MEMORY] and terms.default_memory:
+        return _with_default(container, steps, terms)
+    beside = tuple(
+        v for v in warn_pod(alone, terms.unit) if v.rule is Rule.MEMORY_BESIDE_WHOLE_CARDS and not faults
+    )
+    if not beside:
+        return container, [], ()
+    removed = [Operation("remove", pointer(*steps, "limits", MEMORY))]
+    if container.memory_units_request is not None:
+        removed.append(Operation("remove", pointer(*steps, "requests", MEMORY)))
+    return replace(container, memory_units=None, memory_units_request=None), removed, beside
+
+
+def _with_default(
+    container: Container, steps: tuple[str | int, ...], terms: Terms
+) -> tuple[Container, list[Operation], tuple[Violation, ...]]:
+    units, text = Fraction(terms.default_memory), str(terms.default_memory)
+    written = [Operation("add", pointer(*steps, "limits", MEMORY), text)]
+    asked = container.core_request is not None
+    if asked or container.memory_units_request is not None:
+        written.append(Operation("add", pointer(*steps, "requests", MEMORY), text))
+    change = violation(
+        Rule.MEMORY_DEFAULTED,
+        container.name,
+        MEMORY,
+        format_number(container.core or Fraction(0)),
+        units=text,
+        size=format_bytes(terms.default_memory * terms.unit),
+    )
+    mended = replace(
+        container,
+        memory_units=units,
+        memory_units_request=units if len(written) > 1 else None,
+    )
+    return mended, written, (change,)
+
+
+def ephemeral_faults(obj: Mapping[str, Any]) -> tuple[Violation, ...]:
+    """Ephemeral containers that ask for cards.
+
+    Raises:
+        RequestInvalid: they have not the shape of containers.
+    """
+    containers = parse_pod({"spec": {"containers": _spec(obj).get("ephemeralContainers")}}).containers
+    return tuple(
+        violation(Rule.EPHEMERAL_CONTAINER, c.name, field, format_number(value))
+        for c in containers
+        for field, value in (
+            (CORE, c.core or c.core_request),
+            (MEMORY, c.memory_units or c.memory_units_request),
+        )
+        if value
+    )
+
+
+def is_mirror(review: Review) -> bool:
+    """True for a kubelet's image of a static pod, which runs already and passed no scheduler."""
+    meta = (review.obj or {}).get("metadata")
+    annotations = meta.get("annotations") if isinstance(meta, Mapping) else None
+    return "system:nodes" in review.groups and isinstance(annotations, Mapping) and MIRROR in annotations
+
+
+_NOBODY: Final = parse_pod({})

@@ -1,0 +1,318 @@
+"""The rulebook's rules as CEL, each with its text: what :mod:`admission.webhook.static_policies` puts into policies.
+
+The CEL is that of Kubernetes 1.30 on: quantity, list and string extensions, no optionals.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from admission.config import Terms
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    ASSIGNED,
+    CORE,
+    CORE_LIMIT,
+    GPU_MODEL,
+    GPU_UUID,
+    MEMORY,
+    NVIDIA,
+    PLACEMENT,
+    PREDICATE_INDEX,
+    PREDICATE_NODE,
+    PREDICATE_TIME,
+    PRELOAD,
+)
+from gpu_manager.domain.pod import MIRROR
+from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, format_bytes
+from gpu_manager.domain.rules.request import PlacementPolicy
+from gpu_manager.domain.rules.rulebook import Rule
+
+_LARGEST_CORES: Final = LARGEST_COUNT // CORES_PER_CARD * CORES_PER_CARD
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One rule: what must hold, and what to say if it does not (both CEL)."""
+
+    rule: Rule
+    holds: str
+    says: str
+
+
+# CEL over one container, named c.
+
+
+def _wrote(resource: str, where: str = "limits") -> str:
+    return f"has(c.resources) && has(c.resources.{where}) && '{resource}' in c.resources.{where}"
+
+
+def _quantity(resource: str, where: str = "limits", c: str = "c") -> str:
+    return f"quantity({c}.resources.{where}['{resource}'])"
+
+
+_INIT: Final = "(has(object.spec.initContainers) ? object.spec.initContainers : [])"
+_CORES: Final = f"{_quantity(CORE)}.asInteger()"
+_ASKS: Final = (
+    f"{_wrote(CORE)} && {_quantity(CORE)}.isInteger() && {_quantity(CORE)}.compareTo(quantity('0')) > 0"
+)
+_SIDECAR: Final = "has(c.restartPolicy) && c.restartPolicy == 'Always'"
+_ANNOTATED: Final = "has(object.metadata.annotations)"
+
+
+def mentions(*places: str) -> Mapping[str, str]:
+    """Holds for pods of which a container names one of our resources there."""
+    named = (f"({_wrote(resource, where)})" for resource in (CORE, MEMORY) for where in places)
+    return {"asks-for-cards": f"(object.spec.containers + {_INIT}).exists(c, {' || '.join(named)})"}
+
+
+NOT_MIRROR: Final = (
+    f"!({_ANNOTATED} && '{MIRROR}' in object.metadata.annotations "
+    "&& has(request.userInfo.groups) && 'system:nodes' in request.userInfo.groups)"
+)
+# Containers by what they wrote; "asking" are those that ask for cores in whole numbers.
+VARIABLES: Final = {
+    "all": f"object.spec.containers + {_INIT}",
+    "core": f"variables.all.filter(c, {_wrote(CORE)})",
+    "memory": f"variables.all.filter(c, {_wrote(MEMORY)})",
+    "gpus": f"variables.all.filter(c, {_wrote(NVIDIA)})",
+    "parts": f"variables.core.filter(c, {_quantity(CORE)}.compareTo(quantity('0')) > 0 "
+    f"&& {_quantity(CORE)}.isLessThan(quantity('{CORES_PER_CARD}')))",
+    "asking": f"variables.core.filter(c, {_ASKS})",
+    "initAsking": f"{_INIT}.filter(c, {_ASKS})",
+    "initNames": "variables.initAsking.map(c, c.name)",
+    "ordinary": f"variables.initAsking.filter(c, !({_SIDECAR}))",
+    "sidecars": f"variables.initAsking.filter(c, {_SIDECAR})",
+    "apps": f"object.spec.containers.filter(c, {_ASKS})",
+}
+
+
+_RESOURCES: Final = {"core": CORE, "memory": MEMORY}
+
+
+def request_checks(terms: Terms) -> Iterator[Check]:
+    """The rules for what containers ask for."""
+    unit, minimum = _text(format_bytes(terms.unit)), _text(str(terms.minimum_cores))
+    for having, largest in (("core", _LARGEST_CORES), ("memory", LARGEST_COUNT // terms.unit)):
+        yield from _numbers(_RESOURCES[having], having, largest, unit)
+    cards = f"{_CORES} / {CORES_PER_CARD}"
+    figures = {
+        "value": _written(CORE),
+        "unit": unit,
+        "minimum": minimum,
+        "nearest": f"string({cards} * {CORES_PER_CARD}) + ' or ' + string(({cards} + 1) * {CORES_PER_CARD})",
+    }
+    if terms.minimum_cores > 1:
+        below = f"{_CORES} < {terms.minimum_cores}"
+        yield _container(Rule.CORE_BELOW_MINIMUM, "asking", below, {**figures, "nearest": minimum})
+    multiple = f"{_CORES} > {CORES_PER_CARD} && {_CORES} % {CORES_PER_CARD} != 0"
+    yield _container(Rule.CORE_NOT_MULTIPLE, "asking", multiple, figures)
+    no_core = f"!({_wrote(CORE)} && {_quantity(CORE)}.compareTo(quantity('0')) != 0)"
+    yield _container(
+        Rule.MEMORY_WITHOUT_CORE,
+        "memory",
+        f"{_quantity(MEMORY)}.compareTo(quantity('0')) > 0 && {no_core}",
+        {**figures, "value": _written(MEMORY)},
+    )
+    no_memory = f"!({_wrote(MEMORY)} && {_quantity(MEMORY)}.compareTo(quantity('0')) != 0)"
+    yield _container(Rule.FRACTION_WITHOUT_MEMORY, "parts", no_memory, figures)
+    privileged = "has(c.securityContext) && has(c.securityContext.privileged) && c.securityContext.privileged"
+    yield _container(Rule.PRIVILEGED_FRACTION, "parts", privileged, figures)
+    for resource in _RESOURCES.values():
+        yield _requests(resource)
+    ours = (
+        f"variables.{n}.exists(s, {_quantity(r, c='s')}.compareTo(quantity('0')) != 0)"
+        for n, r in _RESOURCES.items()
+    )
+    both = f"{_quantity(NVIDIA)}.compareTo(quantity('0')) != 0 && ({' || '.join(ours)})"
+    yield _container(Rule.NAMES_MIXED, "gpus", both, {"value": _written(NVIDIA)})
+    yield _init_cards()
+    if terms.deny_node_name:
+        asks = (
+            f"variables.{n}.exists(c, {_quantity(r)}.compareTo(quantity('0')) != 0)"
+            for n, r in _RESOURCES.items()
+        )
+        yield Check(
+            Rule.NODE_NAME_SET,
+            f"!has(object.spec.nodeName) || object.spec.nodeName == '' || !({' || '.join(asks)})",
+            _says(Rule.NODE_NAME_SET, {"value": _quoted("object.spec.nodeName")}),
+        )
+
+
+def _numbers(resource: str, having: str, largest: int, unit: str) -> Iterator[Check]:
+    """Whole numbers that Kubernetes can count; the API server itself refuses most others before."""
+    negative, too_large, not_whole = (
+        (Rule.CORE_NEGATIVE, Rule.CORE_TOO_LARGE, Rule.CORE_NOT_WHOLE)
+        if resource == CORE
+        else (Rule.MEMORY_NEGATIVE, Rule.MEMORY_TOO_LARGE, Rule.MEMORY_NOT_WHOLE)
+    )
+    quantity, figures = _quantity(resource), {"value": _written(resource), "unit": unit}
+    above = f"{quantity}.isGreaterThan(quantity('{largest}'))"
+    broken = f"{quantity}.compareTo(quantity('0')) > 0 && !{quantity}.isInteger()"
+    yield _container(negative, having, f"{quantity}.compareTo(quantity('0')) < 0", figures)
+    yield _container(too_large, having, above, figures)
+    yield _container(
+        not_whole, having, f"{broken} && !{above}", {**figures, "nearest": _around(quantity, resource)}
+    )
+
+
+def _around(quantity: str, resource: str) -> str:
+    """The whole numbers on either side; past one card that is whole cards."""
+    whole = f"int({quantity}.asApproximateFloat())"
+    near = f"string({whole}) + ' or ' + string({whole} + 1)"
+    cards = f"{whole} / {CORES_PER_CARD}"
+    far = f"string({cards} * {CORES_PER_CARD}) + ' or ' + string(({cards} + 1) * {CORES_PER_CARD})"
+    past = f"{whole} >= {CORES_PER_CARD} ? {far} : {near}" if resource == CORE else near
+    return f"({whole} < 1 ? '1' : ({past}))"
+
+
+def _written(resource: str, where: str = "limits") -> str:
+    return f"string(c.resources.{where}['{resource}'])"
+
+
+def _requests(resource: str) -> Check:
+    limit = _wrote(resource)
+    same = f"{limit} && {_quantity(resource)}.compareTo({_quantity(resource, 'requests')}) == 0"
+    figures = {
+        "field": _text(resource),
+        "value": _written(resource, "requests"),
+        "limit": f"({limit} ? {_written(resource)} : 'nothing')",
+    }
+    return _container(Rule.REQUESTS_DIFFER, "all", f"{_wrote(resource, 'requests')} && !({same})", figures)
+
+
+def _init_cards() -> Check:
+    one, other = _CORES, f"{_quantity(CORE, c='s')}.asInteger()"
+    earlier = "variables.initNames.indexOf(s.name) < variables.initNames.indexOf(c.name)"
+    in_turn = (
+        f"variables.ordinary.exists(c, {one} "
+        f"+ variables.sidecars.filter(s, {earlier}).map(s, {other}).sum() > {CORES_PER_CARD})"
+    )
+    together = (
+        f"variables.sidecars.map(c, {one}).sum() + variables.apps.map(c, {one}).sum() > {CORES_PER_CARD}"
+    )
+    equal = (
+        f"variables.asking.all(c, {one} % {CORES_PER_CARD} == 0 && variables.asking.all(s, {other} == {one}))"
+    )
+    shapes = f"""variables.asking.map(s, string({other}) + ' ("' + s.name + '")').join(', ')"""
+    says = _says(Rule.INIT_CONTAINER_CARDS, {"value": f"string({one})", "shapes": shapes})
+    return Check(
+        Rule.INIT_CONTAINER_CARDS,
+        f"variables.ordinary.size() == 0 || !({in_turn} || {together}) || {equal}",
+        f"variables.ordinary.map(c, {says})[0]",
+    )
+
+
+def wish_checks() -> Iterator[Check]:
+    """The rules for the annotations that users may set."""
+    largest = f"([1] + variables.parts.filter(c, {_ASKS}).map(c, {_CORES})).max()"
+    lowest, number = f"string({largest})", f"int({_annotation(CORE_LIMIT)})"
+    integer = f"{_annotation(CORE_LIMIT)}.matches('^[+-]?[0-9]{{1,18}}$')"
+    clamped = f"string({number} > {CORES_PER_CARD} ? {CORES_PER_CARD} : {largest})"
+    within = f"({number} >= {largest} && {number} <= {CORES_PER_CARD})"
+    yield _wish(Rule.CEILING_NOT_INTEGER, CORE_LIMIT, integer, {"nearest": lowest})
+    yield _wish(
+        Rule.CEILING_OUT_OF_RANGE,
+        CORE_LIMIT,
+        f"!{integer} || {within}",
+        {"nearest": clamped, "lowest": lowest, "value": _annotation(CORE_LIMIT)},
+    )
+    for rule, key, names in (
+        (Rule.PLACEMENT_UNKNOWN, PLACEMENT, [policy.value for policy in PlacementPolicy]),
+        (Rule.PRELOAD_NOT_BOOLEAN, PRELOAD, ["true", "false"]),
+    ):
+        yield _wish(rule, key, f"{_annotation(key)} in {names}", {"nearest": _text(" or ".join(names))})
+    for rule, key, patterns in (
+        (Rule.MODELS_MALFORMED, GPU_MODEL, (r"^[ -+\\x2d-~]{1,96}$", "[A-Za-z0-9]")),
+        (Rule.UUIDS_MALFORMED, GPU_UUID, ("^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",)),
+    ):
+        entries = f"{_annotation(key)}.split(',')"
+        each = " && ".join(f"e.trim().matches('{pattern}')" for pattern in patterns)
+        yield _wish(rule, key, f"{entries}.size() <= 64 && {entries}.all(e, {each})", {})
+
+
+def _annotation(key: str) -> str:
+    return f"object.metadata.annotations['{key}']"
+
+
+def _wish(rule: Rule, key: str, legal: str, figures: Mapping[str, str]) -> Check:
+    old = "oldObject.metadata.annotations"
+    absent = f"!({_ANNOTATED} && '{key}' in object.metadata.annotations)"
+    unchanged = (
+        f"(request.operation == 'UPDATE' && has({old}) && '{key}' in {old} "
+        f"&& {old}['{key}'] == {_annotation(key)})"
+    )
+    value = {"value": _quoted(_annotation(key))}
+    return Check(rule, f"{absent} || {unchanged} || ({legal})", _says(rule, {**value, **figures}))
+
+
+_KEYS: Final = [ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED]
+_IS_GUARDED: Final = f"(k in {_KEYS} || k.startsWith('{PREDICATE_INDEX}'))"
+GUARDED_VARIABLES: Final = {
+    "now": f"{_ANNOTATED} ? object.metadata.annotations : {{}}",
+    "before": "request.operation == 'UPDATE' && has(oldObject.metadata.annotations) "
+    "? oldObject.metadata.annotations : {}",
+    "changed": "variables.now.filter(k, "
+    f"{_IS_GUARDED} && !(k in variables.before && variables.before[k] == variables.now[k])) "
+    f"+ variables.before.filter(k, {_IS_GUARDED} && !(k in variables.now))",
+}
+
+
+def strangers(terms: Terms) -> Mapping[str, str]:
+    """Holds for everybody but who may write those annotations."""
+    return {"not-ours": f"!(request.userInfo.username in {sorted(terms.trusted_users)})"}
+
+
+def guarded_checks() -> Iterator[Check]:
+    """Who may write the annotations that say which cards a pod holds."""
+    none = "variables.changed.size() == 0"
+    key = "variables.changed[0]"
+    yield Check(
+        Rule.ANNOTATION_GUARDED,
+        f"request.operation != 'CREATE' || {none}",
+        _says(Rule.ANNOTATION_GUARDED, {"field": key}),
+    )
+    value = f"({key} in variables.now ? {_quoted(f'variables.now[{key}]')} : 'removed')"
+    before = f"({key} in variables.before ? 'as it was, ' + {_quoted(f'variables.before[{key}]')} : 'out')"
+    yield Check(
+        Rule.ANNOTATION_CHANGED,
+        f"request.operation != 'UPDATE' || {none}",
+        _says(Rule.ANNOTATION_CHANGED, {"field": key, "value": value, "before": before}),
+    )
+
+
+# Texts: the rulebook's templates with CEL in their gaps.
+
+
+def _container(rule: Rule, having: str, fault: str, figures: Mapping[str, str]) -> Check:
+    """``fault`` is CEL over c, one of the containers ``having`` names; the text names the first at fault."""
+    faults = f"variables.{having}.filter(c, {fault})"
+    return Check(
+        rule, f"!variables.{having}.exists(c, {fault})", f"{faults}.map(c, {_says(rule, figures)})[0]"
+    )
+
+
+def _says(rule: Rule, figures: Mapping[str, str]) -> str:
+    pieces = [_text(f"{rule.value.words}: ")] if rule.value.words else []
+    if not rule.value.text.startswith(("annotation ", "spec.")):  # those are the pod's own
+        pieces += [_text('container "'), "c.name", _text('": ')]
+    for piece in re.split(r"(\{\w+\})", rule.value.text):
+        if piece.startswith("{"):
+            pieces += [figures[piece[1:-1]]] if piece != "{hint}" else []
+        elif piece:
+            pieces.append(_text(piece))
+    return " + ".join(pieces)
+
+
+def _text(literal: str) -> str:
+    return json.dumps(literal, ensure_ascii=False)
+
+
+def _quoted(expression: str) -> str:
+    """A tenant's text in quotes, as short as in our other texts."""
+    short = f"({expression}.size() > 64 ? {expression}.substring(0, 64) + '…' : {expression})"
+    return f"""'"' + {short} + '"'"""
