@@ -19,12 +19,12 @@ from admission.config import (
     SECRET,
     SERVICE,
     TRUSTED_USERS,
-    ExtenderDoor,
+    AdmissionSettings,
+    ClusterTerms,
+    ExtenderEndpoint,
     LeaderMode,
     Leadership,
     OwnCertificates,
-    Settings,
-    Terms,
 )
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
@@ -159,7 +159,7 @@ def command(
         }
     )
     host, port = _host_port(extender_address)
-    terms = Terms(
+    terms = ClusterTerms(
         unit=unit_bytes(memory_unit),
         minimum_cores=minimum_cores,
         default_memory=default_memory,
@@ -179,7 +179,7 @@ def command(
     from admission.app import compose  # noqa: PLC0415  # same: FastAPI and the Kubernetes client
 
     compose(
-        Settings(
+        AdmissionSettings(
             terms=terms,
             address=webhook_address,
             port=webhook_port,
@@ -193,7 +193,7 @@ def command(
                 life_days=cert_days,
                 settle_seconds=cert_settle_seconds,
             ),
-            extender=ExtenderDoor(
+            extender=ExtenderEndpoint(
                 address=host,
                 port=port,
                 certificate=extender_tls_cert_file,
@@ -219,9 +219,9 @@ def command(
 
 
 def _reference(context: typer.Context, name: str) -> str:
-    from admission.reference import Page, page_of  # noqa: PLC0415  # each way of the program loads what it needs
+    from admission.reference import AdmissionPage, page_of  # noqa: PLC0415  # each way of the program loads what it needs
 
-    pages = {page.value: page for page in Page}
+    pages = {page.value: page for page in AdmissionPage}
     if name not in pages:
         raise RequestInvalid(f"--print-reference is {quoted(name)}: use {' or '.join(pages)}")
     return page_of(pages[name], context.command.params, OLD_FLAGS)

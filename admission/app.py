@@ -15,23 +15,23 @@ from typing import Final, Protocol
 import structlog
 from fastapi import APIRouter
 
-from admission.serving.access import Access
+from admission.cluster.snapshot import BUDGETS, NODES, PODS
+from admission.config import SERVICE, AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
+from admission.controller import QUOTA, SchedulingController
+from admission.explain.access import AccessCheck
+from admission.explain.explain_api import ExplainSources, explain_routes
+from admission.extender.binding import BindAnswer, BindOutcome
+from admission.extender.cluster_metrics import ClusterMetrics
+from admission.extender.leader_election import HeldLease, LeaseSource, SingleReplica, WatchedLeader
+from admission.ports import ClusterAccess, WatchRequest
 from admission.serving.authority import SelfSigned
 from admission.serving.certs import Certificates, ClientGuard, FileCertificates, Switch
-from admission.config import SERVICE, Bounds, ExtenderDoor, LeaderMode, Settings
-from admission.serving.webhook_app import Doors, build_app
-from admission.cluster_metrics import Figures
-from admission.extender.leader_election import Alone, Held, Mandate, Watched
-from admission.serving.https_server import Listener, Peers
-from admission.metrics import Metrics
-from admission.webhook.create_time_checks import outlook
-from admission.ports import Outside, Wanted
-from admission.explain.explain_api import Knowledge, people
-from admission.extender.binding import Answer, Outcome
 from admission.serving.extender_app import build_extender
-from admission.controller import QUOTA, Scheduling
-from admission.cluster.snapshot import BUDGETS, NODES, PODS
-from admission.webhook.admit import SILENT, Outlook
+from admission.serving.https_server import HttpsServer, Peers
+from admission.serving.metrics import AdmissionMetrics
+from admission.serving.webhook_app import WebhookParts, build_app
+from admission.webhook.admit import SILENT, CreateTimeChecks
+from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Connection, Pause, Timeouts, connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
@@ -51,7 +51,7 @@ _VAULT_SECONDS: Final = 10.0
 _FIRST_SECONDS: Final = 0.5  # without any certificate nobody is served
 
 
-class Part(Protocol):
+class ProgramPart(Protocol):
     """Something that runs beside the webhooks (snapshot, quota, extender)."""
 
     def start(self) -> None:
@@ -64,20 +64,20 @@ class Part(Protocol):
         """End everything it began."""
 
 
-class Program:
+class AdmissionProgram:
     """One replica. ``start`` returns once it answers; ``stop`` once everything has ended."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AdmissionSettings,
         certificates: Certificates,
         switch: Switch,
-        metrics: Metrics,
+        metrics: AdmissionMetrics,
         *,
         check_seconds: float,
-        outlook: Outlook = SILENT,
+        checks: CreateTimeChecks = SILENT,
         routers: Sequence[APIRouter] = (),
-        parts: Sequence[Part] = (),
+        parts: Sequence[ProgramPart] = (),
         draining: threading.Event | None = None,
     ) -> None:
         """Bind the port. Raises NodeUnready: it is taken. ``draining`` is set once the end has begun."""
@@ -89,9 +89,11 @@ class Program:
         self._draining = draining or threading.Event()
         self._ended = threading.Event()
         metrics.watch_expiry(lambda: pair.not_after if (pair := switch.pair) else None)
-        doors = Doors(metrics, version("gpu-manager"), self.ready, self._draining.is_set, outlook, routers)
+        doors = WebhookParts(
+            metrics, version("gpu-manager"), self.ready, self._draining.is_set, checks, routers
+        )
         app = build_app(settings, doors)
-        self._listener = Listener(
+        self._listener = HttpsServer(
             app,
             settings.address,
             settings.port,
@@ -143,7 +145,7 @@ class Program:
 
     def _ports(self) -> dict[str, int]:
         for part in self._parts:
-            if isinstance(part, Scheduling) and part.listener is not None:
+            if isinstance(part, SchedulingController) and part.listener is not None:
                 return {"extender_port": part.listener.port}
         return {}
 
@@ -158,37 +160,37 @@ class Program:
             log.warning("certificate not renewed", reason=str(error))
 
 
-def compose(settings: Settings) -> Program:
+def compose(settings: AdmissionSettings) -> AdmissionProgram:
     """The service as deployed. Raises NodeUnready: a port is taken, or the API server cannot be found."""
     number, clock = version("gpu-manager"), SystemClock()
-    metrics, switch = Metrics(number), Switch()
+    metrics, switch = AdmissionMetrics(number), Switch()
     files = _given(settings, switch, metrics)
     connection = connect(kubeconfig=settings.kubeconfig, url=settings.api_url)
     certificates = files or _own(settings, connection, switch, metrics)
-    figures = Figures(metrics.registry)
+    figures = ClusterMetrics(metrics.registry)
     pods = ClusterPods(connection, clock, component=SERVICE, host=settings.leadership.pod)
     figures.show_writes_dropped(lambda: pods.writes_dropped)
-    scheduling = Scheduling(settings, _outside(settings, connection, pods, clock), figures, clock)
+    scheduling = SchedulingController(settings, _outside(settings, connection, pods, clock), figures, clock)
     draining = threading.Event()
     _open_extender(
         settings.extender, scheduling, figures, number, lambda: draining.is_set() or scheduling.elsewhere()
     )
     cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
-    knowledge = Knowledge(cluster, quota, judge, settings.terms, pods.fetch)
-    return Program(
+    knowledge = ExplainSources(cluster, quota, judge, settings.terms, pods.fetch)
+    return AdmissionProgram(
         settings,
         certificates,
         switch,
         metrics,
         check_seconds=_VAULT_SECONDS if files is None else _FILE_SECONDS,
-        outlook=outlook(cluster, quota, judge, clock),
-        routers=(people(knowledge, Access(KubeReviews(connection), clock), clock),),
+        checks=create_time_checks(cluster, quota, judge, clock),
+        routers=(explain_routes(knowledge, AccessCheck(KubeReviews(connection), clock), clock),),
         parts=(scheduling,),
         draining=draining,
     )
 
 
-def _given(settings: Settings, switch: Switch, metrics: Metrics) -> Certificates | None:
+def _given(settings: AdmissionSettings, switch: Switch, metrics: AdmissionMetrics) -> Certificates | None:
     """Certificates of files that someone else renews; None if the service signs for itself."""
     if settings.certificate is None or settings.key is None:
         return None
@@ -199,7 +201,9 @@ def _given(settings: Settings, switch: Switch, metrics: Metrics) -> Certificates
     return files
 
 
-def _own(settings: Settings, connection: Connection, switch: Switch, metrics: Metrics) -> Certificates:
+def _own(
+    settings: AdmissionSettings, connection: Connection, switch: Switch, metrics: AdmissionMetrics
+) -> Certificates:
     own = settings.own_certificates
     service = f"{settings.service}.{settings.namespace}.svc"
     return SelfSigned(
@@ -213,7 +217,9 @@ def _own(settings: Settings, connection: Connection, switch: Switch, metrics: Me
     )
 
 
-def _outside(settings: Settings, connection: Connection, pods: ClusterPods, clock: Clock) -> Outside:
+def _outside(
+    settings: AdmissionSettings, connection: Connection, pods: ClusterPods, clock: Clock
+) -> ClusterAccess:
     namespace, name = settings.quota_map
     places = {
         NODES: ("/api/v1/nodes", ""),
@@ -222,7 +228,7 @@ def _outside(settings: Settings, connection: Connection, pods: ClusterPods, cloc
         QUOTA: (f"/api/v1/namespaces/{namespace}/configmaps", f"metadata.name={name}"),
     }
 
-    def watch(wanted: Wanted) -> Reflector:
+    def watch(wanted: WatchRequest) -> Reflector:
         path, selector = places[wanted.resource]
         return Reflector(
             connection,
@@ -235,46 +241,46 @@ def _outside(settings: Settings, connection: Connection, pods: ClusterPods, cloc
             pause=Pause(0.2, 5.0),
         )
 
-    return Outside(_Bindings(pods), pods, _mandate(settings, clock), watch)
+    return ClusterAccess(_Bindings(pods), pods, _mandate(settings, clock), watch)
 
 
-def _mandate(settings: Settings, clock: Clock) -> Mandate:
+def _mandate(settings: AdmissionSettings, clock: Clock) -> LeaseSource:
     leadership = settings.leadership
     if leadership.mode is LeaderMode.ALONE:
-        return Alone()
+        return SingleReplica()
     # A connection of its own: a renewal must not wait behind anything, nor for long.
     line = connect(kubeconfig=settings.kubeconfig, url=settings.api_url, timeouts=Timeouts(1.0, 2.0))
     lease = KubeLease(line, clock, leadership.namespace, leadership.lease)
     if leadership.mode is LeaderMode.LEASE:
-        return Held(lease, clock, leadership.pod, leadership.seconds)
+        return HeldLease(lease, clock, leadership.pod, leadership.seconds)
     # kube-scheduler signs its Lease with its hostname: the pod's name, cut as the kubelet cuts it.
     hosts = {leadership.pod, leadership.pod[:63].rstrip("-."), socket.gethostname()}
-    return Watched(lease, clock, frozenset(hosts))
+    return WatchedLeader(lease, clock, frozenset(hosts))
 
 
 class _Bindings:
-    """:class:`admission.extender.binding.Api` over the adapter."""
+    """:class:`admission.extender.binding.BindingApi` over the adapter."""
 
     def __init__(self, pods: ClusterPods) -> None:
         self._pods = pods
 
-    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
-        """See :class:`admission.extender.binding.Api`."""
+    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
+        """See :class:`admission.extender.binding.BindingApi`."""
         try:
             words = self._pods.bind(pod, node, annotations, seconds)
         except NodeUnready as error:
-            return Answer(Outcome.UNKNOWN, str(error))
-        return Answer(Outcome.REFUSED, words) if words else Answer(Outcome.BOUND)
+            return BindAnswer(BindOutcome.UNKNOWN, str(error))
+        return BindAnswer(BindOutcome.REFUSED, words) if words else BindAnswer(BindOutcome.BOUND)
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
-        """See :class:`admission.extender.binding.Api`."""
+        """See :class:`admission.extender.binding.BindingApi`."""
         return self._pods.fetch(namespace, name)
 
 
 def _open_extender(
-    door: ExtenderDoor,
-    scheduling: Scheduling,
-    figures: Figures,
+    door: ExtenderEndpoint,
+    scheduling: SchedulingController,
+    figures: ClusterMetrics,
     number: str,
     draining: Callable[[], bool],
 ) -> None:
@@ -286,6 +292,6 @@ def _open_extender(
         scheduling.checks.append(guarded.look)
         context = guarded.context
     app = build_extender(door, scheduling.extender, peers, figures, number, draining)
-    scheduling.listener = Listener(
-        app, door.address, door.port, context, header_seconds=Bounds().seconds, peers=peers
+    scheduling.listener = HttpsServer(
+        app, door.address, door.port, context, header_seconds=InflightBounds().seconds, peers=peers
     )

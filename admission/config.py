@@ -22,7 +22,7 @@ TRUSTED_USERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ClusterTerms:
     """What this cluster grants, and what it writes into pods.
 
     ``unit`` is bytes of a memory unit; ``default_memory`` units for a part of a card without memory, 0 for
@@ -39,7 +39,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class InflightBounds:
     """What one caller may cost: bytes of a body, seconds to send it, requests at work and waiting."""
 
     body: int = 3 << 20
@@ -86,7 +86,7 @@ class Leadership:
 
 
 @dataclass(frozen=True, slots=True)
-class ExtenderDoor:
+class ExtenderEndpoint:
     """Where schedulers ask.
 
     With ``certificate``, ``key`` and ``client_ca`` it speaks TLS, and bind and preempt are open to clients
@@ -103,7 +103,7 @@ class ExtenderDoor:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AdmissionSettings:
     """Settings of ``gpu-quota-admission``.
 
     With ``certificate`` and ``key`` those files are served and watched (cert-manager); without, the service
@@ -111,8 +111,8 @@ class Settings:
     namespace and name; pods of ``unseen_namespaces`` never pass the webhooks.
     """
 
-    terms: Terms = field(default_factory=Terms)
-    bounds: Bounds = field(default_factory=Bounds)
+    terms: ClusterTerms = field(default_factory=ClusterTerms)
+    bounds: InflightBounds = field(default_factory=InflightBounds)
     address: str = "0.0.0.0"
     port: int = 9443
     namespace: str = NAMESPACE
@@ -120,7 +120,7 @@ class Settings:
     certificate: Path | None = None
     key: Path | None = None
     own_certificates: OwnCertificates = field(default_factory=OwnCertificates)
-    extender: ExtenderDoor = field(default_factory=ExtenderDoor)
+    extender: ExtenderEndpoint = field(default_factory=ExtenderEndpoint)
     leadership: Leadership = field(default_factory=Leadership)
     binds_for: frozenset[str] = frozenset()
     quota_map: tuple[str, str] = ("kube-system", "gpuquota")

@@ -1,6 +1,7 @@
 """The scheduler's side of the service as one part: watches, books, extender, leader, events; begun and ended.
 
-Everything of the outside comes in as :class:`~admission.ports.Outside`; nothing here knows an API server.
+Everything of the outside comes in as :class:`~admission.ports.ClusterAccess`; nothing here knows an API
+server.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from typing import Final
 
 import structlog
 
-from admission.cluster.bypass import Bypasses, Finding
-from admission.config import LeaderMode, Settings
-from admission.explain.explanation import Explanation, explain
-from admission.extender.verbs import Extender
-from admission.cluster_metrics import Figures, Seen
-from admission.extender.feasibility import Judge
-from admission.extender.leader_election import Leader, Pods
-from admission.extender.fragmentation_score import LeastWaste
-from admission.serving.https_server import Listener
-from admission.serving.gc_tuning import spare_pauses
-from admission.cluster.pod_view import Occupant
-from admission.ports import Obj, Outside, Wanted
-from admission.quota_controller import QuotaWatch
-from admission.extender.binding import BIND_SECONDS, TRAVEL_SECONDS, Binder, Rules
+from admission.cluster.bypass import Bypasses, BypassFinding
+from admission.cluster.pod_view import PodView
+from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
 from admission.cluster.trim import slim_node, slim_pod
-from admission.cluster.snapshot import BUDGETS, NODES, PODS, Cluster
-from admission.explain.pending_events import Teller
-from admission.extender.requeue import Waker
+from admission.config import AdmissionSettings, LeaderMode
+from admission.explain.explanation import Explanation, explain
+from admission.explain.pending_events import PendingEvents
+from admission.extender.binding import BIND_SECONDS, TRAVEL_SECONDS, Binder, BindRules
+from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
+from admission.extender.feasibility import FeasibilityJudge
+from admission.extender.fragmentation_score import LeastFragmentation
+from admission.extender.leader_election import Leader, PodLister
+from admission.extender.requeue import Requeue
+from admission.extender.verbs import Extender
+from admission.ports import ClusterAccess, Obj, WatchRequest
+from admission.quota_controller import QuotaController
+from admission.serving.gc_tuning import spare_pauses
+from admission.serving.https_server import HttpsServer
 from gpu_manager.domain.contract import LEADER_LABEL, QUOTA_SEEN
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import Clock
@@ -42,23 +43,27 @@ _TICK_SECONDS: Final = 1.0
 _SPARE_SECONDS: Final = 10.0
 
 
-class Scheduling:
-    """A :class:`admission.app.Part`. ``listener`` serves :attr:`extender` once it is given."""
+class SchedulingController:
+    """A :class:`admission.app.ProgramPart`. ``listener`` serves :attr:`extender` once it is given."""
 
-    def __init__(self, settings: Settings, outside: Outside, figures: Figures, clock: Clock) -> None:
+    def __init__(
+        self, settings: AdmissionSettings, outside: ClusterAccess, figures: ClusterMetrics, clock: Clock
+    ) -> None:
         terms = settings.terms
         self._settings = settings
         self._outside = outside
         self._figures = figures
         self._clock = clock
-        self.cluster = Cluster(terms.unit)
-        self.judge = Judge()
+        self.cluster = ClusterState(terms.unit)
+        self.judge = FeasibilityJudge()
         self._inherited: bool | None = None  # whether the first list had a pod that waits
         watches = {
-            NODES: Wanted(NODES, lambda o: self.cluster.replace(NODES, o), self._node, slim_node),
-            PODS: Wanted(PODS, self._pods, self._pod, slim_pod),
-            BUDGETS: Wanted(BUDGETS, lambda o: self.cluster.replace(BUDGETS, o), self._budget, lambda o: o),
-            QUOTA: Wanted(
+            NODES: WatchRequest(NODES, lambda o: self.cluster.replace(NODES, o), self._node, slim_node),
+            PODS: WatchRequest(PODS, self._pods, self._pod, slim_pod),
+            BUDGETS: WatchRequest(
+                BUDGETS, lambda o: self.cluster.replace(BUDGETS, o), self._budget, lambda o: o
+            ),
+            QUOTA: WatchRequest(
                 QUOTA,
                 lambda objects: self._quota.take(objects[0] if objects else None),
                 lambda obj, gone: self._quota.take(None if gone else obj),
@@ -69,32 +74,36 @@ class Scheduling:
         pods = self._watches[PODS]
         self.leader = Leader(
             outside.mandate,
-            Pods(lambda: pods.listed, pods.relist, lambda: self._inherited is not False),
+            PodLister(lambda: pods.listed, pods.relist, lambda: self._inherited is not False),
             clock,
             BIND_SECONDS + TRAVEL_SECONDS,
             self._led,
         )
-        self._quota = QuotaWatch(settings.quota_map, self.cluster, outside.writer, figures, self.leader.leads)
+        self._quota = QuotaController(
+            settings.quota_map, self.cluster, outside.writer, figures, self.leader.leads
+        )
         self.quota = self._quota.book
-        rules = Rules(self.leader.leads, settings.binds_for, terms.minimum_cores)
+        rules = BindRules(self.leader.leads, settings.binds_for, terms.minimum_cores)
         self.binder = Binder(self.cluster, self.quota, self.judge, outside.api, clock, rules, figures.count)
-        self._teller = Teller(self.cluster.pod, self._explain, outside.writer, clock)
+        self._teller = PendingEvents(self.cluster.pod, self._explain, outside.writer, clock)
         self.extender = Extender(
             self.cluster,
             self.quota,
             self.judge,
-            LeastWaste(self.cluster),
+            LeastFragmentation(self.cluster),
             self.binder,
             clock=clock,
             minimum_cores=terms.minimum_cores,
             count=figures.count,
             refused=self._refused,
         )
-        self._waker = Waker(self.cluster.pod, self.extender.has_room, self._wake, clock)
+        self._waker = Requeue(self.cluster.pod, self.extender.has_room, self._wake, clock)
         self._bypasses = Bypasses(terms.unit, terms.minimum_cores, settings.unseen_namespaces, self._bypassed)
-        figures.show(Seen(self.cluster, self.quota, self.leader.leads, self._ages, self._bypasses.counts))
+        figures.show(
+            ClusterFigures(self.cluster, self.quota, self.leader.leads, self._ages, self._bypasses.counts)
+        )
         self._ended = threading.Event()
-        self.listener: Listener | None = None
+        self.listener: HttpsServer | None = None
         self.checks: list[Callable[[], None]] = []  # done each second beside everything else
         self._threads = [
             threading.Thread(target=self._loop, args=(self.leader.tick,), name="leader", daemon=True),
@@ -226,12 +235,12 @@ class Scheduling:
             self._waker.refused(uid, turn)
             self._teller.refused(uid)
 
-    def _bypassed(self, finding: Finding) -> None:
+    def _bypassed(self, finding: BypassFinding) -> None:
         self._figures.bypassed(finding.reason)
         if self.leader.leads():
             self._outside.writer.event(finding.occupant.pod, BYPASSED, finding.text)
 
-    def _explain(self, occupant: Occupant) -> Explanation:
+    def _explain(self, occupant: PodView) -> Explanation:
         return explain(
             occupant,
             self.cluster.snapshot(),

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from admission.extender.leader_election import Mandate
-from admission.extender.binding import Api
-from admission.explain.pending_events import Voice
+from admission.explain.pending_events import EventSender
+from admission.extender.binding import BindingApi
+from admission.extender.leader_election import LeaseSource
 from gpu_manager.domain.pod import Pod
 
 Obj = Mapping[str, Any]
 
 
-class Watch(Protocol):
+class ClusterWatch(Protocol):
     """One resource, listed and watched from :meth:`start` to :meth:`close`."""
 
     listed: float | None
@@ -30,7 +30,7 @@ class Watch(Protocol):
         """End."""
 
 
-class Writer(Voice, Protocol):
+class Writer(EventSender, Protocol):
     """Writes in the background."""
 
     def start(self) -> None:
@@ -50,7 +50,7 @@ class Writer(Voice, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WatchRequest:
     """What a watch is to bring: ``keep`` says what of each object, None for nothing of it."""
 
     resource: str
@@ -60,10 +60,10 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class ClusterAccess:
     """All of it."""
 
-    api: Api
+    api: BindingApi
     writer: Writer
-    mandate: Mandate
-    watch: Callable[[Wanted], Watch]
+    mandate: LeaseSource
+    watch: Callable[[WatchRequest], ClusterWatch]

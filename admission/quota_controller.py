@@ -8,10 +8,10 @@ from zlib import crc32
 
 import structlog
 
-from admission.cluster_metrics import Figures
+from admission.cluster.snapshot import ClusterState
+from admission.extender.cluster_metrics import ClusterMetrics
 from admission.ports import Obj, Writer
 from admission.quota.rules import ANY, QuotaBook
-from admission.cluster.snapshot import Cluster
 from gpu_manager.domain.contract import QUOTA_SEEN
 
 log = structlog.get_logger(__name__)
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 BAD_QUOTA: Final = "GPUQuotaUnusable"
 
 
-class QuotaWatch:
+class QuotaController:
     """Keeps :attr:`book`, the quota in force.
 
     ``place``: namespace and name of the ConfigMap; ``leads``: True if this replica is the one that writes.
@@ -28,9 +28,9 @@ class QuotaWatch:
     def __init__(
         self,
         place: tuple[str, str],
-        cluster: Cluster,
+        cluster: ClusterState,
         writer: Writer,
-        figures: Figures,
+        figures: ClusterMetrics,
         leads: Callable[[], bool],
     ) -> None:
         self.book = QuotaBook(place)

@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final
 
-from admission.cluster_metrics import Figures, Seen
-from admission.metrics import Metrics
+from admission.cluster.snapshot import NODES, PODS, ClusterState
+from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
 from admission.quota.rules import KEY, QuotaBook
-from admission.cluster.snapshot import NODES, PODS, Cluster
-from admission.webhook.admission_review import Verdict
+from admission.serving.metrics import AdmissionMetrics
+from admission.webhook.admission_review import ReviewVerdict
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.markdown import family_row, option_row, table
 
 
-class Page(Enum):
+class AdmissionPage(Enum):
     """The pages there are."""
 
     FLAGS = "flags"
@@ -25,9 +25,9 @@ class Page(Enum):
 _MADE: Final = "Printed by `gpu-quota-admission --print-reference {page}`; do not edit by hand."
 
 
-def page_of(page: Page, options: Iterable[Any], old_flags: Iterable[str]) -> str:
+def page_of(page: AdmissionPage, options: Iterable[Any], old_flags: Iterable[str]) -> str:
     """As Markdown. ``options`` are click's; ``old_flags`` those of the predecessor that do nothing."""
-    parts = _flags(options, old_flags) if page is Page.FLAGS else _metrics()
+    parts = _flags(options, old_flags) if page is AdmissionPage.FLAGS else _metrics()
     title, *rest = parts
     return "\n\n".join((f"# {title}", _MADE.format(page=page.value), *rest)) + "\n"
 
@@ -61,20 +61,20 @@ def _metrics() -> tuple[str, ...]:
 
 def described() -> list[Any]:
     """The families as they are scraped once everything has happened: counters have no labels before that."""
-    metrics = Metrics("")
-    metrics.judged("", Verdict(allowed=True), 0.0)
+    metrics = AdmissionMetrics("")
+    metrics.judged("", ReviewVerdict(allowed=True), 0.0)
     metrics.answered("", 200)
     metrics.reloaded(taken=True)
     metrics.watch_expiry(lambda: 0.0)
-    figures = Figures(metrics.registry)
+    figures = ClusterMetrics(metrics.registry)
     figures.count("", "")
     figures.asked("", 200, 0.0)
     figures.bypassed("")
     figures.quota_rejected()
     figures.show_writes_dropped(int)
-    cluster, quota = Cluster(DEFAULT_UNIT), QuotaBook()
+    cluster, quota = ClusterState(DEFAULT_UNIT), QuotaBook()
     for kind in (NODES, PODS):
         cluster.replace(kind, ())
     quota.update({"data": {KEY: '{"": {"quota": {"": 1}, "memory": {"": 1}}}'}})
-    figures.show(Seen(cluster, quota, lambda: True, lambda: {"": 0.0}, lambda: {"": 0}))
+    figures.show(ClusterFigures(cluster, quota, lambda: True, lambda: {"": 0.0}, lambda: {"": 0}))
     return list(metrics.registry.collect())

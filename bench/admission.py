@@ -16,14 +16,14 @@ from typing import Any
 import structlog
 
 from admission.cluster.charges import allocations_of
+from admission.cluster.pod_view import pod_view
+from admission.cluster.snapshot import NODES, PODS, ClusterState
+from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRules
+from admission.extender.feasibility import FeasibilityJudge
+from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.verbs import Extender
-from admission.extender.feasibility import Judge
-from admission.extender.fragmentation_score import LeastWaste
-from admission.serving.gc_tuning import spare_pauses
-from admission.cluster.pod_view import occupant_of
 from admission.quota.rules import QuotaBook
-from admission.extender.binding import Answer, Binder, Outcome, Rules
-from admission.cluster.snapshot import NODES, PODS, Cluster
+from admission.serving.gc_tuning import spare_pauses
 from bench import admission_program
 from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile
@@ -43,18 +43,18 @@ _SHAPES = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (100, 0), (200, 0), (
 class _Api:
     """Binds at once; the watch shows it at once."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterState) -> None:
         self.cluster = cluster
         self.pods: dict[tuple[str, str], Obj] = {}
         self.seconds = 0.0  # that a Binding takes
 
-    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
         time.sleep(self.seconds)
         obj = self.pods[pod.namespace, pod.name]
         obj["metadata"]["annotations"] = {**obj["metadata"].get("annotations", {}), **annotations}
         obj["spec"]["nodeName"] = node
         self.cluster.apply(PODS, "MODIFIED", obj)
-        return Answer(Outcome.BOUND)
+        return BindAnswer(BindOutcome.BOUND)
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
         obj = self.pods.get((namespace, name))
@@ -66,12 +66,14 @@ class Scheduler:
 
     def __init__(self, nodes: int, seed: int = 0) -> None:
         self.random = random.Random(seed)
-        self.cluster = Cluster(DEFAULT_UNIT)
+        self.cluster = ClusterState(DEFAULT_UNIT)
         self.api = _Api(self.cluster)
-        quota, judge, clock = QuotaBook(), Judge(), SystemClock()
+        quota, judge, clock = QuotaBook(), FeasibilityJudge(), SystemClock()
         quota.update(None)
-        binder = Binder(self.cluster, quota, judge, self.api, clock, Rules(leads=lambda _seconds: True))
-        self.extender = Extender(self.cluster, quota, judge, LeastWaste(self.cluster), binder, clock=clock)
+        binder = Binder(self.cluster, quota, judge, self.api, clock, BindRules(leads=lambda _seconds: True))
+        self.extender = Extender(
+            self.cluster, quota, judge, LeastFragmentation(self.cluster), binder, clock=clock
+        )
         self.names = [f"node-{n:05d}" for n in range(nodes)]
         self.cluster.replace(NODES, [node(name, MODELS[n % 3]) for n, name in enumerate(self.names)])
         self.cluster.replace(PODS, [])
@@ -96,7 +98,7 @@ class Scheduler:
             placement = find(pod_request(pod, facts.unit), facts.cards, facts.topology, ledger)
             if placement is None:
                 continue
-            ledger.commit(tuple(allocations_of(occupant_of(pod), placement)))
+            ledger.commit(tuple(allocations_of(pod_view(pod), placement)))
             obj["metadata"]["annotations"] = allocation_annotations(
                 pod, name, placement, facts.cards, 0.0, assigned=True
             )

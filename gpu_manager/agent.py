@@ -51,7 +51,7 @@ from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
 from gpu_manager.services.enforcement.library_messages import LibraryMessages
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.rebuild import Reclaimer, rebuild
 
@@ -68,7 +68,7 @@ class Agent:
         self._config = config
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.tally = Metrics()
+        self.tally = ServiceMetrics()
         clock = SystemClock()
         self.cards = build_cards(config)
         self._kube = Kube(

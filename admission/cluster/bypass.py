@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from admission.cluster.pod_view import Occupant
+from admission.cluster.pod_view import PodView
 from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.pod import PodUid
@@ -29,10 +29,10 @@ REASONS: Final = (ILLEGAL, UNBOUND, FOREIGN)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BypassFinding:
     """One pod, why it is named, and the sentence."""
 
-    occupant: Occupant
+    occupant: PodView
     reason: str
     text: str
 
@@ -45,16 +45,16 @@ class Bypasses:
     """
 
     def __init__(
-        self, unit: int, minimum_cores: int, unseen: Collection[str], found: Callable[[Finding], None]
+        self, unit: int, minimum_cores: int, unseen: Collection[str], found: Callable[[BypassFinding], None]
     ) -> None:
         self._unit = unit
         self._minimum_cores = minimum_cores
         self._unseen = frozenset(unseen)
         self._found = found
         self._lock = threading.Lock()
-        self._known: dict[PodUid, Finding | None] = {}  # once it is on a node; None: nothing is wrong
+        self._known: dict[PodUid, BypassFinding | None] = {}  # once it is on a node; None: nothing is wrong
 
-    def look(self, occupant: Occupant) -> None:
+    def look(self, occupant: PodView) -> None:
         """A pod as the watch shows it. The agent may write the annotation later: the first look counts."""
         if not occupant.pod.node or occupant.pod.terminal:
             return
@@ -78,7 +78,7 @@ class Bypasses:
             for uid in self._known.keys() - set(uids):
                 del self._known[uid]
 
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[BypassFinding]:
         """Those who are there now."""
         with self._lock:
             return [finding for finding in self._known.values() if finding is not None]
@@ -88,7 +88,7 @@ class Bypasses:
         found = Counter(finding.reason for finding in self.findings())
         return {reason: found[reason] for reason in REASONS}
 
-    def _judge(self, occupant: Occupant) -> Finding | None:
+    def _judge(self, occupant: PodView) -> BypassFinding | None:
         pod = occupant.pod
         if occupant.lent:
             return None  # neither the webhooks nor the extender is asked about such a pod
@@ -98,12 +98,16 @@ class Bypasses:
                 pod_request(pod, self._unit, self._minimum_cores)
             except RequestInvalid as error:
                 cure = "It gets no card; delete it, and see why the webhook did not refuse it"
-                return Finding(occupant, ILLEGAL, f"{where} though the rules refuse it: {error}. {cure}")
+                return BypassFinding(
+                    occupant, ILLEGAL, f"{where} though the rules refuse it: {error}. {cure}"
+                )
         if occupant.assigned is not None or pod.annotations.get(PREDICATE_NODE) == pod.node:
             return None  # ours, or the predecessor's
         who = f"spec.nodeName or scheduler {printable(pod.scheduler)!r}" if pod.scheduler else "spec.nodeName"
         if ALLOCATION in pod.annotations:
             text = f"{where} with cards noted for another pod or node ({ALLOCATION}): the note is ignored"
-            return Finding(occupant, FOREIGN, f"{text}; the agent chooses its cards")
+            return BypassFinding(occupant, FOREIGN, f"{text}; the agent chooses its cards")
         text = f"{where} without a choice of cards: {who} placed it there, not the scheduler extender"
-        return Finding(occupant, UNBOUND, f"{text}; the agent chooses its cards, or refuses it if none fit")
+        return BypassFinding(
+            occupant, UNBOUND, f"{text}; the agent chooses its cards, or refuses it if none fit"
+        )

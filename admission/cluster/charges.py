@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from admission.cluster.node_facts import NodeFacts
-from admission.cluster.pod_view import Occupant
+from admission.cluster.pod_view import PodView
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.terminating import terminating_allocations
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
@@ -24,7 +24,7 @@ from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 class Charge:
     """What one pod holds of its node. ``guessed``: its cards are not known, so others' order matters."""
 
-    occupant: Occupant
+    occupant: PodView
     allocations: tuple[Allocation, ...]
     usage: tuple[tuple[str, Amount], ...]  # by model
     guessed: bool = False
@@ -36,11 +36,11 @@ def booked_as_fact(ledger: Ledger, facts: NodeFacts, allocations: Sequence[Alloc
 
 
 def charge_all(
-    facts: NodeFacts, occupants: Iterable[Occupant], known: Mapping[PodUid, Charge]
+    facts: NodeFacts, occupants: Iterable[PodView], known: Mapping[PodUid, Charge]
 ) -> dict[PodUid, Charge]:
     """What each pod on the node holds. ``known`` are charges made before under the same facts."""
     charges: dict[PodUid, Charge] = {}
-    unplaced: list[tuple[Occupant, PodRequest, tuple[Allocation, ...]]] = []
+    unplaced: list[tuple[PodView, PodRequest, tuple[Allocation, ...]]] = []
     for occupant in occupants:
         done = known.get(occupant.uid)
         if done is not None and not done.guessed and _alike(done.occupant, occupant):
@@ -61,7 +61,7 @@ def charge_all(
     return charges
 
 
-def _alike(before: Occupant, now: Occupant) -> bool:
+def _alike(before: PodView, now: PodView) -> bool:
     """True if both are charged the same on the same node: a pod that is bound after it was expected there."""
     return before is now or (
         (before.pod.namespace, before.pod.name) == (now.pod.namespace, now.pod.name)
@@ -70,7 +70,7 @@ def _alike(before: Occupant, now: Occupant) -> bool:
     )
 
 
-def _is_ours(occupant: Occupant, facts: NodeFacts) -> bool:
+def _is_ours(occupant: PodView, facts: NodeFacts) -> bool:
     """False for a pod that has the cards of another vendor's plugin."""
     return not occupant.lent or (bool(facts.cards) and (facts.lends or occupant.assigned is not None))
 
@@ -78,7 +78,7 @@ def _is_ours(occupant: Occupant, facts: NodeFacts) -> bool:
 def _guess(
     facts: NodeFacts,
     charges: Mapping[PodUid, Charge],
-    unplaced: list[tuple[Occupant, PodRequest, tuple[Allocation, ...]]],
+    unplaced: list[tuple[PodView, PodRequest, tuple[Allocation, ...]]],
 ) -> dict[PodUid, Charge]:
     """Pods whose cards nobody has said: the oldest first, each where the node's own policy puts it."""
     held = [a for charge in charges.values() for a in charge.allocations]
@@ -97,7 +97,7 @@ def _guess(
     return guessed
 
 
-def _certain(occupant: Occupant, request: PodRequest, facts: NodeFacts) -> Iterator[Allocation]:
+def _certain(occupant: PodView, request: PodRequest, facts: NodeFacts) -> Iterator[Allocation]:
     """The containers whose cards are known: named, on this node, as many as asked."""
     capacity = {state.card.uuid: state.card.capacity(facts.unit) for state in facts.cards}
     for container in request.containers:
@@ -144,7 +144,7 @@ def _forced(request: PodRequest, facts: NodeFacts, ledger: Ledger) -> dict[str, 
     return placement
 
 
-def allocations_of(occupant: Occupant, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:
+def allocations_of(occupant: PodView, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:
     for order, container in enumerate(occupant.pod.containers):
         if container.name in placement:
             pod = occupant.pod
@@ -159,7 +159,7 @@ def allocations_of(occupant: Occupant, placement: Mapping[str, tuple[Share, ...]
             )
 
 
-def _allocation(occupant: Occupant, container: ContainerRequest, shares: tuple[Share, ...]) -> Allocation:
+def _allocation(occupant: PodView, container: ContainerRequest, shares: tuple[Share, ...]) -> Allocation:
     pod = occupant.pod
     return Allocation(
         pod.uid, container.name, container.kind, container.order, shares, pod.namespace, pod.name

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from admission.cluster.charges import Charge, allocations_of, booked_as_fact
 from admission.cluster.node_facts import Intern, NodeFacts
-from admission.cluster.pod_view import Occupant
+from admission.cluster.pod_view import PodView
 from gpu_manager.domain.cluster.terminating import terminating_allocations
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.ledger import Ledger
@@ -30,7 +30,7 @@ class NodeView:
     facts: NodeFacts
     ledger: Ledger
     charges: Mapping[PodUid, Charge]
-    nominated: tuple[Occupant, ...]
+    nominated: tuple[PodView, ...]
     state: int
     cpu: int | None = None
     kind: int = 0
@@ -46,7 +46,7 @@ class NodeView:
             for model, amount in charge.usage:
                 yield (charge.occupant.pod.namespace, model), amount
 
-    def awaits(self, pod: PodUid, priority: int) -> tuple[Occupant, ...]:
+    def awaits(self, pod: PodUid, priority: int) -> tuple[PodView, ...]:
         """Pods nominated here that ``pod`` must leave room for."""
         return tuple(o for o in self.nominated if o.uid != pod and o.pod.priority >= priority)
 
@@ -57,7 +57,7 @@ class NodeView:
             ledger.release(pod)
         return ledger
 
-    def with_awaited(self, awaited: Sequence[Occupant], ledger: Ledger | None = None) -> Ledger:
+    def with_awaited(self, awaited: Sequence[PodView], ledger: Ledger | None = None) -> Ledger:
         """The books as if these pods lay here already, each where it would go.
 
         One that fits only once the deleted pods are gone is charged where they lie, so that nobody takes
@@ -83,7 +83,7 @@ class NodeView:
 def build_view(
     facts: NodeFacts,
     charges: Mapping[PodUid, Charge],
-    nominated: Iterable[Occupant],
+    nominated: Iterable[PodView],
     intern: Intern,
     before: NodeView | None = None,
     cpu: int | None = None,

@@ -10,7 +10,7 @@ from typing import Any, Final
 from admission.cluster.charges import Charge, charge_all
 from admission.cluster.node_facts import NodeFacts, read_node, what_counts
 from admission.cluster.node_view import NodeView, build_view
-from admission.cluster.pod_view import Occupant
+from admission.cluster.pod_view import PodView
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.untrusted import mapping
@@ -58,7 +58,7 @@ class Nodes:
         """The names of those whose object is known."""
         return tuple(self._facts)
 
-    def build(self, changed: Mapping[str, tuple[Sequence[Occupant], int]]) -> None:
+    def build(self, changed: Mapping[str, tuple[Sequence[PodView], int]]) -> None:
         """Build these anew: who is bound, awaited or nominated there, and the host CPU of all other pods."""
         self.turn += 1
         for name, (here, cpu) in changed.items():
@@ -86,7 +86,7 @@ class Nodes:
         facts = read_node(obj, self._unit, self._intern, by_capacity=True)
         return build_view(facts, {}, (), self._intern, cpu=facts.cpu)
 
-    def _build(self, name: str, here: Sequence[Occupant], others_cpu: int) -> None:
+    def _build(self, name: str, here: Sequence[PodView], others_cpu: int) -> None:
         before, facts = self._views.pop(name, None), self._facts.get(name)
         if before is not None:
             self._count(before, -1)

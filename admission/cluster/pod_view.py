@@ -26,7 +26,7 @@ Assigned = Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Occupant:
+class PodView:
     """A pod that asks for cards. ``assigned`` is what its annotation says, None if that is not about it.
 
     ``nominated`` is the node where preemption is making room for it; ``began`` orders pods by age (the
@@ -73,17 +73,17 @@ class Occupant:
                 return None
             return replace(self, pod=replace(self.pod, annotations={})).request(unit)
 
-    def on(self, node: str, placement: Mapping[str, tuple[Share, ...]]) -> Occupant:
+    def on(self, node: str, placement: Mapping[str, tuple[Share, ...]]) -> PodView:
         """The same pod as it will be once bound there."""
         assigned = {name: tuple((s.card, s.amount) for s in shares) for name, shares in placement.items()}
         return replace(self, pod=replace(self.pod, node=node), assigned=assigned, nominated="", reserved=True)
 
 
-def occupant_of(pod: Pod, obj: Mapping[str, Any] | None = None) -> Occupant:
+def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
     """The pod with what the books need beside :class:`Pod`; ``obj`` is the object it was read from."""
     status = (obj or {}).get("status")
     status = status if isinstance(status, Mapping) else {}
-    return Occupant(
+    return PodView(
         pod=pod,
         assigned=_assigned(pod),
         nominated=text(status.get("nominatedNodeName")),
@@ -92,7 +92,7 @@ def occupant_of(pod: Pod, obj: Mapping[str, Any] | None = None) -> Occupant:
     )
 
 
-def read_occupant(obj: Mapping[str, Any]) -> Occupant | None:
+def read_pod_view(obj: Mapping[str, Any]) -> PodView | None:
     """Read a core/v1 Pod; None if it asks for nothing of ours, or cannot be read.
 
     One that asks for ``nvidia.com/gpu`` counts once it is on a node: that may lend its cards under the name.
@@ -102,7 +102,7 @@ def read_occupant(obj: Mapping[str, Any]) -> Occupant | None:
     except RequestInvalid:
         return None
     pod = pod.with_lent_cards() if pod.node else pod
-    return occupant_of(pod, obj) if pod.uid and pod.asks else None
+    return pod_view(pod, obj) if pod.uid and pod.asks else None
 
 
 def named(pods: Iterable[Pod], namespace: str | None) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.nodes import Nodes, Used, name_of
-from admission.cluster.pod_view import Occupant, occupant_of, read_occupant
 from admission.cluster.other_pods import OtherPods
+from admission.cluster.pod_view import PodView, pod_view, read_pod_view
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.untrusted import mapping
@@ -44,20 +44,20 @@ class Snapshot:
     turn: int
 
 
-class Cluster:
+class ClusterState:
     """Thread-safe. Nobody waits for the outside while the lock is held."""
 
     def __init__(self, unit: int) -> None:
         self.unit = unit
         self._lock = threading.RLock()
         self._nodes = Nodes(unit)
-        self._pods: dict[PodUid, Occupant] = {}
+        self._pods: dict[PodUid, PodView] = {}
         self._names: dict[str, PodUid] = {}
-        self._reserved: dict[PodUid, Occupant] = {}
-        self._expected: dict[PodUid, tuple[float, Occupant]] = {}  # until when; the oldest first
+        self._reserved: dict[PodUid, PodView] = {}
+        self._expected: dict[PodUid, tuple[float, PodView]] = {}  # until when; the oldest first
         self._others = OtherPods()
-        self._fresh: deque[Occupant] = deque(maxlen=_MOST_FRESH)
-        self._gone: deque[Occupant] = deque(maxlen=_MOST_FRESH)
+        self._fresh: deque[PodView] = deque(maxlen=_MOST_FRESH)
+        self._gone: deque[PodView] = deque(maxlen=_MOST_FRESH)
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
         self._budgets: dict[tuple[str, str], DisruptionBudget] = {}
         self._dirty: set[str] = set()
@@ -112,7 +112,7 @@ class Cluster:
     def reserve(self, pod: Pod, node: str, placement: Mapping[str, tuple[Share, ...]]) -> None:
         """Count the pod as lying there, until the watch shows it bound or gone, or :meth:`release`."""
         with self._lock:
-            occupant = (self._pods.get(pod.uid) or occupant_of(pod)).on(node, placement)
+            occupant = (self._pods.get(pod.uid) or pod_view(pod)).on(node, placement)
             if self._expected.get(pod.uid, (0.0, None))[1] == occupant:
                 self._reserved[pod.uid] = self._expected.pop(pod.uid)[1]
                 return  # just as it is counted already
@@ -174,42 +174,42 @@ class Cluster:
         with self._lock:
             known = self._pods.get(pod.uid)
             if known is not None:
-                self._take(replace(occupant_of(pod), cpu=known.cpu))
+                self._take(replace(pod_view(pod), cpu=known.cpu))
                 return True
             self._release(pod.uid)
-            self._reserved[pod.uid] = replace(occupant_of(pod), reserved=True)
+            self._reserved[pod.uid] = replace(pod_view(pod), reserved=True)
             self._touch(pod.node, pod.uid)
             self._snapshot = None
             return False
 
     # What is known.
 
-    def pod(self, uid: PodUid) -> Occupant | None:
+    def pod(self, uid: PodUid) -> PodView | None:
         """The pod as the watch shows it, if it asks for cards."""
         with self._lock:
             return self._pods.get(uid)
 
-    def named(self, namespace: str, name: str) -> Occupant | None:
+    def named(self, namespace: str, name: str) -> PodView | None:
         """The same by name."""
         with self._lock:
             uid = self._names.get(f"{namespace}/{name}")
             return None if uid is None else self._pods.get(uid)
 
-    def fresh(self) -> list[Occupant]:
+    def fresh(self) -> list[PodView]:
         """The pods that came up since this was last asked, each once: for the one who counts them."""
         with self._lock:
             fresh = list(self._fresh)
             self._fresh.clear()
             return fresh
 
-    def gone(self) -> list[Occupant]:
+    def gone(self) -> list[PodView]:
         """The same of pods that have left a node, or have ended there."""
         with self._lock:
             gone = list(self._gone)
             self._gone.clear()
             return gone
 
-    def waiting(self, namespace: str | None = None) -> tuple[Occupant, ...]:
+    def waiting(self, namespace: str | None = None) -> tuple[PodView, ...]:
         """Pods that look for a node, of one namespace or of all."""
         with self._lock:
             pods = [o for o in self._pods.values() if o.waits]
@@ -259,14 +259,14 @@ class Cluster:
             self._forget(uid)
             self._dirty |= self._others.drop(uid)
             return
-        occupant = read_occupant(obj)
+        occupant = read_pod_view(obj)
         if occupant is None:
             self._forget(uid)  # it asks for nothing of ours: then it holds nothing but CPU
             self._dirty |= self._others.take(uid, obj)
         else:
             self._take(occupant)
 
-    def _take(self, occupant: Occupant) -> None:
+    def _take(self, occupant: PodView) -> None:
         uid, before = occupant.uid, self._pods.get(occupant.uid)
         if before is not None and before.pod.node and not occupant.pod.node:
             return  # a UID is bound once for all: this is an older picture of it
@@ -310,7 +310,7 @@ class Cluster:
         if occupant is not None:
             self._leave(occupant)
 
-    def _leave(self, occupant: Occupant) -> None:
+    def _leave(self, occupant: PodView) -> None:
         """It is not coming after all, or has come: back to what the watch shows of it."""
         self._untouch(occupant)
         if occupant.uid in self._pods:
@@ -318,7 +318,7 @@ class Cluster:
                 self._touch(node, occupant.uid)
         self._snapshot = None
 
-    def _coming(self, uid: PodUid) -> Occupant | None:
+    def _coming(self, uid: PodUid) -> PodView | None:
         """The pod as it will be once bound, while that is under way or expected."""
         return self._reserved.get(uid) or self._expected.get(uid, (0.0, None))[1]
 
@@ -326,7 +326,7 @@ class Cluster:
         self._at.setdefault(node, set()).add(uid)
         self._dirty.add(node)
 
-    def _untouch(self, occupant: Occupant) -> None:
+    def _untouch(self, occupant: PodView) -> None:
         for node in _places(occupant):
             here = self._at.get(node, set())
             here.discard(occupant.uid)
@@ -334,7 +334,7 @@ class Cluster:
                 self._at.pop(node, None)
             self._dirty.add(node)
 
-    def _here(self, node: str) -> list[Occupant]:
+    def _here(self, node: str) -> list[PodView]:
         return [self._coming(uid) or self._pods[uid] for uid in self._at.get(node, ())]
 
     # Nodes.
@@ -361,7 +361,7 @@ class Cluster:
         self._snapshot = None
 
 
-def _places(occupant: Occupant) -> Iterable[str]:
+def _places(occupant: PodView) -> Iterable[str]:
     if occupant.occupies:
         return (occupant.pod.node,)
     return (occupant.nominated,) if occupant.waits and occupant.nominated else ()

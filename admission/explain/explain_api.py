@@ -18,17 +18,17 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
-from admission.serving.access import Access, Verdict
-from admission.config import Terms
-from admission.webhook.draft import draft_pod
+from admission.cluster.pod_view import PodView, pod_view
+from admission.cluster.snapshot import ClusterState, Snapshot
+from admission.config import ClusterTerms
+from admission.explain.access import AccessCheck, AccessVerdict
 from admission.explain.explanation import Explanation, explain
-from admission.extender.feasibility import Judge
-from admission.cluster.pod_view import Occupant, occupant_of
-from admission.explain.page import Page
-from admission.quota.rules import Quota, QuotaBook
-from admission.cluster.snapshot import Cluster, Snapshot
+from admission.explain.page import ClusterPage
 from admission.explain.views import as_json, as_text, quota_rows, quota_text
+from admission.extender.feasibility import FeasibilityJudge
+from admission.quota.rules import Quota, QuotaBook
 from admission.webhook.admit import TEMPLATES
+from admission.webhook.draft import draft_pod
 from gpu_manager import ui
 from gpu_manager.domain.contract import TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
@@ -48,13 +48,13 @@ _PLURALS: Final = {plural.removesuffix("s"): path for (_, plural), path in TEMPL
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
+class ExplainSources:
     """What is known here. ``fetch`` asks the API server for a pod that holds and wants nothing."""
 
-    cluster: Cluster
+    cluster: ClusterState
     quota: QuotaBook
-    judge: Judge
-    terms: Terms
+    judge: FeasibilityJudge
+    terms: ClusterTerms
     fetch: Callable[[str, str], Pod | None]
 
     def snapshot(self) -> Snapshot:
@@ -63,7 +63,7 @@ class Knowledge:
             raise NodeUnready("nodes and pods have not been listed yet: ask again in a few seconds")
         return self.cluster.snapshot()
 
-    def explain(self, occupant: Occupant, *, everywhere: bool = False) -> Explanation:
+    def explain(self, occupant: PodView, *, everywhere: bool = False) -> Explanation:
         """Why it waits, or where it is. ``everywhere``: for who may get pods in all namespaces."""
         return explain(
             occupant,
@@ -74,13 +74,13 @@ class Knowledge:
             everywhere=everywhere,
         )
 
-    def find(self, namespace: str, name: str) -> Occupant | None:
+    def find(self, namespace: str, name: str) -> PodView | None:
         """The pod of that name. Raises NodeUnready: it is not known here and nobody can be asked."""
         known = self.cluster.named(namespace, name)
         if known is not None:
             return known
         pod = self.fetch(namespace, name)
-        return None if pod is None else occupant_of(pod)
+        return None if pod is None else pod_view(pod)
 
 
 class _Answer(Exception):  # noqa: N818  # it is an answer, not a fault
@@ -89,10 +89,10 @@ class _Answer(Exception):  # noqa: N818  # it is an answer, not a fault
         self.status = status
 
 
-def people(knowledge: Knowledge, access: Access, clock: Clock) -> APIRouter:
+def explain_routes(knowledge: ExplainSources, access: AccessCheck, clock: Clock) -> APIRouter:
     """The routes."""
     router = APIRouter()
-    page = Page(
+    page = ClusterPage(
         knowledge.snapshot,
         knowledge.cluster.waiting,
         lambda occupant: knowledge.explain(occupant, everywhere=True),
@@ -200,16 +200,16 @@ def _credentials(request: Request) -> str:
     return request.headers.get(TOKEN_HEADER) or request.headers.get("authorization", "")
 
 
-def _check(verdict: Verdict, namespace: str) -> None:
-    if verdict is Verdict.NOBODY:
+def _check(verdict: AccessVerdict, namespace: str) -> None:
+    if verdict is AccessVerdict.NOBODY:
         raise _Answer(HTTPStatus.UNAUTHORIZED, _CURE)
-    if verdict is Verdict.NO:
+    if verdict is AccessVerdict.NO:
         everywhere = "in all namespaces (or ask for one where ?namespace= is taken)"
         where = f"in namespace {quoted(namespace)}" if namespace else everywhere
         raise _Answer(HTTPStatus.FORBIDDEN, f"this needs the right to get pods {where}")
 
 
-def _drafted(body: bytes, terms: Terms) -> Occupant:
+def _drafted(body: bytes, terms: ClusterTerms) -> PodView:
     """The pod of a manifest as ``/mutate`` would leave it. Raises RequestInvalid: it is none."""
     try:
         obj = json.loads(body)
@@ -235,7 +235,7 @@ def _drafted(body: bytes, terms: Terms) -> Occupant:
     name = pod.name or (meta.get("name") if isinstance(meta, Mapping) else None)
     place = namespace if isinstance(namespace, str) and namespace else pod.namespace
     # Not created yet: whatever it says of a node or of an end is not so.
-    return occupant_of(
+    return pod_view(
         replace(pod, namespace=place, name=str(name or "")[:253], node="", phase="", deleting=False)
     )
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from admission.explain.remedies import Case, Cure, cheapest
-from admission.extender.feasibility import Fit, Judge, No, Question, describe
 from admission.cluster.node_view import NodeView
-from admission.cluster.pod_view import Occupant
-from admission.quota.rules import Quota
+from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
+from admission.explain.remedies import Remedy, WaitingPod, cheapest_remedy
+from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit, describe
+from admission.quota.rules import Quota
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_bound, explain_placement, explain_room
 from gpu_manager.domain.pod import Pod
@@ -29,11 +29,11 @@ FITS: Final = "fits"
 _FITS: Final = "fits: "  # before what it would get
 _WORDS: Final = {
     FITS: ("would take it", "would take it"),
-    No.ROOM.value: ("has no room now", "have no room now"),
-    No.NEVER.value: ("could not hold it even if empty", "could not hold it even if empty"),
-    No.QUOTA.value: ("is closed to it by quota", "are closed to it by quota"),
-    No.REFUSED.value: ("refused this amount a moment ago", "refused this amount a moment ago"),
-    No.NODE.value: ("has no cards for it", "have no cards for it"),
+    Unfit.ROOM.value: ("has no room now", "have no room now"),
+    Unfit.NEVER.value: ("could not hold it even if empty", "could not hold it even if empty"),
+    Unfit.QUOTA.value: ("is closed to it by quota", "are closed to it by quota"),
+    Unfit.REFUSED.value: ("refused this amount a moment ago", "refused this amount a moment ago"),
+    Unfit.NODE.value: ("has no cards for it", "have no cards for it"),
 }  # of one node, of several
 
 
@@ -81,10 +81,10 @@ class Explanation:
 
 
 def explain(
-    occupant: Occupant,
+    occupant: PodView,
     snapshot: Snapshot,
     quota: Quota | None,
-    judge: Judge,
+    judge: FeasibilityJudge,
     minimum_cores: int = 1,
     *,
     everywhere: bool = False,
@@ -102,7 +102,7 @@ def explain(
         if pod.node:
             return _illegal(occupant, text, snapshot)
         return Explanation(
-            pod.key, "", f"never runs: {text}", "Change the pod as said", {No.NEVER.value: total}, total
+            pod.key, "", f"never runs: {text}", "Change the pod as said", {Unfit.NEVER.value: total}, total
         )
     if not request.containers:
         return Explanation(
@@ -112,13 +112,13 @@ def explain(
     lines = tuple(map(str, mine.lines(snapshot.used.get(pod.namespace, {})))) if mine else ()
     if pod.node:
         return _placed(occupant, request, snapshot, lines)
-    case = Case(occupant, request, snapshot, mine, judge, None if everywhere else pod.namespace)
+    case = WaitingPod(occupant, request, snapshot, mine, judge, None if everywhere else pod.namespace)
     question = case.ask(request)
     found = [(view, question.on(view)) for _, view in sorted(snapshot.nodes.items())]
     counts = Counter(_outcome(fit) for _, fit in found)
     found.sort(key=lambda pair: (_ORDER.index(_outcome(pair[1])), pair[0].name))
     nodes = tuple(_node(case, question, view, fit) for view, fit in found[:SHOWN_NODES])
-    change = None if counts[FITS] else cheapest(case, question, found)
+    change = None if counts[FITS] else cheapest_remedy(case, question, found)
     return Explanation(
         pod=pod.key,
         asks=describe(request),
@@ -132,15 +132,15 @@ def explain(
     )
 
 
-_ORDER = [FITS, No.ROOM.value, No.REFUSED.value, No.QUOTA.value, No.NEVER.value, No.NODE.value]
+_ORDER = [FITS, Unfit.ROOM.value, Unfit.REFUSED.value, Unfit.QUOTA.value, Unfit.NEVER.value, Unfit.NODE.value]
 
 
-def _outcome(found: Fit | No) -> str:
+def _outcome(found: Fit | Unfit) -> str:
     return FITS if isinstance(found, Fit) else found.value
 
 
 def _placed(
-    occupant: Occupant, request: PodRequest, snapshot: Snapshot, quota: tuple[str, ...]
+    occupant: PodView, request: PodRequest, snapshot: Snapshot, quota: tuple[str, ...]
 ) -> Explanation:
     pod = occupant.pod
     view = snapshot.nodes.get(pod.node)
@@ -156,7 +156,7 @@ def _placed(
     return Explanation(pod.key, describe(request), where, "", counts, total, (), quota)
 
 
-def _illegal(occupant: Occupant, rule: str, snapshot: Snapshot) -> Explanation:
+def _illegal(occupant: PodView, rule: str, snapshot: Snapshot) -> Explanation:
     """One that is on a node though no node would take it as it is now."""
     request, total = occupant.request(snapshot.unit), len(snapshot.nodes)
     if request is None:
@@ -173,7 +173,7 @@ def _counts_of_bound(pod: Pod, snapshot: Snapshot) -> dict[str, int]:
     return {"bound": 1, "not asked": total - 1} if pod.node in snapshot.nodes else {"not asked": total}
 
 
-def _node(case: Case, question: Question, view: NodeView, fit: Fit | No) -> NodeLine:
+def _node(case: WaitingPod, question: FeasibilityCheck, view: NodeView, fit: Fit | Unfit) -> NodeLine:
     facts, ledger = view.facts, question.ledger(view)
     free = {s.card.uuid: ledger.free(s.card.uuid).peak(ZERO) for s in facts.cards}
     if isinstance(fit, Fit):
@@ -189,16 +189,18 @@ def _node(case: Case, question: Question, view: NodeView, fit: Fit | No) -> Node
             for s in facts.cards
         )
         return NodeLine(printable(view.name), FITS, f"{_FITS}{text}", lines)
-    refusal = question.refusal(view) if fit is not No.NODE else None
+    refusal = question.refusal(view) if fit is not Unfit.NODE else None
     lines = tuple(
         CardLine(seen.index, printable(seen.uuid), free.get(seen.uuid, ZERO), reason)
         for seen, reason in (refusal.cards if refusal else ())
     )
-    victims = case.names(view, case.leaving(question, view)) if fit is No.ROOM else ()
+    victims = case.names(view, case.leaving(question, view)) if fit is Unfit.ROOM else ()
     return NodeLine(printable(view.name), fit.value, question.why(view), lines, victims)
 
 
-def _line(pod: Pod, counts: Counter[str], total: int, change: Cure | None, nodes: Sequence[NodeLine]) -> str:
+def _line(
+    pod: Pod, counts: Counter[str], total: int, change: Remedy | None, nodes: Sequence[NodeLine]
+) -> str:
     if not total:
         return "waits: the cluster has no node with cards"
     if counts[FITS]:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from admission.explain.explanation import Explanation
 from admission.cluster.node_view import NodeView
-from admission.cluster.pod_view import Occupant
+from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
+from admission.explain.explanation import Explanation
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import node_json
 from gpu_manager.domain.placement.ledger import Allocation
@@ -30,14 +30,14 @@ _REASONS_SECONDS: Final = 0.5
 _NOT_YET: Final = "being worked out"
 
 
-class Page:
+class ClusterPage:
     """Thread-safe. ``snapshot`` raises NodeUnready before the first lists; ``waiting`` is in no order."""
 
     def __init__(
         self,
         snapshot: Callable[[], Snapshot],
-        waiting: Callable[[], tuple[Occupant, ...]],
-        explain: Callable[[Occupant], Explanation],
+        waiting: Callable[[], tuple[PodView, ...]],
+        explain: Callable[[PodView], Explanation],
         clock: Clock,
     ) -> None:
         self._snapshot = snapshot
@@ -69,7 +69,7 @@ class Page:
             "left_out": {"nodes": len(views) - len(shown), "waiting": max(0, len(waiting) - MOST_WAITING)},
         }
 
-    def _work_out(self, waiting: list[Occupant]) -> None:
+    def _work_out(self, waiting: list[PodView]) -> None:
         there = {o.uid for o in waiting}
         self._told = {uid: told for uid, told in self._told.items() if uid in there}
         ends = self._clock.monotonic() + _REASONS_SECONDS
@@ -80,7 +80,7 @@ class Page:
             if now >= ends:
                 return
 
-    def _row(self, occupant: Occupant) -> Mapping[str, str]:
+    def _row(self, occupant: PodView) -> Mapping[str, str]:
         _, asks, why = self._told.get(occupant.uid, (0.0, "", _NOT_YET))
         return {"pod": occupant.pod.key, "asks": asks, "why": why}
 

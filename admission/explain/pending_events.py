@@ -16,8 +16,8 @@ from typing import Final, Protocol
 
 import structlog
 
+from admission.cluster.pod_view import PodView
 from admission.explain.explanation import FITS, Explanation
-from admission.cluster.pod_view import Occupant
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import Clock
@@ -31,7 +31,7 @@ _ROOM: Final = 4096
 _PAUSE_SECONDS: Final = 0.1  # ten explanations a second at most
 
 
-class Voice(Protocol):
+class EventSender(Protocol):
     """Where events go; returns at once."""
 
     def event(self, pod: Pod, reason: str, message: str, *, warning: bool = True) -> None:
@@ -45,14 +45,14 @@ class _Told:
     line: str = ""
 
 
-class Teller:
+class PendingEvents:
     """Thread-safe; :meth:`run` is one thread's."""
 
     def __init__(
         self,
-        find: Callable[[PodUid], Occupant | None],
-        explain: Callable[[Occupant], Explanation],
-        voice: Voice,
+        find: Callable[[PodUid], PodView | None],
+        explain: Callable[[PodView], Explanation],
+        voice: EventSender,
         clock: Clock,
     ) -> None:
         """``find``: the pod as it is known now, None if it is gone."""

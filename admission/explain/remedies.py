@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
-from admission.extender.wire import Victims
-from admission.extender.feasibility import Fit, Judge, No, Question
 from admission.cluster.node_view import NodeView
-from admission.cluster.pod_view import Occupant
-from admission.extender.preemption import choose, names
-from admission.quota.rules import NamespaceQuota
+from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
+from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
+from admission.extender.preemption import choose, names
+from admission.extender.wire import Victims
+from admission.quota.rules import NamespaceQuota
 from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_placement
@@ -31,28 +31,28 @@ _ALLOW_MORE: Final = Fraction(
 _OTHERS: Final = Fraction(1)  # others' loss: said only where nothing of the pod's own helps
 _MOST_KINDS: Final = 500  # unlike nodes for which a change is sought
 
-Found = Sequence[tuple[NodeView, Fit | No]]
+Found = Sequence[tuple[NodeView, Fit | Unfit]]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class WaitingPod:
     """One pod that waits: what it asks of which cluster, under which quota of its namespace (None: no limit).
 
     ``reader``: the namespace whose pods may be named, None for all.
     """
 
-    occupant: Occupant
+    occupant: PodView
     request: PodRequest
     snapshot: Snapshot
     quota: NamespaceQuota | None
-    judge: Judge
+    judge: FeasibilityJudge
     reader: str | None
 
-    def ask(self, request: PodRequest) -> Question:
+    def ask(self, request: PodRequest) -> FeasibilityCheck:
         """The judgement of the pod if it asked that."""
         return self.judge.ask(self.occupant, request, self.snapshot, self.quota)
 
-    def leaving(self, question: Question, view: NodeView) -> tuple[PodUid, ...]:
+    def leaving(self, question: FeasibilityCheck, view: NodeView) -> tuple[PodUid, ...]:
         """Whose eviction would make room for it on that node; empty if none helps."""
         chosen = choose(question, self.occupant.pod, view, Victims((), 0), self.snapshot.budgets)
         return chosen.pods if chosen else ()
@@ -63,7 +63,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Cure:
+class Remedy:
     """One way to let the pod run. ``cost``: the part of what it asks that it would give up.
 
     ``nearest`` is the pod as it would be, where the change is one of its own.
@@ -74,7 +74,7 @@ class Cure:
     nearest: PodRequest | None = None
 
 
-def cheapest(case: Case, question: Question, found: Found) -> Cure | None:
+def cheapest_remedy(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Remedy | None:
     """The cheapest change of the pod that lets it run now, proved by judging it; else who must go."""
     found = _unlike(found)
     own = [*_allow_more(case, found), *_ask_less(case, question, found)]
@@ -91,24 +91,24 @@ def _unlike(found: Found) -> Found:
     return list(reversed(kinds.values()))[:_MOST_KINDS]
 
 
-def _by_others(case: Case, question: Question, found: Found) -> Cure | None:
+def _by_others(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Remedy | None:
     for view, no in found:
-        gone = case.leaving(question, view) if no is No.ROOM else ()
+        gone = case.leaving(question, view) if no is Unfit.ROOM else ()
         if gone:
             who = case.names(view, gone)
             shown = ", ".join(who if len(who) <= 5 else (*who[:4], who[-1]))
             left = "has left" if len(gone) == 1 else "have left"
-            return Cure(_OTHERS, f"node {printable(view.name)} takes it once {shown} {left}")
+            return Remedy(_OTHERS, f"node {printable(view.name)} takes it once {shown} {left}")
     for view, no in found:
-        if no is No.QUOTA:
+        if no is Unfit.QUOTA:
             text = f"let the quota grow, or pods of the namespace end: {question.why(view)}"
-            return Cure(_OTHERS, text[:LINE_LIMIT])
-    if any(no is No.ROOM for _, no in found):
-        return Cure(_OTHERS, "wait for pods to end: every node that could hold it is taken")
+            return Remedy(_OTHERS, text[:LINE_LIMIT])
+    if any(no is Unfit.ROOM for _, no in found):
+        return Remedy(_OTHERS, "wait for pods to end: every node that could hold it is taken")
     return None
 
 
-def _fewer_cards(case: Case, found: Found) -> Cure | None:
+def _fewer_cards(case: WaitingPod, found: Found) -> Remedy | None:
     """For a pod of more cards than any node has."""
     most = max((sum(state.open for state in view.facts.cards) for view, _ in found), default=0)
     for one in case.request.containers:
@@ -116,11 +116,11 @@ def _fewer_cards(case: Case, found: Found) -> Cure | None:
             less = Request(most * CORES_PER_CARD, 0)
             change = f"ask {less} instead of {one.request} for {quoted(one.name)}"
             text = f"{change}, as no node has more, and wait for them"
-            return Cure(1 - Fraction(most, one.request.cards), text[:LINE_LIMIT])
+            return Remedy(1 - Fraction(most, one.request.cards), text[:LINE_LIMIT])
     return None
 
 
-def _allow_more(case: Case, found: Found) -> Iterator[Cure]:
+def _allow_more(case: WaitingPod, found: Found) -> Iterator[Remedy]:
     request = case.request
     wishes = (
         (bool(request.models), replace(request, models=()), GPU_MODEL),
@@ -136,17 +136,17 @@ def _allow_more(case: Case, found: Found) -> Iterator[Cure]:
                 model = view.facts.cards[fit.taken[0][0]].card.model
                 named = f", for example by {quoted(model)}" if key == GPU_MODEL else ""
                 text = f"widen annotation {key}{named} (then node {printable(view.name)} takes it: {where})"
-                yield Cure(_ALLOW_MORE, text[:LINE_LIMIT], wider)
+                yield Remedy(_ALLOW_MORE, text[:LINE_LIMIT], wider)
                 break
 
 
-def _ask_less(case: Case, question: Question, found: Found) -> Iterator[Cure]:
+def _ask_less(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Iterator[Remedy]:
     for view, no in found:
         smaller: list[PodRequest] = []
-        refused = question.refusal(view) if no in (No.ROOM, No.NEVER, No.QUOTA) else None
+        refused = question.refusal(view) if no in (Unfit.ROOM, Unfit.NEVER, Unfit.QUOTA) else None
         if refused is not None and refused.nearest is not None:
             smaller.append(refused.nearest)
-        if no is No.QUOTA:
+        if no is Unfit.QUOTA:
             smaller += _within_quota(case, view)
         for less in smaller:
             if _is_less_than_a_card(case.request, less):
@@ -154,7 +154,7 @@ def _ask_less(case: Case, question: Question, found: Found) -> Iterator[Cure]:
             if isinstance(case.ask(less).on(view), Fit):
                 asks = _differences(case.request, less)
                 text = f"ask {asks} (then node {printable(view.name)} takes it)"
-                yield Cure(_given_up(case.request, less), text[:LINE_LIMIT], less)
+                yield Remedy(_given_up(case.request, less), text[:LINE_LIMIT], less)
 
 
 def _is_less_than_a_card(request: PodRequest, less: PodRequest) -> bool:
@@ -163,7 +163,7 @@ def _is_less_than_a_card(request: PodRequest, less: PodRequest) -> bool:
     return any(old.request.cards > 1 and not new.request.cards for old, new in both)
 
 
-def _within_quota(case: Case, view: NodeView) -> Iterator[PodRequest]:
+def _within_quota(case: WaitingPod, view: NodeView) -> Iterator[PodRequest]:
     """A pod of one part of a card, cut to what its namespace has left of each model here."""
     request, quota = case.request, case.quota
     if quota is None or len(request.containers) != 1 or request.containers[0].request.cards:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from admission.explain.explanation import FITS, Explanation
-from admission.extender.feasibility import No
-from admission.quota.rules import Quota, cards
 from admission.cluster.snapshot import Snapshot
+from admission.explain.explanation import FITS, Explanation
+from admission.extender.feasibility import Unfit
+from admission.quota.rules import Quota, cards
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.resources import format_bytes
 
@@ -30,11 +30,11 @@ def as_text(explanation: Explanation) -> str:
 
 _WORDS_ONE: Final = {
     FITS: "room now",
-    No.ROOM.value: "no room now",
-    No.NEVER.value: "no room, even if it were empty",
-    No.QUOTA.value: "closed by quota",
-    No.REFUSED.value: "refused this amount a moment ago",
-    No.NODE.value: "no cards for it",
+    Unfit.ROOM.value: "no room now",
+    Unfit.NEVER.value: "no room, even if it were empty",
+    Unfit.QUOTA.value: "closed by quota",
+    Unfit.REFUSED.value: "refused this amount a moment ago",
+    Unfit.NODE.value: "no cards for it",
 }
 
 

@@ -22,12 +22,12 @@ from typing import Final, Protocol
 
 import structlog
 
+from admission.cluster.pod_view import PodView, pod_view
+from admission.cluster.snapshot import ClusterState
+from admission.extender.feasibility import FeasibilityJudge, Unfit
+from admission.extender.filter_results import OFFER_SECONDS, FilterResults
 from admission.extender.wire import BindingArgs
-from admission.extender.feasibility import Judge, No
-from admission.cluster.pod_view import Occupant, occupant_of
-from admission.extender.filter_results import OFFER_SECONDS, Offers
 from admission.quota.rules import QuotaBook
-from admission.cluster.snapshot import Cluster
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError, printable, quoted
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.explain import explain_placement
@@ -42,7 +42,7 @@ BIND_SECONDS: Final = 5.0  # the API server's deadline for one Binding
 TRAVEL_SECONDS: Final = 2.0  # a Binding may be on its way to the API server for so long
 
 
-class Outcome(Enum):
+class BindOutcome(Enum):
     """How a Binding went."""
 
     BOUND = "bound"
@@ -51,17 +51,17 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BindAnswer:
     """The outcome, and the API server's words."""
 
-    outcome: Outcome
+    outcome: BindOutcome
     words: str = ""
 
 
-class Api(Protocol):
+class BindingApi(Protocol):
     """What binding needs of the API server. Thread-safe."""
 
-    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
         """POST a Binding with the pod's UID as precondition. After ``seconds`` it has no effect any more.
 
         Only an answer that says so (400 to 499) is REFUSED; no answer, and 5xx, are UNKNOWN.
@@ -79,11 +79,11 @@ class _Trial:
     node: str
     posted: float
     quiet: float
-    outcome: Outcome | None = None  # None while it is under way
+    outcome: BindOutcome | None = None  # None while it is under way
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class BindRules:
     """Who may bind what. ``schedulers``: names of ours, empty for any.
 
     ``leads(seconds)``: True if this process alone binds for at least so long, and has taken in a list of all
@@ -106,15 +106,15 @@ class Binder:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterState,
         quota: QuotaBook,
-        judge: Judge,
-        api: Api,
+        judge: FeasibilityJudge,
+        api: BindingApi,
         clock: Clock,
-        rules: Rules,
+        rules: BindRules,
         count: Callable[[str, str], None] = lambda _name, _label: None,
     ) -> None:
-        self.offers = Offers(clock)
+        self.offers = FilterResults(clock)
         self._cluster = cluster
         self._quota = quota
         self._judge = judge
@@ -155,10 +155,10 @@ class Binder:
         for uid, trial in trials.items():
             if self._cluster.reserved_on(uid) != trial.node and trial.outcome is not None:
                 self._forget(uid, trial)  # the watch has shown how it ended
-            elif trial.outcome is Outcome.UNKNOWN or now - trial.posted > SILENCE_SECONDS:
+            elif trial.outcome is BindOutcome.UNKNOWN or now - trial.posted > SILENCE_SECONDS:
                 self._ask(uid, trial)
         with self._lock:
-            return sum(t.outcome is Outcome.UNKNOWN for t in self._trials.values())
+            return sum(t.outcome is BindOutcome.UNKNOWN for t in self._trials.values())
 
     def _bind(self, args: BindingArgs) -> None:
         self._may_bind(args)
@@ -175,11 +175,11 @@ class Binder:
             self._undo(pod.uid, trial)
             raise NodeUnready(_NOT_LEADER)
         answer = self._post(trial, annotations)
-        if answer.outcome is Outcome.REFUSED:
+        if answer.outcome is BindOutcome.REFUSED:
             self._undo(pod.uid, trial)
             raise DoesNotFit(f"the API server refused the binding: {answer.words}")
         self._set(trial, replace(trial, outcome=answer.outcome))
-        if answer.outcome is Outcome.UNKNOWN:
+        if answer.outcome is BindOutcome.UNKNOWN:
             log.warning("binding of unknown outcome", pod=pod.key, node=args.node, reason=answer.words)
             raise NodeUnready(
                 f"the API server did not say whether {pod.key} is bound to {args.node}: {answer.words}."
@@ -197,7 +197,7 @@ class Binder:
                 f" {OFFER_SECONDS:.0f} s: a pod is bound only where filter said that it fits"
             )
 
-    def _pod(self, args: BindingArgs) -> Occupant:
+    def _pod(self, args: BindingArgs) -> PodView:
         occupant = self._cluster.pod(args.uid)
         if occupant is None:
             pod = self._api.fetch(args.namespace, args.name)
@@ -205,7 +205,7 @@ class Binder:
                 raise RequestInvalid(
                     f"pod {args.namespace}/{args.name} is gone, or another of that name came"
                 )
-            occupant = occupant_of(pod)
+            occupant = pod_view(pod)
         pod = occupant.pod
         if (pod.namespace, pod.name) != (args.namespace, args.name):
             raise RequestInvalid(f"pod {quoted(args.uid)} is {pod.key}, not {args.namespace}/{args.name}")
@@ -217,7 +217,7 @@ class Binder:
         _must_wait(pod)
         return occupant
 
-    def _begin(self, occupant: Occupant, node: str) -> _Trial:
+    def _begin(self, occupant: PodView, node: str) -> _Trial:
         """Take the pod up: one Binding at a time."""
         uid = occupant.uid
         with self._lock:
@@ -248,7 +248,7 @@ class Binder:
                 self._cluster.release(trial.pod.uid)
         raise NodeUnready(f"{trial.pod.key} was too long on its way to the API server: its place went")
 
-    def _reserve(self, occupant: Occupant, node: str) -> dict[str, str]:
+    def _reserve(self, occupant: PodView, node: str) -> dict[str, str]:
         """Judge and reserve as one step, for the whole cluster: the quota is the whole cluster's."""
         pod = occupant.pod
         request = pod_request(pod, self._cluster.unit, self._rules.minimum_cores)
@@ -269,7 +269,7 @@ class Binder:
                 occupant, request, snapshot, quota.of(pod.namespace) if quota else None
             )
             fit = question.on(view)
-            if isinstance(fit, No):
+            if isinstance(fit, Unfit):
                 self._count("bind_conflicts", fit.value)
                 raise DoesNotFit(question.why(view))
             placement = question.placement(view, fit)
@@ -278,13 +278,13 @@ class Binder:
         log.info("placed", pod=pod.key, uid=pod.uid, node=node, cards=explain_placement(placement, cards))
         return allocation_annotations(pod, node, placement, cards, self._clock.now(), assigned=False)
 
-    def _post(self, trial: _Trial, annotations: Mapping[str, str]) -> Answer:
+    def _post(self, trial: _Trial, annotations: Mapping[str, str]) -> BindAnswer:
         try:
             return self._api.bind(trial.pod, trial.node, annotations, self._rules.seconds)
         except VcudaError as error:
-            return Answer(Outcome.UNKNOWN, str(error))
+            return BindAnswer(BindOutcome.UNKNOWN, str(error))
         except BaseException:
-            self._set(trial, replace(trial, outcome=Outcome.UNKNOWN))
+            self._set(trial, replace(trial, outcome=BindOutcome.UNKNOWN))
             raise
 
     def _ask(self, uid: PodUid, trial: _Trial) -> None:
@@ -303,7 +303,7 @@ class Binder:
                 if self._cluster.learn(pod):
                     del self._trials[uid]
                 else:
-                    self._trials[uid] = replace(trial, node=pod.node, posted=asked, outcome=Outcome.BOUND)
+                    self._trials[uid] = replace(trial, node=pod.node, posted=asked, outcome=BindOutcome.BOUND)
             elif pod is None or pod.uid != uid or asked >= trial.quiet:
                 del self._trials[uid]
                 self._cluster.release(uid)

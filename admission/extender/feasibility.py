@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from admission.cluster.node_view import NodeView
-from admission.cluster.pod_view import Occupant, named
-from admission.quota.rules import EXCEEDED, NamespaceQuota, refusal
+from admission.cluster.pod_view import PodView, named
 from admission.cluster.snapshot import Snapshot
+from admission.quota.rules import EXCEEDED, NamespaceQuota, refusal
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.cluster.terminating import with_terminating
 from gpu_manager.domain.errors import printable, quoted
@@ -29,7 +29,7 @@ from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest
 
 
-class No(Enum):
+class Unfit(Enum):
     """Why a node is left out; the value is its word for counts and metrics."""
 
     NODE = "node"  # no cards, no inventory, another unit
@@ -41,7 +41,7 @@ class No(Enum):
     @property
     def lasting(self) -> bool:
         """True if no preemption on the node can change it."""
-        return self in (No.NODE, No.QUOTA, No.NEVER)
+        return self in (Unfit.NODE, Unfit.QUOTA, Unfit.NEVER)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +63,7 @@ class _Shape:
     request: PodRequest
     found: dict[tuple[int, frozenset[str]], Fit | None] = field(default_factory=dict)
     ever: dict[tuple[int, frozenset[str]], bool] = field(default_factory=dict)
-    said: dict[int, Fit | No] = field(default_factory=dict)  # by state, where there is no quota
+    said: dict[int, Fit | Unfit] = field(default_factory=dict)  # by state, where there is no quota
     told: tuple[object, str] | None = None  # the last line of arithmetic, and what it was about
 
     @property
@@ -77,7 +77,7 @@ class _Shape:
         self.said.clear()
 
 
-class Judge:
+class FeasibilityJudge:
     """Remembers answers. Thread-safe; what it says does not depend on what it remembers.
 
     ``most_shapes``: distinct requests remembered; ``most_answers``: answers in all, some 600 bytes each.
@@ -89,8 +89,8 @@ class Judge:
         self._shapes: dict[PodRequest, _Shape] = {}
 
     def ask(
-        self, occupant: Occupant, request: PodRequest, snapshot: Snapshot, quota: NamespaceQuota | None
-    ) -> Question:
+        self, occupant: PodView, request: PodRequest, snapshot: Snapshot, quota: NamespaceQuota | None
+    ) -> FeasibilityCheck:
         """One pod, and the cluster as it is. ``quota`` is that of its namespace, None if it has none."""
         containers = (replace(c, name=str(i)) for i, c in enumerate(request.containers))
         plain = replace(request, uid=PodUid(""), containers=tuple(containers), ceiling=None)
@@ -100,7 +100,7 @@ class Judge:
             if shape.size > self._most_answers // 2:
                 shape.clear()
             self._shapes[plain] = shape  # the newest last
-        return Question(occupant, request, shape, snapshot, quota)
+        return FeasibilityCheck(occupant, request, shape, snapshot, quota)
 
     def _make_room(self) -> None:
         """Forget the requests asked longest ago."""
@@ -113,15 +113,15 @@ class Verdicts(NamedTuple):
     """What was said of many nodes: each one's kind, and by kind a node of it and the answer for all."""
 
     kinds: Sequence[Hashable]
-    found: Mapping[Hashable, tuple[NodeView | None, Fit | No]]
+    found: Mapping[Hashable, tuple[NodeView | None, Fit | Unfit]]
 
 
-class Question:
+class FeasibilityCheck:
     """One pod over one snapshot. Used by one thread."""
 
     def __init__(
         self,
-        occupant: Occupant,
+        occupant: PodView,
         request: PodRequest,
         shape: _Shape,
         snapshot: Snapshot,
@@ -141,9 +141,9 @@ class Question:
         self._passed: dict[tuple[tuple[str, Amount], ...], Mapping[str, str]] = {}
         self._alike = not request.uuids and (quota is None or not quota.pools)
         # By state, for nodes of which nothing else matters.
-        self._on: dict[int, Fit | No] = shape.said if quota is None else {}
+        self._on: dict[int, Fit | Unfit] = shape.said if quota is None else {}
 
-    def on(self, view: NodeView) -> Fit | No:
+    def on(self, view: NodeView) -> Fit | Unfit:
         """Where the pod would lie on the node, or why it cannot."""
         facts = view.facts
         if (
@@ -169,17 +169,17 @@ class Question:
         if own is not None and own in views:
             kinds = [own if view is own else kind for view, kind in zip(views, kinds, strict=True)]
         first = dict(zip(reversed(kinds), reversed(views), strict=True))
-        found = {kind: (view, No.NODE if view is None else self.on(view)) for kind, view in first.items()}
+        found = {kind: (view, Unfit.NODE if view is None else self.on(view)) for kind, view in first.items()}
         return Verdicts(kinds, found)
 
-    def _judge(self, view: NodeView) -> Fit | No:
+    def _judge(self, view: NodeView) -> Fit | Unfit:
         no = self._before_cards(view)
         if no is not None:
             return no
         found = self._choose(view, self.ledger(view), self._used)
         if found is not None:
             return found
-        return No.ROOM if self._ever(view) else No.NEVER
+        return Unfit.ROOM if self._ever(view) else Unfit.NEVER
 
     def without(self, view: NodeView, gone: Collection[PodUid]) -> Fit | None:
         """Where the pod would lie if these pods had left the node; None if it would not fit even so."""
@@ -196,7 +196,7 @@ class Question:
         found = self._choose(view, view.with_awaited(awaited, view.without([*gone, *own])), used)
         return found if isinstance(found, Fit) else None
 
-    def _choose(self, view: NodeView, ledger: Ledger, used: Mapping[str, Amount]) -> Fit | No | None:
+    def _choose(self, view: NodeView, ledger: Ledger, used: Mapping[str, Amount]) -> Fit | Unfit | None:
         """The cards, but for those of models whose quota that would pass; None if there is no room."""
         closed: frozenset[str] = frozenset()
         while (fit := self._fit(view, ledger, closed)) is not None:
@@ -204,7 +204,7 @@ class Question:
             if not passed:
                 return fit
             closed = closed.union(passed)
-        return No.QUOTA if closed else None
+        return Unfit.QUOTA if closed else None
 
     def placement(self, view: NodeView, fit: Fit) -> Placement:
         """The same as shares of this node's cards."""
@@ -250,9 +250,9 @@ class Question:
 
     def _why(self, view: NodeView, limit: int) -> str:
         no = self.on(view)
-        if not isinstance(no, No):
+        if not isinstance(no, Unfit):
             return ""
-        if no in (No.ROOM, No.NEVER) and (refused := self.refusal(view)) is not None:
+        if no in (Unfit.ROOM, Unfit.NEVER) and (refused := self.refusal(view)) is not None:
             awaited = view.awaits(self._pod.uid, self._pod.priority)
             held = (
                 f"room is kept for {', '.join(named((o.pod for o in awaited[:3]), self._pod.namespace))}. "
@@ -262,15 +262,15 @@ class Question:
             return held + refused.line(limit - len(held))
         return self.brief(view, no)[:limit]
 
-    def brief(self, view: NodeView, no: No) -> str:
+    def brief(self, view: NodeView, no: Unfit) -> str:
         """The same in words that are equal for equal nodes, so that a scheduler can count them."""
-        if no is No.NODE:
+        if no is Unfit.NODE:
             return view.facts.problem or self._pool(view)
-        if no is No.REFUSED:
+        if no is Unfit.REFUSED:
             return "its agent refused this amount less than a minute ago: its books are ahead of what is seen"
-        if no is No.QUOTA:
+        if no is Unfit.QUOTA:
             return self._over_quota(view)
-        never = " even on the empty node" if no is No.NEVER else ""
+        never = " even on the empty node" if no is Unfit.NEVER else ""
         return f"no room on its cards{never} for {self._asked}"
 
     @cached_property
@@ -284,12 +284,12 @@ class Question:
             return view.with_awaited(awaited, view.without([self.request.uid]))
         return view.with_awaited(awaited) if awaited else view.ledger
 
-    def _before_cards(self, view: NodeView) -> No | None:
+    def _before_cards(self, view: NodeView) -> Unfit | None:
         if view.facts.problem:
-            return No.NODE
+            return Unfit.NODE
         if self._quota is not None and not self._quota.allows_pool(view.facts.pool):
-            return No.QUOTA
-        return No.REFUSED if view.facts.refused and self._amounts & view.facts.refused else None
+            return Unfit.QUOTA
+        return Unfit.REFUSED if view.facts.refused and self._amounts & view.facts.refused else None
 
     def _fit(self, view: NodeView, ledger: Ledger, closed: frozenset[str]) -> Fit | None:
         if ledger is not view.ledger or self.request.uuids:

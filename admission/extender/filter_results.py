@@ -14,7 +14,7 @@ _MOST_OFFERS = 4096  # pods between filter and bind
 _ONE: Final = ord("1")
 
 
-class Offers:
+class FilterResults:
     """Which nodes filter offered for which pod, for a minute. Thread-safe; the oldest pods go first."""
 
     def __init__(self, clock: Clock) -> None:

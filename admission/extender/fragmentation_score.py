@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from admission.extender.feasibility import Fit
 from admission.cluster.node_view import NodeView
-from admission.cluster.pod_view import Occupant
-from admission.extender.multi_gpu_count import PlaceTally
-from admission.extender.ranking import BestFit, Candidate, Cost
-from admission.cluster.snapshot import Cluster
+from admission.cluster.pod_view import PodView
+from admission.cluster.snapshot import ClusterState
+from admission.extender.feasibility import Fit
+from admission.extender.multi_gpu_count import MultiGpuCount
+from admission.extender.ranking import BestFit, Cost, RankedNode
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.trial_placement import units_of
@@ -34,7 +34,7 @@ _CARD = CardUuid("")
 _Key = tuple[Fit, int | None, int]  # where it would lie, free CPU there, CPU asked
 
 
-class Move(NamedTuple):
+class NodeChange(NamedTuple):
     """A node before and after, and how well the cards that the pod takes are joined."""
 
     before: Rooms
@@ -47,24 +47,26 @@ class _Epoch:
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
-        self.tally = PlaceTally(scorer.places, rooms_of)
-        self.known: dict[_Key, tuple[Cost, Move, Loss]] = {}
+        self.tally = MultiGpuCount(scorer.places, rooms_of)
+        self.known: dict[_Key, tuple[Cost, NodeChange, Loss]] = {}
 
-    def add(self, moves: dict[_Key, Move]) -> None:
+    def add(self, moves: dict[_Key, NodeChange]) -> None:
         costs = self.scorer.costs([(move.before, move.after) for move in moves.values()])
         for (key, move), (cost, *content) in zip(moves.items(), costs, strict=True):
             loss = self.scorer.places.lost(move.before, move.after)
             self.known[key] = (cost, -move.joined, *content), move, loss
 
 
-class LeastWaste:
+class LeastFragmentation:
     """See the module. Thread-safe.
 
     Among equal costs the better-joined cards go first; under ``topology`` they go before the cost. Under
     ``spread`` :class:`BestFit` chooses. ``aside`` runs a job beside the caller.
     """
 
-    def __init__(self, cluster: Cluster, aside: Callable[[Callable[[], None]], None] | None = None) -> None:
+    def __init__(
+        self, cluster: ClusterState, aside: Callable[[Callable[[], None]], None] | None = None
+    ) -> None:
         self._cluster = cluster
         self._aside = aside or _in_a_thread
         self._plain = BestFit()
@@ -79,15 +81,15 @@ class LeastWaste:
         """The one that is asked now."""
         return self._current().scorer
 
-    def costs(self, request: PodRequest, candidates: Sequence[Candidate]) -> list[Cost]:
+    def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> list[Cost]:
         """See :class:`~admission.extender.ranking.NodePolicy`."""
         if request.placement is PlacementPolicy.SPREAD:
             return self._plain.costs(request, candidates)
         own = self._cluster.pod(request.uid)
         cpu = own.cpu if own else 0
         epoch = self._current()
-        found: dict[_Key, tuple[Cost, Move, Loss]] = {}
-        new: dict[_Key, Move] = {}
+        found: dict[_Key, tuple[Cost, NodeChange, Loss]] = {}
+        new: dict[_Key, NodeChange] = {}
         keys: list[_Key] = [(c.fit, c.view.cpu, cpu) for c in candidates]
         for key, candidate in zip(keys, candidates, strict=True):
             known = epoch.known.get(key)
@@ -179,7 +181,7 @@ def stock_of(views: Iterable[NodeView]) -> dict[str, Stock]:
     return stock
 
 
-def shapes_of(occupant: Occupant, unit: int) -> list[RequestShape]:
+def shapes_of(occupant: PodView, unit: int) -> list[RequestShape]:
     """What a pod asks for, a shape for each of its parts that lies by itself; the first has its host CPU."""
     request = occupant.request(unit)
     shapes: list[RequestShape] = []
@@ -198,7 +200,7 @@ def shapes_of(occupant: Occupant, unit: int) -> list[RequestShape]:
     return shapes
 
 
-def move_of(uid: PodUid, view: NodeView, fit: Fit, cpu: int) -> Move:
+def move_of(uid: PodUid, view: NodeView, fit: Fit, cpu: int) -> NodeChange:
     """The node as it is without the pod, and as it would be with it."""
     charge = view.charges.get(uid)
     ledger = view.without([uid]) if charge else view.ledger
@@ -211,7 +213,7 @@ def move_of(uid: PodUid, view: NodeView, fit: Fit, cpu: int) -> Move:
         cores, units = free[at]
         free[at] = max(0, cores - amount.cores), max(0, units - amount.memory // view.facts.unit)
     joined = view.facts.topology.sum([at for at, _ in fit.taken]) if len(fit.taken) > 1 else 0
-    return Move(before, _rooms(view, free, None if spare is None else spare - cpu), joined)
+    return NodeChange(before, _rooms(view, free, None if spare is None else spare - cpu), joined)
 
 
 def rooms_of(view: NodeView) -> Rooms:

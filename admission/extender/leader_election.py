@@ -30,7 +30,7 @@ _NOBODY: Final = LeaseRecord("", 0.0, 0, "")
 _GIVEN_UP: Final = 0.7
 
 
-class Leases(Protocol):
+class LeaseApi(Protocol):
     """One Lease. Both raise NodeUnready where no answer comes."""
 
     def read(self) -> LeaseRecord | None:
@@ -41,7 +41,7 @@ class Leases(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pods:
+class PodLister:
     """The picture that binding needs: when its last full list was asked for, and how to get a new one.
 
     ``listed`` is of the monotonic clock, None before the first; ``inherited``: whether the first one had a
@@ -53,7 +53,7 @@ class Pods:
     inherited: Callable[[], bool]
 
 
-class Mandate(Protocol):
+class LeaseSource(Protocol):
     """What says until when this replica may bind."""
 
     def look(self) -> None:
@@ -72,12 +72,14 @@ class Mandate(Protocol):
 
 
 class Leader:
-    """Answers :attr:`admission.extender.binding.Rules.leads`. Thread-safe; :meth:`tick` is one thread's."""
+    """Answers :attr:`admission.extender.binding.BindRules.leads`. Thread-safe; :meth:`tick` is one
+    thread's.
+    """
 
     def __init__(
         self,
-        mandate: Mandate,
-        pods: Pods,
+        mandate: LeaseSource,
+        pods: PodLister,
         clock: Clock,
         seconds: float,
         changed: Callable[[bool], None] = lambda _leads: None,
@@ -140,10 +142,10 @@ class Leader:
             self._changed(leads)
 
 
-class Held:
+class HeldLease:
     """A Lease of our own: taken when it is free or has run out, renewed every two seconds."""
 
-    def __init__(self, leases: Leases, clock: Clock, pod: str, seconds: float) -> None:
+    def __init__(self, leases: LeaseApi, clock: Clock, pod: str, seconds: float) -> None:
         self._leases = leases
         self._clock = clock
         self._seconds = seconds
@@ -194,14 +196,14 @@ class Held:
         return True
 
 
-class Watched:
+class WatchedLeader:
     """The Lease of the kube-scheduler in this very pod: who holds it is the one that calls us.
 
     Its renewals happen between two looks; what counts is the earlier look. The one before it may have given
     the Lease back with calls of its own under way, so here, too, its last renewal must have run out.
     """
 
-    def __init__(self, leases: Leases, clock: Clock, hosts: frozenset[str]) -> None:
+    def __init__(self, leases: LeaseApi, clock: Clock, hosts: frozenset[str]) -> None:
         """``hosts``: names that the scheduler may call its machine."""
         self._leases = leases
         self._clock = clock
@@ -252,7 +254,7 @@ class Watched:
         return bool(rest) and name in self._hosts
 
 
-class Alone:
+class SingleReplica:
     """There is no other replica."""
 
     until: float = float("inf")

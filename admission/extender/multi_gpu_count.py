@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from admission.cluster.node_view import NodeView
-from admission.cluster.snapshot import Cluster
+from admission.cluster.snapshot import ClusterState
 from gpu_manager.domain.score.multi_gpu_slots import MultiGpuSlots, Rooms
 
 
-class PlaceTally:
+class MultiGpuCount:
     """For one scorer. Not thread-safe."""
 
     def __init__(self, places: MultiGpuSlots, rooms_of: Callable[[NodeView], Rooms]) -> None:
@@ -20,7 +20,7 @@ class PlaceTally:
         self._alike: dict[tuple[int, int | None], tuple[int, ...]] = {}
         self._totals = (0,) * (1 + len(places))
 
-    def prices(self, cluster: Cluster) -> list[float]:
+    def prices(self, cluster: ClusterState) -> list[float]:
         """What one place less costs with the nodes as they are; empty if nobody asks for several cards."""
         if not self._places:
             return []

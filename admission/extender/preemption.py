@@ -4,27 +4,28 @@ As kube-scheduler prefers among nodes: first the fewest broken PodDisruptionBudg
 priority, then the fewest victims; and of ways that are equal so far the one that takes the least of cards.
 A pod that is being deleted anyway has no priority and is not counted.
 
-:mod:`admission.extender.victim_search` looks at every way, card by card. Beside it stands the way of kube-scheduler on one
-node: take away every pod of lower priority, then give back one after the other whatever the pod can do
-without, the most important first. That alone is what remains where a way needs more than room on cards (a
-quota of the victims' namespace, room kept for a nominated pod), or where the ways are too many to look at.
+:mod:`admission.extender.victim_search` looks at every way, card by card. Beside it stands the way of
+kube-scheduler on one node: take away every pod of lower priority, then give back one after the other
+whatever the pod can do without, the most important first. That alone is what remains where a way needs more
+than room on cards (a quota of the victims' namespace, room kept for a nominated pod), or where the ways are
+too many to look at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from admission.extender.wire import Victims
-from admission.extender.feasibility import Question
 from admission.cluster.node_view import NodeView
-from admission.cluster.pod_view import Occupant, named
-from admission.extender.victim_search import Harm, Yielding
+from admission.cluster.pod_view import PodView, named
+from admission.extender.feasibility import FeasibilityCheck
+from admission.extender.victim_search import DisruptionCost, VictimSearch
+from admission.extender.wire import Victims
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget
 
 
 def choose(
-    question: Question, pod: Pod, view: NodeView, given: Victims, budgets: Sequence[DisruptionBudget]
+    question: FeasibilityCheck, pod: Pod, view: NodeView, given: Victims, budgets: Sequence[DisruptionBudget]
 ) -> Victims | None:
     """The pods to evict from the node; None if evicting helps nothing, or is not needed.
 
@@ -44,10 +45,10 @@ def choose(
         return None
     lower = _by_importance(lower)
     leaving = [view.charges[uid].occupant.pod for uid in given.pods if uid in view.charges]
-    harm = Harm(lower, leaving, budgets, view.charges)
+    harm = DisruptionCost(lower, leaving, budgets, view.charges)
     more = _given_back(question, view, given.pods, lower, harm)
     if more:
-        better = Yielding(question, pod.priority, view, given.pods, lower, harm).best(harm.of(more))
+        better = VictimSearch(question, pod.priority, view, given.pods, lower, harm).best(harm.of(more))
         more = more if better is None else better
     if not given.pods and not more:
         return None
@@ -61,7 +62,11 @@ def names(view: NodeView, victims: Iterable[PodUid], namespace: str | None) -> t
 
 
 def _given_back(
-    question: Question, view: NodeView, given: Sequence[PodUid], lower: Sequence[Occupant], harm: Harm
+    question: FeasibilityCheck,
+    view: NodeView,
+    given: Sequence[PodUid],
+    lower: Sequence[PodView],
+    harm: DisruptionCost,
 ) -> Collection[PodUid]:
     """Who must go: those whose end would break a budget are given back first, those that go anyway last."""
     gone = {*given, *(o.uid for o in lower)}
@@ -72,6 +77,6 @@ def _given_back(
     return gone - set(given)
 
 
-def _by_importance(occupants: Iterable[Occupant]) -> list[Occupant]:
+def _by_importance(occupants: Iterable[PodView]) -> list[PodView]:
     """Higher priority first, then who began earlier."""
     return sorted(occupants, key=lambda o: (-o.pod.priority, o.began, o.uid))

@@ -8,8 +8,8 @@ from itertools import compress, count
 from typing import Any, Protocol
 from zlib import crc32
 
-from admission.extender.feasibility import Fit
 from admission.cluster.node_view import NodeView
+from admission.extender.feasibility import Fit
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 
@@ -20,7 +20,7 @@ Cost = tuple[Any, ...]  # compared with those of the same call alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class RankedNode:
     """A node on which the pod fits, and where it would lie there."""
 
     view: NodeView
@@ -30,7 +30,7 @@ class Candidate:
 class NodePolicy(Protocol):
     """The choice among nodes."""
 
-    def costs(self, request: PodRequest, candidates: Sequence[Candidate]) -> Sequence[Cost]:
+    def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> Sequence[Cost]:
         """One cost for each, the lowest wins. It depends on what the nodes hold, never on their names."""
 
 
@@ -45,7 +45,7 @@ class BestFit:
     def __init__(self) -> None:
         self._known: dict[Fit, Cost] = {}
 
-    def costs(self, request: PodRequest, candidates: Sequence[Candidate]) -> list[Cost]:
+    def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> list[Cost]:
         """See :class:`NodePolicy`."""
         known = self._known
         if len(known) > _MOST:
@@ -53,7 +53,7 @@ class BestFit:
         return [known.get(c.fit) or known.setdefault(c.fit, _cost(request, c)) for c in candidates]
 
 
-def _cost(request: PodRequest, candidate: Candidate) -> Cost:
+def _cost(request: PodRequest, candidate: RankedNode) -> Cost:
     view, fit = candidate.view, candidate.fit
     facts, ledger = view.facts, view.ledger
     taken = dict(fit.taken)

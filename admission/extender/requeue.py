@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Final
 from zlib import crc32
 
-from admission.cluster.pod_view import Occupant
+from admission.cluster.pod_view import PodView
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import Clock
 
@@ -53,13 +53,13 @@ class _Refusal:
         return max(self.at + min(LONGEST_WAIT, pause + settle), (self.fits or self.at) + SETTLE_SECONDS)
 
 
-class Waker:
+class Requeue:
     """Thread-safe; :meth:`tick` is one thread's."""
 
     def __init__(
         self,
-        find: Callable[[PodUid], Occupant | None],
-        has_room: Callable[[Occupant, int], bool],
+        find: Callable[[PodUid], PodView | None],
+        has_room: Callable[[PodView, int], bool],
         touch: Callable[[Pod, str], None],
         clock: Clock,
     ) -> None:
@@ -120,7 +120,7 @@ class Waker:
                 refusal.touches += 1
                 self._woken.add(uid)
 
-    def _next(self) -> list[Occupant]:
+    def _next(self) -> list[PodView]:
         """Who is to be touched now."""
         with self._lock:
             found = (self._find(uid) for uid in self._woken)

@@ -18,6 +18,13 @@ from typing import Final
 
 import structlog
 
+from admission.cluster.node_view import NodeView
+from admission.cluster.pod_view import PodView, pod_view
+from admission.cluster.snapshot import ClusterState, Snapshot
+from admission.extender.binding import Binder
+from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit, Verdicts
+from admission.extender.preemption import choose
+from admission.extender.ranking import BEST, NodePolicy, RankedNode, scores
 from admission.extender.wire import (
     ExtenderArgs,
     Obj,
@@ -31,14 +38,7 @@ from admission.extender.wire import (
     read_binding,
     read_preemption,
 )
-from admission.extender.feasibility import Fit, Judge, No, Question, Verdicts
-from admission.cluster.node_view import NodeView
-from admission.cluster.pod_view import Occupant, occupant_of
-from admission.extender.preemption import choose
 from admission.quota.rules import QuotaBook
-from admission.extender.ranking import BEST, Candidate, NodePolicy, scores
-from admission.extender.binding import Binder
-from admission.cluster.snapshot import Cluster, Snapshot
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.placement.explain import LINE_LIMIT
 from gpu_manager.domain.pod import PodUid, parse_pod
@@ -82,9 +82,9 @@ class Extender:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterState,
         quota: QuotaBook,
-        judge: Judge,
+        judge: FeasibilityJudge,
         policy: NodePolicy,
         binder: Binder,
         *,
@@ -102,7 +102,7 @@ class Extender:
         self._clock = clock
         self._minimum_cores = minimum_cores
         self._count = count
-        self._last: tuple[Obj, Occupant, PodRequest | None] | None = None  # what was asked about just now
+        self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # what was asked about just now
 
     def routes(self) -> tuple[Route, ...]:
         """Every path that a scheduler may be configured with."""
@@ -159,13 +159,13 @@ class Extender:
         views = self._views(args, snapshot)
         verdicts = question.over(views)
         known: dict[tuple[int, int | None], int] = {}  # what a cost depends on → place among the candidates
-        candidates: list[Candidate] = []
+        candidates: list[RankedNode] = []
         at: dict[Hashable, int] = {}  # kind of node → that place
         for kind, (view, found) in verdicts.found.items():
             if view is not None and isinstance(found, Fit):
                 at[kind] = known.setdefault((id(found), view.cpu), len(candidates))
                 if at[kind] == len(candidates):
-                    candidates.append(Candidate(view, found))
+                    candidates.append(RankedNode(view, found))
         costs = self._policy.costs(question.request, candidates)
         by_kind = {kind: costs[place] for kind, place in at.items()}
         given = scores(args.names, verdicts.kinds, by_kind)
@@ -204,7 +204,7 @@ class Extender:
         self._count("preempted", "found" if answer else "none")
         return Reply(preemption_answer(answer))
 
-    def has_room(self, occupant: Occupant, turn: int) -> bool:
+    def has_room(self, occupant: PodView, turn: int) -> bool:
         """True if a pod that waits would fit now on a node on which something changed after that turn."""
         snapshot, views = self._cluster.news(turn)
         if not views or occupant.uid in snapshot.reserved:
@@ -218,16 +218,16 @@ class Extender:
         verdicts = self._judge.ask(occupant, request, snapshot, namespace).over(views)
         return any(isinstance(found, Fit) for _, found in verdicts.found.values())
 
-    def _read(self, pod: Obj) -> Occupant:
+    def _read(self, pod: Obj) -> PodView:
         """The pod of a question. Prioritize asks about the one that filter has just read."""
         last = self._last
         if last is not None and last[0] == pod:
             return last[1]
-        occupant = occupant_of(parse_pod(pod), pod)
+        occupant = pod_view(parse_pod(pod), pod)
         self._last = pod, occupant, None
         return occupant
 
-    def _request(self, occupant: Occupant) -> PodRequest:
+    def _request(self, occupant: PodView) -> PodRequest:
         last = self._last
         if last is not None and last[1] is occupant and last[2] is not None:
             return last[2]
@@ -236,7 +236,7 @@ class Extender:
             self._last = last[0], occupant, request
         return request
 
-    def _ask(self, occupant: Occupant) -> tuple[Question, Snapshot]:
+    def _ask(self, occupant: PodView) -> tuple[FeasibilityCheck, Snapshot]:
         """Raises RequestInvalid: the pod is illegal."""
         request = self._request(occupant)
         if self._clock is not None:
@@ -245,10 +245,12 @@ class Extender:
         namespace = quota.of(occupant.pod.namespace) if quota else None
         return self._judge.ask(occupant, request, snapshot, namespace), snapshot
 
-    def _expect(self, question: Question, occupant: Occupant, view: NodeView | None, fit: Fit | No) -> None:
+    def _expect(
+        self, question: FeasibilityCheck, occupant: PodView, view: NodeView | None, fit: Fit | Unfit
+    ) -> None:
         """Count the pod as lying there; only as the watch shows it, for a question can say anything."""
         known = self._cluster.pod(occupant.uid)
-        if self._clock is None or view is None or isinstance(fit, No) or known is None:
+        if self._clock is None or view is None or isinstance(fit, Unfit) or known is None:
             return
         if known.pod.containers == occupant.pod.containers and self._binder.binds(known.pod):
             until = self._clock.monotonic() + EXPECT_SECONDS
@@ -271,12 +273,12 @@ class Extender:
 
 
 def _reasons(
-    question: Question, verdicts: Verdicts, names: Sequence[str], views: Sequence[NodeView | None]
+    question: FeasibilityCheck, verdicts: Verdicts, names: Sequence[str], views: Sequence[NodeView | None]
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Why each node fails: a few in full, the rest in words that a scheduler can count, all bounded."""
     failed: dict[str, str] = {}
     lasting: dict[str, str] = {}
-    refused = {kind: found for kind, (_, found) in verdicts.found.items() if isinstance(found, No)}
+    refused = {kind: found for kind, (_, found) in verdicts.found.items() if isinstance(found, Unfit)}
     words = _Briefs(question)
     # Where a node takes the pod kube-scheduler drops the reasons: one in full shows what they are.
     full = 0 if len(refused) == len(verdicts.found) else FULL_LINES - 1
@@ -286,7 +288,7 @@ def _reasons(
         if view is None:
             failed[name] = _UNKNOWN
             continue
-        if no in (No.ROOM, No.NEVER) and full < FULL_LINES:
+        if no in (Unfit.ROOM, Unfit.NEVER) and full < FULL_LINES:
             text, full = question.why(view), full + 1
         else:
             text = words.of(kind, view, no)
@@ -297,12 +299,12 @@ def _reasons(
 class _Briefs:
     """One answer's short reasons: each kind of node's is written once, and there are so many and no more."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: FeasibilityCheck) -> None:
         self._question = question
         self._by_kind: dict[Hashable, str] = {}
         self._distinct: set[str] = set()
 
-    def of(self, kind: Hashable, view: NodeView, no: No) -> str:
+    def of(self, kind: Hashable, view: NodeView, no: Unfit) -> str:
         known = self._by_kind.get(kind)
         if known is not None:
             return known

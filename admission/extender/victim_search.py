@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from admission.cluster.charges import Charge
-from admission.extender.feasibility import Question
 from admission.cluster.node_view import NodeView
-from admission.cluster.pod_view import Occupant
+from admission.cluster.pod_view import PodView
+from admission.extender.feasibility import FeasibilityCheck
 from gpu_manager.domain.placement.ledger import Allocation, peak
 from gpu_manager.domain.placement.trial_placement import TrialPlacement, units_of
 from gpu_manager.domain.pod import Pod, PodUid
@@ -31,7 +31,7 @@ _Gone = frozenset[PodUid]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Loss:
+class VictimLoss:
     """What an eviction harms, the worst first: compared in this order.
 
     ``budgets`` broken, the highest ``priority``, ``victims`` but for those that go anyway, ``all`` of them,
@@ -45,12 +45,12 @@ class Loss:
     cores: int
 
 
-class Harm:
+class DisruptionCost:
     """Of pods that may be evicted, the most important first, beside ``leaving``, who go in any case."""
 
     def __init__(
         self,
-        lower: Sequence[Occupant],
+        lower: Sequence[PodView],
         leaving: Sequence[Pod],
         budgets: Sequence[DisruptionBudget],
         charges: Mapping[PodUid, Charge],
@@ -62,11 +62,13 @@ class Harm:
         self._already = violating(leaving, self._budgets) if self._budgets else frozenset()
         self.steps = 1 + len(lower) * len(self._budgets) // _CHECKS_A_STEP  # what asking costs
 
-    def of(self, gone: Collection[PodUid]) -> Loss:
+    def of(self, gone: Collection[PodUid]) -> VictimLoss:
         """If these were evicted."""
         counted = [p.priority for uid, p in self._pods.items() if uid in gone and not p.deleting]
         cores = sum(self._cores.get(uid, 0) for uid in gone)
-        return Loss(len(self.breaking(gone)), max(counted, default=_NOBODY), len(counted), len(gone), cores)
+        return VictimLoss(
+            len(self.breaking(gone)), max(counted, default=_NOBODY), len(counted), len(gone), cores
+        )
 
     def breaking(self, gone: Collection[PodUid]) -> frozenset[PodUid]:
         """Whose end would break a budget, as kube-scheduler counts: the most important go first."""
@@ -95,17 +97,17 @@ class _Seat:
     after: bool
 
 
-class Yielding:
+class VictimSearch:
     """One search on one node, for a pod of that ``priority``. Used once."""
 
     def __init__(
         self,
-        question: Question,
+        question: FeasibilityCheck,
         priority: int,
         view: NodeView,
         given: Sequence[PodUid],
-        lower: Sequence[Occupant],
-        harm: Harm,
+        lower: Sequence[PodView],
+        harm: DisruptionCost,
     ) -> None:
         self._question, self._view, self._given, self._harm = question, view, frozenset(given), harm
         awaited = view.awaits(question.request.uid, priority)
@@ -118,17 +120,17 @@ class Yielding:
         }
         self._seats = _seats_of(question)
         self._fewest = sorted(self._alone_on(at, lower) for at in self._whole)
-        self._best: Loss | None = None
+        self._best: VictimLoss | None = None
         self._found: frozenset[PodUid] | None = None
         self._steps, self._trials = MOST_STEPS, _MOST_TRIALS
 
-    def best(self, known: Loss) -> frozenset[PodUid] | None:
+    def best(self, known: VictimLoss) -> frozenset[PodUid] | None:
         """The way that harms least; None if none harms less than ``known``."""
         self._best = known
         self._seat(0, 0, {}, frozenset())
         return self._found
 
-    def _who_lies_on(self, at: int, lower: Sequence[Occupant]) -> list[_Holder]:
+    def _who_lies_on(self, at: int, lower: Sequence[PodView]) -> list[_Holder]:
         """The least important first, of equals the one that frees most, then the youngest."""
         card = self._view.facts.cards[at].card.uuid
         found: list[tuple[tuple[object, ...], _Holder]] = []
@@ -144,13 +146,13 @@ class Yielding:
             found.append((rank, holder))
         return [holder for _, holder in sorted(found, key=lambda pair: pair[0])]
 
-    def _alone_on(self, at: int, lower: Sequence[Occupant]) -> int:
+    def _alone_on(self, at: int, lower: Sequence[PodView]) -> int:
         """How many victims nothing but emptying this card costs."""
         here = {h.uid for h in self._holders[at] if h.counted}
         held = (self._view.charges[o.uid].allocations for o in lower if o.uid in here)
         return sum(len({card for a in allocations for card in a.cards}) == 1 for allocations in held)
 
-    def _emptied(self, at: int) -> Loss:
+    def _emptied(self, at: int) -> VictimLoss:
         return self._harm.of({h.uid for h in self._holders[at]})
 
     def _seat(
@@ -240,7 +242,7 @@ def _count(sizes: Iterable[tuple[int, int]], need: int) -> int | None:
     return counted if freed >= need else None
 
 
-def _seats_of(question: Question) -> list[_Seat]:
+def _seats_of(question: FeasibilityCheck) -> list[_Seat]:
     """One for each card that the pod needs; those of several cards first."""
     seats: list[_Seat] = []
     for unit in sorted(units_of(question.request) or (), key=lambda u: -u.cards):

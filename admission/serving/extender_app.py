@@ -20,11 +20,11 @@ from starlette.routing import Route as Path
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from admission.config import Bounds, ExtenderDoor
+from admission.config import ExtenderEndpoint, InflightBounds
+from admission.extender.cluster_metrics import ClusterMetrics
 from admission.extender.verbs import Extender, Reply, Route
-from admission.cluster_metrics import Figures
-from admission.serving.inflight_limit import Gate
 from admission.serving.https_server import Peers
+from admission.serving.inflight_limit import InflightLimit
 
 # Not all of 127/8: a mesh's proxy in this pod calls from 127.0.0.6 for whoever called it.
 _HERE: Final = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
@@ -37,13 +37,13 @@ _FORBIDDEN: Final = (
 
 
 def build_extender(
-    door: ExtenderDoor,
+    door: ExtenderEndpoint,
     extender: Extender,
     peers: Peers,
-    figures: Figures,
+    figures: ClusterMetrics,
     version: str,
     draining: Callable[[], bool],
-) -> Gate:
+) -> InflightLimit:
     """The ASGI application on :3456."""
     workers = _Workers()
     verbs = {route.path: _Verb(route, door, peers, figures, workers) for route in extender.routes()}
@@ -53,9 +53,9 @@ def build_extender(
         Path(path, PlainTextResponse(text), methods=["GET"])
         for path, text in (("/version", f"{version}\n"), ("/healthz", "ok\n"))
     ]
-    return Gate(
+    return InflightLimit(
         _Doors(verbs, Router([*paths, *pages])),
-        Bounds(body=door.body),
+        InflightBounds(body=door.body),
         lambda _path, _code: None,
         draining,
     )
@@ -87,7 +87,7 @@ class _Workers:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
-            loop.set_default_executor(ThreadPoolExecutor(Bounds().at_work, "extender"))
+            loop.set_default_executor(ThreadPoolExecutor(InflightBounds().at_work, "extender"))
         return await loop.run_in_executor(None, handle, body)
 
 
@@ -95,7 +95,7 @@ class _Verb:
     """One of the scheduler's questions, as an ASGI application behind the gate, which has read the body."""
 
     def __init__(
-        self, route: Route, door: ExtenderDoor, peers: Peers, figures: Figures, workers: _Workers
+        self, route: Route, door: ExtenderEndpoint, peers: Peers, figures: ClusterMetrics, workers: _Workers
     ) -> None:
         self._route = route
         self._door = door
@@ -122,7 +122,7 @@ class _Verb:
         await send({"type": "http.response.body", "body": reply.body})
 
 
-def _may_write(client: tuple[str, int] | None, door: ExtenderDoor, peers: Peers) -> bool:
+def _may_write(client: tuple[str, int] | None, door: ExtenderEndpoint, peers: Peers) -> bool:
     if client is None:
         return False
     try:

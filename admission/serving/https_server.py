@@ -138,7 +138,7 @@ def _bound(address: str, port: int) -> socket.socket:
     return bound
 
 
-class Listener:
+class HttpsServer:
     """Serves an ASGI application on one address from :meth:`start` to :meth:`stop`."""
 
     def __init__(

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from admission.config import Bounds
+from admission.config import InflightBounds
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -31,7 +31,7 @@ class _Refused(Exception):  # noqa: N818  # it is an answer, not a fault
         self.status = status
 
 
-class Gate:
+class InflightLimit:
     """Lets requests through to ``app`` within ``bounds``.
 
     ``answered`` is told path and code of every answer; while ``draining`` says so, connections are closed
@@ -41,7 +41,7 @@ class Gate:
     def __init__(
         self,
         app: App,
-        bounds: Bounds,
+        bounds: InflightBounds,
         answered: Callable[[str, int], None],
         draining: Callable[[], bool],
     ) -> None:

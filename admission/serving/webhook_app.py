@@ -12,11 +12,18 @@ import structlog
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from admission.config import Settings, Terms
-from admission.serving.inflight_limit import Gate
-from admission.metrics import Metrics
-from admission.webhook.admit import SILENT, Outlook, mutate, validate
-from admission.webhook.admission_review import ANSWER_SCHEMA, REVIEW_SCHEMA, Review, Verdict, encode_answer, parse_review
+from admission.config import AdmissionSettings, ClusterTerms
+from admission.serving.inflight_limit import InflightLimit
+from admission.serving.metrics import AdmissionMetrics
+from admission.webhook.admission_review import (
+    ANSWER_SCHEMA,
+    REVIEW_SCHEMA,
+    Review,
+    ReviewVerdict,
+    encode_answer,
+    parse_review,
+)
+from admission.webhook.admit import SILENT, CreateTimeChecks, mutate, validate
 from gpu_manager.domain.errors import RequestInvalid, printable
 
 log = structlog.get_logger(__name__)
@@ -26,18 +33,18 @@ _LONGEST_NAME: Final = 253  # what Kubernetes grants a name
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class WebhookParts:
     """What the HTTPS service is made of beside the webhooks themselves."""
 
-    metrics: Metrics
+    metrics: AdmissionMetrics
     version: str
     ready: Callable[[], Mapping[str, bool]]
     draining: Callable[[], bool]
-    outlook: Outlook = SILENT
+    checks: CreateTimeChecks = SILENT
     routers: Sequence[APIRouter] = ()
 
 
-def build_app(settings: Settings, doors: Doors) -> Gate:
+def build_app(settings: AdmissionSettings, doors: WebhookParts) -> InflightLimit:
     """The ASGI application on :9443."""
     api = FastAPI(title="gpu-quota-admission", version=doors.version, docs_url=None, redoc_url=None)
     api.include_router(_webhooks(settings.terms, doors))
@@ -50,7 +57,7 @@ def build_app(settings: Settings, doors: Doors) -> Gate:
         room = f"/{path.split('/')[1]}" if path.startswith("/") else path
         doors.metrics.answered(room if room in rooms else "other", code)
 
-    return Gate(api, settings.bounds, answered, doors.draining)
+    return InflightLimit(api, settings.bounds, answered, doors.draining)
 
 
 async def _body(request: Request) -> bytes:
@@ -60,7 +67,7 @@ async def _body(request: Request) -> bytes:
 Body = Annotated[bytes, Depends(_body)]
 
 
-def _webhooks(terms: Terms, doors: Doors) -> APIRouter:
+def _webhooks(terms: ClusterTerms, doors: WebhookParts) -> APIRouter:
     router = APIRouter()
 
     @router.post("/mutate", **_documented("Mend a pod that is being created."))
@@ -70,7 +77,7 @@ def _webhooks(terms: Terms, doors: Doors) -> APIRouter:
     @router.post("/validate", **_documented("Judge a pod, or warn about a workload's pod template."))
     def validate_review(request: Request, body: Body) -> Response:
         return _judge(
-            request, body, "validate", lambda review: validate(review, terms, doors.outlook), doors.metrics
+            request, body, "validate", lambda review: validate(review, terms, doors.checks), doors.metrics
         )
 
     return router
@@ -97,7 +104,11 @@ def _documented(summary: str) -> dict[str, Any]:
 
 
 def _judge(
-    request: Request, body: bytes, verb: str, judge: Callable[[Review], Verdict], metrics: Metrics
+    request: Request,
+    body: bytes,
+    verb: str,
+    judge: Callable[[Review], ReviewVerdict],
+    metrics: AdmissionMetrics,
 ) -> Response:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != _JSON:
@@ -139,7 +150,7 @@ def _refusal(status: HTTPStatus, text: str) -> Response:
     return JSONResponse({"error": text}, status_code=int(status))
 
 
-def _status(doors: Doors) -> APIRouter:
+def _status(doors: WebhookParts) -> APIRouter:
     router = APIRouter()
 
     @router.get("/metrics", response_class=PlainTextResponse)

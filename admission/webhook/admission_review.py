@@ -53,7 +53,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReviewVerdict:
     """The answer. ``code`` and ``reason`` say what kind of no it is; ``rules`` are the ids behind it."""
 
     allowed: bool = True
@@ -74,7 +74,7 @@ class Verdict:
         return "warned" if self.warnings else "allowed"
 
 
-ALLOWED: Final = Verdict()
+ALLOWED: Final = ReviewVerdict()
 
 
 def parse_review(body: bytes) -> Review:
@@ -161,7 +161,7 @@ def _texts(value: object) -> frozenset[str]:
     return frozenset(_text(entry, "userInfo.groups") for entry in value)
 
 
-def encode_answer(uid: str, verdict: Verdict) -> bytes:
+def encode_answer(uid: str, verdict: ReviewVerdict) -> bytes:
     """The AdmissionReview that answers ``uid``."""
     response: dict[str, Any] = {"uid": uid, "allowed": verdict.allowed}
     if not verdict.allowed:

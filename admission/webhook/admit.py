@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from admission.config import Terms
+from admission.config import ClusterTerms
+from admission.webhook.admission_review import ALLOWED, Review, ReviewVerdict
 from admission.webhook.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_pod
-from admission.webhook.admission_review import ALLOWED, Review, Verdict
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.rules.legal_values import (
@@ -34,7 +34,7 @@ def _silent(_pod: Pod, _request: PodRequest) -> Sequence[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class CreateTimeChecks:
     """What the cluster's state says about a legal pod that is being created; must answer from memory.
 
     Sentences: of ``refuse`` why its namespace's quota forbids it, of ``warn`` why no card could ever hold it.
@@ -58,7 +58,7 @@ class Outlook:
         )
 
 
-SILENT: Final = Outlook()
+SILENT: Final = CreateTimeChecks()
 _SHOWN: Final = 8  # faults of one pod in one text
 
 # The API server would refuse these between the two webhooks, in words that teach nothing.
@@ -96,7 +96,7 @@ TEMPLATES: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
 }
 
 
-def mutate(review: Review, terms: Terms) -> Verdict:
+def mutate(review: Review, terms: ClusterTerms) -> ReviewVerdict:
     """Mend a pod that is being created; anything else passes as it is. Idempotent."""
     if (review.group, review.resource, review.operation) != ("", "pods", "CREATE") or review.obj is None:
         return ALLOWED
@@ -107,21 +107,21 @@ def mutate(review: Review, terms: Terms) -> Verdict:
     faults = check_pod(draft.pod, terms.unit, terms.minimum_cores)
     if not is_mirror(review) and any(fault.rule in _HIDDEN for fault in faults):
         return _denied(faults)
-    return Verdict(
+    return ReviewVerdict(
         patch=draft.patch, warnings=tuple(v.message for v in draft.changes), rules=_ids(draft.changes)
     )
 
 
-def validate(review: Review, terms: Terms, outlook: Outlook = SILENT) -> Verdict:
+def validate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SILENT) -> ReviewVerdict:
     """Judge a pod that is created or changed, or warn about a workload's template; the rest is allowed."""
     if review.operation not in ("CREATE", "UPDATE") or review.obj is None:
         return ALLOWED
     path = TEMPLATES.get((review.group, review.resource))
     if path is not None:
-        return _judge_template(review, path, terms, outlook)
+        return _judge_template(review, path, terms, checks)
     act = (review.group, review.resource, review.operation)
     if act == ("", "pods", "CREATE"):
-        return _judge_new(review, terms, outlook)
+        return _judge_new(review, terms, checks)
     if act in (("", "pods/binding", "CREATE"), ("", "bindings", "CREATE")):
         # The annotations of a Binding become the pod's.
         return _denied(_guarded(review.obj)) if not _is_trusted(review, terms) else ALLOWED
@@ -130,7 +130,7 @@ def validate(review: Review, terms: Terms, outlook: Outlook = SILENT) -> Verdict
     return ALLOWED
 
 
-def _judge_new(review: Review, terms: Terms, outlook: Outlook) -> Verdict:
+def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) -> ReviewVerdict:
     obj = review.obj or {}
     guarded = () if _is_trusted(review, terms) else _guarded(obj)
     try:
@@ -148,12 +148,12 @@ def _judge_new(review: Review, terms: Terms, outlook: Outlook) -> Verdict:
         faults, warnings = (*faults, *refused), tuple(v for v in warnings if v not in refused)
     if not faults and pod.asks:
         request = pod_request(pod, terms.unit, terms.minimum_cores)
-        warnings = (*warnings, *outlook.warnings(pod, request))
-        faults = outlook.refusals(pod, request)
+        warnings = (*warnings, *checks.warnings(pod, request))
+        faults = checks.refusals(pod, request)
     return _denied(faults, warnings) if faults else _warned(warnings)
 
 
-def _judge_change(review: Review, terms: Terms) -> Verdict:
+def _judge_change(review: Review, terms: ClusterTerms) -> ReviewVerdict:
     """A change may not make a pod illegal; what it was before, it may stay: it must be able to end."""
     obj, old = review.obj or {}, review.old or {}
     faults = [] if _is_trusted(review, terms) else list(_tampered(old, obj))
@@ -167,31 +167,33 @@ def _judge_change(review: Review, terms: Terms) -> Verdict:
     return _denied(faults)
 
 
-def _faults(obj: Mapping[str, Any], terms: Terms) -> tuple[Violation, ...]:
+def _faults(obj: Mapping[str, Any], terms: ClusterTerms) -> tuple[Violation, ...]:
     return (*check_pod(read_pod(obj), terms.unit, terms.minimum_cores), *ephemeral_faults(obj))
 
 
-def _faults_or_none(obj: Mapping[str, Any], terms: Terms) -> tuple[Violation, ...] | None:
+def _faults_or_none(obj: Mapping[str, Any], terms: ClusterTerms) -> tuple[Violation, ...] | None:
     try:
         return _faults(obj, terms)
     except RequestInvalid:
         return None
 
 
-def _judge_template(review: Review, path: tuple[str, ...], terms: Terms, outlook: Outlook) -> Verdict:
+def _judge_template(
+    review: Review, path: tuple[str, ...], terms: ClusterTerms, checks: CreateTimeChecks
+) -> ReviewVerdict:
     template = _at(review.obj, path)
     if template is None or template == _at(review.old, path):
         return ALLOWED
     pods = f"pods of this {review.kind}" if review.kind.isalnum() else "its pods"
-    found = tuple(_foresee(template, review.namespace, terms, outlook))
-    return Verdict(
+    found = tuple(_foresee(template, review.namespace, terms, checks))
+    return ReviewVerdict(
         warnings=tuple(f"{pods}{' will be refused' if bad else ''}: {v.refusal}" for bad, v in found),
         rules=_ids(v for _, v in found),
     )
 
 
 def _foresee(
-    template: Mapping[str, Any], namespace: str, terms: Terms, outlook: Outlook
+    template: Mapping[str, Any], namespace: str, terms: ClusterTerms, checks: CreateTimeChecks
 ) -> Iterator[tuple[bool, Violation]]:
     """What the webhooks will say to a pod of this template, and whether it is a refusal."""
     try:
@@ -210,11 +212,11 @@ def _foresee(
         yield terms.deny_node_name and warning.rule is Rule.NODE_NAME_SET, warning
     if not faults:
         request = pod_request(pod, terms.unit, terms.minimum_cores)
-        yield from ((True, fault) for fault in outlook.refusals(pod, request))
-        yield from ((False, warning) for warning in outlook.warnings(pod, request))
+        yield from ((True, fault) for fault in checks.refusals(pod, request))
+        yield from ((False, warning) for warning in checks.warnings(pod, request))
 
 
-def _detours(pod: Pod, terms: Terms) -> Iterator[Violation]:
+def _detours(pod: Pod, terms: ClusterTerms) -> Iterator[Violation]:
     """Ways past the scheduler that keeps the cards."""
     if pod.node:
         yield violation(Rule.NODE_NAME_SET, "", "spec.nodeName", quoted(pod.node))
@@ -260,7 +262,7 @@ def _at(obj: Mapping[str, Any] | None, path: tuple[str, ...]) -> Mapping[str, An
     return found if isinstance(found, Mapping) else None
 
 
-def _is_trusted(review: Review, terms: Terms) -> bool:
+def _is_trusted(review: Review, terms: ClusterTerms) -> bool:
     return review.user in terms.trusted_users
 
 
@@ -268,13 +270,13 @@ def _unreadable(error: RequestInvalid) -> Violation:
     return violation(Rule.POD_UNREADABLE, "", "", "", reason=str(error))
 
 
-def _denied(faults: Sequence[Violation], warnings: Sequence[Violation] = ()) -> Verdict:
+def _denied(faults: Sequence[Violation], warnings: Sequence[Violation] = ()) -> ReviewVerdict:
     """No, with every fault at once; yes if there is none."""
     if not faults:
         return _warned(warnings)
     more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
     forbidden = all(f.rule in _FORBIDDEN for f in faults)
-    return Verdict(
+    return ReviewVerdict(
         allowed=False,
         message="; ".join(fault.refusal for fault in faults[:_SHOWN]) + more,
         code=403 if forbidden else 422,
@@ -284,8 +286,12 @@ def _denied(faults: Sequence[Violation], warnings: Sequence[Violation] = ()) -> 
     )
 
 
-def _warned(warnings: Sequence[Violation]) -> Verdict:
-    return Verdict(warnings=tuple(v.refusal for v in warnings), rules=_ids(warnings)) if warnings else ALLOWED
+def _warned(warnings: Sequence[Violation]) -> ReviewVerdict:
+    return (
+        ReviewVerdict(warnings=tuple(v.refusal for v in warnings), rules=_ids(warnings))
+        if warnings
+        else ALLOWED
+    )
 
 
 def _ids(violations: Sequence[Violation] | Iterator[Violation]) -> tuple[str, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from admission.extender.feasibility import Fit, Judge, No, describe
 from admission.cluster.node_view import NodeView
-from admission.cluster.pod_view import Occupant
+from admission.cluster.pod_view import PodView
+from admission.cluster.snapshot import ClusterState, Snapshot
+from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit, describe
 from admission.quota.rules import QuotaBook, refuse_at_create
-from admission.cluster.snapshot import Cluster, Snapshot
-from admission.webhook.admit import Outlook
+from admission.webhook.admit import CreateTimeChecks
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
@@ -22,7 +22,9 @@ _KINDS_SECONDS = 1.0
 _MOST_KINDS = 64  # kinds of nodes that are asked; a cluster with more gets no warning
 
 
-def outlook(cluster: Cluster, quota: QuotaBook, judge: Judge, clock: Clock) -> Outlook:
+def create_time_checks(
+    cluster: ClusterState, quota: QuotaBook, judge: FeasibilityJudge, clock: Clock
+) -> CreateTimeChecks:
     """For the webhook. Silent until nodes and pods have been listed."""
     kinds = _Recent(cluster, clock)
 
@@ -46,13 +48,13 @@ def outlook(cluster: Cluster, quota: QuotaBook, judge: Judge, clock: Clock) -> O
             return ()
         return _never(pod, request, cluster.snapshot(), kinds.now(), judge)
 
-    return Outlook(refuse, warn)
+    return CreateTimeChecks(refuse, warn)
 
 
 class _Recent:
     """One node of each kind, looked up once a second: thousands of nodes are too many for each review."""
 
-    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+    def __init__(self, cluster: ClusterState, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
         self._found: tuple[float, tuple[NodeView, ...]] = float("-inf"), ()
@@ -66,7 +68,7 @@ class _Recent:
 
 
 def _never(
-    pod: Pod, request: PodRequest, snapshot: Snapshot, known: Sequence[NodeView], judge: Judge
+    pod: Pod, request: PodRequest, snapshot: Snapshot, known: Sequence[NodeView], judge: FeasibilityJudge
 ) -> Sequence[str]:
     """One sentence if no node could take the pod even if empty; none while there is no node with cards."""
     views = known
@@ -79,10 +81,10 @@ def _never(
     kinds = [view for view in views if not view.facts.problem]
     if not kinds or len(kinds) > _MOST_KINDS:
         return ()
-    question = judge.ask(Occupant(pod), request, snapshot, None)
+    question = judge.ask(PodView(pod), request, snapshot, None)
     for view in kinds:
         found = question.on(view)
-        if isinstance(found, Fit) or found is not No.NEVER:
+        if isinstance(found, Fit) or found is not Unfit.NEVER:
             return ()
     size, model = max(
         (s.card.capacity(v.facts.unit).memory, s.card.model) for v in kinds for s in v.facts.cards

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
-from admission.config import Terms
+from admission.config import ClusterTerms
 from admission.webhook.admission_review import Operation, Review, pointer
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
@@ -43,7 +43,7 @@ def read_pod(obj: Mapping[str, Any]) -> Pod:
     return parse_pod(obj)
 
 
-def draft_pod(obj: Mapping[str, Any], terms: Terms, *, trusted: bool) -> Draft:
+def draft_pod(obj: Mapping[str, Any], terms: ClusterTerms, *, trusted: bool) -> Draft:
     """What ``/mutate`` makes of a pod or of a template's pod; a pod that is as it should be has no patch.
 
     Args:
@@ -83,7 +83,7 @@ def draft_pod(obj: Mapping[str, Any], terms: Terms, *, trusted: bool) -> Draft:
     return Draft(pod, tuple(patch), tuple(changes))
 
 
-def _scheduler(name: str, terms: Terms) -> str:
+def _scheduler(name: str, terms: ClusterTerms) -> str:
     return terms.scheduler_name or name if name in ("", _DEFAULT_SCHEDULER) else name
 
 
@@ -100,7 +100,7 @@ def _places(obj: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
 
 
 def _mend(
-    container: Container, steps: tuple[str | int, ...], terms: Terms
+    container: Container, steps: tuple[str | int, ...], terms: ClusterTerms
 ) -> tuple[Container, list[Operation], tuple[Violation, ...]]:
     """Nothing is mended in a container that is illegal in any other way: its author has to look at it."""
     alone = Pod(uid=_NOBODY.uid, namespace="", name="", containers=(container,))
@@ -119,7 +119,7 @@ def _mend(
 
 
 def _with_default(
-    container: Container, steps: tuple[str | int, ...], terms: Terms
+    container: Container, steps: tuple[str | int, ...], terms: ClusterTerms
 ) -> tuple[Container, list[Operation], tuple[Violation, ...]]:
     units, text = Fraction(terms.default_memory), str(terms.default_memory)
     written = [Operation("add", pointer(*steps, "limits", MEMORY), text)]

@@ -1,4 +1,5 @@
-"""The rulebook's rules as CEL, each with its text: what :mod:`admission.webhook.static_policies` puts into policies.
+"""The rulebook's rules as CEL, each with its text: what :mod:`admission.webhook.static_policies` puts into
+policies.
 
 The CEL is that of Kubernetes 1.30 on: quantity, list and string extensions, no optionals.
 """
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from admission.config import Terms
+from admission.config import ClusterTerms
 from gpu_manager.domain.contract import (
     ALLOCATION,
     ASSIGNED,
@@ -36,7 +37,7 @@ _LARGEST_CORES: Final = LARGEST_COUNT // CORES_PER_CARD * CORES_PER_CARD
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PolicyCheck:
     """One rule: what must hold, and what to say if it does not (both CEL)."""
 
     rule: Rule
@@ -94,7 +95,7 @@ VARIABLES: Final = {
 _RESOURCES: Final = {"core": CORE, "memory": MEMORY}
 
 
-def request_checks(terms: Terms) -> Iterator[Check]:
+def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
     """The rules for what containers ask for."""
     unit, minimum = _text(format_bytes(terms.unit)), _text(str(terms.minimum_cores))
     for having, largest in (("core", _LARGEST_CORES), ("memory", LARGEST_COUNT // terms.unit)):
@@ -136,14 +137,14 @@ def request_checks(terms: Terms) -> Iterator[Check]:
             f"variables.{n}.exists(c, {_quantity(r)}.compareTo(quantity('0')) != 0)"
             for n, r in _RESOURCES.items()
         )
-        yield Check(
+        yield PolicyCheck(
             Rule.NODE_NAME_SET,
             f"!has(object.spec.nodeName) || object.spec.nodeName == '' || !({' || '.join(asks)})",
             _says(Rule.NODE_NAME_SET, {"value": _quoted("object.spec.nodeName")}),
         )
 
 
-def _numbers(resource: str, having: str, largest: int, unit: str) -> Iterator[Check]:
+def _numbers(resource: str, having: str, largest: int, unit: str) -> Iterator[PolicyCheck]:
     """Whole numbers that Kubernetes can count; the API server itself refuses most others before."""
     negative, too_large, not_whole = (
         (Rule.CORE_NEGATIVE, Rule.CORE_TOO_LARGE, Rule.CORE_NOT_WHOLE)
@@ -174,7 +175,7 @@ def _written(resource: str, where: str = "limits") -> str:
     return f"string(c.resources.{where}['{resource}'])"
 
 
-def _requests(resource: str) -> Check:
+def _requests(resource: str) -> PolicyCheck:
     limit = _wrote(resource)
     same = f"{limit} && {_quantity(resource)}.compareTo({_quantity(resource, 'requests')}) == 0"
     figures = {
@@ -185,7 +186,7 @@ def _requests(resource: str) -> Check:
     return _container(Rule.REQUESTS_DIFFER, "all", f"{_wrote(resource, 'requests')} && !({same})", figures)
 
 
-def _init_cards() -> Check:
+def _init_cards() -> PolicyCheck:
     one, other = _CORES, f"{_quantity(CORE, c='s')}.asInteger()"
     earlier = "variables.initNames.indexOf(s.name) < variables.initNames.indexOf(c.name)"
     in_turn = (
@@ -200,14 +201,14 @@ def _init_cards() -> Check:
     )
     shapes = f"""variables.asking.map(s, string({other}) + ' ("' + s.name + '")').join(', ')"""
     says = _says(Rule.INIT_CONTAINER_CARDS, {"value": f"string({one})", "shapes": shapes})
-    return Check(
+    return PolicyCheck(
         Rule.INIT_CONTAINER_CARDS,
         f"variables.ordinary.size() == 0 || !({in_turn} || {together}) || {equal}",
         f"variables.ordinary.map(c, {says})[0]",
     )
 
 
-def wish_checks() -> Iterator[Check]:
+def annotation_checks() -> Iterator[PolicyCheck]:
     """The rules for the annotations that users may set."""
     largest = f"([1] + variables.parts.filter(c, {_ASKS}).map(c, {_CORES})).max()"
     lowest, number = f"string({largest})", f"int({_annotation(CORE_LIMIT)})"
@@ -239,7 +240,7 @@ def _annotation(key: str) -> str:
     return f"object.metadata.annotations['{key}']"
 
 
-def _wish(rule: Rule, key: str, legal: str, figures: Mapping[str, str]) -> Check:
+def _wish(rule: Rule, key: str, legal: str, figures: Mapping[str, str]) -> PolicyCheck:
     old = "oldObject.metadata.annotations"
     absent = f"!({_ANNOTATED} && '{key}' in object.metadata.annotations)"
     unchanged = (
@@ -247,7 +248,7 @@ def _wish(rule: Rule, key: str, legal: str, figures: Mapping[str, str]) -> Check
         f"&& {old}['{key}'] == {_annotation(key)})"
     )
     value = {"value": _quoted(_annotation(key))}
-    return Check(rule, f"{absent} || {unchanged} || ({legal})", _says(rule, {**value, **figures}))
+    return PolicyCheck(rule, f"{absent} || {unchanged} || ({legal})", _says(rule, {**value, **figures}))
 
 
 _KEYS: Final = [ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED]
@@ -262,23 +263,23 @@ GUARDED_VARIABLES: Final = {
 }
 
 
-def strangers(terms: Terms) -> Mapping[str, str]:
+def strangers(terms: ClusterTerms) -> Mapping[str, str]:
     """Holds for everybody but who may write those annotations."""
     return {"not-ours": f"!(request.userInfo.username in {sorted(terms.trusted_users)})"}
 
 
-def guarded_checks() -> Iterator[Check]:
+def guarded_checks() -> Iterator[PolicyCheck]:
     """Who may write the annotations that say which cards a pod holds."""
     none = "variables.changed.size() == 0"
     key = "variables.changed[0]"
-    yield Check(
+    yield PolicyCheck(
         Rule.ANNOTATION_GUARDED,
         f"request.operation != 'CREATE' || {none}",
         _says(Rule.ANNOTATION_GUARDED, {"field": key}),
     )
     value = f"({key} in variables.now ? {_quoted(f'variables.now[{key}]')} : 'removed')"
     before = f"({key} in variables.before ? 'as it was, ' + {_quoted(f'variables.before[{key}]')} : 'out')"
-    yield Check(
+    yield PolicyCheck(
         Rule.ANNOTATION_CHANGED,
         f"request.operation != 'UPDATE' || {none}",
         _says(Rule.ANNOTATION_CHANGED, {"field": key, "value": value, "before": before}),
@@ -288,10 +289,10 @@ def guarded_checks() -> Iterator[Check]:
 # Texts: the rulebook's templates with CEL in their gaps.
 
 
-def _container(rule: Rule, having: str, fault: str, figures: Mapping[str, str]) -> Check:
+def _container(rule: Rule, having: str, fault: str, figures: Mapping[str, str]) -> PolicyCheck:
     """``fault`` is CEL over c, one of the containers ``having`` names; the text names the first at fault."""
     faults = f"variables.{having}.filter(c, {fault})"
-    return Check(
+    return PolicyCheck(
         rule, f"!variables.{having}.exists(c, {fault})", f"{faults}.map(c, {_says(rule, figures)})[0]"
     )
 

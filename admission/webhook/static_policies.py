@@ -12,21 +12,21 @@ from typing import Any
 
 import yaml
 
-from admission.config import Terms
+from admission.config import ClusterTerms
 from admission.webhook.policy_checks import (
     GUARDED_VARIABLES,
     NOT_MIRROR,
     VARIABLES,
-    Check,
+    PolicyCheck,
+    annotation_checks,
     guarded_checks,
     mentions,
     request_checks,
     strangers,
-    wish_checks,
 )
 
 
-def render(terms: Terms) -> str:
+def render(terms: ClusterTerms) -> str:
     """All policies and their bindings, as one YAML file."""
     header = (
         "# Written by `gpu-quota-admission --print-policies`; a test keeps the two equal.\n"
@@ -52,7 +52,7 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 
-def policies(terms: Terms) -> Sequence[Mapping[str, Any]]:
+def policies(terms: ClusterTerms) -> Sequence[Mapping[str, Any]]:
     """The objects of :func:`render`."""
     pods = _rule("pods", "CREATE")
     changes = _rule("pods", "CREATE", "UPDATE")
@@ -62,7 +62,7 @@ def policies(terms: Terms) -> Sequence[Mapping[str, Any]]:
     ]
     return [
         *_policy("vcuda-requests", [pods], mentions("limits", "requests"), VARIABLES, request_checks(terms)),
-        *_policy("vcuda-annotations", [changes], mentions("limits"), VARIABLES, wish_checks()),
+        *_policy("vcuda-annotations", [changes], mentions("limits"), VARIABLES, annotation_checks()),
         *_policy("vcuda-guarded", guarded, strangers(terms), GUARDED_VARIABLES, guarded_checks()),
     ]
 
@@ -76,7 +76,7 @@ def _policy(
     rules: Sequence[Mapping[str, Any]],
     conditions: Mapping[str, str],
     variables: Mapping[str, str],
-    checks: Iterator[Check],
+    checks: Iterator[PolicyCheck],
 ) -> Iterator[Mapping[str, Any]]:
     version = "admissionregistration.k8s.io/v1"
     yield {

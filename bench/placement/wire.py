@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from admission.cluster.snapshot import NODES, PODS, ClusterState
+from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRules
+from admission.extender.feasibility import FeasibilityJudge, Fit
+from admission.extender.fragmentation_score import LeastFragmentation, move_of
 from admission.extender.verbs import Extender
-from admission.extender.feasibility import Fit, Judge
-from admission.extender.fragmentation_score import LeastWaste, move_of
 from admission.quota.rules import QuotaBook
-from admission.extender.binding import Answer, Binder, Outcome, Rules
-from admission.cluster.snapshot import NODES, PODS, Cluster
 from bench.placement.trace import MOST_PODS, Node, Pod
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.domain.card import Card, CardState, CardUuid
@@ -40,16 +40,16 @@ _UNITS: Final = (
 class _Api:
     """Binds at once; the watch shows it at once."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self.pods: dict[str, Obj] = {}
 
-    def bind(self, pod: KubePod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+    def bind(self, pod: KubePod, node: str, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
         obj = self.pods.pop(pod.name)
         obj["metadata"]["annotations"] |= annotations
         obj["spec"]["nodeName"] = node
         self._cluster.apply(PODS, "MODIFIED", obj)
-        return Answer(Outcome.BOUND)
+        return BindAnswer(BindOutcome.BOUND)
 
     def fetch(self, namespace: str, name: str) -> KubePod | None:
         obj = self.pods.get(name)
@@ -81,14 +81,14 @@ class Wire:
     def __init__(self, nodes: Sequence[Node], seed: int, *, spread: bool = False) -> None:
         self._chance = random.Random(f"ties {seed}")
         self._spread = spread
-        self._cluster = Cluster(DEFAULT_UNIT)
+        self._cluster = ClusterState(DEFAULT_UNIT)
         self._api = _Api(self._cluster)
-        quota, judge, clock = QuotaBook(), Judge(), SystemClock()
+        quota, judge, clock = QuotaBook(), FeasibilityJudge(), SystemClock()
         quota.update(None)
-        rules = Rules(leads=lambda _seconds: True)
+        rules = BindRules(leads=lambda _seconds: True)
         binder = Binder(self._cluster, quota, judge, self._api, clock, rules)
         # The new mix is made inline: a thread would make the run depend on the machine's speed.
-        ranking = self._ranking = LeastWaste(self._cluster, aside=lambda job: job())
+        ranking = self._ranking = LeastFragmentation(self._cluster, aside=lambda job: job())
         self._extender = Extender(self._cluster, quota, judge, ranking, binder, clock=clock)
         self._hosts = {node.name: _Host(node.name, node.cpu, node.cpu, node.memory) for node in nodes}
         self._cluster.replace(NODES, [_object(node) for node in nodes])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from admission.config import Terms
+from admission.config import ClusterTerms
 from admission.webhook.static_policies import policies
 from gpu_manager.domain.resources import LARGEST_COUNT
 
@@ -47,7 +47,7 @@ kind: Kustomization
 # - {name: registry.k8s.io/kube-scheduler, newTag: v1.36.2}
 resources:
 """
-_GAPS = Terms(
+_GAPS = ClusterTerms(
     unit=7 << 20, minimum_cores=97, deny_node_name=True, trusted_users=frozenset({"agent@", "admission@"})
 )
 

@@ -20,7 +20,7 @@ from gpu_manager.domain.rules.request import ContainerRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
 
-class State(Enum):
+class CheckState(Enum):
     """What became of one object."""
 
     LEGAL = "legal"
@@ -29,12 +29,12 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PodVerdict:
     """The judgement of one object of one file."""
 
     file: str
     manifest: Manifest
-    state: State
+    state: CheckState
     requests: tuple[ContainerRequest, ...] = ()
     violations: tuple[Violation, ...] = ()
     warnings: tuple[Violation, ...] = ()
@@ -61,7 +61,7 @@ def command(
         typer.echo("\n".join(_table(verdicts, several_files=len(files) > 1)))
     else:
         emit(_document(verdicts, unit_bytes), output)
-    return 1 if any(v.state is State.ILLEGAL for v in verdicts) else 0
+    return 1 if any(v.state is CheckState.ILLEGAL for v in verdicts) else 0
 
 
 def _unit(text: str) -> int:
@@ -74,14 +74,14 @@ def _unit(text: str) -> int:
     return int(size)
 
 
-def _judge_file(name: str, unit: int, minimum_cores: int) -> Iterator[Verdict]:
+def _judge_file(name: str, unit: int, minimum_cores: int) -> Iterator[PodVerdict]:
     for manifest in load_manifests(name):
         yield _judge(shown(name), manifest, unit, minimum_cores)
 
 
-def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int) -> Verdict:
+def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int) -> PodVerdict:
     if not manifest.runs_pods:
-        return Verdict(file, manifest, State.SKIPPED)
+        return PodVerdict(file, manifest, CheckState.SKIPPED)
     if manifest.pod is None:
         return _unreadable(file, manifest, f"this {manifest.kind} has no pod template")
     try:
@@ -90,33 +90,33 @@ def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int) -> Verd
         return _unreadable(file, manifest, str(error))
     violations, warnings = check_pod(pod, unit, minimum_cores), warn_pod(pod, unit)
     if violations:
-        return Verdict(file, manifest, State.ILLEGAL, violations=violations, warnings=warnings)
-    return Verdict(
-        file, manifest, State.LEGAL, pod_request(pod, unit, minimum_cores).containers, warnings=warnings
+        return PodVerdict(file, manifest, CheckState.ILLEGAL, violations=violations, warnings=warnings)
+    return PodVerdict(
+        file, manifest, CheckState.LEGAL, pod_request(pod, unit, minimum_cores).containers, warnings=warnings
     )
 
 
-def _unreadable(file: str, manifest: Manifest, reason: str) -> Verdict:
+def _unreadable(file: str, manifest: Manifest, reason: str) -> PodVerdict:
     fault = violation(Rule.POD_UNREADABLE, "", "", "", reason=reason)
-    return Verdict(file, manifest, State.ILLEGAL, violations=(fault,))
+    return PodVerdict(file, manifest, CheckState.ILLEGAL, violations=(fault,))
 
 
 # For people: one line an object, one a container or fault below it, and the sum.
 
 
-def _table(verdicts: Sequence[Verdict], *, several_files: bool) -> Iterator[str]:
+def _table(verdicts: Sequence[PodVerdict], *, several_files: bool) -> Iterator[str]:
     for verdict in verdicts:
         where = f"{verdict.file}: " if several_files else ""
         yield _word(verdict.state.value) + printable(f"{where}{_subject(verdict.manifest)}")
         yield from (f"          {line}" for line in map(printable, _details(verdict)))
-    counts = {state: sum(v.state is state for v in verdicts) for state in State}
+    counts = {state: sum(v.state is state for v in verdicts) for state in CheckState}
     yield ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
 
 
-def _details(verdict: Verdict) -> Iterator[str]:
-    if verdict.state is State.SKIPPED:
+def _details(verdict: PodVerdict) -> Iterator[str]:
+    if verdict.state is CheckState.SKIPPED:
         yield f"a {verdict.manifest.kind} runs no pods that are judged here"
-    elif verdict.state is State.LEGAL and not verdict.requests:
+    elif verdict.state is CheckState.LEGAL and not verdict.requests:
         yield "asks for no card"
     width = max((len(r.name) for r in verdict.requests), default=0)
     yield from (f"{r.name:{width}}  {r.request}" for r in verdict.requests)
@@ -137,9 +137,9 @@ def _word(word: str) -> str:
 # For programs: the same as one value.
 
 
-def _document(verdicts: Sequence[Verdict], unit: int) -> Mapping[str, object]:
+def _document(verdicts: Sequence[PodVerdict], unit: int) -> Mapping[str, object]:
     return {
-        "legal": not any(v.state is State.ILLEGAL for v in verdicts),
+        "legal": not any(v.state is CheckState.ILLEGAL for v in verdicts),
         "unit": unit,
         "objects": [
             {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_manager.cli.program import Commands, Program
+from gpu_manager.cli.program import Commands, LazyProgram
 
 # name → (module, summary): one line makes a command.
 COMMANDS: Commands = {
@@ -26,7 +26,7 @@ COMMANDS: Commands = {
     "version": ("gpu_manager.cli.version", "Print the version."),
 }
 
-PROGRAM = Program(
+PROGRAM = LazyProgram(
     "gpu-manager", "Share NVIDIA cards between Kubernetes pods: exact, measured, explained.", COMMANDS
 )
 

@@ -41,7 +41,7 @@ def load(name: str, module: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class LazyProgram:
     """``name`` as people type it (``kubectl vcuda``), ``what`` it is for in one sentence."""
 
     name: str

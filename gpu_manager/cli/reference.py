@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from gpu_manager.cli.program import Program, load
+from gpu_manager.cli.program import LazyProgram, load
 from gpu_manager.cli.report import page as doctor_page
 from gpu_manager.domain import contract as c
 from gpu_manager.markdown import family_row, option_row, table
 
 
-class Page(Enum):
+class CommandPage(Enum):
     """The pages there are."""
 
     METRICS = "metrics"
@@ -27,20 +27,20 @@ class Page(Enum):
     COMMANDS = "commands"
 
 
-def command(page: Annotated[Page, typer.Argument(help="Which page.")]) -> None:
+def command(page: Annotated[CommandPage, typer.Argument(help="Which page.")]) -> None:
     """Print a page of the reference as Markdown."""
     typer.echo(text_of(page), nl=False)
 
 
-def text_of(page: Page) -> str:
+def text_of(page: CommandPage) -> str:
     """The page as it stands in docs."""
-    if page is Page.METRICS:
+    if page is CommandPage.METRICS:
         return _metrics()
-    if page is Page.COMMANDS:
+    if page is CommandPage.COMMANDS:
         return _commands()
-    if page is Page.DOCTOR:
+    if page is CommandPage.DOCTOR:
         return doctor_page()
-    return _names() if page is Page.ANNOTATIONS else _flags()
+    return _names() if page is CommandPage.ANNOTATIONS else _flags()
 
 
 _MADE = "Printed by `gpu-manager reference {page}`; do not edit by hand."
@@ -55,7 +55,7 @@ def _metrics() -> str:
     ours = sorted((f for f in families if f not in legacy), key=lambda f: f.name)
     return _page(
         "Metrics of the agent",
-        Page.METRICS,
+        CommandPage.METRICS,
         "Served on `:5678` under `/metric` and `/metrics`, as Prometheus text or OpenMetrics. Figures that "
         "cannot be read have no series.",
         "A card is named by `uuid` and `card` (its index), a container by `namespace`, `pod`, `container`.",
@@ -136,7 +136,7 @@ def _names() -> str:
     writing = ("name", "written by", "value", "meaning")
     return _page(
         "Names: resources, annotations, labels, paths",
-        Page.ANNOTATIONS,
+        CommandPage.ANNOTATIONS,
         "What others wrote is read with care: a value that cannot be read counts as absent. What the "
         "scheduler and the agent write on a pod nobody else may set or change.",
         "## Resources",
@@ -166,7 +166,7 @@ def _flags() -> str:
     ignored = ", ".join(f"`--{name}`" for name in run.OLD_FLAGS)
     return _page(
         "Flags of `gpu-manager run`",
-        Page.FLAGS,
+        CommandPage.FLAGS,
         table(("flag", "default", "environment", "meaning"), map(option_row, options)),
         "## The predecessor's",
         f"Accepted, with one warning, and without effect: {ignored}. Those in `EXTRA_FLAGS` count too.",
@@ -180,13 +180,13 @@ def _commands() -> str:
 
     return _page(
         "Commands",
-        Page.COMMANDS,
+        CommandPage.COMMANDS,
         "Exit code of every command: 0 good, 1 it found trouble (or the answer is no), 2 bad input.",
         *(part for program in (NODE, KUBECTL) for part in _program(program)),
     )
 
 
-def _program(program: Program) -> Iterator[str]:
+def _program(program: LazyProgram) -> Iterator[str]:
     yield f"## `{program.name}`"
     yield program.what
     for name, (module, summary) in program.commands.items():
@@ -210,5 +210,5 @@ def _coded(rows: Iterable[Sequence[str]]) -> Iterable[tuple[str, ...]]:
     return ((f"`{name}`", *rest) for name, *rest in rows)
 
 
-def _page(title: str, page: Page, *parts: str) -> str:
+def _page(title: str, page: CommandPage, *parts: str) -> str:
     return "\n\n".join((f"# {title}", _MADE.format(page=page.value), *parts)) + "\n"

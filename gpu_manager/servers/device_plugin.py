@@ -35,7 +35,7 @@ from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.planner import KubeletOffer
 from gpu_manager.services.allocation.prestart import PreStart
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +82,13 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
     """One resource. Each call is translated, done by the services, and timed."""
 
     def __init__(
-        self, resource: str, allocator: Allocator, proof: PreStart, tally: Metrics, *, lending: bool = False
+        self,
+        resource: str,
+        allocator: Allocator,
+        proof: PreStart,
+        tally: ServiceMetrics,
+        *,
+        lending: bool = False,
     ) -> None:
         self.resource = resource
         self._lending = lending
@@ -225,7 +231,7 @@ class DevicePlugin:
         directory: Path,
         allocator: Allocator,
         proof: PreStart,
-        tally: Metrics,
+        tally: ServiceMetrics,
         stop: threading.Event,
         *,
         lending: bool = False,

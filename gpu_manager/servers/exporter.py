@@ -28,7 +28,7 @@ from gpu_manager.servers.series import View
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.planner import NodeCards
 from gpu_manager.services.enforcement.usage import UsageSampler
-from gpu_manager.services.metrics import BUCKETS, Durations, Metrics
+from gpu_manager.services.metrics import BUCKETS, Durations, ServiceMetrics
 
 _RESOURCES = (CORE, MEMORY)
 # Tally name, label, values known ahead (they start at 0), help. The exported name is vcuda_<name>_total.
@@ -89,7 +89,7 @@ class Exporter(Collector):
         self,
         allocator: Allocator,
         usage: UsageSampler,
-        tally: Metrics,
+        tally: ServiceMetrics,
         version: str,
         *,
         legacy: bool = True,

@@ -19,7 +19,7 @@ class Durations:
     total: float = 0.0
 
 
-class Metrics:
+class ServiceMetrics:
     """Thread-safe counters, keyed by name and one label value."""
 
     def __init__(self) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from admission.config import Bounds
-from admission.webhook.admit import Outlook
+from admission.config import InflightBounds
+from admission.webhook.admit import CreateTimeChecks
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.https import HOST, Webhooks, issued, trusting
 from tests.fakes.reviews import review
@@ -46,7 +46,7 @@ def asked_beside(service: Webhooks) -> tuple[threading.Thread, list[int]]:
 
 
 def test_a_body_that_never_ends_gives_its_place_back(serve: Serve) -> None:
-    service = serve(Bounds(seconds=1, at_work=1, waiting=0))
+    service = serve(InflightBounds(seconds=1, at_work=1, waiting=0))
     with raw(service.port) as slow, service.caller() as caller:
         slow.sendall(
             b"POST /validate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
@@ -57,7 +57,7 @@ def test_a_body_that_never_ends_gives_its_place_back(serve: Serve) -> None:
 
 
 def test_a_header_that_never_ends_is_cut_off_and_an_idle_connection_is_not(serve: Serve) -> None:
-    service = serve(Bounds(seconds=1))
+    service = serve(InflightBounds(seconds=1))
     with raw(service.port) as silent, raw(service.port) as slow, service.caller() as caller:
         assert caller.get("/healthz")[0] == 200
         slow.sendall(b"GET /healthz HTTP/1.1\r\nHo")
@@ -74,7 +74,7 @@ def test_more_than_may_wait_are_sent_away_and_health_is_still_answered(serve: Se
         assert go_on.wait(10)
         return ()
 
-    service = serve(Bounds(at_work=1, waiting=0), outlook=Outlook(warn=slow))
+    service = serve(InflightBounds(at_work=1, waiting=0), checks=CreateTimeChecks(warn=slow))
     first, results = asked_beside(service)
     assert begun.wait(10)
     with service.caller() as caller:
@@ -119,8 +119,8 @@ def test_while_draining_it_answers_says_so_and_closes(serve: Serve) -> None:
 
 def test_a_review_at_work_is_answered_before_the_end(serve: Serve) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    outlook = Outlook(warn=lambda *_: (begun.set(), go_on.wait(10), ())[2])
-    service = serve(outlook=outlook)
+    checks = CreateTimeChecks(warn=lambda *_: (begun.set(), go_on.wait(10), ())[2])
+    service = serve(checks=checks)
     asking, results = asked_beside(service)
     assert begun.wait(10)
     ending = threading.Thread(target=service.program.stop)

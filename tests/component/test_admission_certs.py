@@ -13,11 +13,11 @@ import pytest
 from cryptography import x509
 from prometheus_client.parser import text_string_to_metric_families
 
-from admission.app import Program
+from admission.app import AdmissionProgram
+from admission.config import AdmissionSettings
 from admission.serving.authority import SelfSigned
 from admission.serving.certs import FileCertificates, Issued, Switch, issue
-from admission.config import Settings
-from admission.metrics import Metrics
+from admission.serving.metrics import AdmissionMetrics
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.https import HOST, Caller, Given, trusting, visit
 from tests.fakes.reviews import review
@@ -173,9 +173,11 @@ class Load:
 def served():
     programs = []
 
-    def start(certificates: Any, switch: Switch, metrics: Metrics | None = None) -> Program:
-        settings = Settings(address="127.0.0.1", port=0)
-        program = Program(settings, certificates, switch, metrics or Metrics("0"), check_seconds=0.01)
+    def start(certificates: Any, switch: Switch, metrics: AdmissionMetrics | None = None) -> AdmissionProgram:
+        settings = AdmissionSettings(address="127.0.0.1", port=0)
+        program = AdmissionProgram(
+            settings, certificates, switch, metrics or AdmissionMetrics("0"), check_seconds=0.01
+        )
         programs.append(program)
         program.start()
         return program
@@ -187,7 +189,7 @@ def served():
 
 def test_case_65_rotation_of_files_under_load_fails_no_request(tmp_path: Path, served: Any) -> None:
     issued = [made(days=30 + i) for i in range(6)]
-    switch, metrics = Switch(), Metrics("0")
+    switch, metrics = Switch(), AdmissionMetrics("0")
     files = FileCertificates(*write(tmp_path, issued[0]), switch, lambda taken: metrics.reloaded(taken=taken))
     program = served(files, switch, metrics)
     everyone = trusting(*(i.authority for i in issued))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from admission.app import compose
+from admission.config import AdmissionSettings, ExtenderEndpoint, OwnCertificates
 from admission.serving.authority import SelfSigned, merge
 from admission.serving.certs import Switch, issue
-from admission.config import ExtenderDoor, OwnCertificates, Settings
 from gpu_manager.adapters.kube import connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.domain.errors import NodeUnready
@@ -22,7 +22,7 @@ from tests.fakes.reviews import review
 from tests.fakes.sandbox import until
 from tests.fakes.vault import AUTHORITY, DAY, NAME, Clock, Replica, Vault, everyone_trusts, trusts
 
-ANY_PORT = ExtenderDoor(port=0)
+ANY_PORT = ExtenderEndpoint(port=0)
 
 
 def test_the_first_start_makes_a_secret_tells_every_webhook_and_serves() -> None:
@@ -263,7 +263,9 @@ def test_the_program_as_deployed_signs_for_itself_and_tells_the_api_server(api: 
     api.create(configuration("ValidatingWebhookConfiguration"))
     own = OwnCertificates(names=("admission",))
     program = compose(
-        Settings(address="127.0.0.1", port=0, api_url=api.url, own_certificates=own, extender=ANY_PORT)
+        AdmissionSettings(
+            address="127.0.0.1", port=0, api_url=api.url, own_certificates=own, extender=ANY_PORT
+        )
     )
     program.start()
     try:
@@ -284,7 +286,7 @@ def test_the_program_starts_while_the_api_server_is_away_and_is_ready_once_it_is
     api: StandInApi,
 ) -> None:
     api.fail(2, 503, match="secrets")
-    program = compose(Settings(address="127.0.0.1", port=0, api_url=api.url, extender=ANY_PORT))
+    program = compose(AdmissionSettings(address="127.0.0.1", port=0, api_url=api.url, extender=ANY_PORT))
     program.start()
     try:
         assert not program.ready()["certificate"]

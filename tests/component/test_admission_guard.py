@@ -20,12 +20,12 @@ from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry
 
 from admission.__main__ import run
-from admission.serving.certs import ClientGuard
-from admission.config import ExtenderDoor
+from admission.config import ExtenderEndpoint
+from admission.extender.cluster_metrics import ClusterMetrics
 from admission.extender.verbs import Reply, Route
-from admission.cluster_metrics import Figures
-from admission.serving.https_server import Listener, Peers
+from admission.serving.certs import ClientGuard
 from admission.serving.extender_app import build_extender
+from admission.serving.https_server import HttpsServer, Peers
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.https import Caller, trusting, visit
 from tests.fakes.sandbox import until
@@ -105,8 +105,8 @@ def call(app: Any, path: str, client: tuple[str, int] | None) -> tuple[int, byte
 
 
 def app(peers: Peers) -> Any:
-    door, table = ExtenderDoor(), Table()
-    return build_extender(door, table, peers, Figures(CollectorRegistry()), "1", lambda: False)  # type: ignore[arg-type]
+    door, table = ExtenderEndpoint(), Table()
+    return build_extender(door, table, peers, ClusterMetrics(CollectorRegistry()), "1", lambda: False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_certificate_of_the_right_name_binds_from_anywhere() -> None:
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[tuple[Authority, ClientGuard, Listener]]:
+def guarded(tmp_path: Path) -> Iterator[tuple[Authority, ClientGuard, HttpsServer]]:
     """A listener that answers with the names of who asks."""
     authority, peers = Authority(tmp_path), Peers()
     guard = ClientGuard(*authority.pair("server"), authority.file, peers.end)
@@ -156,13 +156,13 @@ def guarded(tmp_path: Path) -> Iterator[tuple[Authority, ClientGuard, Listener]]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": json.dumps(found).encode()})
 
-    listener = Listener(names, "127.0.0.1", 0, guard.context, peers=peers)
+    listener = HttpsServer(names, "127.0.0.1", 0, guard.context, peers=peers)
     listener.start()
     yield authority, guard, listener
     listener.stop()
 
 
-def ask(listener: Listener, authority: Authority, pair: tuple[Path, Path] | None = None) -> list[str]:
+def ask(listener: HttpsServer, authority: Authority, pair: tuple[Path, Path] | None = None) -> list[str]:
     context = trusting(authority.pem)
     if pair is not None:
         context.load_cert_chain(*pair)
@@ -177,7 +177,7 @@ def ask(listener: Listener, authority: Authority, pair: tuple[Path, Path] | None
 
 
 def test_names_come_from_verified_certificates_alone(
-    guarded: tuple[Authority, ClientGuard, Listener], tmp_path: Path
+    guarded: tuple[Authority, ClientGuard, HttpsServer], tmp_path: Path
 ) -> None:
     authority, _, listener = guarded
     assert ask(listener, authority) == []
@@ -188,7 +188,7 @@ def test_names_come_from_verified_certificates_alone(
 
 
 def test_a_new_authority_for_clients_is_taken_from_its_file(
-    guarded: tuple[Authority, ClientGuard, Listener], tmp_path: Path
+    guarded: tuple[Authority, ClientGuard, HttpsServer], tmp_path: Path
 ) -> None:
     authority, guard, listener = guarded
     (tmp_path / "new").mkdir()
@@ -211,7 +211,7 @@ def test_a_new_authority_for_clients_is_taken_from_its_file(
 
 
 def test_a_client_of_an_authority_that_was_withdrawn_cannot_resume_what_it_was(
-    guarded: tuple[Authority, ClientGuard, Listener], tmp_path: Path
+    guarded: tuple[Authority, ClientGuard, HttpsServer], tmp_path: Path
 ) -> None:
     authority, guard, listener = guarded
     context = trusting(authority.pem)
@@ -229,7 +229,7 @@ def test_a_client_of_an_authority_that_was_withdrawn_cannot_resume_what_it_was(
 
 
 def test_a_connection_outlives_a_new_authority_and_ends_when_one_is_withdrawn(
-    guarded: tuple[Authority, ClientGuard, Listener], tmp_path: Path
+    guarded: tuple[Authority, ClientGuard, HttpsServer], tmp_path: Path
 ) -> None:
     authority, guard, listener = guarded
     context = trusting(authority.pem)
@@ -257,7 +257,7 @@ def _ended(line: ssl.SSLSocket) -> bool:
 
 
 def test_a_version_of_tls_that_resumes_without_a_ticket_is_not_spoken_to_clients_with_certificates(
-    guarded: tuple[Authority, ClientGuard, Listener],
+    guarded: tuple[Authority, ClientGuard, HttpsServer],
 ) -> None:
     authority, _, listener = guarded
     context = trusting(authority.pem)

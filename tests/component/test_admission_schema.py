@@ -10,12 +10,12 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import GenerationMode
 
-from admission.serving.access import Access, Reviews
 from admission.app import Doors, build_app
-from admission.config import Settings, Terms
-from admission.metrics import Metrics
-from admission.webhook.create_time_checks import outlook
-from admission.explain.explain_api import Knowledge, people
+from admission.config import AdmissionSettings, ClusterTerms
+from admission.explain.access import AccessCheck, Reviews
+from admission.explain.explain_api import ExplainSources, explain_routes
+from admission.serving.metrics import AdmissionMetrics
+from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.domain.pod import Pod, parse_pod
 from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock
@@ -45,16 +45,16 @@ def service() -> Any:
         return parse_pod(pod(name[:63] or "x", namespace=namespace[:63] or "x")) if len(name) % 2 else None
 
     clock = FakeClock()
-    knowledge = Knowledge(world.cluster, world.quota, world.judge, Terms(), fetch)
+    knowledge = ExplainSources(world.cluster, world.quota, world.judge, ClusterTerms(), fetch)
     doors = Doors(
-        Metrics("1"),
+        AdmissionMetrics("1"),
         "1",
         lambda: {"certificate": True},
         lambda: False,
-        outlook(world.cluster, world.quota, world.judge, clock),
-        (people(knowledge, Access(Everyone(), clock), clock),),
+        create_time_checks(world.cluster, world.quota, world.judge, clock),
+        (explain_routes(knowledge, AccessCheck(Everyone(), clock), clock),),
     )
-    return build_app(Settings(), doors)
+    return build_app(AdmissionSettings(), doors)
 
 
 schema = schemathesis.openapi.from_asgi("/openapi.json", service())

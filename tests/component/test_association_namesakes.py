@@ -21,7 +21,7 @@ from gpu_manager.sandbox.kubelet import AdmissionResult
 from gpu_manager.services.allocation.association import Association, Identification
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.reclaim import DepartedPods
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakePods, FakeProcesses, cards
 
@@ -138,7 +138,7 @@ def test_ids_that_are_offered_though_an_active_pod_is_listed_with_them_have_not_
     books = Books(
         (s.card for s in states), DEFAULT_UNIT, [Grant(allocation, "d", ids={CORE: frozenset("ab")})]
     )
-    departures = DepartedPods(books, threading.RLock(), pods, FakeProcesses(), Metrics())
+    departures = DepartedPods(books, threading.RLock(), pods, FakeProcesses(), ServiceMetrics())
     answer = Identification(
         ContainerCandidate(asking, asking.containers[0]),
         frozenset({("default", "same"), ("default", "next")}),
@@ -183,7 +183,7 @@ def listed(name: str, **ids: str) -> PodResourcesEntry:
 def identify(
     pods: FakePods, *lists: PodResourcesEntry, resource: str = CORE, never: frozenset[PodUid] = frozenset()
 ) -> Identification:
-    association = Association(Listing(*lists), pods, FakeClock(), Metrics())
+    association = Association(Listing(*lists), pods, FakeClock(), ServiceMetrics())
     question = PreferenceCall(resource, 30 if resource == CORE else 20)
     return association.identify(question, lambda *_: frozenset(), never=never, partner=None)
 
@@ -220,7 +220,7 @@ def test_who_has_left_is_asked_of_a_silent_source_once() -> None:
         Allocation(PodUid(f"u{n}"), "c", ContainerKind.APP, 0, (share,), "default", f"p{n}") for n in range(8)
     ]
     books = Books((s.card for s in states), DEFAULT_UNIT, [Grant(a, a.pod_name) for a in held])
-    departures = DepartedPods(books, threading.RLock(), pods, FakeProcesses(), Metrics())
+    departures = DepartedPods(books, threading.RLock(), pods, FakeProcesses(), ServiceMetrics())
     departures.observe(Identification(None, frozenset(), frozenset()), ())
     assert (pods.fetches, len(books.ledger)) == (1, 8)
     pods.away = False

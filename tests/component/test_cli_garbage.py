@@ -10,7 +10,7 @@ import pytest
 
 from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL
 from gpu_manager.cli.main import PROGRAM as NODE
-from gpu_manager.cli.program import Program, load
+from gpu_manager.cli.program import LazyProgram, load
 
 EVERY = [(program, name) for program in (NODE, KUBECTL) for name in program.commands]
 IDS = [f"{program.name} {name}" for program, name in EVERY]
@@ -18,7 +18,7 @@ CONTROL = "\x1b[2J\x00\n"
 
 
 def refused(
-    program: Program,
+    program: LazyProgram,
     arguments: Sequence[str],
     capsys: pytest.CaptureFixture[str],
     codes: Sequence[int] = (2,),
@@ -35,7 +35,7 @@ def refused(
     return line
 
 
-def parameters(program: Program, name: str) -> list[object]:
+def parameters(program: LazyProgram, name: str) -> list[object]:
     return list(load(name, program.commands[name][0]).params)
 
 
@@ -49,13 +49,13 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("program", "name"), EVERY, ids=IDS)
 def test_an_option_that_does_not_exist(
-    program: Program, name: str, capsys: pytest.CaptureFixture[str]
+    program: LazyProgram, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "no-such-option" in refused(program, [name, f"--no-such-option{CONTROL}"], capsys)
 
 
 @pytest.mark.parametrize(("program", "name"), EVERY, ids=IDS)
-def test_an_argument_too_many(program: Program, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_argument_too_many(program: LazyProgram, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [p for p in parameters(program, name) if p.param_type_name == "argument"]  # type: ignore[attr-defined]  # click's
     many = any(p.nargs == -1 for p in arguments)  # type: ignore[attr-defined]  # click's
     # Where any number is taken: a name that nothing can have.
@@ -63,7 +63,7 @@ def test_an_argument_too_many(program: Program, name: str, capsys: pytest.Captur
     refused(program, [name, *words], capsys)
 
 
-def options() -> list[tuple[Program, str, str]]:
+def options() -> list[tuple[LazyProgram, str, str]]:
     return [
         (program, name, option.opts[0])  # type: ignore[attr-defined]  # click's
         for program, name in EVERY
@@ -85,7 +85,7 @@ CHECKED = [o for o in options() if o[2] not in FREE]
     ("program", "name", "option"), CHECKED, ids=[f"{p.name} {n} {o}" for p, n, o in CHECKED]
 )
 def test_an_options_value_that_is_garbage(
-    program: Program, name: str, option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    program: LazyProgram, name: str, option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     manifest = tmp_path / "pod.yaml"
     manifest.write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n")
@@ -116,7 +116,7 @@ FILES += [(KUBECTL, ["simulate", "--drain", "n1", "--from"]), (KUBECTL, ["defrag
 @pytest.mark.parametrize(("program", "words"), FILES, ids=[f"{p.name} {w[0]}" for p, w in FILES])
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00", b"[" * 5000, b"a: [", b"3"], ids=repr)
 def test_a_file_that_is_missing_or_garbage(
-    program: Program,
+    program: LazyProgram,
     words: list[str],
     content: bytes | None,
     capsys: pytest.CaptureFixture[str],
@@ -130,7 +130,7 @@ def test_a_file_that_is_missing_or_garbage(
 
 @pytest.mark.parametrize(("program", "words"), FILES, ids=[f"{p.name} {w[0]}" for p, w in FILES])
 def test_a_directory_is_no_file(
-    program: Program, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    program: LazyProgram, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     refused(program, [*words, f"{tmp_path}/"], capsys)
 
@@ -184,13 +184,13 @@ def test_an_api_server_that_is_away_is_no_bad_input(
 
 
 @pytest.mark.parametrize("program", [NODE, KUBECTL], ids=lambda p: p.name)
-def test_a_command_that_does_not_exist(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_does_not_exist(program: LazyProgram, capsys: pytest.CaptureFixture[str]) -> None:
     assert "frobnicate" in refused(program, ["frobnicate"], capsys)
 
 
 @pytest.mark.parametrize(("program", "name"), EVERY, ids=IDS)
 def test_help_says_what_the_command_does_and_colours_nothing_in_a_pipe(
-    program: Program, name: str, capsys: pytest.CaptureFixture[str]
+    program: LazyProgram, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program.run([name, "--help"]) == 0
     out = capsys.readouterr().out

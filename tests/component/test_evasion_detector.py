@@ -24,7 +24,7 @@ from gpu_manager.services.allocation.books import Books, Grant, Key
 from gpu_manager.services.allocation.planner import NodeCards
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
 from gpu_manager.services.enforcement.usage import Sample, ShareUse
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
 
 STATES = cards(2)
@@ -89,7 +89,12 @@ class Rig:
     """``see`` is one sample and one look."""
 
     def __init__(self, *, evict: bool = False) -> None:
-        self.pods, self.witness, self.host, self.tally = FakePods(), FakeWitness(), FakeHost(), Metrics()
+        self.pods, self.witness, self.host, self.tally = (
+            FakePods(),
+            FakeWitness(),
+            FakeHost(),
+            ServiceMetrics(),
+        )
         node = NodeCards.of("n1", DEFAULT_UNIT, STATES, Topology.uniform(2, Link(LinkKind.SYS)))
         clock = FakeClock()
         self.allocator = Allocator(

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from admission.cluster.pod_view import Occupant
-from admission.extender.binding import Answer, Outcome
+from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import NODES, PODS
+from admission.extender.binding import BindAnswer, BindOutcome
 from gpu_manager.adapters.kube import Connection, Pause, Refused, Unreachable, connect
 from gpu_manager.adapters.kube.reflector import Reflector
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
@@ -23,12 +23,12 @@ _QUICK = Pause(first=0.01, most=0.05)
 
 
 class KubeApi:
-    """:class:`admission.extender.binding.Api` over a connection: what the program does, in little."""
+    """:class:`admission.extender.binding.BindingApi` over a connection: what the program does, in little."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -40,10 +40,10 @@ class KubeApi:
             self._connection.request("bind", "POST", path, query={"timeout": f"{seconds:.0f}s"}, body=body)
         except Refused as error:
             refused = 400 <= error.code < 500
-            return Answer(Outcome.REFUSED if refused else Outcome.UNKNOWN, str(error))
+            return BindAnswer(BindOutcome.REFUSED if refused else BindOutcome.UNKNOWN, str(error))
         except Unreachable as error:
-            return Answer(Outcome.UNKNOWN, str(error))
-        return Answer(Outcome.BOUND)
+            return BindAnswer(BindOutcome.UNKNOWN, str(error))
+        return BindAnswer(BindOutcome.BOUND)
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
         try:
@@ -93,7 +93,7 @@ class Rig:
         self.until(lambda: self.seen(made) is not None)
         return made
 
-    def seen(self, obj: Mapping[str, Any], world: World | None = None) -> Occupant | None:
+    def seen(self, obj: Mapping[str, Any], world: World | None = None) -> PodView | None:
         return (world or self.world).cluster.pod(obj["metadata"]["uid"])
 
     def until(self, true: Callable[[], bool]) -> None:

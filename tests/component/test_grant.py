@@ -21,7 +21,7 @@ from gpu_manager.services.allocation.annotation_writeback import AnnotationWrite
 from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.planner import NodeCards
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
@@ -260,7 +260,7 @@ class SlowKubelet:
 
 def test_a_question_waits_for_a_listing_that_began_before_it() -> None:
     """Else that listing meets the grant that follows, and the kubelet forgets the ids in flight."""
-    kubelet, pods, clock, tally = SlowKubelet(), FakePods(), FakeClock(), Metrics()
+    kubelet, pods, clock, tally = SlowKubelet(), FakePods(), FakeClock(), ServiceMetrics()
     states = cards(1)
     allocator = Allocator(
         NodeCards.of(NODE, DEFAULT_UNIT, states, Topology.uniform(1, Link(LinkKind.SYS))),

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from admission.app import compose
-from admission.config import ExtenderDoor, LeaderMode, Leadership, Settings
+from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership
 from gpu_manager.cli.kubectl.main import PROGRAM, run
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
@@ -425,11 +425,11 @@ def test_the_real_admission_service_behind_the_proxy_answers_for_what_the_caller
     a_node(api, cards=1)
     a_share(api, "train", 60)
     service = compose(
-        Settings(
+        AdmissionSettings(
             address="127.0.0.1",
             port=0,
             api_url=api.url,
-            extender=ExtenderDoor(port=0),
+            extender=ExtenderEndpoint(port=0),
             leadership=Leadership(LeaderMode.ALONE),
             drain_seconds=0,
         )

@@ -28,7 +28,7 @@ from gpu_manager.services.enforcement.library_messages import (
     WINDOW_SECONDS,
     LibraryMessages,
 )
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from tests.fakes.ports import FakeClock, FakePods, cards
 from vcuda import page as abi
 
@@ -79,7 +79,7 @@ class Rig:
     """One container, ``team/a train``, and who listens."""
 
     def __init__(self) -> None:
-        self.pods, self.pages, self.clock, self.tally = FakePods(), Pages(), FakeClock(), Metrics()
+        self.pods, self.pages, self.clock, self.tally = FakePods(), Pages(), FakeClock(), ServiceMetrics()
         given = grant("a")
         self.books = Books({given.key: given})
         container = Container("train", ContainerKind.APP, core=30, memory_units=20)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gpu_manager.adapters.manifests import read_documents, read_manifests
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.cli.kubectl.migrate.command import migrate
-from gpu_manager.cli.kubectl.migrate.model import Kind, System, Terms
+from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationTerms, System
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.text import documents, rewrite
 from gpu_manager.cli.kubectl.migrate.translate import translate
@@ -29,17 +29,17 @@ from gpu_manager.domain.rules.legal_values import check_pod
 DATA = Path(__file__).parents[1] / "data" / "migrate"
 EXAMPLES = sorted(p for p in DATA.glob("*/*") if p.suffix in (".yaml", ".json"))
 TERMS = {
-    "hami/percentage": Terms(card_memory=24 * GIB),
-    "gpushare/mebibytes": Terms(gpushare_unit=MIB),
-    "nvidia/turn": Terms(replicas=4, card_memory=40 * GIB),
-    "nvidia/shared-name": Terms(replicas=4, card_memory=40 * GIB),
+    "hami/percentage": MigrationTerms(card_memory=24 * GIB),
+    "gpushare/mebibytes": MigrationTerms(gpushare_unit=MIB),
+    "nvidia/turn": MigrationTerms(replicas=4, card_memory=40 * GIB),
+    "nvidia/shared-name": MigrationTerms(replicas=4, card_memory=40 * GIB),
 }
 FOREIGN = {name for s in SYSTEMS if s.name != "gpu-manager" for name in s.resources}
 
 
 def done(path: Path) -> Any:
     key = f"{path.parent.name}/{path.stem}"
-    return migrate(path.name, path.read_bytes(), TERMS.get(key, Terms()))
+    return migrate(path.name, path.read_bytes(), TERMS.get(key, MigrationTerms()))
 
 
 def report(path: Path) -> str:
@@ -62,19 +62,21 @@ def test_the_manifest_becomes_what_stands_beside_it_or_is_refused_by_name(path: 
         assert one.new != one.old
     else:
         assert one.new == one.old
-        assert any(f.kind is Kind.REFUSED for f in one.findings)
+        assert any(f.kind is FindingKind.REFUSED for f in one.findings)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_what_comes_out_is_legal_names_nothing_foreign_and_stays_as_it_is(path: Path) -> None:
     one = done(path)
-    refused = {f.where for f in one.findings if f.kind is Kind.REFUSED}
+    refused = {f.where for f in one.findings if f.kind is FindingKind.REFUSED}
     for manifest in read_manifests(one.new.encode()):
         if manifest.pod is None or f"{manifest.kind} {manifest.namespace}/{manifest.name}" in refused:
             continue
         assert check_pod(parse_pod(manifest.pod)) == ()
         assert not any(f'"{name}"' in json.dumps(manifest.pod) for name in FOREIGN)
-    again = migrate(path.name, one.new.encode(), TERMS.get(f"{path.parent.name}/{path.stem}", Terms()))
+    again = migrate(
+        path.name, one.new.encode(), TERMS.get(f"{path.parent.name}/{path.stem}", MigrationTerms())
+    )
     assert again.new == one.new
 
 
@@ -106,22 +108,24 @@ def asks(name: str, **limits: Any) -> dict[str, Any]:
 
 def test_a_pod_that_asks_by_two_systems_is_refused_until_it_is_said_which() -> None:
     both = pod(asks("a", vgpu_cores=10), asks("b", gpumem=1024))
-    new, findings = translate(both, Terms())
+    new, findings = translate(both, MigrationTerms())
     assert new == both
-    assert [f.kind for f in findings] == [Kind.REFUSED]
+    assert [f.kind for f in findings] == [FindingKind.REFUSED]
     assert "vgpu-manager and HAMi" in findings[0].text
 
 
 def test_a_ceiling_is_not_written_over_a_container_with_a_fixed_share() -> None:
     mixed = pod(asks("free", gpu=1, gpumem=1024), asks("fixed", gpu=1, gpumem=1024, gpucores=30))
-    new, findings = translate(mixed, Terms())
+    new, findings = translate(mixed, MigrationTerms())
     assert "annotations" not in new["metadata"]
-    assert [f.kind for f in findings if "not written" in f.text] == [Kind.LOST]
+    assert [f.kind for f in findings if "not written" in f.text] == [FindingKind.LOST]
 
 
 def test_the_same_wish_twice_keeps_the_first_and_says_so() -> None:
     wishes = {"nvidia.com/device-scheduler-policy": "spread", "nvidia.com/device-topology-mode": "link"}
-    new, findings = translate(pod(asks("c", vgpu_cores=10, vgpu_memory=256), annotations=wishes), Terms())
+    new, findings = translate(
+        pod(asks("c", vgpu_cores=10, vgpu_memory=256), annotations=wishes), MigrationTerms()
+    )
     assert new["metadata"]["annotations"] == {"tencent.com/placement": "spread"}
     assert any('is "spread" already' in f.text for f in findings)
 
@@ -132,9 +136,9 @@ def test_quotas_of_other_names_are_told_of() -> None:
         "metadata": {"name": "q"},
         "spec": {"hard": {"requests.nvidia.com/gpumem": 9}},
     }
-    new, findings = translate(quota, Terms())
+    new, findings = translate(quota, MigrationTerms())
     assert new == quota
-    assert [(f.kind, f.where) for f in findings] == [(Kind.LOST, "ResourceQuota default/q")]
+    assert [(f.kind, f.where) for f in findings] == [(FindingKind.LOST, "ResourceQuota default/q")]
 
 
 def test_affinity_by_labels_of_another_plugin_is_told_of() -> None:
@@ -142,8 +146,8 @@ def test_affinity_by_labels_of_another_plugin_is_told_of() -> None:
     affinity = {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     }
-    _, findings = translate(pod(asks("c", gpu=1), affinity=affinity), Terms())
-    assert [f.text for f in findings if f.kind is Kind.LOST] == [
+    _, findings = translate(pod(asks("c", gpu=1), affinity=affinity), MigrationTerms())
+    assert [f.text for f in findings if f.kind is FindingKind.LOST] == [
         "affinity names nvidia.com/gpu.product: take it out, or say it with tencent.com/gpu-model"
     ]
 
@@ -199,7 +203,7 @@ spec:
   - <<: *one
     name: b
 """
-    one = migrate("f", text.encode(), Terms())
+    one = migrate("f", text.encode(), MigrationTerms())
     assert "comments are lost" in one.findings[-1].text
     assert "#" not in one.new
     assert "args: [1.50]" in one.new, "numbers stay as they were written"
@@ -272,12 +276,12 @@ def pods_of(system: System) -> st.SearchStrategy[Any]:
 def test_whatever_a_pod_looks_like_it_is_translated_to_a_legal_one_or_left_alone(
     pod: Any, system: System | None
 ) -> None:
-    new, findings = translate(pod, Terms(replicas=3, card_memory=24 * GIB), system)
+    new, findings = translate(pod, MigrationTerms(replicas=3, card_memory=24 * GIB), system)
     if new == pod:
         return
-    assert not any(f.kind is Kind.REFUSED for f in findings)
+    assert not any(f.kind is FindingKind.REFUSED for f in findings)
     assert check_pod(parse_pod(new)) == ()
-    assert translate(new, Terms(replicas=3, card_memory=24 * GIB))[0] == new
+    assert translate(new, MigrationTerms(replicas=3, card_memory=24 * GIB))[0] == new
     assert {f.where for f in findings} <= {"Pod default/(no name)", "object"}
     [document] = documents(yaml.safe_dump(pod, sort_keys=False).encode())
     written, _ = rewrite(document, new)
@@ -286,7 +290,7 @@ def test_whatever_a_pod_looks_like_it_is_translated_to_a_legal_one_or_left_alone
 
 @given(document=MAPS)
 def test_what_is_no_pod_is_left_alone(document: Any) -> None:
-    assert translate(document, Terms()) == (document, [])
+    assert translate(document, MigrationTerms()) == (document, [])
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda s: s.name)

@@ -245,8 +245,8 @@ def test_the_old_quota_counts_what_runs_since_before_and_refuses_more(
     node = upgraded.node.api.get("nodes", NODE) or {}
     assert "A100" in node["metadata"]["labels"][MODEL_LABEL_GAIA]
     figure = "vcuda_admission_quota_cards_used", ("A100", "vision")
-    until(lambda: admission.cluster_metrics().get(figure))
-    assert admission.cluster_metrics()[figure] == pytest.approx(2.5), "30 + 200 + 20 cores"
+    until(lambda: admission.extender.cluster_metrics().get(figure))
+    assert admission.extender.cluster_metrics()[figure] == pytest.approx(2.5), "30 + 200 + 20 cores"
     asks = new_pod("one-more", 80, 8)  # whole cards were refused at the node a moment ago
     asks["metadata"]["namespace"] = "vision"
     assert refusal(admission, asks).startswith(

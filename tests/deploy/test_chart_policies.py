@@ -8,7 +8,7 @@ from typing import Any
 import celpy
 import pytest
 
-from admission.config import Terms
+from admission.config import ClusterTerms
 from admission.webhook.static_policies import policies
 from gpu_manager.domain import contract
 from tests.deploy.chart import SETS, of_kind, the
@@ -20,17 +20,17 @@ AGENT, ADMISSION = (
 )
 NODE_CLAIM = "authentication.kubernetes.io/node-name"  # in the token of a pod, since Kubernetes 1.30
 TERMS = {
-    "defaults": Terms(),
-    "unprivileged": Terms(),
-    "terms": Terms(unit=1 << 30, minimum_cores=5, deny_node_name=True),
-    "own-namespace": Terms(
-        trusted_users=frozenset(u.replace("kube-system", "gpu") for u in Terms().trusted_users)
+    "defaults": ClusterTerms(),
+    "unprivileged": ClusterTerms(),
+    "terms": ClusterTerms(unit=1 << 30, minimum_cores=5, deny_node_name=True),
+    "own-namespace": ClusterTerms(
+        trusted_users=frozenset(u.replace("kube-system", "gpu") for u in ClusterTerms().trusted_users)
     ),
 }
 
 
 @pytest.mark.parametrize(("name", "terms"), TERMS.items())
-def test_the_policies_are_the_programs_own_with_the_clusters_terms(name: str, terms: Terms) -> None:
+def test_the_policies_are_the_programs_own_with_the_clusters_terms(name: str, terms: ClusterTerms) -> None:
     printed = {(o["kind"], o["metadata"]["name"]): o["spec"] for o in policies(terms)}
     kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
     ours = {(o["kind"], o["metadata"]["name"]): o["spec"] for kind in kinds for o in of_kind(name, kind)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from admission.app import compose
-from admission.config import ExtenderDoor, LeaderMode, Leadership, OwnCertificates, Settings
+from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership, OwnCertificates
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Kube, connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
@@ -154,11 +154,11 @@ def test_admission_uses_what_it_is_given_and_needs_no_more(world: World) -> None
         world.api.create(next(o for o in objects("defaults") if o["kind"] == f"{kind}WebhookConfiguration"))
     me = world.pod("gpu-quota-admission-x")
     program = compose(
-        Settings(
+        AdmissionSettings(
             kubeconfig=world.api.kubeconfig(world.directory / "admission", "admission"),
             address="127.0.0.1",
             port=0,
-            extender=ExtenderDoor(port=0),
+            extender=ExtenderEndpoint(port=0),
             own_certificates=OwnCertificates(settle_seconds=0.0),
             leadership=Leadership(mode=LeaderMode.LEASE, pod=me["metadata"]["name"]),
             drain_seconds=0.0,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from admission.config import Terms
-from admission.webhook.admit import validate
+from admission.config import ClusterTerms
 from admission.webhook.admission_review import parse_review
+from admission.webhook.admit import validate
 from gpu_manager.domain import contract
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
@@ -21,7 +21,7 @@ from tests.deploy.chart import CHART, SETS, agent_pod, helm, of_kind, the
 def test_helms_test_asks_what_admission_refuses() -> None:
     scope: dict[str, Any] = {"__name__": "reach"}
     exec((CHART / "files" / "reach.py").read_text(), scope)
-    verdict = validate(parse_review(json.dumps(scope["ILLEGAL"]).encode()), Terms())
+    verdict = validate(parse_review(json.dumps(scope["ILLEGAL"]).encode()), ClusterTerms())
     assert not verdict.allowed
     assert "multiple of 100" in verdict.message
     script, agents, admission = the("defaults", "Pod", "gpu-manager-test")["spec"]["containers"][0]["args"]

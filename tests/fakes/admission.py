@@ -17,8 +17,8 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from admission.app import Program, compose
-from admission.config import ExtenderDoor, LeaderMode, Leadership, Settings
+from admission.app import AdmissionProgram, compose
+from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
 from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi, User
 from tests.fakes.extender import binding, node, pod
@@ -149,15 +149,15 @@ class Service(Calls):
     """The same in this process, ready; until the end of the block."""
 
     def __init__(self, api: StandInApi, leadership: Leadership | None = None) -> None:
-        settings = Settings(
+        settings = AdmissionSettings(
             address="127.0.0.1",
             port=0,
             api_url=api.url,
-            extender=ExtenderDoor(port=0),
+            extender=ExtenderEndpoint(port=0),
             leadership=leadership or Leadership(LeaderMode.ALONE),
             drain_seconds=0,
         )
-        self.program: Program = compose(settings)
+        self.program: AdmissionProgram = compose(settings)
         super().__init__(self.program.port, self.program._ports()["extender_port"])
         self.program.start()
         until(lambda: all(self.program.ready().values()))

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from admission.extender.verbs import Extender, Reply
-from admission.extender.feasibility import Judge
-from admission.quota.rules import CONFIG_MAP, CONFIG_MAP_NAMESPACE, KEY, QuotaBook, QuotaNews
+from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
+from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRules
+from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.ranking import BestFit, NodePolicy
-from admission.extender.binding import Answer, Binder, Outcome, Rules
-from admission.cluster.snapshot import BUDGETS, NODES, PODS, Cluster
+from admission.extender.verbs import Extender, Reply
+from admission.quota.rules import CONFIG_MAP, CONFIG_MAP_NAMESPACE, KEY, QuotaBook, QuotaNews
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
     CORE,
@@ -149,33 +149,33 @@ class FakeApi:
     def put(self, obj: Obj) -> None:
         self.pods[obj["metadata"]["namespace"], obj["metadata"]["name"]] = obj
 
-    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> Answer:
+    def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
         self.before()
         how = self.plan.pop(0) if self.plan else "ok"
         if self.down or how == "lost":
-            return Answer(Outcome.UNKNOWN, "no answer")
+            return BindAnswer(BindOutcome.UNKNOWN, "no answer")
         if how == "refuse":
-            return Answer(Outcome.REFUSED, "409 refused by plan")
+            return BindAnswer(BindOutcome.REFUSED, "409 refused by plan")
         if how == "raise":
             raise NodeUnready("the wire broke")
 
-        def act() -> Answer:
+        def act() -> BindAnswer:
             obj = self.pods.get((pod.namespace, pod.name))
             if obj is None or obj["metadata"]["uid"] != pod.uid:
-                return Answer(Outcome.REFUSED, "404 not found")
+                return BindAnswer(BindOutcome.REFUSED, "404 not found")
             if obj["spec"].get("nodeName"):
-                return Answer(Outcome.REFUSED, f"409 already assigned to {obj['spec']['nodeName']}")
+                return BindAnswer(BindOutcome.REFUSED, f"409 already assigned to {obj['spec']['nodeName']}")
             done = bound(obj, node, annotations)
             self.put(done)
             self.bindings.append((pod.name, node, annotations))
             self.shown(done)
-            return Answer(Outcome.BOUND)
+            return BindAnswer(BindOutcome.BOUND)
 
         if how == "hold":
             self.held.append(lambda: (act(), None)[1])
-            return Answer(Outcome.UNKNOWN, "timed out")
+            return BindAnswer(BindOutcome.UNKNOWN, "timed out")
         answer = act()
-        return Answer(Outcome.UNKNOWN, "timed out") if how == "late" else answer
+        return BindAnswer(BindOutcome.UNKNOWN, "timed out") if how == "late" else answer
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
         if self.down:
@@ -199,18 +199,18 @@ class World:
         quota: Mapping[str, Any] | None = None,
         watching: bool = True,
         policy: NodePolicy | None = None,
-        judge: Judge | None = None,
+        judge: FeasibilityJudge | None = None,
         schedulers: frozenset[str] = frozenset({"gpu-scheduler"}),
         expecting: bool = False,
     ) -> None:
         self.clock = FakeClock()
         self.api = FakeApi()
-        self.cluster = Cluster(UNIT)
+        self.cluster = ClusterState(UNIT)
         self.quota = QuotaBook()
         self.leads = True
         self.counts: dict[tuple[str, str], int] = {}
-        judge = judge or Judge()
-        rules = Rules(leads=lambda _seconds: self.leads, schedulers=schedulers)
+        judge = judge or FeasibilityJudge()
+        rules = BindRules(leads=lambda _seconds: self.leads, schedulers=schedulers)
         self.binder = Binder(self.cluster, self.quota, judge, self.api, self.clock, rules, self._count)
         self.judge = judge
         self.extender = Extender(

@@ -10,10 +10,10 @@ import ssl
 import time
 from typing import Any, NamedTuple, Self
 
-from admission.app import Program
+from admission.app import AdmissionProgram
+from admission.config import AdmissionSettings, InflightBounds
 from admission.serving.certs import Issued, Switch, issue
-from admission.config import Bounds, Settings
-from admission.metrics import Metrics
+from admission.serving.metrics import AdmissionMetrics
 from gpu_manager.domain.errors import NodeUnready
 
 HOST = "localhost"
@@ -98,14 +98,16 @@ class Webhooks:
     """The program in this process, without a cluster behind it."""
 
     def __init__(
-        self, bounds: Bounds | None = None, *, port: int = 0, certified: bool = True, **more: Any
+        self, bounds: InflightBounds | None = None, *, port: int = 0, certified: bool = True, **more: Any
     ) -> None:
         switch = Switch()
         self.certificates = Given(switch)
         if not certified:
             self.certificates.issued = None
-        settings = Settings(address="127.0.0.1", port=port, bounds=bounds or Bounds())
-        self.program = Program(settings, self.certificates, switch, Metrics("0"), check_seconds=0.01, **more)
+        settings = AdmissionSettings(address="127.0.0.1", port=port, bounds=bounds or InflightBounds())
+        self.program = AdmissionProgram(
+            settings, self.certificates, switch, AdmissionMetrics("0"), check_seconds=0.01, **more
+        )
         self.program.start()
         self.port = self.program.port
 

@@ -27,7 +27,7 @@ from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.planner import NodeCards
 from gpu_manager.services.allocation.prestart import PreStart
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.rebuild import Reclaimer, rebuild
 from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
@@ -102,7 +102,7 @@ class NodeRig:
         self.pods, self.store = FakePods(), FakeStore()
         self.tenants, self.processes = FakeTenants(), FakeProcesses()
         self.injector = FakeInjector()
-        self.tally = Metrics()
+        self.tally = ServiceMetrics()
         self.evict = evict
         self.list_seconds = list_seconds
         self.patience = patience  # with deleted pods whose processes run

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from admission.config import Terms
-from admission.webhook.admit import mutate, validate
+from admission.config import ClusterTerms
 from admission.webhook.admission_review import encode_answer, parse_review
+from admission.webhook.admit import mutate, validate
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.sandbox.api.patches import json_patch
 
@@ -76,16 +76,16 @@ def patched(obj: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def ask(judge: Any, sent: dict[str, Any], terms: Terms | None = None, **more: Any) -> dict[str, Any]:
+def ask(judge: Any, sent: dict[str, Any], terms: ClusterTerms | None = None, **more: Any) -> dict[str, Any]:
     """The response as it stands on the wire."""
     asked = parse_review(json.dumps(sent).encode())
-    answer = json.loads(encode_answer(asked.uid, judge(asked, terms or Terms(), **more)))
+    answer = json.loads(encode_answer(asked.uid, judge(asked, terms or ClusterTerms(), **more)))
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert answer["response"]["uid"] == sent["request"]["uid"]
     return dict(answer["response"])
 
 
-def admit(obj: dict[str, Any], terms: Terms | None = None, **more: Any) -> tuple[bool, str, list[str]]:
+def admit(obj: dict[str, Any], terms: ClusterTerms | None = None, **more: Any) -> tuple[bool, str, list[str]]:
     """Both webhooks in their order; (allowed, message, warnings)."""
     first = ask(mutate, review(obj, **more), terms)
     warnings = first.get("warnings", [])

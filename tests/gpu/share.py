@@ -11,7 +11,7 @@ from statistics import fmean
 
 from bench.rows import Row
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from tests.gpu.machine import Container, Machine, said
 
 GIB = 1 << 30
@@ -134,7 +134,7 @@ def _host_loop(machine: Machine, containers: Sequence[Container]) -> Iterator[st
         ]
 
     stop = threading.Event()
-    loop = TimeSharing(machine.tenants, seats, SystemClock(), Metrics())
+    loop = TimeSharing(machine.tenants, seats, SystemClock(), ServiceMetrics())
     thread = threading.Thread(target=loop.run, args=(stop,), name="co-activity", daemon=True)
     thread.start()
     try:

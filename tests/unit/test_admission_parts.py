@@ -1,4 +1,4 @@
-"""Access, outlook, bypasses, explanations told: the parts beside the extender, over fakes."""
+"""Access, checks, bypasses, explanations told: the parts beside the extender, over fakes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from admission.serving.access import _ROOM, NO_SECONDS, YES_SECONDS, Access, Verdict
-from admission.cluster.bypass import FOREIGN, ILLEGAL, UNBOUND, Bypasses, Finding
-from admission.explain.explanation import Explanation
-from admission.cluster.pod_view import Occupant, read_occupant
-from admission.webhook.create_time_checks import outlook
+from admission.cluster.bypass import FOREIGN, ILLEGAL, UNBOUND, Bypasses, BypassFinding
+from admission.cluster.pod_view import PodView, read_pod_view
 from admission.cluster.trim import slim_node, slim_pod
-from admission.explain.pending_events import AGAIN_SECONDS, SETTLE_SECONDS, Teller
+from admission.explain.access import _ROOM, NO_SECONDS, YES_SECONDS, AccessCheck, AccessVerdict
+from admission.explain.explanation import Explanation
+from admission.explain.pending_events import AGAIN_SECONDS, SETTLE_SECONDS, PendingEvents
+from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
@@ -46,39 +46,39 @@ class Reviews:
 
 def test_a_right_is_asked_for_once_in_a_while_and_a_refusal_sooner_again() -> None:
     reviews, clock = Reviews(), FakeClock()
-    access = Access(reviews, clock)
+    access = AccessCheck(reviews, clock)
     for _ in range(3):
-        assert access.may("Bearer good", "hers") is Verdict.YES
-    assert access.may("bearer  good", "theirs") is Verdict.NO
+        assert access.may("Bearer good", "hers") is AccessVerdict.YES
+    assert access.may("bearer  good", "theirs") is AccessVerdict.NO
     assert reviews.asked == 2
     clock.pass_(NO_SECONDS)
-    assert access.may("Bearer good", "theirs") is Verdict.NO
-    assert access.may("Bearer good", "hers") is Verdict.YES
+    assert access.may("Bearer good", "theirs") is AccessVerdict.NO
+    assert access.may("Bearer good", "hers") is AccessVerdict.YES
     assert reviews.asked == 3
     reviews.users.clear()
     clock.pass_(YES_SECONDS)
-    assert access.may("Bearer good", "hers") is Verdict.NOBODY
+    assert access.may("Bearer good", "hers") is AccessVerdict.NOBODY
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic good", "good", f"Bearer {'x' * 20_000}"])
 def test_what_is_no_token_is_not_even_asked_about(header: str) -> None:
     reviews = Reviews()
-    assert Access(reviews, FakeClock()).may(header, "hers") is Verdict.NOBODY
+    assert AccessCheck(reviews, FakeClock()).may(header, "hers") is AccessVerdict.NOBODY
     assert reviews.asked == 0
 
 
 def test_an_api_server_that_is_away_is_not_taken_for_an_answer() -> None:
     reviews = Reviews()
-    access = Access(reviews, FakeClock())
+    access = AccessCheck(reviews, FakeClock())
     reviews.down = True
     with pytest.raises(NodeUnready):
         access.may("Bearer good", "hers")
     reviews.down = False
-    assert access.may("Bearer good", "hers") is Verdict.YES
+    assert access.may("Bearer good", "hers") is AccessVerdict.YES
 
 
 def test_a_flood_of_tokens_is_forgotten() -> None:
-    access = Access(Reviews(), FakeClock())
+    access = AccessCheck(Reviews(), FakeClock())
     for number in range(_ROOM + 100):
         access.may(f"Bearer t{number}", "hers")
     assert len(access._known) == _ROOM
@@ -87,7 +87,7 @@ def test_a_flood_of_tokens_is_forgotten() -> None:
 @pytest.mark.parametrize("namespace", ["n" * 64, "n" * 3_000_000, "a/b", "ä"])
 def test_what_is_no_name_of_a_namespace_is_neither_asked_about_nor_remembered(namespace: str) -> None:
     reviews = Reviews()
-    access = Access(reviews, FakeClock())
+    access = AccessCheck(reviews, FakeClock())
     with pytest.raises(RequestInvalid, match="no name of a namespace"):
         access.may("Bearer anybody", namespace)
     assert (reviews.asked, len(access._known)) == (0, 0)
@@ -97,7 +97,7 @@ def test_what_is_no_name_of_a_namespace_is_neither_asked_about_nor_remembered(na
 
 
 def words(world: World, obj: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    look = outlook(world.cluster, world.quota, world.judge, world.clock)
+    look = create_time_checks(world.cluster, world.quota, world.judge, world.clock)
     parsed = parse_pod(obj)
     request = pod_request(parsed, DEFAULT_UNIT)
     return tuple(look.refuse(parsed, request)), tuple(look.warn(parsed, request))
@@ -119,7 +119,7 @@ def test_wishes_that_nothing_meets_are_warned_of() -> None:
     asks = pod("a", annotations={"tencent.com/gpu-model": "A100"})
     assert "models are Tesla-T4" in words(world, asks)[1][0]
     parsed = parse_pod(pod("a"))
-    warn = outlook(world.cluster, world.quota, world.judge, world.clock).warn
+    warn = create_time_checks(world.cluster, world.quota, world.judge, world.clock).warn
     for card, says in (("GPU-elsewhere", "by UUID"), (uuid("n1", 1), "")):
         request = replace(pod_request(parsed, DEFAULT_UNIT), uuids=frozenset({CardUuid(card)}))
         assert says in "".join(warn(parsed, request))
@@ -151,11 +151,11 @@ def test_the_quota_refuses_at_create_only_what_every_model_refuses() -> None:
 # Who got past.
 
 
-def seen(*objs: dict[str, Any], unseen: tuple[str, ...] = ()) -> list[Finding]:
-    found: list[Finding] = []
+def seen(*objs: dict[str, Any], unseen: tuple[str, ...] = ()) -> list[BypassFinding]:
+    found: list[BypassFinding] = []
     bypasses = Bypasses(DEFAULT_UNIT, 1, unseen, found.append)
     for obj in objs:
-        occupant = read_occupant(obj)
+        occupant = read_pod_view(obj)
         assert occupant is not None
         bypasses.look(occupant)
     assert sum(bypasses.counts().values()) == len(found)
@@ -212,7 +212,7 @@ def test_a_refusal_is_told_a_little_later_once_and_again_only_when_it_changed() 
     world.create(pod("a"))
     clock, uid = FakeClock(), PodUid("uid-default-a")
     explained = lambda _: Explanation("default/a", "", lines[-1], "", {"room": 1}, 1)  # noqa: E731
-    teller = Teller(world.cluster.pod, explained, said, clock)
+    teller = PendingEvents(world.cluster.pod, explained, said, clock)
     teller.refused(uid)
     assert not teller.tell()
     clock.pass_(SETTLE_SECONDS)
@@ -237,11 +237,11 @@ def test_a_pod_that_no_extender_was_asked_about_is_told_of_when_it_has_waited_fo
     world.create(pod("a"), pod("b"))
     asked: list[str] = []
 
-    def explained(occupant: Occupant) -> Explanation:
+    def explained(occupant: PodView) -> Explanation:
         asked.append(occupant.pod.name)
         return Explanation("", "", f"waits: {occupant.pod.name}", "", {"room": 1}, 1)
 
-    teller = Teller(world.cluster.pod, explained, said, clock)
+    teller = PendingEvents(world.cluster.pod, explained, said, clock)
     teller.waiting([PodUid("uid-default-a")])
     assert not teller.tell()
     both = [PodUid(f"uid-default-{name}") for name in ("a", "b")]
@@ -259,7 +259,9 @@ def test_a_pod_that_no_extender_was_asked_about_is_told_of_when_it_has_waited_fo
 def test_a_pod_that_has_been_placed_or_fits_meanwhile_is_not_told_of() -> None:
     world, said, clock = World(), Said(), FakeClock()
     world.create(pod("a"), pod("b"))
-    teller = Teller(world.cluster.pod, lambda _: Explanation("", "", "fits", "", {"fits": 1}, 1), said, clock)
+    teller = PendingEvents(
+        world.cluster.pod, lambda _: Explanation("", "", "fits", "", {"fits": 1}, 1), said, clock
+    )
     for name in ("a", "b", "gone"):
         teller.refused(PodUid(f"uid-default-{name}"))
     world.show(pod("a", on="n1"))
@@ -287,7 +289,7 @@ def test_what_is_kept_of_a_pod_reads_as_the_whole() -> None:
     obj["metadata"]["managedFields"] = [{"manager": "x"}]
     slim = slim_pod(obj)
     assert slim is not None
-    whole, kept = read_occupant(obj), read_occupant(slim)
+    whole, kept = read_pod_view(obj), read_pod_view(slim)
     assert whole is not None
     assert kept is not None
     assert (kept.pod.containers, kept.assigned, kept.pod.labels, kept.pod.priority, kept.pod.deleting) == (
@@ -308,7 +310,7 @@ def test_of_a_pod_without_cards_little_is_kept_and_nothing_before_it_has_a_node(
     slim = slim_pod(plain)
     assert slim is not None
     assert set(slim["metadata"]) == {"name", "namespace", "uid"}
-    assert read_occupant(slim) is None
+    assert read_pod_view(slim) is None
 
 
 @pytest.mark.parametrize(

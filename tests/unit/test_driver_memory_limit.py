@@ -20,7 +20,7 @@ from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.enforcement.driver_memory_limit import RETRY_SECONDS, DriverMemoryLimits
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from tests.fakes.ports import FakeClock, FakePods
 
 CARD = CardUuid("GPU-00000000-0000-4000-8000-000000000000")
@@ -239,7 +239,7 @@ class Rig:
         self.grants: dict[Any, Grant] = {}
         books = SimpleNamespace(grants=self.grants)
         allocator: Any = SimpleNamespace(read=lambda reader: reader(books, None))
-        self.backstops = DriverMemoryLimits(allocator, self.pods, self.held, self.clock, Metrics())
+        self.backstops = DriverMemoryLimits(allocator, self.pods, self.held, self.clock, ServiceMetrics())
 
     def run(self, name: str, runtime_id: str, *, cores: int = 30, proven: bool = True) -> None:
         container = Container("c", ContainerKind.APP, runtime_id=runtime_id)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.extender.verbs import FULL_LINES
-from admission.extender.feasibility import Judge
 from admission.cluster.snapshot import NODES
+from admission.extender.feasibility import FeasibilityJudge
+from admission.extender.verbs import FULL_LINES
 from gpu_manager.domain.contract import ALLOCATION, GPU_MODEL, GPU_UUID, PLACEMENT, decode_assignment
 from gpu_manager.domain.placement.policies import follow
 from gpu_manager.domain.pod import parse_pod
@@ -317,7 +317,7 @@ def test_uuid_of_the_fake_is_what_the_inventory_says():
 
 def test_what_is_remembered_is_bounded_and_makes_no_difference():
     nodes = [node(f"n{i}", 1 + i % 3) for i in range(4)]
-    forgetful = Judge(most_shapes=3, most_answers=4)
+    forgetful = FeasibilityJudge(most_shapes=3, most_answers=4)
     world, other = World(nodes, judge=forgetful), World(nodes)
     for core in (10, 20, 30, 40, 10, 20):
         assert world.filter(pod("a", core, 4)) == other.filter(pod("a", core, 4))
@@ -326,7 +326,7 @@ def test_what_is_remembered_is_bounded_and_makes_no_difference():
 
 def test_answers_for_pods_of_many_containers_are_forgotten_sooner():
     """An answer says where each container would lie: anybody may create pods of a hundred."""
-    judge = Judge(most_answers=1000)
+    judge = FeasibilityJudge(most_answers=1000)
     world = World([node(f"n{i}", cards=2, memory=(16 + i) * GIB) for i in range(20)], judge=judge)
     for i in range(30):
         held = [container(f"c{j}", 1, 1 + (i == j)) for j in range(60)]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.extender.wire import BindingArgs
-from admission.extender.binding import SILENCE_SECONDS, Binder, Rules
 from admission.cluster.snapshot import NODES, PODS
+from admission.extender.binding import SILENCE_SECONDS, Binder, BindRules
+from admission.extender.wire import BindingArgs
 from gpu_manager.domain.contract import (
     ALLOCATION,
     ASSIGNED,
@@ -83,7 +83,7 @@ def test_a_binding_is_over_before_the_lease_even_if_it_takes_two_seconds_to_arri
     """The API server counts the request's five seconds from when it takes it in."""
     obj = pod("a")
     world.create(obj)
-    rules = Rules(leads=lambda seconds: seconds < left)
+    rules = BindRules(leads=lambda seconds: seconds < left)
     binder = Binder(world.cluster, world.quota, world.judge, world.api, world.clock, rules)
     binder.offers.remember("uid-default-a", ["n1"])
     said = binder.bind(BindingArgs(namespace="default", name="a", uid="uid-default-a", node="n1"))

@@ -7,10 +7,10 @@ import json
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from admission.cluster.pod_view import pod_view
+from admission.cluster.snapshot import NODES, PODS, ClusterState
+from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit
 from admission.extender.wire import priority_answer
-from admission.extender.feasibility import Fit, Judge, Question
-from admission.cluster.pod_view import occupant_of
-from admission.cluster.snapshot import NODES, PODS, Cluster
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.rules.legal_values import pod_request
@@ -34,7 +34,7 @@ def test_priorities_written_by_hand_are_the_json_of_the_list() -> None:
 def test_many_at_a_time_are_judged_as_each_alone(
     shapes: list[tuple[int, list[int], bool, bool]], core: int, own: bool
 ) -> None:
-    cluster = Cluster(UNIT)
+    cluster = ClusterState(UNIT)
     amount = Amount(core, 4 * GIB if core < 100 else 0)
     cluster.replace(
         NODES,
@@ -52,8 +52,8 @@ def test_many_at_a_time_are_judged_as_each_alone(
     asked = parse_pod(obj)
     request = pod_request(asked, UNIT)
 
-    def ask() -> Question:
-        return Judge().ask(occupant_of(asked, obj), request, cluster.snapshot(), None)
+    def ask() -> FeasibilityCheck:
+        return FeasibilityJudge().ask(pod_view(asked, obj), request, cluster.snapshot(), None)
 
     views = [*cluster.snapshot().nodes.values()]
     for uid, view in zip((asked.uid, parse_pod(other).uid), views, strict=False):

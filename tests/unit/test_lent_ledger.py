@@ -13,7 +13,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.services.allocation.books import Books, Grant, decode
 from gpu_manager.services.allocation.planner import NodeCards, Planner
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from tests.fakes.node import NODE, container, pod
 from tests.fakes.ports import cards
 
@@ -26,7 +26,7 @@ class BothNames(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.planner = Planner(NODE_NOW, Books((s.card for s in STATES), DEFAULT_UNIT), Metrics())
+        self.planner = Planner(NODE_NOW, Books((s.card for s in STATES), DEFAULT_UNIT), ServiceMetrics())
         self.pods: dict[str, Pod] = {}
 
     @rule(cores=st.sampled_from((1, 30, 50, 99, 100, 200)), units=st.integers(1, 64))
@@ -75,7 +75,7 @@ class BothNames(RuleBasedStateMachine):
         grants, planned = decode(self.planner.books.encode())
         books = Books((s.card for s in STATES), DEFAULT_UNIT, grants)
         books.plan(planned)
-        self.planner = Planner(NODE_NOW, books, Metrics())
+        self.planner = Planner(NODE_NOW, books, ServiceMetrics())
 
     @invariant()
     def no_card_is_promised_twice(self) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from admission.cluster.bypass import Bypasses, Finding
-from admission.explain.explanation import explain
-from admission.cluster.pod_view import read_occupant
+from admission.cluster.bypass import Bypasses, BypassFinding
+from admission.cluster.pod_view import read_pod_view
 from admission.cluster.trim import slim_pod
+from admission.explain.explanation import explain
 from gpu_manager.domain.contract import ALLOCATION, CORE, NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.resources import GIB, Amount
 from tests.fakes.extender import UNIT, World, bound, node, pod, uuid
@@ -113,7 +113,7 @@ def test_a_node_that_begins_to_lend_is_seen_to() -> None:
 
 def test_before_it_is_on_a_node_it_is_not_this_schedulers() -> None:
     assert slim_pod(lent("waits", on="")) is None
-    assert read_occupant(lent("waits", on="")) is None
+    assert read_pod_view(lent("waits", on="")) is None
 
 
 def test_one_that_asks_under_both_names_is_charged_for_nothing_as_the_agent_gives_it_nothing() -> None:
@@ -126,8 +126,8 @@ def test_one_that_asks_under_both_names_is_charged_for_nothing_as_the_agent_give
 
 @pytest.mark.parametrize("annotations", [{}, {"tencent.com/placement": "nonsense"}])
 def test_it_is_no_bypass_for_it_passes_by_no_rule_of_ours(annotations: dict[str, str]) -> None:
-    found: list[Finding] = []
-    occupant = read_occupant(lent("theirs", annotations=annotations))
+    found: list[BypassFinding] = []
+    occupant = read_pod_view(lent("theirs", annotations=annotations))
     assert occupant is not None
     Bypasses(UNIT, 1, (), found.append).look(occupant)
     assert found == []
@@ -138,7 +138,7 @@ def test_it_is_nobodys_victim_for_its_card_comes_over_to_our_names_only_later() 
     world.create(shown(granted(lent("theirs", priority=0), 0)))
     urgent = pod("urgent", 100, None, priority=1000)
     world.create(urgent)
-    occupant = read_occupant(urgent)
+    occupant = read_pod_view(urgent)
     assert occupant is not None
     told = explain(occupant, world.cluster.snapshot(), None, world.judge, everywhere=True)
     assert [line.victims for line in told.nodes] == [()]

@@ -3,7 +3,7 @@
 import json
 
 from admission.explain.explanation import explain
-from admission.explain.page import KEPT_SECONDS, MOST_NODES, MOST_WAITING, Page, graph
+from admission.explain.page import KEPT_SECONDS, MOST_NODES, MOST_WAITING, ClusterPage, graph
 from tests.fakes.extender import UNIT, World, node, pod
 
 
@@ -28,7 +28,7 @@ def page(world, clock):
         asked.append(occupant.pod.key)
         return explain(occupant, world.cluster.snapshot(), world.quota.current, world.judge)
 
-    return Page(world.cluster.snapshot, world.cluster.waiting, told, clock), asked
+    return ClusterPage(world.cluster.snapshot, world.cluster.waiting, told, clock), asked
 
 
 def data(shown):

@@ -12,7 +12,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.planner import NodeCards, Planner
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from tests.fakes.node import NODE, container, pod
 from tests.fakes.ports import cards
 
@@ -21,7 +21,7 @@ STATES = cards(4)
 
 def planner(*grants: Grant) -> Planner:
     node = NodeCards.of(NODE, DEFAULT_UNIT, STATES, Topology.uniform(4, Link(LinkKind.SYS)))
-    return Planner(node, Books((s.card for s in STATES), DEFAULT_UNIT, grants), Metrics())
+    return Planner(node, Books((s.card for s in STATES), DEFAULT_UNIT, grants), ServiceMetrics())
 
 
 def granted(of: Pod, name: str, card: int, cores: int = 100, memory: int = 16 * GIB) -> Grant:

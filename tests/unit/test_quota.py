@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.quota.rules import NO_QUOTA, NOT_SYNCED, QuotaBook, parse_quota, refuse_at_create
 from admission.cluster.snapshot import NODES
+from admission.quota.rules import NO_QUOTA, NOT_SYNCED, QuotaBook, parse_quota, refuse_at_create
 from gpu_manager.domain.contract import GPU_MODEL, POOL_LABEL
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import GIB, MIB, Amount

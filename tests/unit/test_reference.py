@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.cli.reference import Page, text_of
+from gpu_manager.cli.reference import CommandPage, text_of
 from gpu_manager.domain import contract
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("page", list(Page))
-def test_the_page_in_the_docs_is_what_the_program_prints(page: Page) -> None:
-    place = "doctor.md" if page is Page.DOCTOR else f"reference/{page.value}.md"
+@pytest.mark.parametrize("page", list(CommandPage))
+def test_the_page_in_the_docs_is_what_the_program_prints(page: CommandPage) -> None:
+    place = "doctor.md" if page is CommandPage.DOCTOR else f"reference/{page.value}.md"
     written = (DOCS / place).read_text(encoding="utf-8")
     assert written == text_of(page), f"gpu-manager reference {page.value} > docs/{place}"
 
 
 def test_every_name_of_the_contract_is_explained() -> None:
-    text = text_of(Page.ANNOTATIONS)
+    text = text_of(CommandPage.ANNOTATIONS)
     names = {
         value
         for key, value in vars(contract).items()
@@ -32,7 +32,7 @@ def test_every_name_of_the_contract_is_explained() -> None:
 
 
 def test_a_table_has_as_many_cells_in_each_row_as_in_its_head() -> None:
-    for page in Page:
+    for page in CommandPage:
         cells = 0
         for line in text_of(page).splitlines():
             if not line.startswith("|"):

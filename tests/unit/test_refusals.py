@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from admission.extender.verbs import FULL_LINES
-from admission.refusals import refusals_page, sayings
+from admission.refusals import refusal_texts, refusals_page
 from gpu_manager.domain.contract import GPU_UUID, POOL_LABEL
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.rules.rulebook import errors_page
@@ -129,12 +129,12 @@ def said() -> list[str]:
 @pytest.mark.parametrize("source", [from_filter, from_quota, from_bind, from_questions])
 def test_every_sentence_has_its_place_in_the_docs(source):
     for sentence in source():
-        assert any(one.matches(sentence) for one in sayings()), sentence
+        assert any(one.matches(sentence) for one in refusal_texts()), sentence
 
 
 def test_nothing_in_the_docs_is_never_said():
     sentences = said()
-    assert [one.id for one in sayings() if not any(map(one.matches, sentences))] == []
+    assert [one.id for one in refusal_texts() if not any(map(one.matches, sentences))] == []
 
 
 def test_the_page_is_what_the_program_prints():
@@ -146,4 +146,4 @@ def test_ids_are_anchors_of_their_own():
     page = errors_page() + refusals_page()
     anchors = [line for line in page.splitlines() if line.startswith("### ")]
     assert len(anchors) == len(set(anchors))
-    assert all(one.cure and one.why for one in sayings())
+    assert all(one.cure and one.why for one in refusal_texts())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.explain.page import graph
 from admission.cluster.snapshot import NODES, PODS
+from admission.explain.page import graph
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.cluster.state import NodeReport, survey
 from gpu_manager.domain.cluster.terminating import MOST, terminating_allocations, terminating_shares

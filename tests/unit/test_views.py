@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from admission.cluster.pod_view import pod_view
 from admission.explain.explanation import explain
-from admission.cluster.pod_view import occupant_of
-from admission.quota.rules import NO_QUOTA
 from admission.explain.views import as_json, as_text, quota_rows, quota_text
+from admission.quota.rules import NO_QUOTA
 from gpu_manager.domain.contract import GPU_MODEL, MEMORY, PLACEMENT
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_room
 from gpu_manager.domain.pod import parse_pod
@@ -17,7 +17,7 @@ quick = settings(deadline=None, max_examples=60, derandomize=True)
 
 
 def why(world, obj, **more):
-    occupant = occupant_of(parse_pod(obj), obj)
+    occupant = pod_view(parse_pod(obj), obj)
     return explain(occupant, world.cluster.snapshot(), world.quota.current, world.judge, **more)
 
 
@@ -236,5 +236,5 @@ def test_counts_add_up_to_the_nodes_agree_with_filter_and_the_change_lets_the_po
     if told.nearest is not None:
         snapshot = world.cluster.snapshot()
         mine = world.quota.current.of("default")
-        again = world.judge.ask(occupant_of(parse_pod(obj)), told.nearest, snapshot, mine)
+        again = world.judge.ask(pod_view(parse_pod(obj)), told.nearest, snapshot, mine)
         assert any(hasattr(again.on(view), "positions") for view in snapshot.nodes.values())

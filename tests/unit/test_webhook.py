@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from admission.config import Terms
-from admission.webhook.admit import Outlook, mutate, validate
+from admission.config import ClusterTerms
+from admission.webhook.admit import CreateTimeChecks, mutate, validate
 from gpu_manager.domain.contract import (
     CORE,
     MEMORY,
@@ -15,7 +15,7 @@ from gpu_manager.domain.contract import (
 )
 from tests.fakes.reviews import NODE_GROUPS, admit, ask, container, patched, pod, review
 
-GENEROUS = Terms(default_memory=4, scheduler_name="vcuda-scheduler", runtime_class="nvidia")
+GENEROUS = ClusterTerms(default_memory=4, scheduler_name="vcuda-scheduler", runtime_class="nvidia")
 
 
 def test_the_fixture_of_a_legal_pod_passes_both_webhooks_untouched() -> None:
@@ -166,18 +166,18 @@ def test_a_node_name_is_warned_or_refused_and_only_for_pods_that_ask() -> None:
     allowed, _, (warning,) = admit(bound)
     assert allowed
     assert warning.startswith('spec.nodeName is "n1": the scheduler is passed by and keeps no card')
-    response = ask(validate, review(bound), Terms(deny_node_name=True))
+    response = ask(validate, review(bound), ClusterTerms(deny_node_name=True))
     assert (response["allowed"], response["status"]["code"]) == (False, 403)
     assert "warnings" not in response
-    assert admit(pod(container(), nodeName="n1"), Terms(deny_node_name=True)) == (True, "", [])
+    assert admit(pod(container(), nodeName="n1"), ClusterTerms(deny_node_name=True)) == (True, "", [])
 
 
 def test_the_image_of_a_static_pod_is_never_refused_for_it_runs_already() -> None:
     static = pod(container(core="150"), annotations={"kubernetes.io/config.mirror": "x"}, nodeName="n1")
-    allowed, _, warnings = admit(static, Terms(deny_node_name=True), groups=NODE_GROUPS)
+    allowed, _, warnings = admit(static, ClusterTerms(deny_node_name=True), groups=NODE_GROUPS)
     assert allowed
     assert len(warnings) == 2
-    assert not admit(static, Terms(deny_node_name=True))[0]  # anyone can write that annotation
+    assert not admit(static, ClusterTerms(deny_node_name=True))[0]  # anyone can write that annotation
 
 
 # What the cluster says.
@@ -190,18 +190,18 @@ def test_the_outlook_is_asked_about_legal_pods_that_ask_and_its_words_are_passed
         asked.append((about.namespace, request.containers[0].request.cores))
         return ("no card of this cluster has 90 GiB",)
 
-    outlook = Outlook(warn=no_card)
-    response = ask(validate, review(pod(container(core="30", memory="360"))), outlook=outlook)
+    checks = CreateTimeChecks(warn=no_card)
+    response = ask(validate, review(pod(container(core="30", memory="360"))), checks=checks)
     assert response["warnings"] == ["no card of this cluster has 90 GiB"]
     for silent in (container(), container(core="150")):
-        ask(validate, review(pod(silent)), outlook=outlook)
+        ask(validate, review(pod(silent)), checks=checks)
     assert asked == [("research", 30)]
 
 
 def test_an_exceeded_quota_is_forbidden_not_invalid() -> None:
     text = 'ExceedsGPUQuota: namespace "research": 4 of 4 T4 cards are used'
-    outlook = Outlook(refuse=lambda *_: (text,))
-    response = ask(validate, review(), outlook=outlook)
+    checks = CreateTimeChecks(refuse=lambda *_: (text,))
+    response = ask(validate, review(), checks=checks)
     assert response["status"] == {"code": 403, "reason": "Forbidden", "message": text}
     assert response["auditAnnotations"] == {"rules": "quota-exceeded"}
 

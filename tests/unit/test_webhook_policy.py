@@ -13,11 +13,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.config import Terms
-from admission.webhook.static_policies import policies, render
-from admission.webhook.policy_checks import guarded_checks, request_checks, wish_checks
-from admission.webhook.admit import validate
+from admission.config import ClusterTerms
 from admission.webhook.admission_review import parse_review
+from admission.webhook.admit import validate
+from admission.webhook.policy_checks import annotation_checks, guarded_checks, request_checks
+from admission.webhook.static_policies import policies, render
 from gpu_manager.domain.contract import (
     CORE,
     CORE_LIMIT,
@@ -33,8 +33,8 @@ from gpu_manager.domain.rules.rulebook import Rule
 from tests.fakes.reviews import NODE_GROUPS, container, pod, review, update
 
 ROOT = Path(__file__).parents[2]
-LAX = Terms()
-STRICT = Terms(minimum_cores=5, deny_node_name=True)
+LAX = ClusterTerms()
+STRICT = ClusterTerms(minimum_cores=5, deny_node_name=True)
 SCHEDULER = "system:serviceaccount:kube-system:gpu-quota-admission"
 
 SUMS = {"init-container-cards", "ceiling-out-of-range"}
@@ -45,11 +45,13 @@ needs_cel = pytest.mark.skipif(
 
 
 def test_the_committed_file_is_what_the_program_prints() -> None:
-    assert (ROOT / "deploy" / "policies" / "vcuda.yaml").read_text() == render(Terms())
+    assert (ROOT / "deploy" / "policies" / "vcuda.yaml").read_text() == render(ClusterTerms())
 
 
 def test_every_rule_that_needs_no_cluster_stands_in_a_policy_once() -> None:
-    told = [c.rule for checks in (request_checks(STRICT), wish_checks(), guarded_checks()) for c in checks]
+    told = [
+        c.rule for checks in (request_checks(STRICT), annotation_checks(), guarded_checks()) for c in checks
+    ]
     elsewhere = {
         Rule.POD_UNREADABLE,  # the API server decodes before any policy
         Rule.EPHEMERAL_CONTAINER,  # the API server forbids resources there
@@ -76,13 +78,13 @@ def test_each_policy_has_its_binding_and_only_words_that_1_30_knows() -> None:
 
 
 def test_the_terms_of_the_cluster_stand_in_the_policies() -> None:
-    text = render(Terms(unit=1 << 30, minimum_cores=7, trusted_users=frozenset({"someone"})))
+    text = render(ClusterTerms(unit=1 << 30, minimum_cores=7, trusted_users=frozenset({"someone"})))
     assert "1 GiB" in text
     assert "this cluster gives no less than " in text
     assert "['someone']" in text
 
 
-def compiled(terms: Terms) -> Any:
+def compiled(terms: ClusterTerms) -> Any:
     from tests.fakes.cel import Policy  # noqa: PLC0415  # needs cel-python
 
     return [Policy(o["spec"]) for o in policies(terms) if o["kind"] == "ValidatingAdmissionPolicy"]
@@ -93,12 +95,12 @@ def judges() -> Any:
     return {terms: compiled(terms) for terms in (LAX, STRICT)}
 
 
-def refusals(judges: Any, sent: dict[str, Any], terms: Terms = LAX) -> list[tuple[str, str]]:
+def refusals(judges: Any, sent: dict[str, Any], terms: ClusterTerms = LAX) -> list[tuple[str, str]]:
     request = sent["request"]
     return [found for p in judges[terms] if p.matches(request) for found in p.refusals(request)]
 
 
-def agreed(judges: Any, sent: dict[str, Any], terms: Terms) -> None:
+def agreed(judges: Any, sent: dict[str, Any], terms: ClusterTerms) -> None:
     """Both refuse by the same rules, or both allow.
 
     Beside an amount that is no number of cores, sums over containers may be reckoned with it or without.
@@ -162,7 +164,7 @@ pods = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(pods, st.sampled_from([LAX, STRICT]), st.sampled_from(["someone", SCHEDULER]))
 def test_policies_and_webhook_refuse_new_pods_by_the_same_rules(
-    judges: Any, obj: dict[str, Any], terms: Terms, user: str
+    judges: Any, obj: dict[str, Any], terms: ClusterTerms, user: str
 ) -> None:
     agreed(judges, review(obj, user=user), terms)
 
@@ -182,7 +184,7 @@ def test_policies_and_webhook_refuse_the_same_changes_of_guarded_annotations(
     agreed(
         judges,
         update(*(pod(container(core="30", memory="1"), annotations=n) for n in guarded), sub, user=user),
-        Terms(),
+        ClusterTerms(),
     )
 
 
@@ -215,7 +217,7 @@ def test_the_policies_speak_the_webhooks_words(
 ) -> None:
     sent = review(pod(obj, annotations=annotated))
     ((_, text),) = refusals(judges, sent)
-    assert text == validate(parse_review(json.dumps(sent).encode()), Terms()).message
+    assert text == validate(parse_review(json.dumps(sent).encode()), ClusterTerms()).message
 
 
 @needs_cel
@@ -226,6 +228,6 @@ def test_static_pods_bindings_and_pods_that_ask_for_nothing_are_judged_as_by_the
     assert refusals(judges, review(pod(container(), annotations={PLACEMENT: "random"}))) == []
     binding = {"metadata": {"annotations": {PREDICATE_NODE: "n1"}}, "target": {"name": "n1"}}
     for user in ("someone", SCHEDULER):
-        agreed(judges, review(binding, subResource="binding", user=user), Terms())
+        agreed(judges, review(binding, subResource="binding", user=user), ClusterTerms())
         older = {"group": "", "version": "v1", "resource": "bindings"}  # POST .../namespaces/x/bindings
-        agreed(judges, review(binding, resource=older, user=user), Terms())
+        agreed(judges, review(binding, resource=older, user=user), ClusterTerms())

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.config import Terms
-from admission.webhook.admit import mutate, validate
+from admission.config import ClusterTerms
 from admission.webhook.admission_review import Review, encode_answer, parse_review
+from admission.webhook.admit import mutate, validate
 from gpu_manager.domain.contract import CORE, GPU_MODEL, GPU_UUID, MEMORY, PLACEMENT, PREDICATE_NODE, PRELOAD
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import parse_pod
@@ -20,7 +20,10 @@ from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.rules.legal_values import check_pod
 from tests.fakes.reviews import container, patched, pod, review, update, workload
 
-TERMS = (Terms(), Terms(default_memory=4, scheduler_name="s", runtime_class="r", minimum_cores=5))
+TERMS = (
+    ClusterTerms(),
+    ClusterTerms(default_memory=4, scheduler_name="s", runtime_class="r", minimum_cores=5),
+)
 
 whole = st.integers(-3, 1210).map(str)
 quantities = whole | st.sampled_from(
@@ -55,7 +58,7 @@ def read(sent: dict[str, Any]) -> Review:
     return parse_review(json.dumps(sent).encode())
 
 
-def through(obj: dict[str, Any], terms: Terms) -> bool:
+def through(obj: dict[str, Any], terms: ClusterTerms) -> bool:
     """True if the pod gets in: mended, then checked by the API server, then judged."""
     first = mutate(read(review(obj)), terms)
     if not first.allowed:
@@ -68,7 +71,7 @@ def through(obj: dict[str, Any], terms: Terms) -> bool:
 def test_every_illegal_pod_is_refused_and_every_legal_one_passes(obj: dict[str, Any]) -> None:
     kept = {k: v for k, v in obj["metadata"]["annotations"].items() if "predicate" not in k}
     legal = check_pod(parse_pod({**obj, "metadata": {"annotations": kept}})) == ()
-    assert through(obj, Terms()) == legal
+    assert through(obj, ClusterTerms()) == legal
 
 
 @given(quantities, st.integers(0, 4).map(str))
@@ -80,11 +83,11 @@ def test_one_container_passes_exactly_where_the_contracts_sentence_says(core: st
         or (c in set(range(1, 100)) and m >= 1)
         or (c == 0 and m == 0)
     )
-    assert through(pod(container("a", core, memory)), Terms()) == legal
+    assert through(pod(container("a", core, memory)), ClusterTerms()) == legal
 
 
 @given(pods, st.sampled_from(TERMS))
-def test_mending_twice_is_mending_once(obj: dict[str, Any], terms: Terms) -> None:
+def test_mending_twice_is_mending_once(obj: dict[str, Any], terms: ClusterTerms) -> None:
     first = mutate(read(review(obj)), terms)
     if not first.allowed:
         assert not first.patch
@@ -96,7 +99,7 @@ def test_mending_twice_is_mending_once(obj: dict[str, Any], terms: Terms) -> Non
 
 @given(pods, st.sampled_from(TERMS))
 def test_a_refusal_says_what_and_a_template_of_the_pod_foretells_it(
-    obj: dict[str, Any], terms: Terms
+    obj: dict[str, Any], terms: ClusterTerms
 ) -> None:
     foretold = validate(
         read(workload("Deployment", "apps", "deployments", {"spec": {"template": obj}})), terms
@@ -113,7 +116,7 @@ def test_no_change_of_a_stranger_touches_a_guarded_annotation(
     guarded = [
         {k: v for k, v in o["metadata"]["annotations"].items() if "predicate" in k} for o in (old, new)
     ]
-    if validate(read(update(old, new, sub)), Terms()).allowed:
+    if validate(read(update(old, new, sub)), ClusterTerms()).allowed:
         assert guarded[0] == guarded[1]
 
 
@@ -214,10 +217,10 @@ def test_a_pod_of_tens_of_thousands_of_containers_is_refused_unread(judge: Any) 
         pod(container(), ephemeralContainers=many),
     ):
         begun = time.process_time()
-        verdict = judge(read(review(obj)), Terms())
+        verdict = judge(read(review(obj)), ClusterTerms())
         assert "10001 containers: use 200 at most" in verdict.message or "10000 containers" in verdict.message
         assert time.process_time() - begun < 10  # a quadratic way takes minutes
-    assert judge(read(review(pod(*many[:200]))), Terms()).message.count("containers: use") == 0
+    assert judge(read(review(pod(*many[:200]))), ClusterTerms()).message.count("containers: use") == 0
 
 
 @pytest.mark.parametrize("judge", [mutate, validate])
@@ -225,7 +228,7 @@ def test_tens_of_thousands_of_guarded_annotations_cost_no_more_than_their_bytes(
     flood = pod(container(), annotations={f"tencent.com/predicate-gpu-idx-{i}": "0" for i in range(50_000)})
     flood["metadata"]["annotations"]["mine"] = "kept"
     begun = time.process_time()
-    answer = json.loads(encode_answer("u", judge(read(review(flood)), Terms())))["response"]
+    answer = json.loads(encode_answer("u", judge(read(review(flood)), ClusterTerms())))["response"]
     assert time.process_time() - begun < 10  # a quadratic way takes minutes
     assert len(answer.get("warnings", ())) <= 16
     assert len(answer.get("status", {}).get("message", "")) < 8192

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from admission.config import Terms
-from admission.webhook.admit import TEMPLATES, Outlook, mutate, validate
+from admission.config import ClusterTerms
+from admission.webhook.admit import TEMPLATES, CreateTimeChecks, mutate, validate
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.domain.contract import (
     PREDICATE_NODE,
@@ -63,7 +63,7 @@ def test_a_template_is_warned_of_all_that_will_happen_to_its_pods() -> None:
     found = ask(
         validate,
         workload(*WORKLOADS[0], around("Deployment", template)),
-        Terms(default_memory=4, deny_node_name=True),
+        ClusterTerms(default_memory=4, deny_node_name=True),
     )
     assert [w.partition(": ")[0] for w in found["warnings"]] == ["pods of this Deployment"] * 3 + [
         "pods of this Deployment will be refused"
@@ -88,8 +88,8 @@ def test_a_template_that_is_none_is_allowed_with_a_word() -> None:
 
 def test_an_exceeded_quota_is_foretold_for_a_template() -> None:
     text = 'ExceedsGPUQuota: namespace "research": 4 of 4 T4 cards are used'
-    outlook = Outlook(refuse=lambda *_: (text,))
+    checks = CreateTimeChecks(refuse=lambda *_: (text,))
     sent = workload(*WORKLOADS[0], around("Deployment", pod(container(core="100"))))
-    assert ask(validate, sent, outlook=outlook)["warnings"] == [
+    assert ask(validate, sent, checks=checks)["warnings"] == [
         f"pods of this Deployment will be refused: {text}"
     ]

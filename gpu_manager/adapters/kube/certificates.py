@@ -18,7 +18,9 @@ _ABSENT, _CONFLICT = 404, 409
 
 
 class KubeCertificates:
-    """One Secret, and the webhook configurations of some names, behind ``admission.serving.authority.Vault``."""
+    """One Secret, and the webhook configurations of some names, behind
+    ``admission.serving.authority.Vault``.
+    """
 
     def __init__(self, connection: Connection, namespace: str, secret: str, names: Sequence[str]) -> None:
         """``names`` are those of the mutating and validating configurations; absent ones are left out."""

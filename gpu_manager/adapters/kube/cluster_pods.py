@@ -1,7 +1,7 @@
 """The pods of the whole cluster: bind them, ask for one, tell and mark what becomes of them.
 
-Serves ``admission.extender.binding.Api``; :meth:`bind` and :meth:`fetch` wait for the API server, all else is
-written in the background.
+Serves ``admission.extender.binding.BindingApi``; :meth:`bind` and :meth:`fetch` wait for the API server,
+all else is written in the background.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One Lease of coordination.k8s.io (serves ``admission.extender.leader_election.Leases``)."""
+"""One Lease of coordination.k8s.io (serves ``admission.extender.leader_election.LeaseApi``)."""
 
 from __future__ import annotations
 

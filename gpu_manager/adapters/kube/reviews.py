@@ -1,4 +1,4 @@
-"""Who a bearer token is, and what that user may do (serves ``admission.serving.access.Reviews``)."""
+"""Who a bearer token is, and what that user may do (serves ``admission.explain.access.Reviews``)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import typer
 
 from gpu_manager.adapters.manifests import Manifest
 from gpu_manager.cli.files import load_manifests, shown
-from gpu_manager.cli.kubectl.sites import Outlook, Written, resident_of
+from gpu_manager.cli.kubectl.sites import ClusterOutlook, Written, resident_of
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.placement.ledger import Ledger
@@ -23,7 +23,7 @@ from gpu_manager.domain.whatif.simulation import SimNode, SimPod
 _MOST_PODS: Final = 100_000
 
 
-def wanted(files: Sequence[str], outlook: Outlook) -> list[SimPod]:
+def wanted(files: Sequence[str], outlook: ClusterOutlook) -> list[SimPod]:
     """The pods that manifests would make, each as often as its workload says. Raises RequestInvalid."""
     found: list[SimPod] = []
     for name in files:
@@ -36,7 +36,7 @@ def wanted(files: Sequence[str], outlook: Outlook) -> list[SimPod]:
     return found
 
 
-def _made(manifest: Manifest, outlook: Outlook, most: int) -> Iterator[SimPod]:
+def _made(manifest: Manifest, outlook: ClusterOutlook, most: int) -> Iterator[SimPod]:
     """The pods of one object that ask for cards."""
     if manifest.pod is None:
         return
@@ -59,7 +59,7 @@ def _copy(pod: SimPod, name: str) -> SimPod:
     return replace(pod, uid=uid, name=name, request=replace(pod.request, uid=uid))
 
 
-def _one_each(pod: SimPod, outlook: Outlook) -> Iterator[SimPod]:
+def _one_each(pod: SimPod, outlook: ClusterOutlook) -> Iterator[SimPod]:
     """A DaemonSet's: one for every node that it may go to, a cordon or the node's trouble no bar to it."""
     wants = replace(pod.wants, tolerations=(*pod.wants.tolerations, *DAEMONS))
     for site in outlook.sites:
@@ -67,7 +67,7 @@ def _one_each(pod: SimPod, outlook: Outlook) -> Iterator[SimPod]:
             yield replace(_copy(pod, f"{pod.name}-{site.name}"), wants=wants.only(site.name))
 
 
-def _ranked(pod: Pod, spec: Mapping[str, Any], outlook: Outlook) -> Pod:
+def _ranked(pod: Pod, spec: Mapping[str, Any], outlook: ClusterOutlook) -> Pod:
     """The pod with the priority that its class means, as the API server would write it."""
     if spec.get("priority") is not None:
         return pod
@@ -86,7 +86,7 @@ def _drafted(template: Mapping[str, Any], namespace: str, name: str) -> Pod:
     return replace(parse_pod(obj), node="", phase="")
 
 
-def kind_of_node(name: str, outlook: Outlook) -> SimNode:
+def kind_of_node(name: str, outlook: ClusterOutlook) -> SimNode:
     """An empty node like one of the cluster's, or like a simulated profile. Raises RequestInvalid."""
     from gpu_manager.adapters import profiles  # noqa: PLC0415  # rarely asked for
 

@@ -79,7 +79,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CostLine:
     """One line of the bill. A figure is None where nothing was measured."""
 
     who: tuple[str, ...]
@@ -138,7 +138,7 @@ def command(
 
 def _through_api_server(
     address: str, kubeconfig: str, context: str, grouping: Grouping, span: Range, namespace: str
-) -> list[Line]:
+) -> list[CostLine]:
     match = _SERVICE.fullmatch(address)
     if match is None:
         raise RequestInvalid(
@@ -194,7 +194,7 @@ def _range(since: str, month: str, step: int, now: float) -> Range:
     return Range(start.timestamp(), min(end.timestamp(), now), step)
 
 
-def bill(way: prometheus.Way, grouping: Grouping, span: Range, namespace: str = "") -> list[Line]:
+def bill(way: prometheus.Way, grouping: Grouping, span: Range, namespace: str = "") -> list[CostLine]:
     """The lines, the largest first. Raises NodeUnready."""
     found: dict[tuple[str, ...], dict[str, float]] = {}
     length = max(span.step, round(span.end - span.start))
@@ -206,14 +206,14 @@ def bill(way: prometheus.Way, grouping: Grouping, span: Range, namespace: str = 
         for point in prometheus.query(way, text, span.end):
             who = tuple(point.labels.get(label, "") for label in grouping.labels)
             found.setdefault(who, {})[name] = point.value * factor
-    lines = [Line(who, {name: figures.get(name) for name in _FIGURES}) for who, figures in found.items()]
+    lines = [CostLine(who, {name: figures.get(name) for name in _FIGURES}) for who, figures in found.items()]
     return sorted(lines, key=lambda line: (-(line.figures["core_hours"] or 0.0), line.who))
 
 
 # What people and programs get.
 
 
-def _table(lines: Sequence[Line], grouping: Grouping, span: Range) -> str:
+def _table(lines: Sequence[CostLine], grouping: Grouping, span: Range) -> str:
     titles = [*grouping.titles, *_TITLES]
     rows = [[*(part or "(none)" for part in line.who), *map(_shown, line.figures.values())] for line in lines]
     if len(lines) > 1:
@@ -232,7 +232,7 @@ def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _csv(lines: Sequence[Line], grouping: Grouping) -> None:
+def _csv(lines: Sequence[CostLine], grouping: Grouping) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*(title.lower() for title in grouping.titles), *_FIGURES])
     for line in lines:
@@ -245,7 +245,7 @@ def _plain(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
-def _document(lines: Sequence[Line], grouping: Grouping, span: Range) -> Mapping[str, Any]:
+def _document(lines: Sequence[CostLine], grouping: Grouping, span: Range) -> Mapping[str, Any]:
     names = [title.lower() for title in grouping.titles]
     return {
         "from": datetime.fromtimestamp(span.start, UTC).isoformat(timespec="seconds"),

@@ -47,7 +47,7 @@ def command(
     return 1 if plan.seat is None else 0
 
 
-def _pod(target: str, outlook: sites.Outlook) -> SimPod:
+def _pod(target: str, outlook: sites.ClusterOutlook) -> SimPod:
     if target == "-" or "/" in target or target.endswith((".yaml", ".yml", ".json")):
         pods = coming.wanted([target], outlook)
         if len(pods) != 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gpu_manager.cli.program import Commands, Program
+from gpu_manager.cli.program import Commands, LazyProgram
 
 # name → (module, summary): one line makes a command.
 COMMANDS: Commands = {
@@ -30,7 +30,9 @@ COMMANDS: Commands = {
     "version": ("gpu_manager.cli.version", "Print the version."),
 }
 
-PROGRAM = Program("kubectl vcuda", "Fractions of cards in a cluster: who has what, and why not.", COMMANDS)
+PROGRAM = LazyProgram(
+    "kubectl vcuda", "Fractions of cards in a cluster: who has what, and why not.", COMMANDS
+)
 
 
 def run(arguments: Sequence[str]) -> int:

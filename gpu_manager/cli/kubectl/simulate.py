@@ -75,7 +75,7 @@ class _Blocked:
     pods: int
 
 
-def _blocked(outlook: sites.Outlook, node: str) -> list[_Blocked]:
+def _blocked(outlook: sites.ClusterOutlook, node: str) -> list[_Blocked]:
     leaving = [uid for uid, resident in outlook.site(node).residents.items() if not resident.stays]
     counted = [_Blocked(b.name, b.allowed, sum(uid in b.pods for uid in leaving)) for b in outlook.budgets]
     return [one for one in counted if one.pods > one.allowed]

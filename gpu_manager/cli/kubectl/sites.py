@@ -56,7 +56,7 @@ Source = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class ClusterOutlook:
     """The nodes with their books, what may not be disturbed, and every pod that asks for cards."""
 
     sites: tuple[SimNode, ...]
@@ -101,7 +101,7 @@ class Written:
         return cls(pod_constraints(obj.get("spec")), host_of_pod(obj), daemon)
 
 
-def look(source: str, kubeconfig: str, context: str, namespace: str = "") -> Outlook:
+def look(source: str, kubeconfig: str, context: str, namespace: str = "") -> ClusterOutlook:
     """Raises RequestInvalid, NodeUnready."""
     from gpu_manager.adapters.kube import reading  # noqa: PLC0415  # heavy
 
@@ -205,7 +205,7 @@ def _outlook(
     seen: _Seen,
     class_objects: Sequence[Mapping[str, Any]],
     namespace: str,
-) -> Outlook:
+) -> ClusterOutlook:
     at: dict[str, list[Pod]] = {}
     for pod in cluster.pods:
         at.setdefault(pod.node, []).append(pod)
@@ -215,7 +215,7 @@ def _outlook(
         for books in survey(cluster.nodes, cluster.pods)
     )
     budgets = tuple(_budgets(budget_objects, cluster.pods))
-    return Outlook(sites, budgets, cluster.pods, seen, _priorities(class_objects), namespace)
+    return ClusterOutlook(sites, budgets, cluster.pods, seen, _priorities(class_objects), namespace)
 
 
 def _unit(counted: Iterable[int]) -> int:

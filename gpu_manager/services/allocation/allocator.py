@@ -30,7 +30,7 @@ from gpu_manager.services.allocation.grant import Decision, GrantWriter
 from gpu_manager.services.allocation.planner import KubeletOffer, NodeCards, Planner
 from gpu_manager.services.allocation.reclaim import PATIENCE_SECONDS, DepartedPods
 from gpu_manager.services.allocation.unidentified_grants import UnidentifiedGrants
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.predecessor_pods import recognised
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Allocator:
         injector: Injector,
         processes: Processes,
         clock: Clock,
-        tally: Metrics,
+        tally: ServiceMetrics,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         """``patience``: seconds that a question waits for deleted pods' processes to end."""

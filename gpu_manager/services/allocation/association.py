@@ -25,7 +25,7 @@ from gpu_manager.domain.admission_match import (
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.ports import Clock, KnownPod, Kubelet, PodResourcesEntry, Pods
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +68,7 @@ class _Look:
 class Association:
     """Asks the kubelet and the API; thread-safe, holds no lock."""
 
-    def __init__(self, kubelet: Kubelet, pods: Pods, clock: Clock, tally: Metrics) -> None:
+    def __init__(self, kubelet: Kubelet, pods: Pods, clock: Clock, tally: ServiceMetrics) -> None:
         self._kubelet = kubelet
         self._pods = pods
         self._clock = clock

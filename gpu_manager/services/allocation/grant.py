@@ -28,7 +28,7 @@ from gpu_manager.ports import Clock, ControlPages, Injector, Limit, Pods
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.planner import NodeCards, Planner
 from gpu_manager.services.allocation.unidentified_grants import UnidentifiedGrants
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +72,7 @@ class GrantWriter:
         tenants: ControlPages,
         injector: Injector,
         clock: Clock,
-        tally: Metrics,
+        tally: ServiceMetrics,
     ) -> None:
         """``save`` puts the books on the disk; it raises NodeUnready if that refuses."""
         self._planner = planner

@@ -21,7 +21,7 @@ from gpu_manager.domain.rules import legal_values
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.topology import Topology
 from gpu_manager.services.allocation.books import Books
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +69,7 @@ class NodeCards:
 class Planner:
     """The books and the node they are about. Not thread-safe: the allocator's lock is around it."""
 
-    def __init__(self, node: NodeCards, books: Books, tally: Metrics) -> None:
+    def __init__(self, node: NodeCards, books: Books, tally: ServiceMetrics) -> None:
         self.node = node
         self.books = books
         self._tally = tally

@@ -26,7 +26,7 @@ from gpu_manager.services.allocation.books import Books, Grant, Key
 from gpu_manager.services.allocation.grant import limits_of, success_text
 from gpu_manager.services.allocation.planner import NodeCards
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.predecessor_pods import is_predecessor_pod
 
 log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ class PreStart:
         pods: Pods,
         tenants: ControlPages,
         clock: Clock,
-        tally: Metrics,
+        tally: ServiceMetrics,
         *,
         evict: bool,
     ) -> None:

@@ -20,7 +20,7 @@ from gpu_manager.ports import KnownPod, Pods, Processes
 from gpu_manager.services.allocation.association import Identification
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +38,7 @@ class DepartedPods:
         lock: threading.RLock,
         pods: Pods,
         processes: Processes,
-        tally: Metrics,
+        tally: ServiceMetrics,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.books = books

@@ -18,7 +18,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Clock, DriverMemoryLimitSetter, Limit, Pods
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.grant import limits_of
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ class DriverMemoryLimits:
         pods: Pods,
         backstop: DriverMemoryLimitSetter,
         clock: Clock,
-        tally: Metrics,
+        tally: ServiceMetrics,
     ) -> None:
         self._allocator = allocator
         self._pods = pods

@@ -30,7 +30,7 @@ from gpu_manager.ports import HostProcesses, PageEvidence, Pods, ProcessUse
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.enforcement.usage import Sample, ShareUse
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +71,7 @@ class EvasionDetector:
         pods: Pods,
         witness: PageEvidence,
         host: HostProcesses,
-        tally: Metrics,
+        tally: ServiceMetrics,
         *,
         evict: bool,
     ) -> None:

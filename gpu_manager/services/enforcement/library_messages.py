@@ -23,7 +23,7 @@ from gpu_manager.domain.enforcement.library_messages import (
 from gpu_manager.ports import Clock, PageEvidence, Pods
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.books import Grant
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ class LibraryMessages:
     """``look`` is called by one thread."""
 
     def __init__(
-        self, allocator: Allocator, pods: Pods, witness: PageEvidence, clock: Clock, tally: Metrics
+        self, allocator: Allocator, pods: Pods, witness: PageEvidence, clock: Clock, tally: ServiceMetrics
     ) -> None:
         self._allocator = allocator
         self._pods = pods

@@ -20,7 +20,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.time_sharing import CardActivity, SharedCard
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Activity, ActivityPages, Clock, Correction
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +77,11 @@ class TimeSharing:
     """The loop. ``seats`` is asked once a second, from this loop's thread, and must be quick."""
 
     def __init__(
-        self, pages: ActivityPages, seats: Callable[[], Iterable[CardTenant]], clock: Clock, tally: Metrics
+        self,
+        pages: ActivityPages,
+        seats: Callable[[], Iterable[CardTenant]],
+        clock: Clock,
+        tally: ServiceMetrics,
     ) -> None:
         self._pages = pages
         self._seats = seats

@@ -20,7 +20,7 @@ from gpu_manager.ports import Cards, CardUse, Clock, ControlPages, Pods, Process
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.enforcement.time_sharing import CardTenant
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +88,7 @@ class UsageSampler:
         tenants: ControlPages,
         processes: Processes,
         clock: Clock,
-        tally: Metrics,
+        tally: ServiceMetrics,
     ) -> None:
         self._allocator = allocator
         self._cards = cards

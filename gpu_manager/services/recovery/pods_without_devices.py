@@ -15,7 +15,7 @@ from gpu_manager.domain.contract import RESOURCES
 from gpu_manager.domain.pod import MIRROR, ContainerKind, Pod, PodUid
 from gpu_manager.ports import CheckpointEntry, Pods
 from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ ROUNDS = 2
 class PodsWithoutDevices:
     """Names each such pod once. Not thread-safe: one thread looks."""
 
-    def __init__(self, allocator: Allocator, pods: Pods, tally: Metrics, *, evict: bool) -> None:
+    def __init__(self, allocator: Allocator, pods: Pods, tally: ServiceMetrics, *, evict: bool) -> None:
         self._allocator = allocator
         self._pods = pods
         self._tally = tally

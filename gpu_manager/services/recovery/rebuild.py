@@ -44,7 +44,7 @@ from gpu_manager.services.allocation.books import Books, Grant, Key, decode
 from gpu_manager.services.allocation.grant import annotation_of
 from gpu_manager.services.allocation.planner import NodeCards
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
-from gpu_manager.services.metrics import Metrics
+from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.predecessor_pods import (
     is_predecessor_pod,
@@ -73,7 +73,7 @@ def rebuild(
     listing: Mapping[tuple[str, str], Sequence[PodResourcesEntry]] | None,
     local: Mapping[str, Sequence[KnownPod]],
     node: NodeCards,
-    tally: Metrics,
+    tally: ServiceMetrics,
     inherited: Sequence[PredecessorPod] = (),
 ) -> Books:
     """The books after a start. Every source may be missing; none is asked twice.
@@ -149,7 +149,7 @@ def _grant(
     stored: Grant | None,
     pod: Pod | None,
     node: NodeCards,
-    tally: Metrics,
+    tally: ServiceMetrics,
     record: PredecessorPod | None,
 ) -> Grant | None:
     if stored is not None:
@@ -255,7 +255,7 @@ class Reclaimer:
         injector: Injector,
         processes: Processes,
         clock: Clock,
-        tally: Metrics,
+        tally: ServiceMetrics,
         stranded: PodsWithoutDevices,
     ) -> None:
         self._allocator = allocator

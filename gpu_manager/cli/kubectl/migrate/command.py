@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from gpu_manager.adapters.manifests import LONGEST_BYTES, read_objects
-from gpu_manager.cli.kubectl.migrate.model import Finding, Kind, System, Terms
+from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationFinding, MigrationTerms, System
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.text import documents, json_text, rewrite
 from gpu_manager.cli.kubectl.migrate.translate import translate
@@ -22,7 +22,7 @@ from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.resources import MIB, format_number, parse_quantity
 
 
-class Output(Enum):
+class MigrateOutput(Enum):
     """What is printed."""
 
     DIFF = "diff"
@@ -47,7 +47,7 @@ class Migrated:
     name: str
     old: str
     new: str
-    findings: tuple[Finding, ...]
+    findings: tuple[MigrationFinding, ...]
 
 
 def command(
@@ -55,8 +55,9 @@ def command(
         list[str], typer.Argument(metavar="FILE...", help="Manifests, YAML or JSON; - reads standard input.")
     ],
     output: Annotated[
-        Output, typer.Option("--output", "-o", help="A diff with what was found, or the new manifests.")
-    ] = Output.DIFF,
+        MigrateOutput,
+        typer.Option("--output", "-o", help="A diff with what was found, or the new manifests."),
+    ] = MigrateOutput.DIFF,
     source: Annotated[From, typer.Option("--from", help="Whose manifests they are.")] = From.AUTO,
     cores: Annotated[
         int, typer.Option(min=1, max=99, help="Cores for a container that asked for memory alone.")
@@ -79,7 +80,7 @@ def command(
     to standard output and all else to standard error. Exit code: 0 all translated, 1 something has no
     equivalent or was refused, 2 bad input.
     """
-    terms = Terms(
+    terms = MigrationTerms(
         cores=cores,
         card_memory=_bytes("--card-memory", card_memory) if card_memory else None,
         replicas=replicas or None,
@@ -90,7 +91,7 @@ def command(
     system = next((s for s in SYSTEMS if s.name == source.value), None)
     done = [_migrate(name, terms, system) for name in files]
     report = [line for one in done for line in _report(one, several=len(done) > 1)]
-    if output is Output.DIFF:
+    if output is MigrateOutput.DIFF:
         for one in done:
             _write(_coloured(_diff(one)))
         typer.echo("\n".join(report))
@@ -98,7 +99,7 @@ def command(
         texts = [one.new if one.new.endswith("\n") else one.new + "\n" for one in done]
         _write([texts[0], *(t if t.startswith("---") else "---\n" + t for t in texts[1:])])
         typer.echo("\n".join(report), err=True)
-    bad = (Kind.LOST, Kind.REFUSED)
+    bad = (FindingKind.LOST, FindingKind.REFUSED)
     return 1 if any(f.kind in bad for one in done for f in one.findings) else 0
 
 
@@ -109,7 +110,7 @@ def _bytes(option: str, text: str) -> int:
     return int(size)
 
 
-def _migrate(name: str, terms: Terms, system: System | None) -> Migrated:
+def _migrate(name: str, terms: MigrationTerms, system: System | None) -> Migrated:
     shown = "standard input" if name == "-" else name
     try:
         data = sys.stdin.buffer.read(LONGEST_BYTES + 1) if name == "-" else _read(Path(name))
@@ -127,7 +128,7 @@ def _read(path: Path) -> bytes:
         return file.read(LONGEST_BYTES + 1)
 
 
-def migrate(name: str, data: bytes, terms: Terms, system: System | None = None) -> Migrated:
+def migrate(name: str, data: bytes, terms: MigrationTerms, system: System | None = None) -> Migrated:
     """One file, translated. Raises RequestInvalid where it is no manifest."""
     read_objects(data)  # the same refusals as check's
     texts, findings, old = [], [], []
@@ -138,7 +139,7 @@ def migrate(name: str, data: bytes, terms: Terms, system: System | None = None) 
             text, kept = rewrite(document, new)
             if not kept:
                 told = "written anew, for the change cannot be made line by line: its comments are lost"
-                found.append(Finding(Kind.CHANGED, f"document {document.number}", told))
+                found.append(MigrationFinding(FindingKind.CHANGED, f"document {document.number}", told))
         texts.append(text)
         old.append(old_text)
         findings += found
@@ -179,6 +180,8 @@ def _report(one: Migrated, *, several: bool) -> Iterator[str]:
             where = finding.where
             yield printable(where)
         yield printable(f"  {finding.kind.value:13} {finding.text}")
-    counts = {kind: sum(f.kind is kind for f in one.findings) for kind in (Kind.LOST, Kind.REFUSED)}
+    counts = {
+        kind: sum(f.kind is kind for f in one.findings) for kind in (FindingKind.LOST, FindingKind.REFUSED)
+    }
     bad = ", ".join(f"{count} {kind.value}" for kind, count in counts.items() if count)
     yield f"{bad}: see docs/migration" if bad else "everything has its equivalent"

@@ -13,7 +13,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, MIB, form
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class MigrationTerms:
     """What manifests do not say and the migration must know.
 
     ``cores`` are given where the other system shares a card's time with whoever is there, with a ceiling of
@@ -29,7 +29,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MigratedShare:
     """What a container asks for here. ``ceiling`` is percent it may reach on an idle card, None for none;
     ``units`` is None for whole cards. ``notes`` say what was assumed.
     """
@@ -79,7 +79,7 @@ class System:
     name: str
     title: str
     resources: tuple[str, ...]
-    share: Callable[[Mapping[str, Fraction], Terms], Share | None]
+    share: Callable[[Mapping[str, Fraction], MigrationTerms], MigratedShare | None]
     annotations: Mapping[str, Fate] = field(default_factory=dict)
     selectors: Mapping[str, Fate] = field(default_factory=dict)
     variables: Mapping[str, Fate] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class System:
     drops_runtime_class: bool = True
 
 
-class Kind(Enum):
+class FindingKind(Enum):
     """How grave a finding is; the words are shown."""
 
     CHANGED = "changed"
@@ -101,10 +101,10 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MigrationFinding:
     """One thing to tell about one object."""
 
-    kind: Kind
+    kind: FindingKind
     where: str
     text: str
 
@@ -119,7 +119,7 @@ def whole(value: Fraction, name: str) -> int:
     return int(value)
 
 
-def units_of(count_bytes: Fraction | int, terms: Terms, name: str) -> tuple[int, tuple[str, ...]]:
+def units_of(count_bytes: Fraction | int, terms: MigrationTerms, name: str) -> tuple[int, tuple[str, ...]]:
     """Bytes in memory units, rounded up; with a note where that added some."""
     exact = Fraction(count_bytes) / terms.unit
     units = ceil(exact)
@@ -128,15 +128,15 @@ def units_of(count_bytes: Fraction | int, terms: Terms, name: str) -> tuple[int,
     return units, note
 
 
-def fraction(cores: int, units: int, terms: Terms, notes: tuple[str, ...]) -> Share:
+def fraction(cores: int, units: int, terms: MigrationTerms, notes: tuple[str, ...]) -> MigratedShare:
     """A part of a card; where ``cores`` is 0 the other system sets no bound to time."""
     if cores:
-        return Share(cores, units, None, notes)
+        return MigratedShare(cores, units, None, notes)
     said = (
         f"no share of time was asked for: {terms.cores} cores assumed (--cores), up to 100 while the card is "
         "idle"
     )
-    return Share(terms.cores, units, CORES_PER_CARD, (*notes, said))
+    return MigratedShare(terms.cores, units, CORES_PER_CARD, (*notes, said))
 
 
 def several(count: int, name: str) -> RequestInvalid:
@@ -147,7 +147,7 @@ def several(count: int, name: str) -> RequestInvalid:
     )
 
 
-def card_memory(terms: Terms, name: str) -> int:
+def card_memory(terms: MigrationTerms, name: str) -> int:
     """Bytes of a card. Raises RequestInvalid where nobody said it."""
     if terms.card_memory is None:
         raise RequestInvalid(

@@ -14,10 +14,10 @@ from gpu_manager.cli.kubectl.migrate.model import (
     Becomes,
     Fate,
     Lost,
+    MigratedShare,
+    MigrationTerms,
     Needless,
-    Share,
     System,
-    Terms,
     card_memory,
     fraction,
     several,
@@ -55,11 +55,11 @@ def _models(text: str) -> str:
 # The predecessor.
 
 
-def _predecessor(asked: Asked, _terms: Terms) -> Share | None:
+def _predecessor(asked: Asked, _terms: MigrationTerms) -> MigratedShare | None:
     cores, memory = asked.get(CORE, Fraction(0)), asked.get(MEMORY)
     if cores >= CORES_PER_CARD and memory:
-        return Share(cores, None, None, ("memory beside whole cards never had an effect: removed",))
-    return Share(cores, memory)
+        return MigratedShare(cores, None, None, ("memory beside whole cards never had an effect: removed",))
+    return MigratedShare(cores, memory)
 
 
 def _ceiling(text: str) -> str:
@@ -89,7 +89,7 @@ _GPU, _GPUMEM, _GPUMEM_PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.
 _GPUCORES, _PRIORITY = "nvidia.com/gpucores", "nvidia.com/priority"
 
 
-def _hami(asked: Asked, terms: Terms) -> Share | None:
+def _hami(asked: Asked, terms: MigrationTerms) -> MigratedShare | None:
     count = whole(asked.get(_GPU, Fraction(1)), _GPU)  # its webhook writes 1 beside the others
     cores = whole(asked.get(_GPUCORES, Fraction(0)), _GPUCORES)
     notes = (
@@ -101,7 +101,7 @@ def _hami(asked: Asked, terms: Terms) -> Share | None:
     if cores >= CORES_PER_CARD or (not memory and (percent is None or percent in (0, CORES_PER_CARD))):
         if cores not in (0, CORES_PER_CARD):
             notes = (*notes, "all memory of a card was asked for, so nobody could share it: whole cards")
-        return Share(count * CORES_PER_CARD, None, None, notes)
+        return MigratedShare(count * CORES_PER_CARD, None, None, notes)
     if count > 1:
         raise several(count, _GPU)
     if memory:
@@ -157,14 +157,14 @@ _GPU_MEM, _GPU_COUNT, _GPU_PERCENT = (
 )
 
 
-def _gpushare(asked: Asked, terms: Terms) -> Share | None:
+def _gpushare(asked: Asked, terms: MigrationTerms) -> MigratedShare | None:
     count = whole(asked.get(_GPU_COUNT, Fraction(1)), _GPU_COUNT)
     memory = asked.get(_GPU_MEM, Fraction(0))
     cores = whole(asked.get(_GPU_PERCENT, Fraction(0)), _GPU_PERCENT)
     if not memory:
         if _GPU_COUNT in asked and not cores:
-            return Share(count * CORES_PER_CARD)
-        return None if not cores else Share(cores, 0)
+            return MigratedShare(count * CORES_PER_CARD)
+        return None if not cores else MigratedShare(cores, 0)
     if count > 1:
         raise several(count, _GPU_COUNT)
     units, rounded = units_of(memory * terms.gpushare_unit, terms, _GPU_MEM)
@@ -193,7 +193,7 @@ GPUSHARE: Final = System(
 _SHARED = "nvidia.com/gpu.shared"
 
 
-def _nvidia(asked: Asked, terms: Terms) -> Share | None:
+def _nvidia(asked: Asked, terms: MigrationTerms) -> MigratedShare | None:
     name = _SHARED if _SHARED in asked else _GPU
     count = whole(asked.get(name, Fraction(0)), name)
     if count == 0:
@@ -205,7 +205,7 @@ def _nvidia(asked: Asked, terms: Terms) -> Share | None:
                 "give --replicas and --card-memory"
             )
         told = f"{_GPU} taken for whole cards; if time-slicing shares them, give --replicas and --card-memory"
-        return Share(count * CORES_PER_CARD, None, None, (told,))
+        return MigratedShare(count * CORES_PER_CARD, None, None, (told,))
     if count > 1:
         raise RequestInvalid(
             f"{name} is {count}: turns on a card, perhaps of one card, which do not add up; ask for one part "
@@ -214,7 +214,7 @@ def _nvidia(asked: Asked, terms: Terms) -> Share | None:
     cores = CORES_PER_CARD // terms.replicas
     units = card_memory(terms, name) // terms.replicas // terms.unit
     note = f"1 of {terms.replicas} turns: {cores} cores, up to 100 while the card is idle"
-    return Share(cores, units, CORES_PER_CARD, (note,))
+    return MigratedShare(cores, units, CORES_PER_CARD, (note,))
 
 
 def _product(text: str) -> str:
@@ -245,14 +245,14 @@ TIME_SLICING: Final = System(
 _NUMBER, _VCORES, _VMEMORY = "nvidia.com/vgpu-number", "nvidia.com/vgpu-cores", "nvidia.com/vgpu-memory"
 
 
-def _vgpu(asked: Asked, terms: Terms) -> Share | None:
+def _vgpu(asked: Asked, terms: MigrationTerms) -> MigratedShare | None:
     count = whole(asked.get(_NUMBER, Fraction(1)), _NUMBER)
     memory = whole(asked.get(_VMEMORY, Fraction(0)), _VMEMORY)
     cores = whole(asked.get(_VCORES, Fraction(0 if memory else CORES_PER_CARD)), _VCORES)
     if count == 0:
         return None
     if cores >= CORES_PER_CARD and not memory:
-        return Share(count * CORES_PER_CARD)
+        return MigratedShare(count * CORES_PER_CARD)
     if count > 1:
         raise several(count, _NUMBER)
     if not memory:
@@ -261,7 +261,7 @@ def _vgpu(asked: Asked, terms: Terms) -> Share | None:
         units, rounded = units_of(memory * MIB, terms, _VMEMORY)
     if cores >= CORES_PER_CARD:
         whole_card = "all of a card's time was asked for: a whole card, with all its memory"
-        return Share(CORES_PER_CARD, None, None, (*rounded, whole_card))
+        return MigratedShare(CORES_PER_CARD, None, None, (*rounded, whole_card))
     return fraction(cores, units, terms, rounded)
 
 

@@ -12,7 +12,16 @@ from copy import deepcopy
 from fractions import Fraction
 from typing import Any
 
-from gpu_manager.cli.kubectl.migrate.model import Becomes, Fate, Finding, Kind, Lost, Share, System, Terms
+from gpu_manager.cli.kubectl.migrate.model import (
+    Becomes,
+    Fate,
+    FindingKind,
+    Lost,
+    MigratedShare,
+    MigrationFinding,
+    MigrationTerms,
+    System,
+)
 from gpu_manager.cli.kubectl.migrate.systems import MIG, PREDECESSOR, SYSTEMS, TIME_SLICING
 from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY
 from gpu_manager.domain.errors import RequestInvalid, quoted
@@ -23,9 +32,11 @@ from gpu_manager.domain.rules.legal_values import check_pod
 _GROUPS = ("initContainers", "containers")
 
 
-def translate(document: Any, terms: Terms, system: System | None = None) -> tuple[Any, list[Finding]]:
+def translate(
+    document: Any, terms: MigrationTerms, system: System | None = None
+) -> tuple[Any, list[MigrationFinding]]:
     """The document in our words, and what there is to tell; ``system`` None finds out for each pod."""
-    findings: list[Finding] = []
+    findings: list[MigrationFinding] = []
     new = _unshared(document)
     for where, pod in _templates(new, "object"):
         changed = deepcopy(pod)
@@ -35,7 +46,7 @@ def translate(document: Any, terms: Terms, system: System | None = None) -> tupl
                 continue
             _judge(changed, terms)
         except RequestInvalid as error:
-            findings.append(Finding(Kind.REFUSED, where, str(error)))
+            findings.append(MigrationFinding(FindingKind.REFUSED, where, str(error)))
             continue
         pod.clear()
         pod.update(changed)
@@ -51,7 +62,7 @@ def _unshared(tree: Any) -> Any:
     return [_unshared(entry) for entry in tree] if isinstance(tree, list) else tree
 
 
-def _judge(pod: dict[str, Any], terms: Terms) -> None:
+def _judge(pod: dict[str, Any], terms: MigrationTerms) -> None:
     faults = check_pod(parse_pod(pod), terms.unit)
     if faults:
         raise RequestInvalid("; ".join(f"{fault.message}  [{fault.rule.id}]" for fault in faults))
@@ -84,16 +95,16 @@ def _named(kind: str, meta: Mapping[str, Any]) -> str:
 class _Pod:
     """One pod template while it is changed in place."""
 
-    def __init__(self, pod: dict[str, Any], where: str, terms: Terms) -> None:
+    def __init__(self, pod: dict[str, Any], where: str, terms: MigrationTerms) -> None:
         self._pod = pod
         self._where = where
         self._terms = terms
         self._spec: dict[str, Any] = pod["spec"]
-        self._findings: list[Finding] = []
+        self._findings: list[MigrationFinding] = []
         self._containers = [c for group in _GROUPS for c in self._list(self._spec, group)]
         self._ceilings: list[int | None] = []
 
-    def translate(self, system: System | None) -> list[Finding] | None:
+    def translate(self, system: System | None) -> list[MigrationFinding] | None:
         """Change it; None if it asks for nothing of the system. Raises RequestInvalid where it cannot be."""
         names = {name for c in self._containers for limits in self._amounts(c) for name in limits}
         for mig in sorted(name for name in names if name.startswith(MIG)):
@@ -109,7 +120,8 @@ class _Pod:
         self._ceiling()
         if self._spec.get("resourceClaims"):
             self._tell(
-                Kind.LOST, "resourceClaims are left as they are: devices of a claim are not ours to share"
+                FindingKind.LOST,
+                "resourceClaims are left as they are: devices of a claim are not ours to share",
             )
         return self._findings
 
@@ -150,13 +162,13 @@ class _Pod:
         after = {k: v for k, v in self._amounts(container)[0].items() if k in (CORE, MEMORY)}
         if before != after or any(k in requests and k not in self._amounts(container)[1] for k in before):
             was = ", ".join(f"{k.partition('/')[2]} {v}" for k, v in before.items())
-            self._tell(Kind.CHANGED, f"container {quoted(name)}: {self._shown(share)} (was {was})")
+            self._tell(FindingKind.CHANGED, f"container {quoted(name)}: {self._shown(share)} (was {was})")
         for note in share.notes if share else ():
-            self._tell(Kind.CHANGED, f"container {quoted(name)}: {note}")
+            self._tell(FindingKind.CHANGED, f"container {quoted(name)}: {note}")
         if share and 0 < share.cores < CORES_PER_CARD:
             self._ceilings.append(share.ceiling)
 
-    def _write(self, container: dict[str, Any], system: System, share: Share | None) -> None:
+    def _write(self, container: dict[str, Any], system: System, share: MigratedShare | None) -> None:
         resources = _made(container, "resources")
         ours: dict[str, Any] = {}
         if share is not None:
@@ -177,7 +189,7 @@ class _Pod:
         if ours:
             _made(resources, "limits").update(ours)
 
-    def _shown(self, share: Share | None) -> str:
+    def _shown(self, share: MigratedShare | None) -> str:
         if share is None:
             return "asks for no card"
         if share.units is None:
@@ -204,7 +216,7 @@ class _Pod:
         ]
         for path, why in system.paths.items():
             if any(path in text for text in texts):
-                self._tell(Kind.LOST, f"container {quoted(name)} uses {path}: {why}")
+                self._tell(FindingKind.LOST, f"container {quoted(name)} uses {path}: {why}")
 
     # The pod.
 
@@ -223,7 +235,8 @@ class _Pod:
         for key in system.selectors:
             if f"'{key}'" in affinity:
                 self._tell(
-                    Kind.LOST, f"affinity names {key}: take it out, or say it with tencent.com/gpu-model"
+                    FindingKind.LOST,
+                    f"affinity names {key}: take it out, or say it with tencent.com/gpu-model",
                 )
 
     def _wish(self, values: dict[str, Any], key: str, fate: Fate) -> None:
@@ -234,9 +247,9 @@ class _Pod:
         value = fate.change(text) if fate.values is None else fate.values.get(text)
         if value is None:
             known = ", ".join(fate.values or ())
-            self._tell(Kind.LOST, f"{key}: {quoted(text)} removed (what has an equivalent: {known})")
+            self._tell(FindingKind.LOST, f"{key}: {quoted(text)} removed (what has an equivalent: {known})")
         elif not value:
-            self._tell(Kind.CHANGED, f"{key}: {quoted(text)} removed: it is always so here")
+            self._tell(FindingKind.CHANGED, f"{key}: {quoted(text)} removed: it is always so here")
         else:
             self._annotate(fate, key, text, value)
 
@@ -244,13 +257,13 @@ class _Pod:
         annotations = _made(_made(self._pod, "metadata"), "annotations")
         if annotations.get(fate.key, value) != value:
             has = quoted(annotations[fate.key])
-            self._tell(Kind.LOST, f"{key}: {quoted(text)} removed: {fate.key} is {has} already")
+            self._tell(FindingKind.LOST, f"{key}: {quoted(text)} removed: {fate.key} is {has} already")
             return
         annotations[fate.key] = value
         if (key, text) != (fate.key, value):
             was = f"{key}: {quoted(text)}" if key == fate.key else key
             note = f"; {fate.note}" if fate.note else ""
-            self._tell(Kind.CHANGED, f"{was} is now {fate.key}: {quoted(value)}{note}")
+            self._tell(FindingKind.CHANGED, f"{was} is now {fate.key}: {quoted(value)}{note}")
 
     def _remove_state(self, system: System) -> None:
         meta = self._map(self._pod, "metadata")
@@ -267,18 +280,20 @@ class _Pod:
             del self._pod["metadata"]
         if gone:
             self._tell(
-                Kind.CHANGED, f"removed what the scheduler or agent of old had written: {', '.join(gone)}"
+                FindingKind.CHANGED,
+                f"removed what the scheduler or agent of old had written: {', '.join(gone)}",
             )
 
     def _scheduling(self, system: System) -> None:
         scheduler = self._spec.get("schedulerName")
         if scheduler in system.schedulers:
             del self._spec["schedulerName"]
-            self._tell(Kind.CHANGED, f"schedulerName {scheduler} removed: our webhook writes ours")
+            self._tell(FindingKind.CHANGED, f"schedulerName {scheduler} removed: our webhook writes ours")
         if system.drops_runtime_class and self._spec.get("runtimeClassName") == "nvidia":
             del self._spec["runtimeClassName"]
             self._tell(
-                Kind.CHANGED, "runtimeClassName nvidia removed: our webhook writes one where nodes need it"
+                FindingKind.CHANGED,
+                "runtimeClassName nvidia removed: our webhook writes one where nodes need it",
             )
 
     def _ceiling(self) -> None:
@@ -290,7 +305,7 @@ class _Pod:
                 f"{CORE_LIMIT} not written: it holds for the whole pod, and some of its containers have a "
                 "fixed share"
             )
-            self._tell(Kind.LOST, told)
+            self._tell(FindingKind.LOST, told)
             return
         annotations = _made(_made(self._pod, "metadata"), "annotations")
         annotations.setdefault(CORE_LIMIT, str(max(wanted)))
@@ -317,8 +332,8 @@ class _Pod:
         found = holder.get(key)
         return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
-    def _tell(self, kind: Kind, text: str) -> None:
-        self._findings.append(Finding(kind, self._where, text))
+    def _tell(self, kind: FindingKind, text: str) -> None:
+        self._findings.append(MigrationFinding(kind, self._where, text))
 
 
 def _made(holder: dict[str, Any], key: str) -> dict[str, Any]:
@@ -334,15 +349,15 @@ def _number(value: Fraction | int) -> int | str:
     return int(exact) if exact.denominator == 1 else format_number(exact)
 
 
-def _kind(fate: Fate) -> Kind:
-    return Kind.LOST if isinstance(fate, Lost) else Kind.CHANGED
+def _kind(fate: Fate) -> FindingKind:
+    return FindingKind.LOST if isinstance(fate, Lost) else FindingKind.CHANGED
 
 
 def _why(fate: Fate) -> str:
     return fate.note if isinstance(fate, Becomes) else fate.why
 
 
-def _beside(document: Any) -> Iterator[Finding]:
+def _beside(document: Any) -> Iterator[MigrationFinding]:
     """What stands beside pods and speaks of cards: quotas."""
     objects = document.get("items") if isinstance(document, dict) else None
     for entry in objects if isinstance(objects, list) else [document]:
@@ -350,13 +365,13 @@ def _beside(document: Any) -> Iterator[Finding]:
             continue
         kind, where = entry.get("kind"), _named(str(entry.get("kind")), entry["metadata"])
         if kind == "ConfigMap" and "gpu_quota" in (entry.get("data") or {}):
-            yield Finding(Kind.KEPT, where, "the quota is read as it stands")
+            yield MigrationFinding(FindingKind.KEPT, where, "the quota is read as it stands")
         if kind in ("ResourceQuota", "LimitRange"):
             text = str(entry.get("spec"))
             foreign = {n for s in SYSTEMS if s is not PREDECESSOR for n in s.resources if f"{n}'" in text}
             for name in sorted(foreign):
-                yield Finding(
-                    Kind.LOST,
+                yield MigrationFinding(
+                    FindingKind.LOST,
                     where,
                     f"it counts {name}, which pods no longer ask for: see docs/quota.md for ours",
                 )

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from admission.cluster_metrics import Figures
-from admission.quota_controller import BAD_QUOTA, QuotaWatch
 from admission.cluster.snapshot import PODS
+from admission.extender.cluster_metrics import ClusterMetrics
+from admission.quota_controller import BAD_QUOTA, QuotaController
 from gpu_manager.domain.contract import QUOTA_SEEN
 from gpu_manager.domain.pod import Pod
 from tests.fakes.extender import World, bound, config_map, pod
@@ -42,8 +42,8 @@ class Rig:
         self.world = World()
         self.leads = True
         self.paper: Any = Paper(self.world)
-        figures = Figures(CollectorRegistry())
-        self.watch = QuotaWatch(PLACE, self.world.cluster, self.paper, figures, lambda: self.leads)
+        figures = ClusterMetrics(CollectorRegistry())
+        self.watch = QuotaController(PLACE, self.world.cluster, self.paper, figures, lambda: self.leads)
 
     def take(self, text: str | None) -> None:
         self.watch.take(None if text is None else config_map(text))

@@ -6,26 +6,26 @@ from typing import Any
 
 import pytest
 
-from admission.explain.remedies import Case, Cure, cheapest
+from admission.cluster.pod_view import pod_view
+from admission.explain.remedies import Remedy, WaitingPod, cheapest_remedy
 from admission.extender.feasibility import Fit
-from admission.cluster.pod_view import occupant_of
 from gpu_manager.domain.contract import GPU_MODEL
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.rules.legal_values import pod_request
 from tests.fakes.extender import UNIT, World, node, pod
 
 
-def cure(world: World, obj: dict[str, Any]) -> Cure | None:
-    occupant, snapshot = occupant_of(parse_pod(obj), obj), world.cluster.snapshot()
+def cure(world: World, obj: dict[str, Any]) -> Remedy | None:
+    occupant, snapshot = pod_view(parse_pod(obj), obj), world.cluster.snapshot()
     quota = world.quota.current
     limits = quota.of(occupant.pod.namespace) if quota else None
-    case = Case(
+    case = WaitingPod(
         occupant, pod_request(occupant.pod, UNIT), snapshot, limits, world.judge, occupant.pod.namespace
     )
     question = case.ask(case.request)
     found = [(view, question.on(view)) for _, view in sorted(snapshot.nodes.items())]
     assert not any(isinstance(fit, Fit) for _, fit in found), "it waits"
-    return cheapest(case, question, found)
+    return cheapest_remedy(case, question, found)
 
 
 @pytest.mark.parametrize(("free", "change"), [(25, "ask 25 cores"), (10, f"widen annotation {GPU_MODEL}")])

@@ -32,7 +32,7 @@ class Reviews(Protocol):
         """True if the user may get pods there (empty: everywhere)."""
 
 
-class Verdict(Enum):
+class AccessVerdict(Enum):
     """What became of a question."""
 
     YES = 200
@@ -40,16 +40,16 @@ class Verdict(Enum):
     NO = 403
 
 
-class Access:
+class AccessCheck:
     """Thread-safe. Tokens are remembered by their digest alone."""
 
     def __init__(self, reviews: Reviews, clock: Clock) -> None:
         self._reviews = reviews
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[bytes, str], tuple[float, Verdict]] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, str], tuple[float, AccessVerdict]] = OrderedDict()
 
-    def may(self, authorization: str, namespace: str) -> Verdict:
+    def may(self, authorization: str, namespace: str) -> AccessVerdict:
         """The header's value, and the namespace (empty: all).
 
         Raises:
@@ -61,23 +61,23 @@ class Access:
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token or len(token) > _LONGEST_TOKEN:
-            return Verdict.NOBODY
+            return AccessVerdict.NOBODY
         key, now = (hashlib.sha256(token.encode()).digest(), namespace), self._clock.monotonic()
         with self._lock:
-            until, verdict = self._known.get(key, (0.0, Verdict.NOBODY))
+            until, verdict = self._known.get(key, (0.0, AccessVerdict.NOBODY))
         if now < until:
             return verdict
         verdict = self._ask(token, namespace)
         with self._lock:
-            until = now + (YES_SECONDS if verdict is Verdict.YES else NO_SECONDS)
+            until = now + (YES_SECONDS if verdict is AccessVerdict.YES else NO_SECONDS)
             self._known[key] = until, verdict
             self._known.move_to_end(key)
             if len(self._known) > _ROOM:
                 self._known.popitem(last=False)
         return verdict
 
-    def _ask(self, token: str, namespace: str) -> Verdict:
+    def _ask(self, token: str, namespace: str) -> AccessVerdict:
         user = self._reviews.who(token)
         if user is None:
-            return Verdict.NOBODY
-        return Verdict.YES if self._reviews.may_read_pods(user, namespace) else Verdict.NO
+            return AccessVerdict.NOBODY
+        return AccessVerdict.YES if self._reviews.may_read_pods(user, namespace) else AccessVerdict.NO

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.extender.leader_election import Alone, Held, Leader, Pods, Watched
+from admission.extender.leader_election import HeldLease, Leader, PodLister, SingleReplica, WatchedLeader
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import LeaseRecord
 from tests.fakes.ports import FakeClock
@@ -77,7 +77,7 @@ class Books:
 
 @dataclass
 class Replica:
-    mandate: Held | Watched | Alone
+    mandate: HeldLease | WatchedLeader | SingleReplica
     clock: FakeClock
     books: Books = field(init=False)
     said: list[bool] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Replica:
     def __post_init__(self) -> None:
         self.books = Books(self.clock, listed=self.clock.monotonic())
         books = self.books
-        pods = Pods(lambda: books.listed, books.relist, lambda: books.pending)
+        pods = PodLister(lambda: books.listed, books.relist, lambda: books.pending)
         self.leader = Leader(self.mandate, pods, self.clock, BIND, self.said.append)
 
     def ticks(self, count: int = 1) -> None:
@@ -99,11 +99,11 @@ class Replica:
 
 
 def holder(server: Server, clock: FakeClock, name: str = "a") -> Replica:
-    return Replica(Held(Line(server), clock, name, 10.0), clock)
+    return Replica(HeldLease(Line(server), clock, name, 10.0), clock)
 
 
 def watcher(server: Server, clock: FakeClock, name: str = "a") -> Replica:
-    return Replica(Watched(Line(server), clock, frozenset({name})), clock)
+    return Replica(WatchedLeader(Line(server), clock, frozenset({name})), clock)
 
 
 def leading(server: Server, clock: FakeClock) -> Replica:
@@ -121,7 +121,7 @@ def leading(server: Server, clock: FakeClock) -> Replica:
 
 
 def test_what_a_former_process_sent_must_be_over_and_pods_listed_after_that() -> None:
-    alone = Replica(Alone(), FakeClock())
+    alone = Replica(SingleReplica(), FakeClock())
     alone.ticks(4)
     assert not alone.leads
     alone.books.held = True
@@ -132,7 +132,7 @@ def test_what_a_former_process_sent_must_be_over_and_pods_listed_after_that() ->
 
 
 def test_where_no_pod_waits_nothing_can_be_under_way() -> None:
-    alone = Replica(Alone(), FakeClock())
+    alone = Replica(SingleReplica(), FakeClock())
     alone.books.pending = False
     alone.leader.tick()
     assert alone.leads

@@ -8,13 +8,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from admission.webhook.admission_review import Verdict
+from admission.webhook.admission_review import ReviewVerdict
 from gpu_manager.scrape import scrape
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 
-class Metrics:
+class AdmissionMetrics:
     """Counters of one program, in a registry of their own."""
 
     def __init__(self, version: str) -> None:
@@ -48,7 +48,7 @@ class Metrics:
             self._seconds.labels(verb)
         self.registry.register(_Build(version))
 
-    def judged(self, verb: str, verdict: Verdict, seconds: float) -> None:
+    def judged(self, verb: str, verdict: ReviewVerdict, seconds: float) -> None:
         """One review was answered."""
         self._decisions.labels(verb, verdict.result, verdict.rules[0] if verdict.rules else "").inc()
         self._seconds.labels(verb).observe(seconds)

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from admission.config import LeaderMode, Leadership, Settings
-from admission.cluster_metrics import Figures
-from admission.extender.leader_election import Alone
-from admission.cluster.pod_view import occupant_of
-from admission.ports import Outside
-from admission.controller import Scheduling
+from admission.cluster.pod_view import pod_view
 from admission.cluster.snapshot import BUDGETS, NODES, PODS
-from admission.extender.requeue import LONGEST_PAUSE, LONGEST_WAIT, MOST_AT_ONCE, SETTLE_SECONDS, Waker
+from admission.config import AdmissionSettings, LeaderMode, Leadership
+from admission.controller import SchedulingController
+from admission.extender.cluster_metrics import ClusterMetrics
+from admission.extender.leader_election import SingleReplica
+from admission.extender.requeue import LONGEST_PAUSE, LONGEST_WAIT, MOST_AT_ONCE, SETTLE_SECONDS, Requeue
+from admission.ports import ClusterAccess
 from gpu_manager.domain.contract import QUOTA_SEEN
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import Amount
@@ -83,9 +83,12 @@ class Writer:
 def running(nodes, pods, *, chores=True):
     """The scheduling half of the service over a cluster on paper; without its threads, who calls does them."""
     clock, api, writer = FakeClock(), FakeApi(), Writer()
-    outside = Outside(api, writer, Alone(), lambda _wanted: Watch(clock))
-    one = Scheduling(
-        Settings(leadership=Leadership(LeaderMode.ALONE)), outside, Figures(CollectorRegistry()), clock
+    outside = ClusterAccess(api, writer, SingleReplica(), lambda _wanted: Watch(clock))
+    one = SchedulingController(
+        AdmissionSettings(leadership=Leadership(LeaderMode.ALONE)),
+        outside,
+        ClusterMetrics(CollectorRegistry()),
+        clock,
     )
     for kind, objects in ((NODES, nodes), (PODS, pods), (BUDGETS, ())):
         one.cluster.replace(kind, objects)
@@ -235,9 +238,9 @@ class Touched(list):
 
 
 def waker(*objects):
-    known = {o.uid: o for o in (occupant_of(parse_pod(obj), obj) for obj in objects)}
+    known = {o.uid: o for o in (pod_view(parse_pod(obj), obj) for obj in objects)}
     touched = Touched()
-    one = Waker(known.get, lambda _occupant, _turn: False, touched, FakeClock())
+    one = Requeue(known.get, lambda _occupant, _turn: False, touched, FakeClock())
     for uid in known:
         one.refused(uid, 0)
     return one, touched, known

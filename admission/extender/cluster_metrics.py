@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from admission.cluster.snapshot import ClusterState
 from admission.quota.rules import QuotaBook, QuotaLine
-from admission.cluster.snapshot import Cluster
 from gpu_manager.domain.resources import CORES_PER_CARD
 
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -27,17 +27,17 @@ _STEPS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ClusterFigures:
     """What is asked at each scrape. ``ages``: seconds since the watch of each resource was heard of."""
 
-    cluster: Cluster
+    cluster: ClusterState
     quota: QuotaBook
     leads: Callable[[], bool]
     ages: Callable[[], Mapping[str, float]]
     bypasses: Callable[[], Mapping[str, int]]
 
 
-class Figures:
+class ClusterMetrics:
     """Counters of the extender, in the program's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -96,7 +96,7 @@ class Figures:
         """Read how many writes to the API server were given up at each scrape."""
         self._registry.register(_Dropped(count))
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: ClusterFigures) -> None:
         """Read these at each scrape."""
         self._registry.register(_Cluster(seen))
 
@@ -111,7 +111,7 @@ class _Dropped(Collector):
 
 
 class _Cluster(Collector):
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: ClusterFigures) -> None:
         self._seen = seen
 
     def describe(self) -> list[Metric]:

@@ -2,10 +2,10 @@
 
 import random
 
-from admission.extender.verbs import Extender
-from admission.extender.fragmentation_score import LeastWaste, rooms_of, shapes_of, stock_of
-from admission.extender.multi_gpu_count import PlaceTally
 from admission.cluster.snapshot import NODES, PODS
+from admission.extender.fragmentation_score import LeastFragmentation, rooms_of, shapes_of, stock_of
+from admission.extender.multi_gpu_count import MultiGpuCount
+from admission.extender.verbs import Extender
 from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.score.request_mix import RequestShape, Stock
@@ -26,7 +26,7 @@ def with_cpu(obj, cpu):
 
 def world_of(nodes, pods=(), aside=at_once):
     world = World(nodes, pods)
-    world.policy = LeastWaste(world.cluster, aside=aside)
+    world.policy = LeastFragmentation(world.cluster, aside=aside)
     world.extender = Extender(world.cluster, world.quota, world.judge, world.policy, world.binder)
     return world
 
@@ -94,7 +94,7 @@ def test_what_was_remembered_is_what_a_fresh_one_finds():
             continue
         kept = world.prioritize(obj, fitting)
         scorer, old = world.policy.scorer, world.policy
-        fresh = LeastWaste(world.cluster, aside=at_once)
+        fresh = LeastFragmentation(world.cluster, aside=at_once)
         fresh._epoch = type(old._epoch)(scorer)
         world.extender._policy = fresh
         assert world.prioritize(obj, fitting) == kept
@@ -203,7 +203,7 @@ def test_the_places_left_are_counted_up_and_down_as_if_counted_anew():
             world.cluster.apply(PODS, "ADDED", obj)
             there.append(obj)
         kept = epoch.tally.prices(world.cluster)
-        assert kept == PlaceTally(epoch.scorer.places, rooms_of).prices(world.cluster)
+        assert kept == MultiGpuCount(epoch.scorer.places, rooms_of).prices(world.cluster)
     assert len(kept) == 2
 
 
