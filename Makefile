@@ -22,14 +22,14 @@ $(STAMP): $(BUILT) requirements-dev.lock
 # What the product itself needs, and the project built: enough to run it. Locks are complete, so nothing is resolved.
 INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --no-deps --no-compile
 LIBVCUDA := $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/src/*/* vcuda/lib/include/* vcuda/lib/gen/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/standin/*)
-$(BUILT): pyproject.toml requirements-build.lock deploy/image/requirements.lock $(LIBVCUDA)
+$(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock deploy/image/requirements.lock $(LIBVCUDA)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is needed (Debian: apt-get install python3-venv)"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) # pip comes last: without it the last try was interrupted
 	@echo "Downloading and installing what it runs with, and building the library: a minute or two, the first time only"
 	$(INSTALL) -r deploy/image/requirements.lock -r requirements-build.lock
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable . --editable ./sandbox
 	touch $@
 
 check: $(STAMP) ## format, lint, types, floors, spelling
@@ -123,7 +123,7 @@ wheel: $(STAMP) ## build the wheel and try it in an empty environment
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/python -m pip install --quiet --require-hashes -r requirements.lock
 	build/wheel/venv/bin/python -m pip install --quiet --no-deps build/wheel/*.whl
-	cd build/wheel && venv/bin/gpu-manager version && venv/bin/gpu-manager check ../../docs/examples/nginx.yaml
+	cd build/wheel && venv/bin/gpu-manager version && venv/bin/gpu-manager check ../../docs/examples/nginx.yaml && { venv/bin/gpu-manager sandbox 2>&1 || true; } | grep -q gpu-manager-sandbox==
 
 lock: ## resolve the dependencies anew
 	uv pip compile pyproject.toml --group dev --extra admission --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements-dev.lock

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu_manager.sandbox.line import Line
+from sandbox.http_client import HttpClient
 
 Obj = dict[str, Any]
 _BINDERS: Final = 16
@@ -38,7 +38,7 @@ class _Scheduler:
     """kube-scheduler's three calls about one pod after the other, in bytes."""
 
     def __init__(self, port: int, names: Sequence[str]) -> None:
-        self._line = Line(port)
+        self._line = HttpClient(port)
         self._names = json.dumps(names, separators=(",", ":")).encode()
 
     def choose(self, pod: bytes) -> str:

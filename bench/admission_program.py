@@ -25,10 +25,10 @@ from bench.admission_flow import schedule
 from bench.api_process import pod as made_pod
 from bench.rows import Row, percentile
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.sandbox.admission import NAMESPACE, PROGRAM
-from gpu_manager.sandbox.api import ADMIN_TOKEN
-from gpu_manager.sandbox.extender import Extender
-from gpu_manager.sandbox.line import Line
+from sandbox.admission import NAMESPACE, PROGRAM
+from sandbox.api import ADMIN_TOKEN
+from sandbox.extender import ExtenderClient
+from sandbox.http_client import HttpClient
 
 Obj = dict[str, Any]
 _RATE = 200  # reviews a second
@@ -45,7 +45,7 @@ class _Api:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
-        self._line = Line(int(self.url.rpartition(":")[2]))
+        self._line = HttpClient(int(self.url.rpartition(":")[2]))
 
     def pods(self, prefix: str, count: int) -> list[Obj]:
         """So many new ones."""
@@ -94,7 +94,7 @@ class _Service:
         said = next(line for line in map(json.loads, self.process.stderr) if line.get("event") == "running")
         self.port = int(said["port"])
         self.extender_port = int(said["extender_port"])
-        self.extender = Extender(self.extender_port)
+        self.extender = ExtenderClient(self.extender_port)
         self._reader = threading.Thread(target=self.process.stderr.read)
         self._reader.start()
 
@@ -103,7 +103,7 @@ class _Service:
         authority = api.authority()
         if not authority:
             return False
-        line = Line(self.port, f"{PROGRAM}.{NAMESPACE}.svc", lambda: authority)
+        line = HttpClient(self.port, f"{PROGRAM}.{NAMESPACE}.svc", lambda: authority)
         try:
             page = line.ask("GET", "/metrics")[1].decode()
         except NodeUnready:
@@ -174,7 +174,7 @@ def _wait_for(api: _Api, service: _Service, pods: int) -> None:
 
 def _bare(service: _Service, *, full: bool) -> float:
     """Pods a second if all that is done is asking: three empty answers each."""
-    line, calls = Line(service.extender_port), 3000 if full else 1000
+    line, calls = HttpClient(service.extender_port), 3000 if full else 1000
     began = time.perf_counter()
     for _ in range(3 * calls):
         line.ask("GET", "/version")
@@ -185,7 +185,7 @@ def _bare(service: _Service, *, full: bool) -> float:
 
 def _webhook(api: _Api, service: _Service, *, full: bool) -> Row:
     authority = api.authority()
-    line = Line(service.port, f"{PROGRAM}.{NAMESPACE}.svc", lambda: authority)
+    line = HttpClient(service.port, f"{PROGRAM}.{NAMESPACE}.svc", lambda: authority)
     seconds = 60 if full else 15
     review = json.dumps(_review()).encode()
     kind = {"Content-Type": "application/json"}

@@ -22,7 +22,7 @@ from gpu_manager.adapters import profiles
 from gpu_manager.adapters.control_pages import tenant_files
 from gpu_manager.domain.placement.card_sets import best_set, fragment
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology, parse_topology
-from gpu_manager.sandbox.kubelet import AdmissionResult
+from sandbox.kubelet import AdmissionResult
 from vcuda import page
 
 CONTAINERS, MANY = 100, 800  # on 8 cards: a usual node, and every core of it given to somebody else

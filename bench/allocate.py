@@ -26,7 +26,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.placement.policies import place
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.rules.legal_values import pod_request
-from gpu_manager.sandbox.kubelet import Step
+from sandbox.kubelet import Step
 
 UNITS = 564  # of 256 MiB: 141 GiB
 CARDS = 8

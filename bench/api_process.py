@@ -11,7 +11,7 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, Inventory, encode_inventory
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.topology import Link, Topology
-from gpu_manager.sandbox.api import StandInApi
+from sandbox.api import StandInApi
 
 CARDS = 8
 PARTS = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (100, 0))

@@ -27,7 +27,7 @@ from gpu_manager.domain.placement.policies import place
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.rules.legal_values import pod_request
-from gpu_manager.sandbox.kubelet import AdmissionResult, Step
+from sandbox.kubelet import AdmissionResult, Step
 
 SEED = int(os.environ.get("BENCH_SEED", "1"))  # stated in the note: the same shapes and faults again
 STRETCH = 250  # admissions with, or without, an extender

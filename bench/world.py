@@ -27,8 +27,8 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.topology import Topology
-from gpu_manager.sandbox.api import StandInApi
-from gpu_manager.sandbox.kubelet import AdmissionResult, StandInKubelet
+from sandbox.api import StandInApi
+from sandbox.kubelet import AdmissionResult, StandInKubelet
 from vcuda import page
 
 NODE = "bench"

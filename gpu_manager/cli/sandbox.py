@@ -1,157 +1,27 @@
-"""``gpu-manager sandbox``: a whole node on a laptop, with simulated cards, or orders to one that runs."""
+"""``gpu-manager sandbox``: the command of the package ``gpu-manager-sandbox``, found by its entry point."""
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from importlib.metadata import entry_points, version
+from typing import Any, Final
 
-import structlog
-import typer
+from gpu_manager.domain.errors import NodeUnready
 
-from gpu_manager.cli.files import load_objects
-from gpu_manager.domain.errors import RequestInvalid, printable
-
-if TYPE_CHECKING:
-    from gpu_manager.sandbox.control import Order
-    from gpu_manager.sandbox.whole import Sandbox, Settings
-
-_HELP_FAULTS = (
-    "Break something in the running sandbox: 'card 3 XID 79', 'card 3 silent', 'card 3 gone', 'card 3 ok', "
-    "'agent kill', 'admission kill', 'kubelet restart', 'api away 5' (seconds)."
-)
+GROUP: Final = "gpu_manager.commands"
 
 
-def command(
-    profile: Annotated[
-        str,
-        typer.Option(
-            help="Cards: a100x8, dgx1-v100, h200x8, mixed, one, t4x4; a YAML file; nvidia-smi topo -m (.txt)."
-        ),
-    ] = "a100x8",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of metrics; 0 for a free one.")] = 0,
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where it lives. Default: $XDG_RUNTIME_DIR/gpu-manager-sandbox, or one below /tmp."
-        ),
-    ] = None,
-    apply: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Manifests to apply; - reads standard input.")
-    ] = None,
-    delete: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAMESPACE/NAME", help="A pod of the running sandbox to delete."),
-    ] = None,
-    fault: Annotated[list[str] | None, typer.Option(metavar="TEXT", help=_HELP_FAULTS)] = None,
-    scheduler: Annotated[bool, typer.Option(help="Run a scheduler; off: one of your own does it.")] = True,
-    admission: Annotated[
-        bool, typer.Option(help="Run the admission service: webhooks, quota, extender, explanations.")
-    ] = True,
-    native: Annotated[
-        Path | None,
-        typer.Option(help="Another build of the library and stand-in driver than the installed one."),
-    ] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Show what it does, check it, and end.")] = False,
-) -> int:
-    """Keep a node with simulated cards up until Ctrl-C: the real agent and admission around stand-ins.
+def __getattr__(name: str) -> Any:
+    """``command`` is the function of the installed package.
 
-    While one runs, the same command with --apply, --delete or --fault in another terminal reaches it. kubectl
-    works with the kubeconfig that is printed. A container's command runs as a
-    process of yours: no image, no isolation, but the limits of its share.
+    Raises:
+        NodeUnready: the package is not installed.
     """
-    if demo:
-        if apply or delete or fault:
-            raise RequestInvalid("--demo applies its own pods: leave out --apply, --delete and --fault")
-        from gpu_manager.sandbox.demo import run  # noqa: PLC0415  # only where it is needed
-
-        _quiet()
-        _end_when_told()
-        return run(profile, port or None, directory, native, admission=admission)
-    objects = [obj for name in apply or () for _, obj in load_objects(name)]
-    from gpu_manager.sandbox.control import Order, send  # noqa: PLC0415  # gRPC, only where it is needed
-    from gpu_manager.sandbox.whole import Settings, default_directory  # noqa: PLC0415  # as above
-
-    place = (directory or default_directory()).absolute()
-    order = Order(objects, list(delete or ()), list(fault or ()))
-    if order:
-        lines = send(place, order)
-        if lines is not None:
-            typer.echo("\n".join(map(printable, lines)))
-            return 0
-        if delete or fault:
-            raise RequestInvalid(f"no sandbox runs in {place}: start one with gpu-manager sandbox")
-    return _keep(Settings(place, profile, port, scheduler, admission, native), order)
-
-
-def _keep(settings: Settings, order: Order) -> int:
-    from rich.console import Console  # noqa: PLC0415  # as above
-
-    from gpu_manager.sandbox.control import Control, obey  # noqa: PLC0415  # as above
-    from gpu_manager.sandbox.picture import look  # noqa: PLC0415  # as above
-    from gpu_manager.sandbox.table import show  # noqa: PLC0415  # as above
-    from gpu_manager.sandbox.whole import Sandbox  # noqa: PLC0415  # as above
-
-    _quiet()
-    stop = threading.Event()
-    _end_when_told()
-    try:
-        with Sandbox(settings) as sandbox:
-            control = Control(sandbox)
-            control.start()
-            try:
-                for line in obey(sandbox, order):
-                    typer.echo(printable(line))
-                show(lambda: look(sandbox), stop, Console(), _heading(sandbox))
-            finally:
-                control.stop()
-    except KeyboardInterrupt:
-        typer.echo("the sandbox has ended")
-    return 0
-
-
-def _heading(sandbox: Sandbox) -> str:
-    left_out = "" if sandbox.native.complete else " (without a stand-in driver: commands see no card)"
-    return "\n".join(
-        (
-            f"node {sandbox.node.name}: {len(sandbox.cards)} cards, {_models(sandbox)}{left_out}",
-            f"  kubeconfig  {sandbox.kubeconfig}",
-            f"  metrics     {sandbox.metrics_url}",
-            *_admission(sandbox),
-            f"  logs        {sandbox.agent_log}, {sandbox.directory / 'logs'}",
-            "  Ctrl-C ends it",
-        )
-    )
-
-
-def _admission(sandbox: Sandbox) -> list[str]:
-    from gpu_manager.sandbox.admission import LEFT_OUT  # noqa: PLC0415  # as above
-    from gpu_manager.sandbox.api import ADMIN_TOKEN  # noqa: PLC0415  # as above
-
-    if sandbox.admission is not None:
-        return [f"  admission   {sandbox.admission.url}/ui (token {ADMIN_TOKEN})"]
-    if sandbox.settings.admission:
-        return [f"  admission   {LEFT_OUT}"]
-    return []
-
-
-def _models(sandbox: Sandbox) -> str:
-    return ", ".join(dict.fromkeys(card.model for card in sandbox.cards))
-
-
-def _end_when_told() -> None:
-    """SIGTERM ends it like Ctrl-C, and so does a SIGINT that a shell had ignored, as for a job with `&`."""
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, signal.default_int_handler)
-
-
-def _quiet() -> None:
-    """The sandbox's own parts speak only of what is wrong: the screen belongs to the table."""
-    import logging  # noqa: PLC0415  # the other commands do without
-
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # as it is when the line is written
+    if name != "command":
+        raise AttributeError(name)
+    for found in entry_points(group=GROUP, name="sandbox"):
+        return found.load()
+    package = f"gpu-manager-sandbox=={version('gpu-manager')}"
+    raise NodeUnready(
+        "the sandbox is not installed: it is a package of its own, so that no production image carries "
+        f"stand-ins. Install it with pip install {package}; in a clone of the project, make setup does"
     )

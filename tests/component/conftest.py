@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from gpu_manager.adapters.control_pages.pages import FileControlPages
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+from sandbox.api import ADMIN_TOKEN, StandInApi
 
 
 @pytest.fixture

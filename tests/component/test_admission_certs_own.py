@@ -16,7 +16,7 @@ from admission.serving.certs import Switch, issue
 from gpu_manager.adapters.kube import connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.https import Caller, trusting
 from tests.fakes.reviews import review
 from tests.fakes.sandbox import until

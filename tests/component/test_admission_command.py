@@ -14,7 +14,7 @@ import pytest
 
 from admission.__main__ import run
 from gpu_manager.domain.contract import PREDICATE_NODE
-from gpu_manager.sandbox.api import StandInApi
+from sandbox.api import StandInApi
 from tests.fakes.https import Caller, issued, trusting
 from tests.fakes.reviews import container, pod, review
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from gpu_manager.domain.contract import ALLOCATION, QUOTA_SEEN, TOKEN_HEADER
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.admission import NODES, TENANT, Service, cluster, create, known
 from tests.fakes.sandbox import until
 

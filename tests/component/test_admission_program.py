@@ -14,7 +14,7 @@ import pytest
 
 from admission.config import LeaderMode, Leadership
 from gpu_manager.domain.contract import LEADER_LABEL
-from gpu_manager.sandbox.api import StandInApi
+from sandbox.api import StandInApi
 from tests.fakes.admission import NODES, Process, Service, booked, cluster, create, known
 from tests.fakes.sandbox import until
 

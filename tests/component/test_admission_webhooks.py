@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.contract import CORE, MEMORY, PREDICATE_NODE
-from gpu_manager.sandbox.api import ADMIN_TOKEN, Hook, StandInApi, https_hook
+from sandbox.api import ADMIN_TOKEN, Hook, StandInApi, https_hook
 from tests.fakes.https import HOST, Webhooks, issued
 
 

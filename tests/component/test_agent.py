@@ -18,8 +18,8 @@ from gpu_manager.adapters.selinux import LABEL
 from gpu_manager.agent import Agent
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import ALLOCATION, CORE, INVENTORY, MEMORY, NVIDIA, decode_inventory
-from gpu_manager.sandbox.api import StandInApi
-from gpu_manager.sandbox.kubelet import AdmissionResult, StandInKubelet
+from sandbox.api import StandInApi
+from sandbox.kubelet import AdmissionResult, StandInKubelet
 from tests.fakes.node import container, pod
 from tests.fakes.waiting import until
 from vcuda import page

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi, User
+from sandbox.api import ADMIN_TOKEN, StandInApi, User
 from tests.agreement.api_reads import READS
 from tests.agreement.api_writes import WRITES
 from tests.agreement.world import NOBODY, Case, World

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_manager.sandbox.api import ADMIN_TOKEN
+from sandbox.api import ADMIN_TOKEN
 from tests.agreement.books_cases import BOOKS
 from tests.agreement.node import NodeWorld
 from tests.agreement.plugin_cases import PLUGINS

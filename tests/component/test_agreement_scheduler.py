@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
-from gpu_manager.sandbox.extender import Extender as StandInsExtender
-from gpu_manager.sandbox.scheduler import SCHEDULER as NAME
-from gpu_manager.sandbox.scheduler import Scheduler
+from sandbox.api import ADMIN_TOKEN, StandInApi
+from sandbox.extender import Extender as StandInsExtender
+from sandbox.scheduler import SCHEDULER as NAME
+from sandbox.scheduler import Scheduler
 from tests.agreement.extender import MANAGED, Extender, Scheduling
 from tests.agreement.scheduler_cases import SCHEDULER
 from tests.agreement.world import Case, World

@@ -12,7 +12,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.sandbox.api import ApiError, StandInApi
+from sandbox.api import ApiError, StandInApi
 
 
 @pytest.fixture

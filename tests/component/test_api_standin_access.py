@@ -9,9 +9,9 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from gpu_manager.sandbox.api import (
+from sandbox.api import (
     ADMIN_TOKEN,
-    Access,
+    AccessRules,
     ApiError,
     Hook,
     StandInApi,
@@ -45,11 +45,11 @@ def test_what_each_user_did_is_remembered_as_rbac_counts_it():
         core.patch_namespaced_pod_status("train", "default", {"status": {"phase": "Running"}})
         client.CoordinationV1Api(kube).list_namespaced_lease("kube-system")
         assert api.verbs_used() == {
-            Access(AGENT.name, "create", "", "pods", "default"),
-            Access(AGENT.name, "list", "", "pods"),
-            Access(AGENT.name, "watch", "", "pods"),
-            Access(AGENT.name, "patch", "", "pods/status", "default"),
-            Access(AGENT.name, "list", "coordination.k8s.io", "leases", "kube-system"),
+            AccessRules(AGENT.name, "create", "", "pods", "default"),
+            AccessRules(AGENT.name, "list", "", "pods"),
+            AccessRules(AGENT.name, "watch", "", "pods"),
+            AccessRules(AGENT.name, "patch", "", "pods/status", "default"),
+            AccessRules(AGENT.name, "list", "coordination.k8s.io", "leases", "kube-system"),
         }
 
 

@@ -8,7 +8,7 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.sandbox.api import ApiError
+from sandbox.api import ApiError
 
 
 def pod(name="train", resources=None, init=None, **spec):

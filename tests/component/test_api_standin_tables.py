@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gpu_manager.sandbox.api import StandInApi
-from gpu_manager.sandbox.api.tables import age, pod_word
+from sandbox.api import StandInApi
+from sandbox.api.tables import age, pod_word
 from tests.fakes.sandbox import BareNode, shell, short_directory, until
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"

@@ -12,7 +12,7 @@ import pytest
 from kubernetes import watch
 from kubernetes.client.exceptions import ApiException
 
-from gpu_manager.sandbox.api import StandInApi
+from sandbox.api import StandInApi
 
 
 @pytest.fixture

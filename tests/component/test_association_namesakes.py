@@ -17,11 +17,11 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.ports import KnownPod, PodResourcesEntry
-from gpu_manager.sandbox.kubelet import AdmissionResult
 from gpu_manager.services.allocation.association import Association, Identification
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.metrics import ServiceMetrics
+from sandbox.kubelet import AdmissionResult
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakePods, FakeProcesses, cards
 

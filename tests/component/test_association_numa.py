@@ -14,8 +14,8 @@ from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
-from gpu_manager.sandbox.kubelet import NumaPolicy, Step
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
+from sandbox.kubelet import NumaPolicy, Step
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import cards
 

@@ -12,7 +12,7 @@ import pytest
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import GIB
-from gpu_manager.sandbox.kubelet import Step
+from sandbox.kubelet import Step
 from tests.fakes.node import NodeRig, container, pod
 
 

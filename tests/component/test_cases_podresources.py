@@ -27,10 +27,10 @@ from gpu_manager.domain.topology import Topology
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.pb.podresources.v1 import api_pb2 as podresources
 from gpu_manager.pb.podresources.v1 import api_pb2_grpc as podresources_grpc
-from gpu_manager.sandbox.api import StandInApi
-from gpu_manager.sandbox.kubelet import NumaPolicy, StandInKubelet, Step
 from gpu_manager.servers.device_plugin import SOCKETS
 from gpu_manager.services.allocation.planner import NodeCards
+from sandbox.api import StandInApi
+from sandbox.kubelet import NumaPolicy, StandInKubelet, Step
 from tests.fakes.agent import agent_command
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeClock, cards
@@ -96,7 +96,7 @@ def test_case_02_the_plugin_serves_while_its_registration_is_still_being_answere
 def test_case_09_sigterm_ends_the_program_and_leaves_no_socket_behind(tmp_path: Path) -> None:
     api, kubelet = StandInApi(), StandInKubelet(tmp_path / "kubelet")
     api.start()
-    api.create({"apiVersion": "v1", "kind": "NodeCards", "metadata": {"name": NODE}})
+    api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
     kubelet.start()
     agent = subprocess.Popen(agent_command(tmp_path, api=api.url), stderr=subprocess.PIPE, text=True)
     try:

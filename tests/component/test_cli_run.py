@@ -18,8 +18,8 @@ import pytest
 from gpu_manager.agent import build_cards
 from gpu_manager.config import Config
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.sandbox.api import StandInApi
-from gpu_manager.sandbox.kubelet import StandInKubelet
+from sandbox.api import StandInApi
+from sandbox.kubelet import StandInKubelet
 from tests.fakes.agent import NODE, agent_command
 
 

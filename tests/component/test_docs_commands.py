@@ -36,7 +36,7 @@ PROGRAMS = [command for command in SHOWN if command.startswith(".venv/")]
 
 
 def test_every_event_that_is_sent_is_explained_and_no_other() -> None:
-    sources = [*ROOT.glob("gpu_manager/services/*.py"), *ROOT.glob("admission/*.py")]
+    sources = [*ROOT.glob("gpu_manager/services/**/*.py"), *ROOT.glob("admission/**/*.py")]
     sent = {reason for path in sources for reason in EVENT.findall(path.read_text())}
     page = (ROOT / "docs/troubleshooting.md").read_text()
     told = re.findall(r"^\| `(\w+)` \|", page.partition("## Events")[2], re.MULTILINE)

@@ -16,7 +16,7 @@ from gpu_manager.adapters.kube import Connection, Pause, Refused, Unreachable, c
 from gpu_manager.adapters.kube.reflector import Reflector
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
 from gpu_manager.domain.pod import Pod, parse_pod
-from gpu_manager.sandbox.api import StandInApi
+from sandbox.api import StandInApi
 from tests.fakes.extender import World, node, pod
 
 _QUICK = Pause(first=0.01, most=0.05)

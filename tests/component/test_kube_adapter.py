@@ -12,7 +12,7 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Kube, Pause, Timeouts, connect
 from gpu_manager.domain.contract import CORE
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.sandbox.api import ADMIN_TOKEN
+from sandbox.api import ADMIN_TOKEN
 from tests.fakes.waiting import until
 
 QUICK = Timeouts(connect=1.0, answer=1.0, watch=30)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Kube, KubeletPods, Pause, Timeouts, connect
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.web import send, serving
 
 QUICK = Timeouts(connect=0.5, answer=0.5, watch=30)

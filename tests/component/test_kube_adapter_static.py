@@ -10,7 +10,7 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Connection, KubePods, Pause, Timeouts, connect
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.domain.pod import Pod, parse_pod
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi
+from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.static import DIGEST, mirror_of, static
 from tests.fakes.waiting import until
 

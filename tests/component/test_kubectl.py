@@ -34,7 +34,7 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.topology import Link, Topology
-from gpu_manager.sandbox.api import StandInApi
+from sandbox.api import StandInApi
 from tests.fakes.node import container, pod
 from tests.fakes.sandbox import until
 

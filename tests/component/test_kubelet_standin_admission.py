@@ -12,7 +12,7 @@ from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import (
     DeviceSpec,
     Mount,
 )
-from gpu_manager.sandbox.kubelet import Step
+from sandbox.kubelet import Step
 from tests.fakes.kubelet_node import Node, lowest, pod
 from tests.fakes.plugin import CORE, MEMORY, devices
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2
-from gpu_manager.sandbox.kubelet.books import Books
-from gpu_manager.sandbox.kubelet.checkpoint import read
-from gpu_manager.sandbox.kubelet.granting import Granter
-from gpu_manager.sandbox.kubelet.topology import Hint, NumaPolicy, affinity, hints
-from gpu_manager.sandbox.kubelet.values import (
+from sandbox.kubelet.books import DeviceBooks
+from sandbox.kubelet.checkpoint import read
+from sandbox.kubelet.granting import Granter
+from sandbox.kubelet.topology import Hint, NumaPolicy, affinity, hints
+from sandbox.kubelet.values import (
     Asked,
     Device,
     Hooks,
-    SystemClock,
+    WallClock,
     containers_of,
     effective_limits,
     is_extended,
@@ -32,7 +32,7 @@ R = "x.io/r"
 class Anything:
     """A plugin that prefers a random part and, where it may, has the kubelet listed meanwhile."""
 
-    def __init__(self, books: Books, rng: Random) -> None:
+    def __init__(self, books: DeviceBooks, rng: Random) -> None:
         self.options = api_pb2.DevicePluginOptions(get_preferred_allocation_available=True)
         self._books, self._rng = books, rng
 
@@ -68,8 +68,8 @@ def test_no_two_active_pods_ever_hold_the_same_id_and_nothing_is_lost(steps, see
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "checkpoint"
 
-        def process() -> tuple[Books, Granter]:
-            books = Books(path, SystemClock(), lambda: active)
+        def process() -> tuple[DeviceBooks, Granter]:
+            books = DeviceBooks(path, WallClock(), lambda: active)
             books.connected(R, Anything(books, rng))
             books.update(R, [Device(f"d{i:02}", healthy=True) for i in range(20)])
             return books, Granter(books, rng, Hooks(), deque(), lambda _pod, _container: False)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_manager.sandbox.kubelet import NumaPolicy
+from sandbox.kubelet import NumaPolicy
 from tests.fakes.kubelet_node import Node, lowest, pod
 from tests.fakes.plugin import CORE, MEMORY, device, devices
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
-from gpu_manager.sandbox.kubelet import StandInKubelet
+from sandbox.kubelet import StandInKubelet
 from tests.fakes.kubelet_node import Node, lowest, pod
 from tests.fakes.plugin import CORE, MEMORY, Plugin, device, devices
 from tests.fakes.waiting import until

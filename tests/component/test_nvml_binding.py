@@ -83,7 +83,7 @@ def test_the_real_binding_reads_a_library_that_only_we_can_find(library):
 
 def asked() -> set[str]:
     """Every name of the binding that the adapter's files mention."""
-    sources = "".join(p.read_text("utf-8") for p in (ROOT / "gpu_manager/adapters").glob("nvml*.py"))
+    sources = "".join(p.read_text("utf-8") for p in (ROOT / "gpu_manager/adapters").glob("nvml/*.py"))
     return set(re.findall(r"\bnvml\.((?:nvml|NVML)\w+)", sources))
 
 

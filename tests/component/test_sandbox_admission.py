@@ -13,10 +13,10 @@ from gpu_manager import ui
 from gpu_manager.cli.kubectl.main import run as kubectl
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.sandbox import orders
-from gpu_manager.sandbox.admission import find_program
-from gpu_manager.sandbox.api import ADMIN_TOKEN, ApiError
-from gpu_manager.sandbox.whole import Sandbox, Settings
+from sandbox import commands
+from sandbox.admission import find_program
+from sandbox.api import ADMIN_TOKEN, ApiError
+from sandbox.simulated_cluster import Sandbox, SandboxSettings
 from tests.component.test_ui import NEEDS_A_BROWSER, Served
 from tests.fakes.admission import Calls
 from tests.fakes.sandbox import short_directory, until
@@ -34,7 +34,7 @@ def manifest(name: str, core: int | None, units: int | None = None, **spec: Any)
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     assert find_program() is not None, "the extra 'admission' is not installed here"
-    with short_directory() as directory, Sandbox(Settings(directory / "s")) as running:
+    with short_directory() as directory, Sandbox(SandboxSettings(directory / "s")) as running:
         yield running
 
 
@@ -62,7 +62,7 @@ def calls(sandbox: Sandbox) -> Calls:
 
 
 def test_a_pod_is_judged_placed_by_card_and_runs(sandbox: Sandbox) -> None:
-    orders.apply(sandbox.api, [manifest("first", 30, 20)])
+    commands.apply(sandbox.api, [manifest("first", 30, 20)])
     until(lambda: state(sandbox, "first") == "Running")
     pod = sandbox.api.get("pods", "first") or {}
     said = json.loads(pod["metadata"]["annotations"][ALLOCATION])
@@ -71,12 +71,12 @@ def test_a_pod_is_judged_placed_by_card_and_runs(sandbox: Sandbox) -> None:
 
 def test_an_illegal_pod_is_not_created_and_hears_the_nearest_value(sandbox: Sandbox) -> None:
     with pytest.raises(RequestInvalid, match=r"denied the request.*\(100 or 200\)"):
-        orders.apply(sandbox.api, [manifest("illegal", 150)])
+        commands.apply(sandbox.api, [manifest("illegal", 150)])
     assert sandbox.api.get("pods", "illegal") is None
 
 
 def test_a_tenant_cannot_write_its_allocation_but_the_agent_and_admission_can(sandbox: Sandbox) -> None:
-    orders.apply(sandbox.api, [manifest("mine", 30, 20)])
+    commands.apply(sandbox.api, [manifest("mine", 30, 20)])
     until(lambda: state(sandbox, "mine") == "Running")
     with pytest.raises(ApiError, match="leave it"):
         sandbox.api.patch("pods", "mine", {"metadata": {"annotations": {ALLOCATION: "{}"}}})
@@ -86,22 +86,22 @@ def test_while_admission_is_down_other_pods_come_and_go_and_cards_wait(sandbox: 
     assert sandbox.admission is not None
     keeper = sandbox.admission.process
     assert keeper is not None
-    orders.apply(sandbox.api, [manifest("a", 30, 20)])
+    commands.apply(sandbox.api, [manifest("a", 30, 20)])
     until(lambda: state(sandbox, "a") == "Running")
     starts = keeper.starts
-    orders.fault(sandbox, "admission kill")
+    commands.fault(sandbox, "admission kill")
     until(lambda: keeper.pid == 0 or keeper.starts > starts)
-    orders.apply(sandbox.api, [manifest("plain", None)])
+    commands.apply(sandbox.api, [manifest("plain", None)])
     until(lambda: state(sandbox, "plain") == "Running")
     until(lambda: sandbox.admission is not None and sandbox.admission.ready(), 30)
     assert keeper.starts == starts + 1
-    orders.apply(sandbox.api, [manifest("b", 80, 20), manifest("c", 80, 20)])
+    commands.apply(sandbox.api, [manifest("b", 80, 20), manifest("c", 80, 20)])
     until(lambda: state(sandbox, "b") == state(sandbox, "c") == "Running", 30)
     assert len(set(cards_of(sandbox, "a", "b", "c").values())) == 3
 
 
 def test_a_burst_by_way_of_the_scheduler_has_no_conflict(sandbox: Sandbox) -> None:
-    orders.apply(sandbox.api, [manifest(f"p{n}", 20, 16) for n in range(40)])
+    commands.apply(sandbox.api, [manifest(f"p{n}", 20, 16) for n in range(40)])
     until(lambda: all(state(sandbox, f"p{n}") == "Running" for n in range(40)), 30)
     assert len(set(cards_of(sandbox, *(f"p{n}" for n in range(40))).values())) == 8
     steps = {
@@ -114,11 +114,11 @@ def test_a_burst_by_way_of_the_scheduler_has_no_conflict(sandbox: Sandbox) -> No
 
 
 def test_an_urgent_pod_evicts_of_one_card_what_it_needs(sandbox: Sandbox) -> None:
-    orders.apply(sandbox.api, [manifest(f"q{n}", 60, 16) for n in range(8)])
+    commands.apply(sandbox.api, [manifest(f"q{n}", 60, 16) for n in range(8)])
     until(lambda: all(state(sandbox, f"q{n}") == "Running" for n in range(8)), 30)
     importance = {"kind": "PriorityClass", "metadata": {"name": "more"}, "value": 10}
     sandbox.api.create({"apiVersion": "scheduling.k8s.io/v1", **importance})
-    orders.apply(sandbox.api, [manifest("urgent", 80, 20, priorityClassName="more")])
+    commands.apply(sandbox.api, [manifest("urgent", 80, 20, priorityClassName="more")])
     until(lambda: state(sandbox, "urgent") == "Running", 30)
     assert sum(bool(sandbox.api.get("pods", f"q{n}")) for n in range(8)) == 7
     told = [e for e in sandbox.api.list("events") if e["reason"] == "Preempted"]
@@ -128,9 +128,9 @@ def test_an_urgent_pod_evicts_of_one_card_what_it_needs(sandbox: Sandbox) -> Non
 def test_kubectl_vcuda_explain_asks_the_service_through_the_api_server(
     sandbox: Sandbox, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orders.apply(sandbox.api, [manifest("big", 800)])
+    commands.apply(sandbox.api, [manifest("big", 800)])
     until(lambda: state(sandbox, "big") == "Running")
-    orders.apply(sandbox.api, [manifest("late", 30, 20)])
+    commands.apply(sandbox.api, [manifest("late", 30, 20)])
     monkeypatch.setenv("KUBECONFIG", str(sandbox.kubeconfig))
     assert kubectl(["explain", "late"]) == 1
     printed = capsys.readouterr()
@@ -159,9 +159,9 @@ def test_the_page_is_open_and_what_it_draws_is_for_who_may_read_pods(sandbox: Sa
 def test_a_look_at_the_page_answers_who_has_which_card_and_what_waits_for_what(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    orders.apply(sandbox.api, [manifest("big", 700), manifest("half", 60, 20)])
+    commands.apply(sandbox.api, [manifest("big", 700), manifest("half", 60, 20)])
     until(lambda: state(sandbox, "big") == state(sandbox, "half") == "Running")
-    orders.apply(sandbox.api, [manifest("late", 50, 20)])
+    commands.apply(sandbox.api, [manifest("late", 50, 20)])
 
     def waiting() -> Any:
         found = json.loads(calls(sandbox).get("/ui/data")[1])

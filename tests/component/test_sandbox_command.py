@@ -27,13 +27,13 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.rules.legal_values import check_pod
-from gpu_manager.sandbox.api import StandInApi
-from gpu_manager.sandbox.control import Order, send
-from gpu_manager.sandbox.demo.stage import PODS, manifest
-from gpu_manager.sandbox.orders import FAULTS, apply, delete
-from gpu_manager.sandbox.picture import CardRow, Holder, Picture, PodRow
-from gpu_manager.sandbox.table import card_line, draw, plain
-from gpu_manager.sandbox.whole import LOCK, default_directory
+from sandbox.api import StandInApi
+from sandbox.commands import FAULTS, apply, delete
+from sandbox.control import SandboxOrder, send
+from sandbox.demo.stage import PODS, manifest
+from sandbox.picture import CardRow, Holder, Picture, PodRow
+from sandbox.simulated_cluster import LOCK, default_directory
+from sandbox.table import card_line, draw, plain
 from tests.fakes.sandbox import alive, short_directory, until
 
 ROOT = Path(__file__).parents[2]
@@ -204,7 +204,7 @@ def test_a_socket_left_behind_is_no_sandbox(place: Path) -> None:
     place.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(place / "control.sock"))
-    assert send(place, Order(faults=["agent kill"])) is None
+    assert send(place, SandboxOrder(faults=["agent kill"])) is None
 
 
 def test_one_sandbox_serves_many_terminals_and_ends_within_5_seconds(place: Path) -> None:
@@ -227,11 +227,11 @@ def test_one_sandbox_serves_many_terminals_and_ends_within_5_seconds(place: Path
         assert "pod/nginx deleted" in sandbox.ask("--delete", "default/nginx")
         assert "away for 0.2 s" in sandbox.ask("--fault", "api away 0.2")
         with pytest.raises(RequestInvalid, match="there are 'card 3 XID 79'"):
-            send(place, Order(faults=["card 3 melt"]))
+            send(place, SandboxOrder(faults=["card 3 melt"]))
         with pytest.raises(RequestInvalid, match="no card 99"):
-            send(place, Order(faults=["card 99 ok"]))
+            send(place, SandboxOrder(faults=["card 99 ok"]))
         with pytest.raises(RequestInvalid, match="not found"):
-            send(place, Order(delete=["default/nobody"]))
+            send(place, SandboxOrder(delete=["default/nobody"]))
         second = subprocess.run(
             program("--directory", str(place)), check=False, capture_output=True, text=True, timeout=60
         )
@@ -400,7 +400,7 @@ def test_a_sandbox_that_does_not_answer_is_an_error(place: Path) -> None:
         thread = threading.Thread(target=hang_up)
         thread.start()
         with pytest.raises(NodeUnready, match="does not answer"):
-            send(place, Order(faults=["agent kill"]))
+            send(place, SandboxOrder(faults=["agent kill"]))
         thread.join()
 
 

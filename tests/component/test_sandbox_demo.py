@@ -11,9 +11,9 @@ from rich.console import Console
 
 from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.sandbox.demo import metrics as scene
-from gpu_manager.sandbox.demo.paper import Paper
-from gpu_manager.sandbox.demo.run import _sum
+from sandbox.demo import metrics as scene
+from sandbox.demo.output import DemoOutput
+from sandbox.demo.run import _sum
 from tests.component.test_sandbox_command import program
 from tests.fakes.sandbox import short_directory
 
@@ -70,9 +70,9 @@ class _Stage:
         self.sandbox = _Sandbox(text)
 
 
-def paper() -> tuple[Paper, StringIO]:
+def paper() -> tuple[DemoOutput, StringIO]:
     out = StringIO()
-    return Paper(Console(file=out, width=200)), out
+    return DemoOutput(Console(file=out, width=200)), out
 
 
 def test_a_missing_series_is_said_and_fails_the_demo() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.sandbox.kubelet import Step
+from sandbox.kubelet import Step
 from tests.fakes.sandbox import GPU, NODE, BareNode, alive, shell, short_directory, until
 
 

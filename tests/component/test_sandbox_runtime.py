@@ -19,9 +19,9 @@ from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries, 
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse, Mount
-from gpu_manager.sandbox import programs
-from gpu_manager.sandbox.processes import Processes
-from gpu_manager.sandbox.runtime import Runtime, free_port
+from sandbox import programs
+from sandbox.processes import ProcessTable
+from sandbox.runtime import Runtime, free_port
 from tests.fakes.sandbox import alive, until
 
 NOTHING = ContainerAllocateResponse()
@@ -30,7 +30,7 @@ NOTHING = ContainerAllocateResponse()
 class Rig:
     def __init__(self, directory: Path, native: NativeLibraries | None = None, **runtime: Any) -> None:
         self.directory = directory
-        self.processes = Processes()
+        self.processes = ProcessTable()
         self.runtime = Runtime(directory, self.processes, native=native, **runtime)
         self.codes: queue.Queue[int] = queue.Queue()
 
@@ -237,7 +237,7 @@ def test_everything_ends_when_the_sandbox_is_killed(tmp_path: Path) -> None:
     script = f"""
 import threading
 from pathlib import Path
-from gpu_manager.sandbox.processes import Processes
+from sandbox.processes import Processes
 processes = Processes()
 pid = processes.spawn("a", ["sh", "-c", "setsid sleep 60 & echo $!; exec sleep 60"], env={{"PATH": "/usr/bin:/bin"}},
     cwd=Path("/"), log=Path({str(tmp_path / "log")!r}), ended=lambda code: None)

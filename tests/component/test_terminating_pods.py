@@ -16,10 +16,10 @@ from gpu_manager.domain.contract import CORE, INVENTORY, Inventory, TerminatingS
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports import KnownPod
-from gpu_manager.sandbox.kubelet import AdmissionResult
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.cards.inventory import InventoryService
 from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
+from sandbox.kubelet import AdmissionResult
 from tests.component.test_agent import World
 from tests.fakes import extender
 from tests.fakes.node import NODE, NodeRig, container, pod

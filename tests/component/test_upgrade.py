@@ -25,9 +25,9 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import GIB
-from gpu_manager.sandbox import orders
-from gpu_manager.sandbox.kubelet import StandInKubelet
-from gpu_manager.sandbox.whole import NODE, Sandbox, Settings
+from sandbox import commands
+from sandbox.kubelet import StandInKubelet
+from sandbox.simulated_cluster import NODE, Sandbox, SandboxSettings
 from tests.fakes.admission import Process
 from tests.fakes.plugin import Plugin, device
 from tests.fakes.sandbox import short_directory, until
@@ -120,12 +120,12 @@ class Upgraded:
 @pytest.fixture(scope="module")
 def upgraded() -> Iterator[Upgraded]:
     with short_directory() as directory:
-        node = Node(Settings(directory / "s", admission=False))
+        node = Node(SandboxSettings(directory / "s", admission=False))
         try:
             node.prepare()
             quota = {"name": "gpuquota", "namespace": "kube-system"}
             data = {"gpu_quota": json.dumps(QUOTA)}
-            orders.apply(
+            commands.apply(
                 node.api,
                 [
                     *(
@@ -137,7 +137,7 @@ def upgraded() -> Iterator[Upgraded]:
             )
             old = plugins(node.kubelet)
             until(node.ready)
-            orders.apply(
+            commands.apply(
                 node.api,
                 [old_pod("part", 30, 20, 5), old_pod("whole", 200, 0, 2, 3), old_pod("hinted", 20, 8, 6)],
             )
@@ -199,7 +199,7 @@ def test_the_old_metrics_speak_of_them(upgraded: Upgraded) -> None:
 def test_new_pods_come_beside_them_and_never_on_top(upgraded: Upgraded) -> None:
     api = upgraded.node.api
     names = [f"new{n}" for n in range(5)]
-    orders.apply(api, [new_pod(name, 100, 0) for name in names])
+    commands.apply(api, [new_pod(name, 100, 0) for name in names])
 
     def refused() -> list[str]:
         pods = [api.get("pods", name, "later") or {} for name in names]
@@ -245,8 +245,8 @@ def test_the_old_quota_counts_what_runs_since_before_and_refuses_more(
     node = upgraded.node.api.get("nodes", NODE) or {}
     assert "A100" in node["metadata"]["labels"][MODEL_LABEL_GAIA]
     figure = "vcuda_admission_quota_cards_used", ("A100", "vision")
-    until(lambda: admission.extender.cluster_metrics().get(figure))
-    assert admission.extender.cluster_metrics()[figure] == pytest.approx(2.5), "30 + 200 + 20 cores"
+    until(lambda: admission.figures().get(figure))
+    assert admission.figures()[figure] == pytest.approx(2.5), "30 + 200 + 20 cores"
     asks = new_pod("one-more", 80, 8)  # whole cards were refused at the node a moment ago
     asks["metadata"]["namespace"] = "vision"
     assert refusal(admission, asks).startswith(

@@ -14,8 +14,8 @@ import threading
 from pathlib import Path
 
 from deploy.grafana.preview import pictures
-from gpu_manager.sandbox import orders
-from gpu_manager.sandbox.whole import Sandbox, Settings
+from sandbox import commands
+from sandbox.simulated_cluster import Sandbox, SandboxSettings
 from tests.deploy.test_dashboards import (
     RULES,
     ask,
@@ -37,7 +37,7 @@ def main(seconds: float) -> None:
     """Run for that long, then draw."""
     with (
         short_directory() as directory,
-        Sandbox(Settings(directory / "s", admission=False)) as sandbox,
+        Sandbox(SandboxSettings(directory / "s", admission=False)) as sandbox,
         served(lambda: state_metrics(sandbox)) as states,
     ):
         prepare(sandbox)
@@ -68,7 +68,7 @@ def live(sandbox: Sandbox, webhook: int, extender: int, seconds: float) -> None:
     wait()
     load(sandbox)
     wait()
-    orders.apply(
+    commands.apply(
         sandbox.api,
         [
             asking("train", "research", ["sleep", "600"], 100, 0, "green"),
@@ -77,8 +77,8 @@ def live(sandbox: Sandbox, webhook: int, extender: int, seconds: float) -> None:
     )
     ask(webhook, extender)
     wait()
-    orders.apply(sandbox.api, [asking("notebook", "research", ["sleep", "600"], 25, 24, "green")])
-    orders.apply(sandbox.api, [asking("late", "research", ["sleep", "600"], 150, 4, "green")])
+    commands.apply(sandbox.api, [asking("notebook", "research", ["sleep", "600"], 25, 24, "green")])
+    commands.apply(sandbox.api, [asking("late", "research", ["sleep", "600"], 150, 4, "green")])
     ask(webhook, extender)
     wait()
     wait()

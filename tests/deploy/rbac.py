@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gpu_manager.sandbox.api.access import Access, User
+from sandbox.api.access import AccessRules, User
 from tests.deploy.chart import objects
 
 
@@ -49,9 +49,9 @@ class Judge:
     def __init__(self, name: str, accounts: dict[str, str]) -> None:
         """``accounts``: user name → service account of the chart."""
         self._rights = {user: granted(name, account) for user, account in accounts.items()}
-        self.refused: set[Access] = set()
+        self.refused: set[AccessRules] = set()
 
-    def __call__(self, user: User, access: Access) -> bool:
+    def __call__(self, user: User, access: AccessRules) -> bool:
         rights = self._rights.get(user.name)
         if rights is None:
             return True
@@ -62,7 +62,7 @@ class Judge:
         return False
 
 
-def used(found: frozenset[Access], user: str, rights: set[Right]) -> set[Right]:
+def used(found: frozenset[AccessRules], user: str, rights: set[Right]) -> set[Right]:
     """What the user did, each right in the scope in which it is granted."""
     seen = {Right(a.verb, a.group, a.resource, a.namespace) for a in found if a.user == user}
     return {r if r in rights else r._replace(namespace="") for r in seen}

@@ -9,7 +9,7 @@ import pytest
 from gpu_manager.adapters.diagnosis.cluster import gather_cluster
 from gpu_manager.adapters.kube import connect
 from gpu_manager.domain.doctor import CLUSTER_CHECKS, Facts, examine
-from gpu_manager.sandbox.api import StandInApi
+from sandbox.api import StandInApi
 from tests.deploy.chart import the
 
 

@@ -20,9 +20,9 @@ from gpu_manager.cli.kubectl.main import run as kubectl
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import CORE, CORE_LIMIT, LEADER_LABEL, MEMORY
 from gpu_manager.domain.pod import parse_pod
-from gpu_manager.sandbox.api import StandInApi
-from gpu_manager.sandbox.api.access import User, service_account
-from gpu_manager.sandbox.kubelet import StandInKubelet
+from sandbox.api import StandInApi
+from sandbox.api.access import User, service_account
+from sandbox.kubelet import StandInKubelet
 from tests.deploy.chart import SETS, objects
 from tests.deploy.rbac import Judge, Right, granted, used
 from tests.fakes.sandbox import short_directory, until

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.sandbox.whole import Sandbox, Settings
+from sandbox.simulated_cluster import Sandbox, SandboxSettings
 from tests.deploy.chart import the
 from tests.fakes.sandbox import short_directory, until
 
@@ -55,7 +55,7 @@ def room(sandbox: Sandbox, cores: int, memory: int) -> bool:
 
 def test_no_room_is_said_at_once_and_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"profile": "one", "admission": False}
-    with short_directory() as directory, Sandbox(Settings(directory / "s", **settings)) as sandbox:
+    with short_directory() as directory, Sandbox(SandboxSettings(directory / "s", **settings)) as sandbox:
         assert room(sandbox, 1, 1 << 28)
         assert room(sandbox, 100, 0)
         assert "ok   room: 1 of 1 open cards have an idle card left" in capsys.readouterr().out
@@ -77,7 +77,7 @@ def test_no_room_is_said_at_once_and_not_waited_for(capsys: pytest.CaptureFixtur
 
 def test_the_share_is_granted_and_the_driver_shows_it_and_another_size_is_a_failure() -> None:
     settings = {"profile": "t4x4", "admission": False}
-    with short_directory() as directory, Sandbox(Settings(directory / "s", **settings)) as sandbox:
+    with short_directory() as directory, Sandbox(SandboxSettings(directory / "s", **settings)) as sandbox:
         if not sandbox.native.complete:
             pytest.fail("the stand-in driver is not built: make setup")
         phase, said = ended(sandbox, pod())

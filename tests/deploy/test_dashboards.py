@@ -22,8 +22,8 @@ import yaml
 
 from deploy.grafana import dashboards
 from gpu_manager.cli.kubectl.main import run
-from gpu_manager.sandbox import orders
-from gpu_manager.sandbox.whole import NODE, Sandbox, Settings
+from sandbox import commands
+from sandbox.simulated_cluster import NODE, Sandbox, SandboxSettings
 from tests.fakes.admission import Process
 from tests.fakes.prometheus import Prometheus, needs_prometheus
 from tests.fakes.reviews import container, pod, review
@@ -114,7 +114,7 @@ class Seen:
 def seen() -> Iterator[Seen]:
     with (
         short_directory() as directory,
-        Sandbox(Settings(directory / "s")) as sandbox,
+        Sandbox(SandboxSettings(directory / "s")) as sandbox,
         serving(lambda h: send(h, state_metrics(sandbox).encode(), kind="text/plain")) as states,
     ):
         prepare(sandbox)
@@ -161,12 +161,12 @@ def prepare(sandbox: Sandbox) -> None:
         "metadata": {"name": "gpuquota", "namespace": "kube-system"},
     }
     names = ({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in QUOTA)
-    orders.apply(sandbox.api, [*names, {**quota, "data": {"gpu_quota": json.dumps(QUOTA)}}])
+    commands.apply(sandbox.api, [*names, {**quota, "data": {"gpu_quota": json.dumps(QUOTA)}}])
 
 
 def load(sandbox: Sandbox) -> None:
     """Two that compute, one that fills its memory and is refused more, one idle; a card ails."""
-    orders.apply(
+    commands.apply(
         sandbox.api,
         [
             asking("spin-30", "vision", ["cuda-spin", "600"], 30, 8, "red"),
@@ -332,6 +332,6 @@ def test_a_pod_that_comes_is_seen_within_seconds(seen: Seen) -> None:
         return [float(one["value"][1]) for one in found]
 
     before = seen.prometheus.query("sum(vcuda_card_cores_booked_ratio)")[0]["value"][1]
-    orders.apply(seen.sandbox.api, [asking("late", "research", ["sleep", "600"], 10, 4, "green")])
+    commands.apply(seen.sandbox.api, [asking("late", "research", ["sleep", "600"], 10, 4, "green")])
     until(lambda: booked() == [10.0], 20)
     until(lambda: seen.prometheus.query(f"sum(vcuda_card_cores_booked_ratio) > {before}"), 5)

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from admission.app import AdmissionProgram, compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
-from gpu_manager.sandbox.api import ADMIN_TOKEN, StandInApi, User
+from sandbox.api import ADMIN_TOKEN, StandInApi, User
 from tests.fakes.extender import binding, node, pod
 from tests.fakes.sandbox import until
 

@@ -11,7 +11,7 @@ from typing import Self
 
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2
-from gpu_manager.sandbox.kubelet import Limiter, NumaPolicy, StandInKubelet
+from sandbox.kubelet import Limiter, NumaPolicy, StandInKubelet
 from tests.fakes.plugin import CORE, MEMORY, Plugin, devices
 from tests.fakes.ports import FakeClock
 

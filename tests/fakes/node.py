@@ -20,7 +20,6 @@ from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports import Clock, Limit
-from gpu_manager.sandbox.kubelet import AdmissionResult, StandInKubelet
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.association import Association
@@ -30,6 +29,7 @@ from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.rebuild import Reclaimer, rebuild
+from sandbox.kubelet import AdmissionResult, StandInKubelet
 from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
 from tests.fakes.waiting import until
 

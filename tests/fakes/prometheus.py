@@ -15,7 +15,7 @@ from typing import Any, Self
 import pytest
 import yaml
 
-from gpu_manager.sandbox.runtime import free_port
+from sandbox.runtime import free_port
 from tests.fakes.sandbox import until
 
 PACKAGE = "Debian's package prometheus is not installed (apt-get install prometheus)"

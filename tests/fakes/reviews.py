@@ -12,7 +12,7 @@ from admission.config import ClusterTerms
 from admission.webhook.admission_review import encode_answer, parse_review
 from admission.webhook.admit import mutate, validate
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.sandbox.api.patches import json_patch
+from sandbox.api.patches import json_patch
 
 CREATE_POD = Path(__file__).parents[1] / "data" / "admission" / "create-pod.json"
 NODE_GROUPS = ["system:nodes", "system:authenticated"]

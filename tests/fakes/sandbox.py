@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from gpu_manager.sandbox.api import StandInApi
-from gpu_manager.sandbox.kubelet import StandInKubelet
-from gpu_manager.sandbox.node import NodeLoop
-from gpu_manager.sandbox.processes import Processes
-from gpu_manager.sandbox.runtime import Runtime
-from gpu_manager.sandbox.scheduler import Scheduler
+from sandbox.api import StandInApi
+from sandbox.kubelet import StandInKubelet
+from sandbox.node import NodeLoop
+from sandbox.processes import ProcessTable
+from sandbox.runtime import Runtime
+from sandbox.scheduler import Scheduler
 from tests.fakes.waiting import until
 
 NODE = "n1"
@@ -47,7 +47,7 @@ class BareNode:
     def __init__(self, directory: Path, gpus: int = 4) -> None:
         self.api = StandInApi()
         self.kubelet = StandInKubelet(directory / "kubelet")
-        self.processes = Processes()
+        self.processes = ProcessTable()
         self.runtime = Runtime(directory, self.processes)
         self.node = NodeLoop(NODE, self.api, self.kubelet, self.runtime, restart_pause=0.05)
         self.scheduler = Scheduler(self.api)

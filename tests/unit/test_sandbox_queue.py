@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_manager.domain.contract import CORE
-from gpu_manager.sandbox.nodes import Room
-from gpu_manager.sandbox.queue import FLUSH_SECONDS, LONGEST_PAUSE, Queue
+from sandbox.nodes import NodeRoom
+from sandbox.queue import FLUSH_SECONDS, LONGEST_PAUSE, Queue
 
 
 def queue(*pods: tuple[str, int]) -> Queue:
@@ -83,9 +83,9 @@ def pod(name: str, core: int, priority: int = 0, **status: Any) -> dict[str, Any
     return {"metadata": meta, "spec": {"containers": [one], "priority": priority}, "status": status}
 
 
-def room(*here: dict[str, Any], waiting: tuple[dict[str, Any], ...] = ()) -> Room:
+def room(*here: dict[str, Any], waiting: tuple[dict[str, Any], ...] = ()) -> NodeRoom:
     node = {"metadata": {"name": "n1", "labels": {"zone": "a"}}, "status": {"allocatable": {CORE: "100"}}}
-    return Room(node, here, (*here, *waiting))
+    return NodeRoom(node, here, (*here, *waiting))
 
 
 def test_the_youngest_of_the_least_leave_first_and_no_more_than_the_sum_needs() -> None:
