@@ -10,8 +10,11 @@
  */
 #include "ledger.h"
 
+#include <errno.h>
+
 #include "note.h"
 #include "page.h"
+#include "paths.h"
 #include "slots.h"
 
 static uint64_t bytes_of(uint64_t word) {
@@ -57,6 +60,26 @@ void vcuda_repair(int card) {
         new = (epoch_of(old) + 1) << VCUDA_CHARGED_BITS | sum_of_slots(usage, card);
     } while (!swap(word, old, new));
     __atomic_fetch_add(&usage->repairs, 1, __ATOMIC_RELAXED);
+}
+
+void vcuda_repair_all(void) {
+    struct vcuda_page_view *view = __atomic_load_n(&vcuda_page_view, __ATOMIC_ACQUIRE);
+    uint32_t cards = view ? __atomic_load_n(&view->current, __ATOMIC_ACQUIRE)->card_count : 0;
+    for (uint32_t i = 0; i < cards; i++)
+        vcuda_repair((int)i);
+}
+
+unsigned vcuda_reap(void) {
+    struct vcuda_usage *usage = vcuda_usage();
+    char path[PATHS_MAX];
+    if (!usage || !paths_usage(path))
+        return 0;
+    int saved = errno;
+    unsigned reaped = slots_reap(usage, path, (unsigned)(vcuda_slot() - usage->slot));
+    if (reaped)
+        vcuda_repair_all();
+    errno = saved;
+    return reaped;
 }
 
 static void raise_peak(struct vcuda_card_usage *card, uint64_t bytes) {
@@ -116,11 +139,11 @@ bool vcuda_charge(int card, uint64_t bytes, uint64_t limit) {
         return true;
     __atomic_fetch_add(&usage->card[card].refusals, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&usage->card[card].refused_bytes, bytes, __ATOMIC_RELAXED);
-    vcuda_note(&(struct vcuda_note){.code = VCUDA_NOTE_MEMORY_REFUSED,
-                                    .card = (uint32_t)card,
-                                    .bytes = bytes,
-                                    .used = vcuda_charged(card),
-                                    .limit = limit});
+    note_send(usage, &(struct vcuda_note){.code = VCUDA_NOTE_MEMORY_REFUSED,
+                                          .card = (uint32_t)card,
+                                          .bytes = bytes,
+                                          .used = vcuda_charged(card),
+                                          .limit = limit});
     return false;
 }
 

@@ -24,5 +24,9 @@ void ledger_forget(void);
 
 /* Recompute the container's word from the live slots. */
 void vcuda_repair(int card);
+void vcuda_repair_all(void);
+
+/* Free the slots of dead processes and repair every card's word if there were any. Returns how many. */
+unsigned vcuda_reap(void);
 
 #endif

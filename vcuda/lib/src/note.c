@@ -1,9 +1,12 @@
 #include "note.h"
 
+#include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "page.h"
+#include "paths.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 #define WORDS (sizeof(struct vcuda_note) / sizeof(uint64_t))
@@ -34,18 +37,29 @@ static bool due(uint32_t code) {
                                                       __ATOMIC_RELAXED);
 }
 
-void vcuda_note(const struct vcuda_note *note) {
-    struct vcuda_usage *usage = vcuda_usage();
+static void put_from_outside(const struct vcuda_note *note) {
+    char path[PATHS_MAX];
+    void *mapped = NULL;
+    int error, saved = errno;
+    if (paths_usage(path) && !page_map(path, VCUDA_USAGE_SIZE, true, &mapped, &error)) {
+        if (!page_judge_usage(mapped))
+            note_put(mapped, note);
+        munmap(mapped, VCUDA_USAGE_SIZE);
+    }
+    errno = saved;
+}
+
+void note_send(struct vcuda_usage *usage, const struct vcuda_note *note) {
     if (!due(note->code))
         return;
     if (usage)
         note_put(usage, note);
     else
-        vcuda_note_outside(note);
+        put_from_outside(note);
 }
 
-void vcuda_note_text(uint32_t code, const char *text) {
+void note_text(struct vcuda_usage *usage, uint32_t code, const char *text) {
     struct vcuda_note note = {.code = code, .card = VCUDA_NO_CARD};
     strncpy(note.text, text, sizeof note.text - 1);
-    vcuda_note(&note);
+    note_send(usage, &note);
 }

@@ -4,14 +4,15 @@
 
 #include "vcuda_page.h"
 
-/* Put a note into the ring; its number, time and process are filled in. Any thread; waits for none. */
+/* Put a note into the ring; its number, time and process are filled in. Any thread; never waits. */
 void note_put(struct vcuda_usage *usage, const struct vcuda_note *note);
 
-/* A note to the host, one a second of each code and process: what is left out, the page's counters tell. Also from a
- * process that is not attached, if there is a usage page that it can write. Keeps errno. */
-void vcuda_note(const struct vcuda_note *note);
+/* Send the host a note, at most one a second of each code and process: the page's counters tell what is left out.
+ * `usage` is NULL in a process that is not attached: then the note goes into the container's usage page if there is one
+ * that this process can write. Keeps errno. */
+void note_send(struct vcuda_usage *usage, const struct vcuda_note *note);
 
-/* The same with nothing but a text. */
-void vcuda_note_text(uint32_t code, const char *text);
+/* Send a note that has nothing but a text. */
+void note_text(struct vcuda_usage *usage, uint32_t code, const char *text);
 
 #endif

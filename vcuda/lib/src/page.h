@@ -1,8 +1,10 @@
-/* The library's side of the control pages: attaching to them, reading limits, counting usage. */
+/* What every part of the library reads of the control pages: the limits in force, the usage page, the process's slot,
+ * and the clock of their times. attachment.h says how a process comes by them. */
 #ifndef VCUDA_PAGE_SIDE_H
 #define VCUDA_PAGE_SIDE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "vcuda_page.h"
@@ -16,27 +18,13 @@ struct vcuda_limits_view {
     struct vcuda_card_limits card[VCUDA_MAX_CARDS];
 };
 
-enum vcuda_attachment {
-    VCUDA_DETACHED,  /* not asked yet */
-    VCUDA_ATTACHED,  /* limits are in force; vcuda_usage() and vcuda_slot() are not NULL */
-    VCUDA_UNLIMITED, /* the usage page is broken and the host's policy says: run all the same */
-    VCUDA_REFUSED,   /* a page is broken; one line on stderr has named it */
-};
-
-/* Map the pages and claim a slot, once a process (again after fork). Any thread; waits for none. */
-enum vcuda_attachment vcuda_attach(void);
-
-enum vcuda_attachment vcuda_attached(void);
-
-/* The newest limits, re-read when their generation changes; a torn copy leaves the last one in force.
- * NULL unless attached. Fields of one view belong together; take the pointer once per decision. */
-const struct vcuda_limits_view *vcuda_limits(void);
-
-/* The same without a call, for the path of every launch: NULL also if a newer copy may be there. */
+/* What a process sees of its pages, from attaching to the next fork. */
 struct vcuda_page_view {
     const struct vcuda_limits *limits;
     const struct vcuda_limits_view *current;
     uint64_t seen[2]; /* the page's generation words when `current` was found to be the newest */
+    struct vcuda_usage *usage;
+    struct vcuda_slot *slot;
 };
 extern struct vcuda_page_view *vcuda_page_view;
 
@@ -44,6 +32,8 @@ static inline uint64_t vcuda_generation_word(const struct vcuda_limits *page, in
     return __atomic_load_n(&page->copy[copy].generation, __ATOMIC_ACQUIRE);
 }
 
+/* The limits in force, without a call, for the path of every launch. NULL unless attached, and also if the host may
+ * have written a newer copy: then vcuda_limits() reads it. */
 static inline const struct vcuda_limits_view *vcuda_limits_here(void) {
     struct vcuda_page_view *page_view = __atomic_load_n(&vcuda_page_view, __ATOMIC_ACQUIRE);
     if (!page_view ||
@@ -57,18 +47,12 @@ static inline const struct vcuda_limits_view *vcuda_limits_here(void) {
 struct vcuda_usage *vcuda_usage(void);
 struct vcuda_slot *vcuda_slot(void);
 
-/* Which of the pages' cards has this UUID: 0 .. VCUDA_MAX_CARDS - 1, or -1. */
-int vcuda_card_of(const uint8_t uuid[16]);
+/* Map the file `path`, which must have exactly `size` bytes: NULL, or why it cannot be done, with the errno in *error
+ * if there is one. */
+const char *page_map(const char *path, size_t size, bool writable, void **mapped, int *error);
 
-/* Counters of the usage page's header; what is counted before attaching is added then. */
-void vcuda_count_unknown(const char *name);
-void vcuda_count_routed_by_name(const char *name);
-
-/* A note from a process that is not attached, if the usage page is there and whole; else nothing. Keeps errno. */
-void vcuda_note_outside(const struct vcuda_note *note);
-
-/* Free the slots of dead processes and make `charged` true again if there were any. Returns how many. */
-unsigned vcuda_reap(void);
+/* NULL if this is a usage page of the version that the library speaks, else what is wrong with it. */
+const char *page_judge_usage(const struct vcuda_usage *usage);
 
 /* CLOCK_MONOTONIC in ns, the clock of every time in the pages. */
 uint64_t vcuda_now_ns(void);

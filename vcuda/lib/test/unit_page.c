@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "attachment.h"
 #include "ledger.h"
 #include "limits.h"
 #include "note.h"

@@ -1,7 +1,7 @@
 #include "cuda/account.h"
 
-#include "cuda/context.h"
-#include "cuda/pool_account.h"
+#include "attachment.h"
+#include "cuda/device_map.h"
 #include "ledger.h"
 
 uint64_t granules(uint64_t bytes) {
@@ -54,19 +54,21 @@ bool account_fits(int card, uint64_t bytes) {
     return limits && fits(card, bytes, ceiling(limits));
 }
 
+bool account_makes_room(int card, uint64_t bytes) {
+    const struct vcuda_card_limits *limits = limits_of(card);
+    if (__builtin_expect(!limits || fits(card, bytes, ceiling(limits)), 1))
+        return true;
+    vcuda_reap();
+    return fits(card, bytes, ceiling(limits));
+}
+
 CUresult account_reserve(int card, uint64_t bytes) {
     if (card == CARD_NONE || bytes == 0)
         return CUDA_SUCCESS;
     const struct vcuda_card_limits *limits = limits_of(card);
     if (!limits)
         return CUDA_ERROR_OUT_OF_MEMORY; /* of a card that was not given there is nothing */
-    uint64_t limit = ceiling(limits);
-    if (__builtin_expect(!fits(card, bytes, limit), 0)) {
-        vcuda_reap();
-        if (!fits(card, bytes, limit))
-            pool_account_relieve(card);
-    }
-    return vcuda_charge(card, bytes, limit) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return vcuda_charge(card, bytes, ceiling(limits)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void account_taken(int card, uint64_t bytes) {
@@ -77,44 +79,4 @@ void account_taken(int card, uint64_t bytes) {
 void account_return(int card, uint64_t bytes) {
     if (card >= 0 && bytes)
         vcuda_discharge(card, bytes);
-}
-
-CUresult claim_on(struct claim *claim, int card, uint64_t bytes) {
-    claim->where.card = card;
-    claim->bytes = bytes;
-    return account_reserve(card, bytes);
-}
-
-CUresult claim_here(struct claim *claim, uint64_t bytes) {
-    bool refused;
-    *claim = (struct claim){.where = {.card = CARD_NONE}};
-    if (!account_open(&refused))
-        return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
-    struct mapped_context where;
-    if (!device_map_current(&where))
-        return CUDA_SUCCESS;
-    claim->where = where;
-    claim->where.owner = context_owner(where.owner);
-    return claim_on(claim, where.card, bytes);
-}
-
-bool claim_counts(const struct claim *claim) {
-    return claim->where.card >= 0;
-}
-
-bool claim_resize(struct claim *claim, uint64_t bytes) {
-    if (!claim_counts(claim))
-        return true;
-    if (bytes > claim->bytes && account_reserve(claim->where.card, bytes - claim->bytes) != CUDA_SUCCESS)
-        return false;
-    if (bytes < claim->bytes)
-        account_return(claim->where.card, claim->bytes - bytes);
-    claim->bytes = bytes;
-    return true;
-}
-
-void claim_undo(struct claim *claim) {
-    if (claim_counts(claim))
-        account_return(claim->where.card, claim->bytes);
-    claim->bytes = 0;
 }

@@ -6,7 +6,6 @@
 #include <stdint.h>
 
 #include "cu_types.h"
-#include "cuda/device_map.h"
 #include "page.h"
 
 /* Cards hand memory out in pieces of 2 MiB: that is the size of a page of the driver's tables. */
@@ -18,8 +17,11 @@ uint64_t granules(uint64_t bytes);
 /* Is memory counted in this process? Attaches one that has not called cuInit; *refused if its pages are broken. */
 bool account_open(bool *refused);
 
-/* Reserve: CUDA_SUCCESS, or CUDA_ERROR_OUT_OF_MEMORY if the container would then hold more than its limit. Before it
- * refuses, dead processes' bytes are freed, and what this process's own pools keep without using it. */
+/* Would it be granted, once dead processes' bytes are freed if need be? True where it is not for us to say. */
+bool account_makes_room(int card, uint64_t bytes);
+
+/* Reserve: CUDA_SUCCESS, or CUDA_ERROR_OUT_OF_MEMORY if the container would then hold more than its limit.
+ * pool_account_reserve() first has this process's pools give back what they keep. */
 CUresult account_reserve(int card, uint64_t bytes);
 
 /* Would it be granted as things are? */
@@ -38,25 +40,5 @@ uint64_t account_used(int card, const struct vcuda_card_limits *limits);
 
 /* Bytes charged for a context of this card. */
 uint64_t account_context_bytes(int card);
-
-/* A reservation on its way: made before the driver's call, kept or undone after it. */
-struct claim {
-    struct mapped_context where;
-    uint64_t bytes;
-};
-
-/* Reserve on the card of the calling thread's context. Anything but CUDA_SUCCESS is the hook's answer. */
-CUresult claim_here(struct claim *claim, uint64_t bytes);
-
-/* Reserve on this card. */
-CUresult claim_on(struct claim *claim, int card, uint64_t bytes);
-
-/* Is there anything to remember of it? */
-bool claim_counts(const struct claim *claim);
-
-/* What the driver took turns out to be `bytes`; false if the limit forbids what is missing. */
-bool claim_resize(struct claim *claim, uint64_t bytes);
-
-void claim_undo(struct claim *claim);
 
 #endif

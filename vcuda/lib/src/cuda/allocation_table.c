@@ -4,10 +4,11 @@
 #include "cuda/allocation_table.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "fork.h"
+#include "lock.h"
 
 #define SHARDS 64
 #define FIRST_ROOM 16 /* a power of two, as every later one */
@@ -27,12 +28,6 @@ static void empty_in_child(void) {
     memset(shards, 0, sizeof shards);
 }
 
-static void watch_forks(void) {
-    static bool watching;
-    if (!__atomic_load_n(&watching, __ATOMIC_RELAXED) && !__atomic_exchange_n(&watching, true, __ATOMIC_RELAXED))
-        pthread_atfork(NULL, NULL, empty_in_child);
-}
-
 static uint8_t space_of(enum allocation_kind kind) {
     return kind == ALLOCATION_SMALL || kind == ALLOCATION_ASYNC ? ALLOCATION_LINEAR : (uint8_t)kind;
 }
@@ -42,19 +37,9 @@ static uint64_t hash_of(uint8_t space, uint64_t key) {
     return (hash ^ hash >> 32) * UINT64_C(0xd6e8feb86659fd93);
 }
 
-static void lock(struct shard *shard) {
-    for (unsigned tries = 0; __atomic_exchange_n(&shard->busy, true, __ATOMIC_ACQUIRE);)
-        if (++tries % 64 == 0)
-            sched_yield();
-}
-
-static void unlock(struct shard *shard) {
-    __atomic_store_n(&shard->busy, false, __ATOMIC_RELEASE);
-}
-
 static struct shard *lock_shard(uint64_t hash) {
     struct shard *shard = &shards[hash >> 58];
-    lock(shard);
+    spin_lock(&shard->busy);
     if (!shard->room)
         shard->room = FIRST_ROOM;
     return shard;
@@ -74,7 +59,7 @@ static struct allocation *find(struct shard *shard, uint8_t space, uint64_t key,
     }
 }
 
-static bool account(struct shard *shard) {
+static bool grow(struct shard *shard) {
     int saved = errno;
     uint32_t old_room = shard->room;
     struct allocation *old = items_of(shard);
@@ -95,7 +80,7 @@ static bool account(struct shard *shard) {
 }
 
 static bool has_room(struct shard *shard) {
-    return shard->used < shard->room / 4 * 3 || account(shard) || shard->used < shard->room - 1;
+    return shard->used < shard->room / 4 * 3 || grow(shard) || shard->used < shard->room - 1;
 }
 
 /* Take an item out of a run of occupied places: those behind it that may move up do. */
@@ -123,7 +108,7 @@ static bool insert(struct shard *shard, const struct allocation *item, uint64_t 
 }
 
 enum allocation_put allocation_put(const struct allocation *item, struct allocation *old) {
-    watch_forks();
+    fork_forgets(empty_in_child);
     uint64_t hash = hash_of(space_of(item->kind), item->key);
     struct shard *shard = lock_shard(hash);
     struct allocation *there = find(shard, space_of(item->kind), item->key, hash);
@@ -135,23 +120,23 @@ enum allocation_put allocation_put(const struct allocation *item, struct allocat
     } else if (!insert(shard, item, hash)) {
         result = ALLOCATION_FAILED;
     }
-    unlock(shard);
+    spin_unlock(&shard->busy);
     return result;
 }
 
 bool allocation_put_new(const struct allocation *item) {
-    watch_forks();
+    fork_forgets(empty_in_child);
     uint64_t hash = hash_of(space_of(item->kind), item->key);
     struct shard *shard = lock_shard(hash);
     bool put = !find(shard, space_of(item->kind), item->key, hash)->kind && insert(shard, item, hash);
-    unlock(shard);
+    spin_unlock(&shard->busy);
     return put;
 }
 
 bool allocation_join(const struct allocation *item) {
     struct allocation fresh = *item;
     fresh.count = 1;
-    watch_forks();
+    fork_forgets(empty_in_child);
     uint64_t hash = hash_of(space_of(item->kind), item->key);
     struct shard *shard = lock_shard(hash);
     struct allocation *there = find(shard, space_of(item->kind), item->key, hash);
@@ -160,7 +145,7 @@ bool allocation_join(const struct allocation *item) {
         insert(shard, &fresh, hash);
     else
         there->count++;
-    unlock(shard);
+    spin_unlock(&shard->busy);
     return is_new;
 }
 
@@ -175,7 +160,7 @@ static bool look(enum allocation_kind kind, uint64_t key, struct allocation *ite
         if (take)
             take_out(shard, there);
     }
-    unlock(shard);
+    spin_unlock(&shard->busy);
     return found;
 }
 
@@ -199,7 +184,7 @@ bool allocation_count(enum allocation_kind kind, uint64_t key, int by, struct al
         if (!item->count)
             take_out(shard, there);
     }
-    unlock(shard);
+    spin_unlock(&shard->busy);
     return found;
 }
 
@@ -210,20 +195,20 @@ void allocation_set_owner(enum allocation_kind kind, uint64_t key, uint64_t owne
     struct allocation *there = find(shard, space, key, hash);
     if (there->kind)
         there->owner = owner;
-    unlock(shard);
+    spin_unlock(&shard->busy);
 }
 
 /* Taking one out moves others up, behind the point reached too: a pass is repeated until it takes nothing. */
 static unsigned take_batch(struct shard *shard, uint32_t kinds, uint64_t owner, struct allocation batch[BATCH]) {
     unsigned taken = 0;
-    lock(shard);
+    spin_lock(&shard->busy);
     struct allocation *items = items_of(shard);
     for (uint32_t i = 0; i < shard->room && taken < BATCH; i++)
         while (taken < BATCH && items[i].kind && (kinds >> items[i].kind & 1) && items[i].owner == owner) {
             batch[taken++] = items[i];
             take_out(shard, &items[i]);
         }
-    unlock(shard);
+    spin_unlock(&shard->busy);
     return taken;
 }
 

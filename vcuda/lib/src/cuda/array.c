@@ -1,6 +1,8 @@
 /* Arrays and mipmapped arrays; and VMM memory mapped into sparse ones. */
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
+#include "cuda/claim.h"
+#include "cuda/discharge.h"
 #include "cuda/mem.h"
 #include "cuda/vmm.h"
 #include "interposer.h"
@@ -149,7 +151,7 @@ static CUresult finish(struct claim *claim, CUresult result, uint64_t handle) {
                                        .card = (int8_t)claim->where.card,
                                        .kind = ALLOCATION_ARRAY};
         if (allocation_put(&item, &old) == ALLOCATION_REPLACED)
-            mem_discharge(&old);
+            allocation_discharge(&old);
     }
     return result;
 }
@@ -235,9 +237,9 @@ static bool leave(uint64_t handle, struct allocation *item) {
 static CUresult left(bool known, const struct allocation *item, uint64_t handle, CUresult result) {
     struct allocation old;
     if (known && result == CUDA_SUCCESS)
-        mem_discharge(item);
+        allocation_discharge(item);
     else if (known && allocation_put(item, &old) == ALLOCATION_REPLACED)
-        mem_discharge(&old);
+        allocation_discharge(&old);
     if (result == CUDA_SUCCESS && __atomic_load_n(&pins, __ATOMIC_RELAXED))
         allocation_sweep(1u << ALLOCATION_PIN, handle, unpin, NULL);
     return result;

@@ -6,8 +6,8 @@
 /* What the stream has open is closed before it is captured; from here on the helper records nothing anywhere. */
 static void begin(CUstream stream, bool per_thread) {
     __atomic_fetch_add(&meter_captures, 1, __ATOMIC_SEQ_CST);
-    if (settle_lock(true))
-        settle_unlock();
+    if (meter_lock(true))
+        meter_unlock();
     if (!stream_is_capturing(stream, per_thread))
         stream_meter_flush(stream, per_thread);
 }

@@ -1,74 +1,22 @@
-/* Contexts take memory of the card by themselves, and when one ends, everything allocated in it ends with it.
- *
- * They are known by their ids, because a later one may have the same handle.
- */
+/* Contexts that the program makes and destroys: each takes memory of the card by itself. */
 #include "cuda/context.h"
 
 #include "cuda/account.h"
-#include "cuda/pool_account.h"
 #include "cuda/allocation_table.h"
+#include "cuda/claim.h"
+#include "cuda/context_registry.h"
+#include "cuda/device_map.h"
 #include "cuda/mem.h"
-#include "cuda/stream_meter.h"
+#include "cuda/pool_account.h"
+#include "cuda/settle.h"
 #include "interposer.h"
-
-/* ---- ends ----------------------------------------------------------------------------------------------------------
- */
-
-#define OF_A_CONTEXT                                                                                                   \
-    (1u << ALLOCATION_LINEAR | 1u << ALLOCATION_SMALL | 1u << ALLOCATION_ARRAY | 1u << ALLOCATION_SETTING |            \
-     1u << ALLOCATION_EXTERNAL)
-
-static void drop(const struct allocation *item, void *unused) {
-    (void)unused;
-    mem_discharge(item);
-}
-
-void context_ended(uint64_t id) {
-    struct allocation context;
-    device_map_forget();
-    if (!id)
-        return;
-    allocation_sweep(OF_A_CONTEXT, id, drop, NULL);
-    if (allocation_take(ALLOCATION_CONTEXT, id, &context)) {
-        account_return(context.card, context.bytes);
-        pool_account_settle_card(context.card);
-    }
-}
-
-static bool any_green; /* most processes have none, and every allocation asks */
-
-void context_green(uint64_t id, uint64_t primary) {
-    allocation_put_new(
-        &(struct allocation){.key = id, .owner = primary, .card = CARD_NONE, .kind = ALLOCATION_CONTEXT});
-    __atomic_store_n(&any_green, true, __ATOMIC_RELEASE);
-}
-
-uint64_t context_owner(uint64_t id) {
-    struct allocation context;
-    if (!__atomic_load_n(&any_green, __ATOMIC_ACQUIRE))
-        return id;
-    return allocation_get(ALLOCATION_CONTEXT, id, &context) && context.owner ? context.owner : id;
-}
-
-void context_found(CUcontext context, const struct mapped_context *where) {
-    struct allocation item;
-    if (where->card < 0 || allocation_get(ALLOCATION_CONTEXT, where->owner, &item))
-        return;
-    primary_found(context, where);
-    item = (struct allocation){.key = where->owner,
-                               .bytes = account_context_bytes(where->card),
-                               .card = (int8_t)where->card,
-                               .kind = ALLOCATION_CONTEXT};
-    if (allocation_put_new(&item))
-        account_taken(item.card, item.bytes);
-}
 
 CUresult hook_cuCtxDestroy(CUcontext context) {
     uint64_t id = context_id_of(context);
-    device_map_forget();
-    meter_suspend();
+    context_forget();
+    settle_suspend();
     CUresult result = real.cuCtxDestroy(context);
-    meter_resume();
+    settle_resume();
     if (result == CUDA_SUCCESS)
         context_ended(id);
     return result;
@@ -76,10 +24,10 @@ CUresult hook_cuCtxDestroy(CUcontext context) {
 
 CUresult hook_cuCtxDestroy_v2(CUcontext context) {
     uint64_t id = context_id_of(context);
-    device_map_forget();
-    meter_suspend();
+    context_forget();
+    settle_suspend();
     CUresult result = real.cuCtxDestroy_v2(context);
-    meter_resume();
+    settle_resume();
     if (result == CUDA_SUCCESS)
         context_ended(id);
     return result;

@@ -3,9 +3,8 @@
 
 #include <string.h>
 
-#include "cuda/context.h"
+#include "attachment.h"
 #include "interposer.h"
-#include "page.h"
 
 #define DEVICES 64
 
@@ -15,7 +14,6 @@ struct known {
 };
 
 static struct known devices[DEVICES];
-static uint64_t changes; /* raised around every end of a context */
 
 /* Threads that race write the same bytes. */
 static bool uuid_of(CUdevice device, uint8_t uuid[16]) {
@@ -45,65 +43,4 @@ int device_map_card(CUdevice device) {
         return vcuda_card_of(uuid);
     real.cuDeviceGetCount(&count);
     return device >= 0 && device < count ? CARD_UNKNOWN : CARD_NONE;
-}
-
-uint64_t context_id_of(CUcontext context) {
-    unsigned long long id = 0;
-    if (!context)
-        return 0;
-    if (!real_has(cuCtxGetId))
-        return (uint64_t)(uintptr_t)context;
-    return real.cuCtxGetId(context, &id) == CUDA_SUCCESS ? id : 0;
-}
-
-void device_map_forget(void) {
-    __atomic_fetch_add(&changes, 1, __ATOMIC_SEQ_CST);
-}
-
-bool device_map_current(struct mapped_context *where) {
-    /* What this thread found last. A destroyed context's handle may be used again: hence the number of changes. */
-    static __thread struct {
-        CUcontext context;
-        uint64_t changes;
-        struct mapped_context where;
-    } last __attribute__((tls_model("initial-exec")));
-    CUcontext context = NULL;
-    if (real.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
-        return false;
-    uint64_t now = __atomic_load_n(&changes, __ATOMIC_SEQ_CST);
-    if (last.context != context || last.changes != now) {
-        struct mapped_context found;
-        if (real.cuCtxGetDevice(&found.device) != CUDA_SUCCESS || !(found.owner = context_id_of(context)))
-            return false;
-        found.card = device_map_card(found.device);
-        last.context = context;
-        last.changes = now;
-        last.where = found;
-        context_found(context, &found);
-    }
-    *where = last.where;
-    return true;
-}
-
-bool device_map_of_stream(CUstream stream, struct mapped_context *where) {
-    CUcontext context = NULL, current = NULL, popped;
-    if ((uintptr_t)stream <= 2 || real.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || !context)
-        return device_map_current(where);
-    real.cuCtxGetCurrent(&current);
-    if (context == current)
-        return device_map_current(where);
-    if (real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
-        return false;
-    bool found = device_map_current(where);
-    real.cuCtxPopCurrent_v2(&popped);
-    return found;
-}
-
-int device_map_card_at(CUmemLocation location) {
-    struct mapped_context where;
-    if (location.type >= CU_MEM_LOCATION_TYPE_HOST && location.type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
-        return CARD_NONE;
-    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        return device_map_card(location.id);
-    return device_map_current(&where) ? where.card : device_map_card(0);
 }

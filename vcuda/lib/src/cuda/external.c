@@ -1,6 +1,8 @@
 /* Memory of other interfaces (Vulkan, OpenGL, a descriptor): nothing else has charged it to this container. */
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
+#include "cuda/claim.h"
+#include "cuda/discharge.h"
 #include "cuda/mem.h"
 #include "interposer.h"
 
@@ -19,7 +21,7 @@ CUresult hook_cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_
                                        .card = (int8_t)claim.where.card,
                                        .kind = ALLOCATION_EXTERNAL};
         if (allocation_put(&item, &old) == ALLOCATION_REPLACED)
-            mem_discharge(&old);
+            allocation_discharge(&old);
     }
     return result;
 }
@@ -29,7 +31,7 @@ CUresult hook_cuDestroyExternalMemory(CUexternalMemory memory) {
     bool known = memory && allocation_take(ALLOCATION_EXTERNAL, (uint64_t)(uintptr_t)memory, &item);
     CUresult result = real.cuDestroyExternalMemory(memory);
     if (known && result == CUDA_SUCCESS)
-        mem_discharge(&item);
+        allocation_discharge(&item);
     else if (known)
         allocation_put(&item, &old);
     return result;

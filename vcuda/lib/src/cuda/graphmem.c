@@ -6,8 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attachment.h"
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
+#include "cuda/context_registry.h"
+#include "cuda/device_map.h"
 #include "interposer.h"
 
 /* Graphs in graphs in graphs: deeper ones than this count as endless. */
@@ -55,12 +58,12 @@ static uint64_t bytes_of_graph(CUgraph graph, int depth) {
 
 /* The device is that of the context in which the graph was made executable: where its launches allocate. */
 static CUresult made(CUresult result, CUgraphExec *out, CUgraph graph) {
-    struct mapped_context where;
+    struct current_context where;
     struct allocation old;
     if (result != CUDA_SUCCESS || !out || vcuda_attached() != VCUDA_ATTACHED)
         return result;
     uint64_t bytes = bytes_of_graph(graph, 0);
-    if (!bytes || !device_map_current(&where))
+    if (!bytes || !context_current(&where))
         return result;
     allocation_put(&(struct allocation){.key = (uint64_t)(uintptr_t)*out,
                                         .bytes = bytes,
@@ -94,10 +97,10 @@ static bool uploads(const void *params) {
 
 /* One that is uploaded at once has its memory before it has a name. */
 static CUresult begin_upload(struct pool_growth *growth, CUgraph graph, const void *params) {
-    struct mapped_context where;
+    struct current_context where;
     *growth = (struct pool_growth){0};
     uint64_t bytes = uploads(params) && graph && vcuda_attached() == VCUDA_ATTACHED ? bytes_of_graph(graph, 0) : 0;
-    if (!bytes || !device_map_current(&where))
+    if (!bytes || !context_current(&where))
         return CUDA_SUCCESS;
     struct pool_account *account = pool_account_of_graphs(where.device, where.card);
     return account ? pool_account_begin(growth, account, bytes) : CUDA_ERROR_OUT_OF_MEMORY;

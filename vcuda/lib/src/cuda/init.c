@@ -1,12 +1,12 @@
 /* cuInit: the moment at which a process becomes a user of the card. */
 #include <errno.h>
 
+#include "attachment.h"
 #include "cuda/companions.h"
 #include "interposer.h"
-#include "note.h"
-#include "page.h"
-#include "paths.h"
 #include "log_once.h"
+#include "note.h"
+#include "paths.h"
 
 CUresult hook_cuInit(unsigned int flags) {
     int saved = errno;
@@ -14,7 +14,7 @@ CUresult hook_cuInit(unsigned int flags) {
         char path[PATHS_MAX];
         vcuda_log_once("CUDA is refused in this container: the driver at %s cannot be opened",
                        paths_real(path, VCUDA_REAL_NAME) ? path : VCUDA_REAL_NAME);
-        vcuda_note_text(VCUDA_NOTE_CUDA_REFUSED, "driver " VCUDA_REAL_NAME " cannot be opened");
+        note_text(NULL, VCUDA_NOTE_CUDA_REFUSED, "driver " VCUDA_REAL_NAME " cannot be opened");
         errno = saved;
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }

@@ -7,9 +7,12 @@
  */
 #include "cuda/mem.h"
 
+#include "attachment.h"
 #include "cuda/account.h"
-#include "cuda/pool_account.h"
 #include "cuda/allocation_table.h"
+#include "cuda/claim.h"
+#include "cuda/discharge.h"
+#include "cuda/pool_account.h"
 #include "interposer.h"
 #include "page.h"
 
@@ -22,7 +25,7 @@
 static void put(const struct allocation *item) {
     struct allocation old;
     if (allocation_put(item, &old) == ALLOCATION_REPLACED)
-        mem_discharge(&old);
+        allocation_discharge(&old);
 }
 
 /* Remember an allocation and settle its claim; false if the limit forbids what the driver took beyond it. */
@@ -44,16 +47,6 @@ static bool keep(struct claim *claim, uint64_t at, uint64_t bytes) {
     }
     put(&item);
     return true;
-}
-
-void mem_discharge(const struct allocation *item) {
-    struct allocation granule;
-    if (item->kind == ALLOCATION_ASYNC)
-        pool_account_freed(item);
-    else if (item->kind != ALLOCATION_SMALL)
-        account_return(item->card, item->bytes);
-    else if (allocation_count(ALLOCATION_GRANULE, item->key / GRANULE, -1, &granule) && !granule.count)
-        account_return(granule.card, granule.bytes);
 }
 
 /* The card is full though the share is not: with the page's leave, memory that can be moved out of the way. */
@@ -171,7 +164,7 @@ bool mem_leave(CUdeviceptr pointer, struct allocation *item) {
 
 void mem_left(bool known, const struct allocation *item, CUresult result) {
     if (known && result == CUDA_SUCCESS)
-        mem_discharge(item);
+        allocation_discharge(item);
     else if (known)
         put(item);
     else if (result == CUDA_SUCCESS)

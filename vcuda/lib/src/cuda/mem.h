@@ -7,9 +7,6 @@
 #include "cu_types.h"
 #include "cuda/allocation_table.h"
 
-/* Give back what was charged for an item that is gone. */
-void mem_discharge(const struct allocation *item);
-
 /* Before the driver frees a pointer, and after it: false if the pointer is not ours to count. */
 bool mem_leave(CUdeviceptr pointer, struct allocation *item);
 void mem_left(bool known, const struct allocation *item, CUresult result);

@@ -2,9 +2,12 @@
  * remembered so that each way to free them is understood, and so that a pool that was destroyed is paid for until it is
  * empty. */
 #include "cuda/account.h"
-#include "cuda/pool_account.h"
 #include "cuda/allocation_table.h"
+#include "cuda/context_registry.h"
+#include "cuda/device_map.h"
+#include "cuda/discharge.h"
 #include "cuda/mem.h"
+#include "cuda/pool_account.h"
 #include "interposer.h"
 
 typedef CUresult capturing_fn(CUstream stream, int *status);
@@ -31,12 +34,12 @@ static int card_of_default(CUmemoryPool pool) {
 
 /* The account of the pool that an allocation will come from; CUDA_SUCCESS and NULL if it is not counted. */
 static CUresult account_of(CUmemoryPool pool, CUstream stream, struct pool_account **account) {
-    struct mapped_context where;
+    struct current_context where;
     bool refused;
     *account = NULL;
     if (!account_open(&refused))
         return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
-    if (!device_map_of_stream(stream, &where))
+    if (!context_of_stream(stream, &where))
         return CUDA_SUCCESS; /* and the driver will say why */
     if (!pool && real.cuDeviceGetMemPool(&pool, where.device) != CUDA_SUCCESS)
         return CUDA_SUCCESS;
@@ -83,7 +86,9 @@ static bool finish(struct pool_growth *growth, CUresult result, CUdeviceptr at, 
     if (!growth->account)
         return was_captured(at, pool, stream, give_back);
     if (fits) {
-        pool_account_allocated(growth->account, at);
+        struct allocation replaced;
+        if (pool_account_allocated(growth->account, at, &replaced))
+            allocation_discharge(&replaced);
         return true;
     }
     give_back(at, stream);
@@ -180,7 +185,7 @@ CUresult hook_cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
     if (out)
         *out = pool;
     if (pool && account_open(&refused))
-        pool_account_of(pool, device_map_card_at(props->location));
+        pool_account_of(pool, card_of_location(props->location));
     return result;
 }
 
@@ -188,7 +193,7 @@ CUresult hook_cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
 static CUresult found(CUresult result, const CUmemoryPool *out, const CUmemLocation *location) {
     bool refused;
     if (result == CUDA_SUCCESS && out && *out && location && !pool_account_find(*out) && account_open(&refused))
-        pool_account_of(*out, device_map_card_at(*location));
+        pool_account_of(*out, card_of_location(*location));
     return result;
 }
 

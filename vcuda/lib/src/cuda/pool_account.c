@@ -10,12 +10,12 @@
  */
 #include "cuda/pool_account.h"
 
-#include <sched.h>
 #include <stdlib.h>
 
 #include "cuda/account.h"
-#include "cuda/mem.h"
+#include "cuda/device_map.h"
 #include "interposer.h"
+#include "lock.h"
 
 enum state { FREE, STREAM_ORDERED, GRAPHS, CLOSED };
 
@@ -38,20 +38,6 @@ static bool adding;                   /* a bit as in each account: a pool must n
 static uint64_t frees, settled_frees; /* of what pools hold; and how many of them have been settled */
 /* How much more than asked for a pool has taken at once: pools of some drivers grow in large steps. */
 static uint64_t surplus;
-
-static void take(bool *bit) {
-    for (unsigned tries = 0; __atomic_exchange_n(bit, true, __ATOMIC_ACQUIRE);)
-        if (++tries % 64 == 0)
-            sched_yield();
-}
-
-static void lock(struct pool_account *account) {
-    take(&account->busy);
-}
-
-static void unlock(struct pool_account *account) {
-    __atomic_store_n(&account->busy, false, __ATOMIC_RELEASE);
-}
 
 /* Words that are changed with the bit taken, and also read without it. */
 static uint64_t seen(const uint64_t *word) {
@@ -109,11 +95,11 @@ static struct pool_account *find_or_add(enum state state, CUmemoryPool pool, CUd
     if (account)
         return account;
     struct pool_account *spare = calloc(1, sizeof *spare);
-    take(&adding);
+    spin_lock(&adding);
     account = find(state, pool, device);
     if (!account)
         account = add(state, pool, device, card, &spare);
-    __atomic_store_n(&adding, false, __ATOMIC_RELEASE);
+    spin_unlock(&adding);
     free(spare);
     return account;
 }
@@ -156,9 +142,9 @@ static bool settle(struct pool_account *account, bool within_limit) {
         uint32_t changes = __atomic_load_n(&account->changes, __ATOMIC_ACQUIRE);
         if (!read_now(account, &reserved, &used))
             return true;
-        lock(account);
+        spin_lock(&account->busy);
         if (account->changes != changes) {
-            unlock(account);
+            spin_unlock(&account->busy);
             continue;
         }
         uint64_t before = account->charged, target = granules(reserved);
@@ -168,7 +154,7 @@ static bool settle(struct pool_account *account, bool within_limit) {
             target = before;
         __atomic_fetch_add(&account->changes, target != before, __ATOMIC_RELEASE);
         set(&account->charged, target);
-        unlock(account);
+        spin_unlock(&account->busy);
         if (target <= before) {
             account_return(account->card, before - target);
             return true;
@@ -178,11 +164,11 @@ static bool settle(struct pool_account *account, bool within_limit) {
             account_taken(account->card, target - before);
             return true;
         }
-        if (account_reserve(account->card, target - before) == CUDA_SUCCESS)
+        if (pool_account_reserve(account->card, target - before) == CUDA_SUCCESS)
             return true;
-        lock(account);
+        spin_lock(&account->busy);
         set(&account->charged, account->charged - (target - before)); /* not charged yet: the next one to settle will */
-        unlock(account);
+        spin_unlock(&account->busy);
         return false;
     }
 }
@@ -197,14 +183,14 @@ static bool promise(struct pool_account *account, uint64_t bytes) {
     uint32_t changes = __atomic_load_n(&account->changes, __ATOMIC_ACQUIRE);
     if (!read_now(account, &reserved, &used) || used > reserved)
         return false;
-    lock(account);
+    spin_lock(&account->busy);
     bool room = account->changes == changes && reserved - used >= account->promised &&
                 reserved - used - account->promised >= bytes;
     if (room) {
         account->promised += bytes;
         account->growing++;
     }
-    unlock(account);
+    spin_unlock(&account->busy);
     return room;
 }
 
@@ -219,17 +205,17 @@ CUresult pool_account_begin(struct pool_growth *growth, struct pool_account *acc
         growth->promised = (bytes + 511) / 512 * 512; /* the unit in which pools divide what they have */
         return CUDA_SUCCESS;
     }
-    CUresult result = account_reserve(account->card, whole);
+    CUresult result = pool_account_reserve(account->card, whole);
     if (result != CUDA_SUCCESS)
         return result;
     growth->reserved = whole;
     growth->promised = bytes;
-    lock(account);
+    spin_lock(&account->busy);
     account->on_way += whole;
     set(&account->charged, account->charged + whole);
     account->promised += bytes;
     account->growing++;
-    unlock(account);
+    spin_unlock(&account->busy);
     return CUDA_SUCCESS;
 }
 
@@ -237,15 +223,15 @@ bool pool_account_end(struct pool_growth *growth) {
     struct pool_account *account = growth->account;
     if (!account || account->card == CARD_NONE)
         return true;
-    lock(account);
+    spin_lock(&account->busy);
     account->on_way -= growth->reserved;
     account->promised -= growth->promised;
     __atomic_fetch_add(&account->changes, 1, __ATOMIC_RELEASE);
-    unlock(account);
+    spin_unlock(&account->busy);
     bool fits = settle(account, true);
-    lock(account);
+    spin_lock(&account->busy);
     account->growing -= fits;
-    unlock(account);
+    spin_unlock(&account->busy);
     return fits;
 }
 
@@ -255,20 +241,19 @@ void pool_account_undone(struct pool_growth *growth) {
 }
 
 void pool_account_taken(struct pool_growth *growth) {
-    lock(growth->account);
+    spin_lock(&growth->account->busy);
     growth->account->growing--;
-    unlock(growth->account);
+    spin_unlock(&growth->account->busy);
     pool_account_settle(growth->account);
 }
 
-void pool_account_allocated(struct pool_account *account, CUdeviceptr at) {
+bool pool_account_allocated(struct pool_account *account, CUdeviceptr at, struct allocation *replaced) {
     if (!account || !at)
-        return;
+        return false;
     __atomic_fetch_add(&account->allocations, 1, __ATOMIC_RELAXED);
-    struct allocation old,
-        item = {.key = at, .owner = (uint64_t)(uintptr_t)account, .card = CARD_NONE, .kind = ALLOCATION_ASYNC};
-    if (allocation_put(&item, &old) == ALLOCATION_REPLACED)
-        mem_discharge(&old);
+    struct allocation item = {
+        .key = at, .owner = (uint64_t)(uintptr_t)account, .card = CARD_NONE, .kind = ALLOCATION_ASYNC};
+    return allocation_put(&item, replaced) == ALLOCATION_REPLACED;
 }
 
 static void end(struct pool_account *account) {
@@ -349,4 +334,10 @@ void pool_account_relieve(int card) {
     for (struct pool_account *account = first(); account; account = account->next)
         if (account->card == card && seen(&account->charged))
             pool_account_trim(account);
+}
+
+CUresult pool_account_reserve(int card, uint64_t bytes) {
+    if (!account_makes_room(card, bytes))
+        pool_account_relieve(card);
+    return account_reserve(card, bytes);
 }

@@ -38,8 +38,8 @@ void pool_account_taken(struct pool_growth *growth);
 /* Charge what the pool has now, whatever the limit. */
 void pool_account_settle(struct pool_account *account);
 
-/* An allocation of a pool, and its end. */
-void pool_account_allocated(struct pool_account *account, CUdeviceptr at);
+/* An allocation of a pool: true if *replaced had its pointer, whose end nobody told us. And its end. */
+bool pool_account_allocated(struct pool_account *account, CUdeviceptr at, struct allocation *replaced);
 void pool_account_freed(const struct allocation *item);
 
 /* The pool is about to be destroyed; and whether it was. What it holds stays charged until its last allocation is
@@ -61,5 +61,8 @@ void pool_account_trim(struct pool_account *account);
 
 /* The same for every pool of this process on the card. */
 void pool_account_relieve(int card);
+
+/* Reserve memory of the card: what pools of this process keep without using it is given back before it is refused. */
+CUresult pool_account_reserve(int card, uint64_t bytes);
 
 #endif

@@ -1,60 +1,45 @@
 /* The primary context of each device, which all users of a process share. The driver counts its holders; we ask it
  * whether the context is there rather than count along. */
-#include <sched.h>
-
+#include "attachment.h"
 #include "cuda/account.h"
-#include "cuda/context.h"
 #include "cuda/allocation_table.h"
-#include "cuda/stream_meter.h"
+#include "cuda/claim.h"
+#include "cuda/context.h"
+#include "cuda/context_registry.h"
+#include "cuda/device_map.h"
+#include "cuda/settle.h"
 #include "interposer.h"
-
-#define DEVICES 64
+#include "lock.h"
 
 /* While calls that may make it are on their way, one reservation serves all of them: many threads start at once. */
 static struct primary {
-    bool busy; /* a bit, never held across a call of the driver */
+    bool busy; /* lock of the rest */
     unsigned on_way;
     struct claim claim;
-    uint64_t id; /* of the last one seen */
-} primaries[DEVICES];
-
-static void lock(struct primary *primary) {
-    for (unsigned tries = 0; __atomic_exchange_n(&primary->busy, true, __ATOMIC_ACQUIRE);)
-        if (++tries % 64 == 0)
-            sched_yield();
-}
-
-static void unlock(struct primary *primary) {
-    __atomic_store_n(&primary->busy, false, __ATOMIC_RELEASE);
-}
-
-static bool is_active(CUdevice device) {
-    unsigned int flags;
-    int active = 0;
-    return real.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active;
-}
+} primaries[CONTEXT_DEVICES];
 
 /* Before a call that may make the device's primary context. */
 static CUresult retain_begin(CUdevice device) {
     struct claim claim;
     struct primary *primary = &primaries[device];
-    bool active = is_active(device);
-    lock(primary);
+    bool active = context_primary_is_active(device);
+    spin_lock(&primary->busy);
     bool joined = active || primary->on_way;
     primary->on_way += joined;
-    unlock(primary);
+    spin_unlock(&primary->busy);
     if (joined)
         return device_map_card(device) == CARD_UNKNOWN ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;
     CUresult denied = context_reserve(&claim, device);
-    bool appeared = denied == CUDA_ERROR_OUT_OF_MEMORY && is_active(device); /* its reservation was in our way */
-    lock(primary);
+    bool appeared =
+        denied == CUDA_ERROR_OUT_OF_MEMORY && context_primary_is_active(device); /* its reservation was in our way */
+    spin_lock(&primary->busy);
     bool spare = primary->on_way && denied == CUDA_SUCCESS; /* another thread was as quick */
     if (denied == CUDA_SUCCESS && !spare)
         primary->claim = claim;
     if (denied == CUDA_ERROR_OUT_OF_MEMORY && (primary->on_way || appeared))
         denied = CUDA_SUCCESS;
     primary->on_way += denied == CUDA_SUCCESS;
-    unlock(primary);
+    spin_unlock(&primary->busy);
     if (spare)
         claim_undo(&claim);
     return denied;
@@ -66,20 +51,19 @@ static CUresult retain_end(CUdevice device, CUcontext context, CUresult result) 
     uint64_t id = result == CUDA_SUCCESS ? context_id_of(context) : 0;
     struct claim over = {.where = {.card = CARD_NONE}};
     uint64_t before = 0;
-    lock(primary);
+    spin_lock(&primary->busy);
     primary->on_way--;
     if (id) {
         struct allocation item = context_item(&primary->claim, id);
         if (item.card >= 0 && primary->claim.bytes && allocation_put_new(&item))
             primary->claim.bytes = 0;
-        before = primary->id;
-        primary->id = id;
+        before = context_set_primary(device, id);
     }
     if (!primary->on_way && primary->claim.bytes) {
         over = primary->claim;
         primary->claim.bytes = 0;
     }
-    unlock(primary);
+    spin_unlock(&primary->busy);
     claim_undo(&over);
     if (before && before != id)
         context_ended(before);
@@ -90,7 +74,7 @@ static CUresult retain_end(CUdevice device, CUcontext context, CUresult result) 
 static CUresult charge_late(CUdevice device, CUresult result) {
     struct allocation item;
     struct claim claim;
-    uint64_t id = __atomic_load_n(&primaries[device].id, __ATOMIC_RELAXED);
+    uint64_t id = context_primary(device);
     if (result != CUDA_SUCCESS || !id || vcuda_attached() != VCUDA_ATTACHED ||
         allocation_get(ALLOCATION_CONTEXT, id, &item) || !account_context_bytes(device_map_card(device)))
         return result;
@@ -106,7 +90,7 @@ static CUresult charge_late(CUdevice device, CUresult result) {
 
 static bool is_counted(CUdevice device) {
     bool refused;
-    return device >= 0 && device < DEVICES && account_open(&refused);
+    return device >= 0 && device < CONTEXT_DEVICES && account_open(&refused);
 }
 
 CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
@@ -122,20 +106,6 @@ CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
     if (result == CUDA_SUCCESS && out)
         *out = context;
     return result;
-}
-
-void primary_found(CUcontext context, const struct mapped_context *where) {
-    CUcontext primary = NULL;
-    struct primary *known = &primaries[where->device];
-    if (where->device < 0 || where->device >= DEVICES || !is_active(where->device) ||
-        real.cuDevicePrimaryCtxRetain(&primary, where->device) != CUDA_SUCCESS)
-        return;
-    real.cuDevicePrimaryCtxRelease_v2(where->device);
-    if (primary != context)
-        return;
-    uint64_t before = __atomic_exchange_n(&known->id, where->owner, __ATOMIC_ACQ_REL);
-    if (before && before != where->owner)
-        context_ended(before);
 }
 
 static uint64_t id_of_green(CUgreenCtx green) {
@@ -168,61 +138,61 @@ CUresult hook_cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUd
 
 /* The id of the primary context, asked before a call that may end it; the call that makes the next one ends it too. */
 static uint64_t id_before(CUdevice device) {
-    device_map_forget();
-    return device >= 0 && device < DEVICES ? __atomic_load_n(&primaries[device].id, __ATOMIC_ACQUIRE) : 0;
+    context_forget();
+    return context_primary(device);
 }
 
 static CUresult after(CUresult result, CUdevice device, uint64_t id, bool reset) {
-    if (result == CUDA_SUCCESS && id && (reset || !is_active(device)))
+    if (result == CUDA_SUCCESS && id && (reset || !context_primary_is_active(device)))
         context_ended(id);
     else
-        device_map_forget();
+        context_forget();
     return result;
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease(CUdevice device) {
     uint64_t id = id_before(device);
-    meter_suspend();
+    settle_suspend();
     CUresult result = real.cuDevicePrimaryCtxRelease(device);
-    meter_resume();
+    settle_resume();
     return after(result, device, id, false);
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     uint64_t id = id_before(device);
-    meter_suspend();
+    settle_suspend();
     CUresult result = real.cuDevicePrimaryCtxRelease_v2(device);
-    meter_resume();
+    settle_resume();
     return after(result, device, id, false);
 }
 
 CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
     uint64_t id = id_before(device);
-    meter_suspend();
+    settle_suspend();
     CUresult result = real.cuDevicePrimaryCtxReset(device);
-    meter_resume();
+    settle_resume();
     return after(result, device, id, true);
 }
 
 CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
     uint64_t id = id_before(device);
-    meter_suspend();
+    settle_suspend();
     CUresult result = real.cuDevicePrimaryCtxReset_v2(device);
-    meter_resume();
+    settle_resume();
     return after(result, device, id, true);
 }
 
 CUresult hook_cuGreenCtxDestroy(CUgreenCtx context) {
-    uint64_t ids[DEVICES], id = id_of_green(context);
-    for (CUdevice device = 0; device < DEVICES; device++)
+    uint64_t ids[CONTEXT_DEVICES], id = id_of_green(context);
+    for (CUdevice device = 0; device < CONTEXT_DEVICES; device++)
         ids[device] = id_before(device);
-    meter_suspend();
+    settle_suspend();
     CUresult result = real.cuGreenCtxDestroy(context);
-    meter_resume();
+    settle_resume();
     struct allocation item;
     if (result == CUDA_SUCCESS && id && context_owner(id) != id)
         allocation_take(ALLOCATION_CONTEXT, id, &item);
-    for (CUdevice device = 0; device < DEVICES; device++)
+    for (CUdevice device = 0; device < CONTEXT_DEVICES; device++)
         after(result, device, ids[device], false);
     return result;
 }

@@ -1,7 +1,11 @@
 /* How much memory the card has: the container's share, as if it were the card, and never more than the card. */
+#include "attachment.h"
 #include "cuda/account.h"
+#include "cuda/context_registry.h"
+#include "cuda/device_map.h"
 #include "cuda/pool_account.h"
 #include "interposer.h"
+#include "ledger.h"
 #include "page.h"
 
 struct view {
@@ -36,8 +40,8 @@ static void show_share(int card, struct view *view) {
 }
 
 /* After the driver's answer, with pointers that may be NULL: which card is it, and what does it really have? */
-static bool look(const size_t *free_bytes, const size_t *total, struct mapped_context *where, struct view *view) {
-    if (vcuda_attached() != VCUDA_ATTACHED || !device_map_current(where) || where->card < 0)
+static bool look(const size_t *free_bytes, const size_t *total, struct current_context *where, struct view *view) {
+    if (vcuda_attached() != VCUDA_ATTACHED || !context_current(where) || where->card < 0)
         return false;
     size_t left = free_bytes ? *free_bytes : 0, whole = total ? *total : 0;
     if ((!free_bytes || !total) && real.cuMemGetInfo_v2(&left, &whole) != CUDA_SUCCESS)
@@ -47,7 +51,7 @@ static bool look(const size_t *free_bytes, const size_t *total, struct mapped_co
 }
 
 CUresult hook_cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
-    struct mapped_context where;
+    struct current_context where;
     struct view view;
     CUresult result = real.cuMemGetInfo_v2(free_bytes, total);
     if (result != CUDA_SUCCESS || !look(free_bytes, total, &where, &view))
@@ -61,7 +65,7 @@ CUresult hook_cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
 }
 
 CUresult hook_cuMemGetInfo(unsigned int *free_bytes, unsigned int *total) {
-    struct mapped_context where;
+    struct current_context where;
     struct view view;
     CUresult result = real.cuMemGetInfo(free_bytes, total);
     if (result != CUDA_SUCCESS || !look(NULL, NULL, &where, &view))

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attachment.h"
 #include "interposer.h"
-#include "page.h"
 
 #define NO_NAME VCUDA_NAMES
 

@@ -1,6 +1,8 @@
 /* Settings of a context that take memory: stacks of threads, the buffer of printf, the heap of malloc in kernels. */
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
+#include "cuda/pool_account.h"
+#include "cuda/claim.h"
 #include "interposer.h"
 
 /* The driver has a stack for every thread that can be resident on the card. */
@@ -36,7 +38,7 @@ CUresult hook_cuCtxSetLimit(int limit, size_t value) {
                                    .count = (uint32_t)(cost(limit, before, claim.where.device) / GRANULE),
                                    .kind = ALLOCATION_SETTING};
     uint64_t own = item.count * GRANULE, target = wanted > own ? wanted - own : 0;
-    if (target > item.bytes && account_reserve(item.card, target - item.bytes) != CUDA_SUCCESS)
+    if (target > item.bytes && pool_account_reserve(item.card, target - item.bytes) != CUDA_SUCCESS)
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real.cuCtxSetLimit(limit, value);
     uint64_t more = target > item.bytes ? target - item.bytes : 0, less = item.bytes - target + more;

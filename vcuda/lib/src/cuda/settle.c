@@ -4,37 +4,23 @@
  * the lock is one that others try and, where they must have it, wait for a second at most. While a thread may be ending
  * a context it holds the lock, so that nobody touches an event of that context.
  */
-#define _GNU_SOURCE
-#include <errno.h>
-#include <linux/futex.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
+#include "cuda/settle.h"
 
-#include "token_bucket.h"
+#include <errno.h>
+
+#include "attachment.h"
+#include "cuda/context_registry.h"
 #include "cuda/stream_meter.h"
-#include "cuda/device_map.h"
 #include "interposer.h"
 #include "page.h"
 #include "slots.h"
+#include "token_bucket.h"
 
 #define CUDA_ERROR_NOT_READY 600
-#define LOOK_LEAST_NS 150000u /* between two looks */
-#define LOOK_MOST_NS 1000000u
 #define QUIET_NS 400000u /* no launch for so long: the span is closed for the program */
 #define LATELY_NS 3e9
-#define AWAKE_NS 3000000u
-#define PATIENCE_NS 1000000000u
 #define REFERENCE_MOST_NS 4000000000 /* a float of milliseconds is then exact to half a microsecond */
 
-static uint32_t busy_with_it; /* the lock */
-static uint32_t alarm_word;   /* the helper sleeps on it */
-static uint32_t asleep, started;
 static uint32_t passes;
 static double own_sharers[VCUDA_MAX_CARDS];
 /* The host's factors over the last seconds: the harmonic mean, for when it falls silent. */
@@ -42,36 +28,12 @@ static struct {
     double inverse;
     uint64_t at;
 } told_lately[VCUDA_MAX_CARDS];
-static uint64_t last_seen_busy;
 static __thread bool suspended __attribute__((tls_model("initial-exec")));
 
-/* ---- the lock
- * ---------------------------------------------------------------------------------------------------------- */
-
-bool settle_lock(bool patient) {
-    uint64_t since = 0;
-    for (unsigned tries = 1; __atomic_exchange_n(&busy_with_it, 1, __ATOMIC_ACQUIRE); tries++) {
-        if (!patient)
-            return false;
-        if (tries % 64)
-            continue;
-        uint64_t now = vcuda_now_ns();
-        since = since ? since : now;
-        if (now - since > PATIENCE_NS)
-            return false;
-        sched_yield();
-    }
-    return true;
-}
-
-void settle_unlock(void) {
-    __atomic_store_n(&busy_with_it, 0, __ATOMIC_RELEASE);
-}
-
-void meter_suspend(void) {
+void settle_suspend(void) {
     if (!__atomic_load_n(&context_meters, __ATOMIC_ACQUIRE))
         return;
-    suspended = settle_lock(true);
+    suspended = meter_lock(true);
     __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
 }
 
@@ -300,7 +262,7 @@ static void bury(struct context_meter *context_meter, uint64_t now) {
     __atomic_store_n(&context_meter->owner, 0, __ATOMIC_RELEASE);
 }
 
-void meter_resume(void) {
+void settle_resume(void) {
     if (!suspended)
         return;
     uint64_t now = vcuda_now_ns();
@@ -310,7 +272,7 @@ void meter_resume(void) {
             bury(context_meter, now);
     __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
     suspended = false;
-    settle_unlock();
+    meter_unlock();
 }
 
 static uint64_t look(struct context_meter *context_meter, uint64_t now) {
@@ -335,7 +297,7 @@ static uint64_t look(struct context_meter *context_meter, uint64_t now) {
 
 uint64_t settle_pass(void) {
     uint64_t next = 0, now = vcuda_now_ns();
-    if (!settle_lock(false))
+    if (!meter_lock(false))
         return LOOK_LEAST_NS;
     int saved = errno, mode = 2; /* relaxed: a query of ours is no part of anybody's capture */
     bool captures = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) != 0;
@@ -350,98 +312,7 @@ uint64_t settle_pass(void) {
     }
     if (captures)
         real.cuThreadExchangeStreamCaptureMode(&mode);
-    settle_unlock();
+    meter_unlock();
     errno = saved;
     return next > LOOK_MOST_NS ? LOOK_MOST_NS : next;
-}
-
-/* ---- the helper
- * ------------------------------------------------------------------------------------------------------------ */
-
-static long futex(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
-    return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, timeout, NULL, 0);
-}
-
-static void nap(uint64_t ns) {
-    struct timespec time = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
-    nanosleep(&time, NULL);
-}
-
-/* Asleep until a thread opens a span. The order of the two words lets no call go by unheard. */
-static void sleep_until_woken(void) {
-    uint32_t word = __atomic_load_n(&alarm_word, __ATOMIC_SEQ_CST);
-    __atomic_store_n(&asleep, 1, __ATOMIC_SEQ_CST);
-    if (!settle_pass())
-        futex(&alarm_word, FUTEX_WAIT, word, NULL);
-    __atomic_store_n(&asleep, 0, __ATOMIC_SEQ_CST);
-}
-
-static void *help(void *unused) {
-    (void)unused;
-    sigset_t all;
-    sigfillset(&all);
-    sigprocmask(SIG_BLOCK, &all, NULL); /* a thread's own mask, on Linux; signals are the program's */
-    prctl(PR_SET_NAME, "vcuda-meter", 0, 0, 0);
-    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
-    vcuda_depth = 1; /* whatever the driver calls from here on, it does not mean us */
-    for (;;) {
-        uint64_t next = settle_pass(), now = vcuda_now_ns();
-        if (next)
-            last_seen_busy = now;
-        if (next)
-            nap(next);
-        else if (now - last_seen_busy < AWAKE_NS)
-            nap(LOOK_MOST_NS);
-        else
-            sleep_until_woken();
-    }
-    return NULL;
-}
-
-/* Threads belong to another library than libc on older systems; the driver depends on it, so that is where it is. */
-static int create(pthread_t *thread) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-    return pthread_create(thread, NULL, help, NULL);
-#else
-    int (*function)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = (int (*)(
-        pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))vcuda_interposer_find("pthread_create");
-    return function ? function(thread, NULL, help, NULL) : ENOSYS;
-#endif
-}
-
-/* In the child of a fork there is no helper, and nothing of the parent's can be used. */
-static void forget_in_child(void) {
-    __atomic_store_n(&started, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&busy_with_it, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&asleep, 0, __ATOMIC_RELAXED);
-    meter_captures = 0;
-    meter_epoch++;
-    context_meters = NULL;
-    memset(stream_meters, 0, STREAM_METER_LISTS * sizeof *stream_meters);
-    memset(meter_ahead_ns, 0, VCUDA_MAX_CARDS * sizeof *meter_ahead_ns);
-}
-
-static void start(void) {
-    static bool watching;
-    pthread_t thread;
-    uint32_t none = 0;
-    if (!__atomic_compare_exchange_n(&started, &none, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-        return;
-    if (!__atomic_exchange_n(&watching, true, __ATOMIC_RELAXED))
-        pthread_atfork(NULL, NULL, forget_in_child);
-    sigset_t all, before;
-    sigfillset(&all);
-    sigprocmask(SIG_BLOCK, &all, &before);
-    create(&thread); /* without it, threads that wait for credit settle, and launches are charged as expected */
-    sigprocmask(SIG_SETMASK, &before, NULL);
-}
-
-void settle_wake(void) {
-    if (!__atomic_load_n(&started, __ATOMIC_RELAXED))
-        start();
-    if (!__atomic_load_n(&asleep, __ATOMIC_SEQ_CST))
-        return;
-    __atomic_fetch_add(&alarm_word, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_exchange_n(&asleep, 0, __ATOMIC_SEQ_CST))
-        futex(&alarm_word, FUTEX_WAKE, 1, NULL);
 }

@@ -3,12 +3,15 @@
 #include <errno.h>
 #include <time.h>
 
-#include "token_bucket.h"
+#include "attachment.h"
+#include "cuda/context_registry.h"
+#include "cuda/meter_thread.h"
+#include "cuda/settle.h"
 #include "cuda/stream_meter.h"
-#include "cuda/device_map.h"
 #include "cuda/window_cap.h"
 #include "interposer.h"
 #include "page.h"
+#include "token_bucket.h"
 
 #define MEASURE_FIRST 3        /* work of a kind is measured alone so often before it is trusted to the average, ... */
 #define MEASURE_ONE_IN_MASK 31 /* ... and now and then from then on, so that nothing hides behind an old average */
@@ -33,9 +36,9 @@ static __thread struct thread_state {
  * ---------------------------------------------------------------------------------------------------- */
 
 void throttle_count(void) {
-    struct mapped_context where;
+    struct current_context where;
     struct vcuda_usage *usage = vcuda_usage();
-    if (throttle_view.uncounted && usage && device_map_current(&where) && where.card >= 0)
+    if (throttle_view.uncounted && usage && context_current(&where) && where.card >= 0)
         __atomic_fetch_add(&usage->card[where.card].launches, throttle_view.uncounted, __ATOMIC_RELAXED);
     throttle_view.uncounted = 0;
 }
@@ -234,6 +237,8 @@ bool throttle_begin(struct throttled_work *work, CUstream stream, bool per_threa
     work->paid_ns = cost_ns(cost);
     pay(meter, cost, work->paid_ns);
     work->span = timing_span_take(meter);
+    if (work->span && !work->span->launches)
+        meter_thread_wake();
     if (work->span)
         timing_span_add(work->span, cost, work->paid_ns);
     return true;

@@ -10,6 +10,9 @@
 
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
+#include "cuda/claim.h"
+#include "cuda/context_registry.h"
+#include "cuda/device_map.h"
 #include "interposer.h"
 
 static void release(const struct allocation *block) {
@@ -34,7 +37,7 @@ CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const
     struct claim claim = {.where = {.card = CARD_NONE}};
     CUmemGenericAllocationHandle handle = 0;
     if (prop && account_open(&refused)) {
-        CUresult denied = claim_on(&claim, device_map_card_at(prop->location), granules(bytes));
+        CUresult denied = claim_on(&claim, card_of_location(prop->location), granules(bytes));
         if (denied != CUDA_SUCCESS)
             return denied;
     } else if (prop && refused) {

@@ -1,5 +1,6 @@
 #include "cuda/window_cap.h"
 
+#include "lock.h"
 #include "token_bucket.h"
 
 #define WINDOW_LEAST_NS UINT64_C(10000000)
@@ -43,7 +44,7 @@ uint64_t window_cap_wait_ns(struct window_cap *cap, uint64_t window_ns, uint32_t
     uint64_t window = window_ns < WINDOW_LEAST_NS ? WINDOW_LEAST_NS : window_ns;
     if (window > WINDOW_MOST_NS)
         window = WINDOW_MOST_NS;
-    if (__atomic_exchange_n(&cap->held, 1, __ATOMIC_ACQUIRE))
+    if (!spin_try(&cap->busy))
         return 0;
     uint64_t step = window / WINDOW_CAP_STEPS, full = 0;
     if (!cap->at || cap->step_ns != step || now < cap->at) {
@@ -53,7 +54,7 @@ uint64_t window_cap_wait_ns(struct window_cap *cap, uint64_t window_ns, uint32_t
             note(cap, share_q8, used_ns, now);
         full = excess(cap, window, now);
     }
-    __atomic_store_n(&cap->held, 0, __ATOMIC_RELEASE);
+    spin_unlock(&cap->busy);
     uint64_t wall = full ? bucket_wall(full, share_q8) : 0;
     return wall < window ? wall : window;
 }

@@ -7,6 +7,7 @@
 #ifndef VCUDA_WINDOW_CAP_H
 #define VCUDA_WINDOW_CAP_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "page.h"
@@ -16,7 +17,7 @@
 #define WINDOW_CAP_SLACK_IN 333u /* of a window: 3 ms of a second */
 
 struct window_cap {
-    uint32_t held;                  /* by the thread that notes; another goes on without */
+    bool busy;                      /* lock; a thread that finds it taken goes on without */
     uint64_t step_ns;               /* between marks */
     uint64_t at;                    /* when it was noted last; 0: never */
     int64_t income_ns;              /* of the share, up to then */

@@ -3,9 +3,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "token_bucket.h"
 #include "interposer.h"
 #include "nvml/share.h"
+#include "token_bucket.h"
 
 #define SECOND UINT64_C(1000000000)
 

@@ -1,0 +1,14 @@
+#include "cuda/discharge.h"
+
+#include "cuda/account.h"
+#include "cuda/pool_account.h"
+
+void allocation_discharge(const struct allocation *item) {
+    struct allocation granule;
+    if (item->kind == ALLOCATION_ASYNC)
+        pool_account_freed(item);
+    else if (item->kind != ALLOCATION_SMALL)
+        account_return(item->card, item->bytes);
+    else if (allocation_count(ALLOCATION_GRANULE, item->key / GRANULE, -1, &granule) && !granule.count)
+        account_return(granule.card, granule.bytes);
+}

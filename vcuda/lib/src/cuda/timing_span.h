@@ -1,0 +1,106 @@
+/* Measuring work on the card: spans of it between two events, on each stream of each context.
+ *
+ * A program's thread opens a span (records its start), adds launches, and closes it (records its end) after about a
+ * millisecond of expected work; then whoever settles finds it finished. A span belongs to whoever took it out of its
+ * stream's place with an exchange, so nobody waits for anybody. No stream is ever synchronised, and no event is
+ * recorded in one that is being captured.
+ */
+#ifndef VCUDA_TIMING_SPAN_H
+#define VCUDA_TIMING_SPAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cu_types.h"
+#include "cuda/busy_intervals.h"
+#include "cuda/cost.h"
+
+#define TIMING_SPANS 256        /* of a context; a program that has more in flight is charged by expectation */
+#define TIMING_SPAN_KINDS 6     /* of work in one span */
+#define TIMING_SPAN_LAUNCHES 64 /* in one span */
+#define TIMING_SPAN_NS 1000000u
+#define TIMING_SPANS_OPEN 2 /* open spans of a stream: threads that share it find one each */
+
+struct stream_meter;
+
+struct timing_span {
+    struct timing_span *next;  /* in `free_head` or `closed`: any thread may look at it */
+    struct timing_span *after; /* in `waiting`: only the one that settles */
+    struct context_meter *context_meter;
+    struct stream_meter *meter;
+    CUevent start, end;
+    uint64_t expected_ns; /* what its launches have paid */
+    uint64_t opened_ns, closed_ns;
+    uint64_t late_ns;   /* host time between the start's record and the launch, on an idle stream: no work */
+    uint64_t unsure_ns; /* host time between the last launch and the end's record: perhaps no work */
+    uint32_t launches;
+    uint32_t kinds;
+    bool was_idle, measured;
+    struct {
+        struct cost *cost;
+        uint32_t count;
+    } kind[TIMING_SPAN_KINDS];
+};
+
+/* A context on a card of the pages. Never freed; one that ended is used again for another. */
+struct context_meter {
+    struct context_meter *next;
+    CUcontext context;
+    uint64_t owner; /* the context's id; 0: ended */
+    int card;
+    bool lost; /* its card or context is broken: launches fail anyway, hold none back */
+    uint64_t free_head;
+    struct timing_span *closed; /* pushed by programs' threads, taken whole by the one that settles */
+    /* only the one that settles: */
+    struct timing_span *waiting, **waiting_end;
+    struct busy_intervals busy;
+    CUevent reference; /* all times are relative to it; a float of milliseconds is exact enough for some seconds */
+    int64_t reference_ns;
+    struct timing_span span[TIMING_SPANS];
+};
+
+/* A stream. Never freed; one that ended is used again. */
+struct stream_meter {
+    struct stream_meter *next;
+    uint64_t key[3]; /* handle, context's id, thread for its own default stream; key[0] == 0: free */
+    CUstream stream; /* as any thread with the context current can name it */
+    struct context_meter *context_meter;
+    int card;
+    bool others_may_record; /* false for a thread's default stream */
+    uint32_t unsettled;     /* spans open or not settled */
+    uint32_t blocked;       /* the pass of the settling one in which a span was found unfinished */
+    struct timing_span *open[TIMING_SPANS_OPEN];
+    struct {
+        struct timing_span *span;
+        uint32_t launches;
+        uint64_t since;
+    } quiet[TIMING_SPANS_OPEN]; /* only the one that settles */
+};
+
+/* Streams being captured in this process, at least. */
+extern uint32_t meter_captures;
+
+/* Work expected in flight of this process, by card of the pages. */
+extern uint64_t meter_ahead_ns[];
+
+/* Take the stream's open span, or open one; NULL if none can be had. */
+struct timing_span *timing_span_take(struct stream_meter *meter);
+
+/* Add a launch, before it is made; take it out again if it fails. */
+void timing_span_add(struct timing_span *span, struct cost *cost, uint64_t expected_ns);
+void timing_span_remove(struct timing_span *span, struct cost *cost, uint64_t expected_ns);
+
+/* Put the span back for more launches. */
+void timing_span_put(struct stream_meter *meter, struct timing_span *span);
+
+/* Record its end and hand it over for settling; `now` is the time the last launch returned. */
+void timing_span_close(struct timing_span *span, uint64_t now);
+
+/* Hand it over without a record: it is settled as expected. */
+void timing_span_drop(struct timing_span *span);
+
+/* It is settled: its stream has one less, and it can be used again. */
+void stream_meter_settled(struct stream_meter *meter);
+void timing_span_free(struct timing_span *span);
+
+#endif
