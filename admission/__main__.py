@@ -12,12 +12,8 @@ import typer
 
 from admission.config import (
     EXTENDER,
-    LEASE,
-    NAMESPACE,
     QUOTA,
     SCHEDULER_USER,
-    SECRET,
-    SERVICE,
     TRUSTED_USERS,
     AdmissionSettings,
     ClusterTerms,
@@ -26,6 +22,7 @@ from admission.config import (
     Leadership,
     OwnCertificates,
 )
+from gpu_manager.domain.contract import ADMISSION_NAME, ADMISSION_SECRET, NAMESPACE
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.program import KLOG_FLAGS, configure_log, pass_over_old_flags, unit_bytes
@@ -57,8 +54,8 @@ def command(
     ] = None,
     tls_private_key_file: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     namespace: Annotated[str, typer.Option(envvar="POD_NAMESPACE", help="Our own namespace.")] = NAMESPACE,
-    service: Annotated[str, typer.Option(help="The Service that API servers call.")] = SERVICE,
-    cert_secret: Annotated[str, typer.Option(help="Secret for our own certificates.")] = SECRET,
+    service: Annotated[str, typer.Option(help="The Service that API servers call.")] = ADMISSION_NAME,
+    cert_secret: Annotated[str, typer.Option(help="Secret for our own certificates.")] = ADMISSION_SECRET,
     webhook_configuration: Annotated[
         list[str] | None, typer.Option(help="Webhook configurations to put our authority into.")
     ] = None,
@@ -88,7 +85,7 @@ def command(
             " our own, and labels its pod; alone: there is one replica."
         ),
     ] = LeaderMode.SCHEDULER,
-    lease_name: Annotated[str, typer.Option(help="That Lease, in either mode.")] = LEASE,
+    lease_name: Annotated[str, typer.Option(help="That Lease, in either mode.")] = ADMISSION_NAME,
     lease_namespace: Annotated[str, typer.Option(help="Its namespace; our own if empty.")] = "",
     lease_seconds: Annotated[
         float, typer.Option(min=10, max=60, help="Life of our own Lease without a renewal.")
@@ -149,7 +146,7 @@ def command(
 ) -> None:
     """Admission of fractional cards: webhooks that mend, judge and explain."""
     configure_log(log_level)
-    pass_over_old_flags(context.args, OLD_FLAGS, "gpu-quota-admission")
+    pass_over_old_flags(context.args, OLD_FLAGS, ADMISSION_NAME)
     _all_or_none({"--tls-cert-file": tls_cert_file, "--tls-private-key-file": tls_private_key_file})
     _all_or_none(
         {
@@ -189,7 +186,7 @@ def command(
             key=tls_private_key_file,
             own_certificates=OwnCertificates(
                 secret=cert_secret,
-                names=tuple(webhook_configuration or (SERVICE,)),
+                names=tuple(webhook_configuration or (ADMISSION_NAME,)),
                 life_days=cert_days,
                 settle_seconds=cert_settle_seconds,
             ),
@@ -210,7 +207,7 @@ def command(
             ),
             binds_for=frozenset(bind_scheduler or filter(None, (scheduler_name,))),
             quota_map=_named(quota_configmap),
-            unseen_namespaces=frozenset({"kube-system", namespace, *(exclude_namespace or ())}),
+            unseen_namespaces=frozenset({NAMESPACE, namespace, *(exclude_namespace or ())}),
             drain_seconds=drain_seconds,
             api_url=api_url,
             kubeconfig=kubeconfig,
@@ -249,7 +246,7 @@ def _named(text: str) -> tuple[str, str]:
 def run(arguments: Sequence[str]) -> int:
     """The program as a function; its exit code: 1 for what the operator mends, 2 for a wrong command line."""
     try:
-        app(list(arguments), prog_name="gpu-quota-admission", standalone_mode=False)
+        app(list(arguments), prog_name=ADMISSION_NAME, standalone_mode=False)
     except VcudaError as error:
         return _say(str(error), 2 if isinstance(error, RequestInvalid) else 1)
     except _USAGE_ERRORS as error:

@@ -16,7 +16,7 @@ import structlog
 from fastapi import APIRouter
 
 from admission.cluster.snapshot import BUDGETS, NODES, PODS
-from admission.config import SERVICE, AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
+from admission.config import AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
 from admission.controller import QUOTA, SchedulingController
 from admission.explain.access import AccessCheck
 from admission.explain.explain_api import ExplainSources, explain_routes
@@ -39,6 +39,7 @@ from gpu_manager.adapters.kube.cluster_pods import ClusterPods
 from gpu_manager.adapters.kube.leases import KubeLease
 from gpu_manager.adapters.kube.reflector import Reflector
 from gpu_manager.adapters.kube.reviews import KubeReviews
+from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
 from gpu_manager.ports import Clock
@@ -168,7 +169,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
     connection = connect(kubeconfig=settings.kubeconfig, url=settings.api_url)
     certificates = files or _own(settings, connection, switch, metrics)
     figures = ClusterMetrics(metrics.registry)
-    pods = ClusterPods(connection, clock, component=SERVICE, host=settings.leadership.pod)
+    pods = ClusterPods(connection, clock, component=ADMISSION_NAME, host=settings.leadership.pod)
     figures.show_writes_dropped(lambda: pods.writes_dropped)
     scheduling = SchedulingController(settings, _outside(settings, connection, pods, clock), figures, clock)
     draining = threading.Event()

@@ -6,18 +6,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from gpu_manager.domain.contract import ADMISSION_NAME, ADMISSION_SECRET, AGENT_NAME, NAMESPACE
 from gpu_manager.domain.resources import DEFAULT_UNIT
 
-NAMESPACE = "kube-system"
-SERVICE = "gpu-quota-admission"
-SECRET = "gpu-quota-admission-certs"  # noqa: S105 - a name
-LEASE = "gpu-quota-admission"
 QUOTA = "kube-system/gpuquota"  # the predecessor's ConfigMap
 SCHEDULER_USER = "system:kube-scheduler"  # the common name in kube-scheduler's client certificate
 EXTENDER = "127.0.0.1:3456"  # the predecessor's flag and its default
 # Who may write the annotations that say which cards a pod holds.
 TRUSTED_USERS = frozenset(
-    f"system:serviceaccount:{NAMESPACE}:{account}" for account in ("gpu-manager", SERVICE)
+    f"system:serviceaccount:{NAMESPACE}:{account}" for account in (AGENT_NAME, ADMISSION_NAME)
 )
 
 
@@ -56,8 +53,8 @@ class OwnCertificates:
     two thirds; ``settle_seconds`` is how long a new authority is known to API servers before it is used.
     """
 
-    secret: str = SECRET
-    names: tuple[str, ...] = (SERVICE,)
+    secret: str = ADMISSION_SECRET
+    names: tuple[str, ...] = (ADMISSION_NAME,)
     life_days: int = 90
     settle_seconds: float = 60.0
 
@@ -80,7 +77,7 @@ class Leadership:
 
     mode: LeaderMode = LeaderMode.SCHEDULER
     namespace: str = NAMESPACE
-    lease: str = LEASE
+    lease: str = ADMISSION_NAME
     pod: str = ""
     seconds: float = 12.0
 
@@ -116,14 +113,14 @@ class AdmissionSettings:
     address: str = "0.0.0.0"
     port: int = 9443
     namespace: str = NAMESPACE
-    service: str = SERVICE
+    service: str = ADMISSION_NAME
     certificate: Path | None = None
     key: Path | None = None
     own_certificates: OwnCertificates = field(default_factory=OwnCertificates)
     extender: ExtenderEndpoint = field(default_factory=ExtenderEndpoint)
     leadership: Leadership = field(default_factory=Leadership)
     binds_for: frozenset[str] = frozenset()
-    quota_map: tuple[str, str] = ("kube-system", "gpuquota")
+    quota_map: tuple[str, str] = (NAMESPACE, "gpuquota")
     unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})
     drain_seconds: float = 5.0
     api_url: str | None = None

@@ -31,14 +31,13 @@ from admission.ports import ClusterAccess, Obj, WatchRequest
 from admission.quota_controller import QuotaController
 from admission.serving.gc_tuning import spare_pauses
 from admission.serving.https_server import HttpsServer
-from gpu_manager.domain.contract import LEADER_LABEL, QUOTA_SEEN
+from gpu_manager.domain.contract import EVENT_BYPASSED, LEADER_LABEL, QUOTA_SEEN
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)
 
 QUOTA: Final = "quota"
-BYPASSED: Final = "GPUBypassed"
 _TICK_SECONDS: Final = 1.0
 _SPARE_SECONDS: Final = 10.0
 
@@ -215,7 +214,7 @@ class SchedulingController:
         if leads:
             self._quota.wake()  # what changed before, and the one before may not have come to
             for finding in self._bypasses.findings():
-                self._outside.writer.event(finding.occupant.pod, BYPASSED, finding.text)
+                self._outside.writer.event(finding.occupant.pod, EVENT_BYPASSED, finding.text)
 
     def _label(self, value: str | None) -> None:
         self._outside.writer.label(
@@ -238,7 +237,7 @@ class SchedulingController:
     def _bypassed(self, finding: BypassFinding) -> None:
         self._figures.bypassed(finding.reason)
         if self.leader.leads():
-            self._outside.writer.event(finding.occupant.pod, BYPASSED, finding.text)
+            self._outside.writer.event(finding.occupant.pod, EVENT_BYPASSED, finding.text)
 
     def _explain(self, occupant: PodView) -> Explanation:
         return explain(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 from zlib import crc32
 
 import structlog
@@ -12,11 +11,9 @@ from admission.cluster.snapshot import ClusterState
 from admission.extender.cluster_metrics import ClusterMetrics
 from admission.ports import Obj, Writer
 from admission.quota.rules import ANY, QuotaBook
-from gpu_manager.domain.contract import QUOTA_SEEN
+from gpu_manager.domain.contract import EVENT_QUOTA_UNUSABLE, QUOTA_SEEN
 
 log = structlog.get_logger(__name__)
-
-BAD_QUOTA: Final = "GPUQuotaUnusable"
 
 
 class QuotaController:
@@ -84,4 +81,4 @@ class QuotaController:
             self._told = complaint
             held = "The last good quota stays in force" if self.book.current else "No GPU pod is placed"
             text = f"{complaint}. {held} until it is mended"
-            self._writer.event_of_map(*self._place, self._uid, BAD_QUOTA, text)
+            self._writer.event_of_map(*self._place, self._uid, EVENT_QUOTA_UNUSABLE, text)

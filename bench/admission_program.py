@@ -24,8 +24,8 @@ from typing import Any
 from bench.admission_flow import schedule
 from bench.api_process import pod as made_pod
 from bench.rows import Row, percentile
+from gpu_manager.domain.contract import ADMISSION_NAME, NAMESPACE
 from gpu_manager.domain.errors import NodeUnready
-from sandbox.admission import NAMESPACE, PROGRAM
 from sandbox.api import ADMIN_TOKEN
 from sandbox.extender import ExtenderClient
 from sandbox.http_client import HttpClient
@@ -63,7 +63,7 @@ class _Api:
 
     def authority(self) -> str:
         """Who signs the service's certificate; empty until it has one."""
-        secret = self.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{PROGRAM}-certs")
+        secret = self.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{ADMISSION_NAME}-certs")
         return base64.b64decode((secret.get("data") or {}).get("ca.crt") or "").decode()
 
     def bound(self) -> int:
@@ -103,7 +103,7 @@ class _Service:
         authority = api.authority()
         if not authority:
             return False
-        line = HttpClient(self.port, f"{PROGRAM}.{NAMESPACE}.svc", lambda: authority)
+        line = HttpClient(self.port, f"{ADMISSION_NAME}.{NAMESPACE}.svc", lambda: authority)
         try:
             page = line.ask("GET", "/metrics")[1].decode()
         except NodeUnready:
@@ -185,7 +185,7 @@ def _bare(service: _Service, *, full: bool) -> float:
 
 def _webhook(api: _Api, service: _Service, *, full: bool) -> Row:
     authority = api.authority()
-    line = HttpClient(service.port, f"{PROGRAM}.{NAMESPACE}.svc", lambda: authority)
+    line = HttpClient(service.port, f"{ADMISSION_NAME}.{NAMESPACE}.svc", lambda: authority)
     seconds = 60 if full else 15
     review = json.dumps(_review()).encode()
     kind = {"Content-Type": "application/json"}

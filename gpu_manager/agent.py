@@ -28,6 +28,7 @@ from gpu_manager.adapters.selinux import label_of
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.config import Config
 from gpu_manager.domain.card import CardState
+from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import Cards, KnownPod
@@ -84,7 +85,7 @@ class Agent:
         store = FileStore(config.state / "ledger")
         label = label_of(config.proc)
         tenants = FileControlPages(config.pages, config.policy, label=label)
-        processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / "kubelet.sock")
+        processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.allocator.node.cards, label)
         self._injector = injector
         pods = self._kube.pods

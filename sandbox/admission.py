@@ -14,21 +14,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_manager.domain.contract import CORE, MEMORY, TOKEN_HEADER
+from gpu_manager.domain.contract import ADMISSION_NAME, AGENT_NAME, CORE, MEMORY, NAMESPACE, TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ApiError, Hook, StandInApi, User, service_account
 from sandbox.http_client import LOOPBACK, HttpClient
 from sandbox.kept_process import KeptProcess
 from sandbox.processes import ProcessTable
 
-PROGRAM: Final = "gpu-quota-admission"
-NAMESPACE: Final = "kube-system"
 ADMISSION_TOKEN: Final = "sandbox-admission"  # noqa: S105 - the sandbox's own, worth nothing elsewhere
 AGENT_TOKEN: Final = "sandbox-agent"  # noqa: S105 - same
 # The two accounts that may write which cards a pod has.
 TOKENS: Final[Mapping[str, User]] = {
-    ADMISSION_TOKEN: service_account(NAMESPACE, PROGRAM),
-    AGENT_TOKEN: service_account(NAMESPACE, "gpu-manager"),
+    ADMISSION_TOKEN: service_account(NAMESPACE, ADMISSION_NAME),
+    AGENT_TOKEN: service_account(NAMESPACE, AGENT_NAME),
 }
 LEFT_OUT: Final = (
     "left out: it is not installed (pip install 'gpu-manager[admission]'); a scheduler that only counts binds"
@@ -44,7 +42,7 @@ Obj = Mapping[str, Any]
 
 def find_program() -> Path | None:
     """The program beside this interpreter; None where the extra ``admission`` is not installed."""
-    place = Path(sys.executable).parent / PROGRAM
+    place = Path(sys.executable).parent / ADMISSION_NAME
     return place if place.is_file() and all(find_spec(name) for name in _EXTRA) else None
 
 
@@ -55,7 +53,7 @@ class AdmissionProcess:
         """``ports``: of the webhooks and people, of schedulers."""
         self.port, self.extender_port = ports
         self._api: StandInApi | None = None
-        name = f"{PROGRAM}.{NAMESPACE}.svc"
+        name = f"{ADMISSION_NAME}.{NAMESPACE}.svc"
         self._line = HttpClient(self.port, name, self._authority)
         self.process: KeptProcess | None = None
 
@@ -93,7 +91,7 @@ class AdmissionProcess:
         for (kind, _), hooks in zip(_KINDS, (("mutate",), ("create", "change", "bind")), strict=True):
             api.create(_configuration(kind, hooks, self.port))
         api.serve_behind(
-            f"/api/v1/namespaces/{NAMESPACE}/services/https:{PROGRAM}:443/proxy", self._passed_on
+            f"/api/v1/namespaces/{NAMESPACE}/services/https:{ADMISSION_NAME}:443/proxy", self._passed_on
         )
         arguments = {
             "--kubeconfig": kubeconfig,
@@ -151,7 +149,7 @@ class AdmissionProcess:
     def _authority(self) -> str:
         """Whom the mutating webhook trusts, as the service wrote it; empty before that."""
         kind = _KINDS[0][1]
-        found = (self._api.get(kind, PROGRAM) if self._api else None) or {"webhooks": [{}]}
+        found = (self._api.get(kind, ADMISSION_NAME) if self._api else None) or {"webhooks": [{}]}
         bundle = (found["webhooks"][0].get("clientConfig") or {}).get("caBundle") or ""
         return base64.b64decode(bundle).decode()
 
@@ -164,7 +162,7 @@ class AdmissionProcess:
 
 
 _DOMAIN: Final = CORE.partition("/")[0]
-_NAME: Final = f"{PROGRAM}.{_DOMAIN}"
+_NAME: Final = f"{ADMISSION_NAME}.{_DOMAIN}"
 _CREATE: Final = frozenset({"CREATE"})
 _RULES: Final[Mapping[str, tuple[str, list[str], list[str]]]] = {
     "mutate": ("/mutate", ["CREATE"], ["pods"]),
@@ -178,7 +176,7 @@ def _configuration(kind: str, names: tuple[str, ...], port: int) -> Obj:
     hooks = []
     for word in names:
         path, operations, resources = _RULES[word]
-        service = {"namespace": NAMESPACE, "name": PROGRAM, "port": port, "path": path}
+        service = {"namespace": NAMESPACE, "name": ADMISSION_NAME, "port": port, "path": path}
         hooks.append(
             {
                 "name": f"{word}.{_NAME}",
@@ -199,7 +197,7 @@ def _configuration(kind: str, names: tuple[str, ...], port: int) -> Obj:
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": kind,
-        "metadata": {"name": PROGRAM},
+        "metadata": {"name": ADMISSION_NAME},
         "webhooks": hooks,
     }
 

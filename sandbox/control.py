@@ -44,14 +44,14 @@ class ControlServer:
     """Listens in the sandbox's directory."""
 
     def __init__(self, sandbox: Sandbox) -> None:
-        class Handler(socketserver.StreamRequestHandler):
+        class OrderHandler(socketserver.StreamRequestHandler):
             timeout = _SECONDS
 
             def handle(self) -> None:
                 self.wfile.write(_answer(sandbox, self.rfile.readline(_LARGEST)))
 
         self._path = sandbox.directory / SOCKET
-        self._server = _Server(str(self._path), Handler)
+        self._server = _Server(str(self._path), OrderHandler)
         self._path.chmod(0o600)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), name="control", daemon=True

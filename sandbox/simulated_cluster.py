@@ -25,7 +25,7 @@ from gpu_manager.adapters.driver_files.native_libraries import (
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.adapters.simulated_control import read_control, write_control
 from gpu_manager.domain.card import Card
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, MEMORY, MEMORY_SOCKET
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from sandbox import programs
 from sandbox.admission import ADMISSION_TOKEN, AGENT_TOKEN, TOKENS, AdmissionProcess, find_program
@@ -43,7 +43,7 @@ NODE: Final = "sandbox"
 LOCK: Final = "sandbox.lock"  # marks a directory as a sandbox's, and says by its lock whether one runs there
 READY_SECONDS: Final = 30.0
 _LONGEST_SOCKET: Final = 107  # of a unix socket's path
-_SOCKETS: Final = "kubelet/device-plugins/vmemory.sock"
+_SOCKETS: Final = f"kubelet/device-plugins/{MEMORY_SOCKET}"
 _HTTP_SECONDS: Final = 5.0
 _AGENT: Final = "from gpu_manager.cli.main import main; main()"
 _OURS: Final = (

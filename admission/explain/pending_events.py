@@ -18,13 +18,13 @@ import structlog
 
 from admission.cluster.pod_view import PodView
 from admission.explain.explanation import FITS, Explanation
+from gpu_manager.domain.contract import EVENT_NOT_PLACED
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)
 
-REASON: Final = "GPUNotPlaced"
 SETTLE_SECONDS: Final = 2.0
 AGAIN_SECONDS: Final = 300.0
 _ROOM: Final = 4096
@@ -122,5 +122,5 @@ class PendingEvents:
         if explanation.counts.get(FITS) or explanation.line == told.line:
             return True
         told.last, told.line = now, explanation.line
-        self._voice.event(occupant.pod, REASON, explanation.line)
+        self._voice.event(occupant.pod, EVENT_NOT_PLACED, explanation.line)
         return True

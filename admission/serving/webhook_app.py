@@ -24,6 +24,7 @@ from admission.webhook.admission_review import (
     parse_review,
 )
 from admission.webhook.admit import SILENT, CreateTimeChecks, mutate, validate
+from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import RequestInvalid, printable
 
 log = structlog.get_logger(__name__)
@@ -46,7 +47,7 @@ class WebhookParts:
 
 def build_app(settings: AdmissionSettings, doors: WebhookParts) -> InflightLimit:
     """The ASGI application on :9443."""
-    api = FastAPI(title="gpu-quota-admission", version=doors.version, docs_url=None, redoc_url=None)
+    api = FastAPI(title=ADMISSION_NAME, version=doors.version, docs_url=None, redoc_url=None)
     api.include_router(_webhooks(settings.terms, doors))
     api.include_router(_status(doors))
     for router in doors.routers:

@@ -63,7 +63,37 @@ CARDS_ENV: Final = "VCUDA_CARDS"
 VISIBLE_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
 CDI_KIND: Final = "tencent.com/vcuda"
 
+# Reasons of Events.
+EVENT_ALLOCATED: Final = "VcudaAllocated"
+EVENT_REFUSED: Final = "VcudaRefused"
+EVENT_START_REFUSED: Final = "VcudaStartRefused"
+EVENT_WITHOUT_DEVICES: Final = "VcudaStranded"
+EVENT_EVADER: Final = "VcudaEvader"
+EVENT_LIBRARY_MESSAGE: Final = "VcudaNote"
+EVENT_NOT_PLACED: Final = "GPUNotPlaced"
+EVENT_BYPASSED: Final = "GPUBypassed"
+EVENT_QUOTA_UNUSABLE: Final = "GPUQuotaUnusable"
+EVENTS: Final = (
+    EVENT_ALLOCATED,
+    EVENT_REFUSED,
+    EVENT_START_REFUSED,
+    EVENT_WITHOUT_DEVICES,
+    EVENT_EVADER,
+    EVENT_LIBRARY_MESSAGE,
+    EVENT_NOT_PLACED,
+    EVENT_BYPASSED,
+    EVENT_QUOTA_UNUSABLE,
+)
+
+# Objects of an installation with the chart's defaults.
+NAMESPACE: Final = "kube-system"
+AGENT_NAME: Final = "gpu-manager"  # service account and component of the agent
+AGENT_DAEMONSET: Final = "gpu-manager-daemonset"
+ADMISSION_NAME: Final = "gpu-quota-admission"  # Deployment, Service, service account and Lease
+ADMISSION_SECRET: Final = "gpu-quota-admission-certs"  # noqa: S105  # a name
+
 # On the host.
+KUBELET_SOCKET: Final = "kubelet.sock"  # of device plugins' registration, and of PodResources
 STATE_DIR: Final = "/var/lib/gpu-manager"
 PAGES_DIR: Final = "/run/gpu-manager/pages"
 KUBELET_DIR: Final = "/var/lib/kubelet"

@@ -19,11 +19,12 @@ import grpc
 import structlog
 
 from gpu_manager.adapters.kubelet import SocketChange, SocketWatch, register
-from gpu_manager.adapters.kubelet.registration import KUBELET_SOCKET, kubelet_socket
+from gpu_manager.adapters.kubelet.registration import kubelet_socket
 from gpu_manager.domain.contract import (
     CARRIERS,
     CORE,
     CORE_SOCKET,
+    KUBELET_SOCKET,
     MEMORY,
     MEMORY_SOCKET,
     NVIDIA,

@@ -17,6 +17,7 @@ from typing import Final, Never, TypeVar
 
 import grpc
 
+from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from sandbox.kubelet.books import DeviceBooks
@@ -163,7 +164,7 @@ class PluginServer:
         for path in self._directory.iterdir():
             if path.is_socket():
                 path.unlink(missing_ok=True)
-        self._server.start(self._directory / "kubelet.sock")
+        self._server.start(self._directory / KUBELET_SOCKET)
 
     def stop(self, *, leave: bool = False) -> None:
         """End every connection and the server, and wait for their threads; ``leave`` the socket's file."""

@@ -13,6 +13,7 @@ from typing import Final, Never
 
 import grpc
 
+from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
 from sandbox.kubelet.books import DeviceBooks
@@ -73,7 +74,7 @@ class PodResourcesServer:
 
     def start(self) -> None:
         """Listen."""
-        self._server.start(self._directory / "kubelet.sock")
+        self._server.start(self._directory / KUBELET_SOCKET)
 
     def stop(self, *, leave: bool = False) -> None:
         """End the server and every call; ``leave`` the socket's file."""

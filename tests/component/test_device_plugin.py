@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_manager.adapters.kubelet.client import unix_target
-from gpu_manager.adapters.kubelet.registration import KUBELET_SOCKET
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, KUBELET_SOCKET, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.topology import Link, LinkKind, Topology

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, EVENT_LIBRARY_MESSAGE, MEMORY
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage, LibraryMessageKind
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
@@ -21,7 +21,6 @@ from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports import Limit
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.enforcement.library_messages import (
-    EVENT,
     EVENT_SECONDS,
     MOST_LINES,
     OLD_SECONDS,
@@ -115,7 +114,7 @@ def test_a_note_is_told_once_in_the_log_as_a_metric_and_to_the_pods_owner(rig: R
         "event": "libvcuda notes", "log_level": "info", "pod": "team/a", "container": "train",
         "kind": "memory-refused", "note": "process 17 was refused 6 GiB of card 0: 4 GiB of 5 GiB are used",
     }  # fmt: skip
-    assert rig.pods.events == [("team/a", EVENT, f'container "train": {line["note"]}')]
+    assert rig.pods.events == [("team/a", EVENT_LIBRARY_MESSAGE, f'container "train": {line["note"]}')]
     assert rig.tally.counts("library_notes") == {"memory-refused": 1}
     assert rig.look() == []
     assert len(rig.pods.events) == 1

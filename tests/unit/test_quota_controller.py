@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from admission.cluster.snapshot import PODS
 from admission.extender.cluster_metrics import ClusterMetrics
-from admission.quota_controller import BAD_QUOTA, QuotaController
-from gpu_manager.domain.contract import QUOTA_SEEN
+from admission.quota_controller import QuotaController
+from gpu_manager.domain.contract import EVENT_QUOTA_UNUSABLE, QUOTA_SEEN
 from gpu_manager.domain.pod import Pod
 from tests.fakes.extender import World, bound, config_map, pod
 
@@ -60,7 +60,7 @@ def test_a_bad_quota_is_told_once_and_again_when_it_is_bad_in_another_way(rig: R
         rig.take(text)
         rig.watch.complain()
         rig.watch.complain()
-    assert [(said[0], said[1], said[3]) for said in rig.paper.events] == [(*PLACE, BAD_QUOTA)] * 3
+    assert [(said[0], said[1], said[3]) for said in rig.paper.events] == [(*PLACE, EVENT_QUOTA_UNUSABLE)] * 3
     assert all(
         "The last good quota stays in force until it is mended" in said[4] for said in rig.paper.events
     )

@@ -11,8 +11,18 @@ import yaml
 from cryptography import x509
 
 from gpu_manager.adapters.kube import Connection, Refused
-from gpu_manager.adapters.kube.reading import DAEMONSET, list_all
-from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, NVIDIA, decode_inventory
+from gpu_manager.adapters.kube.reading import list_all
+from gpu_manager.domain.contract import (
+    ADMISSION_NAME,
+    ADMISSION_SECRET,
+    AGENT_DAEMONSET,
+    CORE,
+    INVENTORY,
+    MEMORY,
+    NAMESPACE,
+    NVIDIA,
+    decode_inventory,
+)
 from gpu_manager.domain.doctor.facts import (
     AgentPods,
     ClusterFacts,
@@ -27,8 +37,6 @@ from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
-SERVICE: Final = "gpu-quota-admission"
-_SECRET: Final = "gpu-quota-admission-certs"  # noqa: S105  # a name
 _HOOKS: Final = "/apis/admissionregistration.k8s.io/v1"
 _HINTS: Final = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
 _MIRROR: Final = "kubernetes.io/config.mirror"
@@ -45,7 +53,7 @@ def gather_cluster(connection: Connection) -> ClusterFacts:
     connection.request("say its version", "GET", "/version")
     looked = _Looked(connection)
     hooks = looked.part("webhook configurations", looked.webhooks)
-    namespaces = sorted({namespace for namespace, _ in looked.services} | {"kube-system"})
+    namespaces = sorted({namespace for namespace, _ in looked.services} | {NAMESPACE})
     agents = looked.part("daemonsets", looked.daemonset)
     return ClusterFacts(
         nodes=looked.part("nodes", looked.nodes),
@@ -90,7 +98,9 @@ class _Looked:
 
     def daemonset(self) -> tuple[AgentPods | None]:
         found = next(
-            self._list("daemonsets", "/apis/apps/v1/daemonsets", fieldSelector=f"metadata.name={DAEMONSET}"),
+            self._list(
+                "daemonsets", "/apis/apps/v1/daemonsets", fieldSelector=f"metadata.name={AGENT_DAEMONSET}"
+            ),
             None,
         )
         if found is None:
@@ -104,7 +114,7 @@ class _Looked:
         ready = {text(mapping(pod.get("spec")).get("nodeName")): _is_ready(pod) for pod in pods}
         return (
             AgentPods(
-                f"{namespace}/{DAEMONSET}",
+                f"{namespace}/{AGENT_DAEMONSET}",
                 _texts(template.get("nodeSelector")),
                 {node: holds for node, holds in ready.items() if node},
                 text(template.get("runtimeClassName")),
@@ -124,9 +134,9 @@ class _Looked:
                 for hook in mappings(obj.get("webhooks")):
                     client = mapping(hook.get("clientConfig"))
                     service = mapping(client.get("service"))
-                    if text(service.get("name")) != SERVICE:
+                    if text(service.get("name")) != ADMISSION_NAME:
                         continue
-                    place = text(service.get("namespace")), SERVICE
+                    place = text(service.get("namespace")), ADMISSION_NAME
                     self.services.add(place)
                     found.append(
                         Webhook(
@@ -157,7 +167,7 @@ class _Looked:
 
     def serving_expiry(self) -> float | None:
         for namespace, _ in sorted(self.services):
-            path = f"/api/v1/namespaces/{namespace}/secrets/{_SECRET}"
+            path = f"/api/v1/namespaces/{namespace}/secrets/{ADMISSION_SECRET}"
             try:
                 secret = self._connection.request("read the certificate's Secret", "GET", path)
             except Refused as error:

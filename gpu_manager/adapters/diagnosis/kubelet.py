@@ -14,7 +14,7 @@ from gpu_manager.adapters.diagnosis.runtime import cgroup_version
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES
 from gpu_manager.adapters.manifests import read_manifests
-from gpu_manager.domain.contract import CORE_SOCKET, MEMORY_SOCKET, NVIDIA_SOCKET
+from gpu_manager.domain.contract import CORE_SOCKET, KUBELET_SOCKET, MEMORY_SOCKET, NVIDIA_SOCKET
 from gpu_manager.domain.doctor.facts import KubeletFacts
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import parse_pod
@@ -33,8 +33,8 @@ def gather_kubelet(host: HostFiles, directory: str, *, sysfs: Path = Path("/sys"
     driver = _text(config.get("cgroupDriver"))
     fail = config.get("failCgroupV1")
     return KubeletFacts(
-        socket=host.exists(f"{plugins}/kubelet.sock"),
-        pod_resources=host.exists(f"{directory}/pod-resources/kubelet.sock"),
+        socket=host.exists(f"{plugins}/{KUBELET_SOCKET}"),
+        pod_resources=host.exists(f"{directory}/pod-resources/{KUBELET_SOCKET}"),
         registered=_registered(host.read(f"{plugins}/{FILE_NAME}", MAX_BYTES)),
         own_sockets=frozenset(
             n for n in (CORE_SOCKET, MEMORY_SOCKET, NVIDIA_SOCKET) if host.exists(f"{plugins}/{n}")

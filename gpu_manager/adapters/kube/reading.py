@@ -9,11 +9,10 @@ from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.domain.cluster.state import NodeReport
-from gpu_manager.domain.contract import INVENTORY, decode_inventory
+from gpu_manager.domain.contract import AGENT_DAEMONSET, INVENTORY, decode_inventory
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 
-DAEMONSET: Final = "gpu-manager-daemonset"
 _PAGE: Final = "500"
 
 
@@ -111,7 +110,8 @@ def _is_agent(obj: Mapping[str, Any]) -> bool:
     meta = obj.get("metadata")
     owners = meta.get("ownerReferences") if isinstance(meta, Mapping) else None
     return isinstance(owners, list) and any(
-        isinstance(o, Mapping) and o.get("kind") == "DaemonSet" and o.get("name") == DAEMONSET for o in owners
+        isinstance(o, Mapping) and o.get("kind") == "DaemonSet" and o.get("name") == AGENT_DAEMONSET
+        for o in owners
     )
 
 

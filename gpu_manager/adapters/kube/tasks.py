@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
 from gpu_manager.adapters.kube.outbox import FINAL, Task
+from gpu_manager.domain.contract import AGENT_NAME
 from gpu_manager.domain.pod import Pod
 from gpu_manager.ports import Clock
 
 _Value = TypeVar("_Value")
 
-COMPONENT = "gpu-manager"
 _MESSAGE_LIMIT = 1024  # bytes, the API server's limit of an event's note
 _REASON_LIMIT = 128
 
@@ -201,7 +201,7 @@ class EventTeller:
     SERIES_SECONDS = 600.0  # the same text after a longer silence is a new event
     _REMEMBERED = 1024
 
-    def __init__(self, connection: Connection, clock: Clock, node: str, component: str = COMPONENT) -> None:
+    def __init__(self, connection: Connection, clock: Clock, node: str, component: str = AGENT_NAME) -> None:
         self._component = component
         self._connection = connection
         self._clock = clock

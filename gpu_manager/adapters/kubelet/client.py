@@ -14,7 +14,7 @@ import grpc
 import structlog
 
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES, parse_checkpoint
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, KUBELET_SOCKET, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
 from gpu_manager.ports import CheckpointEntry, PodResourcesEntry
@@ -70,7 +70,7 @@ class KubeletClient:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._checkpoint = device_plugins / FILE_NAME
-        self._socket = pod_resources / "kubelet.sock"
+        self._socket = pod_resources / KUBELET_SOCKET
         self._resources = frozenset(resources)
         self._deadline = deadline
         self._sleep = sleep

@@ -12,11 +12,11 @@ from typing import Final
 import grpc
 
 from gpu_manager.adapters.kubelet.client import unix_target
+from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
 API_VERSION: Final = "v1beta1"
-KUBELET_SOCKET: Final = "kubelet.sock"
 # The kubelet may take 10 s to dial back, and then asks for our options before it answers.
 REGISTER_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.25  # above 1 s, pods that a restarted kubelet re-admits find no plugin and fail

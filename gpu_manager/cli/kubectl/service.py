@@ -14,7 +14,7 @@ from urllib.parse import quote
 import typer
 
 from gpu_manager.cli.kubectl.login import Login, object_name
-from gpu_manager.domain.contract import TOKEN_HEADER
+from gpu_manager.domain.contract import ADMISSION_NAME, NAMESPACE, TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 
 Admission = Annotated[
@@ -23,7 +23,7 @@ Admission = Annotated[
         "--admission", envvar="VCUDA_ADMISSION", help="Its service: NAMESPACE/NAME; - to judge without it."
     ),
 ]
-USUAL = "kube-system/gpu-quota-admission"
+USUAL = f"{NAMESPACE}/{ADMISSION_NAME}"
 _PORT = 443
 
 

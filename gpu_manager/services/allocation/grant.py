@@ -16,7 +16,15 @@ import structlog
 
 from gpu_manager.domain.admission_match import ContainerCandidate
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, Assignment, encode_assignment
+from gpu_manager.domain.contract import (
+    CARRIERS,
+    CORE,
+    EVENT_REFUSED,
+    MEMORY,
+    NVIDIA,
+    Assignment,
+    encode_assignment,
+)
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.placement import explain
@@ -242,7 +250,7 @@ class GrantWriter:
         self._tally.count("allocations", "refused")
         log.warning("refused", pod=pod.key, container=container.name, reason=str(error))
         text = str(error) if 'container "' in str(error) else f'container "{container.name}": {error}'
-        self._pods.event(pod, "VcudaRefused", text, warning=True)
+        self._pods.event(pod, EVENT_REFUSED, text, warning=True)
         kinds = (RequestInvalid, DoesNotFit, NodeUnready)
         kind = next((k for k in kinds if isinstance(error, k)), type(error))
         raise kind(f"pod {pod.key}: {text}") from error

@@ -12,7 +12,13 @@ from dataclasses import replace
 import structlog
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import MEMORY, NVIDIA, decode_assignment
+from gpu_manager.domain.contract import (
+    EVENT_ALLOCATED,
+    EVENT_START_REFUSED,
+    MEMORY,
+    NVIDIA,
+    decode_assignment,
+)
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.placement.policies import follow
@@ -190,7 +196,7 @@ class PreStart:
         pod = self._pod(grant.allocation.pod)
         if pod is not None:
             text = success_text(grant, self._allocator.node)
-            self._pods.event(pod, "VcudaAllocated", f'container "{grant.allocation.container}": {text}')
+            self._pods.event(pod, EVENT_ALLOCATED, f'container "{grant.allocation.container}": {text}')
             self._truth.tell(pod)
 
     def _refuse(self, entry: CheckpointEntry, pod: Pod | None, reason: str) -> None:
@@ -200,7 +206,7 @@ class PreStart:
         )
         if pod is not None:
             self._pods.event(
-                pod, "VcudaStartRefused", f'container "{entry.container}": {reason}', warning=True
+                pod, EVENT_START_REFUSED, f'container "{entry.container}": {reason}', warning=True
             )
             if self._evict and pod.controlled:
                 self._pods.evict(pod, reason)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import EVENT_EVADER
 from gpu_manager.domain.enforcement.evasion import (
     EVICTABLE,
     ContainerEvidence,
@@ -35,7 +36,6 @@ from gpu_manager.services.metrics import ServiceMetrics
 log = structlog.get_logger(__name__)
 
 PERIOD_SECONDS = 0.5  # how often a new sample is looked for; samples come at 1 Hz
-EVENT = "VcudaEvader"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class EvasionDetector:
             log.warning("evader evicted", **_fields(evader))
             self._pods.evict(pod, text)
             text += "; the pod is evicted"
-        self._pods.event(pod, EVENT, text, warning=True)
+        self._pods.event(pod, EVENT_EVADER, text, warning=True)
 
 
 def _asks(pod: Pod | None, name: str) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from gpu_manager.domain.contract import EVENT_LIBRARY_MESSAGE
 from gpu_manager.domain.enforcement.library_messages import (
     FOR_THE_POD,
     TROUBLE,
@@ -33,7 +34,6 @@ MOST_LINES = 6
 """Lines in the log about one container in a window; of the rest the number."""
 OLD_SECONDS = 60.0
 """What was noted longer than this before the first look was told by the agent that ran then."""
-EVENT = "VcudaNote"
 EVENT_SECONDS = 600.0
 """Between two Events on a container for the same kind of note."""
 
@@ -124,7 +124,7 @@ class LibraryMessages:
         )
         if pod is not None:
             heard.events[note.kind] = now
-            self._pods.event(pod, EVENT, f'container "{grant.key[1]}": {text}', warning=True)
+            self._pods.event(pod, EVENT_LIBRARY_MESSAGE, f'container "{grant.key[1]}": {text}', warning=True)
 
     def _name(self, note: LibraryMessage) -> str:
         uuid = note.card

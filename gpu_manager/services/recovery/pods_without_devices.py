@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 
-from gpu_manager.domain.contract import RESOURCES
+from gpu_manager.domain.contract import EVENT_WITHOUT_DEVICES, RESOURCES
 from gpu_manager.domain.pod import MIRROR, ContainerKind, Pod, PodUid
 from gpu_manager.ports import CheckpointEntry, Pods
 from gpu_manager.services.allocation.allocator import Allocator
@@ -69,7 +69,7 @@ class PodsWithoutDevices:
         )
         self._tally.count("stranded")
         log.warning("stranded", pod=pod.key, container=container, resource=resource, evicted=evicted)
-        self._pods.event(pod, "VcudaStranded", text, warning=True)
+        self._pods.event(pod, EVENT_WITHOUT_DEVICES, text, warning=True)
         if evicted:
             self._pods.evict(pod, text)
 

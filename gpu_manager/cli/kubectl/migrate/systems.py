@@ -31,6 +31,7 @@ from gpu_manager.domain.contract import (
     GPU_MODEL,
     GPU_UUID,
     MEMORY,
+    NVIDIA,
     PLACEMENT,
     PREDICATE_INDEX,
     PREDICATE_NODE,
@@ -85,7 +86,7 @@ PREDECESSOR: Final = System(
 
 # HAMi.
 
-_GPU, _GPUMEM, _GPUMEM_PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
+_GPU, _GPUMEM, _GPUMEM_PERCENT = NVIDIA, "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 _GPUCORES, _PRIORITY = "nvidia.com/gpucores", "nvidia.com/priority"
 
 

@@ -23,7 +23,7 @@ from gpu_manager.cli.kubectl.migrate.model import (
     System,
 )
 from gpu_manager.cli.kubectl.migrate.systems import MIG, PREDECESSOR, SYSTEMS, TIME_SLICING
-from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY
+from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes, format_number, parse_quantity
@@ -131,7 +131,7 @@ class _Pod:
         sure = [
             s
             for s in SYSTEMS
-            if names & (set(s.resources) - (shared if s is not TIME_SLICING else {"nvidia.com/gpu"}))
+            if names & (set(s.resources) - (shared if s is not TIME_SLICING else {NVIDIA}))
             or (names & set(s.resources) and self._spec.get("schedulerName") in s.schedulers)
             or (names & set(s.resources) and s.marks and any(str(a).startswith(s.marks) for a in annotations))
         ]

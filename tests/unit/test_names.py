@@ -1,0 +1,85 @@
+"""Names said once: public classes across all packages, and every string of the contract in its one module."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.domain import contract
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("gpu_manager", "admission", "vcuda", "sandbox")
+GENERATED = "gpu_manager/pb"
+STRUCTS = "vcuda/page.py"  # mirrors the C structs, which have names of their own
+CONTRACT = "gpu_manager/domain/contract.py"
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            place = path.relative_to(ROOT).as_posix()
+            if not place.startswith(GENERATED):
+                yield place, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_a_public_class_name_exists_once() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for place, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and place != STRUCTS:
+                found[node.name].append(f"{place}:{node.lineno}")
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+# Words that are contract and plain words at once: spelled elsewhere they mean something else.
+PLAIN = {
+    contract.NAMESPACE: "Kubernetes' own namespace, which exists with or without this project",
+    contract.AGENT_NAME: "the program, the distribution and the User-Agent have this name too",
+    contract.PRELOAD_PATH: "the loader's own file",
+    contract.KUBELET_DIR: "the kubelet's default",
+}
+
+
+def promised() -> list[str]:
+    strings = [
+        value
+        for name, value in vars(contract).items()
+        if name.isupper() and not name.startswith("_") and isinstance(value, str)
+    ]
+    assert len(strings) > 40
+    return sorted(set(strings) - PLAIN.keys())
+
+
+def spelled(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """String constants of the code with their lines; docstrings are prose."""
+    prose = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.lineno, node.value
+
+
+@pytest.fixture(scope="module")
+def constants() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for place, tree in sources():
+        if place != CONTRACT:
+            for line, text in spelled(tree):
+                found[text].append(f"{place}:{line}")
+    return found
+
+
+@pytest.mark.parametrize("string", promised())
+def test_a_string_of_the_contract_is_spelled_in_its_module_alone(
+    string: str, constants: dict[str, list[str]]
+) -> None:
+    assert constants.get(string, []) == []
