@@ -31,7 +31,7 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.ledger import Ledger
-from gpu_manager.domain.placement.policies import find
+from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.rules.legal_values import pod_request

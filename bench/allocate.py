@@ -23,7 +23,7 @@ from bench.world import World
 from gpu_manager.domain.contract import MEMORY
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
-from gpu_manager.domain.placement.policies import place
+from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.rules.legal_values import pod_request
 from sandbox.kubelet import Step

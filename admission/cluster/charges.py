@@ -14,7 +14,7 @@ from admission.cluster.pod_view import PodView
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.terminating import terminating_allocations
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.placement.policies import find
+from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest

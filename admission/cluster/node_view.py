@@ -14,7 +14,7 @@ from admission.cluster.pod_view import PodView
 from gpu_manager.domain.cluster.terminating import terminating_allocations
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.ledger import Ledger
-from gpu_manager.domain.placement.policies import find
+from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount
 

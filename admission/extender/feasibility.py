@@ -23,7 +23,7 @@ from gpu_manager.domain.cluster.terminating import with_terminating
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.placement.explain import LINE_LIMIT, Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.placement.policies import Placement, find, judge
+from gpu_manager.domain.placement.place import Placement, find, judge
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest

@@ -15,7 +15,7 @@ from gpu_manager.domain.placement.explain import (
     nearest_request,
 )
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement.policies import judge, place
+from gpu_manager.domain.placement.place import judge, place
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request

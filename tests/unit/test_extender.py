@@ -10,7 +10,7 @@ from admission.cluster.snapshot import NODES
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.verbs import FULL_LINES
 from gpu_manager.domain.contract import ALLOCATION, GPU_MODEL, GPU_UUID, PLACEMENT, decode_assignment
-from gpu_manager.domain.placement.policies import follow
+from gpu_manager.domain.placement.place import follow
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from gpu_manager.domain.rules.legal_values import pod_request

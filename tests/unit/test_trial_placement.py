@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.placement.policies import find
+from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.placement.trial_placement import TrialPlacement, Unit
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount

@@ -14,7 +14,7 @@ from gpu_manager.domain.contract import ALLOCATION, CORDON, Inventory, decode_as
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement.policies import Placement, find, judge
+from gpu_manager.domain.placement.place import Placement, find, judge
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.rules.legal_values import pod_request

@@ -1,6 +1,6 @@
 """The arithmetic of a decision in words: why a pod does not fit, card by card, and what would.
 
-Pure text making: :mod:`gpu_manager.domain.placement.policies` finds the facts. Every text is bounded, for
+Pure text making: :mod:`gpu_manager.domain.placement.place` finds the facts. Every text is bounded, for
 it ends in Events, in scheduler answers and in annotations.
 """
 

@@ -1,313 +1,88 @@
-"""Which cards a pod gets: the one judgement that the agent, the extender and the command line share.
+"""The placement policies of a pod: one function each, and the table that names them.
 
-A pod is placed at once, its containers in the kubelet's order. A fraction lies on one card; whole cards are
-cards that nobody holds any of, charged with all their memory. The choice among the cards that would do:
-
-=============  =========================================================================================
-``share``      a fraction, under ``binpack``: best fit, the card with the least cores left afterwards, then
-               the least memory left, then the lowest index
-``fragment``   one whole card: the one whose loss breaks least (:func:`card_sets.fragment`)
-``link``       several whole cards: the best-joined set (:func:`card_sets.best_set`)
-=============  =========================================================================================
-
-The pod's annotation ``tencent.com/placement`` picks one of these policies:
-
-=============  =========================================================================================
-``binpack``    the default, as above: keeps whole cards and full groups of cards for whoever needs them
-``spread``     a fraction goes where most cores are left, then most memory: least contention; whole cards
-               have no neighbours and are chosen as under ``binpack``
-``topology``   containers of one pod lie near each other: a fraction on a card that the pod already has,
-               else on the card best joined to the pod's cards, else best fit; one whole card likewise, else
-               ``fragment``; several by ``link``
-=============  =========================================================================================
-
-Where these choices, one after the other, leave no room for a later container, an exact search decides: a
-pod of at most :data:`SEARCHED` fractions that can be placed is placed.
-
-**Ordinary init containers.** The kubelet hands the ids of an ordinary init container to the containers after
-it, so these must lie where it lies: all on one card, or, where all ask for the same number of whole cards,
-each on the cards that the last init container left (a later one on other cards once those are taken for good
-by an app container or sidecar). A sidecar that starts before the first such init container is free.
+A policy chooses the card of a container that asks for part of one card or for one whole card. Several whole
+cards are chosen by :func:`gpu_manager.domain.placement.card_sets.best_set` under every policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from typing import Final
 
-from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.errors import Bug, DoesNotFit, quoted
-from gpu_manager.domain.placement.card_sets import best_set, fragment
-from gpu_manager.domain.placement.explain import Refusal, advise, advise_none, nearest_request, refuse
-from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.placement.trial_placement import TrialPlacement, Unit, units_of
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.placement.card_sets import fragment
+from gpu_manager.domain.placement.trial_placement import TrialPlacement, Unit
 from gpu_manager.domain.resources import Amount
-from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest
+from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.topology import Topology
 
-SEARCHED = 6  # fractions of one pod; the exact search takes up to 3 ** SEARCHED steps a card, 15 ms in all
+Policy = Callable[[TrialPlacement, Unit, Topology], int | None]
+"""The position of the chosen card in ``trial.cards``, or None where no open card has room for the unit."""
 
-Placement = dict[str, tuple[Share, ...]]
+Rank = Callable[[int, Amount], tuple[int, ...]]
+"""What cards are compared by, lowest first: the position of a card, and what it would have left."""
 
 
-def place(request: PodRequest, cards: Sequence[CardState], topology: Topology, ledger: Ledger) -> Placement:
-    """The shares of each asking container, by name. ``cards`` and ``topology`` go by the same positions.
+def binpack(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
+    """The default. A part of a card goes where least is left: cores first, then memory, then the index.
 
-    The ledger takes what this returns. Nothing is booked here.
-
-    Raises:
-        DoesNotFit: there is no room; the text says why, card by card, and what would fit.
+    A whole card is the idle one whose loss leaves the best-joined sets to later pods.
     """
-    verdict = judge(request, cards, topology, ledger)
-    if isinstance(verdict, Refusal):
-        raise DoesNotFit(verdict.line())
-    return verdict
+    if unit.cards:
+        return fragment(topology, _idle(trial))
+    return _best(trial, unit, lambda _at, left: (left.cores, left.memory))
 
 
-def judge(
-    request: PodRequest, cards: Sequence[CardState], topology: Topology, ledger: Ledger
-) -> Placement | Refusal:
-    """The same, a refusal as a value."""
-    units = units_of(request)
-    if units is None:
-        views = TrialPlacement(request, cards, ledger).views()
-        free = tuple((view, view.closed or f"{view.free} free") for view in views)
-        return Refusal(_torn(request), free, "Change the pod")
-    found = _solve(request, units, cards, topology, ledger)
-    return found if isinstance(found, dict) else _refusal(request, units, *found, topology, ledger)
+def spread(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
+    """A part of a card goes where most is left: cores first, then memory, then the index.
 
-
-def find(
-    request: PodRequest, cards: Sequence[CardState], topology: Topology, ledger: Ledger
-) -> Placement | None:
-    """The same without a reason: None if there is no room. For whoever asks thousands of nodes."""
-    units = units_of(request)
-    found = None if units is None else _solve(request, units, cards, topology, ledger)
-    return found if isinstance(found, dict) else None
-
-
-def _solve(
-    request: PodRequest,
-    units: Sequence[Unit],
-    cards: Sequence[CardState],
-    topology: Topology,
-    ledger: Ledger,
-) -> Placement | tuple[TrialPlacement, Unit]:
-    """The placement, or the first unit for which there is no room, and the desk as it then stood."""
-    if topology.size != len(cards):
-        raise Bug(f"a topology of {topology.size} cards was given for {len(cards)} cards")
-    desk = TrialPlacement(request, cards, ledger)
-    failed = _lay_out(desk, units, request.placement, topology)
-    if failed is None:
-        return desk.shares
-    second = TrialPlacement(request, cards, ledger)
-    seats = _search(second, units)
-    if seats is None:
-        return desk, failed
-    for unit, at in seats:
-        second.put(unit, (at,))
-    _lay_out(second, [unit for unit in units if unit.cards], request.placement, topology)
-    return {c.name: second.shares[c.name] for unit in units for c in unit.members}
-
-
-def follow(
-    request: PodRequest,
-    assignment: Mapping[str, Sequence[tuple[CardUuid, Amount]]],
-    cards: Sequence[CardState],
-    ledger: Ledger,
-) -> Placement:
-    """Take the cards that the scheduler named, if they hold; amounts are the request's, never those named.
-
-    A cordoned card is followed: the pod was bound before.
-
-    Raises:
-        DoesNotFit: they do not hold; the text says which card of which container, and why.
+    A whole card is chosen as by :func:`binpack`: nobody else is on it in any case.
     """
-    units = units_of(request)
-    if units is None:
-        raise DoesNotFit(_torn(request))
-    desk = TrialPlacement(request, [replace(state, cordoned=False) for state in cards], ledger)
-    position = {state.card.uuid: at for at, state in enumerate(cards)}
-    for unit in units:
-        where = [_named(container, assignment, position) for container in unit.members]
-        if any(set(other) != set(where[0]) for other in where):
-            raise DoesNotFit(f"{_who(unit)}: the scheduler named different cards for them. {_INIT_RULE}")
-        for at in where[0]:
-            _check(desk, unit, at)
-        for container, positions in zip(unit.members, where, strict=True):
-            desk.put(Unit((container,), unit.cards), positions)
-    return desk.shares
+    if unit.cards:
+        return fragment(topology, _idle(trial))
+    return _best(trial, unit, lambda _at, left: (-left.cores, -left.memory))
 
 
-_INIT_RULE = (
-    "The containers from the first ordinary init container on must lie on one card,"
-    " or ask for the same number of whole cards"
-)
+def topology(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
+    """As near as can be to the cards that the pod's other containers have; the first goes as by
+    :func:`binpack`.
 
-
-def _torn(request: PodRequest) -> str:
-    asks = ", ".join(f"{quoted(c.name)} {c.request}" for c in request.containers if c.request.cores)
-    return f"the pod asks {asks}: this fits nowhere. {_INIT_RULE}"
-
-
-def _who(unit: Unit) -> str:
-    names = ", ".join(quoted(c.name) for c in unit.members)
-    return f"container {names}" if len(unit.members) == 1 else f"containers {names} together"
-
-
-def _named(
-    container: ContainerRequest,
-    assignment: Mapping[str, Sequence[tuple[CardUuid, Amount]]],
-    position: Mapping[CardUuid, int],
-) -> list[int]:
-    """The positions of the cards named for a container."""
-    uuids = [uuid for uuid, _ in assignment.get(container.name, ())]
-    wanted = container.request.cards or 1
-    if len(uuids) != wanted or len(set(uuids)) != wanted:
-        raise DoesNotFit(
-            f"container {quoted(container.name)} asks for {container.request}:"
-            f" the scheduler named {len(set(uuids))} cards, {wanted} expected"
-        )
-    for uuid in uuids:
-        if uuid not in position:
-            who = f"container {quoted(container.name)}"
-            raise DoesNotFit(f"{who}: the scheduler named card {quoted(uuid)}, not on this node")
-    return [position[uuid] for uuid in uuids]
-
-
-def _check(desk: TrialPlacement, unit: Unit, at: int) -> None:
-    card = desk.cards[at].card
-    where = f"{_who(unit)}: the scheduler named card {card.index} ({card.uuid})"
-    if desk.closed[at]:
-        raise DoesNotFit(f"{where}: {desk.closed[at]}")
-    if not desk.fits(at, unit.members):
-        asked = "a whole card is" if unit.cards else f"{_ask(unit)}"
-        raise DoesNotFit(f"{where}: {asked} asked, {desk.left(at)} free")
-
-
-def _lay_out(
-    desk: TrialPlacement, units: Sequence[Unit], policy: PlacementPolicy, topology: Topology
-) -> Unit | None:
-    """Lay the units out one after the other; the first that finds no cards is returned."""
-    for unit in units:
-        positions = _choose(desk, unit, policy, topology)
-        if positions is None:
-            return unit
-        desk.put(unit, positions)
-    return None
-
-
-def _choose(
-    desk: TrialPlacement, unit: Unit, policy: PlacementPolicy, topology: Topology
-) -> tuple[int, ...] | None:
-    if unit.cards == 0:
-        at = _share(desk, unit, policy, topology)
-        return None if at is None else (at,)
-    idle = frozenset(at for at in desk.open if desk.idle(at))
-    if unit.cards > 1:
-        return best_set(topology, idle, unit.cards)
-    if policy is PlacementPolicy.TOPOLOGY and idle and desk.shares:
-        return (min(idle, key=lambda at: (-_joined(desk, topology, at), at)),)
-    one = fragment(topology, idle)
-    return None if one is None else (one,)
-
-
-def _share(desk: TrialPlacement, unit: Unit, policy: PlacementPolicy, topology: Topology) -> int | None:
-    best: tuple[int, ...] | None = None
-    for at in desk.open:
-        left = desk.left(at, unit.members)
-        if left.cores < 0 or left.memory < 0:
-            continue
-        rank: tuple[int, ...] = (left.cores, left.memory, at)
-        if policy is PlacementPolicy.SPREAD:
-            rank = (-left.cores, -left.memory, at)
-        elif policy is PlacementPolicy.TOPOLOGY and desk.shares:
-            rank = (-bool(desk.held(at)), -_joined(desk, topology, at), *rank)
-        if best is None or rank < best:
-            best = rank
-    return None if best is None else best[-1]
-
-
-def _joined(desk: TrialPlacement, topology: Topology, at: int) -> int:
-    """How well a card is joined to the cards that the pod has."""
-    return sum(topology.weights[at][other] for other in range(topology.size) if desk.held(other))
-
-
-def _search(desk: TrialPlacement, units: Sequence[Unit]) -> list[tuple[Unit, int]] | None:
-    """Seats for the parts of cards that leave enough idle cards for the whole ones; None if there are none.
-
-    Card by card, every set of units still without a seat that the card holds, keeping for each set seated so
-    far the way that spoils the fewest idle cards. Exact, since whole cards need nothing but that number.
+    A part of a card goes to a card of the pod's own before any other; then to the best joined, then to the
+    one with least left.
     """
-    parts = [unit for unit in units if unit.cards == 0]
-    idle = sum(desk.idle(at) for at in desk.open)
-    spare = idle - sum(unit.cards for unit in units)
-    if len(units) == 1 or not 0 < len(parts) <= SEARCHED or spare < 0:
-        return None  # one after the other was exact already, or there is no hope, or too much to try
-    if not all(any(desk.fits(at, unit.members) for at in desk.open) for unit in parts):
-        return None
-    everyone = (1 << len(parts)) - 1
-    ways: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {0: (0, ())}
-    for at in desk.open:
-        sets = [
-            taken
-            for taken in range(1, everyone + 1)
-            if desk.fits(at, [c for i, unit in enumerate(parts) if taken >> i & 1 for c in unit.members])
-        ]
-        cost = int(desk.idle(at))
-        for seated, (spoiled, seats) in list(ways.items()):
-            for taken in sets:
-                if not seated & taken and spoiled + cost <= spare:
-                    way = (spoiled + cost, (*seats, (taken, at)))
-                    ways[seated | taken] = min(ways.get(seated | taken, way), way, key=lambda w: w[0])
-    if everyone not in ways:
-        return None
-    seats = ways[everyone][1]
-    return [(unit, at) for taken, at in seats for i, unit in enumerate(parts) if taken >> i & 1]
-
-
-def _refusal(
-    request: PodRequest,
-    units: Sequence[Unit],
-    desk: TrialPlacement,
-    failed: Unit,
-    topology: Topology,
-    ledger: Ledger,
-) -> Refusal:
-    views = desk.views()
-    nearest = _nearest(request, units, TrialPlacement(request, desk.cards, ledger), topology)
-    found = None if nearest is None else find(nearest, desk.cards, topology, ledger)
-    if nearest is None or found is None:
-        return refuse(_who(failed), _ask(failed), failed.cards, views, advise_none(views))
-    less = {c.name: c.request for c in nearest.containers if c not in request.containers}
-    advice = advise(less, found, desk.cards)
-    return refuse(_who(failed), _ask(failed), failed.cards, views, advice, nearest)
-
-
-def _nearest(
-    request: PodRequest, units: Sequence[Unit], desk: TrialPlacement, topology: Topology
-) -> PodRequest | None:
-    """The pod with less asked by each container for which there is no room in its turn."""
-    for unit in units:
-        if _lay_out(desk, [unit], request.placement, topology) is None:
-            continue
-        container = unit.members[0]
-        less = nearest_request(container.request, desk.views(), desk.unit)
-        if less is None or len(unit.members) > 1:
-            return None
-        request = request.asking(container.name, less)
-        _lay_out(desk, [Unit((replace(container, request=less),), less.cards)], request.placement, topology)
-    return request
-
-
-def _ask(unit: Unit) -> Amount:
-    """What a unit asks of one card at its worst moment; of a whole card the memory counts as nothing."""
-    card = CardUuid("")
-    return peak(
-        (
-            Allocation(PodUid(""), c.name, c.kind, c.order, (Share(card, c.request.amount),))
-            for c in unit.members
-        ),
-        card,
+    if not trial.shares:
+        return binpack(trial, unit, topology)
+    if unit.cards:
+        return min(_idle(trial), key=lambda at: (-_joined(trial, topology, at), at), default=None)
+    return _best(
+        trial,
+        unit,
+        lambda at, left: (-bool(trial.held(at)), -_joined(trial, topology, at), left.cores, left.memory),
     )
+
+
+POLICIES: Final[Mapping[PlacementPolicy, Policy]] = {
+    PlacementPolicy.BINPACK: binpack,
+    PlacementPolicy.SPREAD: spread,
+    PlacementPolicy.TOPOLOGY: topology,
+}
+
+
+def _idle(trial: TrialPlacement) -> frozenset[int]:
+    return frozenset(at for at in trial.open if trial.idle(at))
+
+
+def _best(trial: TrialPlacement, unit: Unit, rank: Rank) -> int | None:
+    """The open card with the lowest rank that has room; of equal ranks the lowest position."""
+    best: tuple[tuple[int, ...], int] | None = None
+    for at in trial.open:
+        left = trial.left(at, unit.members)
+        if left.cores >= 0 and left.memory >= 0:
+            candidate = rank(at, left), at
+            if best is None or candidate < best:
+                best = candidate
+    return None if best is None else best[1]
+
+
+def _joined(trial: TrialPlacement, topology: Topology, at: int) -> int:
+    """How well a card is joined to the cards that the pod has: the sum of pair weights."""
+    return sum(topology.weights[at][other] for other in range(topology.size) if trial.held(other))

@@ -13,7 +13,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, Amount, format_bytes
 
 class PlacementPolicy(Enum):
     """The values of the pod annotation ``tencent.com/placement``; see
-    :mod:`gpu_manager.domain.placement.policies`.
+    :mod:`gpu_manager.domain.placement.place`.
     """
 
     BINPACK = "binpack"

@@ -18,7 +18,7 @@ from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement.policies import Placement, find, judge
+from gpu_manager.domain.placement.place import Placement, find, judge
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest

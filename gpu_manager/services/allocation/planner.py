@@ -13,7 +13,7 @@ from gpu_manager.domain.contract import ALLOCATION, NVIDIA, decode_assignment
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
 from gpu_manager.domain.ids import DeviceIds
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement.policies import find, follow, place
+from gpu_manager.domain.placement.place import find, follow, place
 from gpu_manager.domain.placement.trial_placement import units_of
 from gpu_manager.domain.pod import Container, Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount

@@ -21,7 +21,7 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.placement.policies import follow
+from gpu_manager.domain.placement.place import follow
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules import legal_values

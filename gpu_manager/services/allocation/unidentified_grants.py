@@ -18,7 +18,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, RESOURCES
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.placement.policies import place
+from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules import legal_values
