@@ -10,7 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import GenerationMode
 
-from admission.app import Doors, build_app
+from admission.app import WebhookParts, build_app
 from admission.config import AdmissionSettings, ClusterTerms
 from admission.explain.access import AccessCheck, Reviews
 from admission.explain.explain_api import ExplainSources, explain_routes
@@ -46,7 +46,7 @@ def service() -> Any:
 
     clock = FakeClock()
     knowledge = ExplainSources(world.cluster, world.quota, world.judge, ClusterTerms(), fetch)
-    doors = Doors(
+    doors = WebhookParts(
         AdmissionMetrics("1"),
         "1",
         lambda: {"certificate": True},

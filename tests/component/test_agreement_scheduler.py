@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandbox.api import ADMIN_TOKEN, StandInApi
-from sandbox.extender import Extender as StandInsExtender
+from sandbox.extender import ExtenderClient as StandInsExtender
 from sandbox.scheduler import SCHEDULER as NAME
 from sandbox.scheduler import Scheduler
 from tests.agreement.extender import MANAGED, Extender, Scheduling

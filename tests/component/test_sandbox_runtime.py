@@ -237,8 +237,8 @@ def test_everything_ends_when_the_sandbox_is_killed(tmp_path: Path) -> None:
     script = f"""
 import threading
 from pathlib import Path
-from sandbox.processes import Processes
-processes = Processes()
+from sandbox.processes import ProcessTable
+processes = ProcessTable()
 pid = processes.spawn("a", ["sh", "-c", "setsid sleep 60 & echo $!; exec sleep 60"], env={{"PATH": "/usr/bin:/bin"}},
     cwd=Path("/"), log=Path({str(tmp_path / "log")!r}), ended=lambda code: None)
 print(pid, processes.pid, flush=True)
