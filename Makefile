@@ -74,6 +74,9 @@ gpu: $(STAMP) ## the same promises on a real card; says so and stops where there
 soak: $(STAMP) ## 100,000 shuffled admissions with faults
 	python -m bench --only association --full
 
+reference: $(STAMP) ## write the pages of docs that are made from the code; a test keeps them equal
+	python -m tools.docs
+
 docs: $(STAMP) ## the documentation as a site under build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 
@@ -136,4 +139,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image cluster-packages cluster-up e2e soak-cluster cluster-starts cluster-record cluster-down
+.PHONY: help reference setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image cluster-packages cluster-up e2e soak-cluster cluster-starts cluster-record cluster-down

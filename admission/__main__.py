@@ -137,9 +137,6 @@ def command(
         bool,
         typer.Option("--print-policies", help="Print the rules as ValidatingAdmissionPolicies, and end."),
     ] = False,
-    print_reference: Annotated[
-        str, typer.Option(help="Print a page of the documentation, and end: flags, metrics.")
-    ] = "",
     log_level: Annotated[
         str, typer.Option(envvar="LOG_LEVEL", help="debug, info, warning, error, or 0..8.")
     ] = "info",
@@ -165,9 +162,6 @@ def command(
         deny_node_name=deny_node_name,
         trusted_users=frozenset(trusted_user) if trusted_user else TRUSTED_USERS,
     )
-    if print_reference:
-        sys.stdout.write(_reference(context, print_reference))
-        return
     if print_policies:
         from admission.webhook.static_policies import render  # noqa: PLC0415  # each way of the program loads what it needs
 
@@ -213,15 +207,6 @@ def command(
             kubeconfig=kubeconfig,
         )
     ).run()
-
-
-def _reference(context: typer.Context, name: str) -> str:
-    from admission.reference import AdmissionPage, page_of  # noqa: PLC0415  # each way of the program loads what it needs
-
-    pages = {page.value: page for page in AdmissionPage}
-    if name not in pages:
-        raise RequestInvalid(f"--print-reference is {quoted(name)}: use {' or '.join(pages)}")
-    return page_of(pages[name], context.command.params, OLD_FLAGS)
 
 
 def _all_or_none(files: Mapping[str, Path | None]) -> None:

@@ -13,10 +13,6 @@ COMMANDS: Commands = {
     "cordon": ("gpu_manager.cli.cordon", "Close cards to new shares."),
     "doctor": ("gpu_manager.cli.doctor", "Find what is wrong on this machine, each with its cure."),
     "graph": ("gpu_manager.cli.graph", "Show the cards of the running agent, and who holds what of them."),
-    "reference": (
-        "gpu_manager.cli.reference",
-        "Print a page of the documentation that is made from the code.",
-    ),
     "run": ("gpu_manager.cli.run", "Run the agent of this node."),
     "sandbox": ("gpu_manager.cli.sandbox", "Keep a node with simulated cards up, on a laptop."),
     "status": ("gpu_manager.cli.status", "Say whether the running agent can serve pods."),

@@ -1,4 +1,4 @@
-"""Prints what the doctor found, and its page of the documentation, from one table of checks."""
+"""Prints what the doctor found."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ from typing import Any
 import typer
 
 from gpu_manager.cli.output import Output, coloured, emit, for_program
-from gpu_manager.domain.doctor import CLUSTER_CHECKS, NODE_CHECKS, DoctorCheck, Report, Severity
+from gpu_manager.domain.doctor import DoctorCheck, Report, Severity
 from gpu_manager.domain.errors import printable
 
 _COLOURS = {Severity.TROUBLE: typer.colors.RED, Severity.WARNING: typer.colors.YELLOW}
 _WIDTH = 100
-_INTRODUCTION = """\
-`gpu-manager doctor` looks at the machine it runs on: driver, container runtime, kubelet and the running
-agent. `kubectl vcuda doctor` looks at the cluster through the API server, with your own rights.
-Both say what is wrong and its cure, and what they could not look at; the first also which way of injecting
-cards will work and why, by the judgement of `--device-injection auto`.
-Exit code: 0 good (warnings do not count), 1 trouble, 2 bad input. `-o json` and `-o yaml` for programs."""
 
 
 def show(report: Report, output: Output) -> int:
@@ -86,21 +80,3 @@ def _document(report: Report) -> Mapping[str, Any]:
         "passed": list(report.passed),
         "skipped": [{"checks": list(one.checks), "why": one.why} for one in report.skipped],
     }
-
-
-def page() -> str:
-    """docs/doctor.md."""
-    parts = [
-        "# The doctor's checks",
-        "Printed by `gpu-manager reference doctor`; do not edit by hand.",
-        _INTRODUCTION,
-        "## On a node",
-        *(_entry(check) for check in NODE_CHECKS),
-        "## In the cluster",
-        *(_entry(check) for check in CLUSTER_CHECKS),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _entry(check: DoctorCheck) -> str:
-    return f"### {check.id}\n\n*{check.severity.value.capitalize()}.* {check.what}\n\n**Cure.** {check.cure}"

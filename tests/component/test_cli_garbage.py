@@ -97,7 +97,6 @@ def test_an_options_value_that_is_garbage(
         "cordon": ["GPU-x"],
         "explain": [str(manifest)],
         "migrate": [str(manifest)],
-        "reference": ["flags"],
         "topology": [str(matrix), "--pick", "1"],
         "uncordon": ["GPU-x"],
     }

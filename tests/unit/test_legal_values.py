@@ -15,7 +15,6 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, LARGEST_COUNT, MIB
 from gpu_manager.domain.rules.legal_values import (
     Rule,
     check_pod,
-    errors_page,
     is_legal_core,
     is_legal_memory,
     nearest_cores,
@@ -322,10 +321,6 @@ def test_an_ordinary_pod_has_no_warning() -> None:
 # The table.
 
 
-def test_the_page_of_errors_is_the_table_of_rules() -> None:
-    assert (ROOT / "docs" / "errors.md").read_text().startswith(errors_page())  # then admission.refusals
-
-
 def test_each_rule_has_an_id_words_and_a_cure_of_its_own() -> None:
     ids = [rule.id for rule in Rule]
     assert len(set(ids)) == len(ids)
@@ -333,4 +328,3 @@ def test_each_rule_has_an_id_words_and_a_cure_of_its_own() -> None:
         assert rule.id == rule.name.lower().replace("_", "-")
         assert rule.value.why
         assert rule.value.cure
-        assert f"### {rule.id}\n" in errors_page()

@@ -1,26 +1,26 @@
-"""docs/reference is what the code says: pages are printed by the program, and leave nothing out."""
+"""Pages of docs that are made from the code are what the code says, and leave nothing out."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from gpu_manager.cli.reference import CommandPage, text_of
 from gpu_manager.domain import contract
+from tools.docs import PAGES
+from tools.docs.admission import described
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("page", list(CommandPage))
-def test_the_page_in_the_docs_is_what_the_program_prints(page: CommandPage) -> None:
-    place = "doctor.md" if page is CommandPage.DOCTOR else f"reference/{page.value}.md"
-    written = (DOCS / place).read_text(encoding="utf-8")
-    assert written == text_of(page), f"gpu-manager reference {page.value} > docs/{place}"
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_in_the_docs_is_what_the_code_says(page: str) -> None:
+    assert (ROOT / "docs" / page).read_text(encoding="utf-8") == PAGES[page](), "run make reference"
 
 
 def test_every_name_of_the_contract_is_explained() -> None:
-    text = text_of(CommandPage.ANNOTATIONS)
+    text = PAGES["reference/annotations.md"]()
     names = {
         value
         for key, value in vars(contract).items()
@@ -31,13 +31,24 @@ def test_every_name_of_the_contract_is_explained() -> None:
     assert missing == set()
 
 
-def test_a_table_has_as_many_cells_in_each_row_as_in_its_head() -> None:
-    for page in CommandPage:
-        cells = 0
-        for line in text_of(page).splitlines():
-            if not line.startswith("|"):
-                cells = 0
-                continue
-            found = line.replace("\\|", "").count("|")
-            assert cells in (0, found), line
-            cells = found
+@pytest.mark.parametrize("page", PAGES)
+def test_a_table_has_as_many_cells_in_each_row_as_in_its_head(page: str) -> None:
+    cells = 0
+    for line in PAGES[page]().splitlines():
+        if not line.startswith("|"):
+            cells = 0
+            continue
+        found = line.replace("\\|", "").count("|")
+        assert cells in (0, found), line
+        cells = found
+
+
+def test_every_metric_of_admission_named_in_the_code_is_described() -> None:
+    """A family that is shown only under some condition must not be left out."""
+    found = {family.name for family in described()}
+    for module in ("serving/metrics", "extender/cluster_metrics"):
+        text = (ROOT / "admission" / f"{module}.py").read_text(encoding="utf-8")
+        for name in re.findall(r'"(vcuda_admission_\w+)"', text):
+            assert name in found, name
+        for name in re.findall(r'_gauge\(\s*"(\w+)"', text):
+            assert f"vcuda_admission_{name}" in found, name

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from admission.extender.verbs import FULL_LINES
-from admission.refusals import refusal_texts, refusals_page
 from gpu_manager.domain.contract import GPU_UUID, POOL_LABEL
 from gpu_manager.domain.resources import Amount
-from gpu_manager.domain.rules.rulebook import errors_page
 from tests.fakes.extender import UNIT, World, args, node, pod
+from tools.docs.errors import errors_page
+from tools.docs.refusals import refusal_texts
 
 ROOT = Path(__file__).parents[2]
 QUOTA = {"default": {"quota": {"T4": 0.5}}}
@@ -139,11 +139,11 @@ def test_nothing_in_the_docs_is_never_said():
 
 def test_the_page_is_what_the_program_prints():
     written = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-    assert written == errors_page() + refusals_page()
+    assert written == errors_page()
 
 
 def test_ids_are_anchors_of_their_own():
-    page = errors_page() + refusals_page()
+    page = errors_page()
     anchors = [line for line in page.splitlines() if line.startswith("### ")]
     assert len(anchors) == len(set(anchors))
     assert all(one.cure and one.why for one in refusal_texts())

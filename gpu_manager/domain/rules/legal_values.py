@@ -33,7 +33,7 @@ from gpu_manager.domain.rules.pod_annotations import (
     uuids_of,
 )
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
-from gpu_manager.domain.rules.rulebook import Rule, Violation, errors_page, violation
+from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
 __all__ = [
     "Rule",
@@ -41,7 +41,6 @@ __all__ = [
     "ceiling_of",
     "check_guarded",
     "check_pod",
-    "errors_page",
     "guarded_keys",
     "is_legal_core",
     "is_legal_memory",

@@ -1,12 +1,11 @@
 """Every rule a pod can break, once: its id, words and cure; :mod:`gpu_manager.domain.rules.legal_values`
 applies them.
 
-``docs/errors.md`` is :func:`errors_page`, so that what a person reads there is what the program says.
+``docs/errors.md`` is made from it, so that what a person reads there is what the program says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -298,29 +297,3 @@ def violation(
     text = rule.value.text.format(field=field, value=value, nearest=choice, **figures)
     where = f"container {quoted(container)}: " if container else ""
     return Violation(rule, container, field, value, where + text, nearest)
-
-
-def errors_page() -> str:
-    """``docs/errors.md``: every rule with its words and its cure."""
-    return "\n".join(_page())
-
-
-def _page() -> Iterator[str]:
-    yield "# Refusals and warnings\n"
-    yield "<!-- Generated from gpu_manager/domain/rules/rulebook.py; a test keeps the two equal. -->\n"
-    yield "Each text names the container, the field and its value, and the nearest values that would do."
-    yield "The webhook, the scheduler extender, the agent and `gpu-manager check` apply the same rules.\n"
-    for title, warning in (("Refusals", False), ("Warnings", True)):
-        yield f"## {title}\n"
-        for rule in Rule:
-            if rule.is_warning is warning:
-                yield from _entry(rule.value)
-
-
-def _entry(rule: RuleText) -> Iterator[str]:
-    yield f"### {rule.id}\n"
-    yield f"```text\n{rule.text.replace('{hint}', '').replace('{', '<').replace('}', '>')}\n```\n"
-    if rule.words:
-        yield f"In the predecessor's words, which still lead the refusal: `{rule.words}`.\n"
-    yield f"{rule.why}\n"
-    yield f"**Cure.** {rule.cure}\n"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Final
 
+MADE: Final = "Made from the code by `make reference`; do not edit by hand."
 _SUFFIX: Final = {"counter": "_total", "info": "_info"}
 
 
@@ -43,3 +44,8 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """As Markdown."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def made_page(title: str, *parts: str) -> str:
+    """A page that is made from the code: title, a word that says so, and its parts."""
+    return "\n\n".join((f"# {title}", MADE, *parts)) + "\n"

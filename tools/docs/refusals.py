@@ -251,33 +251,3 @@ def refusal_texts() -> Iterator[RefusalText]:
     """All of them."""
     for _, group in SAYINGS:
         yield from group
-
-
-def refusals_page() -> str:
-    """The part of ``docs/errors.md`` about scheduling."""
-    lines = [
-        "",
-        "## Refusals of the scheduler extender and the quota",
-        "",
-        "They stand in a pod's `FailedScheduling` events behind `0/N nodes are available:`, and in",
-        "`kubectl vcuda explain`.",
-        "`<…>` stands for the figures of the case.",
-        "A pod that is illegal gets the text of its rule, from above.",
-        "",
-    ]
-    for title, group in SAYINGS:
-        lines += [f"## {title}", ""]
-        for one in group:
-            lines += [
-                f"### {one.id}",
-                "",
-                "```text",
-                one.text,
-                "```",
-                "",
-                one.why,
-                "",
-                f"**Cure.** {one.cure}",
-                "",
-            ]
-    return "\n".join(lines)

@@ -1,61 +1,28 @@
-"""``gpu-manager reference PAGE``: pages of the documentation, from the code itself.
-
-``docs/reference`` (and ``docs/doctor.md``) hold what this prints; a test keeps the two equal.
-"""
+"""Pages of the reference about the agent and both command lines, from the code itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from gpu_manager.cli import run
+from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL
+from gpu_manager.cli.main import PROGRAM as NODE
 from gpu_manager.cli.program import LazyProgram, load
-from gpu_manager.cli.report import page as doctor_page
 from gpu_manager.domain import contract as c
-from gpu_manager.markdown import family_row, option_row, table
+from gpu_manager.servers import exporter, guards
+from tools.docs.markdown import family_row, made_page, option_row, table
 
 
-class CommandPage(Enum):
-    """The pages there are."""
-
-    METRICS = "metrics"
-    ANNOTATIONS = "annotations"
-    FLAGS = "flags"
-    DOCTOR = "doctor"
-    COMMANDS = "commands"
-
-
-def command(page: Annotated[CommandPage, typer.Argument(help="Which page.")]) -> None:
-    """Print a page of the reference as Markdown."""
-    typer.echo(text_of(page), nl=False)
-
-
-def text_of(page: CommandPage) -> str:
-    """The page as it stands in docs."""
-    if page is CommandPage.METRICS:
-        return _metrics()
-    if page is CommandPage.COMMANDS:
-        return _commands()
-    if page is CommandPage.DOCTOR:
-        return doctor_page()
-    return _names() if page is CommandPage.ANNOTATIONS else _flags()
-
-
-_MADE = "Printed by `gpu-manager reference {page}`; do not edit by hand."
-
-
-def _metrics() -> str:
+def metrics_page() -> str:
     """Name, type, labels and help of every metric that the agent exports."""
-    from gpu_manager.servers import exporter, guards  # noqa: PLC0415  # the agent's parts, for this page only
-
     families = [*exporter.describe(), *guards.describe()]
     legacy = [f for f in families if not f.name.startswith("vcuda_")]
     ours = sorted((f for f in families if f not in legacy), key=lambda f: f.name)
-    return _page(
+    return made_page(
         "Metrics of the agent",
-        CommandPage.METRICS,
         "Served on `:5678` under `/metric` and `/metrics`, as Prometheus text or OpenMetrics. Figures that "
         "cannot be read have no series.",
         "A card is named by `uuid` and `card` (its index), a container by `namespace`, `pod`, `container`.",
@@ -131,12 +98,11 @@ _HOST = (
 )
 
 
-def _names() -> str:
+def annotations_page() -> str:
     """Every name that is promised outside: resources, annotations, labels, paths."""
     writing = ("name", "written by", "value", "meaning")
-    return _page(
+    return made_page(
         "Names: resources, annotations, labels, paths",
-        CommandPage.ANNOTATIONS,
         "What others wrote is read with care: a value that cannot be read counts as absent. What the "
         "scheduler and the agent write on a pod nobody else may set or change.",
         "## Resources",
@@ -156,31 +122,24 @@ def _names() -> str:
     )
 
 
-def _flags() -> str:
+def flags_page() -> str:
     """The options of ``gpu-manager run``."""
-    from gpu_manager.cli import run  # noqa: PLC0415  # for this page only
-
     one = typer.Typer(add_completion=False)
     one.command("run", context_settings=run.SETTINGS)(run.command)
     options = [p for p in typer.main.get_command(one).params if p.name != "help"]
     ignored = ", ".join(f"`--{name}`" for name in run.OLD_FLAGS)
-    return _page(
+    return made_page(
         "Flags of `gpu-manager run`",
-        CommandPage.FLAGS,
         table(("flag", "default", "environment", "meaning"), map(option_row, options)),
         "## The predecessor's",
         f"Accepted, with one warning, and without effect: {ignored}. Those in `EXTRA_FLAGS` count too.",
     )
 
 
-def _commands() -> str:
+def commands_page() -> str:
     """Every command of both programs with its options, but those of ``run``, whose page is its own."""
-    from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL  # noqa: PLC0415  # these name this module
-    from gpu_manager.cli.main import PROGRAM as NODE  # noqa: PLC0415  # same
-
-    return _page(
+    return made_page(
         "Commands",
-        CommandPage.COMMANDS,
         "Exit code of every command: 0 good, 1 it found trouble (or the answer is no), 2 bad input.",
         *(part for program in (NODE, KUBECTL) for part in _program(program)),
     )
@@ -208,7 +167,3 @@ def _usage(argument: Any) -> str:
 
 def _coded(rows: Iterable[Sequence[str]]) -> Iterable[tuple[str, ...]]:
     return ((f"`{name}`", *rest) for name, *rest in rows)
-
-
-def _page(title: str, page: CommandPage, *parts: str) -> str:
-    return "\n\n".join((f"# {title}", _MADE.format(page=page.value), *parts)) + "\n"
