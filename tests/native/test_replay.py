@@ -94,6 +94,32 @@ def test_each_way_to_be_wrong_breaks_its_bars_and_no_other(
     assert all(row["holds"] == (not any(bar(row) for bar in bars)) for row in rows)
 
 
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_the_bars_can_be_held_whatever_is_drawn_for_jitter(built: Path, seed: int) -> None:
+    said = replay(built, "perfect", "--only", "jittered", "--seed", str(seed), "--worst", "1")
+    assert (said["runs"], said["broken"]) == (432, 0)
+
+
+@pytest.mark.parametrize(
+    ("option", "cell", "need"),
+    [
+        (
+            "--launch-latency-ns",
+            "kernel-10us gap-1000us regular 1-stream sync-each",
+            100 * 10 / (1000 + 100 + 10 + 5),
+        ),
+        (
+            "--sync-wake-ns",
+            "kernel-10us gap-1000us regular 1-stream sync-each",
+            100 * 10 / (1000 + 5 + 10 + 100),
+        ),
+    ],
+)
+def test_a_guess_of_the_model_can_be_changed(built: Path, option: str, cell: str, need: float) -> None:
+    for row in replay(built, "perfect", "--only", cell, option, "100000")["worst"]:
+        assert row["need_points"] == pytest.approx(need, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("cell", "need"),
     [  # by hand: 5 us until a kernel starts on an idle stream, 5 us until a synchronise returns
@@ -231,6 +257,10 @@ def refusal(built: Path, directory: Path, text: bytes) -> str:
         (["none", "--only", "nothing"], 'no cell\'s name holds "nothing"'),
         (["none", "--trace", "/nowhere"], "/nowhere: No such file"),
         (["none", "--limit", "0"], "a limit is 1 to 100 per cent"),
+        (["none", "--limit", "-1"], "--limit -1: no such option, or not its value"),
+        (["none", "--limit", "5x"], "--limit 5x: no such option, or not its value"),
+        (["none", "--seed"], "--seed : no such option, or not its value"),
+        (["none", "--fast"], "--fast : no such option, or not its value"),
     ],
 )
 def test_what_it_does_not_have_it_refuses(built: Path, arguments: list[str], error: str) -> None:

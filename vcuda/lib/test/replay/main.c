@@ -1,10 +1,15 @@
 /* Hold a limiter to modelled programs on a modelled card, in modelled time.
  *
- *   replay LIMITER [--worst N] [--only TEXT] [--least-ms N] [--json]
- *   replay LIMITER --trace FILE [--limit PERCENT] [--side-by-side] [...]
+ *   replay LIMITER [--only TEXT] [--seed N]                             all cells (cells.h) whose name holds TEXT
+ *   replay LIMITER --trace FILE [--limit PERCENT] [--side-by-side]      a recorded program
  *
- * Without --trace it runs all cells (cells.h) whose name holds TEXT. It ends with 0 where every run holds the bars, 1
- * where one does not, 2 where it was asked for something it does not have. Model, not yet a card.
+ *   --worst N                how many runs to print (10), the worst first      --json
+ *   --least-ms N             how long a run is at least (3000)
+ *   --launch-latency-ns N    and --record-ns, --query-ns, --sync-wake-ns, --wake-late-ns: what the model guesses
+ *                            (card.c, driver.c), to see what hangs on a guess
+ *
+ * It ends with 0 where every run holds the bars, 1 where one does not, 2 where it was asked for something it does not
+ * have. Model, not yet a card.
  */
 #define _GNU_SOURCE
 #include "cells.h"
@@ -12,7 +17,7 @@
 #include "replay.h"
 #include "trace.h"
 
-#include <getopt.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,9 +31,8 @@ struct options {
     const struct limiter *limiter;
     struct settings settings;
     const char *only, *trace;
-    size_t worst;
-    uint32_t limit_percent;
-    bool json;
+    uint64_t worst, limit_percent, least_ms, seed;
+    bool json, side_by_side;
 };
 
 /* How far a run lies from its bars, in bars: above 1 it breaks one. */
@@ -103,6 +107,7 @@ static int run_cells(struct options *options) {
             continue;
         struct settings settings = options->settings;
         settings.card.overlap = cell.overlap;
+        cell.loop.seed = options->seed;
         struct program program = program_of_loop(cell.loop);
         if (need_of != i / 3) /* the three limits of one program follow one another */
             need = replay_need(&settings, program);
@@ -135,8 +140,9 @@ static int run_trace(struct options *options) {
     double need = replay_need(&options->settings, program);
     struct row row;
     const char *slash = strrchr(options->trace, '/');
-    snprintf(row.name, sizeof row.name, "%.64s limit-%u", slash ? slash + 1 : options->trace, options->limit_percent);
-    row.result = replay(&options->settings, program, options->limiter, options->limit_percent, need);
+    snprintf(row.name, sizeof row.name, "%.64s limit-%llu", slash ? slash + 1 : options->trace,
+             (unsigned long long)options->limit_percent);
+    row.result = replay(&options->settings, program, options->limiter, (uint32_t)options->limit_percent, need);
     fprintf(stderr, "origin: %s\n", trace.origin);
     bool holds = report(&row, 1, options);
     trace_free(&trace);
@@ -154,46 +160,69 @@ static const struct limiter *limiter_named(const char *name) {
     return NULL;
 }
 
+/* `value` of an option that takes one; NULL is none. */
+static bool take_option(struct options *options, const char *name, const char *value, bool *took_value) {
+    struct card_settings *card = &options->settings.card;
+    struct host_settings *host = &options->settings.host;
+    const struct {
+        const char *name;
+        uint64_t *number;
+        const char **text;
+        bool *flag;
+    } known[] = {
+        {"--worst", &options->worst, NULL, NULL},
+        {"--limit", &options->limit_percent, NULL, NULL},
+        {"--least-ms", &options->least_ms, NULL, NULL},
+        {"--seed", &options->seed, NULL, NULL},
+        {"--launch-latency-ns", &card->launch_latency_ns, NULL, NULL},
+        {"--record-ns", &host->record_ns, NULL, NULL},
+        {"--query-ns", &host->query_ns, NULL, NULL},
+        {"--sync-wake-ns", &host->sync_wake_ns, NULL, NULL},
+        {"--wake-late-ns", &host->wake_late_ns, NULL, NULL},
+        {"--only", NULL, &options->only, NULL},
+        {"--trace", NULL, &options->trace, NULL},
+        {"--json", NULL, NULL, &options->json},
+        {"--side-by-side", NULL, NULL, &options->side_by_side},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        char *end = NULL;
+        if (strcmp(name, known[i].name) != 0)
+            continue;
+        if (known[i].flag)
+            return *known[i].flag = true;
+        *took_value = true;
+        if (known[i].text)
+            return (*known[i].text = value) != NULL;
+        errno = 0;
+        *known[i].number = value ? strtoull(value, &end, 10) : 0;
+        return value && value[0] >= '0' && value[0] <= '9' && *end == '\0' && errno == 0 &&
+               *known[i].number <= 1000000000u;
+    }
+    return false;
+}
+
 int main(int argc, char **argv) {
-    struct options options = {
-        .limiter = limiter_named(argv[1]), .settings = settings_defaults(), .worst = 10, .limit_percent = 50};
-    static const struct option known[] = {
-        {"worst", required_argument, NULL, 'w'},    {"only", required_argument, NULL, 'o'},
-        {"trace", required_argument, NULL, 't'},    {"limit", required_argument, NULL, 'l'},
-        {"least-ms", required_argument, NULL, 'm'}, {"side-by-side", no_argument, NULL, 's'},
-        {"json", no_argument, NULL, 'j'},           {NULL, 0, NULL, 0}};
+    struct options options = {.limiter = limiter_named(argv[1]),
+                              .settings = settings_defaults(),
+                              .worst = 10,
+                              .limit_percent = 50,
+                              .least_ms = 3000};
     if (!options.limiter)
         return 2;
-    for (int letter; (letter = getopt_long(argc - 1, argv + 1, "", known, NULL)) != -1;) {
-        switch (letter) {
-        case 'w':
-            options.worst = strtoul(optarg, NULL, 10);
-            break;
-        case 'o':
-            options.only = optarg;
-            break;
-        case 't':
-            options.trace = optarg;
-            break;
-        case 'l':
-            options.limit_percent = (uint32_t)strtoul(optarg, NULL, 10);
-            break;
-        case 'm':
-            options.settings.least_ns = strtoul(optarg, NULL, 10) * 1000000u;
-            break;
-        case 's':
-            options.settings.card.overlap = SIDE_BY_SIDE;
-            break;
-        case 'j':
-            options.json = true;
-            break;
-        default:
+    for (int at = 2; at < argc; at++) {
+        bool took_value = false;
+        if (!take_option(&options, argv[at], argv[at + 1], &took_value)) {
+            fprintf(stderr, "replay: %s %s: no such option, or not its value\n", argv[at],
+                    argv[at + 1] ? argv[at + 1] : "");
             return 2;
         }
+        at += took_value;
     }
     if (options.limit_percent < 1 || options.limit_percent > 100) {
         fprintf(stderr, "replay: a limit is 1 to 100 per cent\n");
         return 2;
     }
+    options.settings.least_ns = options.least_ms * 1000000u;
+    options.settings.card.overlap = options.side_by_side ? SIDE_BY_SIDE : ONE_AT_A_TIME;
     return options.trace ? run_trace(&options) : run_cells(&options);
 }

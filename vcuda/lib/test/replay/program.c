@@ -4,7 +4,8 @@
 #include "limiter_under_test.h"
 
 struct program program_of_loop(struct loop loop) {
-    return (struct program){.loop = loop, .random = 0x9e3779b97f4a7c15u ^ loop.kernel_ns ^ loop.gap_ns << 20};
+    return (struct program){.loop = loop,
+                            .random = 0x9e3779b97f4a7c15u ^ loop.kernel_ns ^ loop.gap_ns << 20 ^ loop.seed << 44};
 }
 
 struct program program_of_trace(const struct trace *trace) {

@@ -23,6 +23,7 @@ struct loop {
     bool jittered; /* gaps vary evenly by 75 % and kernels by 20 % to both sides */
     uint32_t streams;
     uint32_t synchronise_every; /* launches: 0 never; 1 cuStreamSynchronize, more cuCtxSynchronize */
+    uint64_t seed;              /* of what is jittered */
 };
 
 /* Steps of a recorded program, played again and again; trace.h reads them. */
