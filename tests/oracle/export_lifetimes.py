@@ -12,8 +12,10 @@ Written from documentation alone; what is a guess says so. Model, not yet a card
   and ``SCM_RIGHTS`` make more descriptors of one open file, which ends with the last (open(2), unix(7)). A descriptor on
   its way through a socket is held by the kernel until it is received or both ends are closed (unix(7)).
 - A fabric handle (``CU_MEM_HANDLE_TYPE_FABRIC``) is 64 bytes of data, which hold nothing (a guess).
-- A multicast object holds what is bound to it until it is unbound or the object itself is freed (a guess: the pages of
-  cuMulticastBindMem and cuMulticastUnbind do not say). The object lives as memory does: handles, mappings, descriptors.
+- A multicast object holds what is bound to it until it is unbound or the object itself is freed. A guess, and on the safe
+  side: the pages of cuMulticastBindMem and cuMulticastUnbind do not say; microsoft/mscclpp ran out of memory while it
+  leaked multicast objects (pull request 759), and yet saw unbinding fail where the buffer had been freed before (567).
+  The object lives as memory does: handles, mappings, descriptors.
 - A process that ends holds nothing. Not modelled: that a forked child's copies of the driver's own descriptors may keep
   the memory of a parent that was killed.
 """

@@ -215,7 +215,8 @@ class Process:
     def update(self, name: int, graph: Graph) -> None:
         """``cuGraphExecUpdate`` that the driver accepts: the next launch runs ``graph``.
 
-        Whether a driver accepts other memory nodes is not documented (a guess: it refuses them).
+        Whether a driver accepts other memory nodes is not documented: the limitations that cuGraphExecUpdate lists name
+        none (a guess: it refuses them).
         """
         self._executables[name].graph = graph
 
