@@ -152,6 +152,8 @@ def test_the_traces_are_what_their_program_writes_and_say_that_they_are_made_up(
         ("decode-eager", "perfect", 30, 1.0),
         ("training-step", "perfect", 50, 1.0),
         ("training-step", "perfect", 30, 1.0),
+        ("serving", "perfect", 30, 1.0),
+        ("one-kernel-two-lengths", "perfect", 50, 1.0),
         ("dataloader-stalls", "perfect", 50, 0.76),  # bursts of 30 ms: 3 ms of credit do not cover them
         ("dataloader-stalls", "window", 50, 1.0),  # a second does
     ],

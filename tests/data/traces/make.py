@@ -79,10 +79,40 @@ def dataloader_stalls(host: Host, chance: random.Random) -> None:
         host.synchronise("all")
 
 
+def serving(host: Host, chance: random.Random) -> None:
+    """4 requests to a language model: a prefill of long kernels, dispatched faster than the card runs them, then 40
+    tokens dispatched slower than it does; attention is one kernel of one grid that takes longer as the context grows."""
+    for _ in range(4):
+        host.work(chance.uniform(0.1, 3) * MS)
+        for layer in range(64):
+            host.work(chance.uniform(8, 15) * US)
+            host.launch(30 + layer % 4, chance.uniform(150, 900) * US)
+        host.synchronise("0")
+        for token in range(40):
+            for _ in range(8):
+                for function, length in ((40, 9), (41, 5 + token), (42, 12)):
+                    host.work(chance.uniform(15, 40) * US)
+                    host.launch(function, length * US)
+            host.synchronise("0")
+            host.work(chance.uniform(50, 150) * US)
+
+
+def one_kernel_two_lengths(host: Host, chance: random.Random) -> None:
+    """2000 launches of one kernel with one grid, as a library's gather or sparse kernel is: nine in ten take 12 us, one in
+    ten 900 us, as the data has it; read back every 50."""
+    for number in range(2000):
+        host.work(chance.uniform(40, 160) * US)
+        host.launch(7, (900 if chance.random() < 0.1 else 12) * US)
+        if number % 50 == 49:
+            host.synchronise("0")
+
+
 SHAPES: dict[str, Callable[[Host, random.Random], None]] = {
     "decode-eager": decode_eager,
     "training-step": training_step,
     "dataloader-stalls": dataloader_stalls,
+    "serving": serving,
+    "one-kernel-two-lengths": one_kernel_two_lengths,
 }
 
 
