@@ -21,7 +21,7 @@ $(STAMP): $(BUILT) requirements-dev.lock
 
 # What the product itself needs, and the project built: enough to run it. Locks are complete, so nothing is resolved.
 INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --no-deps --no-compile
-LIBVCUDA := $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/src/*/* vcuda/lib/include/* vcuda/lib/gen/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/standin/*)
+LIBVCUDA := $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/src/*/* vcuda/lib/include/* vcuda/lib/gen/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/client* vcuda/lib/test/standin/*)
 $(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock deploy/image/requirements.lock $(LIBVCUDA)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }
@@ -69,7 +69,10 @@ bench: $(STAMP) ## the bars; ONLY=<group> for one (PART=<part> of limits or plac
 	python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(PART),--part $(PART)) $(if $(FULL),--full)
 
 gpu: $(STAMP) ## the same promises on a real card; says so and stops where there is none
-	python -m tests.gpu $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)
+	python -m tests.gpu $(if $(MINUTES),--minutes $(MINUTES)) $(if $(GROUPS),--groups $(GROUPS))
+
+gpu-kit: $(STAMP) ## build/gpu-kit: the same in one folder, for a machine with a card and without a network
+	python -m tests.gpu.kit
 
 soak: $(STAMP) ## 100,000 shuffled admissions with faults
 	python -m bench --only association --full
@@ -139,4 +142,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help reference setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image cluster-packages cluster-up e2e soak-cluster cluster-starts cluster-record cluster-down
+.PHONY: help reference setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-up e2e soak-cluster cluster-starts cluster-record cluster-down

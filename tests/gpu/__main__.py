@@ -1,7 +1,7 @@
-"""Run every promise on this machine's card; print a table, write JSON for docs/benchmarks.
+"""Spend some minutes on this machine's card: each promise a row, written to a file before the next is measured.
 
-Without a card it says so in one line, writes nothing and exits 0. ``--stand-in`` runs the same on the
-stand-in driver: that proves this program, and measures no card.
+Without a card it says so in one line, writes nothing and exits 0. A run that was cut goes on where it was with the
+same --output. ``--stand-in`` runs the same on the stand-in driver: that proves this program, and measures no card.
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -9,33 +9,42 @@ stand-in driver: that proves this program, and measures no card.
 from __future__ import annotations
 
 import argparse
-import json
+import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
+import structlog
 
-from bench.__main__ import table
 from bench.rows import Row
 from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
-from tests.gpu import cost, memory, runtime, share
+from tests.gpu import cost, dispatch, endings, facts, frameworks, guesses, memory, runtime, share
 from tests.gpu.machine import BUILD, STAND_IN, Absent, Machine, stand_in_environment
+from tests.gpu.plan import Settings, spend
+from tests.gpu.results import OtherMachine, Results, rows
 
-GROUPS = ("memory", "runtime", "share", "cost")
+GROUPS = {
+    "a": facts, "b": memory, "c": runtime, "d": dispatch, "e": cost, "f": share, "g": endings, "h": frameworks,
+    "i": guesses,
+}  # fmt: skip
 
 
 def main() -> int:
-    """The command line. Exit code 1 if a measured promise does not hold, 2 on a stand-in that is not there."""
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument("--only", choices=GROUPS, help="one group")
-    parser.add_argument("--full", action="store_true", help="every limit and kernel, for figures docs quote")
-    parser.add_argument("--seconds", type=float, default=0.0, help="length of a run (default 5, full 20)")
+    """The command line. Exit code 1 if a measured promise does not hold, 2 if it cannot begin."""
+    parser = argparse.ArgumentParser(prog="python3 -m tests.gpu", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=25.0, help="how long it may take (default 25)")
+    parser.add_argument("--groups", default="".join(GROUPS), help="some of abcdefghi")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of a timed run (default 5)")
+    parser.add_argument("--quick", action="store_true", help="without the long cases, which come last")
     parser.add_argument("--stand-in", action="store_true", help="on the stand-in driver: a dry run")
-    parser.add_argument("--output", type=Path, help="default: build/gpu.json")
+    parser.add_argument(
+        "--output", type=Path, help="JSON lines, continued if it is there; default: build/gpu.jsonl"
+    )
     arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    if set(arguments.groups) - set(GROUPS):
+        parser.error(f"--groups {arguments.groups}: some of {''.join(GROUPS)}")
     if arguments.stand_in and STAND_IN not in os.environ:
         return _dry_run()
     try:
@@ -44,42 +53,40 @@ def main() -> int:
         print(f"{absent}; nothing was measured")
         return 0
     with machine:
-        measured = list(_rows(machine, arguments))
-        _report(machine, measured, arguments.output)
-    return 1 if not machine.stand_in and any(row.holds is False for row in measured) else 0
+        return _measure(machine, arguments)
 
 
-def _rows(machine: Machine, arguments: argparse.Namespace) -> Iterator[Row]:
-    seconds = arguments.seconds or (20.0 if arguments.full else 5.0)
-    machine.charge_contexts(memory.context_reserve(machine))
-    for group in (arguments.only,) if arguments.only else GROUPS:
-        print(f"{group} …", file=sys.stderr)
-        if group == "memory":
-            yield from memory.rows(machine, full=arguments.full)
-        elif group == "runtime":
-            yield from runtime.rows(machine, full=arguments.full)
-        elif group == "share":
-            yield from share.rows(machine, full=arguments.full, seconds=seconds)
-        else:
-            yield from cost.rows(machine, full=arguments.full, seconds=seconds)
+def _measure(machine: Machine, arguments: argparse.Namespace) -> int:
+    path = arguments.output or BUILD / ("gpu-stand-in.jsonl" if machine.stand_in else "gpu.jsonl")
+    try:
+        results = Results(path, facts.identity(machine))
+    except OtherMachine as other:
+        print(other, file=sys.stderr)
+        return 2
+    machine.traces = path.with_suffix(".traces")
+    title = f"{machine.card.model}, {machine.driver}"
+    print(f"DRY RUN, NOT A CARD: {title}" if machine.stand_in else title, flush=True)
+    chosen = {name: group.cases for name, group in GROUPS.items() if name in arguments.groups}
+    settings = Settings(arguments.seconds)
+    facts.prepare(machine, settings)
+    seconds = arguments.minutes * 60
+    for row in spend(machine, chosen, results, settings=settings, seconds=seconds, deep=not arguments.quick):
+        print(line(row), flush=True)
+    results.close()
+    measured = rows(path)
+    missed = [row for row in measured if row["holds"] is False]
+    print(
+        f"{len(measured)} rows in {path}; {len(missed)} do not hold: {', '.join(str(row['name']) for row in missed) or 'none'}"
+    )
+    return 1 if missed and not machine.stand_in else 0
 
 
-def _report(machine: Machine, measured: list[Row], output: Path | None) -> None:
-    path = output or BUILD / ("gpu-stand-in.json" if machine.stand_in else "gpu.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = {
-        "card": machine.card.model,
-        "driver": machine.driver,
-        "measured_on_a_card": not machine.stand_in,
-        "rows": [row.as_json() for row in measured],
-    }
-    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    shown = table(measured)
-    shown.title = f"{machine.card.model}, {machine.driver}"
-    if machine.stand_in:
-        shown.title = f"DRY RUN, NOT A CARD: {shown.title}"
-    Console(width=None if sys.stdout.isatty() else 200).print(shown)
-    print(f"written to {path}")
+def line(row: Row) -> str:
+    """A row for people: the note where it says why a promise does not hold, or was not measured."""
+    holds = {True: "yes", False: "NO", None: "-"}[row.holds]
+    figure = "not measured" if row.figure is None else f"{row.figure:g} {row.unit}"
+    note = "" if row.holds else " ".join(row.note.split())[:200]
+    return f"{holds:4}{row.name:64} {figure:24} {row.bar:8} {note}".rstrip()
 
 
 def _dry_run() -> int:

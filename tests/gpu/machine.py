@@ -1,36 +1,34 @@
-"""The machine under test: its cards, its driver, and containers made of a directory, pages and the library.
-
-A container here is what the agent makes of one, less the namespaces: the pages are the agent's own, written
-by its own adapter, and the library is found where the driver's name is.
-"""
+"""The machine under test: its first healthy card, its driver, and the programs that were compiled for it."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from gpu_manager.adapters.control_pages.pages import FileControlPages, PagePolicy
-from gpu_manager.adapters.driver_files.driver import COMPANIONS
 from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries, find_native_libraries
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Limit
+from tests.gpu.container import Container, said
 
 HERE = Path(__file__).resolve().parent
+PROGRAMS = HERE / "programs"
 BUILD = HERE.parents[1] / "build"
 STAND_IN = "VCUDA_GPU_TESTS_STAND_IN"
+NO_KERNELS = "a stand-in driver runs no kernels of real programs"
 _FIND = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(open('/proc/self/maps').read())"
+_HAS = "import sys, importlib.util as u; sys.exit(u.find_spec(sys.argv[1]) is None)"
 
 
 class Absent(Exception):  # noqa: N818 - it is no error that a machine has no card
@@ -68,14 +66,13 @@ class Machine:
             raise Absent("a card, but no library to test on it: this package was built without a C compiler")
         self.card: Card = cards[0]
         self.real = {name: _loaded(name) for name in ("libcuda.so.1", "libnvidia-ml.so.1")}
-        self._directory = tempfile.TemporaryDirectory(prefix="vcuda-gpu-")
+        self._directory = tempfile.TemporaryDirectory(prefix="vcuda-gpu-", ignore_cleanup_errors=True)
         self.root = Path(self._directory.name)
         self._asking = threading.Lock()
         self.tenants = FileControlPages(self.root / "pages")
         self.compiler = _compiler()
-        self.torch = _torch()
-        """An interpreter that has PyTorch, if one was found."""
-        self.cost = self._compile("cost")
+        self.traces = self.root / "traces"
+        """Where recorded traces go."""
         self.reserve = 0
         """Bytes that a context takes, and is charged when it is made, once measured."""
         self.clock = 1.0
@@ -91,16 +88,12 @@ class Machine:
         self.nvml.close()
         self._directory.cleanup()
 
-    @property
+    @functools.cached_property
     def driver(self) -> str:
-        """The driver's version and what kind of driver it is."""
-        return f"{'stand-in driver' if self.stand_in else 'driver'} {self.nvml_version()}"
-
-    def nvml_version(self) -> str:
-        """As nvidia-smi shows it."""
-        out = said(self.bare(*self.client("info")), 60)
-        found = re.search(r"driver (\S+),", out)
-        return found[1] if found else "of unknown version"
+        """The driver's version, as nvidia-smi shows it, and what kind of driver it is."""
+        found = re.search(r"driver (\S+),", said(self.bare(*self.client("info")), 60))
+        version = found[1] if found else "of unknown version"
+        return f"{'stand-in driver' if self.stand_in else 'driver'} {version}"
 
     def memory_of(self, *pids: int) -> int | None:
         """Bytes that these processes hold on the card by NVML's count; None while it lists none of them."""
@@ -112,8 +105,22 @@ class Machine:
 
     def busy(self) -> Mapping[int, float]:
         """SM percent by process, by NVML's last samples."""
-        _, processes = self.nvml.usage()
+        with self._asking:
+            _, processes = self.nvml.usage()
         return {p.pid: p.utilisation for p in processes if p.utilisation is not None}
+
+    def card_used(self) -> int | None:
+        """Bytes in use on the card, by anybody."""
+        return self._card("memory_used")
+
+    def card_busy(self) -> float | None:
+        """Percent of the time in which anybody's kernel was on the card, by NVML's last sample."""
+        return self._card("utilisation")
+
+    def _card(self, figure: str) -> int | None:
+        with self._asking:
+            uses, _ = self.nvml.usage()
+        return next((getattr(use, figure) for use in uses if use.uuid == self.card.uuid), None)
 
     def charge_contexts(self, each: int) -> None:
         """From now on containers are charged so many bytes for each context, as ``--context-mib`` does it."""
@@ -121,11 +128,11 @@ class Machine:
         self.tenants.close()
         self.tenants = FileControlPages(self.root / "pages", PagePolicy(context_reserve=each))
 
-    def bare(self, *command: str) -> subprocess.Popen[str]:
+    def bare(self, *command: str, **settings: str) -> subprocess.Popen[str]:
         """A process with the driver alone: the baseline."""
-        return self.start(command, dict(os.environ))
+        return self.start(command, {**os.environ, **settings})
 
-    def start(self, command: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[str]:
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         """A process that sees this card alone, as card 0, whatever this machine or its environment has beside it."""
         return subprocess.Popen(
             command,
@@ -137,123 +144,47 @@ class Machine:
         )
 
     def container(self, memory: int, cores: int = 100, ceiling: int | None = None) -> Container:
-        """A container with these limits: bytes, percent."""
-        return Container(self, memory, cores, ceiling or cores)
+        """A container with these limits: bytes (at most half of the card), percent."""
+        return Container(self, min(memory, self.card.memory // 2), cores, ceiling or cores)
 
     def client(self, *arguments: object) -> tuple[str, ...]:
         """The command line of the C client on this card."""
         return (str(self.native.client), *map(str, arguments))
 
-    def card_used(self) -> int | None:
-        """Bytes in use on the card, by anybody."""
-        uses, _ = self.nvml.usage()
-        return next((use.memory_used for use in uses if use.uuid == self.card.uuid), None)
-
-    def _compile(self, name: str) -> str:
+    @functools.cache  # noqa: B019 - one machine a run
+    def compiled(self, name: str) -> str:
+        """One of the C programs beside this file, compiled here: it needs no CUDA header and no nvcc."""
         target = self.root / name
-        command = [self.compiler, "-O2", "-o", str(target), str(HERE / f"{name}.c"), "-ldl"]
+        source = PROGRAMS / f"{name}.c"
+        command = [self.compiler, "-O2", "-o", str(target), str(source), "-ldl", "-lpthread"]
         subprocess.run(command, check=True, timeout=120)
         return str(target)
 
+    @functools.cache  # noqa: B019 - one machine a run
+    def python(self, package: str) -> str | None:
+        """This interpreter if it has the package, else ``FRAMEWORK_PYTHON``, else another ``python3``; or None."""
+        others = [str(Path(place) / "python3") for place in os.environ.get("PATH", "").split(os.pathsep)]
+        for python in (sys.executable, os.environ.get("FRAMEWORK_PYTHON"), *others):
+            if python and shutil.which(python):
+                asked = subprocess.run([python, "-c", _HAS, package], capture_output=True, check=False)
+                if asked.returncode == 0:
+                    return python
+        return None
 
-class Container:
-    """Pages and the library in a directory; processes are started in it."""
-
-    def __init__(self, machine: Machine, memory: int, cores: int, ceiling: int) -> None:
-        self.machine = machine
-        self.before = machine.card_used()
-        """Bytes in use on the card while nothing ran here."""
-        self.name = secrets.token_hex(16)
-        self.memory = memory
-        self.limit(cores, ceiling)
-        machine.tenants.reset(self.name)
-        self.root = machine.root / "containers" / self.name
-        (self.root / "etc/vcuda").mkdir(parents=True)
-        real = self.root / "usr/local/vcuda/real"
-        real.mkdir(parents=True)
-        for page in ("limits", "usage"):
-            os.link(machine.root / "pages" / self.name / page, self.root / "etc/vcuda" / page)
-        for name, path in machine.real.items():
-            (real / name).symlink_to(path)
-        for companion in machine.real["libcuda.so.1"].parent.iterdir():
-            if COMPANIONS.fullmatch(
-                companion.name
-            ):  # what the agent delivers: the others start threads and windows
-                (real / companion.name).symlink_to(companion)
-        self._started: list[subprocess.Popen[str]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in self._started:
-            process.kill()
-            process.communicate()
-        self.machine.tenants.remove(self.name)
-
-    def limit(self, cores: int, ceiling: int | None = None) -> None:
-        """New core limits, in force at once."""
-        card = self.machine.card.uuid
-        self.machine.tenants.open(self.name, [Limit(card, self.memory, cores, ceiling or cores)])
-
-    def start(self, *command: str, **settings: str) -> subprocess.Popen[str]:
-        """A process under the library."""
-        env = {
-            **os.environ,
-            **settings,
-            "VCUDA_ROOT": str(self.root),
-            "LD_LIBRARY_PATH": f"{self.machine.native.fronts}:{os.environ.get('LD_LIBRARY_PATH', '')}",
-        }
-        self._started.append(self.machine.start(command, env))
-        return self._started[-1]
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The processes that run in it now."""
-        return tuple(p.pid for p in self._started if p.poll() is None)
-
-
-def said(process: subprocess.Popen[str], seconds: float = 300.0) -> str:
-    """All that a process prints until its end. Raises RuntimeError with its complaint if it fails."""
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise RuntimeError(f"{process.args!r} did not end within {seconds:.0f} s") from None
-    if process.returncode:
-        raise RuntimeError(f"{process.args!r} ended with {process.returncode}: {err.strip()}")
-    return out
-
-
-def first_line(process: subprocess.Popen[str], begins: str = "", seconds: float = 300.0) -> str:
-    """The first line that begins so; empty if the process ends before it. One that hangs is ended: then too."""
-    ends = threading.Timer(seconds, process.kill)
-    ends.start()
-    try:
-        return next((line.strip() for line in process.stdout or () if line.startswith(begins)), "")
-    finally:
-        ends.cancel()
+    def lacks(self, package: str) -> str | None:
+        """Why a program that needs the package cannot run here; None if it can."""
+        if self.stand_in:
+            return NO_KERNELS
+        if self.python(package) is None:
+            return f"no interpreter here has {package}: name one that has it in FRAMEWORK_PYTHON"
+        return None
 
 
 def _compiler() -> str:
-    compiler = os.environ.get("CC") or shutil.which("cc")
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise Absent("a card, but no C compiler to build the clients with")
     return compiler
-
-
-def _torch() -> str | None:
-    """This interpreter if it has PyTorch, else the one that ``TORCH_PYTHON`` names, else another ``python3``."""
-    others = [str(Path(place) / "python3") for place in os.environ.get("PATH", "").split(os.pathsep)]
-    for python in (sys.executable, os.environ.get("TORCH_PYTHON"), *others):
-        if python and shutil.which(python):
-            asked = [python, "-c", "import sys, importlib.util as u; sys.exit(u.find_spec('torch') is None)"]
-            if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
-                return python
-    return None
 
 
 def _loaded(name: str) -> Path:

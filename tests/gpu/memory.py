@@ -1,27 +1,25 @@
-"""No way to take memory of the card gets a container past its limit, by the card's own count."""
+"""No way to take memory of the card gets a container past its limit, by the card's own count; and its account is true."""
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 from bench.rows import Row
-from gpu_manager.domain.enforcement.driver_overhead import Unaccounted
-from gpu_manager.ports import Correction
-from tests.gpu.machine import Container, Machine, first_line
+from tests.gpu.container import GIB, MIB, Container, agent, complaint, first_line
+from tests.gpu.dispatch import torch_command
+from tests.gpu.machine import Machine
+from tests.gpu.plan import Case, Settings, missing
 
-MIB = 1 << 20
 WAYS = ("alloc", "pitch", "async", "vmm", "array", "managed")
 PROCESSES = 8
+LIMIT = 2 * GIB
 HELD = "= 0"
 ENOUGH = 0.8  # of the limit: a library that refused everything would hold it too
 REFUSED = 2  # the client's exit status when the driver had no memory
-NO_TORCH = "no interpreter here has PyTorch: name one that has it in TORCH_PYTHON"
-TORCH = Path(__file__).resolve().parent / "torch_client.py"
 # Name of the row, argument of the client, settings.
 ALLOCATORS = (
     ("torch_caching", "fill", {}),
@@ -31,89 +29,89 @@ ALLOCATORS = (
 )
 
 
-def rows(machine: Machine, *, full: bool) -> Iterator[Row]:
-    """What is held over the limit once the driver refuses, for every way; and by several processes at once."""
-    limit = (8192 if full else 2048) * MIB
+def cases(settings: Settings) -> Iterator[Case]:
+    """Every way, eight processes at once, PyTorch's allocators; deep ones with a larger limit."""
     for way in WAYS:
-        with machine.container(limit) as container:
-            command = machine.client("alloc-to-limit", "--way", way, "--step", 16, "--hold", 600)
-            yield judge(f"gpu_memory_over_{way}_bytes", container, [container.start(*command)], full=full)
+        yield Case(f"by_{way}", 5, partial(_by_way, way))
+    yield Case("8_processes", 10, _by_processes)
+    for name, what, env in ALLOCATORS:
+        yield Case(f"by_{name}", 25, partial(_by_torch, name, what, env), needs="torch")
+    for way in WAYS:
+        yield Case(f"by_{way}_of_8_gib", 10, partial(_by_way, way, limit=8 * GIB), deep=True)
+
+
+def _by_way(way: str, machine: Machine, limit: int = LIMIT) -> Iterable[Row]:
+    name = way if limit == LIMIT else f"{way}_of_{limit // GIB}_gib"
     with machine.container(limit) as container:
+        command = machine.client("alloc-to-limit", "--way", way, "--step", 16, "--hold", 600)
+        return list(judge(name, container, [container.start(*command)]))
+
+
+def _by_processes(machine: Machine) -> Iterable[Row]:
+    with machine.container(LIMIT) as container:
         command = machine.client("alloc-to-limit", "--step", 4, "--hold", 600)
         several = [container.start(*command) for _ in range(PROCESSES)]
-        yield judge(f"gpu_memory_over_{PROCESSES}_processes_bytes", container, several, full=full)
-    for name, what, settings in ALLOCATORS:
-        row = f"gpu_memory_over_{name}_bytes"
-        if machine.stand_in or machine.torch is None:
-            lacks = "a stand-in driver runs no kernels" if machine.stand_in else NO_TORCH
-            yield Row(row, None, "bytes", HELD, full=full, note=lacks)
-            continue
-        with machine.container(limit) as container, agent(container):
-            process = container.start(machine.torch, str(TORCH), what, **settings)
-            yield judge(row, container, [process], full=full)
+        return list(judge(f"{PROCESSES}_processes", container, several))
 
 
-@contextlib.contextmanager
-def agent(container: Container, period: float = 1.0) -> Iterator[None]:
-    """What the agent does meanwhile: tell the library what the driver counts beyond the account (code, mostly)."""
-    machine, stop = container.machine, threading.Event()
-
-    def watch() -> None:
-        seen = Unaccounted()
-        while not stop.wait(period):
-            driver = machine.memory_of(*container.pids)
-            if driver is None:
-                continue
-            (use,) = machine.tenants.usage(container.name)
-            seen = seen.seen(driver, use.memory, container.memory)
-            told = Correction(host_adjust=seen.bytes)
-            machine.tenants.publish(container.name, time.monotonic_ns(), {machine.card.uuid: told})
-
-    thread = threading.Thread(target=watch, name="agent", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(10)
+def _by_torch(name: str, what: str, env: dict[str, str], machine: Machine) -> Iterable[Row]:
+    lacks = machine.lacks("torch")
+    if lacks:
+        return missing(
+            [f"gpu_memory_over_{name}_bytes", f"gpu_memory_charge_minus_nvml_{name}_bytes"],
+            "bytes",
+            HELD,
+            lacks,
+        )
+    with machine.container(LIMIT) as container, agent(container):
+        return list(judge(name, container, [container.start(*torch_command(machine, what), **env)]))
 
 
-def judge(name: str, container: Container, processes: list[subprocess.Popen[str]], *, full: bool) -> Row:
-    """Each process says ``held_mib <n> error <code>`` once it was refused, and holds on to what it has."""
+def judge(name: str, container: Container, processes: list[subprocess.Popen[str]]) -> Iterator[Row]:
+    """Each process says ``held_mib <n> error <code>`` once it was refused, and holds on to what it has.
+
+    Two rows: bytes over the limit, and what is charged less what NVML counts (below 0: not all was charged).
+    """
+    over, charged = f"gpu_memory_over_{name}_bytes", f"gpu_memory_charge_minus_nvml_{name}_bytes"
     held, notes = 0, []
     for process in processes:
-        line = _last(process)
+        line = first_line(process, "held_mib")
         if line:
             held += int(line.split()[1]) * MIB
             continue
-        complaint = _complaint(process)
+        why = complaint(process)
         if process.returncode != REFUSED:
-            return Row(name, None, "bytes", HELD, full=full, note=f"the client failed: {complaint}")
+            yield Row(over, None, "bytes", HELD, note=f"the client failed: {why}")
+            yield Row(charged, None, "bytes", "≥ 0", note=f"the client failed: {why}")
+            return
         notes.append("one was refused its context")
-    used, by_card = _settled(container), False
+    by_process = used = _settled(container)
     if used is None:
-        used, by_card = _by_card(container), True
-    if used is None:
-        return Row(name, None, "bytes", HELD, full=full, note="NVML does not count memory here")
-    if by_card:
+        used = _by_card(container)
         notes.append(
             "by the card's own count, as NVML shows none of our processes: nobody else may use it now"
         )
-    shown = f"{held // MIB} MiB allocated, {used // MIB} MiB on the card, limit {container.memory // MIB} MiB"
-    if used < container.memory * ENOUGH:
-        notes.append("less than four fifths of the limit could be had")
-    over = max(0, used - container.memory)
-    return Row(name, over, "bytes", HELD, full=full, note="; ".join([shown, *dict.fromkeys(notes)]))
-
-
-def _last(process: subprocess.Popen[str]) -> str:
-    """The line that says what is held; empty if the process ends before it."""
-    return first_line(process, "held_mib")
-
-
-def _complaint(process: subprocess.Popen[str]) -> str:
-    _, err = process.communicate(timeout=60)
-    return err.strip().splitlines()[-1] if err.strip() else f"status {process.returncode}"
+    if used is None:
+        notes = ["NVML does not count memory here"]
+    else:
+        notes.insert(
+            0,
+            f"{held // MIB} MiB allocated, {used // MIB} MiB on the card, limit {container.memory // MIB} MiB",
+        )
+        if used < container.memory * ENOUGH:
+            notes.append("less than four fifths of the limit could be had")
+    note = "; ".join(dict.fromkeys(notes))
+    yield Row(over, None if used is None else max(0, used - container.memory), "bytes", HELD, note=note)
+    account = container.use().memory + container.beyond
+    difference = None if used is None else account - used
+    by = "NVML's count of its processes" if by_process is not None else note
+    yield Row(
+        charged,
+        difference,
+        "bytes",
+        "≥ 0",
+        note=f"{account // MIB} MiB charged, {container.beyond // MIB} of them by the agent; {by}",
+    )
 
 
 def _settled(container: Container) -> int | None:
@@ -123,7 +121,7 @@ def _settled(container: Container) -> int | None:
         used = container.machine.memory_of(*container.pids)
         if used is not None:
             seen.append(used)
-        time.sleep(0.1)
+        threading.Event().wait(0.1)
     return max(seen, default=None)
 
 
@@ -138,15 +136,15 @@ def context_reserve(machine: Machine) -> int:
     before = machine.card_used()
     process = machine.bare(*machine.client("alloc-to-limit", "--most", 0, "--hold", 600))
     try:
-        if not _last(process):
+        if not first_line(process, "held_mib"):
             return 0
         deadline = time.monotonic() + 3  # NVML lists a process within one
         while (used := machine.memory_of(process.pid)) is None:
             if time.monotonic() > deadline or process.poll() is not None:
                 now = machine.card_used()
                 return 0 if now is None or before is None else max(0, now - before)
-            time.sleep(0.05)
-        time.sleep(0.5)
+            threading.Event().wait(0.05)
+        threading.Event().wait(0.5)
         return machine.memory_of(process.pid) or used
     finally:
         process.kill()

@@ -6,80 +6,114 @@ import contextlib
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
+from functools import partial
 from statistics import fmean
 
 from bench.rows import Row
 from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
 from gpu_manager.services.metrics import ServiceMetrics
-from tests.gpu.machine import Container, Machine, said
+from tests.gpu.container import GIB, Container, said
+from tests.gpu.machine import Machine
+from tests.gpu.plan import Case, Settings
 
-GIB = 1 << 30
-QUICK_LIMITS, FULL_LIMITS = (10, 50, 90), (10, 20, 30, 40, 50, 60, 70, 80, 90)
+FIRST_LIMITS, OTHER_LIMITS = (10, 50, 90), (20, 30, 40, 60, 70, 80)
 # Microseconds of a kernel, and how it is submitted.
-QUICK_KERNELS = ((40, "stream"), (8_000, "sync"), (500_000, "sync"))
-FULL_KERNELS = (
-    (40, "stream"),
-    (200, "graph"),
-    (1_000, "sync"),
-    (8_000, "sync"),
-    (12_000, "graph"),
-    (50_000, "sync"),
-    (500_000, "sync"),
-)
+FIRST_KERNELS = ((40, "stream"), (8_000, "sync"))
+OTHER_KERNELS = ((200, "graph"), (1_000, "sync"), (12_000, "graph"), (50_000, "sync"), (500_000, "sync"))
+BATCH = {"graph": 16}
 LONG_US = 100_000  # longer kernels fill so much of a window that only the mean says anything
 SPLITS = ((50, 50), (30, 70), (25, 25, 25, 25))
-MEAN, WINDOWS, SPLIT = "≤ 1", "≤ 3", "≤ 1"
+MEAN, WINDOWS, SPLIT, SETTLE = "≤ 1", "≤ 3", "≤ 1", "≤ 2"
+NEAR = 3.0
+"""Points: from the window on after which all are so near to the limit, tenants that met have settled."""
 
 
-def rows(machine: Machine, *, full: bool, seconds: float) -> Iterator[Row]:
-    """Points of a card's time: the error of the mean and of windows of 1 s, for each limit and kernel."""
-    machine.clock = _shares(machine.bare(*_spin(machine, 8_000, "stream", seconds)), 1.0)[0]
-    note = "time that kernels' work takes at the clock that the driver names, on a card that is never idle; shares are over it"
-    yield Row("gpu_clock_ratio", round(machine.clock, 4), "ratio", "≥ 0", 1.0, full, note)
-    for us, mode in FULL_KERNELS if full else QUICK_KERNELS:
-        for limit in FULL_LIMITS if full else QUICK_LIMITS:
-            yield from _alone(machine, limit, us, mode, full=full, seconds=seconds)
+def cases(settings: Settings) -> Iterator[Case]:
+    """Points of a card's time. A row runs for at least 20 periods of its kernel, which for long ones is minutes."""
+    for us, mode in FIRST_KERNELS:
+        for limit in FIRST_LIMITS:
+            yield _alone_case(settings, limit, us, mode, deep=False)
     for split in SPLITS:
-        yield _together(machine, split, full=full, seconds=seconds)
-    yield _protected(machine, full=full, seconds=seconds)
+        seconds = max(settings.seconds, 20.0) if settings.seconds >= 1 else settings.seconds
+        yield Case(
+            f"split_{'_'.join(map(str, split))}", seconds + 5, partial(_together, split, seconds=seconds)
+        )
+    yield Case("protected", 2 * settings.seconds + 10, partial(_protected, seconds=settings.seconds))
+    for us, mode in (*OTHER_KERNELS, *FIRST_KERNELS):
+        for limit in OTHER_LIMITS if (us, mode) in FIRST_KERNELS else (*FIRST_LIMITS, *OTHER_LIMITS):
+            yield _alone_case(settings, limit, us, mode, deep=True)
+
+
+def _alone_case(settings: Settings, limit: int, us: int, mode: str, *, deep: bool) -> Case:
+    seconds = settings.length(us * BATCH.get(mode, 1), limit)
+    run = partial(_alone, limit, us, mode, seconds=seconds)
+    return Case(f"{limit}_{us}us_{mode}", seconds + 2, run, deep=deep)
 
 
 def _spin(machine: Machine, us: int, mode: str, seconds: float) -> tuple[str, ...]:
     return machine.client("spin", "--us", us, "--seconds", seconds, "--mode", mode, "--windows", 1)
 
 
-def _alone(machine: Machine, limit: int, us: int, mode: str, *, full: bool, seconds: float) -> Iterator[Row]:
+def _alone(limit: int, us: int, mode: str, machine: Machine, *, seconds: float) -> Iterator[Row]:
     name = f"gpu_share_{limit}_{us}us_{mode}"
     with machine.container(4 * GIB, limit) as container:
         total, windows = _shares(container.start(*_spin(machine, us, mode, seconds)), machine.clock)
     points = [abs(share * 100 - limit) for share in windows[1:]]  # the first holds the start
-    mean = abs(total * 100 - limit)
-    yield Row(f"{name}_mean_error", round(mean, 2), "points", MEAN, full=full, note=f"got {total:.1%}")
+    yield Row(
+        f"{name}_mean_error",
+        round(abs(total * 100 - limit), 2),
+        "points",
+        MEAN,
+        note=f"got {total:.1%} in {seconds:.0f} s",
+    )
     if us < LONG_US:
+        figure = round(fmean(points), 2) if points else None
         yield Row(
             f"{name}_mae_1s",
-            round(fmean(points), 2) if points else None,
+            figure,
             "points",
             WINDOWS,
-            full=full,
             note="" if points else "the run was shorter than two windows",
         )
 
 
-def _together(machine: Machine, split: Sequence[int], *, full: bool, seconds: float) -> Row:
-    name = f"gpu_split_{'_'.join(map(str, split))}_error"
+def _together(split: Sequence[int], machine: Machine, *, seconds: float) -> Iterator[Row]:
+    """All from their first launch on: nothing is left out at the start."""
+    name = f"gpu_split_{'_'.join(map(str, split))}"
     with contextlib.ExitStack() as stack:
         containers = [stack.enter_context(machine.container(2 * GIB, limit)) for limit in split]
-        note = stack.enter_context(_host_loop(machine, containers))
+        stack.enter_context(_host_loop(machine, containers))
         running = [c.start(*_spin(machine, 5_000, "sync", seconds)) for c in containers]
-        got = [_shares(process, machine.clock)[0] * 100 for process in running]
-    worst = max(abs(share - limit) for share, limit in zip(got, split, strict=True))
-    shown = "/".join(f"{share:.1f}" for share in got)
-    return Row(name, round(worst, 2), "points", SPLIT, full=full, note=f"got {shown}; {note}")
+        got = [_shares(process, machine.clock) for process in running]
+    worst = max(abs(total * 100 - limit) for (total, _), limit in zip(got, split, strict=True))
+    shown = "/".join(f"{total:.1%}" for total, _ in got)
+    yield Row(
+        f"{name}_error",
+        round(worst, 2),
+        "points",
+        SPLIT,
+        note=f"got {shown} with the host's loop, in {seconds:.0f} s from the start",
+    )
+    settled = [
+        _settled([share * 100 for share in windows], limit)
+        for (_, windows), limit in zip(got, split, strict=True)
+    ]
+    late = max((s for s in settled if s is not None), default=None) if None not in settled else None
+    note = f"of {min(len(windows) for _, windows in got)} windows of 1 s"
+    note += "" if late is not None else ": one of them never came near, or there were none"
+    yield Row(f"{name}_settle_s", late, "s", SETTLE, note=note)
 
 
-def _protected(machine: Machine, *, full: bool, seconds: float) -> Row:
+def _settled(windows: Sequence[float], limit: float) -> float | None:
+    """Seconds after which every window of 1 s is near; None if the last is not, or there is none."""
+    far = [at for at, share in enumerate(windows, 1) if abs(share - limit) > NEAR]
+    if not windows or (far and far[-1] == len(windows)):
+        return None
+    return float(far[-1] if far else 0)
+
+
+def _protected(machine: Machine, *, seconds: float) -> Iterator[Row]:
     """A job of short kernels that waits for each, beside one that floods the card with work."""
     command = _spin(machine, 1_000, "sync", seconds)
     with machine.container(2 * GIB, 50) as container:
@@ -87,19 +121,18 @@ def _protected(machine: Machine, *, full: bool, seconds: float) -> Row:
     with (
         machine.container(2 * GIB, 50) as job,
         machine.container(2 * GIB, 20) as flood,
-        _host_loop(machine, [job, flood]) as note,
+        _host_loop(machine, [job, flood]),
     ):
         flood.start(*_spin(machine, 40, "stream", seconds + 5))
         beside = _shares(job.start(*command), machine.clock)[0]
-    kept = beside / alone if alone else None
-    return Row(
+    note = f"{beside:.1%} of the card beside a flood at 20, {alone:.1%} alone at 50; with the host's loop"
+    yield Row(
         "gpu_protected_job_kept",
-        round(kept, 3) if kept is not None else None,
+        round(beside / alone, 3) if alone else None,
         "ratio",
         "≥ 0.95",
-        baseline=1.0,
-        full=full,
-        note=f"{beside:.1%} of the card beside a flood at 20, {alone:.1%} alone at 50; {note}",
+        1.0,
+        note=note,
     )
 
 
@@ -108,18 +141,14 @@ def _shares(process: subprocess.Popen[str], clock: float) -> tuple[float, list[f
 
     A kernel is as much work as fits its length at the clock that the driver names; a card seldom runs at just that.
     """
-    lines = said(process).splitlines()
+    lines = said(process, 600).splitlines()
     windows = [float(line.split()[-1]) / clock for line in lines if line.startswith("window")]
     return float(lines[-1].split()[-1]) / clock, windows
 
 
 @contextlib.contextmanager
-def _host_loop(machine: Machine, containers: Sequence[Container]) -> Iterator[str]:
-    """The agent's own loop that tells containers by how much the card's time is divided, where it exists."""
-    if find_spec("gpu_manager.services.enforcement.time_sharing") is None:
-        yield "without the host's loop"
-        return
-    from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing  # noqa: PLC0415  # only where it exists
+def _host_loop(machine: Machine, containers: Sequence[Container]) -> Iterator[None]:
+    """The agent's own loop that tells containers by how much the card's time is divided."""
 
     def seats() -> list[CardTenant]:
         busy = machine.busy()
@@ -138,7 +167,7 @@ def _host_loop(machine: Machine, containers: Sequence[Container]) -> Iterator[st
     thread = threading.Thread(target=loop.run, args=(stop,), name="co-activity", daemon=True)
     thread.start()
     try:
-        yield "with the host's loop"
+        yield
     finally:
         stop.set()
         thread.join(10)

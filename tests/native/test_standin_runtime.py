@@ -146,7 +146,7 @@ def test_the_program_that_runs_it_on_a_real_card_links_with_it_and_says_where_it
     version, libraries = runtime
     library = libraries / "libcudart_static.a" if kind == "static" else next(libraries.glob("libcudart.so.*"))
     program = tmp_path / "runtime"
-    run(tool("cc"), "-Wall", "-Wextra", "-Werror", ROOT / "tests/gpu/runtime.c", "-o", program, library,
+    run(tool("cc"), "-Wall", "-Wextra", "-Werror", ROOT / "tests/gpu/programs/runtime.c", "-o", program, library,
         f"-Wl,-rpath,{libraries}", "-ldl", "-lpthread", "-lrt")  # fmt: skip
     with Container(tmp_path, 1 << 30, version=version) as container:
         done = subprocess.run(

@@ -70,6 +70,13 @@ static const char usage[] =
     "    allocate until the driver refuses; say how much it was\n"
     "vcuda-client spin [--us N] [--seconds S] [--mode sync|stream|graph] [--grid BLOCKS] [--windows 1]\n"
     "    launch kernels of N microseconds; say which share of the time they ran\n"
+    "vcuda-client paced [--us N] [--every N] [--jitter PERCENT] [--streams N] [--wait N] [--seconds S]\n"
+    "  [--trace FILE] [--origin TEXT]\n"
+    "    launch a kernel, think for EVERY microseconds, and again; wait for the card after every WAIT launches\n"
+    "vcuda-client leave [--how return|exit|kill|thread] [--kernels N] [--us N]\n"
+    "    end with work in flight, and with a thread that launches\n"
+    "vcuda-client capture [--mode global|thread|relaxed] [--rounds N] [--us N]\n"
+    "    capture graphs beside a thread that launches; say how many failed\n"
     "vcuda-client info\n"
     "    the cards and their processes, as NVML and CUDA show them\n"
     "all: [--card N]\n";
@@ -81,6 +88,12 @@ int main(int argc, char **argv) {
         return run_alloc(argc, argv);
     if (strcmp(command, "spin") == 0)
         return run_spin(argc, argv);
+    if (strcmp(command, "paced") == 0)
+        return run_paced(argc, argv);
+    if (strcmp(command, "leave") == 0)
+        return run_leave(argc, argv);
+    if (strcmp(command, "capture") == 0)
+        return run_capture(argc, argv);
     if (strcmp(command, "info") == 0)
         return run_info(argc, argv);
     fputs(usage, stderr);

@@ -22,6 +22,7 @@ typedef unsigned long long device_pointer;
     F(cuDevicePrimaryCtxRelease, 11000, (int))                                                                         \
     F(cuDevicePrimaryCtxReset, 11000, (int))                                                                           \
     F(cuCtxSetCurrent, 4000, (void *))                                                                                 \
+    F(cuCtxGetCurrent, 4000, (void **))                                                                                \
     F(cuCtxSynchronize, 2000, (void))                                                                                  \
     F(cuMemGetInfo, 3020, (size_t *, size_t *))                                                                        \
     F(cuMemAlloc, 3020, (device_pointer *, size_t))                                                                    \
@@ -42,6 +43,7 @@ typedef unsigned long long device_pointer;
     F(cuIpcGetMemHandle, 4010, (void *, device_pointer))                                                               \
     F(cuModuleLoadData, 2000, (void **, const void *))                                                                 \
     F(cuModuleGetFunction, 2000, (void **, void *, const char *))                                                      \
+    F(cuFuncSetAttribute, 9000, (void *, int, int))                                                                    \
     F(cuLaunchKernel, 4000,                                                                                            \
       (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **))        \
     F(cuStreamCreate, 2000, (void **, unsigned int))                                                                   \
@@ -50,6 +52,8 @@ typedef unsigned long long device_pointer;
     F(cuStreamEndCapture, 10000, (void *, void **))                                                                    \
     F(cuGraphInstantiateWithFlags, 11040, (void **, void *, unsigned long long))                                       \
     F(cuGraphLaunch, 10000, (void *, void *))                                                                          \
+    F(cuGraphExecDestroy, 10000, (void *))                                                                             \
+    F(cuGraphDestroy, 10000, (void *))                                                                                 \
     F(cuEventCreate, 2000, (void **, unsigned int))                                                                    \
     F(cuEventRecord, 2000, (void *, void *))                                                                           \
     F(cuEventSynchronize, 2000, (void *))                                                                              \
@@ -73,7 +77,25 @@ void use_card(int ordinal);
 void must(int result, const char *what);
 double seconds_now(void);
 
+enum { NON_BLOCKING = 1 }; /* of streams */
+
+/* A kernel of `us` microseconds: `per_ms` of its rounds are a millisecond, `out` is memory of the host, `shared`
+ * bytes of each of its blocks. */
+struct kernel {
+    void *function;
+    uint32_t us, per_ms;
+    volatile uint64_t *out;
+    unsigned int grid, shared;
+};
+
+/* Makes the context, loads the kernel and finds its length; `--us` and `--grid` are read, `us` is the default. */
+void kernel_load(struct kernel *kernel, int argc, char **argv, long us);
+void kernel_launch(struct kernel *kernel, void *stream);
+
 int run_spin(int argc, char **argv);
+int run_paced(int argc, char **argv);
+int run_leave(int argc, char **argv);
+int run_capture(int argc, char **argv);
 int run_alloc(int argc, char **argv);
 int run_info(int argc, char **argv);
 

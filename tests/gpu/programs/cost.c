@@ -1,37 +1,13 @@
 /* What calls of the driver cost, in nanoseconds of the caller: run bare and under the library, the difference is ours.
  * Finds the driver as the CUDA runtime does and needs no CUDA header and no nvcc: the kernel is PTX. */
-#include <dlfcn.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "driver.h"
+
 #include <string.h>
 #include <time.h>
 
 enum { ROUNDS = 20, BATCH = 500, DISABLE_TIMING = 2, NON_BLOCKING = 1 };
 
 static const char ptx[] = ".version 6.3\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\n  ret;\n}\n";
-
-typedef unsigned long long pointer;
-static int (*resolve)(const char *, void **, int, unsigned long long, int *);
-
-static void *find(const char *name, int version) {
-    void *found = NULL;
-    if (resolve(name, &found, version, 0, NULL) != 0 || !found) {
-        fprintf(stderr, "the CUDA driver has no %s\n", name);
-        exit(1);
-    }
-    return found;
-}
-#define FIND(name, version, parameters)                                                                                \
-    int(*name) parameters;                                                                                             \
-    *(void **)&name = find(#name, version)
-
-static void must(int result, const char *what) {
-    if (result == 0)
-        return;
-    fprintf(stderr, "%s failed with CUDA error %d\n", what, result);
-    exit(1);
-}
 
 static double now_ns(void) {
     struct timespec now;
@@ -69,11 +45,7 @@ int main(int argc, char **argv) {
     size_t left, total;
     pointer memory;
     double begin = now_ns();
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library || !(*(void **)&resolve = dlsym(library, "cuGetProcAddress_v2"))) {
-        fprintf(stderr, "no CUDA driver of 12.0 or newer\n");
-        return 1;
-    }
+    open_driver();
     FIND(cuInit, 2000, (unsigned));
     FIND(cuDeviceGet, 2000, (int *, int));
     FIND(cuDevicePrimaryCtxRetain, 7000, (void **, int));
@@ -88,6 +60,8 @@ int main(int argc, char **argv) {
     FIND(cuEventSynchronize, 2000, (void *));
     FIND(cuMemAlloc, 3020, (pointer *, size_t));
     FIND(cuMemFree, 3020, (pointer));
+    FIND(cuMemAllocAsync, 11020, (pointer *, size_t, void *));
+    FIND(cuMemFreeAsync, 11020, (pointer, void *));
     FIND(cuMemGetInfo, 3020, (size_t *, size_t *));
     FIND(cuLaunchKernel, 4000,
          (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **));
@@ -113,6 +87,7 @@ int main(int argc, char **argv) {
     MEASURE("event_query_ns", cuEventQuery(timed));
     MEASURE("memory_info_ns", cuMemGetInfo(&left, &total));
     MEASURE("alloc_free_ns", cuMemAlloc(&memory, 4 << 20) || cuMemFree(memory));
+    MEASURE("async_pair_ns", cuMemAllocAsync(&memory, 4 << 20, stream) || cuMemFreeAsync(memory, stream));
     if (argc > 2 && strcmp(argv[2], "hold") == 0) {
         puts("holding");
         fflush(stdout);

@@ -1,0 +1,205 @@
+"""Programs that dispatch slower than the card runs, as most do: do they get what they need, are they charged what they take?
+
+Each shape runs bare and at limits. What a shape *needs* is the share of the card's time that it keeps busy
+bare, by its own count of kernels or, for PyTorch, by the lengths that its profiler recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bench.rows import Row
+from tests.gpu.container import GIB, Failed, said
+from tests.gpu.machine import PROGRAMS, Machine
+from tests.gpu.observe import Seen, observe
+from tests.gpu.plan import Case, Settings, missing
+
+LIMITS = (99, 50, 30)
+KERNELS_US, GAPS_US = (10, 50, 200, 1000), (30, 100, 1000, 10_000)
+TORCH_LOOPS = ("eager", "decode")
+TRACED = ("eager", "decode", "training", "inference")
+FIGURES = ("delivered_ratio", "over_points", "accounted_error_points")
+_BUSY = re.compile(r"origin .*; (\S+) us of the card an iteration")
+BARS = {"delivered_ratio": "≥ 0.97", "over_points": "≤ 1", "accounted_error_points": "≤ 2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A kernel of so many microseconds, then so many of the host's own; waited for after each ``wait`` launches."""
+
+    kernel_us: int
+    gap_us: int
+    wait: int = 0
+    streams: int = 1
+    jitter: int = 0
+
+    @property
+    def name(self) -> str:
+        more = [f"{self.streams}_streams"] * (self.streams > 1) + [f"waits_{self.wait}"] * bool(self.wait)
+        return "_".join(
+            [f"{self.kernel_us}us_every_{self.gap_us}us", *more, *["jittered"] * bool(self.jitter)]
+        )
+
+    def command(self, machine: Machine, seconds: float, *more: object) -> tuple[str, ...]:
+        """The C client in this shape."""
+        return machine.client(
+            "paced", "--us", self.kernel_us, "--every", self.gap_us, "--wait", self.wait, "--streams", self.streams,
+            "--jitter", self.jitter, "--seconds", seconds, *more,
+        )  # fmt: skip
+
+
+FIRST = (
+    Shape(10, 30), Shape(10, 1000), Shape(50, 100), Shape(200, 1000), Shape(1000, 100), Shape(1000, 10_000),
+    Shape(50, 100, wait=1), Shape(50, 100, wait=200), Shape(50, 100, streams=4), Shape(50, 100, jitter=50),
+)  # fmt: skip
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """PyTorch first: those are the programs that were wrong. Then the named shapes; the whole grid is deep."""
+    runs = 1 + len(LIMITS)
+    for kind in TRACED:
+        yield Case(f"trace_torch_{kind}", 25, partial(_traced_torch, kind), needs="torch")
+    for kind in TORCH_LOOPS:
+        yield Case(
+            f"torch_{kind}",
+            runs * (settings.seconds + 10),
+            partial(_torch, kind, seconds=settings.seconds),
+            needs="torch",
+        )
+    for shape in FIRST:
+        length = settings.length(shape.kernel_us + shape.gap_us, min(LIMITS))
+        yield Case(shape.name, runs * (length + 2), partial(_shape, shape, seconds=length))
+        yield Case(
+            f"trace_{shape.name}", settings.seconds / 2 + 2, partial(_traced, shape, settings.seconds / 2)
+        )
+    for kernel in KERNELS_US:
+        for gap in GAPS_US:
+            for shape in (Shape(kernel, gap), Shape(kernel, gap, wait=200, streams=4, jitter=50)):
+                if shape not in FIRST:
+                    length = settings.length(kernel + gap, min(LIMITS))
+                    yield Case(
+                        shape.name, runs * (length + 2), partial(_shape, shape, seconds=length), deep=True
+                    )
+
+
+def _shape(shape: Shape, machine: Machine, *, seconds: float) -> Iterator[Row]:
+    command = shape.command(machine, seconds)
+    bare = observe(machine, command)
+    yield from _judged(shape.name, machine, command, bare, bare.share, "by its own count of kernels")
+
+
+def _torch(kind: str, machine: Machine, *, seconds: float) -> Iterator[Row]:
+    name = f"torch_{kind}"
+    lacks = machine.lacks("torch")
+    if lacks:
+        for limit in LIMITS:
+            for figure in FIGURES:
+                yield from missing(
+                    [f"gpu_dispatch_{name}_{limit}_{figure}"], _unit(figure), BARS[figure], lacks
+                )
+        return
+    command = torch_command(machine, "loop", kind, seconds)
+    bare = observe(machine, command)
+    each = _recorded(machine, kind)[0]
+    need, how = (
+        (bare.witness, "by NVML, which counts whole samples")
+        if each is None
+        else (each * bare.rate, "by its profiler")
+    )
+    yield from _judged(name, machine, command, bare, need, how)
+
+
+def torch_command(machine: Machine, *arguments: object) -> tuple[str, ...]:
+    """PyTorch's client, on the interpreter that has it."""
+    return (machine.python("torch") or "python3", str(PROGRAMS / "torch_client.py"), *map(str, arguments))
+
+
+def _judged(
+    name: str, machine: Machine, command: tuple[str, ...], bare: Seen, need: float | None, how: str
+) -> Iterator[Row]:
+    for limit in LIMITS:
+        with machine.container(16 * GIB, limit) as container:
+            seen = observe(machine, command, container)
+        for figure, value in _figures(seen, bare, need, limit).items():
+            note = f"needs {need:.1%} {how}; " if need is not None else "what it needs is not known; "
+            note += (
+                f"{seen.rate:.1f} a second beside {bare.rate:.1f} bare; charged {_percent(seen.account)}, "
+            )
+            note += f"NVML saw {_percent(seen.witness)} of {seen.witness_of or 'nothing'}"
+            yield Row(f"gpu_dispatch_{name}_{limit}_{figure}", value, _unit(figure), BARS[figure], note=note)
+
+
+def _figures(seen: Seen, bare: Seen, need: float | None, limit: int) -> dict[str, float | None]:
+    """None where the machine lacks what a figure is made of."""
+    if need is None or not bare.rate:
+        return dict.fromkeys(FIGURES)
+    took = need * seen.rate / bare.rate
+    due = min(1.0, limit / 100 / need) if need else 1.0
+    account = seen.account
+    return {
+        "delivered_ratio": round(seen.rate / bare.rate / due, 4),
+        "over_points": round(max(0.0, took * 100 - limit), 2),
+        "accounted_error_points": None if account is None else round(abs(account - took) * 100, 2),
+    }
+
+
+def _unit(figure: str) -> str:
+    return figure.rpartition("_")[2]
+
+
+def _percent(share: float | None) -> str:
+    return "not known" if share is None else f"{share:.1%}"
+
+
+def _traced(shape: Shape, seconds: float, machine: Machine) -> Iterable[Row]:
+    """The shape recorded bare: what it launched when, and how long each kernel took."""
+    path = _trace_path(machine, shape.name)
+    said(
+        machine.bare(
+            *shape.command(machine, seconds, "--trace", path, "--origin", f"{shape.name}, {_origin(machine)}")
+        )
+    )
+    return [_trace_row(f"gpu_trace_{shape.name}_launches", path)]
+
+
+def _traced_torch(kind: str, machine: Machine) -> Iterable[Row]:
+    name = f"gpu_trace_torch_{kind}_launches"
+    lacks = machine.lacks("torch")
+    if lacks:
+        return missing([name], "launches", "≥ 1", lacks)
+    _, why = _recorded(machine, kind)
+    path = _trace_path(machine, f"torch_{kind}")
+    return [_trace_row(name, path)] if path.exists() else missing([name], "launches", "≥ 1", why)
+
+
+def _recorded(machine: Machine, kind: str) -> tuple[float | None, str]:
+    """(seconds of the card that an iteration takes, why that is not known); recorded once for a results file."""
+    path = _trace_path(machine, f"torch_{kind}")
+    if not path.exists():
+        command = torch_command(machine, "record", kind, path, f"PyTorch, {kind}, {_origin(machine)}")
+        try:
+            said(machine.bare(*command), 180)
+        except Failed as error:
+            return None, f"its profiler records no kernels here: {error}"
+    found = _BUSY.search(path.read_text(encoding="utf-8"))
+    return (
+        (float(found[1]) * 1e-6, "") if found else (None, f"{path.name} does not say what an iteration takes")
+    )
+
+
+def _trace_path(machine: Machine, name: str) -> Path:
+    machine.traces.mkdir(parents=True, exist_ok=True)
+    return (machine.traces / f"{name}.trace").resolve()
+
+
+def _origin(machine: Machine) -> str:
+    return f"{machine.card.model}, {machine.driver}, without a limit"
+
+
+def _trace_row(name: str, path: Path) -> Row:
+    launches = sum(line.startswith("launch ") for line in path.read_text(encoding="utf-8").splitlines())
+    return Row(name, launches, "launches", "≥ 1", note=f"{path.name}, for the replayer and the stand-in")

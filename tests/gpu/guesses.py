@@ -1,0 +1,58 @@
+"""Does the stand-in driver do what this card's driver does? Each question is put to both, in processes of their own.
+
+What the stand-in models is partly a guess; where the two differ it was a wrong one, and the row shows both answers.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+
+from bench.rows import Row
+from tests.gpu.machine import PROGRAMS, STAND_IN, Machine, stand_in_environment
+from tests.gpu.plan import Case, Settings
+
+AGREE = "= 1"
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """One case a question; the program names them."""
+    for question in questions():
+        yield Case(question, 3, partial(_asked, question))
+
+
+def questions() -> list[str]:
+    """As the program's table has them."""
+    text = (PROGRAMS / "guesses.c").read_text(encoding="utf-8")
+    table = text[text.index("questions[] = {") :]
+    return [line.split('"')[1] for line in table.splitlines() if line.strip().startswith('{"')]
+
+
+def _asked(question: str, machine: Machine) -> Iterable[Row]:
+    program = machine.compiled("guesses")
+    assert machine.native.driver
+    modelled = stand_in_environment(machine.native, str(machine.root / "modelled"))
+    here = _answers(machine.bare(program, question))
+    there = _answers(machine.start((program, question), {k: v for k, v in modelled.items() if k != STAND_IN}))
+    different = [
+        f"{what}: {here.get(what)}, modelled {there.get(what)}"
+        for what in {**here, **there}
+        if here.get(what) != there.get(what)
+    ]
+    note = "; ".join(different) or ", ".join(f"{what} {value}" for what, value in here.items())
+    return [Row(f"gpu_guess_{question}_right", float(not different), "yes", AGREE, note=note)]
+
+
+def _answers(process: subprocess.Popen[str]) -> Mapping[str, str]:
+    """Name → answer; a question that the driver did not survive has the complaint as its answer."""
+    try:
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return {"hung": "after 60 s"}
+    answers = dict(line.split(" ", 1) for line in out.splitlines())
+    if process.returncode:
+        answers["ended"] = f"{process.returncode} {err.strip()[-200:]}"
+    return answers

@@ -1,0 +1,97 @@
+"""Spends the minutes that are there: group by group, the most telling cases first, the long ones last."""
+
+# ruff: noqa: T201 - a program that prints, not a library
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.rows import Row
+from tests.gpu.machine import Machine
+from tests.gpu.results import Results
+
+PERIODS = 20
+"""A row runs for at least so many periods of its slowest kernel: fewer can hold no bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``seconds``: length of a timed run. Below one second everything is only proven to run, and counts are small."""
+
+    seconds: float = 5.0
+
+    def length(self, kernel_us: float, limit: float = 100.0) -> float:
+        """Seconds that a run of such kernels takes: at this limit a period is the kernel and its wait."""
+        return max(self.seconds, PERIODS * kernel_us * 1e-6 * 100 / limit)
+
+    def count(self, wanted: int) -> int:
+        """How often something is repeated."""
+        return wanted if self.seconds >= 1 else max(4, round(wanted * self.seconds / 10))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Rows that are measured together. ``seconds`` is about how long they take; ``deep`` ones come last.
+
+    ``needs`` names a Python package without which they take no time, and say so.
+    """
+
+    name: str
+    seconds: float
+    rows: Callable[[Machine], Iterable[Row]]
+    deep: bool = False
+    needs: str = ""
+
+
+Groups = Mapping[str, Callable[[Settings], Iterable[Case]]]
+
+
+def spend(
+    machine: Machine,
+    groups: Groups,
+    results: Results,
+    *,
+    settings: Settings,
+    seconds: float,
+    deep: bool = True,
+) -> Iterator[Row]:
+    """Run the cases that fit into the time, and say which did not. ``deep``: with the long ones."""
+    until = time.monotonic() + seconds
+    left_out: list[str] = []
+    planned = [
+        (group, case) for group, cases in groups.items() for case in cases(settings) if deep or not case.deep
+    ]
+    for group, case in sorted(planned, key=lambda one: one[1].deep):  # stable: the groups keep their order
+        name = f"{group}/{case.name}"
+        if results.has(name):
+            continue
+        begin = time.monotonic()
+        expected = 0 if case.needs and machine.lacks(case.needs) else case.seconds
+        if begin + expected > until:
+            left_out.append(name)
+            continue
+        print(f"{name} …", file=sys.stderr, flush=True)
+        for row in _measured(machine, case):
+            results.row(name, row)
+            yield row
+        results.done(name, time.monotonic() - begin)
+    if left_out:
+        results.left_out(left_out)
+        print(f"no time was left for {', '.join(left_out)}", file=sys.stderr)
+
+
+def _measured(machine: Machine, case: Case) -> Iterator[Row]:
+    """The case's rows. Whatever goes wrong in one ends that case alone: time on a card is too dear to lose the rest."""
+    try:
+        yield from case.rows(machine)
+    except Exception as error:  # noqa: BLE001 - see above; it becomes a row that does not hold
+        yield Row(f"gpu_{case.name}_ran", 0.0, "yes", "= 1", note=f"{type(error).__name__}: {error}"[:2000])
+
+
+def missing(names: Sequence[str], unit: str, bar: str, why: str) -> Iterator[Row]:
+    """Rows that cannot be measured here, with the reason."""
+    for name in names:
+        yield Row(name, None, unit, bar, note=why)
