@@ -100,6 +100,9 @@ manifests: $(TOOLS)/helm ## write what is rendered from the chart
 image: $(STAMP) ## build/image/gpu-manager.tar: the image of agent and admission, without registry or Docker
 	$(BIN)/python deploy/image/build.py
 
+release: $(STAMP) tools ## all that users install, under build/release; TAG=v1.2.3rc1 for a trial (needs mmdebstrap)
+	$(BIN)/python -m tools.release $(if $(TAG),--tag $(TAG))
+
 CLUSTER_PACKAGES := runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux nftables mmdebstrap
 cluster-packages: ## what the cluster needs of Debian (as root)
 	apt-get install --yes --no-install-recommends $(CLUSTER_PACKAGES)
@@ -142,4 +145,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help reference setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-up e2e soak-cluster cluster-starts cluster-record cluster-down
+.PHONY: help release reference setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-up e2e soak-cluster cluster-starts cluster-record cluster-down

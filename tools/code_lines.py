@@ -53,8 +53,8 @@ def main() -> None:
     """Print a line a package, and the sum of what users install."""
     counts = {package: package_lines(package) for package in PACKAGES}
     for package, count in counts.items():
-        print(f"{package:12} {count:7,}")  # noqa: T201  # a program that prints
-    print(f"{'product':12} {sum(counts[package] for package in PRODUCT):7,}")  # noqa: T201  # same
+        print(f"{package:12} {count:7,}")
+    print(f"{'product':12} {sum(counts[package] for package in PRODUCT):7,}")
 
 
 if __name__ == "__main__":

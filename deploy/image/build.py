@@ -185,7 +185,9 @@ def commit_time() -> int:
 
 
 def revision() -> str:
-    """The commit, with a word where the tree differs from it."""
+    """The commit, with a word where the tree differs from it; ``REVISION`` where the sources are a copy."""
+    if given := os.environ.get("REVISION"):
+        return given
     changed = "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
     return git("rev-parse", "HEAD") + changed
 

@@ -43,7 +43,7 @@ apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 # The image as your registry has it, and the kube-scheduler of your cluster's version:
 # images:
-# - {name: gpu-manager, newName: registry.example/gpu-manager, newTag: 0.1.0}
+# - {name: gpu-manager, newName: registry.example/gpu-manager, newTag: 0.0.0}
 # - {name: registry.k8s.io/kube-scheduler, newTag: v1.36.2}
 resources:
 """

@@ -242,7 +242,7 @@ def test_beside_its_scheduler_the_extender_listens_on_loopback_and_follows_that_
     assert election["leaderElect"] is True
     assert (election["resourceNamespace"], election["resourceName"]) == (
         "kube-system",
-        admission_config.LEASE,
+        contract.ADMISSION_NAME,
     )
     (profile,) = config["profiles"]
     admission = container(admission_pod("defaults"), "admission")

@@ -1,0 +1,77 @@
+"""The sources of a release: a copy of the commit with the version put in."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from tools.release import PLACEHOLDER, ROOT
+
+_VERSION: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(rc[0-9]+)?")
+_STAMPED: Final = (
+    # file, how often the placeholder stands in it
+    ("pyproject.toml", 1),
+    ("sandbox/pyproject.toml", 2),
+    ("deploy/helm/gpu-manager/Chart.yaml", 2),
+    ("deploy/image/Dockerfile", 2),
+)
+
+
+def version_of(tag: str) -> str:
+    """The version that a git tag names: ``v1.2.3`` or ``v1.2.3rc1``.
+
+    Raises:
+        SystemExit: the tag names none; the text says how tags are written.
+    """
+    version = tag.removeprefix("v")
+    if not tag.startswith("v") or not _VERSION.fullmatch(version):
+        sys.exit(f"the tag {tag!r} names no version: releases are tagged v1.2.3, trials v1.2.3rc1")
+    return version
+
+
+def current_tag() -> str:
+    """The tag of the commit that is checked out.
+
+    Raises:
+        SystemExit: the commit has none.
+    """
+    done = _git("describe", "--exact-match", "--tags", check=False)
+    if done.returncode:
+        sys.exit("this commit has no tag: git tag v1.2.3, or make release TAG=v1.2.3rc1 for a trial")
+    return done.stdout.decode().strip()
+
+
+def export(version: str, target: Path) -> None:
+    """Lay the commit out in ``target``, with ``version`` wherever the placeholder stands.
+
+    Raises:
+        SystemExit: a file does not carry the placeholder as often as it should.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    archive = _git("archive", "--format=tar", "HEAD").stdout
+    subprocess.run(("tar", "-x", "-C", str(target)), input=archive, check=True)
+    for name, times in _STAMPED:
+        path = target / name
+        text = path.read_text("utf-8")
+        if text.count(PLACEHOLDER) != times:
+            sys.exit(f"{name} holds {PLACEHOLDER} {text.count(PLACEHOLDER)} times, {times} expected")
+        path.write_text(text.replace(PLACEHOLDER, version), "utf-8")
+
+
+def commit() -> str:
+    """The commit's full name."""
+    return _git("rev-parse", "HEAD").stdout.decode().strip()
+
+
+def commit_time() -> str:
+    """Seconds since 1970, as SOURCE_DATE_EPOCH takes it."""
+    return _git("log", "-1", "--format=%ct").stdout.decode().strip()
+
+
+def _git(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, check=check)
