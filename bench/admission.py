@@ -34,7 +34,7 @@ from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 
 Obj = dict[str, Any]
 _SHAPES = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (100, 0), (200, 0), (400, 0))
@@ -95,7 +95,7 @@ class Scheduler:
             obj, name = self._made(), self.random.choice(self.names)
             pod, facts = parse_pod(obj), views[name].facts
             ledger = books.setdefault(name, views[name].ledger.copy())
-            placement = find(pod_request(pod, facts.unit), facts.cards, facts.topology, ledger)
+            placement = find(judged_request(pod, facts.unit), facts.cards, facts.topology, ledger)
             if placement is None:
                 continue
             ledger.commit(tuple(allocations_of(pod_view(pod), placement)))

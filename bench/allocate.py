@@ -25,7 +25,7 @@ from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.pod import PodUid, parse_pod
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from sandbox.kubelet import Step
 
 UNITS = 564  # of 256 MiB: 141 GiB
@@ -121,7 +121,7 @@ class Mix:
         pod = parse_pod(made)
         try:
             chosen = place(
-                pod_request(pod, self._world.unit), self._world.cards, self._world.topology, self._ledger
+                judged_request(pod, self._world.unit), self._world.cards, self._world.topology, self._ledger
             )
         except DoesNotFit:
             self._world.api.delete("pods", pod.name, grace=0)

@@ -26,7 +26,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import Amount
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from sandbox.kubelet import AdmissionResult, Step
 
 SEED = int(os.environ.get("BENCH_SEED", "1"))  # stated in the note: the same shapes and faults again
@@ -100,7 +100,7 @@ class Driver:
         pod = parse_pod(probe)
         try:
             placement = place(
-                pod_request(pod, self.world.unit), self._shuffled(), self.world.topology, self.ledger
+                judged_request(pod, self.world.unit), self._shuffled(), self.world.topology, self.ledger
             )
         except DoesNotFit:
             self.world.api.delete("pods", pod.name, grace=0)

@@ -18,7 +18,7 @@ from admission.cluster.pod_view import PodView
 from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +95,7 @@ class Bypasses:
         where = f"runs on node {printable(pod.node)}"
         if pod.namespace not in self._unseen:
             try:
-                pod_request(pod, self._unit, self._minimum_cores)
+                judged_request(pod, self._unit, self._minimum_cores)
             except RequestInvalid as error:
                 cure = "It gets no card; delete it, and see why the webhook did not refuse it"
                 return BypassFinding(

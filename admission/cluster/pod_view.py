@@ -18,7 +18,7 @@ from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import Amount
-from gpu_manager.domain.rules import legal_values
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.untrusted import text
 
@@ -67,7 +67,7 @@ class PodView:
         Of a pod on a node, annotations do not count: they may be spoilt after its cards were granted.
         """
         try:
-            return legal_values.pod_request(self.pod, unit)
+            return judged_request(self.pod, unit)
         except RequestInvalid:
             if not self.pod.node or not self.pod.annotations:
                 return None

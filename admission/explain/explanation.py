@@ -21,7 +21,7 @@ from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_bound, explain_placement, explain_room
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import ZERO, Amount
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 
 SHOWN_NODES: Final = 200  # in full; the rest is counted
@@ -96,7 +96,7 @@ def explain(
     pod = occupant.pod
     total = len(snapshot.nodes)
     try:
-        request = pod_request(pod, snapshot.unit, minimum_cores)
+        request = judged_request(pod, snapshot.unit, minimum_cores)
     except RequestInvalid as error:
         text = str(error)[:LINE_LIMIT]
         if pod.node:

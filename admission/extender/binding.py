@@ -32,7 +32,7 @@ from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, V
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.explain import explain_placement
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)
@@ -251,7 +251,7 @@ class Binder:
     def _reserve(self, occupant: PodView, node: str) -> dict[str, str]:
         """Judge and reserve as one step, for the whole cluster: the quota is the whole cluster's."""
         pod = occupant.pod
-        request = pod_request(pod, self._cluster.unit, self._rules.minimum_cores)
+        request = judged_request(pod, self._cluster.unit, self._rules.minimum_cores)
         if not request.containers:
             raise RequestInvalid(f"{pod.key} asks for no card")
         quota = self._quota.current

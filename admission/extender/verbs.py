@@ -42,7 +42,7 @@ from admission.quota.rules import QuotaBook
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.placement.explain import LINE_LIMIT
 from gpu_manager.domain.pod import PodUid, parse_pod
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.ports import Clock
 
@@ -210,7 +210,7 @@ class Extender:
         if not views or occupant.uid in snapshot.reserved:
             return False
         try:
-            request = pod_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+            request = judged_request(occupant.pod, self._cluster.unit, self._minimum_cores)
         except RequestInvalid:
             return False
         quota = self._quota.current
@@ -231,7 +231,7 @@ class Extender:
         last = self._last
         if last is not None and last[1] is occupant and last[2] is not None:
             return last[2]
-        request = pod_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+        request = judged_request(occupant.pod, self._cluster.unit, self._minimum_cores)
         if last is not None and last[1] is occupant:
             self._last = last[0], occupant, request
         return request

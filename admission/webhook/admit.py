@@ -16,13 +16,8 @@ from admission.webhook.admission_review import ALLOWED, Review, ReviewVerdict
 from admission.webhook.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_pod
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod
-from gpu_manager.domain.rules.legal_values import (
-    check_guarded,
-    check_pod,
-    guarded_keys,
-    pod_request,
-    warn_pod,
-)
+from gpu_manager.domain.rules.legal_values import check_guarded, check_pod, guarded_keys, warn_pod
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
@@ -147,7 +142,7 @@ def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) ->
         refused = tuple(v for v in warnings if v.rule is Rule.NODE_NAME_SET)
         faults, warnings = (*faults, *refused), tuple(v for v in warnings if v not in refused)
     if not faults and pod.asks:
-        request = pod_request(pod, terms.unit, terms.minimum_cores)
+        request = judged_request(pod, terms.unit, terms.minimum_cores)
         warnings = (*warnings, *checks.warnings(pod, request))
         faults = checks.refusals(pod, request)
     return _denied(faults, warnings) if faults else _warned(warnings)
@@ -211,7 +206,7 @@ def _foresee(
     for warning in _detours(pod, terms):
         yield terms.deny_node_name and warning.rule is Rule.NODE_NAME_SET, warning
     if not faults:
-        request = pod_request(pod, terms.unit, terms.minimum_cores)
+        request = judged_request(pod, terms.unit, terms.minimum_cores)
         yield from ((True, fault) for fault in checks.refusals(pod, request))
         yield from ((False, warning) for warning in checks.warnings(pod, request))
 

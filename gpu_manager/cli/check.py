@@ -15,7 +15,8 @@ from gpu_manager.cli.output import Form, Output, coloured, emit
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, format_number, parse_quantity
-from gpu_manager.domain.rules.legal_values import check_pod, pod_request, warn_pod
+from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import ContainerRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
@@ -92,7 +93,11 @@ def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int) -> PodV
     if violations:
         return PodVerdict(file, manifest, CheckState.ILLEGAL, violations=violations, warnings=warnings)
     return PodVerdict(
-        file, manifest, CheckState.LEGAL, pod_request(pod, unit, minimum_cores).containers, warnings=warnings
+        file,
+        manifest,
+        CheckState.LEGAL,
+        judged_request(pod, unit, minimum_cores).containers,
+        warnings=warnings,
     )
 
 

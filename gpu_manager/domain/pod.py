@@ -16,6 +16,7 @@ from typing import NewType
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
+from gpu_manager.domain.untrusted import text
 
 PodUid = NewType("PodUid", str)
 
@@ -88,6 +89,7 @@ class Pod:
     priority: int = 0
     scheduler: str = ""
     created: str = ""
+    started_at: str = ""  # status.startTime: when the kubelet admitted it; RFC 3339, as is ``created``
     twin: PodUid = PodUid("")
 
     @property
@@ -99,6 +101,11 @@ class Pod:
     def asks(self) -> bool:
         """True if any container asks for a part of a card."""
         return any(c.asks for c in self.containers)
+
+    @property
+    def began(self) -> str:
+        """What pods are ordered by age with: the kubelet's start, else its creation."""
+        return self.started_at or self.created
 
     @property
     def static(self) -> bool:
@@ -168,6 +175,7 @@ def parse_pod(obj: object) -> Pod:
         labels=_texts(meta.get("labels"), "label"),
         deleting=bool(meta.get("deletionTimestamp")),
         started=bool(status.get("startTime")),
+        started_at=text(status.get("startTime")),
         controlled=any(owner.get("controller") is True and owner.get("kind") != "Node" for owner in owners),
         priority=_priority(spec.get("priority")),
         scheduler=_text(spec.get("schedulerName"), "spec.schedulerName"),

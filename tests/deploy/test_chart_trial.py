@@ -14,7 +14,7 @@ from admission.webhook.admit import validate
 from gpu_manager.domain import contract
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from tests.deploy.chart import CHART, SETS, agent_pod, helm, of_kind, the
 
 
@@ -41,7 +41,7 @@ def test_helms_test_asks_for_a_share_that_the_rules_allow_and_the_scheduler_know
     obj = the(name, "Pod", "gpu-manager-test-share")
     pod, terms = parse_pod(obj), the(name, "ConfigMap", "gpu-manager-terms")["data"]
     unit = int(terms["VCUDA_MEMORY_UNIT"])
-    (one,) = pod_request(pod, unit, int(terms["VCUDA_MINIMUM_CORES"])).containers
+    (one,) = judged_request(pod, unit, int(terms["VCUDA_MINIMUM_CORES"])).containers
     (container,) = obj["spec"]["containers"]
     assert int(container["args"][1]) == one.request.memory == unit
     scheduler = [o["spec"] for o in of_kind(name, "Deployment")]
@@ -74,5 +74,5 @@ def test_helms_test_asks_for_a_whole_card_where_no_part_is_given() -> None:
     (obj,) = (
         o for o in yaml.safe_load_all(done.stdout) if o and o["metadata"]["name"].endswith("-test-share")
     )
-    (one,) = pod_request(parse_pod(obj), DEFAULT_UNIT, 100).containers
+    (one,) = judged_request(parse_pod(obj), DEFAULT_UNIT, 100).containers
     assert (one.request.cards, obj["spec"]["containers"][0]["args"][1]) == (1, "0")

@@ -21,7 +21,7 @@ from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import World, container, node, pod, uuid
 from tests.fakes.ports import FakeClock
 
@@ -99,7 +99,7 @@ def test_what_is_no_name_of_a_namespace_is_neither_asked_about_nor_remembered(na
 def words(world: World, obj: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     look = create_time_checks(world.cluster, world.quota, world.judge, world.clock)
     parsed = parse_pod(obj)
-    request = pod_request(parsed, DEFAULT_UNIT)
+    request = judged_request(parsed, DEFAULT_UNIT)
     return tuple(look.refuse(parsed, request)), tuple(look.warn(parsed, request))
 
 
@@ -121,7 +121,7 @@ def test_wishes_that_nothing_meets_are_warned_of() -> None:
     parsed = parse_pod(pod("a"))
     warn = create_time_checks(world.cluster, world.quota, world.judge, world.clock).warn
     for card, says in (("GPU-elsewhere", "by UUID"), (uuid("n1", 1), "")):
-        request = replace(pod_request(parsed, DEFAULT_UNIT), uuids=frozenset({CardUuid(card)}))
+        request = replace(judged_request(parsed, DEFAULT_UNIT), uuids=frozenset({CardUuid(card)}))
         assert says in "".join(warn(parsed, request))
         assert bool(warn(parsed, request)) is bool(says)
 

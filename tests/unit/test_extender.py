@@ -13,7 +13,7 @@ from gpu_manager.domain.contract import ALLOCATION, GPU_MODEL, GPU_UUID, PLACEME
 from gpu_manager.domain.placement.place import follow
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, MIB, Amount
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import UNIT, World, answer, args, bound, container, node, pod, uuid
 
 quick = settings(deadline=None, max_examples=50, derandomize=True)
@@ -274,7 +274,7 @@ def test_what_filter_accepts_bind_binds_and_the_agent_s_domain_places(cluster, a
                 continue
             assert world.bind(new, name) == ""
             stamped = decode_assignment(world.api.bindings[-1][2][ALLOCATION])
-            request = pod_request(parse_pod(new), UNIT)
+            request = judged_request(parse_pod(new), UNIT)
             follow(request, stamped.containers, view.facts.cards, before)  # raises if the agent could not
     assert set(world.over_committed()) == overfull
 

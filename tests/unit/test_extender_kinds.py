@@ -13,7 +13,7 @@ from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, F
 from admission.extender.wire import priority_answer
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import UNIT, node, pod
 
 _CLOSED = st.lists(st.integers(0, 1), max_size=2, unique=True)
@@ -50,7 +50,7 @@ def test_many_at_a_time_are_judged_as_each_alone(
     other = pod("q", core, 16 if core < 100 else None)
     cluster.replace(PODS, [obj, other])
     asked = parse_pod(obj)
-    request = pod_request(asked, UNIT)
+    request = judged_request(asked, UNIT)
 
     def ask() -> FeasibilityCheck:
         return FeasibilityJudge().ask(pod_view(asked, obj), request, cluster.snapshot(), None)

@@ -19,10 +19,9 @@ from gpu_manager.domain.rules.legal_values import (
     is_legal_memory,
     nearest_cores,
     nearest_memory,
-    pod_request,
-    request_of,
     warn_pod,
 )
+from gpu_manager.domain.rules.pod_request import booked_request, container_request, judged_request
 from gpu_manager.domain.rules.request import Request
 from tests.fakes.written import broken, container, pod_of
 
@@ -98,7 +97,7 @@ def test_every_fault_of_a_pod_is_told_at_once() -> None:
         "core-not-multiple", "fraction-without-memory", "memory-not-whole", "memory-without-core", "placement-unknown",
     ]  # fmt: skip
     with pytest.raises(RequestInvalid) as refusal:
-        pod_request(pod)
+        judged_request(pod)
     assert str(refusal.value).startswith('cores are greater than 100, must be multiple of 100: container "a"')
     assert str(refusal.value).count("; ") == 4
 
@@ -131,12 +130,12 @@ def test_a_container_is_legal_exactly_as_the_contract_says(
     legal = sentence(core, memory, privileged=privileged)
     assert (check_pod(pod) == ()) is legal
     if legal:
-        request = request_of(pod.containers[0])
+        request = container_request(pod.containers[0])
         expected = (int(core), int(memory or 0) * DEFAULT_UNIT if core < 100 else 0) if core else None
         assert (request and (request.cores, request.memory)) == expected
     else:
         with pytest.raises(RequestInvalid):
-            request_of(pod.containers[0])
+            container_request(pod.containers[0])
 
 
 @given(
@@ -271,13 +270,13 @@ def test_sidecars_are_free_of_the_init_containers_rule_but_count_in_its_sum() ->
 
 
 def test_the_first_pod_everyone_writes_asks_for_30_cores_and_5_gib() -> None:
-    request = pod_request(pod_of(container("nginx", 30, 20), container("log")))
+    request = judged_request(pod_of(container("nginx", 30, 20), container("log")))
     (only,) = request.containers
     assert (only.name, only.order, only.request) == ("nginx", 0, Request(30, 5 * GIB))
 
 
 def test_containers_keep_their_place_in_the_kubelets_order() -> None:
-    request = pod_request(pod_of(container("log"), container("a", 200, 5), init=(container("prep", 200),)))
+    request = judged_request(pod_of(container("log"), container("a", 200, 5), init=(container("prep", 200),)))
     assert [(c.name, c.order, c.request) for c in request.containers] == [
         ("prep", 0, Request(200, 0)),
         ("a", 2, Request(200, 0)),
@@ -285,11 +284,44 @@ def test_containers_keep_their_place_in_the_kubelets_order() -> None:
 
 
 def test_a_pod_that_asks_for_nothing_has_no_request() -> None:
-    assert pod_request(pod_of(container("a"), container("b", 0, 0))).containers == ()
+    assert judged_request(pod_of(container("a"), container("b", 0, 0))).containers == ()
 
 
 def test_the_unit_is_the_clusters() -> None:
-    assert request_of(pod_of(container("a", 30, 2)).containers[0], unit=GIB) == Request(30, 2 * GIB)
+    assert container_request(pod_of(container("a", 30, 2)).containers[0], unit=GIB) == Request(30, 2 * GIB)
+
+
+# What a pod on a node is booked with.
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"vcuda_core_limit": "150"},
+        {"placement": "foo"},
+        {"vcuda_core_limit": "20"},
+        {"gpu_uuid": "all of them"},
+    ],
+    ids=["ceiling", "policy", "ceiling-below-its-share", "uuids"],
+)
+def test_a_pod_on_a_node_holds_its_amounts_whatever_is_annotated_later(annotations: dict[str, str]) -> None:
+    odd = pod_of(container("a", 60, 20), **{"gpu_model": "V100", **annotations})
+    with pytest.raises(RequestInvalid):
+        judged_request(odd)
+    booked = booked_request(odd)
+    assert booked is not None
+    assert [c.request for c in booked.containers] == [Request(60, 5 * GIB)]
+    assert (booked.models, booked.uuids, booked.ceiling) == ((), frozenset(), None)
+
+
+def test_a_legal_pod_is_booked_as_it_was_judged() -> None:
+    legal = pod_of(container("a", 60, 20), gpu_model="V100", vcuda_core_limit="80", placement="spread")
+    assert booked_request(legal) == judged_request(legal)
+
+
+@pytest.mark.parametrize("amounts", [(150, None), (30, None), (None, 4)])
+def test_amounts_that_no_node_grants_are_booked_nowhere(amounts: tuple[int | None, int | None]) -> None:
+    assert booked_request(pod_of(container("a", *amounts))) is None
 
 
 # Warnings.

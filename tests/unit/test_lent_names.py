@@ -12,7 +12,8 @@ from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.domain.rules.legal_values import Rule, check_pod, pod_request
+from gpu_manager.domain.rules.legal_values import Rule, check_pod
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from tests.fakes.node import container, pod
 from tests.fakes.ports import cards
@@ -44,7 +45,7 @@ def test_a_pod_that_asks_under_both_names_is_refused_with_the_cure(
         assert found.container == "a"
         assert f"a whole card is {CORE} 100" in found.refusal
         with pytest.raises(RequestInvalid, match="use one name"):
-            pod_request(judged)
+            judged_request(judged)
 
 
 @pytest.mark.parametrize("containers", [(gpus("a", 1),), (gpus("a", 0), container("b", 30, 8))])
@@ -61,7 +62,7 @@ def test_only_where_cards_are_lent_does_such_a_pod_ask_for_any() -> None:
         (2, 0, 0),
         (1, 0, 0),
     ]
-    assert [c.request.cards for c in pod_request(here).containers] == [2, 1]
+    assert [c.request.cards for c in judged_request(here).containers] == [2, 1]
     plain = written(container("c", 30, 8))
     assert plain.with_lent_cards() is plain
     assert [p.lent for p in (one, here, plain)] == [False, True, False]
@@ -80,11 +81,11 @@ def test_a_lent_card_is_told_to_the_scheduler_which_places_nothing_there() -> No
     assert told is not None
     assert [s.held for s in told.cards] == [NVIDIA, NVIDIA, ""]
     ledger = Ledger((s.card for s in told.cards), told.unit)
-    request = pod_request(written(container("c", 60, 8)))
+    request = judged_request(written(container("c", 60, 8)))
     (share,) = place(request, told.cards, topology, ledger)["c"]
     assert share.card == states[2].card.uuid
     with pytest.raises(DoesNotFit, match=f"given away whole as {NVIDIA}"):
-        place(pod_request(written(container("c", 200, 0))), told.cards, topology, ledger)
+        place(judged_request(written(container("c", 200, 0))), told.cards, topology, ledger)
 
 
 def test_an_inventory_of_a_node_that_lends_nothing_is_as_it_was() -> None:

@@ -16,11 +16,11 @@ from gpu_manager.domain.rules.legal_values import (
     guarded_keys,
     models_of,
     placement_of,
-    pod_request,
     preload_of,
     uuids_of,
 )
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PlacementPolicy
 from tests.fakes.written import container, pod_of
 
@@ -89,7 +89,7 @@ def test_wishes_are_read() -> None:
     )
     assert (ceiling_of(pod), placement_of(pod), preload_of(pod)) == (80, PlacementPolicy.SPREAD, False)
     assert (models_of(pod), uuids_of(pod)) == (("V100", "Tesla T4"), {GPU})
-    request = pod_request(pod)
+    request = judged_request(pod)
     assert (request.ceiling, request.placement, request.models, request.uuids) == (
         80, PlacementPolicy.SPREAD, ("V100", "Tesla T4"), {GPU},
     )  # fmt: skip

@@ -11,7 +11,7 @@ from admission.explain.remedies import Remedy, WaitingPod, cheapest_remedy
 from admission.extender.feasibility import Fit
 from gpu_manager.domain.contract import GPU_MODEL
 from gpu_manager.domain.pod import parse_pod
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import UNIT, World, node, pod
 
 
@@ -20,7 +20,7 @@ def cure(world: World, obj: dict[str, Any]) -> Remedy | None:
     quota = world.quota.current
     limits = quota.of(occupant.pod.namespace) if quota else None
     case = WaitingPod(
-        occupant, pod_request(occupant.pod, UNIT), snapshot, limits, world.judge, occupant.pod.namespace
+        occupant, judged_request(occupant.pod, UNIT), snapshot, limits, world.judge, occupant.pod.namespace
     )
     question = case.ask(case.request)
     found = [(view, question.on(view)) for _, view in sorted(snapshot.nodes.items())]

@@ -18,7 +18,7 @@ from gpu_manager.domain.cluster.state import NodeBooks, survey
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, format_bytes
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.domain.whatif.defragmentation import DisruptionAllowance
 from gpu_manager.domain.whatif.disruption_budgets import read_budget
@@ -273,7 +273,7 @@ def resident_of(pod: Pod, unit: int, written: Written | None) -> SimPod:
     """A pod as plans move it: only if a controller makes it anew. Raises RequestInvalid: it is illegal."""
     stays, tied = _stays(pod, daemon=written is not None and written.daemon)
     wants, host = (ANYWHERE, ONE_POD) if written is None else (written.wants, written.host)
-    return SimPod(pod.uid, pod.key, pod_request(pod, unit), stays, pod.priority, wants, tied, host)
+    return SimPod(pod.uid, pod.key, judged_request(pod, unit), stays, pod.priority, wants, tied, host)
 
 
 def _stays(pod: Pod, *, daemon: bool) -> tuple[str, bool]:

@@ -17,7 +17,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import Placement, find, judge
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import Amount
-from gpu_manager.domain.rules.legal_values import pod_request
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 
 
@@ -60,7 +60,7 @@ class NodeBooks:
     def verdict(self, pod: Pod) -> Placement | Refusal:
         """Where the pod would go here now, or why nowhere. Raises RequestInvalid: it is not legal."""
         inventory = self.said.inventory
-        request = pod_request(pod, inventory.unit)
+        request = judged_request(pod, inventory.unit)
         found = judge(request, inventory.cards, inventory.topology, self.ledger)
         if not isinstance(found, Refusal):
             return found
@@ -83,7 +83,7 @@ def _books(said: NodeReport, pods: Sequence[Pod]) -> NodeBooks:
     unsaid: list[tuple[Pod, PodRequest]] = []
     for pod in sorted(pods, key=lambda p: (p.created, p.uid)):
         try:
-            request = pod_request(pod, inventory.unit)
+            request = judged_request(pod, inventory.unit)
         except RequestInvalid:  # no node grants any of it
             continue
         mine = tuple(_said(pod, request, said))

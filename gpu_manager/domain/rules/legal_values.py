@@ -6,12 +6,12 @@ memory, or nothing. 0 is legal too, and never offered as a cure: it asks for not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from math import ceil, floor
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
-from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.pod import Container, ContainerKind, Pod
 from gpu_manager.domain.resources import (
     CORES_PER_CARD,
@@ -32,13 +32,15 @@ from gpu_manager.domain.rules.pod_annotations import (
     preload_of,
     uuids_of,
 )
-from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
+from gpu_manager.domain.rules.request import Request
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
 __all__ = [
     "Rule",
     "Violation",
     "ceiling_of",
+    "check_amounts",
+    "check_container",
     "check_guarded",
     "check_pod",
     "guarded_keys",
@@ -49,9 +51,7 @@ __all__ = [
     "nearest_memory",
     "peak_cores",
     "placement_of",
-    "pod_request",
     "preload_of",
-    "request_of",
     "uuids_of",
     "warn_pod",
 ]
@@ -102,10 +102,20 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
         unit: bytes of one unit of memory.
         minimum_cores: the smallest part of a card that the cluster gives, in hundredths.
     """
-    containers = tuple(v for c in pod.containers for v in _check_container(c, unit, minimum_cores))
-    if not any(c.core is not None or c.memory_units is not None for c in pod.containers):
-        return containers  # annotations of a pod that asks for nothing of ours are not our business
-    return (*containers, *_check_names(pod), *_check_init_containers(pod), *check_annotations(pod))
+    amounts = check_amounts(pod, unit, minimum_cores)
+    if not _names_ours(pod):
+        return amounts  # annotations of a pod that asks for nothing of ours are not our business
+    return (*amounts, *check_annotations(pod))
+
+
+def check_amounts(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tuple[Violation, ...]:
+    """What is illegal in the amounts that its containers ask for: nobody can change these later."""
+    containers = tuple(v for c in pod.containers for v in check_container(c, unit, minimum_cores))
+    return (*containers, *_check_names(pod), *_check_init_containers(pod)) if _names_ours(pod) else containers
+
+
+def _names_ours(pod: Pod) -> bool:
+    return any(c.core is not None or c.memory_units is not None for c in pod.containers)
 
 
 def warn_pod(pod: Pod, unit: int = DEFAULT_UNIT) -> tuple[Violation, ...]:
@@ -113,52 +123,13 @@ def warn_pod(pod: Pod, unit: int = DEFAULT_UNIT) -> tuple[Violation, ...]:
     return tuple(v for c in pod.containers for v in _warn_container(c, unit))
 
 
-def request_of(container: Container, unit: int = DEFAULT_UNIT) -> Request | None:
-    """What a container asks for, in bytes; None if it asks for nothing.
-
-    Raises:
-        RequestInvalid: its values are illegal; the text has every reason.
-    """
-    _raise_if_any(_check_container(container, unit, 1))
-    return _asked(container, unit)
-
-
-def _asked(container: Container, unit: int) -> Request | None:
-    cores = int(container.core or 0)
-    if cores == 0:
-        return None
-    return Request(cores, 0 if cores >= CORES_PER_CARD else int(container.memory_units or 0) * unit)
-
-
-def pod_request(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> PodRequest:
-    """What a pod asks for; its ``containers`` are empty if it asks for nothing.
-
-    Raises:
-        RequestInvalid: the pod is illegal; the text has every reason.
-    """
-    _raise_if_any(check_pod(pod, unit, minimum_cores))
-    requests = ((order, c, _asked(c, unit)) for order, c in enumerate(pod.containers))
-    return PodRequest(
-        uid=pod.uid,
-        containers=tuple(
-            ContainerRequest(c.name, c.kind, order, r) for order, c, r in requests if r is not None
-        ),
-        placement=placement_of(pod),
-        models=models_of(pod),
-        uuids=uuids_of(pod),
-        ceiling=ceiling_of(pod),
-    )
-
-
-def _raise_if_any(violations: Iterable[Violation]) -> None:
-    if text := "; ".join(v.refusal for v in violations):
-        raise RequestInvalid(text)
-
-
 # The judgement itself. Each function yields what it finds; order is that of the manifest.
 
 
-def _check_container(container: Container, unit: int, minimum_cores: int) -> Iterator[Violation]:
+def check_container(
+    container: Container, unit: int = DEFAULT_UNIT, minimum_cores: int = 1
+) -> Iterator[Violation]:
+    """What is illegal in what one container asks for."""
     core, memory = container.core or Fraction(0), container.memory_units or Fraction(0)
     core_fault, memory_fault = _core_fault(core, minimum_cores), _memory_fault(memory, unit)
     if core_fault:

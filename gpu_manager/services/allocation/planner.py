@@ -17,7 +17,7 @@ from gpu_manager.domain.placement.place import find, follow, place
 from gpu_manager.domain.placement.trial_placement import units_of
 from gpu_manager.domain.pod import Container, Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
-from gpu_manager.domain.rules import legal_values
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.topology import Topology
 from gpu_manager.services.allocation.books import Books
@@ -202,7 +202,7 @@ class Planner:
             log.info("plan not renewed", pod=pod.key, reason=str(error))
 
     def _open_part(self, pod: Pod) -> PodRequest:
-        request = legal_values.pod_request(pod, self.node.unit)
+        request = judged_request(pod, self.node.unit)
         booked = {*self.books.ledger.of_pod(pod.uid), *self.booked_elsewhere(pod.uid)}
         return replace(request, containers=tuple(c for c in request.containers if c.name not in booked))
 
@@ -228,7 +228,7 @@ class Planner:
         """
         held = {a.container: a.cards for a in self.books.ledger.of_pod(pod.uid).values() if a.granted}
         tied: dict[str, tuple[CardUuid, ...]] = {}
-        for unit in units_of(legal_values.pod_request(pod, self.node.unit)) or ():
+        for unit in units_of(judged_request(pod, self.node.unit)) or ():
             cards = next((held[c.name] for c in unit.members if c.name in held), None)
             if cards is not None:
                 tied |= {c.name: cards for c in unit.members if c.name not in held}

@@ -25,6 +25,7 @@ from gpu_manager.domain.placement.place import follow
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules import legal_values
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.ports import CheckpointEntry, Clock, ControlPages, Kubelet, Pods
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
@@ -293,7 +294,7 @@ def adopt(
 
 def _allowed(pod: Pod, container: str, cards: Sequence[CardUuid], books: Books, node: NodeCards) -> None:
     """The pod's own rules about cards (allow lists, count); its plan elsewhere is dropped."""
-    request = legal_values.pod_request(pod, node.unit)
+    request = judged_request(pod, node.unit)
     own = replace(request, containers=tuple(c for c in request.containers if c.name == container))
     ledger = books.ledger.copy()
     ledger.release(pod.uid)

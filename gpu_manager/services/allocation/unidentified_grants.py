@@ -22,6 +22,7 @@ from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules import legal_values
+from gpu_manager.domain.rules.pod_request import container_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.planner import Planner
@@ -118,7 +119,7 @@ class UnidentifiedGrants:
                 allocation = self._planner.allocation_of(pod, container)
             else:
                 order = next(n for n, c in enumerate(pod.containers) if c.name == container.name)
-                shares = self._shares(grant.allocation.cards, legal_values.request_of(container, self._unit))
+                shares = self._shares(grant.allocation.cards, container_request(container, self._unit))
                 allocation = Allocation(
                     pod.uid, container.name, container.kind, order, shares, pod.namespace, pod.name
                 )

@@ -1,0 +1,83 @@
+"""What a pod asks for as one value: judged strictly before it has cards, read forgivingly once it has them.
+
+A pod that is to get cards must keep every rule: :func:`judged_request`. A pod on a node holds what the node
+gave it, whatever is written into its annotations afterwards: :func:`booked_request`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.pod import Container, Pod
+from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
+from gpu_manager.domain.rules.legal_values import check_amounts, check_container, check_pod
+from gpu_manager.domain.rules.pod_annotations import (
+    ceiling_of,
+    check_annotations,
+    models_of,
+    placement_of,
+    uuids_of,
+)
+from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
+from gpu_manager.domain.rules.rulebook import Violation
+
+
+def judged_request(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> PodRequest:
+    """What a pod may ask for; its ``containers`` are empty if it asks for nothing.
+
+    ``unit`` is bytes of one unit of memory, ``minimum_cores`` the smallest part of a card that is given.
+
+    Raises:
+        RequestInvalid: the pod is illegal; the text has every reason.
+    """
+    _raise_if_any(check_pod(pod, unit, minimum_cores))
+    return _request(pod, unit)
+
+
+def booked_request(pod: Pod, unit: int = DEFAULT_UNIT) -> PodRequest | None:
+    """What a pod on a node is booked with; None if its amounts are illegal: no node grants any of them.
+
+    The amounts are those of its spec, which Kubernetes lets nobody change. Annotations count only while all
+    of them are legal, and never make it ask for less.
+    """
+    if any(check_amounts(pod, unit)):
+        return None
+    return _request(replace(pod, annotations={}) if any(check_annotations(pod)) else pod, unit)
+
+
+def container_request(container: Container, unit: int = DEFAULT_UNIT) -> Request | None:
+    """What one container asks for, in bytes; None if it asks for nothing.
+
+    Raises:
+        RequestInvalid: its values are illegal; the text has every reason.
+    """
+    _raise_if_any(check_container(container, unit))
+    return _asked(container, unit)
+
+
+def _request(pod: Pod, unit: int) -> PodRequest:
+    requests = ((order, c, _asked(c, unit)) for order, c in enumerate(pod.containers))
+    return PodRequest(
+        uid=pod.uid,
+        containers=tuple(
+            ContainerRequest(c.name, c.kind, order, r) for order, c, r in requests if r is not None
+        ),
+        placement=placement_of(pod),
+        models=models_of(pod),
+        uuids=uuids_of(pod),
+        ceiling=ceiling_of(pod),
+    )
+
+
+def _asked(container: Container, unit: int) -> Request | None:
+    cores = int(container.core or 0)
+    if cores == 0:
+        return None
+    return Request(cores, 0 if cores >= CORES_PER_CARD else int(container.memory_units or 0) * unit)
+
+
+def _raise_if_any(violations: Iterable[Violation]) -> None:
+    if text := "; ".join(v.refusal for v in violations):
+        raise RequestInvalid(text)
