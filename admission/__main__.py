@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
 from admission.config import (
     EXTENDER,
     QUOTA,
@@ -22,6 +20,7 @@ from admission.config import (
     Leadership,
     OwnCertificates,
 )
+from gpu_manager.arguments import Command, Option, Rest
 from gpu_manager.domain.contract import ADMISSION_NAME, ADMISSION_SECRET, NAMESPACE
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
@@ -35,73 +34,65 @@ OLD_FLAGS: Final = {
     "config": True,
     **KLOG_FLAGS,
 }
-_SETTINGS: Final = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-    "help_option_names": ["-h", "--help"],
-}
-
-app = typer.Typer(add_completion=False)
 
 
-@app.command(context_settings=_SETTINGS)
 def command(
-    context: typer.Context,
-    webhook_address: Annotated[str, typer.Option(help="Where the webhooks listen.")] = "0.0.0.0",
-    webhook_port: Annotated[int, typer.Option(help="Their port; 0 for a free one.")] = 9443,
+    old_words: Annotated[list[str], Rest],
+    webhook_address: Annotated[str, Option(help="Where the webhooks listen.")] = "0.0.0.0",
+    webhook_port: Annotated[int, Option(help="Their port; 0 for a free one.")] = 9443,
     tls_cert_file: Annotated[
-        Path | None, typer.Option(help="Serving certificate, watched; without it the service signs itself.")
+        Path | None, Option(help="Serving certificate, watched; without it the service signs itself.")
     ] = None,
-    tls_private_key_file: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-    namespace: Annotated[str, typer.Option(envvar="POD_NAMESPACE", help="Our own namespace.")] = NAMESPACE,
-    service: Annotated[str, typer.Option(help="The Service that API servers call.")] = ADMISSION_NAME,
-    cert_secret: Annotated[str, typer.Option(help="Secret for our own certificates.")] = ADMISSION_SECRET,
+    tls_private_key_file: Annotated[Path | None, Option(help="Its key.")] = None,
+    namespace: Annotated[str, Option(envvar="POD_NAMESPACE", help="Our own namespace.")] = NAMESPACE,
+    service: Annotated[str, Option(help="The Service that API servers call.")] = ADMISSION_NAME,
+    cert_secret: Annotated[str, Option(help="Secret for our own certificates.")] = ADMISSION_SECRET,
     webhook_configuration: Annotated[
-        list[str] | None, typer.Option(help="Webhook configurations to put our authority into.")
+        list[str] | None, Option(help="Webhook configurations to put our authority into.")
     ] = None,
-    cert_days: Annotated[int, typer.Option(min=1, max=825, help="Life of our own certificates.")] = 90,
+    cert_days: Annotated[int, Option(min=1, max=825, help="Life of our own certificates.")] = 90,
     cert_settle_seconds: Annotated[
-        float, typer.Option(min=0, help="How long a new authority is known before it is used.")
+        float, Option(min=0, help="How long a new authority is known before it is used.")
     ] = 60.0,
     extender_address: Annotated[
         str,
-        typer.Option("--extender-address", "--address", help="Where schedulers ask, HOST:PORT; port 0: any."),
+        Option("--extender-address", "--address", help="Where schedulers ask, HOST:PORT; port 0: any."),
     ] = EXTENDER,
     extender_tls_cert_file: Annotated[
-        Path | None, typer.Option(help="Serve schedulers over TLS with this certificate, watched.")
+        Path | None, Option(help="Serve schedulers over TLS with this certificate, watched.")
     ] = None,
-    extender_tls_private_key_file: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    extender_tls_private_key_file: Annotated[Path | None, Option(help="Its key.")] = None,
     extender_client_ca_file: Annotated[
-        Path | None, typer.Option(help="Whose client certificates may bind and preempt; watched.")
+        Path | None, Option(help="Whose client certificates may bind and preempt; watched.")
     ] = None,
     extender_client_name: Annotated[
         list[str] | None,
-        typer.Option(help=f"Common names that may, signed by it; {SCHEDULER_USER} if none is given."),
+        Option(help=f"Common names that may, signed by it; {SCHEDULER_USER} if none is given."),
     ] = None,
     leader_mode: Annotated[
         LeaderMode,
-        typer.Option(
+        Option(
             help="scheduler: who holds the Lease of the kube-scheduler in this pod binds; lease: who holds"
             " our own, and labels its pod; alone: there is one replica."
         ),
     ] = LeaderMode.SCHEDULER,
-    lease_name: Annotated[str, typer.Option(help="That Lease, in either mode.")] = ADMISSION_NAME,
-    lease_namespace: Annotated[str, typer.Option(help="Its namespace; our own if empty.")] = "",
+    lease_name: Annotated[str, Option(help="That Lease, in either mode.")] = ADMISSION_NAME,
+    lease_namespace: Annotated[str, Option(help="Its namespace; our own if empty.")] = "",
     lease_seconds: Annotated[
-        float, typer.Option(min=10, max=60, help="Life of our own Lease without a renewal.")
+        float, Option(min=10, max=60, help="Life of our own Lease without a renewal.")
     ] = 12.0,
-    pod_name: Annotated[str, typer.Option(envvar="POD_NAME", help="This pod; the hostname if empty.")] = "",
-    quota_configmap: Annotated[str, typer.Option(help="The quota, NAMESPACE/NAME.")] = QUOTA,
+    pod_name: Annotated[str, Option(envvar="POD_NAME", help="This pod; the hostname if empty.")] = "",
+    quota_configmap: Annotated[str, Option(help="The quota, NAMESPACE/NAME.")] = QUOTA,
     exclude_namespace: Annotated[
         list[str] | None,
-        typer.Option(help="Namespaces that the webhooks do not see; our own and kube-system always."),
+        Option(help="Namespaces that the webhooks do not see; our own and kube-system always."),
     ] = None,
     memory_unit: Annotated[
-        str, typer.Option(envvar="VCUDA_MEMORY_UNIT", help="What one vcuda-memory stands for.")
+        str, Option(envvar="VCUDA_MEMORY_UNIT", help="What one vcuda-memory stands for.")
     ] = str(DEFAULT_UNIT),
     minimum_cores: Annotated[
         int,
-        typer.Option(
+        Option(
             envvar="VCUDA_MINIMUM_CORES",
             min=1,
             max=100,
@@ -110,40 +101,40 @@ def command(
     ] = 1,
     default_memory: Annotated[
         int,
-        typer.Option(
+        Option(
             envvar="VCUDA_DEFAULT_MEMORY",
             min=0,
             help="Units for a part of a card without memory; 0 refuses it.",
         ),
     ] = 0,
-    scheduler_name: Annotated[str, typer.Option(help="schedulerName for pods that ask for cards.")] = "",
+    scheduler_name: Annotated[str, Option(help="schedulerName for pods that ask for cards.")] = "",
     bind_scheduler: Annotated[
         list[str] | None,
-        typer.Option(help="schedulerNames whose pods are bound here; --scheduler-name, else any."),
+        Option(help="schedulerNames whose pods are bound here; --scheduler-name, else any."),
     ] = None,
-    runtime_class: Annotated[str, typer.Option(help="runtimeClassName for pods that name none.")] = "",
-    deny_node_name: Annotated[  # noqa: FBT002  # typer's way to a flag
-        bool, typer.Option("--deny-node-name", help="Refuse spec.nodeName instead of warning.")
+    runtime_class: Annotated[str, Option(help="runtimeClassName for pods that name none.")] = "",
+    deny_node_name: Annotated[  # noqa: FBT002  # the way to a flag
+        bool, Option("--deny-node-name", help="Refuse spec.nodeName instead of warning.")
     ] = False,
     trusted_user: Annotated[
-        list[str] | None, typer.Option(help="Who may write the annotations that say which cards a pod has.")
+        list[str] | None, Option(help="Who may write the annotations that say which cards a pod has.")
     ] = None,
-    drain_seconds: Annotated[float, typer.Option(min=0, help="Unready for so long before the end.")] = 5.0,
-    kubeconfig: Annotated[Path | None, typer.Option(help="Default: as a pod of the cluster.")] = None,
+    drain_seconds: Annotated[float, Option(min=0, help="Unready for so long before the end.")] = 5.0,
+    kubeconfig: Annotated[Path | None, Option(help="Default: as a pod of the cluster.")] = None,
     api_url: Annotated[
-        str | None, typer.Option("--api-url", "--master", help="API server by address, for the sandbox.")
+        str | None, Option("--api-url", "--master", help="API server by address, for the sandbox.")
     ] = None,
     print_policies: Annotated[  # noqa: FBT002  # same
         bool,
-        typer.Option("--print-policies", help="Print the rules as ValidatingAdmissionPolicies, and end."),
+        Option("--print-policies", help="Print the rules as ValidatingAdmissionPolicies, and end."),
     ] = False,
     log_level: Annotated[
-        str, typer.Option(envvar="LOG_LEVEL", help="debug, info, warning, error, or 0..8.")
+        str, Option(envvar="LOG_LEVEL", help="debug, info, warning, error, or 0..8.")
     ] = "info",
 ) -> None:
     """Admission of fractional cards: webhooks that mend, judge and explain."""
     configure_log(log_level)
-    pass_over_old_flags(context.args, OLD_FLAGS, ADMISSION_NAME)
+    pass_over_old_flags(old_words, OLD_FLAGS, ADMISSION_NAME)
     _all_or_none({"--tls-cert-file": tls_cert_file, "--tls-private-key-file": tls_private_key_file})
     _all_or_none(
         {
@@ -231,21 +222,16 @@ def _named(text: str) -> tuple[str, str]:
 def run(arguments: Sequence[str]) -> int:
     """The program as a function; its exit code: 1 for what the operator mends, 2 for a wrong command line."""
     try:
-        app(list(arguments), prog_name=ADMISSION_NAME, standalone_mode=False)
+        Command(ADMISSION_NAME, command).call(arguments)
     except VcudaError as error:
         return _say(str(error), 2 if isinstance(error, RequestInvalid) else 1)
-    except _USAGE_ERRORS as error:
-        return _say(error.format_message(), 2)  # type: ignore[attr-defined]  # click's own, not exported by typer
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return 130
     return 0
 
 
-_USAGE_ERRORS: tuple[type[Exception], ...] = typer.BadParameter.__bases__
-
-
 def _say(text: str, code: int) -> int:
-    sys.stderr.write(f"gpu-quota-admission: {printable(text)}\n")
+    sys.stderr.write(f"{ADMISSION_NAME}: {printable(text)}\n")
     return code
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import structlog
-import typer
 
+from gpu_manager.arguments import Option
 from gpu_manager.cli.files import load_objects
 from gpu_manager.domain.errors import RequestInvalid, printable
 
@@ -27,34 +27,32 @@ _HELP_FAULTS = (
 def command(
     profile: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Cards: a100x8, dgx1-v100, h200x8, mixed, one, t4x4; a YAML file; nvidia-smi topo -m (.txt)."
         ),
     ] = "a100x8",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of metrics; 0 for a free one.")] = 0,
+    port: Annotated[int, Option(min=0, max=65535, help="Port of metrics; 0 for a free one.")] = 0,
     directory: Annotated[
         Path | None,
-        typer.Option(
-            help="Where it lives. Default: $XDG_RUNTIME_DIR/gpu-manager-sandbox, or one below /tmp."
-        ),
+        Option(help="Where it lives. Default: $XDG_RUNTIME_DIR/gpu-manager-sandbox, or one below /tmp."),
     ] = None,
     apply: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Manifests to apply; - reads standard input.")
+        list[str] | None, Option(metavar="FILE", help="Manifests to apply; - reads standard input.")
     ] = None,
     delete: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAMESPACE/NAME", help="A pod of the running sandbox to delete."),
+        Option(metavar="NAMESPACE/NAME", help="A pod of the running sandbox to delete."),
     ] = None,
-    fault: Annotated[list[str] | None, typer.Option(metavar="TEXT", help=_HELP_FAULTS)] = None,
-    scheduler: Annotated[bool, typer.Option(help="Run a scheduler; off: one of your own does it.")] = True,
+    fault: Annotated[list[str] | None, Option(metavar="TEXT", help=_HELP_FAULTS)] = None,
+    scheduler: Annotated[bool, Option(help="Run a scheduler; off: one of your own does it.")] = True,
     admission: Annotated[
-        bool, typer.Option(help="Run the admission service: webhooks, quota, extender, explanations.")
+        bool, Option(help="Run the admission service: webhooks, quota, extender, explanations.")
     ] = True,
     native: Annotated[
         Path | None,
-        typer.Option(help="Another build of the library and stand-in driver than the installed one."),
+        Option(help="Another build of the library and stand-in driver than the installed one."),
     ] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Show what it does, check it, and end.")] = False,
+    demo: Annotated[bool, Option("--demo", help="Show what it does, check it, and end.")] = False,
 ) -> int:
     """Keep a node with simulated cards up until Ctrl-C: the real agent and admission around stand-ins.
 
@@ -79,7 +77,7 @@ def command(
     if order:
         lines = send(place, order)
         if lines is not None:
-            typer.echo("\n".join(map(printable, lines)))
+            print("\n".join(map(printable, lines)))
             return 0
         if delete or fault:
             raise RequestInvalid(f"no sandbox runs in {place}: start one with gpu-manager sandbox")
@@ -103,12 +101,12 @@ def _keep(settings: SandboxSettings, order: SandboxOrder) -> int:
             control.start()
             try:
                 for line in obey(sandbox, order):
-                    typer.echo(printable(line))
+                    print(printable(line), flush=True)
                 show(lambda: look(sandbox), stop, Console(), _heading(sandbox))
             finally:
                 control.stop()
     except KeyboardInterrupt:
-        typer.echo("the sandbox has ended")
+        print("the sandbox has ended")
     return 0
 
 

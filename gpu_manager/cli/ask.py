@@ -8,8 +8,7 @@ import urllib.error
 import urllib.request
 from typing import Annotated, Any
 
-import typer
-
+from gpu_manager.arguments import Option
 from gpu_manager.cli.output import Form, Output, emit
 from gpu_manager.domain.contract import HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
@@ -18,10 +17,10 @@ from gpu_manager.domain.resources import format_bytes
 _LARGEST_BYTES = 16 << 20
 
 
-Url = Annotated[str, typer.Option(help="The agent's address.")]
+Url = Annotated[str, Option(help="The agent's address.")]
 Token = Annotated[
     str,
-    typer.Option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token, where the agent asks for one."),
+    Option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token, where the agent asks for one."),
 ]
 DEFAULT = f"http://127.0.0.1:{HTTP_PORT}"
 
@@ -29,7 +28,7 @@ DEFAULT = f"http://127.0.0.1:{HTTP_PORT}"
 def graph(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> None:
     """Show the cards and who holds what of them."""
     if output is Output.TABLE:
-        typer.echo(get(url, "/graph", "text/plain", token).rstrip())
+        print(get(url, "/graph", "text/plain", token).rstrip())
     else:
         emit(_read(url, "/graph", token), output)
 
@@ -41,16 +40,16 @@ def usage(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") ->
         emit(data, output)
         return
     if not data.get("usage"):
-        typer.echo("no container of this node holds a share of a card")
+        print("no container of this node holds a share of a card")
     for pod in data.get("usage", {}).values():
         for container, spec in pod.get("spec", {}).items():
             devices = pod.get("stat", {}).get(container, {}).get("dev", [])
             used = "; ".join(_device(device) for device in devices) or "not known"
             asked = f"{spec['gpu']:g} cards, {spec['mem']:g} MiB"
-            typer.echo(printable(f"{pod['project']}/{pod['pod']} {container}: asked {asked}; used {used}"))
+            print(printable(f"{pod['project']}/{pod['pod']} {container}: asked {asked}; used {used}"))
 
 
-def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> None:
+def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> int:
     """Say whether the agent can serve pods, and how its cards stand."""
     ready = _object(url, "/readyz", get(url, "/readyz", "application/json", token, ok=(200, 503)))
     why = ready.pop("why", "")
@@ -64,12 +63,11 @@ def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -
         emit(data, output)
     else:
         checks = ", ".join(f"{name}: {'yes' if holds else 'NO'}" for name, holds in ready.items())
-        typer.echo(printable(f"gpu-manager {data['version']} on {data['node']}; {checks}"))
+        print(printable(f"gpu-manager {data['version']} on {data['node']}; {checks}"))
         if why:
-            typer.echo(printable(f"  {why}"))
+            print(printable(f"  {why}"))
         _show_cards(data["cards"])
-    if not all(ready.values()):
-        raise typer.Exit(1)
+    return 0 if all(ready.values()) else 1
 
 
 def _show_cards(cards: list[dict[str, Any]]) -> None:
@@ -77,9 +75,7 @@ def _show_cards(cards: list[dict[str, Any]]) -> None:
     rows = [(c, _state(c), [_holder(h) for h in c["holders"]] or ["nobody"]) for c in cards]
     if not sys.stdout.isatty():
         for card, state, holders in rows:
-            typer.echo(
-                printable(f"  card {card['index']}: {_free(card)} free, {state}; {', '.join(holders)}")
-            )
+            print(printable(f"  card {card['index']}: {_free(card)} free, {state}; {', '.join(holders)}"))
         return
     from rich.console import Console  # noqa: PLC0415  # only here
     from rich.table import Table  # noqa: PLC0415  # same

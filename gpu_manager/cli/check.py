@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-import typer
-
 from gpu_manager.adapters.manifests import Manifest
+from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.files import load_manifests, shown
 from gpu_manager.cli.output import Form, Output, coloured, emit
 from gpu_manager.domain.errors import RequestInvalid, printable
@@ -43,12 +42,12 @@ class PodVerdict:
 
 def command(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Manifests, YAML or JSON; - reads standard input.")
+        list[str], Argument(metavar="FILE...", help="Manifests, YAML or JSON; - reads standard input.")
     ],
     output: Form = Output.TABLE,
-    unit: Annotated[str, typer.Option(help="Bytes of one unit of tencent.com/vcuda-memory.")] = "256Mi",
+    unit: Annotated[str, Option(help="Bytes of one unit of tencent.com/vcuda-memory.")] = "256Mi",
     minimum_cores: Annotated[
-        int, typer.Option(min=1, max=100, help="The smallest part of a card that the cluster gives.")
+        int, Option(min=1, max=100, help="The smallest part of a card that the cluster gives.")
     ] = 1,
 ) -> int:
     """Say whether manifests are legal, why not, and what would be.
@@ -59,7 +58,7 @@ def command(
     unit_bytes = _unit(unit)
     verdicts = [v for name in files for v in _judge_file(name, unit_bytes, minimum_cores)]
     if output is Output.TABLE:
-        typer.echo("\n".join(_table(verdicts, several_files=len(files) > 1)))
+        print("\n".join(_table(verdicts, several_files=len(files) > 1)))
     else:
         emit(_document(verdicts, unit_bytes), output)
     return 1 if any(v.state is CheckState.ILLEGAL for v in verdicts) else 0
@@ -134,7 +133,7 @@ def _subject(manifest: Manifest) -> str:
 
 
 def _word(word: str) -> str:
-    colours = {"legal": typer.colors.GREEN, "illegal": typer.colors.RED}
+    colours = {"legal": "green", "illegal": "red"}
     plain = f"{word:8}  "
     return coloured(plain, colours[word]) if word in colours else plain
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Final
 
-import typer
-from typer.completion import get_completion_script  # type: ignore[attr-defined] # re-exported
+from gpu_manager.arguments import Argument
 
 
 class Shell(Enum):
@@ -17,7 +16,34 @@ class Shell(Enum):
     FISH = "fish"
 
 
-def command(shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> None:
+# Each asks the program itself, by the variable, for what may stand in the place of the last word.
+_SCRIPTS: Final = {
+    Shell.BASH: """\
+_gpu_manager() {
+    local IFS=$'\\n'
+    COMPREPLY=($(VARIABLE=1 gpu-manager "${COMP_WORDS[@]:1:COMP_CWORD}"))
+}
+complete -o default -F _gpu_manager gpu-manager
+""",
+    Shell.ZSH: """\
+_gpu_manager() {
+    local -a found
+    found=(${(f)"$(VARIABLE=1 gpu-manager "${(@)words[2,CURRENT]}")"})
+    compadd -a found || _files
+}
+compdef _gpu_manager gpu-manager
+""",
+    Shell.FISH: """\
+function __gpu_manager
+    set -l words (commandline -opc)
+    VARIABLE=1 gpu-manager $words[2..-1] (commandline -ct | string collect --allow-empty)
+end
+complete -c gpu-manager -a '(__gpu_manager)'
+""",
+}
+
+
+def command(shell: Annotated[Shell, Argument(help="Which shell.")]) -> None:
     """Print the script that completes gpu-manager's commands and options in that shell.
 
     bash: `source <(gpu-manager completion bash)` in ~/.bashrc; zsh the same in ~/.zshrc; fish:
@@ -25,8 +51,4 @@ def command(shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> Non
     """
     from gpu_manager.cli.main import PROGRAM  # noqa: PLC0415  # which names this module
 
-    typer.echo(
-        get_completion_script(
-            prog_name=PROGRAM.name, complete_var=PROGRAM.completion_variable, shell=shell.value
-        )
-    )
+    print(_SCRIPTS[shell].replace("VARIABLE", PROGRAM.completion_variable), end="")

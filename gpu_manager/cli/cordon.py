@@ -6,18 +6,17 @@ import socket
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import RequestInvalid, quoted
 
-Uuids = Annotated[list[str], typer.Argument(metavar="UUID...", help="Cards, as `nvidia-smi -L` names them.")]
+Uuids = Annotated[list[str], Argument(metavar="UUID...", help="Cards, as `nvidia-smi -L` names them.")]
 NodeName = Annotated[
-    str, typer.Option("--node-name", envvar="NODE_NAME", help="Their node; default: this host's name.")
+    str, Option("--node-name", envvar="NODE_NAME", help="Their node; default: this host's name.")
 ]
-Kubeconfig = Annotated[Path | None, typer.Option(help="Default: as a pod of the cluster.")]
-ApiUrl = Annotated[str | None, typer.Option(help="API server by address, for the sandbox.")]
+Kubeconfig = Annotated[Path | None, Option(help="Default: as a pod of the cluster.")]
+ApiUrl = Annotated[str | None, Option(help="API server by address, for the sandbox.")]
 
 
 def command(
@@ -66,4 +65,4 @@ def _change(
     if for_program(output):
         emit({"node": node, "cordoned": sorted(closed)}, output)
         return
-    typer.echo(f"{node}: {len(closed)} cordoned" + "".join(f"\n  {uuid}" for uuid in sorted(closed)))
+    print(f"{node}: {len(closed)} cordoned" + "".join(f"\n  {uuid}" for uuid in sorted(closed)))

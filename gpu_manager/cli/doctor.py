@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import structlog
-import typer
 
+from gpu_manager.arguments import Option
 from gpu_manager.cli import ask
 from gpu_manager.cli.output import Form, Output
 from gpu_manager.cli.report import show
@@ -25,15 +25,11 @@ def command(
     output: Form = Output.TABLE,
     url: ask.Url = ask.DEFAULT,
     token: ask.Token = "",
-    host_root: Annotated[Path, typer.Option(help="The host's root, as seen from here.")] = Path("/"),
-    driver_root: Annotated[Path, typer.Option(help="Where the driver is installed, on the host.")] = Path(
-        "/"
-    ),
-    kubelet_dir: Annotated[Path, typer.Option(help="The kubelet's directory, on the host.")] = Path(
-        KUBELET_DIR
-    ),
+    host_root: Annotated[Path, Option(help="The host's root, as seen from here.")] = Path("/"),
+    driver_root: Annotated[Path, Option(help="Where the driver is installed, on the host.")] = Path("/"),
+    kubelet_dir: Annotated[Path, Option(help="The kubelet's directory, on the host.")] = Path(KUBELET_DIR),
     device_injection: Annotated[
-        str, typer.Option(help="What the agent is told: auto, direct, cdi or nvidia.")
+        str, Option(help="What the agent is told: auto, direct, cdi or nvidia.")
     ] = "auto",
 ) -> int:
     """Find what is wrong on this machine: driver, container runtime, kubelet, agent. Each with its cure.

@@ -7,10 +7,9 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-import typer
-
+from gpu_manager.arguments import Option
 from gpu_manager.domain.errors import printable
 
 
@@ -31,8 +30,9 @@ class WideOutput(Enum):
     YAML = "yaml"
 
 
-Form = Annotated[Output, typer.Option("--output", "-o", help="Form of the answer.")]
-WideForm = Annotated[WideOutput, typer.Option("--output", "-o", help="Form of the answer.")]
+_COLOURS: Final = {"red": 31, "green": 32, "yellow": 33, "cyan": 36}
+Form = Annotated[Output, Option("--output", "-o", help="Form of the answer.")]
+WideForm = Annotated[WideOutput, Option("--output", "-o", help="Form of the answer.")]
 
 
 def for_program(output: Output | WideOutput) -> bool:
@@ -43,11 +43,11 @@ def for_program(output: Output | WideOutput) -> bool:
 def emit(data: Mapping[str, Any] | Sequence[Any], output: Output | WideOutput) -> None:
     """Print one value for programs."""
     if output.value == "json":
-        typer.echo(json.dumps(data, indent=1))
+        print(json.dumps(data, indent=1))
         return
     import yaml  # noqa: PLC0415  # only here
 
-    typer.echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True).rstrip("\n"))
+    print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True).rstrip("\n"))
 
 
 def columns(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -60,8 +60,13 @@ def columns(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
+def painted(text: str, colour: str) -> str:
+    """The text in that colour, for a terminal."""
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+
+
 def coloured(word: str, colour: str) -> str:
     """The word in that colour on a terminal; plain elsewhere and where NO_COLOR is set."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return word
-    return typer.style(word, fg=colour, bold=True)
+    return f"\x1b[1m{painted(word, colour)}"

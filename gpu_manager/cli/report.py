@@ -6,13 +6,11 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import typer
-
 from gpu_manager.cli.output import Output, coloured, emit, for_program
 from gpu_manager.domain.doctor import DoctorCheck, Report, Severity
 from gpu_manager.domain.errors import printable
 
-_COLOURS = {Severity.TROUBLE: typer.colors.RED, Severity.WARNING: typer.colors.YELLOW}
+_COLOURS = {Severity.TROUBLE: "red", Severity.WARNING: "yellow"}
 _WIDTH = 100
 
 
@@ -21,7 +19,7 @@ def show(report: Report, output: Output) -> int:
     if for_program(output):
         emit(_document(report), output)
     else:
-        typer.echo("\n".join(_lines(report)))
+        print("\n".join(_lines(report)))
     return 0 if report.healthy else 1
 
 

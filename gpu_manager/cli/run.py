@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import structlog
-import typer
 
 from gpu_manager.adapters.control_pages.pages import PagePolicy
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
+from gpu_manager.arguments import Option, Rest
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.errors import RequestInvalid
@@ -40,54 +40,52 @@ OLD_FLAGS = {
 
 
 def command(
-    context: typer.Context,
+    old_words: Annotated[list[str], Rest],
     node_name: Annotated[
-        str, typer.Option("--node-name", "--hostname-override", envvar="NODE_NAME", help="This node's name.")
+        str, Option("--node-name", "--hostname-override", envvar="NODE_NAME", help="This node's name.")
     ] = "",
-    kubeconfig: Annotated[Path | None, typer.Option(help="Default: as a pod of the cluster.")] = None,
-    api_url: Annotated[str | None, typer.Option(help="API server by address, for the sandbox.")] = None,
+    kubeconfig: Annotated[Path | None, Option(help="Default: as a pod of the cluster.")] = None,
+    api_url: Annotated[str | None, Option(help="API server by address, for the sandbox.")] = None,
     kubelet_pods_url: Annotated[
         str | None,
-        typer.Option(help="https://<node>:10250, to ask the kubelet for its pods (needs nodes/pods)."),
+        Option(help="https://<node>:10250, to ask the kubelet for its pods (needs nodes/pods)."),
     ] = None,
-    kubelet_dir: Annotated[Path, typer.Option(help="The kubelet's directory.")] = Path(KUBELET_DIR),
-    state_dir: Annotated[
-        Path, typer.Option(help="The books and the libraries; must outlive a reboot.")
-    ] = Path(STATE_DIR),
-    pages_dir: Annotated[Path, typer.Option(help="The control pages; a tmpfs.")] = Path(PAGES_DIR),
+    kubelet_dir: Annotated[Path, Option(help="The kubelet's directory.")] = Path(KUBELET_DIR),
+    state_dir: Annotated[Path, Option(help="The books and the libraries; must outlive a reboot.")] = Path(
+        STATE_DIR
+    ),
+    pages_dir: Annotated[Path, Option(help="The control pages; a tmpfs.")] = Path(PAGES_DIR),
     checkpoint_path: Annotated[
-        Path, typer.Option(help="The predecessor's checkpoint, read while there are no books of ours.")
+        Path, Option(help="The predecessor's checkpoint, read while there are no books of ours.")
     ] = Path(OLD_CHECKPOINT_DIR),
-    http_address: Annotated[str, typer.Option(help="Where metrics are served.")] = "0.0.0.0",
+    http_address: Annotated[str, Option(help="Where metrics are served.")] = "0.0.0.0",
     http_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of metrics; 0 for a free one.")
+        int, Option(min=0, max=65535, help="Port of metrics; 0 for a free one.")
     ] = HTTP_PORT,
     metrics_auth: Annotated[
-        Path | None, typer.Option(help="File with a bearer token that metrics and status ask for.")
+        Path | None, Option(help="File with a bearer token that metrics and status ask for.")
     ] = None,
     cards: Annotated[
         str,
-        typer.Option(
-            help="nvml, or simulated:<profile>, simulated:<file>.yaml, simulated:<topo -m text>.txt"
-        ),
+        Option(help="nvml, or simulated:<profile>, simulated:<file>.yaml, simulated:<topo -m text>.txt"),
     ] = "nvml",
-    control: Annotated[Path | None, typer.Option(help="Control file of simulated cards.")] = None,
+    control: Annotated[Path | None, Option(help="Control file of simulated cards.")] = None,
     nvml_library: Annotated[
-        Path | None, typer.Option(help="libnvidia-ml.so.1, where the loader does not find it.")
+        Path | None, Option(help="libnvidia-ml.so.1, where the loader does not find it.")
     ] = None,
     program_xids: Annotated[
-        str, typer.Option(help="XIDs that never close a card, comma-separated: programs cause them here.")
+        str, Option(help="XIDs that never close a card, comma-separated: programs cause them here.")
     ] = "",
     card_xids: Annotated[
-        str, typer.Option(help="XIDs that always close the card, comma-separated, whatever the table says.")
+        str, Option(help="XIDs that always close the card, comma-separated, whatever the table says.")
     ] = "",
     quiet_seconds: Annotated[
-        float, typer.Option(min=0, help="How long a closed card must be well before it opens again.")
+        float, Option(min=0, help="How long a closed card must be well before it opens again.")
     ] = QUIET_SECONDS,
-    memory_unit: Annotated[str, typer.Option(help="What one vcuda-memory stands for.")] = str(DEFAULT_UNIT),
+    memory_unit: Annotated[str, Option(help="What one vcuda-memory stands for.")] = str(DEFAULT_UNIT),
     context_mib: Annotated[
         int,
-        typer.Option(
+        Option(
             min=0,
             max=16384,
             help="MiB charged to a fraction for each CUDA context as it is made; what this lacks counts once "
@@ -96,49 +94,43 @@ def command(
     ] = 0,
     oversubscribe: Annotated[
         bool,
-        typer.Option(
-            help="On a card that is full though a share is not, let cuMemAlloc give managed memory."
-        ),
+        Option(help="On a card that is full though a share is not, let cuMemAlloc give managed memory."),
     ] = False,
     fail_open: Annotated[
         bool,
-        typer.Option(
+        Option(
             help="Let programs run unlimited if their usage page is broken, which a tenant can do; else CUDA "
             "is refused to them."
         ),
     ] = False,
     nvidia_resource: Annotated[
         bool,
-        typer.Option(help="Offer whole cards as nvidia.com/gpu too. NVIDIA's own plugin must not run here."),
+        Option(help="Offer whole cards as nvidia.com/gpu too. NVIDIA's own plugin must not run here."),
     ] = False,
-    device_injection: Annotated[str, typer.Option(help="auto, direct, cdi, nvidia or simulated.")] = "auto",
-    host_root: Annotated[Path, typer.Option(help="The host's root as the agent sees it.")] = Path("/"),
-    driver_root: Annotated[Path, typer.Option(help="Where the driver is installed, on the host.")] = Path(
-        "/"
-    ),
+    device_injection: Annotated[str, Option(help="auto, direct, cdi, nvidia or simulated.")] = "auto",
+    host_root: Annotated[Path, Option(help="The host's root as the agent sees it.")] = Path("/"),
+    driver_root: Annotated[Path, Option(help="Where the driver is installed, on the host.")] = Path("/"),
     libraries: Annotated[
-        Path | None, typer.Option(help="libvcuda, if not the one installed with the agent.")
+        Path | None, Option(help="libvcuda, if not the one installed with the agent.")
     ] = None,
-    stand_in: Annotated[
-        Path | None, typer.Option(help="Stand-in driver libraries, for simulated cards.")
-    ] = None,
-    extra_config: Annotated[Path | None, typer.Option(help="The predecessor's extra-config.json.")] = None,
-    evict: Annotated[bool, typer.Option(help="Evict a controlled pod whose card is wrong.")] = True,
+    stand_in: Annotated[Path | None, Option(help="Stand-in driver libraries, for simulated cards.")] = None,
+    extra_config: Annotated[Path | None, Option(help="The predecessor's extra-config.json.")] = None,
+    evict: Annotated[bool, Option(help="Evict a controlled pod whose card is wrong.")] = True,
     evict_evaders: Annotated[
-        bool, typer.Option(help="Evict a controlled pod that gets round its limits; else it is only named.")
+        bool, Option(help="Evict a controlled pod that gets round its limits; else it is only named.")
     ] = False,
     reclaim_seconds: Annotated[
-        float, typer.Option(min=0.1, help="How often what dead pods held is looked for.")
+        float, Option(min=0.1, help="How often what dead pods held is looked for.")
     ] = 30.0,
-    legacy_metrics: Annotated[bool, typer.Option(help="The predecessor's metrics beside ours.")] = True,
-    node_labels: Annotated[str, typer.Option(help="Labels for the node: k=v,k=v.")] = "",
+    legacy_metrics: Annotated[bool, Option(help="The predecessor's metrics beside ours.")] = True,
+    node_labels: Annotated[str, Option(help="Labels for the node: k=v,k=v.")] = "",
     log_level: Annotated[
-        str, typer.Option(envvar="LOG_LEVEL", help="debug, info, warning, error, or 0..8.")
+        str, Option(envvar="LOG_LEVEL", help="debug, info, warning, error, or 0..8.")
     ] = "info",
 ) -> None:
     """Run the node's agent until SIGTERM."""
     configure_log(log_level)
-    pass_over_old_flags(context.args, OLD_FLAGS, "gpu-manager run")
+    pass_over_old_flags(old_words, OLD_FLAGS, "gpu-manager run")
     from gpu_manager.agent import main  # noqa: PLC0415  # gRPC and the Kubernetes client, only when they are needed
 
     main(
@@ -177,10 +169,6 @@ def command(
             labels=_labels(node_labels),
         )
     )
-
-
-# Read by the program: unknown options of this command are looked at by the command itself.
-SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def _labels(text: str) -> dict[str, str]:

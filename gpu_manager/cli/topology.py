@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.card_sets import best_set
@@ -22,9 +21,9 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # what a redirect in PowerShell write
 
 
 def command(
-    file: Annotated[Path, typer.Argument(help="Output of `nvidia-smi topo -m`; - reads standard input.")],
-    pick: Annotated[int, typer.Option(help="How many whole cards to choose.")],
-    busy: Annotated[str, typer.Option(help="Cards that are taken, such as 0,2.")] = "",
+    file: Annotated[Path, Argument(help="Output of `nvidia-smi topo -m`; - reads standard input.")],
+    pick: Annotated[int, Option(help="How many whole cards to choose.")],
+    busy: Annotated[str, Option(help="Cards that are taken, such as 0,2.")] = "",
     output: Form = Output.TABLE,
 ) -> None:
     """Choose the best-joined cards of a machine.
@@ -39,8 +38,8 @@ def command(
         cells = [[str(link) for link in row] for row in links]
         emit({"cards": list(cards), "score": parsed.topology.sum(cards), "links": cells}, output)
         return
-    typer.echo(f"{_names(cards)}, score {parsed.topology.sum(cards)}\n")
-    typer.echo(_table(Topology(links), cards, parsed.affinities), nl=False)
+    print(f"{_names(cards)}, score {parsed.topology.sum(cards)}\n")
+    print(_table(Topology(links), cards, parsed.affinities), end="")
 
 
 def _read(file: Path) -> str:

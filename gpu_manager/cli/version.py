@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-import typer
-
 from gpu_manager.cli.output import Form, Output, emit, for_program
 
 
@@ -18,4 +16,4 @@ def command(output: Form = Output.TABLE) -> None:
     if for_program(output):
         emit({"version": number}, output)
     else:
-        typer.echo(f"gpu-manager {number}")
+        print(f"gpu-manager {number}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_manager.arguments import Parameter
 from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL
 from gpu_manager.cli.main import PROGRAM as NODE
 from gpu_manager.cli.program import LazyProgram, load
@@ -35,8 +36,8 @@ def refused(
     return line
 
 
-def parameters(program: LazyProgram, name: str) -> list[object]:
-    return list(load(name, program.commands[name][0]).params)
+def parameters(program: LazyProgram, name: str) -> Sequence[Parameter]:
+    return load(program.name, name, program.commands[name][0]).parameters
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +57,8 @@ def test_an_option_that_does_not_exist(
 
 @pytest.mark.parametrize(("program", "name"), EVERY, ids=IDS)
 def test_an_argument_too_many(program: LazyProgram, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [p for p in parameters(program, name) if p.param_type_name == "argument"]  # type: ignore[attr-defined]  # click's
-    many = any(p.nargs == -1 for p in arguments)  # type: ignore[attr-defined]  # click's
+    arguments = [p for p in parameters(program, name) if p.positional]
+    many = any(p.many for p in arguments)
     # Where any number is taken: a name that nothing can have.
     words = [CONTROL] if many else ["x"] * len(arguments) + ["one-too-many"]
     refused(program, [name, *words], capsys)
@@ -65,10 +66,10 @@ def test_an_argument_too_many(program: LazyProgram, name: str, capsys: pytest.Ca
 
 def options() -> list[tuple[LazyProgram, str, str]]:
     return [
-        (program, name, option.opts[0])  # type: ignore[attr-defined]  # click's
+        (program, name, option.names[0])
         for program, name in EVERY
         for option in parameters(program, name)
-        if option.param_type_name == "option" and not option.is_flag  # type: ignore[attr-defined]  # click's
+        if not option.positional and option.convert is not None
     ]
 
 
@@ -152,7 +153,7 @@ def test_every_command_of_the_plugin_that_logs_in_is_in_this_table() -> None:
     able = {
         name
         for name in KUBECTL.commands
-        if "--kubeconfig" in {o for p in parameters(KUBECTL, name) for o in p.opts}  # type: ignore[attr-defined]  # click's
+        if "--kubeconfig" in {o for p in parameters(KUBECTL, name) for o in p.names}
     }
     assert able == set(CLUSTER)
 

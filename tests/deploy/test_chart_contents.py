@@ -8,15 +8,14 @@ import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from typer.main import get_command
 
 from admission import config as admission_config
-from admission.__main__ import app as admission_program
+from admission.__main__ import command as admission_command
 from admission.webhook.admit import TEMPLATES
+from gpu_manager.arguments import Command
 from gpu_manager.cli.run import OLD_FLAGS
 from gpu_manager.cli.run import command as run_command
 from gpu_manager.domain import contract
@@ -136,31 +135,30 @@ def test_errors_and_nvidias_name_for_cards_are_values_of_their_own() -> None:
     assert not [a for a in silent if "xids" in a or "nvidia-resource" in a]
 
 
-def options(program: Any) -> dict[str, bool]:
+RUN = Command("gpu-manager run", run_command)
+ADMISSION = Command("gpu-quota-admission", admission_command)
+
+
+def options(program: Command) -> dict[str, bool]:
     """Flag → whether a value follows."""
     return {
-        o: not p.is_flag for p in program.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")
+        name: one.convert is not None
+        for one in program.parameters
+        for name in (*one.names, *one.off)
+        if name.startswith("--")
     }
-
-
-def run_options() -> dict[str, bool]:
-    import typer  # noqa: PLC0415  # one use
-
-    program = typer.Typer(add_completion=False)
-    program.command(context_settings={"allow_extra_args": True})(run_command)
-    return options(get_command(program))
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_flag_that_is_passed_is_one_that_the_program_has(name: str) -> None:
-    known = run_options()
+    known = options(RUN)
     for argument in container(agent_pod(name), "gpu-manager")["args"]:
         flag, equals, _ = argument.partition("=")
         assert flag in known, argument
         assert flag[2:] not in OLD_FLAGS, argument
         assert known[flag] == bool(equals), argument
     if name in WITH_ADMISSION:
-        known = options(get_command(admission_program))
+        known = options(ADMISSION)
         for argument in container(admission_pod(name), "admission")["args"]:
             flag, equals, _ = argument.partition("=")
             assert known.get(flag) == bool(equals), argument
@@ -176,7 +174,7 @@ def test_both_programs_read_the_same_terms() -> None:
     assert the("defaults", "ConfigMap", "gpu-manager-terms")["data"]["VCUDA_MEMORY_UNIT"] == str(DEFAULT_UNIT)
     admission = container(admission_pod("terms"), "admission")
     assert admission["envFrom"] == [{"configMapRef": {"name": "gpu-manager-terms"}}]
-    known = {p.envvar for p in get_command(admission_program).params}
+    known = {p.envvar for p in ADMISSION.parameters}
     assert set(terms) <= known
     agent = container(agent_pod("terms"), "gpu-manager")
     assert "--memory-unit=$(VCUDA_MEMORY_UNIT)" in agent["args"]

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
-from admission.__main__ import OLD_FLAGS, app
+from admission.__main__ import OLD_FLAGS, command
 from admission.cluster.snapshot import NODES, PODS, ClusterState
 from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
 from admission.quota.rules import KEY, QuotaBook
 from admission.serving.metrics import AdmissionMetrics
 from admission.webhook.admission_review import ReviewVerdict
+from gpu_manager.arguments import Command
+from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from tools.docs.markdown import family_row, made_page, option_row, table
 
 
 def flags_page() -> str:
     """The options of ``gpu-quota-admission``."""
-    shown = (option for option in typer.main.get_command(app).params if option.name != "help")
+    options = Command(ADMISSION_NAME, command).parameters
     ignored = ", ".join(f"`--{name}`" for name in OLD_FLAGS)
     return made_page(
         "Flags of `gpu-quota-admission`",
-        table(("flag", "default", "environment", "meaning"), map(option_row, shown)),
+        table(("flag", "default", "environment", "meaning"), map(option_row, options)),
         "## The predecessor's",
         "`--address` and `--master` keep their meaning. Accepted, with one warning, and without effect: "
         f"{ignored}. Those in `EXTRA_FLAGS` count too.",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-import typer
-
+from gpu_manager.arguments import Command, Parameter
 from gpu_manager.cli import run
 from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL
 from gpu_manager.cli.main import PROGRAM as NODE
@@ -124,9 +122,7 @@ def annotations_page() -> str:
 
 def flags_page() -> str:
     """The options of ``gpu-manager run``."""
-    one = typer.Typer(add_completion=False)
-    one.command("run", context_settings=run.SETTINGS)(run.command)
-    options = [p for p in typer.main.get_command(one).params if p.name != "help"]
+    options = Command("gpu-manager run", run.command).parameters
     ignored = ", ".join(f"`--{name}`" for name in run.OLD_FLAGS)
     return made_page(
         "Flags of `gpu-manager run`",
@@ -149,19 +145,19 @@ def _program(program: LazyProgram) -> Iterator[str]:
     yield f"## `{program.name}`"
     yield program.what
     for name, (module, summary) in program.commands.items():
-        params = load(name, module).params
-        words = " ".join(_usage(p) for p in params if p.param_type_name == "argument")
+        parameters = load(program.name, name, module).parameters
+        words = " ".join(_usage(p) for p in parameters if p.positional)
         yield f"### `{f'{program.name} {name} {words}'.strip()}`"
         yield summary
-        options = [p for p in params if p.param_type_name == "option" and p.name != "help"]
+        options = [p for p in parameters if not p.positional]
         if name == "run":
             yield "Its options: [flags](flags.md)."
         elif options:
             yield table(("flag", "default", "environment", "meaning"), map(option_row, options))
 
 
-def _usage(argument: Any) -> str:
-    text = str(argument.metavar or argument.name.upper())
+def _usage(argument: Parameter) -> str:
+    text = argument.metavar
     return text if argument.required or text.startswith("[") else f"[{text}]"
 
 

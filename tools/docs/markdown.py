@@ -1,10 +1,12 @@
-"""Rows of the reference's tables, from options and metrics as the libraries describe them."""
+"""Rows of the reference's tables, from options, and from metrics as their library describes them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Final
+
+from gpu_manager.arguments import Parameter
 
 MADE: Final = "Made from the code by `make reference`; do not edit by hand."
 _SUFFIX: Final = {"counter": "_total", "info": "_info"}
@@ -25,12 +27,12 @@ def family_row(family: Any) -> tuple[str, ...]:
     )
 
 
-def option_row(option: Any) -> tuple[str, ...]:
+def option_row(option: Parameter) -> tuple[str, ...]:
     """Flag, default, environment, meaning of an option."""
-    name = ", ".join(f"`{text}`" for text in (*option.opts, *option.secondary_opts))
+    name = ", ".join(f"`{text}`" for text in (*option.names, *option.off))
     default = option.default.value if isinstance(option.default, Enum) else option.default
     default = "" if default is None else str(default)
-    if option.is_flag:
+    if option.convert is None:
         default = default.lower()
     return (
         name,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
-
-import typer
 
 from gpu_manager.adapters.manifests import Manifest
 from gpu_manager.cli.files import load_manifests, shown
@@ -73,8 +72,9 @@ def _ranked(pod: Pod, spec: Mapping[str, Any], outlook: ClusterOutlook) -> Pod:
         return pod
     name = text(spec.get("priorityClassName"))
     if name and name not in outlook.priorities:
-        typer.echo(
-            f"{pod.key}: priority class {quoted(name)} is not known here: judged with priority 0", err=True
+        print(
+            f"{pod.key}: priority class {quoted(name)} is not known here: judged with priority 0",
+            file=sys.stderr,
         )
     return replace(pod, priority=outlook.priorities.get(name, 0))
 

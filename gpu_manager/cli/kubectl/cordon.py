@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from gpu_manager.arguments import Argument
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import RequestInvalid, quoted
 
-Uuids = Annotated[
-    list[str], typer.Argument(metavar="UUID...", help="Cards, as `kubectl vcuda graph` names them.")
-]
+Uuids = Annotated[list[str], Argument(metavar="UUID...", help="Cards, as `kubectl vcuda graph` names them.")]
 
 
 def command(
@@ -47,4 +44,4 @@ def _change(uuids: list[str], output: Output, kubeconfig: str, context: str, *, 
         emit({"nodes": [{"node": node, "cordoned": cards} for node, cards in closed.items()]}, output)
         return
     for node, cards in closed.items():
-        typer.echo(f"{node}: {len(cards)} cordoned" + "".join(f"\n  {uuid}" for uuid in cards))
+        print(f"{node}: {len(cards)} cordoned" + "".join(f"\n  {uuid}" for uuid in cards))

@@ -16,9 +16,8 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, Any, Final
 
-import typer
-
 from gpu_manager.adapters import prometheus
+from gpu_manager.arguments import Option
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in, object_name
 from gpu_manager.cli.output import Output, columns, emit
 from gpu_manager.domain.errors import RequestInvalid, quoted
@@ -89,26 +88,22 @@ class CostLine:
 def command(
     address: Annotated[
         str,
-        typer.Option(
+        Option(
             "--prometheus",
             envvar="VCUDA_PROMETHEUS",
             help="A URL, or NAMESPACE/SERVICE[:PORT] to go through the API server (https:… for TLS).",
         ),
     ] = USUAL,
     by: Annotated[
-        str, typer.Option(help="namespace, pod, or label=KEY (needs kube-state-metrics' kube_pod_labels).")
+        str, Option(help="namespace, pod, or label=KEY (needs kube-state-metrics' kube_pod_labels).")
     ] = "namespace",
-    since: Annotated[str, typer.Option(help="How far back: 90m, 24h, 7d.")] = "24h",
-    month: Annotated[str, typer.Option(help="A calendar month instead, in UTC: 2026-10.")] = "",
-    step: Annotated[
-        str, typer.Option(help="Between two looks; shorter-lived containers may be missed.")
-    ] = "1m",
-    namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help="This one alone; default: all.", show_default=False)
-    ] = "",
-    output: Annotated[Form, typer.Option("--output", "-o", help="Form of the bill.")] = Form.TABLE,
+    since: Annotated[str, Option(help="How far back: 90m, 24h, 7d.")] = "24h",
+    month: Annotated[str, Option(help="A calendar month instead, in UTC: 2026-10.")] = "",
+    step: Annotated[str, Option(help="Between two looks; shorter-lived containers may be missed.")] = "1m",
+    namespace: Annotated[str, Option("--namespace", "-n", help="This one alone; default: all.")] = "",
+    output: Annotated[Form, Option("--output", "-o", help="Form of the bill.")] = Form.TABLE,
     token: Annotated[
-        str, typer.Option(envvar="VCUDA_PROMETHEUS_TOKEN", help="Bearer token for a URL that asks for one.")
+        str, Option(envvar="VCUDA_PROMETHEUS_TOKEN", help="Bearer token for a URL that asks for one.")
     ] = "",
     kubeconfig: Kubeconfig = "",
     context: Context = "",
@@ -125,12 +120,12 @@ def command(
     else:
         lines = _through_api_server(address, kubeconfig, context, grouping, span, namespace)
     if not lines and output in (Form.TABLE, Form.CSV):
-        typer.echo("no container with a card was seen in that time", err=True)
+        print("no container with a card was seen in that time", file=sys.stderr)
     if output is Form.CSV:
         _csv(lines, grouping)
     elif output is Form.TABLE:
         if lines:
-            typer.echo(_table(lines, grouping, span))
+            print(_table(lines, grouping, span))
     else:
         emit(_document(lines, grouping, span), Output(output.value))
     return 0 if lines else 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import typer
-
+from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl import coming, sites
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
@@ -20,12 +20,10 @@ from gpu_manager.domain.whatif.simulation import SimNode, SimPod
 def command(
     target: Annotated[
         str,
-        typer.Argument(metavar="POD|FILE", help="A pod that waits, or a manifest; - reads standard input."),
+        Argument(metavar="POD|FILE", help="A pod that waits, or a manifest; - reads standard input."),
     ],
     namespace: Namespace = "",
-    moves: Annotated[
-        int, typer.Option(min=1, max=64, help="How many pods may move at the outside.")
-    ] = MOST_MOVES,
+    moves: Annotated[int, Option(min=1, max=64, help="How many pods may move at the outside.")] = MOST_MOVES,
     source: sites.Source = "",
     output: Form = Output.TABLE,
     kubeconfig: Kubeconfig = "",
@@ -66,31 +64,31 @@ def _pod(target: str, outlook: sites.ClusterOutlook) -> SimPod:
 
 def _show(pod: SimPod, plan: DefragPlan) -> None:
     if plan.seat is None:
-        typer.echo(printable(f"{pod.name}: {plan.reason}"))
+        print(printable(f"{pod.name}: {plan.reason}"))
         return
     where = f"node {plan.seat.node}, {_cards(plan.seat.cards)}"
     if not plan.moves:
-        typer.echo(printable(f"{pod.name} fits as things are: {where}"))
+        print(printable(f"{pod.name} fits as things are: {where}"))
         return
     least = "the fewest possible" if plan.proven else "fewer may be possible: not every set was tried"
     pods = "1 pod" if len(plan.moves) == 1 else f"{len(plan.moves)} pods"
-    typer.echo(printable(f"{pod.name} would fit on {where} if {pods} moved ({least}):"))
+    print(printable(f"{pod.name} would fit on {where} if {pods} moved ({least}):"))
     rows = [
         (m.pod, f"{m.source} {_cards(m.source_cards)}", f"{m.target} {_cards(m.target_cards)}")
         for m in plan.moves
     ]
-    typer.echo(columns(("POD", "FROM", "TO"), rows))
+    print(columns(("POD", "FROM", "TO"), rows))
     changed = [pair for pair in zip(plan.before, plan.after, strict=True) if pair[0] is not pair[1]]
     before, after = (_picture(states) for states in zip(*changed, strict=True))
     for title, lines, others in (("before", before, after), ("after", after, before)):
-        typer.echo(f"\n{title}:")
+        print(f"\n{title}:")
         for card, line in lines.items():
             if line != others[card]:
-                typer.echo(printable(line))
-    typer.echo(
+                print(printable(line))
+    print(
         "\nNothing was done. A moved pod is ended and made anew by its controller, and of the pods that then"
         f" wait the one that the scheduler comes to first has the choice. {sites.CAVEAT}",
-        err=True,
+        file=sys.stderr,
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import typer
-
+from gpu_manager.arguments import Argument
 from gpu_manager.cli.files import load_manifests
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
@@ -40,7 +40,7 @@ class _Asked:
 
 def command(
     target: Annotated[
-        str, typer.Argument(metavar="POD|FILE", help="A pod, or a manifest; - reads standard input.")
+        str, Argument(metavar="POD|FILE", help="A pod, or a manifest; - reads standard input.")
     ],
     namespace: Namespace = "",
     output: Form = Output.TABLE,
@@ -65,9 +65,9 @@ def command(
     if for_program(output):
         emit({"pods": [{**answer, "answeredBy": by} for answer, by in answers]}, output)
     else:
-        typer.echo("\n\n".join("\n".join(_lines(answer)) for answer, _ in answers))
+        print("\n\n".join("\n".join(_lines(answer)) for answer, _ in answers))
         for by in dict.fromkeys(by for _, by in answers):
-            typer.echo(f"judged by {printable(by)}", err=True)
+            print(f"judged by {printable(by)}", file=sys.stderr)
     return 0 if all(_runs(answer) for answer, _ in answers) else 1
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
-
+from gpu_manager.arguments import Argument
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
@@ -18,7 +17,7 @@ from gpu_manager.domain.placement.ledger import Allocation
 
 def command(
     nodes: Annotated[
-        list[str] | None, typer.Argument(metavar="[NODE]...", help="Default: every node with cards.")
+        list[str] | None, Argument(metavar="[NODE]...", help="Default: every node with cards.")
     ] = None,
     output: Form = Output.TABLE,
     kubeconfig: Kubeconfig = "",
@@ -38,11 +37,11 @@ def command(
     if for_program(output):
         emit({"nodes": pictures}, output)
     for one, drawn in zip(books, pictures, strict=True) if not for_program(output) else ():
-        typer.echo(draw(drawn).rstrip())
+        print(draw(drawn).rstrip())
         for pod in one.homeless:
-            typer.echo(printable(f"|---no card has room for {pod.key}, which is bound here"))
+            print(printable(f"|---no card has room for {pod.key}, which is bound here"))
     if not books and not for_program(output):
-        typer.echo("no node publishes cards: kubectl vcuda doctor says why")
+        print("no node publishes cards: kubectl vcuda doctor says why")
     return 0 if books else 1
 
 

@@ -10,23 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from gpu_manager.arguments import Option
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 
 if TYPE_CHECKING:
     from gpu_manager.adapters.kube import Connection
 
-Kubeconfig = Annotated[
-    str, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, else ~/.kube/config.", show_default=False)
-]
-Context = Annotated[
-    str, typer.Option("--context", help="Of the kubeconfig; default: the current one.", show_default=False)
-]
-Namespace = Annotated[
-    str, typer.Option("--namespace", "-n", help="Default: the context's.", show_default=False)
-]
-AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Pods of all namespaces.")]
+Kubeconfig = Annotated[str, Option("--kubeconfig", help="Default: $KUBECONFIG, else ~/.kube/config.")]
+Context = Annotated[str, Option("--context", help="Of the kubeconfig; default: the current one.")]
+Namespace = Annotated[str, Option("--namespace", "-n", help="Default: the context's.")]
+AllNamespaces = Annotated[bool, Option("--all-namespaces", "-A", help="Pods of all namespaces.")]
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 

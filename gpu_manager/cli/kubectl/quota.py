@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
-import typer
-
+from gpu_manager.arguments import Argument
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
@@ -22,7 +22,7 @@ _ANY: Final = "*"
 
 
 def command(
-    place: Annotated[str, typer.Argument(metavar="[NAMESPACE]", help="Default: the context's.")] = "",
+    place: Annotated[str, Argument(metavar="[NAMESPACE]", help="Default: the context's.")] = "",
     namespace: Namespace = "",
     all_namespaces: AllNamespaces = False,
     output: Form = Output.TABLE,
@@ -43,11 +43,11 @@ def command(
     if for_program(output):
         emit({"quota": [dict(row) for row in rows], "answeredBy": by}, output)
     elif rows:
-        typer.echo(columns(_TITLES, [_cells(row) for row in rows]))
-        typer.echo(f"judged by {printable(by)}", err=True)
+        print(columns(_TITLES, [_cells(row) for row in rows]))
+        print(f"judged by {printable(by)}", file=sys.stderr)
     else:
         where = f"namespace {wanted}" if wanted else "any namespace"
-        typer.echo(f"no quota limits {where}")
+        print(f"no quota limits {where}")
     return 1 if any(_exceeded(row) for row in rows) else 0
 
 

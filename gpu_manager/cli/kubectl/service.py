@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import typer
-
+from gpu_manager.arguments import Option
 from gpu_manager.cli.kubectl.login import Login, object_name
 from gpu_manager.domain.contract import ADMISSION_NAME, NAMESPACE, TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 
 Admission = Annotated[
     str,
-    typer.Option(
+    Option(
         "--admission", envvar="VCUDA_ADMISSION", help="Its service: NAMESPACE/NAME; - to judge without it."
     ),
 ]

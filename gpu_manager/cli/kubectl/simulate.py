@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-import typer
-
+from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl import coming, sites
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
@@ -21,12 +21,12 @@ _SHOWN = 40  # pods for people
 def command(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE", help="Manifests of the pods to come; - reads standard input."),
+        Argument(metavar="FILE", help="Manifests of the pods to come; - reads standard input."),
     ] = None,
     like: Annotated[
-        str, typer.Option(help="Add nodes like this one, or like this profile, as long as pods find no room.")
+        str, Option(help="Add nodes like this one, or like this profile, as long as pods find no room.")
     ] = "",
-    drain_node: Annotated[str, typer.Option("--drain", metavar="NODE", help="What if this node goes.")] = "",
+    drain_node: Annotated[str, Option("--drain", metavar="NODE", help="What if this node goes.")] = "",
     source: sites.Source = "",
     output: Form = Output.TABLE,
     kubeconfig: Kubeconfig = "",
@@ -61,8 +61,8 @@ def command(
     else:
         _show(forecast, like, blocked)
         if outlook.waiting:
-            typer.echo(f"Pods that wait already and are not counted: {outlook.waiting}.", err=True)
-        typer.echo(sites.CAVEAT, err=True)
+            print(f"Pods that wait already and are not counted: {outlook.waiting}.", file=sys.stderr)
+        print(sites.CAVEAT, file=sys.stderr)
     return 1 if forecast.refused else 0
 
 
@@ -84,18 +84,18 @@ def _blocked(outlook: sites.ClusterOutlook, node: str) -> list[_Blocked]:
 def _show(forecast: Forecast, like: str, blocked: Sequence[_Blocked]) -> None:
     if forecast.seats:
         rows = [(s.pod, s.node, _cards(s.cards)) for s in forecast.seats[:_SHOWN]]
-        typer.echo(columns(("POD", "NODE", "CARDS"), rows))
+        print(columns(("POD", "NODE", "CARDS"), rows))
         if len(forecast.seats) > _SHOWN:
-            typer.echo(f"and {len(forecast.seats) - _SHOWN} more; -o json shows all")
+            print(f"and {len(forecast.seats) - _SHOWN} more; -o json shows all")
     for line in (*_together(forecast.ended), *_together(forecast.refused)):
-        typer.echo(printable(line))
+        print(printable(line))
     total = len(forecast.seats) + len(forecast.refused)
-    typer.echo(f"{len(forecast.seats)} of {total} pods fit; cores booked then: {_booked(forecast)}")
+    print(f"{len(forecast.seats)} of {total} pods fit; cores booked then: {_booked(forecast)}")
     if like:
-        typer.echo(printable(_needed(forecast, like)))
+        print(printable(_needed(forecast, like)))
     for one in blocked:
         said = f"PodDisruptionBudget {one.name} lets {one.allowed} of {one.pods} of these pods go now"
-        typer.echo(printable(f"{said}: kubectl drain waits until it lets more"))
+        print(printable(f"{said}: kubectl drain waits until it lets more"))
 
 
 def _needed(forecast: Forecast, like: str) -> str:

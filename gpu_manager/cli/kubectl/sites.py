@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
+from gpu_manager.arguments import Option
 from gpu_manager.cli.files import shown
 from gpu_manager.cli.kubectl.login import Login, log_in
 from gpu_manager.domain.cluster.state import NodeBooks, survey
@@ -46,11 +45,10 @@ _LARGEST: Final = 1 << 30  # bytes of a saved cluster
 
 Source = Annotated[
     str,
-    typer.Option(
+    Option(
         "--from",
         metavar="FILE",
         help=f"Instead of the cluster: what `{SAVING}` printed; - reads standard input.",
-        show_default=False,
     ),
 ]
 

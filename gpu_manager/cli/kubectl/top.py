@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import typer
 
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.output import WideForm, WideOutput, columns, emit, for_program
@@ -62,13 +61,13 @@ def command(
         emit({"containers": [_json(row) for row in rows], "silent": silent}, output)
         return 0
     if rows:
-        typer.echo(_table(rows, wide=output is WideOutput.WIDE))
+        print(_table(rows, wide=output is WideOutput.WIDE))
     else:
-        typer.echo(f"no container in {where} holds a share of a card")
+        print(f"no container in {where} holds a share of a card")
     for reason in dict.fromkeys(silent.values()):
         nodes = [node for node, why in silent.items() if why == reason]
         named = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")
-        typer.echo(printable(f"usage of {named} is not known: {reason}"), err=True)
+        print(printable(f"usage of {named} is not known: {reason}"), file=sys.stderr)
     return 0
 
 

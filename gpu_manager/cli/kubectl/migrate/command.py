@@ -11,13 +11,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from gpu_manager.adapters.manifests import LONGEST_BYTES, read_objects
+from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationFinding, MigrationTerms, System
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.text import documents, json_text, rewrite
 from gpu_manager.cli.kubectl.migrate.translate import translate
+from gpu_manager.cli.output import painted
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.resources import MIB, format_number, parse_quantity
 
@@ -52,25 +52,23 @@ class Migrated:
 
 def command(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Manifests, YAML or JSON; - reads standard input.")
+        list[str], Argument(metavar="FILE...", help="Manifests, YAML or JSON; - reads standard input.")
     ],
     output: Annotated[
         MigrateOutput,
-        typer.Option("--output", "-o", help="A diff with what was found, or the new manifests."),
+        Option("--output", "-o", help="A diff with what was found, or the new manifests."),
     ] = MigrateOutput.DIFF,
-    source: Annotated[From, typer.Option("--from", help="Whose manifests they are.")] = From.AUTO,
+    source: Annotated[From, Option("--from", help="Whose manifests they are.")] = From.AUTO,
     cores: Annotated[
-        int, typer.Option(min=1, max=99, help="Cores for a container that asked for memory alone.")
+        int, Option(min=1, max=99, help="Cores for a container that asked for memory alone.")
     ] = 10,
     card_memory: Annotated[
-        str, typer.Option(help="Memory of a card, such as 40Gi: what parts in percent or turns are parts of.")
+        str, Option(help="Memory of a card, such as 40Gi: what parts in percent or turns are parts of.")
     ] = "",
     replicas: Annotated[
-        int, typer.Option(min=0, max=100, help="Users of a card under NVIDIA time-slicing; 0: whole cards.")
+        int, Option(min=0, max=100, help="Users of a card under NVIDIA time-slicing; 0: whole cards.")
     ] = 0,
-    gpushare_unit: Annotated[
-        str, typer.Option(help="What one aliyun.com/gpu-mem counts: 1Gi or 1Mi.")
-    ] = "1Gi",
+    gpushare_unit: Annotated[str, Option(help="What one aliyun.com/gpu-mem counts: 1Gi or 1Mi.")] = "1Gi",
 ) -> int:
     """Turn manifests of gpu-manager, HAMi, Aliyun gpushare, NVIDIA time-slicing or vgpu-manager into ours.
 
@@ -94,11 +92,11 @@ def command(
     if output is MigrateOutput.DIFF:
         for one in done:
             _write(_coloured(_diff(one)))
-        typer.echo("\n".join(report))
+        print("\n".join(report))
     else:
         texts = [one.new if one.new.endswith("\n") else one.new + "\n" for one in done]
         _write([texts[0], *(t if t.startswith("---") else "---\n" + t for t in texts[1:])])
-        typer.echo("\n".join(report), err=True)
+        print("\n".join(report), file=sys.stderr)
     bad = (FindingKind.LOST, FindingKind.REFUSED)
     return 1 if any(f.kind in bad for one in done for f in one.findings) else 0
 
@@ -157,11 +155,11 @@ def _diff(one: Migrated) -> Iterator[str]:
 
 def _coloured(lines: Iterator[str]) -> Iterator[str]:
     plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
-    colours = {"+": typer.colors.GREEN, "-": typer.colors.RED, "@": typer.colors.CYAN}
+    colours = {"+": "green", "-": "red", "@": "cyan"}
     for line in lines:
         text = printable(line.rstrip("\r\n")) + "\n"
         colour = None if line.startswith(("+++", "---")) else colours.get(line[:1])
-        yield text if plain or colour is None else typer.style(text, fg=colour)
+        yield text if plain or colour is None else painted(text, colour)
 
 
 def _write(pieces: Iterator[str] | Sequence[str]) -> None:
