@@ -71,22 +71,24 @@ CLUSTER = (
         stat("Booked", "avg(vcuda_card_cores_booked_ratio)", unit="percentunit"),
         stat("Used", "sum(vcuda_container_core_usage_ratio) / count(vcuda_card_info)", unit="percentunit"),
         stat("Pods that wait", "max(vcuda_admission_waiting_pods)", alarm=1),
-        stat("Evaders", "sum(vcuda_evaders)", alarm=1, about="Containers that get round their limits now."),
+        stat(
+            "Evaders", "sum(vcuda_evaders)", alarm=1, about="Containers that are bypassing their limits now."
+        ),
         Panel(
             "Cores booked and used, in cards",
             {
                 "booked": "sum(vcuda_card_cores_booked_ratio)",
                 "used": "sum(vcuda_container_core_usage_ratio)",
-                "there": "count(vcuda_card_info)",
+                "capacity": "count(vcuda_card_info)",
             },
-            "The gap between booked and used is waste; the one between there and booked is room.",
+            "The gap between booked and used is waste; the gap between capacity and booked is free room.",
         ),
         Panel(
             "Memory booked and used",
             {
                 "booked": "sum(vcuda_card_memory_booked_bytes)",
                 "used": "sum(vcuda_card_memory_used_bytes)",
-                "there": "sum(vcuda_card_memory_total_bytes)",
+                "capacity": "sum(vcuda_card_memory_total_bytes)",
             },
             unit="bytes",
         ),
@@ -161,7 +163,7 @@ CLUSTER = (
             width=6,
         ),
         Panel(
-            "Days to the certificate's end",
+            "Certificate expires in",
             {"days": f"min({EXPIRY} - time()) / 86400"},
             "Renewed by itself, or by cert-manager.",
             width=6,

@@ -72,7 +72,7 @@ def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -
 
 def _show_cards(cards: list[dict[str, Any]]) -> None:
     """A table on a terminal, plain lines elsewhere."""
-    rows = [(c, _state(c), [_holder(h) for h in c["holders"]] or ["nobody"]) for c in cards]
+    rows = [(c, _state(c), [_holder(h) for h in c["holders"]] or ["idle"]) for c in cards]
     if not sys.stdout.isatty():
         for card, state, holders in rows:
             print(printable(f"  card {card['index']}: {_free(card)} free, {state}; {', '.join(holders)}"))

@@ -78,7 +78,7 @@ function drawn(card) {
   box.append(
     make("div", { class: "label" }, make("span", { text: "cores" }), make("span", { text: `${cores} of 100 booked` })), time,
     make("div", { class: "label" }, make("span", { text: "memory" }), make("span", { text: `${gib(booked)} of ${gib(card.memory)} booked` })), memory,
-    card.holders.length ? make("ul", {}, ...card.holders.map(line)) : make("p", { class: "facts none", text: "nobody" }));
+    card.holders.length ? make("ul", {}, ...card.holders.map(line)) : make("p", { class: "facts none", text: "idle" }));
   return box;
 }
 
@@ -115,7 +115,7 @@ function draw(data) {
     make("td", { text: one.pod }), make("td", { text: one.asks }), make("td", { text: one.why })));
   if (hidden.waiting) rows.push(make("tr", {}, make("td", { class: "none", colspan: "3", text: `and ${hidden.waiting} more` })));
   $("waiting").tBodies[0].replaceChildren(...(rows.length ? rows :
-    [make("tr", {}, make("td", { class: "none", colspan: "3", text: "Nothing waits." }))]));
+    [make("tr", {}, make("td", { class: "none", colspan: "3", text: "No pod is waiting." }))]));
   const blocks = [];
   for (const node of data.nodes) {
     const cards = node.cards.filter((card) => wanted(node, card, words));
@@ -155,9 +155,9 @@ async function read() {
     if (!answer.ok) throw new Error(sentence(await answer.text()) || `the server answered ${answer.status}`);
     last = await answer.json();
     draw(last);
-    say("Live: read every 2 seconds.");
+    say("Live, refreshed every 2 seconds.");
   } catch (error) {
-    say(`${last ? "Not live, the figures are old" : "Nothing to show"}: ${error.message}`, true);
+    say(`${last ? "Not live, these figures are out of date" : "Nothing to show"}: ${error.message}`, true);
   } finally {
     reading = false;
   }
@@ -169,7 +169,7 @@ $("idle").addEventListener("change", () => last && draw(last));
 $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", `${paused}`);
-  $("pause").textContent = paused ? "Go on" : "Pause";
+  $("pause").textContent = paused ? "Resume" : "Pause";
   if (paused) say("Paused.");
   else read();
 });

@@ -110,7 +110,7 @@ def _line(site: SimNode, state: CardState) -> str:
     closed = "" if state.open else " (closed)"
     return (
         f"  {site.name} card {state.card.index}{closed}: {free.cores} cores, "
-        f"{format_bytes(max(0, free.memory))} free; {', '.join(names) or 'nobody'}"
+        f"{format_bytes(max(0, free.memory))} free; {', '.join(names) or 'idle'}"
     )
 
 
