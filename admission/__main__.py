@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 from admission.config import (
     EXTENDER,
+    PROBES,
     QUOTA,
     SCHEDULER_USER,
     TRUSTED_USERS,
@@ -44,6 +45,9 @@ def command(
         Path | None, Option(help="Serving certificate, watched; without it the service signs itself.")
     ] = None,
     tls_private_key_file: Annotated[Path | None, Option(help="Its key.")] = None,
+    probe_address: Annotated[
+        str, Option(help="Address of the kubelet's probes over HTTP, HOST:PORT; port 0 for a free one.")
+    ] = PROBES,
     namespace: Annotated[str, Option(envvar="POD_NAMESPACE", help="Our own namespace.")] = NAMESPACE,
     service: Annotated[str, Option(help="The Service that API servers call.")] = ADMISSION_NAME,
     cert_secret: Annotated[str, Option(help="Secret for our own certificates.")] = ADMISSION_SECRET,
@@ -143,7 +147,7 @@ def command(
             "--extender-client-ca-file": extender_client_ca_file,
         }
     )
-    host, port = _host_port(extender_address)
+    host, port = _host_port("--extender-address", extender_address, EXTENDER)
     terms = ClusterTerms(
         unit=unit_bytes(memory_unit),
         minimum_cores=minimum_cores,
@@ -165,6 +169,7 @@ def command(
             terms=terms,
             address=webhook_address,
             port=webhook_port,
+            probes=_host_port("--probe-address", probe_address, PROBES),
             namespace=namespace,
             service=service,
             certificate=tls_cert_file,
@@ -205,10 +210,10 @@ def _all_or_none(files: Mapping[str, Path | None]) -> None:
         raise RequestInvalid(f"give {', '.join(files)} together, or none of them")
 
 
-def _host_port(text: str) -> tuple[str, int]:
+def _host_port(flag: str, text: str, example: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or not port.isascii() or int(port) > 65535:
-        raise RequestInvalid(f"--extender-address is {quoted(text)}: use HOST:PORT, such as {EXTENDER}")
+        raise RequestInvalid(f"{flag} is {quoted(text)}: use HOST:PORT, such as {example}")
     return host.strip("[]") or "0.0.0.0", int(port)
 
 

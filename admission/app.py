@@ -29,6 +29,7 @@ from admission.serving.certs import Certificates, ClientGuard, FileCertificates,
 from admission.serving.extender_app import build_extender
 from admission.serving.https_server import HttpsServer, Peers
 from admission.serving.metrics import AdmissionMetrics
+from admission.serving.probes import ProbeServer
 from admission.serving.webhook_app import WebhookParts, build_app
 from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.create_time_checks import create_time_checks
@@ -43,7 +44,7 @@ from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
 from gpu_manager.ports import Clock
-from gpu_manager.program import Ending
+from gpu_manager.program import Ending, raise_open_files_limit
 
 log = structlog.get_logger(__name__)
 
@@ -93,13 +94,19 @@ class AdmissionProgram:
         doors = WebhookParts(
             metrics, version("gpu-manager"), self.ready, self._draining.is_set, checks, routers
         )
-        app = build_app(settings, doors)
         self._listener = HttpsServer(
-            app,
+            build_app(settings, doors),
             settings.address,
             settings.port,
             switch.context,
-            header_seconds=settings.bounds.seconds,
+            bounds=settings.connections,
+            patience_seconds=settings.bounds.seconds,
+            evicted=metrics.evicted,
+        )
+        self._probes = (
+            ProbeServer(*settings.probes, lambda: self._listener.stalled, self.ready)
+            if settings.probes
+            else None
         )
         self._keeper = threading.Thread(target=self._keep_certificates, name="certificates", daemon=True)
 
@@ -111,7 +118,8 @@ class AdmissionProgram:
     def ready(self) -> dict[str, bool]:
         """What must hold before this replica is asked."""
         pair = self._switch.pair
-        checks = {"certificate": pair is not None and pair.not_after > time.time()}
+        checks = {"serving": not self._draining.is_set()}
+        checks |= {"certificate": pair is not None and pair.not_after > time.time()}
         for part in self._parts:
             checks |= part.ready()
         return checks
@@ -122,6 +130,8 @@ class AdmissionProgram:
         for part in self._parts:
             part.start()
         self._listener.start()
+        if self._probes is not None:
+            self._probes.start()
         self._keeper.start()
 
     def stop(self, drain_seconds: float = 0.0) -> None:
@@ -132,23 +142,28 @@ class AdmissionProgram:
         self._listener.stop()
         for part in reversed(self._parts):
             part.stop()
+        if self._probes is not None:
+            self._probes.stop()
         if self._keeper.is_alive():
             self._keeper.join()
 
     def run(self) -> None:
         """Until SIGTERM or SIGINT."""
         ending = Ending()
+        raise_open_files_limit()
         self.start()
-        log.info("running", port=self.port, **self._ports(), ready=self.ready())
+        log.info("running", port=self.port, **self.ports(), ready=self.ready())
         ending.wait()
         log.info("stopping", drain_seconds=self._settings.drain_seconds)
         self.stop(self._settings.drain_seconds)
 
-    def _ports(self) -> dict[str, int]:
+    def ports(self) -> dict[str, int]:
+        """Where it listens beside :attr:`port`, by the name in the log."""
+        ports = {"probe_port": self._probes.port} if self._probes else {}
         for part in self._parts:
             if isinstance(part, SchedulingController) and part.listener is not None:
-                return {"extender_port": part.listener.port}
-        return {}
+                ports["extender_port"] = part.listener.port
+        return ports
 
     def _keep_certificates(self) -> None:
         while not self._ended.wait(self._check_seconds if self._switch.pair else _FIRST_SECONDS):
@@ -294,5 +309,5 @@ def _open_extender(
         context = guarded.context
     app = build_extender(door, scheduling.extender, peers, figures, number, draining)
     scheduling.listener = HttpsServer(
-        app, door.address, door.port, context, header_seconds=InflightBounds().seconds, peers=peers
+        app, door.address, door.port, context, patience_seconds=InflightBounds().seconds, peers=peers
     )

@@ -12,6 +12,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT
 QUOTA = "kube-system/gpuquota"  # the predecessor's ConfigMap
 SCHEDULER_USER = "system:kube-scheduler"  # the common name in kube-scheduler's client certificate
 EXTENDER = "127.0.0.1:3456"  # the predecessor's flag and its default
+PROBES = "0.0.0.0:9440"
 # Who may write the annotations that say which cards a pod holds.
 TRUSTED_USERS = frozenset(
     f"system:serviceaccount:{NAMESPACE}:{account}" for account in (AGENT_NAME, ADMISSION_NAME)
@@ -37,12 +38,26 @@ class ClusterTerms:
 
 @dataclass(frozen=True, slots=True)
 class InflightBounds:
-    """What one caller may cost: bytes of a body, seconds to send it, requests at work and waiting."""
+    """What one caller may cost: bytes of a body, seconds to send it, requests at work and waiting.
+
+    An API server asks about all pods of a large Deployment or Job at once: they wait, each for its turn.
+    """
 
     body: int = 3 << 20
     seconds: float = 10.0
     at_work: int = 16
-    waiting: int = 256
+    waiting: int = 1280
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """How many connections a listener keeps open: in all, and of one client address.
+
+    More than an API server ever opens at once, which is one for each review that it waits for.
+    """
+
+    total: int = 2048
+    per_source: int = 1536
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +119,17 @@ class AdmissionSettings:
     """Settings of ``gpu-quota-admission``.
 
     With ``certificate`` and ``key`` those files are served and watched (cert-manager); without, the service
-    signs for itself. ``binds_for``: schedulerNames whose pods are bound here, empty for any; ``quota_map`` is
-    namespace and name; pods of ``unseen_namespaces`` never pass the webhooks.
+    signs for itself. ``probes``: host and port at which the kubelet asks whether the program is alive and
+    ready, None for nowhere. ``binds_for``: schedulerNames whose pods are bound here, empty for any;
+    ``quota_map`` is namespace and name; pods of ``unseen_namespaces`` never pass the webhooks.
     """
 
     terms: ClusterTerms = field(default_factory=ClusterTerms)
     bounds: InflightBounds = field(default_factory=InflightBounds)
     address: str = "0.0.0.0"
     port: int = 9443
+    probes: tuple[str, int] | None = None
+    connections: ConnectionBounds = field(default_factory=ConnectionBounds)
     namespace: str = NAMESPACE
     service: str = ADMISSION_NAME
     certificate: Path | None = None

@@ -84,7 +84,8 @@ class _Service:
     def __init__(self, api: _Api, *arguments: str) -> None:
         command = [
             sys.executable, "-m", "admission", f"--api-url={api.url}", "--webhook-address=127.0.0.1",
-            "--webhook-port=0", "--extender-address=127.0.0.1:0", "--drain-seconds=0", *arguments,
+            "--webhook-port=0", "--extender-address=127.0.0.1:0", "--probe-address=127.0.0.1:0",
+            "--drain-seconds=0", *arguments,
         ]  # fmt: skip
         kept = {k: v for k, v in os.environ.items() if k not in ("EXTRA_FLAGS", "POD_NAME", "POD_NAMESPACE")}
         self.process = subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -54,6 +55,12 @@ def configure_log(level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # as it is when the line is written
     )
+
+
+def raise_open_files_limit() -> None:
+    """Take as many open files as the container's hard limit grants; its soft limit is often 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Ending:

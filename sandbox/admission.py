@@ -99,6 +99,7 @@ class AdmissionProcess:
             "--webhook-address": LOOPBACK,
             "--webhook-port": self.port,
             "--extender-address": f"{LOOPBACK}:{self.extender_port}",
+            "--probe-address": f"{LOOPBACK}:0",
             "--leader-mode": "alone",
             "--drain-seconds": 0,
         }

@@ -1,4 +1,4 @@
-"""One port: uvicorn in a thread of its own, with the patience that uvicorn leaves to a proxy."""
+"""One port: uvicorn in a thread of its own, with the bounds on connections that uvicorn leaves to a proxy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -14,12 +15,13 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from admission.config import ConnectionBounds
+from admission.serving.connections import Connections, ServerProtocol
 from gpu_manager.domain.errors import NodeUnready
 
 _KEEP_ALIVE_SECONDS: Final = 120  # longer than API servers and schedulers keep idle connections
-_MOST_CONNECTIONS: Final = 2048
-_FAREWELL_SECONDS: Final = 0.5
 _START_SECONDS: Final = 10.0
+_STALLED_SECONDS: Final = 30.0
 
 
 class _Peer(NamedTuple):
@@ -61,19 +63,38 @@ class Peers:
             peer.end()
 
 
-class _Patient(H11Protocol):
-    """Closes a connection that begins no request, or never ends its headers."""
+class _BoundedHttp(H11Protocol, ServerProtocol):
+    """HTTP on a connection that is closed if it begins no request, never ends its headers, or does not take
+    its answer.
+    """
 
-    header_seconds = 10.0
-    peers = Peers()
-    _deadline: asyncio.TimerHandle | None = None
+    def __init__(
+        self,
+        server: uvicorn.Server,
+        connections: Connections,
+        peers: Peers,
+        patience_seconds: float,
+    ) -> None:
+        super().__init__(server.config, server.server_state, {})
+        self._open = connections
+        self._peers = peers
+        self._patience_seconds = patience_seconds
+        self._unasked: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    @property
+    def busy(self) -> bool:
+        """See :class:`ServerProtocol`. A request that is still being sent is none: its sender may stop."""
+        if self.cycle is None or self.cycle.response_complete:
+            return False
+        return self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base
         super().connection_made(transport)
         self._wait()
         certificate = transport.get_extra_info("peercert")  # only of a handshake that verified it
         if certificate and self.client:
-            self.peers.come(self.client, certificate, self._end)
+            self._peers.come(self.client, certificate, self._end)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -85,44 +106,68 @@ class _Patient(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
         if self.client:
-            self.peers.go(self.client)
+            self._peers.go(self.client)
+        self._open.ended(self)
         super().connection_lost(exc)
 
-    def shutdown(self) -> None:
-        super().shutdown()
-        if self.transport.is_closing():
-            # TLS waits half a minute for the other side's farewell, and an idle client reads none.
-            self.loop.call_later(_FAREWELL_SECONDS, self.transport.abort)
+    def on_response_complete(self) -> None:
+        self._open.used(self)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._patience_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        super().resume_writing()
 
     def _end(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and this connection with it
             self.loop.call_soon_threadsafe(self.shutdown)
 
     def _wait(self) -> None:
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(self.header_seconds, self._expire)
+        if self._unasked is None:
+            self._unasked = self.loop.call_later(self._patience_seconds, self._expire)
 
     def _stop(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        if self._unasked is not None:
+            self._unasked.cancel()
+            self._unasked = None
 
     def _expire(self) -> None:
-        self._deadline = None
+        self._unasked = None
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.transport.close()
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens."""
+    """Accepts within bounds; says when it listens, and when its event loop last came round."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
         self.listens = threading.Event()
+        self.came_round = time.monotonic()
+        self._connections = connections
+        self._accepting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup(sockets=[])  # it would accept without bounds
+        self._connections.listen()
+        self._accepting = asyncio.create_task(self._connections.accept())
         self.listens.set()
+
+    async def on_tick(self, counter: int) -> bool:
+        self.came_round = time.monotonic()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+        self._connections.close_handshakes()
+        await super().shutdown(sockets)
 
 
 def _bound(address: str, port: int) -> socket.socket:
@@ -139,7 +184,10 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 class HttpsServer:
-    """Serves an ASGI application on one address from :meth:`start` to :meth:`stop`."""
+    """Serves an ASGI application on one address from :meth:`start` to :meth:`stop`.
+
+    It speaks TLS if it is given a ``context``, else HTTP.
+    """
 
     def __init__(
         self,
@@ -148,15 +196,19 @@ class HttpsServer:
         port: int,
         context: ssl.SSLContext | None = None,
         *,
-        header_seconds: float = 10.0,
+        bounds: ConnectionBounds | None = None,
+        patience_seconds: float = 10.0,
         grace_seconds: int = 10,
         peers: Peers | None = None,
+        evicted: Callable[[], None] = lambda: None,
     ) -> None:
         """Bind. ``port`` 0 takes a free one; ``grace_seconds`` is what requests get to end.
 
-        ``peers`` learns which certificates clients show.
+        ``peers`` learns which certificates clients show; ``evicted`` is called for each connection that was
+        closed because ``bounds`` were reached.
 
-        A connection without a whole request header after ``header_seconds`` is closed.
+        A connection without a whole request header, or whose client takes none of its answer, is closed after
+        ``patience_seconds``.
 
         Raises:
             NodeUnready: the address is taken or not ours.
@@ -170,24 +222,36 @@ class HttpsServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http=type("_Patient", (_Patient,), {"header_seconds": header_seconds, "peers": peers or Peers()}),
+            http=H11Protocol,
+            loop="asyncio",
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=_MOST_CONNECTIONS,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=grace_seconds,
         )
-        config.load()
-        config.ssl = context
-        self._server = _Server(config)
+        shown = peers or Peers()
+        connections = Connections(
+            self._socket,
+            lambda: _BoundedHttp(self._server, connections, shown, patience_seconds),
+            bounds or ConnectionBounds(),
+            context=context,
+            handshake_seconds=patience_seconds,
+            evicted=evicted,
+        )
+        self._server = _Server(config, connections)
         self._thread = threading.Thread(target=self._serve, name=f"http-{self.port}", daemon=True)
 
     def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
+        self._server.run()
+
+    @property
+    def stalled(self) -> bool:
+        """True if its event loop has not come round for half a minute: nobody is answered here."""
+        return self._thread.is_alive() and time.monotonic() - self._server.came_round > _STALLED_SECONDS
 
     def start(self) -> None:
         """Answer from now on. Raises NodeUnready: it does not come up."""

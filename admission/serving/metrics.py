@@ -44,6 +44,11 @@ class AdmissionMetrics:
             ("result",),
             registry=self.registry,
         )
+        self._evicted = Counter(
+            "vcuda_admission_connections_evicted",
+            "Idle connections to the webhook port that were closed to make room for new ones",
+            registry=self.registry,
+        )
         for verb in ("mutate", "validate"):
             self._seconds.labels(verb)
         self.registry.register(_Build(version))
@@ -60,6 +65,10 @@ class AdmissionMetrics:
     def reloaded(self, *, taken: bool) -> None:
         """A new serving certificate was seen."""
         self._reloads.labels("taken" if taken else "refused").inc()
+
+    def evicted(self) -> None:
+        """An idle connection was closed to make room."""
+        self._evicted.inc()
 
     def watch_expiry(self, expiry: Callable[[], float | None]) -> None:
         """Show when the serving certificate ends; nothing while there is none."""

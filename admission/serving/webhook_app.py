@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from admission.config import AdmissionSettings, ClusterTerms
 from admission.serving.inflight_limit import InflightLimit
 from admission.serving.metrics import AdmissionMetrics
+from admission.serving.probes import readiness
 from admission.webhook.admission_review import (
     ANSWER_SCHEMA,
     REVIEW_SCHEMA,
@@ -168,9 +169,7 @@ def _status(doors: WebhookParts) -> APIRouter:
     @router.get("/readyz", responses={503: {"description": "Not all of them hold"}})
     def readyz() -> JSONResponse:
         """What must hold before this replica is asked, and whether it does."""
-        checks = {"serving": not doors.draining(), **doors.ready()}
-        status = HTTPStatus.OK if all(checks.values()) else HTTPStatus.SERVICE_UNAVAILABLE
-        return JSONResponse(checks, status_code=int(status))
+        return readiness(doors.ready())
 
     @router.get("/version")
     def version_() -> dict[str, str]:

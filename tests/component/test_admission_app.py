@@ -146,7 +146,7 @@ def test_decisions_durations_and_the_certificates_end_are_metrics() -> None:
 
 def test_before_the_first_certificate_it_is_unready_and_then_ready_by_itself() -> None:
     with Webhooks(certified=False) as service:
-        assert service.program.ready() == {"certificate": False}
+        assert service.program.ready() == {"serving": True, "certificate": False}
         with pytest.raises((ssl.SSLError, ConnectionError)), service.caller() as caller:
             caller.get("/readyz")
         service.certificates.issued = issued()

@@ -34,7 +34,8 @@ def test_the_program_serves_files_and_ends_with_sigterm(tmp_path: Path, cluster:
     command = [
         sys.executable, "-m", "admission", f"--tls-cert-file={tmp_path / 'tls.crt'}",
         f"--tls-private-key-file={tmp_path / 'tls.key'}", "--webhook-address=127.0.0.1", "--webhook-port=0",
-        f"--api-url={cluster.url}", "--extender-address=127.0.0.1:0", "--drain-seconds=0", "--default-memory=4", "--pprofAddress", "127.0.0.1:1", "--logtostderr=true",
+        f"--api-url={cluster.url}", "--extender-address=127.0.0.1:0", "--probe-address=127.0.0.1:0",
+        "--drain-seconds=0", "--default-memory=4", "--pprofAddress", "127.0.0.1:1", "--logtostderr=true",
     ]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k not in ("LOG_LEVEL", "EXTRA_FLAGS")}
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=environment, text=True) as program:

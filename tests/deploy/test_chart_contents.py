@@ -247,7 +247,7 @@ def test_beside_its_scheduler_the_extender_listens_on_loopback_and_follows_that_
     assert f"--scheduler-name={profile['schedulerName']}" in admission["args"]
     assert f"--extender-address={admission_config.EXTENDER}" in admission["args"]
     assert "--leader-mode=scheduler" in admission["args"]
-    assert [p["name"] for p in admission["ports"]] == ["webhook"]
+    assert [p["name"] for p in admission["ports"]] == ["webhook", "probes"]
     assert not [o for o in of_kind("defaults", "Service") if "extender" in o["metadata"]["name"]]
 
 

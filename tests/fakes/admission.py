@@ -108,7 +108,8 @@ class Process(Calls):
     def __init__(self, *arguments: str) -> None:
         command = [
             sys.executable, "-m", "admission", "--webhook-address=127.0.0.1", "--webhook-port=0",
-            "--extender-address=127.0.0.1:0", "--drain-seconds=0", *arguments,
+            "--extender-address=127.0.0.1:0", "--probe-address=127.0.0.1:0",
+            "--drain-seconds=0", *arguments,
         ]  # fmt: skip
         kept = {k: v for k, v in os.environ.items() if k not in ("LOG_LEVEL", "EXTRA_FLAGS", "POD_NAME")}
         self.program = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=kept, text=True)
@@ -122,6 +123,7 @@ class Process(Calls):
             raise AssertionError(f"it ended with {self.program.wait(10)}: {''.join(said)}")
         ports = json.loads(said[-1])
         super().__init__(ports["port"], ports["extender_port"])
+        self.probe_port = int(ports["probe_port"])
         # A log that nobody reads holds up who writes it.
         self._reader = threading.Thread(target=self.program.stderr.read)
         self._reader.start()
@@ -158,7 +160,7 @@ class Service(Calls):
             drain_seconds=0,
         )
         self.program: AdmissionProgram = compose(settings)
-        super().__init__(self.program.port, self.program._ports()["extender_port"])
+        super().__init__(self.program.port, self.program.ports()["extender_port"])
         self.program.start()
         until(lambda: all(self.program.ready().values()))
 

@@ -11,7 +11,7 @@ import time
 from typing import Any, NamedTuple, Self
 
 from admission.app import AdmissionProgram
-from admission.config import AdmissionSettings, InflightBounds
+from admission.config import AdmissionSettings, ConnectionBounds, InflightBounds
 from admission.serving.certs import Issued, Switch, issue
 from admission.serving.metrics import AdmissionMetrics
 from gpu_manager.domain.errors import NodeUnready
@@ -98,13 +98,26 @@ class Webhooks:
     """The program in this process, without a cluster behind it."""
 
     def __init__(
-        self, bounds: InflightBounds | None = None, *, port: int = 0, certified: bool = True, **more: Any
+        self,
+        bounds: InflightBounds | None = None,
+        *,
+        port: int = 0,
+        certified: bool = True,
+        connections: ConnectionBounds | None = None,
+        probes: tuple[str, int] | None = None,
+        **more: Any,
     ) -> None:
         switch = Switch()
         self.certificates = Given(switch)
         if not certified:
             self.certificates.issued = None
-        settings = AdmissionSettings(address="127.0.0.1", port=port, bounds=bounds or InflightBounds())
+        settings = AdmissionSettings(
+            address="127.0.0.1",
+            port=port,
+            bounds=bounds or InflightBounds(),
+            connections=connections or ConnectionBounds(),
+            probes=probes,
+        )
         self.program = AdmissionProgram(
             settings, self.certificates, switch, AdmissionMetrics("0"), check_seconds=0.01, **more
         )
