@@ -21,7 +21,7 @@ $(STAMP): $(BUILT) requirements-dev.lock
 
 # What the product itself needs, and the project built: enough to run it. Locks are complete, so nothing is resolved.
 INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --no-deps --no-compile
-LIBVCUDA := $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/src/*/* vcuda/lib/include/* vcuda/lib/gen/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/client* vcuda/lib/test/standin/*)
+LIBVCUDA := $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/src/*/* vcuda/lib/hook/* vcuda/lib/include/* vcuda/lib/gen/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/client* vcuda/lib/test/standin/*)
 $(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock deploy/image/requirements.lock $(LIBVCUDA)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }
@@ -53,6 +53,11 @@ native: $(STAMP) ## libvcuda and its stand-in drivers: built, sanitised, tested
 	python -m pytest -m timed tests/native
 
 TSAN := page_attach page_ledger token_bucket memory_table memory_model threads
+TRITON := build/triton
+triton-check: $(STAMP) ## Triton's own look-up of the driver, from its wheel (300 MB), in a container as it is delivered (root)
+	test -d $(TRITON) || $(BIN)/python -m pip download --quiet --no-deps -d $(TRITON) triton
+	TRITON_WHEEL=$$(ls $(CURDIR)/$(TRITON)/triton-*.whl) python -m pytest -v -k triton tests/native/test_ldcache_hook.py
+
 native-tsan: $(STAMP) ## what threads and processes share, under the thread sanitizer
 	VCUDA_SANITIZE=thread python -m pytest --timeout 600 $(TSAN:%=tests/native/test_%.py)
 
@@ -145,4 +150,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check format test native native-tsan demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-up e2e soak-cluster cluster-starts cluster-record cluster-down
+.PHONY: help release reference setup check format test native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-up e2e soak-cluster cluster-starts cluster-record cluster-down

@@ -61,6 +61,10 @@ LIBRARY_DIR: Final = "/usr/local/vcuda"
 PRELOAD_PATH: Final = "/etc/ld.so.preload"
 CARDS_ENV: Final = "VCUDA_CARDS"
 VISIBLE_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
+# Read from the pod: which parts of the driver a container wants, in NVIDIA's words.
+CAPABILITIES_ENV: Final = "NVIDIA_DRIVER_CAPABILITIES"
+# Where Triton, and torch.compile through it, looks for the driver before it asks ldconfig.
+TRITON_ENV: Final = "TRITON_LIBCUDA_PATH"
 CDI_KIND: Final = "tencent.com/vcuda"
 
 # Reasons of Events.

@@ -25,11 +25,20 @@ class DeviceNode:
 
 
 @dataclass(frozen=True, slots=True)
+class RuntimeHook:
+    """A program that the container runtime runs at ``stage`` (the OCI name, such as ``startContainer``)."""
+
+    stage: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Injection:
-    """Environment, mounts, device nodes, CRI annotations and CDI names."""
+    """Environment, mounts, device nodes, CRI annotations, CDI names and hooks (these by CDI alone)."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     devices: tuple[DeviceNode, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     cdi: tuple[str, ...] = ()
+    hooks: tuple[RuntimeHook, ...] = ()

@@ -13,13 +13,14 @@ from enum import Enum
 from fractions import Fraction
 from typing import NewType
 
-from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
+from gpu_manager.domain.contract import CAPABILITIES_ENV, CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
 from gpu_manager.domain.untrusted import text
 
 PodUid = NewType("PodUid", str)
 
+_GRAPHICS = frozenset({"graphics", "display", "ngx", "all"})
 _SHOWN = 8  # complaints about one pod in one text
 
 # A static pod comes from a file of the node. The kubelet knows it by a digest of that file (MD5: 32 hex), and
@@ -51,6 +52,7 @@ class Container:
     core_request: Fraction | None = None
     memory_units_request: Fraction | None = None
     privileged: bool = False
+    graphics: bool = False  # NVIDIA_DRIVER_CAPABILITIES, as written in the pod, asks for graphics
     running: bool = False
     gpus: Fraction | None = None  # whole cards under NVIDIA's name, as written in limits
     lent: bool = False  # ``core`` stands for ``gpus``: this node gives cards under that name too
@@ -106,6 +108,11 @@ class Pod:
     def began(self) -> str:
         """What pods are ordered by age with: the kubelet's start, else its creation."""
         return self.started_at or self.created
+
+    @property
+    def graphics(self) -> bool:
+        """True if any container asks for the driver's graphics libraries."""
+        return any(c.graphics for c in self.containers)
 
     @property
     def static(self) -> bool:
@@ -249,6 +256,7 @@ def _container(
         core_request=quantity(requests, CORE, "requests"),
         memory_units_request=quantity(requests, MEMORY, "requests"),
         gpus=_gpus(limits.get(NVIDIA)),
+        graphics=_wants_graphics(entry.get("env")),
         privileged=security.get("privileged") not in (None, False),
         running=bool(_mapping(state.get("state"), f"{where}: state").get("running")),
         runtime_id=_text(state.get("containerID"), f"{where}: containerID").rpartition("://")[2],
@@ -261,6 +269,17 @@ def _gpus(value: object) -> Fraction | None:
         return None if value is None else parse_quantity(value)
     except RequestInvalid:
         return None
+
+
+def _wants_graphics(env: object) -> bool:
+    """NVIDIA's variable, in its words; what is not written in that form asks for nothing."""
+    values = [
+        variable.get("value")
+        for variable in (env if isinstance(env, list | tuple) else ())
+        if isinstance(variable, Mapping) and variable.get("name") == CAPABILITIES_ENV
+    ]
+    words = values[-1].split(",") if values and isinstance(values[-1], str) else ()
+    return any(word.strip() in _GRAPHICS for word in words)
 
 
 def _mapping(value: object, where: str) -> Mapping[str, object]:

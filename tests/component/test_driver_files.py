@@ -15,7 +15,7 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import Amount
 from tests.component.driver_roots import SONAMES, VERSION, DriverRoot, Objects, machine_is_supported
 
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 GIB = 1 << 30
 NAME = "0123456789abcdef" * 2
 OTHER = "f" * 32
+COMPUTE = SONAMES - {"libGLX_nvidia.so.0"}
 UUIDS = tuple(CardUuid(f"GPU-{i:08x}-0000-4000-8000-000000000000") for i in range(8))
 CARDS = tuple(
     CardState(Card(index=i, uuid=uuid, model="A100", memory=80 * GIB, minor=7 - i))
@@ -71,6 +72,7 @@ class World:
         self.package.mkdir(exist_ok=True)
         (self.package / "libvcuda.so").write_bytes(content)
         (self.package / "libvcuda-ml.so").write_bytes(b"ml " + content)
+        (self.package / "vcuda-ldcache").write_bytes(b"hook")
 
     def injector(self, strategy: Strategy, **options) -> DriverFiles:
         settled = {
@@ -124,7 +126,11 @@ def edits(world: World, name: str = NAME) -> dict:
 def test_direct_gives_a_fraction_its_card_the_driver_and_our_fronts(world):
     given_ = world.injector(Strategy.DIRECT).inject(NAME, FRACTION, None, '{"v":1}')
     (installed,) = (world.state / "lib").iterdir()
-    assert given_.env == {"NVIDIA_VISIBLE_DEVICES": "void", "VCUDA_CARDS": UUIDS[3]}
+    assert given_.env == {
+        "NVIDIA_VISIBLE_DEVICES": "void",
+        "VCUDA_CARDS": UUIDS[3],
+        "TRITON_LIBCUDA_PATH": ARCH,
+    }
     assert given_.annotations == {
         "tencent.com/vcuda-core": "30",
         "tencent.com/vcuda-memory": str(5 * GIB),
@@ -179,7 +185,7 @@ def test_direct_gives_whole_cards_the_real_driver_and_nothing_of_ours(world):
     mounts = targets(given_.mounts)
     assert set(mounts) == {
         "/usr/bin/nvidia-smi",
-        *(f"{d}/{n}" for d in (ARCH, "/usr/lib64") for n in {*SONAMES, "libcuda.so"}),
+        *(f"{d}/{n}" for d in (ARCH, "/usr/lib64") for n in {*COMPUTE, "libcuda.so"}),
     }
     assert mounts[f"{ARCH}/libcuda.so"].host_path == f"{ARCH}/libcuda.so.1"
     assert all(m.read_only for m in given_.mounts)
@@ -196,12 +202,58 @@ def test_cdi_says_the_same_as_direct_in_one_spec(world, shares):
     found = edits(world)
     assert (found["spec"]["cdiVersion"], found["spec"]["kind"]) == ("0.5.0", "tencent.com/vcuda")
     assert found["name"] == f"a-{NAME}"
+    (installed,) = (world.state / "lib").iterdir()
+    hook = ("/usr/local/vcuda/ldcache", str(installed / "vcuda-ldcache"), True)
     assert {(m["containerPath"], m["hostPath"], "ro" in m["options"]) for m in found["mounts"]} == {
-        (m.container_path, m.host_path, m.read_only) for m in direct.mounts
+        *((m.container_path, m.host_path, m.read_only) for m in direct.mounts),
+        hook,
     }
+    assert found["hooks"] == [
+        {
+            "hookName": "startContainer",
+            "path": "/usr/local/vcuda/ldcache",
+            "args": ["/usr/local/vcuda/ldcache"],
+        }
+    ]
     assert {(d["path"], d["hostPath"], d["permissions"]) for d in found["deviceNodes"]} == {
         (d.path, d.host_path, d.permissions) for d in direct.devices
     }
+
+
+def test_graphics_libraries_are_for_who_asks_for_them(world):
+    """Vulkan and OpenGL reach the card past libcuda; NVIDIA's own default is compute and utility as well."""
+
+    def named(value):
+        env = [{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": value}]
+        pod = parse_pod({"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c", "env": env}]}})
+        mounts = world.injector(Strategy.DIRECT).inject(NAME, FRACTION, pod, "{}").mounts
+        return {Path(mount.container_path).name for mount in mounts if mount.container_path.startswith(ARCH)}
+
+    for value in ("graphics", "compute,display", " compute , all "):
+        assert named(value) == {*SONAMES, "libcuda.so"}, value
+    for value in ("compute,utility", "", "graphic", None, 7, ["graphics"]):
+        assert named(value) == {*COMPUTE, "libcuda.so"}, value
+
+
+def test_whole_cards_under_cdi_start_also_where_the_hook_cannot_be_had(world):
+    given_ = world.injector(Strategy.CDI, libraries=None).inject(NAME, WHOLE, None, "{}")
+    assert given_.cdi
+    assert "hooks" not in edits(world)
+    assert not [m for m in edits(world)["mounts"] if m["containerPath"].startswith("/usr/local/vcuda")]
+
+
+def test_the_hook_s_program_stays_while_whole_cards_have_it(world):
+    files = world.injector(Strategy.CDI)
+    files.inject(NAME, WHOLE, None, "{}")
+    (installed,) = (world.state / "lib").iterdir()
+    world.ship(b"two")
+    files.inject(OTHER, WHOLE, None, "{}")
+    for _ in range(2):
+        files.prune([NAME, OTHER])
+    assert installed.is_dir()
+    for _ in range(2):
+        files.prune([OTHER])
+    assert not installed.exists()
 
 
 def test_nvidia_names_the_cards_and_leaves_the_driver_to_the_runtime(world):

@@ -39,7 +39,7 @@ class Place:
 
     def ship(self, content):
         """The package with another library, as an upgrade replaces files: by new ones."""
-        for name in ("libvcuda.so", "libvcuda-ml.so"):
+        for name in ("libvcuda.so", "libvcuda-ml.so", "vcuda-ldcache"):
             draft = self.package / "draft"
             draft.write_bytes(content + name.encode())
             draft.rename(self.package / name)
@@ -87,6 +87,7 @@ def test_the_library_s_path_is_the_hash_of_what_is_there(place):
     assert {f.name: stat.S_IMODE(f.stat().st_mode) for f in directory.iterdir()} == {
         "libvcuda.so": 0o555,
         "libvcuda-ml.so": 0o555,
+        "vcuda-ldcache": 0o555,
         "ld.so.preload": 0o444,
     }
     assert stat.S_IMODE((place.state / "lib").stat().st_mode) == 0o700

@@ -35,7 +35,7 @@ def test_pages_and_libraries_carry_the_label(tmp_path):
         pytest.skip(f"this file system or kernel takes no security attributes: {error}")
     pages, package = tmp_path / "pages", tmp_path / "package"
     package.mkdir()
-    for name in ("libvcuda.so", "libvcuda-ml.so"):
+    for name in ("libvcuda.so", "libvcuda-ml.so", "vcuda-ldcache"):
         (package / name).write_text(name)
     tenants = FileControlPages(pages, label=LABEL)
     tenants.open(NAME, [Limit(CARD, 1 << 30, 30, 30)])

@@ -82,6 +82,14 @@ _CONTAINER = (
     (c.LIBRARY_DIR, "The library."),
     (c.PRELOAD_PATH, "Loads the library into every program, where the pod does not opt out."),
     (f"${c.CARDS_ENV}", "UUIDs of the container's cards."),
+    (
+        f"${c.TRITON_ENV}",
+        "Where libcuda is, for Triton and torch.compile; with `direct` and `cdi`.",
+    ),
+    (
+        f"${c.CAPABILITIES_ENV}",
+        "Read from the pod: `graphics`, `display`, `ngx` or `all` bring graphics libraries.",
+    ),
     (f"${c.VISIBLE_ENV}", "`void`, or the same UUIDs where the NVIDIA runtime injects them."),
 )
 _CRI = (

@@ -31,8 +31,8 @@ def device_name(name: str) -> str:
 
 
 def encode(name: str, injection: Injection) -> str:
-    """The spec: mounts and device nodes of ``injection``. Its environment goes by the kubelet, as ever."""
-    edits = {
+    """The spec: mounts, device nodes and hooks of ``injection``. Its environment goes by the kubelet."""
+    edits: dict[str, object] = {
         "deviceNodes": [_node(node) for node in injection.devices],
         "mounts": [
             {
@@ -43,6 +43,10 @@ def encode(name: str, injection: Injection) -> str:
             for mount in injection.mounts
         ],
     }
+    if injection.hooks:
+        edits["hooks"] = [
+            {"hookName": hook.stage, "path": hook.path, "args": [hook.path]} for hook in injection.hooks
+        ]
     device = {"name": f"a-{name}", "containerEdits": edits}
     return json.dumps({"cdiVersion": VERSION, "kind": CDI_KIND, "devices": [device]}, separators=(",", ":"))
 

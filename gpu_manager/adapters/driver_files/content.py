@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.adapters.driver_files.delivery import CUDA_FRONT, NVML_FRONT, PRELOAD, Delivered
-from gpu_manager.adapters.driver_files.driver import COMPANIONS, CUDA, NVML, Driver
+from gpu_manager.adapters.driver_files.driver import COMPANIONS, CUDA, GRAPHICS, NVML, Driver
 from gpu_manager.adapters.driver_files.elf import multiarch
 from gpu_manager.domain.contract import LIBRARY_DIR, LIMITS_PATH, PRELOAD_PATH, USAGE_PATH
 from gpu_manager.domain.injection import Mount
 
 REAL_DIR: Final = f"{LIBRARY_DIR}/real"
+HOOK_PATH: Final = f"{LIBRARY_DIR}/ldcache"
 SMI_PATH: Final = "/usr/bin/nvidia-smi"
 _CUDA_DEVELOPER: Final = "libcuda.so"  # some programs open it by this name, which no SONAME answers to
 
@@ -27,9 +28,13 @@ def trusted_directories() -> tuple[str, str]:
     return f"/usr/lib/{multiarch()}", "/usr/lib64"
 
 
-def driver_mounts(driver: Driver, library: Delivered | None) -> tuple[Mount, ...]:
-    """The driver's libraries and nvidia-smi; with ``library``, our fronts under the names they stand for."""
-    sources = {**driver.libraries, _CUDA_DEVELOPER: driver.libraries[CUDA]}
+def driver_mounts(driver: Driver, library: Delivered | None, *, graphics: bool) -> tuple[Mount, ...]:
+    """The driver's libraries and nvidia-smi; with ``library``, our fronts under the names they stand for.
+
+    ``graphics``: also the libraries of Vulkan, OpenGL and OptiX.
+    """
+    wanted = {n: path for n, path in driver.libraries.items() if graphics or not GRAPHICS.fullmatch(n)}
+    sources = {**wanted, _CUDA_DEVELOPER: driver.libraries[CUDA]}
     if library is not None:
         sources |= fronts(library)
     mounts = [

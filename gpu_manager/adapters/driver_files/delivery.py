@@ -27,9 +27,10 @@ log = structlog.get_logger(__name__)
 
 CUDA_FRONT: Final = "libvcuda.so"
 NVML_FRONT: Final = "libvcuda-ml.so"
+LDCACHE: Final = "vcuda-ldcache"
 PRELOAD: Final = "ld.so.preload"
-_FILES: Final = (CUDA_FRONT, NVML_FRONT)
-_PRELOAD_TEXT: Final = "".join(f"{LIBRARY_DIR}/{name}\n" for name in _FILES).encode()
+_FILES: Final = (CUDA_FRONT, NVML_FRONT, LDCACHE)
+_PRELOAD_TEXT: Final = "".join(f"{LIBRARY_DIR}/{name}\n" for name in (CUDA_FRONT, NVML_FRONT)).encode()
 _HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -43,6 +44,14 @@ class Delivered:
     def path(self, name: str) -> str:
         """Where that file is on the node."""
         return str(self.directory / name)
+
+    @property
+    def runnable(self) -> bool:
+        """True if programs of it can be run: a container runtime would end a start over one that cannot."""
+        try:
+            return not os.statvfs(self.directory).f_flag & os.ST_NOEXEC
+        except OSError:
+            return False
 
 
 class Delivery:

@@ -44,6 +44,13 @@ COMPANIONS: Final = re.compile(
     r"libnvidia-(ptxjitcompiler|nvvm\w*|gpucomp|fatbinaryloader|compiler|pkcs11\S*)\.so\S*"
 )
 
+# Vulkan, OpenGL, OptiX and their parts. They reach the card past libcuda: only who asks gets them.
+GRAPHICS: Final = re.compile(
+    r"(libnvoptix|lib(GLX|EGL|GLESv1_CM|GLESv2)_nvidia"
+    r"|libnvidia-(eglcore|glcore|glsi|tls|rtcore|glvkspirv|fbc|ifr|cbl|ngx|present|vulkan-producer|vksc-core"
+    r"|egl-[a-z0-9]+))\.so\S*"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Driver:

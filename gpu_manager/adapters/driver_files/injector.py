@@ -11,8 +11,13 @@ from typing import Final
 import structlog
 
 from gpu_manager.adapters.driver_files import cdi
-from gpu_manager.adapters.driver_files.content import driver_mounts, enforcement_mounts
-from gpu_manager.adapters.driver_files.delivery import Delivered, Delivery
+from gpu_manager.adapters.driver_files.content import (
+    HOOK_PATH,
+    driver_mounts,
+    enforcement_mounts,
+    trusted_directories,
+)
+from gpu_manager.adapters.driver_files.delivery import LDCACHE, Delivered, Delivery
 from gpu_manager.adapters.driver_files.driver import Driver, DriverFinder
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.records import InjectionRecord, Records, is_name
@@ -25,10 +30,11 @@ from gpu_manager.domain.contract import (
     CRI_DEVICE,
     CRI_MEMORY,
     PRELOAD,
+    TRITON_ENV,
     VISIBLE_ENV,
 )
 from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
-from gpu_manager.domain.injection import DeviceNode, Injection, Mount
+from gpu_manager.domain.injection import DeviceNode, Injection, Mount, RuntimeHook
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
 
@@ -96,29 +102,49 @@ class DriverFiles:
             raise Bug(f"{name[:64]!r} is not the name of an allocation's directory")
         fraction = any(not share.whole for share in shares)
         with self._lock:
-            library = self._delivery.install() if fraction and self._delivery else None
+            installed = self._installed(fraction=fraction)
+            library = installed if fraction else None
+            hooks, hook_mounts = self._hooks(installed)
             whole = Injection(
                 env=self._env(shares),
-                mounts=tuple(
-                    self._mounts(name, library, fraction=fraction, preload=self._preload(pod, fraction))
-                ),
+                mounts=(*self._mounts(name, library, pod, fraction=fraction), *hook_mounts),
                 devices=tuple(self._devices(shares)),
                 annotations=self._annotations(shares, annotation),
+                hooks=hooks,
             )
             if self._specs is None:
                 self._records.put(name, InjectionRecord(library.sha256 if library else None))
                 return whole
             spec = cdi.encode(name, whole)
-            self._records.put(name, InjectionRecord(library.sha256 if library else None, spec))
+            self._records.put(name, InjectionRecord(installed.sha256 if installed else None, spec))
             self._specs.put(name, spec)
             device = cdi.device_name(name)
             return replace(
                 whole,
                 mounts=(),
                 devices=(),
+                hooks=(),
                 annotations={**whole.annotations, cdi.ANNOTATION: device},
                 cdi=(device,),
             )
+
+    def _installed(self, *, fraction: bool) -> Delivered | None:
+        """Our files on the node: fractions cannot do without them, whole cards under CDI use the hook."""
+        if self._delivery is None or not (fraction or self._specs):
+            return None
+        try:
+            return self._delivery.install()
+        except NodeUnready as error:
+            if fraction:
+                raise
+            log.warning("ldconfig's cache stays as the image has it", reason=str(error))
+            return None
+
+    def _hooks(self, installed: Delivered | None) -> tuple[tuple[RuntimeHook, ...], tuple[Mount, ...]]:
+        """Under CDI: refresh ldconfig's cache as the container starts, and the program that does it."""
+        if self._specs is None or installed is None or not installed.runnable:
+            return (), ()
+        return (RuntimeHook("startContainer", HOOK_PATH),), (Mount(HOOK_PATH, installed.path(LDCACHE)),)
 
     def restore(self) -> None:
         """Make again what a reboot took: specs on a tmpfs, links to the driver. Call it before the kubelet
@@ -174,8 +200,13 @@ class DriverFiles:
 
     def _env(self, shares: Sequence[Share]) -> dict[str, str]:
         uuids = ",".join(share.card for share in shares)
-        seen = {VISIBLE_ENV: uuids if self.strategy is Strategy.NVIDIA else "void", CARDS_ENV: uuids}
-        return {**seen, **self._stand_ins(shares)} if self._simulated else seen
+        if self.strategy is Strategy.NVIDIA:
+            return {VISIBLE_ENV: uuids, CARDS_ENV: uuids}
+        seen = {VISIBLE_ENV: "void", CARDS_ENV: uuids}
+        if self._simulated:
+            return {**seen, **self._stand_ins(shares)}
+        # The kubelet puts the pod's own variables after a plugin's: a value of the pod wins.
+        return {**seen, TRITON_ENV: trusted_directories()[0]}
 
     def _stand_ins(self, shares: Sequence[Share]) -> dict[str, str]:
         """What device nodes tell a real driver: which cards there are. Else it would show one of its own."""
@@ -206,14 +237,15 @@ class DriverFiles:
         return wanted
 
     def _mounts(
-        self, name: str, library: Delivered | None, *, fraction: bool, preload: bool
+        self, name: str, library: Delivered | None, pod: Pod | None, *, fraction: bool
     ) -> Iterator[Mount]:
+        preload = self._preload(pod, fraction)
         runtime_brings_driver = self.strategy is Strategy.NVIDIA
         driver: Driver | None = None
         if self._finder is not None and (fraction or not runtime_brings_driver):
             driver = self._finder.find()
         if driver is not None and not runtime_brings_driver:
-            yield from driver_mounts(driver, library)
+            yield from driver_mounts(driver, library, graphics=pod is not None and pod.graphics)
         if not fraction:
             return
         pages = self._pages / name
