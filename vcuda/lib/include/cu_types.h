@@ -144,8 +144,8 @@ typedef struct {
     CUdeviceptr pointer;
 } CUDA_MEM_ALLOC_NODE_PARAMS;
 
-enum { CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10 };
-enum { CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2 };
+enum { CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_MEM_FREE = 11 };
+enum { CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2 };
 
 /* cuCtxSetLimit: bytes of stack a thread, of the printf buffer, of the heap for malloc in kernels. */
 enum { CU_LIMIT_STACK_SIZE = 0, CU_LIMIT_PRINTF_FIFO_SIZE = 1, CU_LIMIT_MALLOC_HEAP_SIZE = 2 };

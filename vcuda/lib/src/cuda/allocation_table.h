@@ -10,6 +10,7 @@ enum allocation_kind {
     ALLOCATION_LINEAR = 1, /* pointer: whole granules of its own */
     ALLOCATION_SMALL,      /* pointer: part of a granule that others share */
     ALLOCATION_ASYNC,      /* pointer: part of a pool, which carries the charge */
+    ALLOCATION_GRAPH,      /* pointer: what a graph left allocated; owner is its pool, count the pool's epoch */
     ALLOCATION_GRANULE,    /* address / 2 MiB: a granule of small allocations; count says how many */
     ALLOCATION_ARRAY,      /* array or mipmapped array */
     ALLOCATION_PHYSICAL,   /* handle of VMM memory; count is handles and mappings; owner is 1 once it was exported */
@@ -19,7 +20,7 @@ enum allocation_kind {
     ALLOCATION_CONTEXT,    /* id of a context; owner is the primary context's if it is a green one */
     ALLOCATION_SETTING,    /* id of a context and number of a limit: what the setting takes; owner is the context */
     ALLOCATION_EXTERNAL,   /* memory imported from another interface */
-    ALLOCATION_EXEC,       /* executable graph: what its allocations may take */
+    ALLOCATION_EXEC,       /* executable graph: owner is its profile, count its device, bytes its flags */
 };
 
 struct allocation {

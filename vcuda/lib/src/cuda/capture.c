@@ -1,5 +1,6 @@
 /* Capture: while a stream is captured nothing runs, so nothing is charged, held back or measured there; and ends of
  * streams. How many captures there are is kept too high rather than too low: then it only costs a question a launch. */
+#include "cuda/graph_pool.h"
 #include "cuda/stream_meter.h"
 #include "interposer.h"
 
@@ -59,10 +60,12 @@ END(cuStreamEndCaptureToCig_ptsz, true, (CUstream stream), (stream))
 
 CUresult hook_cuStreamDestroy(CUstream stream) {
     stream_meter_ends(stream);
+    graph_pools_stream_ends(stream);
     return real.cuStreamDestroy(stream);
 }
 
 CUresult hook_cuStreamDestroy_v2(CUstream stream) {
     stream_meter_ends(stream);
+    graph_pools_stream_ends(stream);
     return real.cuStreamDestroy_v2(stream);
 }

@@ -43,7 +43,7 @@ void context_ended(uint64_t id) {
     allocation_sweep(OF_A_CONTEXT, id, drop, NULL);
     if (allocation_take(ALLOCATION_CONTEXT, id, &context)) {
         account_return(context.card, context.bytes);
-        pool_account_settle_card(context.card);
+        pool_account_context_ended(context.card);
     }
 }
 

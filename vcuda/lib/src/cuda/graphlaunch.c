@@ -5,12 +5,12 @@
 
 static CUresult launch(CUgraphExec exec, CUstream stream, bool per_thread, CUresult (*call)(CUgraphExec, CUstream)) {
     struct throttled_work work;
-    struct pool_growth growth;
+    struct graph_launch memory;
     bool throttled = throttle_may_wait() && throttle_begin(&work, stream, per_thread, exec, 0);
-    CUresult result = graphmem_begin(&growth, exec);
+    CUresult result = graphmem_begin(&memory, exec, stream, per_thread);
     if (result == CUDA_SUCCESS) {
         result = call(exec, stream);
-        graphmem_end(&growth);
+        graphmem_end(&memory, result);
     }
     if (throttled)
         throttle_end(&work, result);

@@ -6,6 +6,7 @@
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
 #include "cuda/discharge.h"
+#include "cuda/graphmem.h"
 #include "cuda/mem.h"
 #include "cuda/pool_account.h"
 #include "interposer.h"
@@ -156,11 +157,19 @@ CUresult hook_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmem
     return result;
 }
 
+/* What a graph allocated can be another graph's once the stream is here; what pools hold has its own account. */
+static void left_behind(bool known, const struct allocation *item, CUresult result, CUstream stream, bool per_thread) {
+    if (known && result == CUDA_SUCCESS && item->kind == ALLOCATION_GRAPH)
+        graphmem_freed_behind(item, stream, per_thread);
+    else
+        mem_left(known, item, result);
+}
+
 CUresult hook_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
     struct allocation item;
     bool known = !is_captured(real.cuStreamIsCapturing, stream) && mem_leave(pointer, &item);
     CUresult result = real.cuMemFreeAsync(pointer, stream);
-    mem_left(known, &item, result);
+    left_behind(known, &item, result, stream, false);
     return result;
 }
 
@@ -168,7 +177,7 @@ CUresult hook_cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
     struct allocation item;
     bool known = !is_captured(real.cuStreamIsCapturing_ptsz, stream) && mem_leave(pointer, &item);
     CUresult result = real.cuMemFreeAsync_ptsz(pointer, stream);
-    mem_left(known, &item, result);
+    left_behind(known, &item, result, stream, true);
     return result;
 }
 

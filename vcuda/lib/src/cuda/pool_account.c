@@ -14,10 +14,11 @@
 
 #include "cuda/account.h"
 #include "cuda/device_map.h"
+#include "cuda/graph_pool.h"
 #include "interposer.h"
 #include "lock.h"
 
-enum state { FREE, STREAM_ORDERED, GRAPHS, CLOSED };
+enum state { FREE, STREAM_ORDERED, CLOSED };
 
 struct pool_account {
     struct pool_account *next;
@@ -25,7 +26,6 @@ struct pool_account {
     bool busy;
     int card;
     CUmemoryPool pool;
-    CUdevice device;
     uint64_t charged;          /* of this pool, in the container's account */
     uint64_t on_way, promised; /* sums over growths: reserved, and what they may take of the pool's room */
     uint32_t growing;          /* growths on their way */
@@ -56,16 +56,15 @@ static struct pool_account *first(void) {
     return __atomic_load_n(&all, __ATOMIC_ACQUIRE);
 }
 
-static struct pool_account *find(enum state state, CUmemoryPool pool, CUdevice device) {
+static struct pool_account *find(CUmemoryPool pool) {
     for (struct pool_account *account = first(); account; account = account->next)
-        if (state_of(account) == state && account->pool == pool && account->device == device)
+        if (state_of(account) == STREAM_ORDERED && account->pool == pool)
             return account;
     return NULL;
 }
 
 /* With `adding` taken. A `spare` that is not needed stays the caller's. */
-static struct pool_account *add(enum state state, CUmemoryPool pool, CUdevice device, int card,
-                                struct pool_account **spare) {
+static struct pool_account *add(CUmemoryPool pool, int card, struct pool_account **spare) {
     struct pool_account *account = first();
     while (account && state_of(account) != FREE)
         account = account->next;
@@ -77,12 +76,11 @@ static struct pool_account *add(enum state state, CUmemoryPool pool, CUdevice de
     if (!account)
         return NULL;
     account->pool = pool;
-    account->device = device;
     account->card = card;
     account->on_way = account->promised = 0;
     set(&account->charged, 0);
     account->growing = account->allocations = 0;
-    __atomic_store_n(&account->state, (uint8_t)state, __ATOMIC_RELEASE);
+    __atomic_store_n(&account->state, STREAM_ORDERED, __ATOMIC_RELEASE);
     if (fresh) {
         account->next = first();
         __atomic_store_n(&all, account, __ATOMIC_RELEASE);
@@ -90,42 +88,30 @@ static struct pool_account *add(enum state state, CUmemoryPool pool, CUdevice de
     return account;
 }
 
-static struct pool_account *find_or_add(enum state state, CUmemoryPool pool, CUdevice device, int card) {
-    struct pool_account *account = find(state, pool, device);
+struct pool_account *pool_account_of(CUmemoryPool pool, int card) {
+    struct pool_account *account = find(pool);
     if (account)
         return account;
     struct pool_account *spare = calloc(1, sizeof *spare);
     spin_lock(&adding);
-    account = find(state, pool, device);
+    account = find(pool);
     if (!account)
-        account = add(state, pool, device, card, &spare);
+        account = add(pool, card, &spare);
     spin_unlock(&adding);
     free(spare);
     return account;
 }
 
-struct pool_account *pool_account_of(CUmemoryPool pool, int card) {
-    return find_or_add(STREAM_ORDERED, pool, 0, card);
-}
-
-struct pool_account *pool_account_of_graphs(CUdevice device, int card) {
-    return find_or_add(GRAPHS, NULL, device, card);
-}
-
 struct pool_account *pool_account_find(CUmemoryPool pool) {
-    return find(STREAM_ORDERED, pool, 0);
+    return find(pool);
 }
 
 static bool read_now(const struct pool_account *account, uint64_t *reserved, uint64_t *used) {
-    CUresult (*pool)(CUmemoryPool, int, void *) = real.cuMemPoolGetAttribute;
-    CUresult (*graphs)(CUdevice, int, void *) = real.cuDeviceGetGraphMemAttribute;
+    CUresult (*get)(CUmemoryPool, int, void *) = real.cuMemPoolGetAttribute;
     *reserved = *used = 0;
-    if (state_of(account) == GRAPHS)
-        return graphs(account->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, reserved) == CUDA_SUCCESS &&
-               graphs(account->device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, used) == CUDA_SUCCESS;
     return state_of(account) == STREAM_ORDERED &&
-           pool(account->pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, reserved) == CUDA_SUCCESS &&
-           pool(account->pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, used) == CUDA_SUCCESS;
+           get(account->pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, reserved) == CUDA_SUCCESS &&
+           get(account->pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, used) == CUDA_SUCCESS;
 }
 
 static void learn_surplus(uint64_t more) {
@@ -286,8 +272,7 @@ void pool_account_closed(struct pool_account *account, bool closed) {
 }
 
 void pool_account_touched(void) {
-    if (first())
-        __atomic_fetch_add(&frees, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&frees, 1, __ATOMIC_SEQ_CST);
 }
 
 /* Does it keep more than it will when the driver has given back what it owes? Another thread's synchronisation may have
@@ -312,20 +297,20 @@ void pool_account_synchronised(void) {
         pool_account_settle(account);
         owed |= is_owed(account);
     }
+    graph_pools_settle();
     if (!owed)
         __atomic_store_n(&settled_frees, now, __ATOMIC_SEQ_CST);
 }
 
-void pool_account_settle_card(int card) {
+void pool_account_context_ended(int card) {
     for (struct pool_account *account = first(); account; account = account->next)
         if (account->card == card)
             pool_account_settle(account);
+    graph_pools_context_ended(card);
 }
 
 void pool_account_trim(struct pool_account *account) {
-    if (state_of(account) == GRAPHS)
-        real.cuDeviceGraphMemTrim(account->device);
-    else if (state_of(account) == STREAM_ORDERED)
+    if (state_of(account) == STREAM_ORDERED)
         real.cuMemPoolTrimTo(account->pool, 0);
     pool_account_settle(account);
 }
@@ -334,6 +319,7 @@ void pool_account_relieve(int card) {
     for (struct pool_account *account = first(); account; account = account->next)
         if (account->card == card && seen(&account->charged))
             pool_account_trim(account);
+    graph_pools_trim(card);
 }
 
 CUresult pool_account_reserve(int card, uint64_t bytes) {

@@ -1,5 +1,5 @@
-/* Memory that the driver keeps in pools: stream-ordered pools, and each device's pool for graphs. What is charged is
- * what a pool has reserved, freed memory that it keeps included, because no other container can have that. */
+/* Stream-ordered pools. What is charged is what a pool has reserved, freed memory that it keeps included, because no
+ * other container can have that. Each device's pool for graphs is graph_pool.h's. */
 #ifndef VCUDA_POOL_ACCOUNT_H
 #define VCUDA_POOL_ACCOUNT_H
 
@@ -13,7 +13,6 @@ struct pool_account;
 
 /* The account of a pool: a new one if this is the first time it is seen; NULL if there is no memory for one. */
 struct pool_account *pool_account_of(CUmemoryPool pool, int card);
-struct pool_account *pool_account_of_graphs(CUdevice device, int card);
 
 /* The account of a pool that has one. */
 struct pool_account *pool_account_find(CUmemoryPool pool);
@@ -54,12 +53,12 @@ void pool_account_touched(void);
 void pool_account_synchronised(void);
 
 /* Contexts of this card ended, and pools with them. */
-void pool_account_settle_card(int card);
+void pool_account_context_ended(int card);
 
 /* Have the driver give back what the pool keeps without using it. */
 void pool_account_trim(struct pool_account *account);
 
-/* The same for every pool of this process on the card. */
+/* The same for every pool of this process on the card, those of graphs included. */
 void pool_account_relieve(int card);
 
 /* Reserve memory of the card: what pools of this process keep without using it is given back before it is refused. */

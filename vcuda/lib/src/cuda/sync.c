@@ -2,6 +2,8 @@
  *
  * A pool gives back what was freed, down to its threshold, when the program next synchronises: then its charge falls
  * too, so that the container's other processes can have it. Without frees since, this costs one load. */
+#include "cuda/context_registry.h"
+#include "cuda/graph_pool.h"
 #include "cuda/pool_account.h"
 #include "cuda/stream_meter.h"
 #include "cuda/throttle.h"
@@ -10,6 +12,27 @@
 static CUresult after(CUresult result) {
     pool_account_synchronised();
     return result;
+}
+
+/* Graphs of this stream that took memory have ended. */
+static CUresult after_stream(CUresult result, CUstream stream, bool per_thread) {
+    struct current_context where;
+    if (result == CUDA_SUCCESS && graph_pools_exist() &&
+        graph_pools_synchronised(
+            graph_stream_of(stream, context_current(&where) ? where.owner : 0, per_thread)))
+        pool_account_touched();
+    return after(result);
+}
+
+/* The same of every stream of a context; 0: the current one. */
+static CUresult after_context(CUresult result, uint64_t context) {
+    struct current_context where;
+    if (result == CUDA_SUCCESS && graph_pools_exist() &&
+        graph_pools_synchronised_context(context                   ? context
+                                         : context_current(&where) ? where.owner
+                                                                   : 0))
+        pool_account_touched();
+    return after(result);
 }
 
 static void before(CUstream stream, bool per_thread) {
@@ -24,22 +47,22 @@ static void before_context(void) {
 
 CUresult hook_cuCtxSynchronize(void) {
     before_context();
-    return after(real.cuCtxSynchronize());
+    return after_context(real.cuCtxSynchronize(), 0);
 }
 
 CUresult hook_cuCtxSynchronize_v2(CUcontext context) {
     before_context();
-    return after(real.cuCtxSynchronize_v2(context));
+    return after_context(real.cuCtxSynchronize_v2(context), context_id_of(context));
 }
 
 CUresult hook_cuStreamSynchronize(CUstream stream) {
     before(stream, false);
-    return after(real.cuStreamSynchronize(stream));
+    return after_stream(real.cuStreamSynchronize(stream), stream, false);
 }
 
 CUresult hook_cuStreamSynchronize_ptsz(CUstream stream) {
     before(stream, true);
-    return after(real.cuStreamSynchronize_ptsz(stream));
+    return after_stream(real.cuStreamSynchronize_ptsz(stream), stream, true);
 }
 
 CUresult hook_cuEventSynchronize(CUevent event) {

@@ -5,26 +5,6 @@
 
 #include "graph.h"
 
-/* A node as it will run. Steps stand in an order in which every dependency comes first. */
-struct step {
-    const struct node *source;
-    CUgraphNodeParams params;
-    int64_t length, end;
-    bool alone, enabled;
-    int *deps;
-    int dep_count;
-};
-
-struct graph_exec {
-    struct context *context;
-    struct step *steps;
-    int count;
-    uint64_t id, flags;
-    bool has_host;
-};
-
-enum { FREE_ON_LAUNCH = 1, UPLOAD = 2 };
-
 static void exec_free(struct graph_exec *exec) {
     for (int at = 0; at < exec->count; at++)
         free(exec->steps[at].deps);
@@ -112,6 +92,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags) {
         exec->id = ++process.next_id;
         if (append_all(exec, graph, NULL, 0))
             result = CUDA_SUCCESS;
+        exec->peak = result == CUDA_SUCCESS ? graph_memory_peak(exec) : 0;
     }
     if (result == CUDA_SUCCESS)
         *out = exec;
@@ -162,81 +143,6 @@ CUresult model_cuGraphExecGetFlags(CUgraphExec exec, uint64_t *flags) {
     return CUDA_SUCCESS;
 }
 
-/* ---- memory of graphs: a pool of the device, grown at launch, given back by cuDeviceGraphMemTrim -------------- */
-
-static CUresult take(struct graph_exec *exec, struct step *step) {
-    struct device *device = exec->context->device;
-    uintptr_t base = (uintptr_t)step->params.alloc.pointer;
-    struct memory *live = map_find(base);
-    if (live && !(exec->flags & FREE_ON_LAUNCH))
-        return CUDA_ERROR_INVALID_VALUE; /* still allocated by an earlier launch */
-    if (live)
-        return CUDA_SUCCESS;
-    int64_t bytes = granules((int64_t)step->params.alloc.bytes), missing;
-    missing = device->graph_used + bytes - device->graph_reserved;
-    if (missing > 0) {
-        if (!device_charge(device, missing))
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        device->graph_reserved += missing;
-    }
-    device->graph_used += bytes;
-    if (device->graph_used > device->graph_used_high)
-        device->graph_used_high = device->graph_used;
-    if (device->graph_reserved > device->graph_reserved_high)
-        device->graph_reserved_high = device->graph_reserved;
-    map_add((struct memory){.base = base, .bytes = step->params.alloc.bytes, .kind = GRAPH, .device = device});
-    return CUDA_SUCCESS;
-}
-
-/* All allocations of a launch, then the frees: an upper bound, as if nothing in the graph were reused. */
-static CUresult take_memory(struct graph_exec *exec) {
-    CUresult result = CUDA_SUCCESS;
-    for (int at = 0; at < exec->count && result == CUDA_SUCCESS; at++)
-        if (exec->steps[at].params.type == NODE_MEM_ALLOC && exec->steps[at].enabled)
-            result = take(exec, &exec->steps[at]);
-    for (int at = 0; at < exec->count; at++) {
-        struct memory *memory =
-            exec->steps[at].params.type == NODE_MEM_FREE ? map_find((uintptr_t)exec->steps[at].params.free) : NULL;
-        if (memory && (memory->kind == GRAPH || memory->kind == ASYNC))
-            memory_release(memory);
-    }
-    return result;
-}
-
-CUresult model_cuDeviceGraphMemTrim(CUdevice ordinal) {
-    struct device *device = device_of(ordinal);
-    if (!device)
-        return CUDA_ERROR_INVALID_DEVICE;
-    process_lock();
-    device_charge(device, device->graph_used - device->graph_reserved);
-    device->graph_reserved = device->graph_used;
-    process_unlock();
-    return CUDA_SUCCESS;
-}
-CUresult model_cuDeviceGetGraphMemAttribute(CUdevice ordinal, int attribute, void *value) {
-    struct device *device = device_of(ordinal);
-    if (!device)
-        return CUDA_ERROR_INVALID_DEVICE;
-    if (!value || attribute < 0 || attribute > 3)
-        return CUDA_ERROR_INVALID_VALUE;
-    const int64_t values[] = {device->graph_used, device->graph_used_high, device->graph_reserved,
-                              device->graph_reserved_high};
-    *(uint64_t *)value = (uint64_t)values[attribute];
-    return CUDA_SUCCESS;
-}
-CUresult model_cuDeviceSetGraphMemAttribute(CUdevice ordinal, int attribute, void *value) {
-    struct device *device = device_of(ordinal);
-    if (!device)
-        return CUDA_ERROR_INVALID_DEVICE;
-    if (!value || (attribute != 1 && attribute != 3))
-        return CUDA_ERROR_INVALID_VALUE; /* only the high marks, and only to reset them */
-    if (attribute == 1)
-        device->graph_used_high = device->graph_used;
-    else
-        device->graph_reserved_high = device->graph_reserved;
-    return CUDA_SUCCESS;
-}
-
 /* ---- running ---------------------------------------------------------------------------------------------------- */
 
 /* With host functions in it, or behind one, a graph runs as a line of operations of the stream. */
@@ -284,12 +190,14 @@ CUresult model_cuGraphLaunch(CUgraphExec exec, CUstream handle) {
     struct stream *stream = stream_of(context, handle);
     CUresult result = capture_check(stream);
     if (result == CUDA_SUCCESS)
-        result = take_memory(exec);
+        result = graph_memory_take(exec, stream);
     if (result == CUDA_SUCCESS && (exec->has_host || stream->held))
         run_in_line(exec, stream);
     else if (result == CUDA_SUCCESS)
         run(exec, stream);
     struct device *device = context->device;
+    if (result == CUDA_SUCCESS)
+        graph_memory_runs(exec, stream, exec_tail(stream));
     if (result == CUDA_SUCCESS)
         device->pending[device->launches++ % LAUNCH_QUEUE] = stream->tail;
     process_unlock();
@@ -303,17 +211,9 @@ CUresult model_cuGraphUpload(CUgraphExec exec, CUstream stream) {
     if (!exec)
         return CUDA_ERROR_INVALID_VALUE;
     process_lock();
-    int64_t bytes = 0;
-    for (int at = 0; at < exec->count; at++)
-        if (exec->steps[at].params.type == NODE_MEM_ALLOC)
-            bytes += granules((int64_t)exec->steps[at].params.alloc.bytes);
-    struct device *device = context->device;
-    int64_t missing = device->graph_used + bytes - device->graph_reserved;
-    bool fits = missing <= 0 || device_charge(device, missing);
-    if (fits && missing > 0)
-        device->graph_reserved += missing;
+    CUresult result = graph_memory_map(exec);
     process_unlock();
-    return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return result;
 }
 
 /* ---- changing --------------------------------------------------------------------------------------------------- */
@@ -370,6 +270,8 @@ CUresult model_cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExec
         exec->steps[at].alone = fresh->steps[at].alone;
         exec->steps[at].params = fresh->steps[at].params;
     }
+    if (same)
+        exec->peak = fresh->peak;
     exec_free(fresh);
     process_unlock();
     if (info)

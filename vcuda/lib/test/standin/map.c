@@ -74,6 +74,13 @@ struct memory *map_of_pool(const struct pool *pool) {
     return NULL;
 }
 
+struct memory *map_of_graphs(const struct device *device) {
+    for (size_t at = count; at-- > 0;)
+        if (sorted[at]->kind == GRAPH && sorted[at]->device == device)
+            return sorted[at];
+    return NULL;
+}
+
 /* Address space that costs nothing until touched, aligned to 2 MiB as device memory is. */
 void *map_pages(size_t bytes) {
     size_t whole = bytes + GRANULE;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "generated.h"
+#include "graph.h"
 #include "trace.h"
 
 struct process process = {.lock = PTHREAD_MUTEX_INITIALIZER, .progress = PTHREAD_COND_INITIALIZER};
@@ -297,8 +298,10 @@ void context_destroy(struct context *context) {
             *at = context->next;
             break;
         }
-    if (!device->contexts)
+    if (!device->contexts) {
         pools_free(device);
+        graph_memory_forget(device);
+    }
     device_charge(device, -granules(device->hold.config->context_bytes));
     leave_if_idle(device);
 }

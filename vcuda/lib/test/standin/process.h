@@ -37,6 +37,7 @@ struct device {
     int64_t pending[LAUNCH_QUEUE];     /* ends of the last launches: a driver's queue is that long */
     uint64_t launches;
     int64_t graph_used, graph_reserved, graph_used_high, graph_reserved_high;
+    struct graph_run *graph_runs; /* launches with memory that may not have ended */
     struct pool *default_pool, *current_pool, *pools;
     struct block *blocks; /* 2 MiB blocks that small allocations share */
 };
@@ -207,6 +208,7 @@ struct memory *map_find(uintptr_t address);
 struct memory *map_add(struct memory memory);
 void map_remove(uintptr_t base);
 struct memory *map_of_pool(const struct pool *pool);
+struct memory *map_of_graphs(const struct device *device);
 struct memory *map_owned(const struct context *context);
 void *map_pages(size_t bytes);
 
