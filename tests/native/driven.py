@@ -67,11 +67,15 @@ def program(name: str, sanitize: str = "") -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call returned, and its outputs."""
+    """What a call returned, and its outputs: numbers, and structures (the first is ``bytes``)."""
 
     result: int
     out: tuple[int, ...]
-    bytes: bytes
+    structs: tuple[bytes, ...]
+
+    @property
+    def bytes(self) -> bytes:
+        return self.structs[0] if self.structs else b""
 
     @property
     def value(self) -> int:
@@ -104,9 +108,8 @@ class Program:
         answer = self.tell(" ".join([name, *words]))
         assert answer != "missing", f"no library has {name}"
         result, *outs = answer.split()
-        structs = [bytes.fromhex(word[1:]) for word in outs if word.startswith("x")]
-        numbers = tuple(int(word) for word in outs if not word.startswith("x"))
-        return Answer(int(result), numbers, structs[0] if structs else b"")
+        structs = tuple(bytes.fromhex(word[1:]) for word in outs if word.startswith("x"))
+        return Answer(int(result), tuple(int(word) for word in outs if not word.startswith("x")), structs)
 
     def start(self, device: int = 0) -> Self:
         """A program as most begin: cuInit, the primary context, current."""

@@ -233,14 +233,14 @@ class Process:
 
         Raises:
             RefusedError: an allocation of the graph is unfreed, and it was not instantiated with AUTO_FREE_ON_LAUNCH,
-                which frees it as ``cuMemFreeAsync`` does; or the graph frees what is not allocated.
+                which frees it as ``cuMemFreeAsync`` does; or the graph frees what is not allocated (a guess).
         """
         executable = self._executables[name]
         own = executable.graph.allocations()
         again = [address for address in own if address in self.live]
         if again and not executable.auto_free:
             raise RefusedError("the graph has unfreed allocations")
-        if not self.live.keys() >= executable.graph.frees() - own.keys():
+        if not self.ready(name):
             raise RefusedError("the graph frees what is not allocated")
         for address in again:
             self.free_async(address, stream)
@@ -278,6 +278,18 @@ class Process:
     def trim(self) -> None:
         """``cuDeviceGraphMemTrim``: what is unfreed stays, and what runs may; all else is given back."""
         self.kept = sum(self.live.values())
+
+    def ready(self, name: int) -> bool:
+        """Whether all that an executable graph frees of other graphs is allocated, so that a program may launch it."""
+        graph = self._executables[name].graph
+        return self.live.keys() >= graph.frees() - graph.allocations().keys()
+
+    def needs(self, name: int) -> int:
+        """Bytes that a launch or an upload takes at the least once all earlier work is done and what is kept is trimmed:
+        what other graphs left allocated, and the graph's own peak."""
+        graph = self._executables[name].graph
+        own = graph.allocations()
+        return sum(size for address, size in self.live.items() if address not in own) + peak(graph)
 
     def settled(self, address: int) -> bool:
         """Whether an allocation is made and unfreed for sure, so that a program may free it at once."""

@@ -155,7 +155,8 @@ def _next(chance: random.Random, process: Process, alive: Sequence[int], twins: 
     ]
     if alive:
         executable = chance.choice(alive)
-        choices += [(10, Call("launch", (executable, stream))), (1, Call("upload", (executable,)))]
+        choices += [(10, Call("launch", (executable, stream)))] if process.ready(executable) else []
+        choices += [(1, Call("upload", (executable,)))]
         choices += [(1, Call("update", (executable, twins[executable])))] if executable in twins else []
         choices += [(1, Call("destroy", (executable,)))] if chance.random() < 0.3 else []
     if process.live:

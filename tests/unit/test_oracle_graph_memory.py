@@ -209,6 +209,14 @@ def test_unfreed_memory_lives_on_beside_the_next_graph() -> None:
     assert (process.greatest_live(), process.kept) == (0, 12)
 
 
+def test_a_launch_needs_what_others_left_and_its_own_peak() -> None:
+    process = launched(chain(Alloc(A, 5)), chain(Alloc(B, 7), Free(B), Alloc(C, 4)), auto_free=True)
+    assert (process.needs(0), process.needs(1)) == (5, 7)
+    process.launch(0)
+    process.launch(1)
+    assert (process.needs(0), process.needs(1)) == (9, 12)
+
+
 def test_another_graph_frees_it() -> None:
     process = launched(chain(Alloc(A, 5)), chain(Free(A), Alloc(B, 7), Free(B)))
     with pytest.raises(RefusedError, match="not allocated"):

@@ -1,0 +1,26 @@
+"""Random graphs with memory nodes in containers that are often too small for them: branches, children, updates, launches
+without a synchronisation between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.native.driven import Container
+from tests.native.graph_player import Verdict, judge
+
+HISTORIES = 50  # a block
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_what_graphs_take_is_charged_and_what_fits_is_launched(tmp_path: Path, block: int) -> None:
+    verdict = Verdict()
+    with Container(tmp_path) as container:
+        guest = container.program().start()
+        for seed in range(block * HISTORIES, (block + 1) * HISTORIES):
+            judge(container, guest, seed, verdict)
+        guest.end()
+    assert verdict.launches > 5 * HISTORIES
+    assert verdict.refusals > 0
+    assert (verdict.bytes_uncharged, verdict.bytes_over, verdict.false_refusals) == (0, 0, 0)
