@@ -42,8 +42,10 @@ class Verdict:
     bytes_over: int = 0  # that the card had given beyond the limit
 
 
-def judge(container: Container, guest: Program, seed: int, verdict: Verdict) -> None:
+def judge(container: Container, guest: Program, seed: int, verdict: Verdict, *, set_bytes: int = 0) -> None:
     """Play the history of this seed with a limit that is often too small for it, and add to the verdict.
+
+    Nodes without memory set so many bytes, so that graphs take time and those of several streams overlap.
 
     At its end everything is given back; the account and the card must then hold the context alone.
     """
@@ -52,15 +54,22 @@ def judge(container: Container, guest: Program, seed: int, verdict: Verdict) -> 
     most = max(peak(graph) for graph in history.graphs) * chance.choice((0.8, 1, 1.3, 2))
     room = max(1, round(most / GRANULE)) * GRANULE
     container.change(memory_limit=CONTEXT + room)
-    player = _Player(container, guest, history, room, verdict)
+    player = _Player(container, guest, history, room, verdict, set_bytes)
     player.play()
     player.end()
 
 
 class _Player:
     def __init__(
-        self, container: Container, guest: Program, history: History, room: int, verdict: Verdict
+        self,
+        container: Container,
+        guest: Program,
+        history: History,
+        room: int,
+        verdict: Verdict,
+        set_bytes: int,
     ) -> None:
+        self._set = struct.pack("<QQIIQQ", 0, 0, 0, 1, set_bytes, 1) if set_bytes else b""
         self._container, self._guest, self._history = container, guest, history
         self._room, self._verdict = room, verdict
         self._process = Process()
@@ -192,6 +201,8 @@ class _Player:
         elif isinstance(node, Child):
             params = struct.pack("<i12xQi", GRAPH_NODE, self._build(node.graph), MOVE).ljust(256, b"\0")
             answer = self._guest("cuGraphAddNode_v2", OUT, graph, edges, 0, len(behind), params)
+        elif self._set:
+            answer = self._guest("cuGraphAddMemsetNode", *where, self._set, 0)
         else:
             answer = self._guest("cuGraphAddEmptyNode", *where)
         return answer.value

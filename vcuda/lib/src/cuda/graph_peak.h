@@ -1,5 +1,5 @@
-/* The most that a graph's allocations can hold at once, in any order that its edges allow. Arithmetic alone: no calls of
- * the driver, so that it is tested by itself. */
+/* The most that a graph's allocations can hold at once, in any order that its edges allow. Arithmetic alone: no calls
+ * of the driver, so that it is tested by itself. */
 #ifndef VCUDA_GRAPH_PEAK_H
 #define VCUDA_GRAPH_PEAK_H
 

@@ -26,7 +26,7 @@ struct graph_pool {
     bool busy, is_open;
     CUdevice device;
     int card;
-    int64_t done;           /* bytes live behind all work that is known to have ended */
+    int64_t done; /* bytes live behind all work that is known to have ended */
     uint64_t charged;
     uint32_t epoch, changes; /* changes: launches put here; a reading of the driver's figure is void after one */
     struct record *records;
@@ -85,7 +85,9 @@ static __thread char this_thread __attribute__((tls_model("initial-exec")));
 struct graph_stream graph_stream_of(CUstream stream, uint64_t context, bool per_thread) {
     uintptr_t handle = (uintptr_t)stream; /* 1: the legacy null stream, 2: the thread's own */
     bool is_own = handle == 2 || (handle == 0 && per_thread);
-    return (struct graph_stream){.stream = is_own ? (CUstream)2 : handle == 1 ? NULL : stream,
+    return (struct graph_stream){.stream = is_own        ? (CUstream)2
+                                           : handle == 1 ? NULL
+                                                         : stream,
                                  .context = context,
                                  .thread = is_own ? &this_thread : NULL};
 }

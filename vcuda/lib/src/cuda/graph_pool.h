@@ -18,8 +18,8 @@ CUdevice graph_pool_device(const struct graph_pool *pool);
 /* A stream as the calling thread names it. Work of one stream runs in its order; of several, in any. */
 struct graph_stream {
     CUstream stream;
-    uint64_t context;    /* id */
-    const void *thread;  /* whose per-thread null stream it is, else NULL */
+    uint64_t context;   /* id */
+    const void *thread; /* whose per-thread null stream it is, else NULL */
 };
 
 /* The stream as a record's key. */

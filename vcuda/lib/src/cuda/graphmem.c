@@ -228,15 +228,24 @@ void graphmem_freed_behind(const struct allocation *item, CUstream stream, bool 
 
 /* ---- uploads: the pages come at once, and nothing is allocated --------------------------------------------------- */
 
+/* What the graph left allocated has its pages already. */
+static uint64_t unmapped(const struct allocation *exec) {
+    const struct graph_profile *profile = profile_of(exec);
+    struct graph_pool *pool = graph_pool_of((CUdevice)exec->count, exec->card);
+    uint64_t mapped = 0;
+    for (size_t i = 0; pool && i < profile->unfreed_count; i++)
+        mapped += live_bytes(pool, profile->unfreed[i].at);
+    return profile->peak == UINT64_MAX ? UINT64_MAX : profile->peak > mapped ? profile->peak - mapped : 0;
+}
+
 static CUresult upload(CUgraphExec exec, CUstream stream, bool per_thread, CUresult (*call)(CUgraphExec, CUstream)) {
-    struct graph_launch launch;
+    struct graph_launch launch = {.pool = NULL};
     struct allocation item;
-    struct graph_profile mapped;
-    launch.pool = NULL;
+    struct graph_profile pages = {0};
     CUresult result = CUDA_SUCCESS;
     if (has_any() && allocation_get(ALLOCATION_EXEC, key_of(exec), &item)) {
-        mapped = (struct graph_profile){.peak = profile_of(&item)->peak};
-        item.owner = (uint64_t)(uintptr_t)&mapped;
+        pages.peak = unmapped(&item);
+        item.owner = (uint64_t)(uintptr_t)&pages;
         result = begin(&launch, &item, stream, per_thread);
     }
     if (result != CUDA_SUCCESS)
@@ -265,17 +274,16 @@ static CUresult with_params(CUresult (*make)(CUgraphExec *, CUgraph, void *), CU
                             void *params, bool per_thread) {
     struct instantiation how = {0};
     struct current_context where;
-    struct graph_profile *profile = NULL, mapped = {0};
+    struct graph_profile *profile = NULL, pages = {0};
     struct graph_launch launch = {.pool = NULL};
     CUresult result = CUDA_SUCCESS;
     if (params)
         memcpy(&how, params, sizeof how);
     if ((how.flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) && vcuda_attached() == VCUDA_ATTACHED &&
         (profile = read_profile(graph)) && context_current(&where)) {
-        mapped.peak = profile->peak;
-        struct allocation item = {.owner = (uint64_t)(uintptr_t)&mapped,
-                                  .count = (uint32_t)where.device,
-                                  .card = (int8_t)where.card};
+        pages.peak = profile->peak;
+        struct allocation item = {
+            .owner = (uint64_t)(uintptr_t)&pages, .count = (uint32_t)where.device, .card = (int8_t)where.card};
         result = begin(&launch, &item, how.upload, per_thread);
     }
     if (profile)
@@ -297,7 +305,8 @@ CUresult hook_cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph,
 
 CUresult hook_cuDeviceGraphMemTrim(CUdevice device) {
     CUresult result = real.cuDeviceGraphMemTrim(device);
-    struct graph_pool *pool = result == CUDA_SUCCESS && has_any() ? graph_pool_of(device, device_map_card(device)) : NULL;
+    struct graph_pool *pool =
+        result == CUDA_SUCCESS && has_any() ? graph_pool_of(device, device_map_card(device)) : NULL;
     if (pool)
         graph_pool_settle(pool);
     return result;

@@ -18,8 +18,7 @@ static CUresult after(CUresult result) {
 static CUresult after_stream(CUresult result, CUstream stream, bool per_thread) {
     struct current_context where;
     if (result == CUDA_SUCCESS && graph_pools_exist() &&
-        graph_pools_synchronised(
-            graph_stream_of(stream, context_current(&where) ? where.owner : 0, per_thread)))
+        graph_pools_synchronised(graph_stream_of(stream, context_current(&where) ? where.owner : 0, per_thread)))
         pool_account_touched();
     return after(result);
 }

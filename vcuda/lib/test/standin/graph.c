@@ -343,6 +343,12 @@ CUresult model_cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph) {
     *graph = node->params.child;
     return CUDA_SUCCESS;
 }
+CUresult model_cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *out) {
+    if (!node || !out || node->params.type != NODE_MEM_FREE)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = node->params.free;
+    return CUDA_SUCCESS;
+}
 CUresult model_cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *params) {
     if (!node || !params || node->params.type != NODE_MEM_ALLOC)
         return CUDA_ERROR_INVALID_VALUE;

@@ -1,10 +1,10 @@
 /*
  * Memory of graphs: a pool of the device, grown at launch and upload, given back by cuDeviceGraphMemTrim.
  *
- * A launch binds pages for the most that its allocations can hold at once in any order that its edges allow. Launches of
- * one stream follow one another and share pages; those of several streams may run at the same time and share none; what
- * no call has freed shares none. A launch's pages are free again once the card has run it. Graphs with host functions
- * are taken to have run at once.
+ * A launch binds pages for the most that its allocations can hold at once in any order that its edges allow. Launches
+ * of one stream follow one another and share pages; those of several streams may run at the same time and share none;
+ * what no call has freed shares none. A launch's pages are free again once the card has run it. Graphs with host
+ * functions are taken to have run at once.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +43,8 @@ static int64_t change(const struct graph_exec *exec, const struct step *step) {
     return own ? -bytes_of(own) : 0;
 }
 
-/* ---- the peak: sum of allocations, less what of them can surely be given to a later one ------------------------------- */
+/* ---- the peak: sum of allocations, less what of them can surely be given to a later one
+ * ------------------------------- */
 
 enum { EXACT = 192 }; /* steps; a larger graph is laid out for the order in which its steps stand */
 
@@ -179,9 +180,9 @@ static bool is_ready(struct graph_exec *exec) {
     for (int at = 0; at < exec->count; at++) {
         const CUgraphNodeParams *params = &exec->steps[at].params;
         bool own = params->type == NODE_MEM_ALLOC;
-        struct memory *memory = own                              ? map_find((uintptr_t)params->alloc.pointer)
+        struct memory *memory = own                             ? map_find((uintptr_t)params->alloc.pointer)
                                 : params->type == NODE_MEM_FREE ? map_find((uintptr_t)params->free)
-                                                                 : NULL;
+                                                                : NULL;
         if (own && memory && !(exec->flags & FREE_ON_LAUNCH))
             return false;
         if (params->type == NODE_MEM_FREE && !memory && !allocated_in(exec, params->free))
@@ -195,8 +196,7 @@ static int64_t leave(struct graph_exec *exec) {
     int64_t left = 0;
     for (int at = 0; at < exec->count; at++) {
         const struct step *step = &exec->steps[at];
-        struct memory *memory =
-            step->params.type == NODE_MEM_FREE ? map_find((uintptr_t)step->params.free) : NULL;
+        struct memory *memory = step->params.type == NODE_MEM_FREE ? map_find((uintptr_t)step->params.free) : NULL;
         if (memory && (memory->kind == GRAPH || memory->kind == ASYNC))
             memory_release(memory);
         if (step->params.type != NODE_MEM_ALLOC || freed_in(exec, step->params.alloc.pointer))
@@ -234,8 +234,7 @@ CUresult graph_memory_take(struct graph_exec *exec, const struct stream *stream)
 void graph_memory_runs(struct graph_exec *exec, const struct stream *stream, int64_t end) {
     int64_t bytes = exec->peak;
     for (int at = 0; at < exec->count; at++)
-        if (exec->steps[at].params.type == NODE_MEM_ALLOC &&
-            !freed_in(exec, exec->steps[at].params.alloc.pointer))
+        if (exec->steps[at].params.type == NODE_MEM_ALLOC && !freed_in(exec, exec->steps[at].params.alloc.pointer))
             bytes -= bytes_of(&exec->steps[at]);
     struct device *device = exec->context->device;
     struct graph_run *run = bytes > 0 ? malloc(sizeof *run) : NULL;
@@ -245,9 +244,14 @@ void graph_memory_runs(struct graph_exec *exec, const struct stream *stream, int
     device->graph_runs = run;
 }
 
+/* What it left allocated has its pages already. */
 CUresult graph_memory_map(struct graph_exec *exec) {
     struct device *device = exec->context->device;
-    return reserve(device, device->graph_used + exec->peak) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    int64_t mapped = 0;
+    for (int at = 0; at < exec->count; at++)
+        if (exec->steps[at].params.type == NODE_MEM_ALLOC && map_find((uintptr_t)exec->steps[at].params.alloc.pointer))
+            mapped += bytes_of(&exec->steps[at]);
+    return reserve(device, device->graph_used + exec->peak - mapped) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* The last context of the device is gone, and all memory with it. */
