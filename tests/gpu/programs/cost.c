@@ -7,8 +7,6 @@
 
 enum { ROUNDS = 20, BATCH = 500, DISABLE_TIMING = 2, NON_BLOCKING = 1 };
 
-static const char ptx[] = ".version 6.3\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\n  ret;\n}\n";
-
 static double now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -72,7 +70,7 @@ int main(int argc, char **argv) {
     must(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
     must(cuCtxSetCurrent(context), "cuCtxSetCurrent");
     printf("context_ms %.3f\n", (now_ns() - begin) / 1e6);
-    must(cuModuleLoadData(&module, ptx), "cuModuleLoadData");
+    must(cuModuleLoadData(&module, nothing_ptx), "cuModuleLoadData");
     must(cuModuleGetFunction(&function, module, "nothing"), "cuModuleGetFunction");
     must(cuStreamCreate(&stream, NON_BLOCKING), "cuStreamCreate");
     must(cuEventCreate(&event, DISABLE_TIMING), "cuEventCreate");
@@ -85,6 +83,8 @@ int main(int argc, char **argv) {
     MEASURE("timed_event_record_ns", cuEventRecord(timed, stream));
     must(cuEventSynchronize(timed), "cuEventSynchronize");
     MEASURE("event_query_ns", cuEventQuery(timed));
+    MEASURE("round_trip_ns",
+            cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL) || cuStreamSynchronize(stream));
     MEASURE("memory_info_ns", cuMemGetInfo(&left, &total));
     MEASURE("alloc_free_ns", cuMemAlloc(&memory, 4 << 20) || cuMemFree(memory));
     MEASURE("async_pair_ns", cuMemAllocAsync(&memory, 4 << 20, stream) || cuMemFreeAsync(memory, stream));

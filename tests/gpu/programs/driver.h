@@ -32,6 +32,10 @@ static inline void *find(const char *name, int version) {
     int(*name) parameters;                                                                                             \
     *(void **)&name = find(#name, version)
 
+/* A kernel that does nothing. */
+static const char nothing_ptx[] __attribute__((unused)) =
+    ".version 6.3\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\n  ret;\n}\n";
+
 static inline void must(int result, const char *what) {
     if (result == 0)
         return;

@@ -4,8 +4,12 @@
 #include "driver.h"
 
 #include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { MIB = 1 << 20, DEVICE = 1, PINNED = 1, BY_DESCRIPTOR = 1, GLOBAL = 0, RELAXED = 2, AUTO_FREE = 1 };
@@ -267,6 +271,53 @@ static void exported(void) {
     close(descriptor);
     taken("descriptor_closed");
 }
+/* Each step's name says what holds the memory then, and nothing else does. */
+static void exported_copies(void) {
+    FIND(cuMemCreate, 10020, (unsigned long long *, size_t, const void *, unsigned long long));
+    FIND(cuMemExportToShareableHandle, 10020, (void *, unsigned long long, int, unsigned long long));
+    FIND(cuMemImportFromShareableHandle, 10020, (unsigned long long *, void *, int));
+    FIND(cuMemRelease, 10020, (unsigned long long));
+    struct memory_properties properties = {.type = PINNED, .handle_types = BY_DESCRIPTOR, .location = {DEVICE, device}};
+    unsigned long long handle, imported = 0;
+    int first = -1;
+    must(cuMemCreate(&handle, 64 * MIB, &properties, 0), "cuMemCreate");
+    must(cuMemExportToShareableHandle(&first, handle, BY_DESCRIPTOR, 0), "cuMemExportToShareableHandle");
+    int second = dup(first);
+    answer("release", cuMemRelease(handle));
+    close(first);
+    taken("a_copy_of_the_descriptor");
+    answer("import", cuMemImportFromShareableHandle(&imported, (void *)(uintptr_t)second, BY_DESCRIPTOR));
+    close(second);
+    taken("an_import");
+    answer("release_of_import", cuMemRelease(imported));
+    taken("nothing");
+}
+static void bound_to_multicast(void) {
+    FIND(cuMemCreate, 10020, (unsigned long long *, size_t, const void *, unsigned long long));
+    FIND(cuMemRelease, 10020, (unsigned long long));
+    FIND(cuMulticastCreate, 12010, (unsigned long long *, const void *));
+    FIND(cuMulticastAddDevice, 12010, (unsigned long long, int));
+    FIND(cuMulticastBindMem, 12010,
+         (unsigned long long, size_t, unsigned long long, size_t, size_t, unsigned long long));
+    struct memory_properties properties = {.type = PINNED, .handle_types = BY_DESCRIPTOR, .location = {DEVICE, device}};
+    struct {
+        unsigned int devices;
+        size_t size;
+        unsigned long long handle_types, flags;
+    } wanted = {1, 64 * MIB, BY_DESCRIPTOR, 0};
+    unsigned long long memory, multicast = 0;
+    int result = cuMulticastCreate(&multicast, &wanted);
+    answer("create_with_one_device", result);
+    if (result)
+        return;
+    answer("add_device", cuMulticastAddDevice(multicast, device));
+    must(cuMemCreate(&memory, 64 * MIB, &properties, 0), "cuMemCreate");
+    answer("bind", cuMulticastBindMem(multicast, 0, memory, 0, 64 * MIB, 0));
+    answer("release", cuMemRelease(memory));
+    taken("bound");
+    answer("release_of_multicast", cuMemRelease(multicast));
+    taken("nothing");
+}
 static void mapped(void) {
     FIND(cuMemCreate, 10020, (unsigned long long *, size_t, const void *, unsigned long long));
     FIND(cuMemAddressReserve, 10020, (pointer *, size_t, size_t, pointer, unsigned long long));
@@ -373,6 +424,74 @@ static void event_steps(void) {
     answer("two_in_a_row_ns", least);
 }
 
+static atomic_int let_go;
+static void block(void *unused) {
+    (void)unused;
+    for (int waited_ms = 0; !let_go && waited_ms < 2000; waited_ms++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+/* Behind a host function that waits, launches return at once until the queue is full. */
+static void launch_queue(void) {
+    enum { MOST = 20000 };
+    FIND(cuModuleLoadData, 2000, (void **, const void *));
+    FIND(cuModuleGetFunction, 2000, (void **, void *, const char *));
+    FIND(cuLaunchHostFunc, 10000, (void *, void (*)(void *), void *));
+    FIND(cuLaunchKernel, 4000,
+         (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **));
+    void *module, *function;
+    int launched = 0;
+    must(cuModuleLoadData(&module, nothing_ptx), "cuModuleLoadData");
+    must(cuModuleGetFunction(&function, module, "nothing"), "cuModuleGetFunction");
+    must(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+    synchronise();
+    must(cuLaunchHostFunc(stream, block, NULL), "cuLaunchHostFunc");
+    for (double begin = seconds(); launched < MOST && seconds() - begin < 0.5; begin = seconds(), launched++)
+        must(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+    let_go = 1;
+    synchronise();
+    answer("launches_until_one_waits", launched);
+}
+
+/* Ends before its child, which was forked with all of the driver's descriptors and touches none. */
+static void killed_with_a_child(void) {
+    enum { SETTLE_MS = 500 };
+    int ready[2];
+    pid_t child = 0;
+    must(pipe(ready), "pipe");
+    pid_t victim = fork();
+    if (victim == 0) {
+        char number[16];
+        snprintf(number, sizeof number, "%d", ready[1]);
+        execl("/proc/self/exe", "guesses", "victim", number, (char *)NULL);
+        _exit(1);
+    }
+    close(ready[1]);
+    if (read(ready[0], &child, sizeof child) != sizeof child)
+        must(1, "the victim");
+    kill(victim, SIGKILL);
+    waitpid(victim, NULL, 0);
+    nanosleep(&(struct timespec){.tv_nsec = SETTLE_MS * 1000000L}, NULL);
+    taken("its_child_alive");
+    kill(child, SIGKILL);
+    nanosleep(&(struct timespec){.tv_nsec = SETTLE_MS * 1000000L}, NULL);
+    taken("its_child_killed_too");
+}
+static void be_killed(int ready) {
+    allocate(64 * MIB);
+    pid_t child = fork();
+    if (child == 0)
+        for (;;)
+            pause();
+    if (write(ready, &child, sizeof child) == sizeof child)
+        for (;;)
+            pause();
+}
+
 static const struct {
     const char *name;
     void (*ask)(void);
@@ -390,6 +509,8 @@ static const struct {
     {"graph_memset", graph_memset},
     {"beside_global_capture", beside_global_capture},
     {"exported", exported},
+    {"exported_copies", exported_copies},
+    {"bound_to_multicast", bound_to_multicast},
     {"mapped", mapped},
     {"managed", managed},
     {"array", array},
@@ -398,6 +519,8 @@ static const struct {
     {"second_context", second_context},
     {"resolver", resolver},
     {"event_steps", event_steps},
+    {"launch_queue", launch_queue},
+    {"killed_with_a_child", killed_with_a_child},
 };
 enum { QUESTIONS = sizeof questions / sizeof *questions };
 
@@ -417,6 +540,11 @@ static void prepare(void) {
 }
 
 int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "victim") == 0) {
+        prepare();
+        be_killed(atoi(argv[2]));
+        return 1;
+    }
     for (int at = 0; at < QUESTIONS && argc == 2; at++) {
         if (strcmp(argv[1], "list") == 0)
             puts(questions[at].name);
