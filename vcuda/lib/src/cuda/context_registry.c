@@ -10,15 +10,6 @@
 static uint64_t changes; /* raised around every end of a context */
 static uint64_t primaries[CONTEXT_DEVICES];
 
-uint64_t context_id_of(CUcontext context) {
-    unsigned long long id = 0;
-    if (!context)
-        return 0;
-    if (!real_has(cuCtxGetId))
-        return (uint64_t)(uintptr_t)context;
-    return real.cuCtxGetId(context, &id) == CUDA_SUCCESS ? id : 0;
-}
-
 void context_forget(void) {
     __atomic_fetch_add(&changes, 1, __ATOMIC_SEQ_CST);
 }

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "cu_types.h"
+#include "cuda/context_id.h"
 
 #define CONTEXT_DEVICES 64 /* no process sees more */
 
@@ -17,9 +18,6 @@ struct current_context {
     int card;       /* of the pages, or CARD_UNKNOWN or CARD_NONE */
     uint64_t owner; /* the context's id: unlike its handle, never used twice */
 };
-
-/* A context's id; 0 if it is none. */
-uint64_t context_id_of(CUcontext context);
 
 /* The calling thread's current context; false without one, and the driver will say so. A context that is seen for the
  * first time is charged for what it takes itself. */

@@ -9,10 +9,13 @@
 #include <stdlib.h>
 
 #include "cuda/account.h"
-#include "cuda/context_registry.h"
+#include "cuda/context_id.h"
 #include "fork.h"
 #include "interposer.h"
 #include "lock.h"
+
+/* No process sees more. */
+#define DEVICES 64
 
 /* A stream's unfinished work. */
 struct record {
@@ -32,18 +35,18 @@ struct graph_pool {
     struct record *records;
 };
 
-static struct graph_pool pools[CONTEXT_DEVICES];
+static struct graph_pool pools[DEVICES];
 static bool any_open;
 
 /* Nothing that a parent has on a card is its child's. Records of the parent are lost: a few hundred bytes. */
 static void forget_in_child(void) {
-    for (int i = 0; i < CONTEXT_DEVICES; i++)
+    for (int i = 0; i < DEVICES; i++)
         pools[i] = (struct graph_pool){0};
     any_open = false;
 }
 
 struct graph_pool *graph_pool_of(CUdevice device, int card) {
-    if (device < 0 || device >= CONTEXT_DEVICES)
+    if (device < 0 || device >= DEVICES)
         return NULL;
     struct graph_pool *pool = &pools[device];
     if (__atomic_load_n(&pool->is_open, __ATOMIC_ACQUIRE))
@@ -72,7 +75,7 @@ bool graph_pools_exist(void) {
 
 /* The open pool behind this one; NULL: the first. */
 static struct graph_pool *next_open(struct graph_pool *pool) {
-    for (pool = pool ? pool + 1 : pools; graph_pools_exist() && pool < pools + CONTEXT_DEVICES; pool++)
+    for (pool = pool ? pool + 1 : pools; graph_pools_exist() && pool < pools + DEVICES; pool++)
         if (__atomic_load_n(&pool->is_open, __ATOMIC_ACQUIRE))
             return pool;
     return NULL;
@@ -270,15 +273,16 @@ void graph_pools_stream_ends(CUstream stream) {
 }
 
 bool graph_pool_ask(struct graph_pool *pool) {
-    struct current_context where = {.owner = 0};
+    CUcontext current = NULL;
     bool all = true;
-    context_current(&where);
+    real.cuCtxGetCurrent(&current);
+    uint64_t context = context_id_of(current);
     struct record *record = pool->records;
     for (; record; record = record->next) {
         spin_lock(&pool->busy);
         struct graph_stream key = record->key;
         uint32_t changes = pool->changes;
-        bool is_used = record->is_used, ask = can_ask(record, where.owner);
+        bool is_used = record->is_used, ask = can_ask(record, context);
         spin_unlock(&pool->busy);
         bool ended = ask && has_ended(&key);
         spin_lock(&pool->busy);
