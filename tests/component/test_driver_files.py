@@ -180,6 +180,7 @@ def test_direct_gives_a_fraction_its_card_the_driver_and_our_fronts(world):
 def test_direct_gives_whole_cards_the_real_driver_and_nothing_of_ours(world):
     given_ = world.injector(Strategy.DIRECT).inject(NAME, WHOLE, None, "{}")
     assert given_.env["VCUDA_CARDS"] == f"{UUIDS[0]},{UUIDS[1]}"
+    assert given_.env["TRITON_LIBCUDA_PATH"] == ARCH
     assert given_.annotations["tencent.com/vcuda-core"] == "200"
     assert given_.annotations["tencent.com/vcuda-device"] == "/dev/nvidia7,/dev/nvidia6"
     mounts = targets(given_.mounts)
