@@ -38,12 +38,16 @@ from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.servers.http import StatusServer
 from gpu_manager.servers.status import Status
+from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.association import Association
-from gpu_manager.services.allocation.books import Books, decode_held_cards
-from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.allocation.books import Books
+from gpu_manager.services.allocation.books_format import decode_held_cards
+from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
+from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.cards.inventory import InventoryService
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
@@ -69,7 +73,8 @@ class Agent:
         self._config = config
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.tally = ServiceMetrics()
+        self._registry = CollectorRegistry()
+        self.metrics = ServiceMetrics(self._registry)
         clock = SystemClock()
         self.cards = build_cards(config)
         self._kube = Kube(
@@ -86,70 +91,89 @@ class Agent:
         label = label_of(config.proc)
         tenants = FileControlPages(config.pages, config.policy, label=label)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
-        injector = build_injector(config, lambda: self.allocator.node.cards, label)
+        injector = build_injector(config, lambda: self.state.node.cards, label)
         self._injector = injector
         pods = self._kube.pods
         self._store = store
-        self.allocator = Allocator(
-            NodeCards.of(config.node, config.unit, (), Topology(())),
-            Books((), config.unit),
-            association=Association(self._kubelet, pods, clock, self.tally),
+        self.state = NodeState(
+            Books(NodeCards.of(config.node, config.unit, (), Topology(()))), store, self.metrics
+        )
+        window = AdmissionWindow(clock)
+        departed = DepartedPods(self.state, pods, processes)
+        allocator = Allocator(
+            self.state,
+            association=Association(self._kubelet, pods, clock, self.metrics),
+            window=window,
+            departed=departed,
             pods=pods,
-            store=store,
             tenants=tenants,
             injector=injector,
-            processes=processes,
             clock=clock,
-            tally=self.tally,
+            metrics=self.metrics,
         )
-        proof = PreStart(self.allocator, self._kubelet, pods, tenants, clock, self.tally, evict=config.evict)
-        self._truth = AnnotationWriteback(self.allocator, pods, clock)
-        self._ceilings = ElasticLimit(self.allocator, tenants)
+        proof = PreStart(self.state, self._kubelet, pods, tenants, clock, self.metrics, evict=config.evict)
+        self._truth = AnnotationWriteback(self.state, pods, clock)
+        self._ceilings = ElasticLimit(self.state, tenants)
         self.plugin = DevicePlugin(
-            config.device_plugins, self.allocator, proof, self.tally, self._stop, lending=config.lending
+            config.device_plugins,
+            self.state,
+            allocator,
+            proof,
+            self.metrics,
+            self._stop,
+            lending=config.lending,
         )
         self.health = Health(self.cards, self._kube.node, clock)
         self.inventory = InventoryService(
-            self.allocator, self.health, self._kube.node, self.plugin.announce, config.labels
+            self.state, allocator, departed, self.health, self._kube.node, self.plugin.announce, config.labels
         )
-        self.usage = UsageSampler(self.allocator, self.cards, pods, tenants, processes, clock, self.tally)
-        self.coactivity = TimeSharing(tenants, self.usage.seats, clock, self.tally)
+        self.usage = UsageSampler(self.state, self.cards, pods, tenants, processes, clock, self.metrics)
+        self.coactivity = TimeSharing(tenants, self.usage.seats, clock, self.metrics)
         self.watchdog = EvasionDetector(
-            self.allocator,
+            self.state,
             lambda: self.usage.last,
             pods,
             tenants,
             processes,
-            self.tally,
+            self.metrics,
             evict=config.evict_evaders,
         )
-        self.notes = LibraryMessages(self.allocator, pods, tenants, clock, self.tally)
-        self.backstops = DriverMemoryLimits(self.allocator, pods, self._backstop(), clock, self.tally)
-        stranded = PodsWithoutDevices(self.allocator, pods, self.tally, evict=config.evict)
+        self.notes = LibraryMessages(self.state, pods, tenants, clock, self.metrics)
+        self.backstops = DriverMemoryLimits(self.state, pods, self._backstop(), clock, self.metrics)
+        stranded = PodsWithoutDevices(self.state, pods, self.metrics, evict=config.evict)
         self.reclaimer = Reclaimer(
-            self.allocator, self._kubelet, pods, tenants, injector, processes, clock, self.tally, stranded
+            self.state,
+            window,
+            departed,
+            self._kubelet,
+            pods,
+            tenants,
+            injector,
+            processes,
+            clock,
+            self.metrics,
+            stranded,
         )
-        registry = CollectorRegistry()
+        registry = self._registry
         registry.register(
             Exporter(
-                self.allocator,
+                self.state,
                 self.usage,
-                self.tally,
                 version("gpu-manager"),
                 legacy=config.legacy_metrics,
                 events=self.health.counts,
                 writes_dropped=lambda: self._kube.writes_dropped,
             )
         )
-        registry.register(GuardMetrics(self.allocator, self.watchdog, self.backstops))
-        status = Status(self.allocator, self.usage, registry, version("gpu-manager"), self.ready, self.why)
+        registry.register(GuardMetrics(self.state, self.watchdog, self.backstops))
+        status = Status(self.state, self.usage, registry, version("gpu-manager"), self.ready, self.why)
         self.http = StatusServer(status, config.http_address, config.http_port, config.http_token)
 
     def ready(self) -> dict[str, bool]:
         """What must hold before pods can be served."""
         return {
             "registered": self.plugin.registered.is_set(),
-            "cards": bool(self.allocator.node.cards),
+            "cards": bool(self.state.node.cards),
             "pods": self._kube.pods.error is None,
         }
 
@@ -173,7 +197,7 @@ class Agent:
         self.health.settle()
         self._recover(stored)
         self.health.subscribe(self.inventory.cards_changed)
-        self.allocator.changed = self._books_changed
+        self.state.changed = self._books_changed
         self._injector.restore()
         self.health.start()
         self.http.start()
@@ -211,9 +235,7 @@ class Agent:
 
     def _backstop(self) -> CgroupMemoryLimit:
         cgroups = self._config.host_root / "sys/fs/cgroup"
-        return CgroupMemoryLimit(
-            cgroups, lambda: self.allocator.node.cards, build_driver_limits(self._config)
-        )
+        return CgroupMemoryLimit(cgroups, lambda: self.state.node.cards, build_driver_limits(self._config))
 
     def _books_changed(self) -> None:
         self.inventory.changed()
@@ -225,12 +247,12 @@ class Agent:
             return self._store.load()
         except NodeUnready as error:
             log.error("ledger not used", reason=str(error))
-            self.tally.count("recovery_disagreements", "store")
+            self.metrics.recovery_disagreements.labels("store").inc()
             return None
 
     def _recover(self, stored: bytes | None) -> None:
         self.inventory.cards_changed(self.health.states())
-        node = self.allocator.node
+        node = self.state.node
         entries = self._kubelet.checkpoint()
         listing = None
         if entries is None:
@@ -240,9 +262,8 @@ class Agent:
                 log.info("kubelet not asked", reason=str(error))
         inherited = read_old_checkpoint(self._config.old_checkpoint) if stored is None else ()
         local = self._kube.pods.local()
-        self.allocator.replace(rebuild(stored, entries, listing, local, node, self.tally, inherited))
         # Better no plugin here than one that refuses each pod: a node without devices gets none.
-        self.allocator.change(lambda _books, _node: None)
+        self.state.open(rebuild(stored, entries, listing, local, node, self.metrics, inherited))
         self._kube.pods.on_change(self._pod_changed)  # first: who comes meanwhile is told twice, not never
         for found in [f for named in self._kube.pods.local().values() for f in named]:
             self._pod_changed(found)
@@ -251,7 +272,7 @@ class Agent:
         if found.tombstone or found.pod.terminal:
             self.inventory.changed()  # its processes may still run
         if not found.tombstone:
-            self.allocator.pod_changed(found.pod)
+            self.state.introduce(found.pod)
             self._ceilings.follow(found.pod)
             self._truth.tell(found.pod)
 
@@ -260,7 +281,7 @@ class Agent:
             try:
                 self.reclaimer.round()
             except Exception:
-                self.tally.count("scrape_errors", "reclaim")
+                self.metrics.scrape_errors.labels("reclaim").inc()
                 log.exception("reclaim round lost")
 
     def _run(self, name: str, target: Callable[[], None]) -> None:

@@ -34,7 +34,8 @@ from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, V
 from gpu_manager.domain.injection import Injection
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.planner import KubeletOffer
+from gpu_manager.services.allocation.node_cards import KubeletOffer
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.metrics import ServiceMetrics
 
@@ -85,18 +86,20 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
     def __init__(
         self,
         resource: str,
+        state: NodeState,
         allocator: Allocator,
         proof: PreStart,
-        tally: ServiceMetrics,
+        metrics: ServiceMetrics,
         *,
         lending: bool = False,
     ) -> None:
         self.resource = resource
         self._lending = lending
         self.cut = threading.Event()  # a stream ended that we did not end: only a new registration helps
+        self._state = state
         self._allocator = allocator
         self._proof = proof
-        self._tally = tally
+        self._metrics = metrics
         self._news = threading.Condition()
         self._stopped = False
         self._told = False
@@ -109,7 +112,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
 
     def _offer(self) -> KubeletOffer:
         """Without a second name for cards the node alone counts."""
-        return self._allocator.offer if self._lending else KubeletOffer(self._allocator.node)
+        return self._state.offer if self._lending else KubeletOffer(self._state.node)
 
     def stop(self) -> None:
         """End the streams."""
@@ -162,10 +165,10 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
                     self.resource, one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size
                 )
             except Exception:
-                self._tally.count("preferred_failures", self.resource)
+                self._metrics.preferred_failures.labels(self.resource).inc()
                 log.exception("no preference given", resource=self.resource)
             answers.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=ids))
-        self._tally.observe("preferred", time.monotonic() - started, self.resource)
+        self._metrics.preferred_seconds.labels(self.resource).observe(time.monotonic() - started)
         return api_pb2.PreferredAllocationResponse(container_responses=answers)
 
     def Allocate(  # noqa: N802
@@ -182,7 +185,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
         except VcudaError as error:
             _abort(context, error)
         finally:
-            self._tally.observe("allocate", time.monotonic() - started, self.resource)
+            self._metrics.allocate_seconds.labels(self.resource).observe(time.monotonic() - started)
         return api_pb2.AllocateResponse(container_responses=responses)
 
     def PreStartContainer(  # noqa: N802
@@ -230,9 +233,10 @@ class DevicePlugin:
     def __init__(
         self,
         directory: Path,
+        state: NodeState,
         allocator: Allocator,
         proof: PreStart,
-        tally: ServiceMetrics,
+        metrics: ServiceMetrics,
         stop: threading.Event,
         *,
         lending: bool = False,
@@ -241,9 +245,10 @@ class DevicePlugin:
         """``back_off``: the first and the longest pause, in seconds, between registrations that fail."""
         self.sockets = LENDING if lending else SOCKETS
         self._directory = directory
+        self._state = state
         self._allocator = allocator
         self._proof = proof
-        self._tally = tally
+        self._metrics = metrics
         self._stop = stop
         self._back_off = back_off
         self._servers: tuple[ResourceServer, ...] = ()
@@ -267,11 +272,11 @@ class DevicePlugin:
                 quick = ended == RESTARTED or (ended == OWN_GONE and time.monotonic() - started > longest)
             except NodeUnready as error:
                 log.error("not registered", reason=str(error))
-                self._tally.count("registration_failures")
+                self._metrics.registration_failures.inc()
                 quick = False
             except Exception:
                 log.exception("not registered")
-                self._tally.count("registration_failures")
+                self._metrics.registration_failures.inc()
                 quick = False
             finally:
                 self.registered.clear()
@@ -299,7 +304,7 @@ class DevicePlugin:
         Raises:
             NodeUnready: sockets cannot be bound, the kubelet refused, or the device list is too large.
         """
-        self._allocator.node.ids.check_size()
+        self._state.node.ids.check_size()
         self._await_kubelet()
         if self._stop.is_set():
             return "stopped"
@@ -325,7 +330,7 @@ class DevicePlugin:
                         self.sockets[server.resource],
                         options_of(server.resource),
                     )
-                    self._tally.count("registrations", server.resource)
+                    self._metrics.registrations.labels(server.resource).inc()
             self.registered.set()
             log.info("registered", resources=list(self.sockets))
             while not self._stop.is_set():
@@ -346,7 +351,7 @@ class DevicePlugin:
     def _serve(self, resource: str, undo: ExitStack) -> ResourceServer:
         path = self._directory / self.sockets[resource]
         servicer = ResourceServer(
-            resource, self._allocator, self._proof, self._tally, lending=NVIDIA in self.sockets
+            resource, self._state, self._allocator, self._proof, self._metrics, lending=NVIDIA in self.sockets
         )
         server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix=self.sockets[resource]))
         api_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)

@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
 from gpu_manager.services.enforcement.evasion_detector import Evader, EvasionDetector
 
@@ -19,10 +19,8 @@ _LACKS = ("host-pid", "cards")
 class GuardMetrics(Collector):
     """Read at scrape: a container that is cleared or gone leaves no series."""
 
-    def __init__(
-        self, allocator: Allocator, watchdog: EvasionDetector, backstops: DriverMemoryLimits
-    ) -> None:
-        self._allocator = allocator
+    def __init__(self, state: NodeState, watchdog: EvasionDetector, backstops: DriverMemoryLimits) -> None:
+        self._state = state
         self._watchdog = watchdog
         self._backstops = backstops
 
@@ -32,7 +30,7 @@ class GuardMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Build every family from what was found last."""
-        index = self._allocator.read(lambda _, node: {s.card.uuid: s.card.index for s in node.cards})
+        index = {s.card.uuid: s.card.index for s in self._state.node.cards}
         return _families(self._watchdog.evaders, index, self._watchdog.blind, self._backstops.kinds)
 
 

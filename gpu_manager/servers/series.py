@@ -7,17 +7,21 @@ name is not known yet is counted in ``vcuda_unnamed_allocations`` instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, Amount
+from gpu_manager.ports import CardUse
 from gpu_manager.services.allocation.books import Grant, Key
-from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.enforcement.usage import Sample, ShareUse, unread
+
+T = TypeVar("T")
 
 CARD = ("uuid", "card")
 CONTAINER = ("namespace", "pod", "container", "uuid", "card")
@@ -53,108 +57,140 @@ class View:
         return {(use.key, use.share.card): use for use in self.sample.shares}
 
 
+@dataclass(frozen=True, slots=True)
+class Family(Generic[T]):
+    """One family of series: its name, help and kind, and the value of each series; None leaves it out."""
+
+    name: str
+    help: str
+    value: Callable[[T], float | None]
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily
+
+    def of(self, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], T]]) -> Metric:
+        """The family with a series for each row: its label values, and what it is about."""
+        family = self.kind(self.name, self.help, labels=labels)
+        for values, row in rows:
+            if (value := self.value(row)) is not None:
+                family.add_metric(values, value)
+        return family
+
+
+@dataclass(frozen=True, slots=True)
+class _CardRow:
+    state: CardState
+    capacity: Amount
+    booked: Amount
+    use: CardUse
+
+
+_CARD_FAMILIES: tuple[Family[_CardRow], ...] = (
+    Family("vcuda_card_healthy", "1 if the card may be used", lambda c: float(c.state.healthy)),
+    Family("vcuda_card_cordoned", "1 if the operator has closed the card", lambda c: float(c.state.cordoned)),
+    Family("vcuda_card_memory_total_bytes", "Memory that can be booked", lambda c: c.capacity.memory),
+    Family(
+        "vcuda_card_memory_used_bytes", "Memory in use, by the driver's count", lambda c: c.use.memory_used
+    ),
+    Family(
+        "vcuda_card_utilization_ratio",
+        "Share of time in which the card was busy, by the driver's count",
+        lambda c: c.use.utilisation / 100 if c.use.utilisation is not None else None,
+    ),
+    Family("vcuda_card_memory_booked_bytes", "Memory promised to containers", lambda c: c.booked.memory),
+    Family(
+        "vcuda_card_cores_booked_ratio",
+        "Share of the card promised to containers",
+        lambda c: c.booked.cores / CORES_PER_CARD,
+    ),
+)
+
+
 def cards(view: View) -> Iterator[Metric]:
     """One series a card."""
     info = GaugeMetricFamily(
         "vcuda_card_info", "A card of this node; always 1", labels=(*CARD, "model", "numa", "mig")
     )
-    families = {
-        name: GaugeMetricFamily(f"vcuda_card_{name}", text, labels=CARD)
-        for name, text in (
-            ("healthy", "1 if the card may be used"),
-            ("cordoned", "1 if the operator has closed the card"),
-            ("memory_total_bytes", "Memory that can be booked"),
-            ("memory_used_bytes", "Memory in use, by the driver's count"),
-            ("utilization_ratio", "Share of time in which the card was busy, by the driver's count"),
-            ("memory_booked_bytes", "Memory promised to containers"),
-            ("cores_booked_ratio", "Share of the card promised to containers"),
-        )
-    }
+    rows: list[tuple[Sequence[str], _CardRow]] = []
     for state in view.node.cards:
         card, labels = state.card, (state.card.uuid, str(state.card.index))
         numa = "" if card.numa is None else str(card.numa)
         info.add_metric((*labels, card.model, numa, str(card.mig).lower()), 1)
-        use, booked = view.sample.cards.get(card.uuid), view.booked[card.uuid]
-        for name, value in (
-            ("healthy", float(state.healthy)),
-            ("cordoned", float(state.cordoned)),
-            ("memory_total_bytes", card.capacity(view.node.unit).memory),
-            ("memory_used_bytes", use.memory_used if use else None),
-            ("utilization_ratio", use.utilisation / 100 if use and use.utilisation is not None else None),
-            ("memory_booked_bytes", booked.memory),
-            ("cores_booked_ratio", booked.cores / CORES_PER_CARD),
-        ):
-            if value is not None:
-                families[name].add_metric(labels, value)
+        use = view.sample.cards.get(card.uuid) or CardUse(card.uuid)
+        rows.append((labels, _CardRow(state, card.capacity(view.node.unit), view.booked[card.uuid], use)))
     yield info
-    yield from families.values()
+    yield from (family.of(CARD, rows) for family in _CARD_FAMILIES)
 
 
-_CONTAINER_GAUGES = (
-    ("core_limit_ratio", "Share of the card's time that the container may use"),
-    ("core_ceiling_ratio", "Share of the card's time that it may reach while nobody else wants the card"),
-    ("core_usage_ratio", "Share of the card's time that it used in the last second"),
-    ("core_delivered_ratio", "What it used of the card's time over what it may use"),
-    ("memory_limit_bytes", "Memory of the card that the container may use"),
-    ("memory_used_bytes", "Memory of the card that it uses"),
+@dataclass(frozen=True, slots=True)
+class _ShareRow:
+    grant: Grant
+    share: Share
+    use: ShareUse
+
+    @property
+    def limit(self) -> float:
+        return self.share.amount.cores / CORES_PER_CARD
+
+
+_CONTAINER_FAMILIES: tuple[Family[_ShareRow], ...] = (
+    Family(
+        "vcuda_container_core_limit_ratio",
+        "Share of the card's time that the container may use",
+        lambda s: s.limit,
+    ),
+    Family(
+        "vcuda_container_core_ceiling_ratio",
+        "Share of the card's time that it may reach while nobody else wants the card",
+        lambda s: max(s.grant.ceiling, s.share.amount.cores) / CORES_PER_CARD,
+    ),
+    Family(
+        "vcuda_container_core_usage_ratio",
+        "Share of the card's time that it used in the last second",
+        lambda s: s.use.core,
+    ),
+    Family(
+        "vcuda_container_core_delivered_ratio",
+        "What it used of the card's time over what it may use",
+        lambda s: s.use.core / s.limit if s.use.core is not None and s.limit else None,
+    ),
+    Family(
+        "vcuda_container_memory_limit_bytes",
+        "Memory of the card that the container may use",
+        lambda s: s.share.amount.memory,
+    ),
+    Family("vcuda_container_memory_used_bytes", "Memory of the card that it uses", lambda s: s.use.held),
+    Family(
+        "vcuda_container_throttled_seconds",
+        "Time that the container's processes waited for their share of the card",
+        lambda s: s.use.throttled,
+        CounterMetricFamily,
+    ),
+    Family(
+        "vcuda_container_memory_refusals",
+        "Requests for memory that were refused because of the limit",
+        lambda s: s.use.refusals,
+        CounterMetricFamily,
+    ),
 )
 
 
 def containers(view: View) -> Iterator[Metric]:
     """One series for each container and card of its own."""
-    gauges = {
-        name: GaugeMetricFamily(f"vcuda_container_{name}", text, labels=CONTAINER)
-        for name, text in _CONTAINER_GAUGES
-    }
-    throttled = CounterMetricFamily(
-        "vcuda_container_throttled_seconds",
-        "Time that the container's processes waited for their share of the card",
-        labels=CONTAINER,
-    )
-    refusals = CounterMetricFamily(
-        "vcuda_container_memory_refusals",
-        "Requests for memory that were refused because of the limit",
-        labels=CONTAINER,
-    )
     enforcement = GaugeMetricFamily(
         "vcuda_container_enforcement",
         "How its limits are held, 1 for its state: active, exclusive (a whole card), tampered, or unknown",
         labels=(*CONTAINER, "state"),
     )
     uses = view.uses()
+    rows: list[tuple[Sequence[str], _ShareRow]] = []
     for grant in view.named():
-        allocation = grant.allocation
-        for share in allocation.shares:
+        held = grant.allocation
+        for share in held.shares:
             use = uses.get((grant.key, share.card)) or unread(grant, share)
-            labels = (
-                allocation.namespace,
-                allocation.pod_name,
-                allocation.container,
-                share.card,
-                view.index(share.card),
-            )
-            for name, value in _figures(grant, share, use).items():
-                if value is not None:
-                    gauges[name].add_metric(labels, value)
-            if use.throttled is not None:
-                throttled.add_metric(labels, use.throttled)
-            if use.refusals is not None:
-                refusals.add_metric(labels, use.refusals)
+            labels = (held.namespace, held.pod_name, held.container, share.card, view.index(share.card))
+            rows.append((labels, _ShareRow(grant, share, use)))
             enforcement.add_metric((*labels, use.enforcement), 1)
-    yield from gauges.values()
-    yield from (throttled, refusals, enforcement)
-
-
-def _figures(grant: Grant, share: Share, use: ShareUse) -> dict[str, float | None]:
-    limit = share.amount.cores / CORES_PER_CARD
-    return {
-        "core_limit_ratio": limit,
-        "core_ceiling_ratio": max(grant.ceiling, share.amount.cores) / CORES_PER_CARD,
-        "core_usage_ratio": use.core,
-        "core_delivered_ratio": use.core / limit if use.core is not None and limit else None,
-        "memory_limit_bytes": share.amount.memory,
-        "memory_used_bytes": use.held,
-    }
+    yield from (family.of(CONTAINER, rows) for family in _CONTAINER_FAMILIES)
+    yield enforcement
 
 
 def legacy(view: View) -> Iterator[Metric]:

@@ -20,7 +20,7 @@ from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, format_bytes
 from gpu_manager.scrape import scrape
-from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.usage import UsageSampler
 
 Answer = tuple[HTTPStatus, str, bytes]
@@ -33,7 +33,7 @@ class Status:
 
     def __init__(
         self,
-        allocator: Allocator,
+        state: NodeState,
         usage: UsageSampler,
         registry: CollectorRegistry,
         version: str,
@@ -41,7 +41,7 @@ class Status:
         why: Callable[[], str] = str,
     ) -> None:
         """``ready`` names what must hold, ``why`` says in words what stands in the way."""
-        self._allocator = allocator
+        self._state = state
         self._usage = usage
         self._registry = registry
         self._version = version
@@ -88,7 +88,7 @@ class Status:
     def usage(self) -> dict[str, Any]:
         """Pod UID → its containers, their cards and what they asked for (MiB, percent, cards)."""
         sample = self._usage.last
-        node = self._allocator.node
+        node = self._state.node
         pods: dict[str, Any] = {}
         for key, grant in sample.grants.items():
             allocation = grant.allocation
@@ -124,9 +124,8 @@ class Status:
                 "core_used": use.core if use else None,
             }
 
-        return self._allocator.read(
-            lambda books, node: node_json(node.name, node.cards, node.topology, books.ledger, more)
-        )
+        view = self._state.view
+        return node_json(view.node.name, view.node.cards, view.node.topology, view.ledger, more)
 
 
 def draw(graph: Mapping[str, Any]) -> str:

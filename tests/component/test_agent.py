@@ -189,18 +189,16 @@ def test_the_limits_under_the_mounts_are_the_containers_own(world: World) -> Non
 def test_a_killed_agent_finds_its_books_again(tmp_path: Path) -> None:
     with World(tmp_path, "t4x4") as world:
         kept = world.run(pod("kept", container("c", 60, 20)))
-        before = world.agent.allocator.read(lambda books, _: [(a.key, a.shares) for a in books.ledger])
+        before = [(a.key, a.shares) for a in world.agent.state.view.ledger]
         world.agent.stop()
         world.start()
-        assert (
-            world.agent.allocator.read(lambda books, _: [(a.key, a.shares) for a in books.ledger]) == before
-        )
+        assert [(a.key, a.shares) for a in world.agent.state.view.ledger] == before
         assert kept.admitted
         world.agent.stop()
         for path in (tmp_path / "state" / "ledger").iterdir():
             path.write_bytes(b"torn")
         world.start()
-        after = world.agent.allocator.read(lambda books, _: [(a.key, a.shares) for a in books.ledger])
+        after = [(a.key, a.shares) for a in world.agent.state.view.ledger]
         assert after == before, "the copy in the kubelet's checkpoint is exact"
 
 

@@ -16,6 +16,7 @@ from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.ports import PodResourcesEntry
 from sandbox.kubelet import Limiter, Step
+from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod
 
 
@@ -45,7 +46,7 @@ def test_case_24_the_second_resource_follows_the_first_ones_card_in_both_orders(
     for resource, count in ((CORE, 30), (MEMORY, 20)):
         ids = result.ids["c"][resource]
         assert len(ids) == count
-        assert rig.allocator.node.ids.cards_of(resource, ids) == {card}
+        assert rig.state.node.ids.cards_of(resource, ids) == {card}
     (limit,) = rig.limits(result, "c")
     assert (limit.card, limit.cores, limit.memory) == (card, 30, 5 * GIB)
 
@@ -57,7 +58,7 @@ def test_case_25_the_annotation_is_followed_and_yields_when_it_does_not_fit(rig:
     second = pod("second", container("c", 30, 4), on={"c": [(rig.states[2], 30, GIB)]})
     assert rig.admit(second).admitted
     assert rig.cards_of(second, "c") != (2,)
-    assert rig.tally.counts("annotation_yielded") == {"": 1}
+    assert counts(rig.metrics.annotation_yielded) == {"": 1}
 
 
 @pytest.mark.parametrize("order", [core_first, memory_first])
@@ -96,7 +97,7 @@ def test_case_33_what_the_rejected_pod_was_granted_comes_back(rig: NodeRig) -> N
     assert not rig.admit(ghost).admitted
     follower = pod("follower", container("c", 10, 4))
     assert rig.admit(follower).admitted
-    held = rig.allocator.read(lambda books, _: [a.pod_name for a in books.ledger])
+    held = [a.pod_name for a in rig.state.view.ledger]
     assert held == ["follower"]
 
 
@@ -204,8 +205,8 @@ def test_case_38_a_kubelet_that_does_not_list_its_pods_costs_the_name_and_not_th
             assert rig.cards_of(one, "c") == (card,)
             (limit,) = rig.limits(result, "c")
             assert (limit.card, limit.cores, limit.memory) == (rig.states[card].card.uuid, 30, 5 * GIB)
-        assert rig.tally.counts("unidentified") == {CORE: 3, MEMORY: 3}
-        booked = rig.allocator.read(lambda books, _: [a.shares[0].amount for a in books.ledger])
+        assert counts(rig.metrics.unidentified) == {CORE: 3, MEMORY: 3}
+        booked = [a.shares[0].amount for a in rig.state.view.ledger]
         assert [(a.cores, a.memory) for a in booked] == [(30, 5 * GIB)] * 3
 
 
@@ -233,9 +234,7 @@ def test_case_29_an_init_container_hands_its_ids_on_and_each_has_its_own_limits(
     rig.start(one)
     assert [rig.limits(result, n)[0].cores for n in ("init", "app")] == [first, 30]
     assert [rig.limits(result, n)[0].memory for n in ("init", "app")] == [2 * GIB, 5 * GIB]
-    booked = rig.allocator.read(
-        lambda books, _: books.ledger.booked(rig.states[rig.cards_of(one, "app")[0]].card.uuid)
-    )
+    booked = rig.state.view.ledger.booked(rig.states[rig.cards_of(one, "app")[0]].card.uuid)
     assert (booked.cores, booked.memory) == (max(first, 30), 5 * GIB)
 
 
@@ -266,7 +265,7 @@ def test_whole_cards_are_taken_exclusively(rig: NodeRig) -> None:
     assert result.admitted, result.message
     assert len(rig.cards_of(big, "c")) == 2
     assert not set(rig.cards_of(big, "c")) & set(rig.cards_of(small, "c"))
-    assert len(rig.allocator.node.ids.cards_of(CORE, result.ids["c"][CORE])) == 2
+    assert len(rig.state.node.ids.cards_of(CORE, result.ids["c"][CORE])) == 2
 
 
 def test_case_34_a_refusal_is_the_pods_message_and_the_next_pod_is_fine(rig: NodeRig) -> None:
@@ -322,7 +321,7 @@ def test_case_41_43_a_restarted_container_is_proven_again_and_starts_from_zero(r
 
 def test_case_35_concurrent_allocates_keep_the_books_consistent(rig: NodeRig) -> None:
 
-    node = rig.allocator.node
+    node = rig.state.node
     ids = node.ids.of_card[CORE][rig.states[0].card.uuid]
     errors: list[BaseException] = []
 
@@ -338,7 +337,7 @@ def test_case_35_concurrent_allocates_keep_the_books_consistent(rig: NodeRig) ->
     for thread in threads:
         thread.join()
     assert errors == []
-    booked = rig.allocator.read(lambda books, _: books.ledger.booked(rig.states[0].card.uuid))
+    booked = rig.state.view.ledger.booked(rig.states[0].card.uuid)
     assert booked.cores == 100
 
 
@@ -351,7 +350,7 @@ def test_a_tombstone_of_another_shape_does_not_stand_beside_its_running_namesake
     other = pod("other", container("a", 30, 4))
     assert rig.admit(other).admitted
     assert rig.cards_of(other, "a") != ()
-    assert rig.tally.counts("unidentified") == {}
+    assert counts(rig.metrics.unidentified) == {}
 
 
 def test_an_unidentified_grant_gets_its_name_and_amounts_at_the_start(rig: NodeRig) -> None:
@@ -370,9 +369,9 @@ def test_an_unidentified_grant_gets_its_name_and_amounts_at_the_start(rig: NodeR
     rig.client.listing = doubled  # type: ignore[method-assign]  # the kubelet cannot be made to list a ghost
     result = rig.kubelet.admit(double)
     assert result.admitted, result.message
-    assert rig.tally.counts("unidentified") != {}
+    assert counts(rig.metrics.unidentified) != {}
     rig.start(double)
     (limit,) = rig.limits(result, "c")
     assert (limit.cores, limit.memory) == (30, 5 * GIB)
-    held = rig.allocator.read(lambda books, _: [(a.pod_name, a.container) for a in books.ledger if a.granted])
+    held = [(a.pod_name, a.container) for a in rig.state.view.ledger if a.granted]
     assert held == [("double", "c")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +16,14 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.ports import KnownPod, PodResourcesEntry
-from gpu_manager.services.allocation.association import Association, Identification
-from gpu_manager.services.allocation.books import Books, Grant
+from gpu_manager.services.allocation.association import Association, Hints, Identification
+from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.reclaim import DepartedPods
-from gpu_manager.services.metrics import ServiceMetrics
 from sandbox.kubelet import AdmissionResult
+from tests.fakes.metrics import service_metrics
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakePods, FakeProcesses, cards
+from tests.fakes.state import put, state_of
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ def test_what_was_given_to_a_forgotten_namesake_is_not_shared_with_it(
     assert second.admitted, second.message
     assert directory(first) != directory(second), "a running container's pages are nobody else's"
     rig.start(new)
-    held = rig.allocator.read(lambda books, _: {key: dict(g.ids) for key, g in books.grants.items()})
+    held = {key: dict(g.ids) for key, g in rig.state.view.grants.items()}
     assert held == {(uid(new), "c"): dict(second.ids["c"])}
     left = frozenset().union(*first.ids["c"].values()) - frozenset().union(*second.ids["c"].values())
-    assert rig.allocator.read(lambda books, _: books.taken(left)) == set()
+    assert rig.state.owners(left) == set()
 
 
 @pytest.mark.parametrize("order", [sorted, lambda names: sorted(names, reverse=True)])
@@ -100,15 +100,11 @@ def test_the_page_that_the_kubelet_mounts_has_the_limits_whatever_the_books_took
     result = rig.admit(one)
     keys = [(uid(one), name) for name in "ic"]
 
-    def swap(books: Books) -> None:
-        init, app = (books.grants[key] for key in keys)
-        for grant, other in ((init, app), (app, init)):
-            books.grants[grant.key] = replace(grant, directory=other.directory)
-
-    rig.allocator.change(lambda books, _: swap(books))
+    init, app = (rig.state.view.grants[key] for key in keys)
+    put(rig.state, replace(init, directory=app.directory), replace(app, directory=init.directory))
     rig.start(one)
     assert [rig.limits(result, name)[0].memory for name in "ic"] == [2 * GIB, 5 * GIB]
-    held = rig.allocator.read(lambda books, _: [books.grants[key].directory for key in keys])
+    held = [rig.state.view.grants[key].directory for key in keys]
     assert held == [directory(result, name) for name in "ic"]
 
 
@@ -135,10 +131,8 @@ def test_ids_that_are_offered_though_an_active_pod_is_listed_with_them_have_not_
     pods, states = FakePods(), cards(1)
     share = Share(states[0].card.uuid, Amount(30, 5 * GIB))
     allocation = Allocation(old.uid, "c", ContainerKind.APP, 0, (share,), old.namespace, old.name)
-    books = Books(
-        (s.card for s in states), DEFAULT_UNIT, [Grant(allocation, "d", ids={CORE: frozenset("ab")})]
-    )
-    departures = DepartedPods(books, threading.RLock(), pods, FakeProcesses(), ServiceMetrics())
+    state = state_of(states, Grant(allocation, "d", ids={CORE: frozenset("ab")}))
+    departures = DepartedPods(state, pods, FakeProcesses())
     answer = Identification(
         ContainerCandidate(asking, asking.containers[0]),
         frozenset({("default", "same"), ("default", "next")}),
@@ -151,10 +145,10 @@ def test_ids_that_are_offered_though_an_active_pod_is_listed_with_them_have_not_
     pods.bind(new)
     pods.bind(asking)
     assert departures.observe(answer, frozenset("abcd")) == frozenset()
-    assert books.ledger.pods == (old.uid,)
+    assert state.view.ledger.pods == (old.uid,)
     left = replace(answer, held={}, active=frozenset({("default", "next")}))
     departures.observe(left, frozenset("abcd"))
-    assert len(books.ledger) == 0, "now it has ended"
+    assert len(state.view.ledger) == 0, "now it has ended"
 
 
 class Listing:
@@ -183,9 +177,9 @@ def listed(name: str, **ids: str) -> PodResourcesEntry:
 def identify(
     pods: FakePods, *lists: PodResourcesEntry, resource: str = CORE, never: frozenset[PodUid] = frozenset()
 ) -> Identification:
-    association = Association(Listing(*lists), pods, FakeClock(), ServiceMetrics())
+    association = Association(Listing(*lists), pods, FakeClock(), service_metrics())
     question = PreferenceCall(resource, 30 if resource == CORE else 20)
-    return association.identify(question, lambda *_: frozenset(), never=never, partner=None)
+    return association.identify(question, Hints(lambda *_: frozenset(), never))
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -219,13 +213,13 @@ def test_who_has_left_is_asked_of_a_silent_source_once() -> None:
     held = [
         Allocation(PodUid(f"u{n}"), "c", ContainerKind.APP, 0, (share,), "default", f"p{n}") for n in range(8)
     ]
-    books = Books((s.card for s in states), DEFAULT_UNIT, [Grant(a, a.pod_name) for a in held])
-    departures = DepartedPods(books, threading.RLock(), pods, FakeProcesses(), ServiceMetrics())
+    state = state_of(states, *(Grant(a, a.pod_name) for a in held))
+    departures = DepartedPods(state, pods, FakeProcesses())
     departures.observe(Identification(None, frozenset(), frozenset()), ())
-    assert (pods.fetches, len(books.ledger)) == (1, 8)
+    assert (pods.fetches, len(state.view.ledger)) == (1, 8)
     pods.away = False
     departures.observe(Identification(None, frozenset(), frozenset()), ())
-    assert len(books.ledger) == 0
+    assert len(state.view.ledger) == 0
 
 
 def test_pods_that_were_passed_over_are_forgotten_with_the_pods_that_the_source_knows() -> None:

@@ -16,6 +16,7 @@ from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from sandbox.kubelet import NumaPolicy, Step
+from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import cards
 
@@ -53,11 +54,11 @@ def fill(rig: NodeRig, *amounts: tuple[int, int, int]) -> None:
 
 
 def unnamed(rig: NodeRig) -> int:
-    return rig.allocator.read(lambda books, _: sum(is_unidentified(a.pod) for a in books.ledger))
+    return sum(is_unidentified(a.pod) for a in rig.state.view.ledger)
 
 
 def booked_of(rig: NodeRig, card: CardUuid) -> Amount:
-    return rig.allocator.read(lambda books, _: books.ledger.booked(card))
+    return rig.state.view.ledger.booked(card)
 
 
 def calls(rig: NodeRig, obj: dict[str, Any], resource: str) -> list[str]:
@@ -186,7 +187,7 @@ def test_aligned_ids_that_nobody_holds_do_not_hide_the_pod(tmp_path: Path, order
             s for s in rig.kubelet.steps if s.name == "GetPreferredAllocation" and s.resource == CORE
         ][1:]
         assert len(asked.must_include) == 20, "the aligned ids"
-        assert rig.tally.counts("unidentified") == {}
+        assert counts(rig.metrics.unidentified) == {}
         assert rig.cards_of(one, "c") == (1,), "named before it starts"
         rig.start(one)
         assert rig.limits(result, "c")[0].card == rig.states[1].card.uuid

@@ -13,6 +13,7 @@ from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import GIB
 from sandbox.kubelet import Step
+from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod
 
 
@@ -66,14 +67,14 @@ def test_the_heir_of_a_rejected_pod_gets_its_own_card(rig: NodeRig, first: str, 
     rig.start(heir)
     (limit,) = rig.limits(result, "c")
     assert (limit.card, limit.cores, limit.memory) == (rig.states[2].card.uuid, 30, 2 * GIB)
-    assert rig.tally.counts("association_corrected") == {}
+    assert counts(rig.metrics.association_corrected) == {}
 
 
 def test_a_pod_rejected_before_it_had_anything_is_told_from_its_heir_by_asking(rig: NodeRig) -> None:
     """The watch shows both Pending, the kubelet's own list or the API server knows better."""
     ghost, heir = rejected(rig), pod("heir", container("c", 30, 8))
     assert rig.admit(heir, watched=False).admitted
-    assert rig.tally.counts("unidentified") == {}
+    assert counts(rig.metrics.unidentified) == {}
     assert rig.cards_of(heir, "c") != ()
     assert rig.cards_of(ghost, "c") == ()
 
@@ -83,7 +84,7 @@ def test_a_rejected_pod_does_not_get_the_grant_of_one_that_cannot_be_seen(rig: N
     heir = pod("heir", container("c", 30, 8))
     result = rig.kubelet.admit(heir)  # deleted by force before the watch showed it
     assert result.admitted, result.message
-    assert rig.tally.counts("unidentified") == {CORE: 1, MEMORY: 1}
+    assert counts(rig.metrics.unidentified) == {CORE: 1, MEMORY: 1}
     rig.start(heir)
     (limit,) = rig.limits(result, "c")
     assert (limit.cores, limit.memory) == (30, 2 * GIB)

@@ -46,12 +46,12 @@ def asked(rig: NodeRig, obj: dict[str, Any], resource: str) -> bool:
 
 
 def unnamed(rig: NodeRig) -> int:
-    return rig.allocator.read(lambda books, _: sum(is_unidentified(a.pod) for a in books.ledger))
+    return sum(is_unidentified(a.pod) for a in rig.state.view.ledger)
 
 
 def booked(rig: NodeRig) -> list[tuple[int, int]]:
     """(cores, memory units) of each card."""
-    held = rig.allocator.read(lambda books, _: [books.ledger.booked(s.card.uuid) for s in rig.states])
+    held = [rig.state.view.ledger.booked(s.card.uuid) for s in rig.states]
     return [(amount.cores, amount.memory >> 28) for amount in held]
 
 
@@ -138,7 +138,7 @@ def test_news_of_the_pod_books_nothing_again_while_it_is_unnamed(rig: NodeRig) -
     assert rig.admit(whole).admitted
     assert unnamed(rig) == 1
     before = booked(rig)
-    rig.allocator.pod_changed(rig.parsed(whole))
+    rig.state.introduce(rig.parsed(whole))
     assert booked(rig) == before
 
 
@@ -184,7 +184,7 @@ def test_a_plan_made_anew_leaves_out_what_is_booked_under_a_made_up_name(tmp_pat
             if step.name == "GetPreferredAllocation" and not closed:
                 closed.extend(rig.cards_of(one, "b"))
                 now = [replace(s, cordoned=s.card.index in closed) for s in rig.states]
-                rig.allocator.refit(now, rig.topology)
+                rig.state.refit(now, rig.topology)
 
         rig.kubelet.hooks.before = close
         result = rig.admit(one)
@@ -210,12 +210,10 @@ def test_a_decision_that_was_never_followed_is_nobody_elses(tmp_path: Path) -> N
         rig.delete(lost)
         two = pod("two", container("c", 100, 0), on={"c": [(rig.states[2], 100, 16 * GIB)]})
         rig.pods.bind(rig.parsed(two))
-        rig.allocator.pod_changed(rig.parsed(two))
-        ids = rig.allocator.node.ids.of_card[CORE][rig.states[2].card.uuid]
+        rig.state.introduce(rig.parsed(two))
+        ids = rig.state.node.ids.of_card[CORE][rig.states[2].card.uuid]
         rig.allocator.allocate(CORE, ids)
-        holders = rig.allocator.read(
-            lambda books, _: [(g.allocation.pod, g.allocation.cards) for g in books.grants.values()]
-        )
+        holders = [(g.allocation.pod, g.allocation.cards) for g in rig.state.view.grants.values()]
         assert [cards_ for _, cards_ in holders] == [(rig.states[2].card.uuid,)]
         assert PodUid(lost["metadata"]["uid"]) not in {uid for uid, _ in holders}
 
@@ -234,7 +232,7 @@ def test_unknown_ids_use_up_the_decision_too(tmp_path: Path) -> None:
         rig.kubelet.hooks.order = core_first
         assert not rig.admit(lost).admitted
         rig.delete(lost)
-        free = rig.allocator.node.ids.of_card[CORE][rig.states[1].card.uuid]
+        free = rig.state.node.ids.of_card[CORE][rig.states[1].card.uuid]
         rig.allocator.allocate(CORE, free[:30])
         assert unnamed(rig) == 1
 
@@ -243,7 +241,7 @@ def test_what_cannot_be_written_down_is_not_given_unasked(rig: NodeRig) -> None:
     """Nothing stays booked for a grant that failed; who may be meant keeps its place."""
     one = pod("one", container("c", 100, 0), on={"c": [(rig.states[1], 100, UNITS << 28)]})
     rig.pods.bind(rig.parsed(one))
-    rig.allocator.pod_changed(rig.parsed(one))
+    rig.state.introduce(rig.parsed(one))
     rig.store.broken = True
     assert not rig.kubelet.admit(one).admitted
     assert unnamed(rig) == 0
@@ -257,12 +255,12 @@ def test_pods_that_have_left_are_not_remembered(tmp_path: Path) -> None:
         uid = PodUid(one["metadata"]["uid"])
         assert rig.admit(one).admitted
         assert rig.admit(two).admitted
-        assert rig.allocator.seen(uid)
+        assert rig.departed.seen(uid)
         for obj in (one, two):
             rig.delete(obj)
         clock.pass_(SETTLE_SECONDS + 5)
         for _ in range(3):
             rig.reclaimer.round()
-        assert rig.allocator.read(lambda books, _: len(books.ledger)) == 0
+        assert len(rig.state.view.ledger) == 0
         assert rig.admit(pod("three", container("c", 30, 8))).admitted
-        assert not rig.allocator.seen(uid)
+        assert not rig.departed.seen(uid)

@@ -15,6 +15,7 @@ from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports import KnownPod
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
+from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod
 
 
@@ -42,13 +43,11 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_cannot_be_read(
         new = pod("new", container("c", 30, 20))
         result = rig.admit(new, watched=False)
         assert result.admitted, result.message
-        assert rig.tally.counts("unidentified") == {CORE: 1, MEMORY: 1}
-        holders = rig.allocator.read(lambda books, _: {uid for uid, _ in books.grants})
+        assert counts(rig.metrics.unidentified) == {CORE: 1, MEMORY: 1}
+        holders = {uid for uid, _ in rig.state.view.grants}
         assert PodUid(old["metadata"]["uid"]) not in holders
         rig.start(new)
-        assert rig.allocator.read(lambda books, _: {uid for uid, _ in books.grants}) == {
-            new["metadata"]["uid"]
-        }
+        assert {uid for uid, _ in rig.state.view.grants} == {new["metadata"]["uid"]}
         (limit,) = rig.limits(result, "c")
         assert (limit.cores, limit.memory) == (30, 5 * GIB)
 
@@ -61,7 +60,7 @@ def test_a_pod_under_first_admission_is_named_although_another_cannot_be_read(tm
         rig.pods.known[f"default/{new['metadata']['name']}"] = [KnownPod(rig.parsed(new))]
         assert rig.kubelet.admit(new).admitted
         assert rig.cards_of(new, "c") == (5,)
-        assert rig.tally.counts("unidentified") == {}
+        assert counts(rig.metrics.unidentified) == {}
 
 
 @pytest.mark.parametrize("asked_before", [False, True])
@@ -80,12 +79,12 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_the_api_forgot(
         new = pod("new", container("c", 30, 20))
         result = rig.kubelet.admit(new)
         assert result.admitted, result.message
-        holders = rig.allocator.read(lambda books, _: {uid for uid, _ in books.grants})
+        holders = {uid for uid, _ in rig.state.view.grants}
         assert PodUid(old["metadata"]["uid"]) not in holders
         rig.start(new)
         (limit,) = rig.limits(result, "c")
         assert (limit.cores, limit.memory) == (30, 5 * GIB)
-        holders = rig.allocator.read(lambda books, _: {uid for uid, _ in books.grants})
+        holders = {uid for uid, _ in rig.state.view.grants}
         assert PodUid(new["metadata"]["uid"]) in holders
         assert not any(map(is_unidentified, holders))
 
@@ -102,6 +101,6 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_a_namesake_that_the_watc
         second = pod("again", container("c", 30, 20), on={"c": [(rig.states[5], 30, 5 * GIB)]})
         result = rig.admit(second, watched=False)
         assert result.admitted, result.message
-        assert rig.tally.counts("unidentified") == {}
+        assert counts(rig.metrics.unidentified) == {}
         assert rig.cards_of(second, "c") == (5,)
         assert rig.cards_of(old, "c") == ()

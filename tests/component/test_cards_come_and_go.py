@@ -102,7 +102,7 @@ class Fate:
         self.leave(uid)
 
     def judge(self, uid: PodUid, entry: dict[str, Any], result: Any) -> None:
-        grant = self.rig.allocator.read(lambda books, _: books.grants[uid, entry["name"]])
+        grant = self.rig.state.view.grants[uid, entry["name"]]
         given = {d.container_path for d in result.containers[entry["name"]].devices}
         assert given == {f"/dev/nvidia{self.numbers[card]}" for card in grant.allocation.cards}
         asked = entry["resources"]["limits"]
@@ -135,7 +135,7 @@ class Fate:
         elif len(lost) < 2:
             del self.numbers[self.chance.choice(sorted(self.numbers))]
         self.tell_cards()
-        self.rig.allocator.refit(self.rig.states, self.rig.topology)
+        self.rig.state.refit(self.rig.states, self.rig.topology)
         self.rig.plugin.announce()
         self.rig.await_registered()
 
@@ -193,12 +193,12 @@ def test_no_container_starts_on_a_card_that_is_not_its_own(
     with rig:
         for step in fate.chance.choices(list(often), list(often.values()), k=STEPS):
             step()
-            free = rig.allocator.read(lambda books, _: {u: books.ledger.free(u) for u in fate.numbers})
+            free = {u: rig.state.view.ledger.free(u) for u in fate.numbers}
             assert all(amount.cores >= 0 and amount.memory >= 0 for amount in free.values()), step
         for uid in sorted(fate.living):
             fate.leave(uid)
         for _ in range(4):
             fate.clock.pass_(SETTLE_SECONDS)
             rig.reclaimer.round()
-        assert rig.allocator.read(lambda books, _: list(books.ledger)) == []
+        assert list(rig.state.view.ledger) == []
         assert rig.tenants.limits == {}

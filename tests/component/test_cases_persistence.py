@@ -20,6 +20,7 @@ from gpu_manager.servers.device_plugin import SOCKETS
 from gpu_manager.services.allocation.unidentified_grants import UNIDENTIFIED
 from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
 from sandbox.kubelet import checkpoint
+from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, cards
 
@@ -52,7 +53,7 @@ def held(rig: NodeRig) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
 
 def granted(rig: NodeRig) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
     """Our books, in the same shape."""
-    return rig.allocator.read(lambda books, _: {key: dict(g.ids) for key, g in books.grants.items()})
+    return {key: dict(g.ids) for key, g in rig.state.view.grants.items()}
 
 
 def asked(rig: NodeRig) -> int:
@@ -130,7 +131,7 @@ def test_case_46_without_a_new_pod_two_rounds_free_it_and_never_within_60_s(stil
     assert still.reclaimer.round() == (), "once is not proof"
     (freed,) = still.reclaimer.round()
     assert freed.pod == uid(gone)
-    assert still.tally.counts("reclaimed") == {"": 1}
+    assert counts(still.metrics.reclaimed) == {"": 1}
 
 
 def test_case_47_the_ids_of_a_succeeded_pod_are_free(rig: NodeRig) -> None:
@@ -182,15 +183,13 @@ def test_case_48_after_a_reboot_with_the_plugin_in_time_the_pod_keeps_its_place(
 def test_case_49_without_own_state_the_checkpoint_gives_the_exact_books(rig: NodeRig) -> None:
     pods = [running(rig, pod(f"p{i}", container("c", 60, 4 + i))) for i in range(8)]
     before = granted(rig)
-    directories = rig.allocator.read(lambda books, _: {k: g.directory for k, g in books.grants.items()})
+    directories = {k: g.directory for k, g in rig.state.view.grants.items()}
     places = [rig.cards_of(one, "c") for one in pods]
     rig.store.state = None
     rig.restart_agent()
     assert granted(rig) == before
     assert [rig.cards_of(one, "c") for one in pods] == places
-    assert (
-        rig.allocator.read(lambda books, _: {k: g.directory for k, g in books.grants.items()}) == directories
-    )
+    assert {k: g.directory for k, g in rig.state.view.grants.items()} == directories
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,7 @@ def test_case_49_a_grant_known_only_by_its_ids_learns_its_directory_at_the_next_
     rig.start_agent()
     rig.kubelet.checkpoint_path.write_text(kept)
     rig.kubelet.start_container(uid(one), "c")
-    (grant,) = rig.allocator.read(lambda books, _: tuple(books.grants.values()))
+    (grant,) = tuple(rig.state.view.grants.values())
     assert grant.directory == directory
     assert rig.tenants.resets[-1] == directory
     assert set(rig.tenants.limits) == {directory}
@@ -254,7 +253,7 @@ def test_case_49_a_torn_ledger_is_not_believed_and_nothing_is_lost(rig: NodeRig)
     rig.restart_agent()
     assert granted(rig) == before
     assert rig.cards_of(one, "c") != ()
-    assert rig.tally.counts("recovery_disagreements")["store"] == 1
+    assert counts(rig.metrics.recovery_disagreements)["store"] == 1
 
 
 @pytest.mark.parametrize("order", [[CORE, MEMORY], [MEMORY, CORE]])
@@ -315,7 +314,7 @@ def test_case_51_a_hundred_pods_leave_neither_ids_nor_files_nor_threads(still: N
     pass_(still, SETTLE_SECONDS + 5)
     for _ in range(3):
         still.reclaimer.round()
-    assert still.allocator.read(lambda books, _: (len(books.ledger), len(books.grants))) == (0, 0)
+    assert (len(still.state.view.ledger), len(still.state.view.grants)) == (0, 0)
     assert still.tenants.limits == {}
     everything = [
         running(still, pod(f"full{i}", container("c", 99, 64), on={"c": [(s, 99, 16 * GIB)]}))
@@ -371,7 +370,7 @@ def test_an_orphan_directory_goes_in_the_second_round_and_named_ones_stay(still:
 
 def test_an_unidentified_grant_that_the_kubelet_does_not_keep_is_given_back(still: NodeRig) -> None:
     """An Allocate whose admission failed afterwards: nobody ever starts with these ids."""
-    ids = still.allocator.node.ids.of_card[CORE][still.states[0].card.uuid][:30]
+    ids = still.state.node.ids.of_card[CORE][still.states[0].card.uuid][:30]
     channel = grpc.insecure_channel(unix_target(still.kubelet.device_plugins / SOCKETS[CORE]))
     with channel:
         api_pb2_grpc.DevicePluginStub(channel).Allocate(
@@ -421,7 +420,7 @@ def test_pods_admitted_before_the_resource_existed_are_named_once_and_evicted_wh
         assert "delete the pod" in named["default/bare"]
         assert rig.pods.evicted == ([PodUid(uid(owned))] if evict else [])
         assert ("evicted" in named["default/owned"]) is evict
-        assert rig.tally.counts("stranded") == {"": 2}
+        assert counts(rig.metrics.stranded) == {"": 2}
     finally:
         rig.stop_agent()
         rig.kubelet.stop()

@@ -20,7 +20,6 @@ from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.kubelet.client import unix_target
 from gpu_manager.domain.contract import CORE, MEMORY, RESOURCES
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.ids import DeviceIds
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.topology import Topology
@@ -28,7 +27,8 @@ from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.pb.podresources.v1 import api_pb2 as podresources
 from gpu_manager.pb.podresources.v1 import api_pb2_grpc as podresources_grpc
 from gpu_manager.servers.device_plugin import SOCKETS
-from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.allocation.books import Books
+from gpu_manager.services.allocation.node_cards import NodeCards
 from sandbox.api import StandInApi
 from sandbox.kubelet import NumaPolicy, StandInKubelet, Step
 from tests.fakes.agent import agent_command
@@ -55,9 +55,7 @@ def uid(obj: dict[str, Any]) -> str:
 
 def ours(rig: NodeRig) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
     """Our books in the shape of the kubelet's listing: (pod name, container) → resource → ids."""
-    return rig.allocator.read(
-        lambda books, _: {(g.allocation.pod_name, key[1]): dict(g.ids) for key, g in books.grants.items()}
-    )
+    return {(g.allocation.pod_name, key[1]): dict(g.ids) for key, g in rig.state.view.grants.items()}
 
 
 def test_case_02_the_plugin_serves_while_its_registration_is_still_being_answered(tmp_path: Path) -> None:
@@ -122,9 +120,8 @@ def test_case_14_a_list_that_the_kubelet_would_refuse_is_refused_at_the_start(tm
     rig.start_agent(wait=False)
     try:
         rig.await_registered()
-        mib = tuple(s.card for s in rig.states)
-        node = rig.allocator.node
-        rig.allocator._planner.node = replace(node, ids=DeviceIds(mib, 1 << 20))
+        mib = NodeCards.of(NODE, 1 << 20, rig.states, rig.topology)
+        rig.state.open(Books(mib))
         with pytest.raises(NodeUnready, match="use a memory unit of"):
             rig.plugin.run_once()
     finally:
@@ -146,7 +143,7 @@ def test_case_26_with_564_ids_of_each_of_8_cards_on_offer_the_answer_is_right(tm
         for resource, count in ((CORE, 60), (MEMORY, 400)):
             ids = result.ids["c"][resource]
             assert len(ids) == count
-            assert rig.allocator.node.ids.cards_of(resource, ids) == {states[5].card.uuid}
+            assert rig.state.node.ids.cards_of(resource, ids) == {states[5].card.uuid}
 
 
 def test_case_27_core_carries_everything_and_memory_nothing(rig: NodeRig) -> None:

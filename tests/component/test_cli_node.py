@@ -43,11 +43,11 @@ def test_status_graph_and_usage_show_the_node(world: World, capsys: pytest.Captu
 def test_a_cordoned_card_takes_nothing_new_until_it_is_opened(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cards = [s.card.uuid for s in world.agent.allocator.node.cards]
+    cards = [s.card.uuid for s in world.agent.state.node.cards]
     where = ["--node-name", NODE, "--api-url", world.api.url]
 
     def closed() -> int:
-        return sum(s.cordoned for s in world.agent.allocator.node.cards)
+        return sum(s.cordoned for s in world.agent.state.node.cards)
 
     assert run(["cordon", *cards[:3], *where]) == 0
     assert "3 cordoned" in capsys.readouterr().out
@@ -88,4 +88,4 @@ def test_a_mistyped_card_is_refused_with_those_there_are(
         )
     )
     assert run(["cordon", "GPU-typo", "--node-name", NODE, "--api-url", world.api.url]) == 2
-    assert world.agent.allocator.node.cards[0].card.uuid in capsys.readouterr().err
+    assert world.agent.state.node.cards[0].card.uuid in capsys.readouterr().err

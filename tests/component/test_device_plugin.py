@@ -20,8 +20,9 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.servers.device_plugin import SOCKETS, devices_of, options_of
-from gpu_manager.services.allocation.planner import KubeletOffer, NodeCards
+from gpu_manager.services.allocation.node_cards import KubeletOffer, NodeCards
 from sandbox.kubelet import NumaPolicy
+from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import cards
 
@@ -80,7 +81,7 @@ def test_case_04_a_refused_registration_is_counted_and_tried_again(tmp_path: Pat
     rig.start_agent(wait=False)
     try:
         assert refused.wait(5)
-        rig.until(lambda: rig.tally.counts("registration_failures").get("", 0) >= 1)
+        rig.until(lambda: counts(rig.metrics.registration_failures).get("", 0) >= 1)
         server.stop(0).wait()
         rig.kubelet.start()
         rig.await_registered()
@@ -106,7 +107,7 @@ def test_case_05_a_kubelet_that_was_down_for_longer_is_met_at_once(tmp_path: Pat
     assert (rig.kubelet.device_plugins / KUBELET_SOCKET).is_socket()
     rig.start_agent(wait=False)
     try:
-        rig.until(lambda: rig.tally.counts("registration_failures").get("", 0) >= 1)
+        rig.until(lambda: counts(rig.metrics.registration_failures).get("", 0) >= 1)
         rig.kubelet.start()
         rig.await_registered()
     finally:
@@ -160,11 +161,11 @@ def test_case_10_after_a_crash_assignments_are_kept_and_nothing_is_granted_twice
 
 def test_case_15_an_unhealthy_card_takes_its_ids_out_of_both_resources_and_back(rig: NodeRig) -> None:
     sick = tuple(replace(s, healthy=s.card.index != 3, reason="XID 79") for s in rig.states)
-    rig.allocator.refit(sick, rig.topology)
+    rig.state.refit(sick, rig.topology)
     rig.plugin.announce()
     rig.until(lambda: rig.kubelet.allocatable() | {} == {CORE: 700, MEMORY: 448})
     assert rig.kubelet.capacity() == {CORE: 800, MEMORY: 512}
-    rig.allocator.refit(rig.states, rig.topology)
+    rig.state.refit(rig.states, rig.topology)
     rig.plugin.announce()
     rig.until(lambda: rig.kubelet.allocatable() == {CORE: 800, MEMORY: 512})
 
@@ -196,10 +197,10 @@ def test_case_17_both_resources_of_a_card_name_the_same_numa_node_or_none() -> N
 def test_case_19_a_vanished_card_takes_its_ids_away_and_its_pods_stay_booked(rig: NodeRig) -> None:
     one = pod("one", container("c", 30, 20), on={"c": [(rig.states[7], 30, 5 * GIB)]})
     assert rig.admit(one).admitted
-    rig.allocator.refit(rig.states[:7], Topology.uniform(7, Link(LinkKind.SYS)))
+    rig.state.refit(rig.states[:7], Topology.uniform(7, Link(LinkKind.SYS)))
     rig.plugin.announce()
     rig.until(lambda: rig.kubelet.capacity()[CORE] == 700, 1)
-    held = rig.allocator.read(lambda books, _: books.ledger.get(one["metadata"]["uid"], "c"))
+    held = rig.state.view.ledger.get(one["metadata"]["uid"], "c")
     assert held is not None
 
 
@@ -209,7 +210,7 @@ def test_case_20_the_fullest_card_that_fits_is_preferred(rig: NodeRig) -> None:
     second = pod("second", container("c", 40, 4))
     result = rig.admit(second)
     assert rig.cards_of(second, "c") == (4,)
-    assert len(rig.allocator.node.ids.cards_of(CORE, result.ids["c"][CORE])) == 1
+    assert len(rig.state.node.ids.cards_of(CORE, result.ids["c"][CORE])) == 1
 
 
 def test_case_22_whole_cards_are_the_best_joined_ones(tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ def test_case_23_an_internal_fault_gives_an_empty_answer(rig: NodeRig) -> None:
             )
         )
     assert [list(r.deviceIDs) for r in answer.container_responses] == [[]]
-    assert rig.tally.counts("preferred_failures") == {CORE: 1}
+    assert counts(rig.metrics.preferred_failures) == {CORE: 1}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -245,7 +246,7 @@ def test_case_21_the_answer_holds_what_must_be_included_has_the_size_and_is_offe
     rig: NodeRig, data: st.DataObject
 ) -> None:
     resource = data.draw(st.sampled_from([CORE, MEMORY]))
-    every = [d for ids in rig.allocator.node.ids.of_card[resource].values() for d in ids]
+    every = [d for ids in rig.state.node.ids.of_card[resource].values() for d in ids]
     offered = data.draw(st.lists(st.sampled_from(every), min_size=1, max_size=200, unique=True))
     size = data.draw(st.integers(1, len(offered)))
     must = data.draw(st.lists(st.sampled_from(offered), max_size=size, unique=True))
@@ -264,7 +265,7 @@ def test_case_31_the_same_id_set_again_gives_the_same_answer(rig: NodeRig) -> No
             api_pb2.AllocateRequest(container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=ids)])
         )
     assert again.container_responses[0].mounts == result.containers["c"].mounts
-    assert rig.allocator.read(lambda books, _: len(books.grants)) == 1
+    assert len(rig.state.view.grants) == 1
 
 
 @pytest.mark.parametrize(
@@ -285,7 +286,7 @@ def test_case_32_empty_and_unknown_requests_are_refused_with_a_reason(
 
 
 def test_case_32_two_container_requests_are_both_answered(rig: NodeRig) -> None:
-    ids = rig.allocator.node.ids.of_card[CORE][rig.states[0].card.uuid]
+    ids = rig.state.node.ids.of_card[CORE][rig.states[0].card.uuid]
     plugin, channel = stub(rig, CORE)
     parts = [ids[:10], ids[10:30]]
     with channel:
@@ -303,7 +304,7 @@ def test_case_40_the_books_are_on_disk_before_the_answer(rig: NodeRig) -> None:
     assert not result.admitted
     assert "disk" in result.message
     rig.store.broken = False
-    assert rig.allocator.read(lambda books, _: len(books.grants)) == 0
+    assert len(rig.state.view.grants) == 0
     assert rig.admit(pod("two", container("c", 30, 20))).admitted
 
 
@@ -313,7 +314,7 @@ def test_a_card_that_shrank_below_its_bookings_takes_nothing_more(rig: NodeRig) 
     small = tuple(
         replace(s, card=replace(s.card, memory=8 * GIB)) if s.card.index == 0 else s for s in rig.states
     )
-    rig.allocator.refit(small, rig.topology)
+    rig.state.refit(small, rig.topology)
     two = pod("two", container("c", 10, 4), on={"c": [(rig.states[0], 10, GIB)]})
     assert rig.admit(two).admitted
     assert rig.cards_of(two, "c") != (0,)
@@ -326,13 +327,13 @@ def test_a_numa_policy_decides_and_the_annotation_yields(tmp_path: Path, policy:
         one = pod("one", container("c", 30, 20), on={"c": [(rig.states[5], 30, 5 * GIB)]})
         result = rig.admit(one)
         assert result.admitted, result.message
-        held = rig.allocator.node.ids.cards_of(CORE, result.ids["c"][CORE])
+        held = rig.state.node.ids.cards_of(CORE, result.ids["c"][CORE])
         (limit,) = rig.limits(result, "c")
-        assert held == {limit.card} == rig.allocator.node.ids.cards_of(MEMORY, result.ids["c"][MEMORY])
+        assert held == {limit.card} == rig.state.node.ids.cards_of(MEMORY, result.ids["c"][MEMORY])
         assert {rig.states[i].card.uuid for i in rig.cards_of(one, "c")} == held
 
 
 def test_a_store_that_cannot_be_written_is_the_operators_trouble(rig: NodeRig) -> None:
     rig.store.broken = True
     with pytest.raises(NodeUnready, match="ledger"):
-        rig.allocator.change(lambda books, _: books.release("nobody"))  # type: ignore[arg-type]
+        rig.state.confirm([])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
@@ -19,13 +19,15 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports import CardUse, ProcessUse, TenantUse
-from gpu_manager.servers.exporter import COUNTERS, Exporter, describe
+from gpu_manager.servers.exporter import Exporter, describe
 from gpu_manager.servers.guards import describe as describe_guards
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.unidentified_grants import UNIDENTIFIED
 from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.metrics import ServiceMetrics
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeClock
+from tests.fakes.state import put
 
 SOURCES = Path(__file__).parents[2] / "gpu_manager"
 Labels = tuple[tuple[str, str], ...]
@@ -38,6 +40,13 @@ LEGACY = {
 }
 
 
+COUNTING = ("services", "servers")
+
+
+def counters(metrics: ServiceMetrics) -> dict[str, Counter]:
+    return {name: found for name, found in vars(metrics).items() if isinstance(found, Counter)}
+
+
 class Board:
     """A node and what a scrape of it shows."""
 
@@ -45,16 +54,15 @@ class Board:
         self.rig = rig
         self.cards = FakeCards(rig.states)
         self.usage = UsageSampler(
-            rig.allocator, self.cards, rig.pods, rig.tenants, rig.processes, rig.clock, rig.tally
+            rig.state, self.cards, rig.pods, rig.tenants, rig.processes, rig.clock, rig.metrics
         )
         self.events: dict[str, int] = {}
         self.dropped = 0
-        self.registry = CollectorRegistry()
+        self.registry = rig.registry
         self.registry.register(
             Exporter(
-                rig.allocator,
+                rig.state,
                 self.usage,
-                rig.tally,
                 "1.2.3",
                 events=lambda: self.events,
                 writes_dropped=lambda: self.dropped,
@@ -104,8 +112,8 @@ def everything(board: Board) -> None:
     uuids = [s.card.uuid for s in board.rig.states]
     board.cards.uses = [CardUse(uuid, 5 * GIB, 40.0) for uuid in uuids]
     board.events = {"card_closed": 1}
-    for name, label, known, _ in COUNTERS:
-        board.rig.tally.count(name, (known or ("x",))[0] if label else "")
+    for counted in counters(board.rig.metrics).values():
+        (counted.labels("x") if counted._labelnames else counted).inc()
     board.usage.sample()
 
 
@@ -135,7 +143,7 @@ def test_case_57_every_family_follows_promtools_rules(board: Board) -> None:
 
 def test_case_57_both_formats_parse_and_say_the_same(board: Board) -> None:
     everything(board)
-    plain, ours = board.scrape(), Counter[str]()
+    plain, ours = board.scrape(), collections.Counter[str]()
     for family in parse_openmetrics(generate_openmetrics(board.registry).decode()):
         for sample in family.samples:
             labels = tuple(sorted(sample.labels.items()))
@@ -201,7 +209,7 @@ def test_a_released_pod_leaves_no_series_behind(board: Board) -> None:
     board.usage.sample()
     assert board.of("vcuda_container_core_limit_ratio", pod="gone")
     uid = PodUid(one["metadata"]["uid"])  # type: ignore[index]  # a pod object
-    board.rig.allocator.change(lambda books, _: books.release(uid))
+    board.rig.state.forget_pod(uid)
     assert board.of("vcuda_container_core_limit_ratio") == board.of("container_request_gpu_memory") == [], (
         "not even before the next sample"
     )
@@ -268,7 +276,7 @@ def test_a_page_that_cannot_be_trusted_gives_a_state_and_no_figures(board: Board
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb 1", "} 1\nvcuda_evaders 99", "ünïcödé", "a" * 253])
 def test_hostile_names_stay_one_label(board: Board, name: str) -> None:
     hostile = grant(name, namespace=name)
-    board.rig.allocator.change(lambda books, _: books.put(hostile))
+    put(board.rig.state, hostile)
     assert board.of("vcuda_container_core_limit_ratio", pod=name, namespace=name) == [0.1]
     assert board.of("container_request_gpu_utilization", pod_name=name) == [0.1]
     assert "vcuda_evaders" not in board.scrape()
@@ -283,8 +291,7 @@ def test_namesakes_and_the_unnamed_do_not_make_a_series_twice(board: Board) -> N
         grant("", uid=f"{UNIDENTIFIED}1"),
         grant("", uid=f"{UNIDENTIFIED}2"),
     ]
-    for one in several:
-        board.rig.allocator.change(lambda books, _, one=one: books.put(one))
+    put(board.rig.state, *several)
     board.usage.sample()
     assert board.of("vcuda_container_core_limit_ratio") == [0.2], "the last granted is shown"
     assert board.of("vcuda_unnamed_allocations") == [2]
@@ -299,7 +306,7 @@ def test_a_container_on_vanished_cards_keeps_its_limits(board: Board) -> None:
             shares=tuple(Share(f"GPU-lost-{n}", Amount(100, GIB)) for n in range(2)),  # type: ignore[arg-type]
         ),
     )
-    board.rig.allocator.change(lambda books, _: books.grants.update({lost.key: lost}))
+    put(board.rig.state, lost)
     assert board.of("vcuda_container_core_limit_ratio", pod="big", card="") == [1, 1]
     assert board.of("container_request_gpu_utilization", pod_name="big") == [2]
 
@@ -308,13 +315,10 @@ def test_ids_off_their_card_are_counted_while_they_are(board: Board) -> None:
     one = board.admit("part", 30, 20)
     assert board.of("vcuda_ids_off_card") == [0, 0]
     key = (PodUid(one["metadata"]["uid"]), "c")  # type: ignore[index]  # a pod object
-    other = board.rig.allocator.node.ids.of_card[CORE][board.rig.states[7].card.uuid][:30]
+    other = board.rig.state.node.ids.of_card[CORE][board.rig.states[7].card.uuid][:30]
 
-    def move(books: object, _: object) -> None:
-        grants = books.grants  # type: ignore[attr-defined]
-        grants[key] = replace(grants[key], ids={**grants[key].ids, CORE: frozenset(other)})
-
-    board.rig.allocator.change(move)
+    held = board.rig.state.view.grants[key]
+    put(board.rig.state, replace(held, ids={**held.ids, CORE: frozenset(other)}))
     assert board.of("vcuda_ids_off_card", resource=CORE) == [1]
     assert board.of("vcuda_ids_off_card", resource=MEMORY) == [0]
 
@@ -339,25 +343,28 @@ def test_what_the_api_server_was_never_told_is_counted(board: Board) -> None:
 
 def test_without_legacy_metrics_the_predecessors_are_gone(board: Board) -> None:
     registry = CollectorRegistry()
-    registry.register(Exporter(board.rig.allocator, board.usage, board.rig.tally, "1", legacy=False))
+    registry.register(Exporter(board.rig.state, board.usage, "1", legacy=False))
     board.admit("part", 30, 20)
     assert "container_gpu" not in generate_latest(registry).decode()
     assert "vcuda_container_core_limit_ratio" in generate_latest(registry).decode()
 
 
-def test_everything_that_is_counted_is_exported() -> None:
-    """A counter that nobody can see is no counter."""
-    counted = {
-        name
-        for file in SOURCES.rglob("*.py")
-        for name in re.findall(r'tally\.count\(\s*"([a-z_]+)"', file.read_text(encoding="utf-8"))
-    }
-    assert len(counted) > 10
-    assert counted - {"ids_off_card"} == {name for name, _, _, _ in COUNTERS}, "ids_off_card is a gauge"
+def test_everything_that_is_exported_is_counted_somewhere(board: Board) -> None:
+    """A series that nobody ever changes says that nothing happens."""
+    texts = [file.read_text(encoding="utf-8") for room in COUNTING for file in (SOURCES / room).rglob("*.py")]
+    used = {name for text in texts for name in re.findall(r"metrics\.([a-z_]+)\s*\.(?:inc|labels)\(", text)}
+    assert used == set(vars(board.rig.metrics))
 
 
 def test_the_description_is_what_a_scrape_has(board: Board) -> None:
     everything(board)
+    counted = {f.name for c in vars(board.rig.metrics).values() for f in c.collect()}
     described = {f.name: (f.type, f.documentation) for f in describe()}
-    found = {f.name: (f.type, f.documentation) for f in board.registry.collect()}
+    found = {f.name: (f.type, f.documentation) for f in board.registry.collect() if f.name not in counted}
     assert described == found
+
+
+def test_when_a_counter_was_born_is_no_series_of_its_own(board: Board) -> None:
+    everything(board)
+    assert "_created" not in board.text()
+    assert "_created" not in generate_openmetrics(board.registry).decode()

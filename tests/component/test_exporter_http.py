@@ -35,13 +35,11 @@ class Served:
         self.checks = {"registered": True, "cards": True}
         self.why = ""
         self.usage = UsageSampler(
-            rig.allocator, FakeCards(rig.states), rig.pods, rig.tenants, rig.processes, rig.clock, rig.tally
+            rig.state, FakeCards(rig.states), rig.pods, rig.tenants, rig.processes, rig.clock, rig.metrics
         )
         registry = CollectorRegistry()
-        registry.register(Exporter(rig.allocator, self.usage, rig.tally, "1.2.3"))
-        self.status = Status(
-            rig.allocator, self.usage, registry, "1.2.3", lambda: self.checks, lambda: self.why
-        )
+        registry.register(Exporter(rig.state, self.usage, "1.2.3"))
+        self.status = Status(rig.state, self.usage, registry, "1.2.3", lambda: self.checks, lambda: self.why)
         self.server = StatusServer(self.status, "127.0.0.1", 0, token, connection_seconds=seconds)
         self.server.start()
 

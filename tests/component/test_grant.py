@@ -12,19 +12,22 @@ import pytest
 
 from gpu_manager.domain.contract import ALLOCATION, CORE
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.placement.ledger import Allocation
+from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
-from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports import Limit, PodResourcesEntry
-from gpu_manager.services.allocation.allocator import QUIET_SECONDS, Allocator
+from gpu_manager.services.allocation.admission_window import QUIET_SECONDS, AdmissionWindow
+from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.association import Association
-from gpu_manager.services.allocation.books import Books
-from gpu_manager.services.allocation.planner import NodeCards
-from gpu_manager.services.metrics import ServiceMetrics
+from gpu_manager.services.allocation.books import Grant
+from gpu_manager.services.allocation.books_format import decode
+from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
-from tests.fakes.node import NODE, NodeRig, container, pod
+from tests.fakes.metrics import counts, service_metrics
+from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
+from tests.fakes.state import put, state_of
 
 
 class SlowStore(FakeStore):
@@ -62,7 +65,7 @@ def uid(obj: dict[str, Any]) -> PodUid:
 
 
 def proven(rig: NodeRig) -> list[bool]:
-    return rig.allocator.read(lambda books, _: [g.proven for g in books.grants.values()])
+    return [g.proven for g in rig.state.view.grants.values()]
 
 
 def test_who_only_looks_waits_for_no_disk(slow: tuple[NodeRig, SlowStore]) -> None:
@@ -73,9 +76,9 @@ def test_who_only_looks_waits_for_no_disk(slow: tuple[NodeRig, SlowStore]) -> No
         one = pod("one", container("c", 30, 20))
         coming = pool.submit(rig.admit, one)
         assert store.reached.wait(10)
-        look = pool.submit(rig.allocator.read, lambda books, _: [a.pod_name for a in books.ledger])
+        look = pool.submit(lambda: [a.pod_name for a in rig.state.view.ledger])
         assert look.result(5) == ["one"]
-        rig.allocator.pod_changed(rig.parsed(pod("two", container("c", 30, 20))))
+        rig.state.introduce(rig.parsed(pod("two", container("c", 30, 20))))
         assert rig.allocator.refused() == ()
         assert not coming.done(), "the kubelet is told when it is on the disk"
         store.done.set()
@@ -99,30 +102,30 @@ def test_nobody_lists_while_a_grant_waits_for_a_slow_disk_nor_right_after(
         coming = pool.submit(rig.kubelet.admit, obj)
         assert store.reached.wait(10)
         clock.pass_(QUIET_SECONDS + 1)
-        assert rig.allocator.listing_when_idle() is None
+        assert rig.reclaimer.active() is None
         store.done.set()
         assert coming.result(20).admitted
-        assert rig.tally.counts("unidentified").get(CORE, 0) == (not known)
-        assert rig.allocator.listing_when_idle() is None
+        assert counts(rig.metrics.unidentified).get(CORE, 0) == (not known)
+        assert rig.reclaimer.active() is None
         clock.pass_(QUIET_SECONDS)
-        assert rig.allocator.listing_when_idle() == frozenset({("default", "one")})
+        assert rig.reclaimer.active() == frozenset({("default", "one")})
 
 
 def test_the_disk_has_what_was_changed_last_however_slow_it_is(slow: tuple[NodeRig, SlowStore]) -> None:
     rig, store = slow
     one = pod("one", container("c", 30, 20))
     assert rig.admit(one).admitted
+    late = Grant(Allocation(PodUid("late"), "c", ContainerKind.APP, 0, ()), "dir-late")
     store.slow = True
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(rig.allocator.change, lambda books, _: books.release(uid(one)))
+        first = pool.submit(rig.state.release, [(uid(one), "c")])
         assert store.reached.wait(10)
-        second = pool.submit(
-            rig.allocator.change, lambda books, node: books.refit(s.card for s in node.cards[:1])
-        )
+        second = pool.submit(put, rig.state, late)
         store.done.set()
         first.result(10)
         second.result(10)
-    assert store.state == rig.allocator.read(lambda books, _: books.encode())
+    (held,), planned = decode(store.state or b"")
+    assert (held.key, planned) == (late.key, ())
 
 
 def test_a_full_disk_refuses_books_nothing_and_tells_the_scheduler(rig: NodeRig) -> None:
@@ -133,8 +136,8 @@ def test_a_full_disk_refuses_books_nothing_and_tells_the_scheduler(rig: NodeRig)
     assert 'container "c": no space left on the disk' in refused.message
     assert rig.allocator.refused() == (Amount(30, 20 * DEFAULT_UNIT),)
     assert [reason for _, reason, _ in rig.pods.events] == ["VcudaRefused"]
-    ids = rig.allocator.node.ids.card_of[CORE]
-    assert rig.allocator.read(lambda books, _: (len(books.ledger), books.taken(ids))) == (0, set())
+    ids = rig.state.node.ids.card_of[CORE]
+    assert (len(rig.state.view.ledger), rig.state.owners(ids)) == (0, set())
     rig.store.broken = False
     assert rig.admit(pod("two", container("c", 100, 0))).admitted
 
@@ -159,7 +162,7 @@ def test_pages_or_files_that_cannot_be_made_refuse_and_leave_nothing(tmp_path: P
     with rig:
         refused = rig.admit(pod("one", container("c", 30, 20)))
         assert not refused.admitted
-        assert rig.allocator.read(lambda books, _: len(books.ledger)) == 0
+        assert len(rig.state.view.ledger) == 0
         assert b'"one"' not in (rig.store.state or b"")
 
 
@@ -168,13 +171,13 @@ def test_a_pod_that_leaves_while_its_grant_fails_does_not_come_back(tmp_path: Pa
 
     class Leaving(FakeTenants):
         def open(self, name: str, limits: Sequence[Limit]) -> None:
-            rig.allocator.read(lambda books, _: books.release(uid(one)))
+            rig.state.forget_pod(uid(one))
             raise NodeUnready("the file system of the pages is read-only")
 
     rig.tenants = Leaving()
     with rig:
         assert not rig.admit(one).admitted
-        assert rig.allocator.read(lambda books, _: len(books.ledger)) == 0
+        assert len(rig.state.view.ledger) == 0
 
 
 def test_a_start_whose_proof_could_not_be_saved_is_saved_by_the_next(rig: NodeRig) -> None:
@@ -200,7 +203,7 @@ def test_a_container_that_runs_is_proven_though_the_books_were_lost(rig: NodeRig
     rig.pods.bind(rig.parsed(runs))
     rig.store.state = None
     rig.restart_agent()
-    found = rig.allocator.read(lambda books, _: {key[0]: g.proven for key, g in books.grants.items()})
+    found = {key[0]: g.proven for key, g in rig.state.view.grants.items()}
     assert found == {uid(runs): True, uid(waits): False}
 
 
@@ -211,7 +214,7 @@ def test_the_truth_that_a_killed_agent_did_not_get_written_is_told_by_the_next(r
     rig.start(one)
     rig.pods.annotations.clear()  # they were waiting to be sent
     rig.restart_agent()
-    truth = AnnotationWriteback(rig.allocator, rig.pods, rig.clock)
+    truth = AnnotationWriteback(rig.state, rig.pods, rig.clock)
     for obj in (one, waits):
         truth.tell(rig.parsed(obj))
     assert rig.pods.annotations.keys() == {uid(one)}, "and nothing of a pod that may be another yet"
@@ -260,25 +263,24 @@ class SlowKubelet:
 
 def test_a_question_waits_for_a_listing_that_began_before_it() -> None:
     """Else that listing meets the grant that follows, and the kubelet forgets the ids in flight."""
-    kubelet, pods, clock, tally = SlowKubelet(), FakePods(), FakeClock(), ServiceMetrics()
-    states = cards(1)
+    kubelet, pods, clock, metrics = SlowKubelet(), FakePods(), FakeClock(), service_metrics()
+    state, window = state_of(cards(1)), AdmissionWindow(clock)
     allocator = Allocator(
-        NodeCards.of(NODE, DEFAULT_UNIT, states, Topology.uniform(1, Link(LinkKind.SYS))),
-        Books((s.card for s in states), DEFAULT_UNIT),
-        association=Association(kubelet, pods, clock, tally),
+        state,
+        association=Association(kubelet, pods, clock, metrics),
+        window=window,
+        departed=DepartedPods(state, pods, FakeProcesses()),
         pods=pods,
-        store=FakeStore(),
         tenants=FakeTenants(),
         injector=FakeInjector(),
-        processes=FakeProcesses(),
         clock=clock,
-        tally=tally,
+        metrics=metrics,
     )
     clock.pass_(QUIET_SECONDS)
     with ThreadPoolExecutor(2) as pool:
-        idle = pool.submit(allocator.listing_when_idle)
+        idle = pool.submit(window.when_idle, lambda: frozenset(kubelet.listing()))
         assert kubelet.asked.wait(10)
-        question = pool.submit(allocator.prefer, CORE, sorted(allocator.node.ids.card_of[CORE]), (), 30)
+        question = pool.submit(allocator.prefer, CORE, sorted(state.node.ids.card_of[CORE]), (), 30)
         with pytest.raises(TimeoutError):
             question.result(0.2)
         assert kubelet.lists == 1

@@ -110,7 +110,7 @@ def test_killed_inside_an_admission_nothing_stays_behind_and_the_next_pod_has_th
         node.clock.pass_(SETTLE_SECONDS + 5)
         for _ in range(3):
             node.reclaimer.round()
-        held = node.allocator.read(lambda books, _: list(books.grants))
+        held = list(node.state.view.grants)
         assert held == [(PodUid(heir["metadata"]["uid"]), "c")]
         assert len(node.tenants.names()) == 1
 
@@ -132,4 +132,4 @@ def test_killed_inside_a_start_the_next_try_is_as_if_it_were_the_first(
         (limit,) = node.limits(result, "c")
         assert (limit.cores, limit.memory) == (60, 10 * GIB)
         node.restart_agent()
-        assert node.allocator.read(lambda books, _: [g.proven for g in books.grants.values()]) == [True]
+        assert [g.proven for g in node.state.view.grants.values()] == [True]

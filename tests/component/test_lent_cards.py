@@ -21,6 +21,7 @@ from gpu_manager.domain.resources import GIB
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
 from sandbox.kubelet import AdmissionResult, Step
+from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakeInjector, cards
 
@@ -68,15 +69,15 @@ def run(rig: NodeRig, obj: dict[str, Any]) -> AdmissionResult:
 
 def exclusive(rig: NodeRig) -> None:
     """No card has a holder under NVIDIA's name and any other; and the kubelet is offered no such card."""
-    books = rig.allocator.read(
-        lambda b, _: [
-            (g.allocation.pod, c, NVIDIA in g.ids) for g in b.grants.values() for c in g.allocation.cards
-        ]
-    )
+    books = [
+        (g.allocation.pod, c, NVIDIA in g.ids)
+        for g in rig.state.view.grants.values()
+        for c in g.allocation.cards
+    ]
     for state in rig.states:
         here = {(uid, lent) for uid, card, lent in books if card == state.card.uuid}
         assert len(here) <= 1 or not any(lent for _, lent in here), here
-        free = rig.allocator.read(lambda b, _, s=state: b.ledger.free(s.card.uuid))  # type: ignore[misc]
+        free = rig.state.view.ledger.free(state.card.uuid)  # type: ignore[misc]
         assert free.cores >= 0
         assert free.memory >= 0
 
@@ -98,7 +99,7 @@ def test_a_pod_of_each_kind_runs_and_the_kubelet_counts_each_card_once(rig: Node
     awaits(rig, core=200, gpu=3)  # the idle one and the two in use; those of the pod stay healthy
     rig.until(lambda: offered(rig)[MEMORY] == 2 * 64)  # a list of its own, that may come last
     exclusive(rig)
-    assert rig.tally.counts("unidentified") == {}
+    assert counts(rig.metrics.unidentified) == {}
     third = nvidia("third", 1)
     run(rig, third)
     assert not rig.admit(nvidia("fourth", 1)).admitted
@@ -168,7 +169,7 @@ def test_a_pod_whose_card_was_taken_between_question_and_grant_is_refused(rig: N
     def book(step: Step) -> None:
         if step.name == "resource" and step.resource == NVIDIA:
             rig.pods.bind(parse_pod(rival))
-            rig.allocator.pod_changed(parse_pod(rival))
+            rig.state.introduce(parse_pod(rival))
 
     rig.kubelet.hooks.before = book
     result = rig.admit(old)
@@ -206,7 +207,7 @@ def test_books_lost_with_the_checkpoint_come_back_from_the_listing(rig: NodeRig)
     rig.kubelet.checkpoint_path.unlink()
     rig.start_agent()
     assert rig.cards_of(old, "c0") == before
-    assert rig.allocator.offer.lent == {rig.states[i].card.uuid for i in before}
+    assert rig.state.offer.lent == {rig.states[i].card.uuid for i in before}
 
 
 def test_containers_of_one_pod_wait_for_their_cards_in_turn(rig: NodeRig) -> None:
@@ -231,9 +232,7 @@ def test_an_init_container_hands_its_card_on(rig: NodeRig) -> None:
 
 
 def test_a_cordoned_card_is_offered_under_neither_name_to_newcomers(rig: NodeRig) -> None:
-    rig.allocator.refit(
-        [replace(s, cordoned=s.card.index == 0) for s in rig.states], rig.allocator.node.topology
-    )
+    rig.state.refit([replace(s, cordoned=s.card.index == 0) for s in rig.states], rig.state.node.topology)
     rig.plugin.announce()
     rig.until(lambda: offered(rig)[NVIDIA] == 3)
     rig.kubelet.publish_node()
@@ -247,7 +246,7 @@ def test_a_pod_that_mixes_both_names_is_refused(rig: NodeRig) -> None:
     result = rig.admit(mixed)
     assert not result.admitted
     _rounds(rig)
-    assert rig.allocator.read(lambda books, _: len(books.ledger)) == 0
+    assert len(rig.state.view.ledger) == 0
 
 
 def test_without_the_option_nvidias_pods_are_none_of_our_business(tmp_path: Path) -> None:
@@ -261,7 +260,7 @@ def test_without_the_option_nvidias_pods_are_none_of_our_business(tmp_path: Path
         rig.start(other)
         rig.pods.bind(rig.parsed(rig.kubelet.pod(other["metadata"]["uid"])))
         _rounds(rig)
-        assert rig.allocator.read(lambda books, _: len(books.ledger)) == 0
+        assert len(rig.state.view.ledger) == 0
         assert rig.pods.events == []
 
 
@@ -339,9 +338,9 @@ def test_uids_stay_apart(rig: NodeRig) -> None:
     """The grant of a pod written for NVIDIA's plugin is proven by its own resource."""
     old = nvidia("old", 1)
     run(rig, old)
-    (key,) = rig.allocator.read(lambda books, _: list(books.grants))
+    (key,) = list(rig.state.view.grants)
     assert key == (PodUid(old["metadata"]["uid"]), "c0")
-    assert rig.allocator.read(lambda books, _: [g.proven for g in books.grants.values()]) == [True]
+    assert [g.proven for g in rig.state.view.grants.values()] == [True]
     assert [reason for _, reason, _ in rig.pods.events] == ["VcudaAllocated"]
 
 
@@ -362,7 +361,7 @@ def test_a_container_that_nvidias_own_plugin_started_can_start_again(rig: NodeRi
     held = {rig.states[i].card.uuid for i in rig.cards_of(old, "c0")}
     rig.injector, rig.store.state = ours, None
     rig.restart_agent()
-    assert rig.allocator.read(lambda books, _: [g.directory for g in books.grants.values()]) == [""]
+    assert [g.directory for g in rig.state.view.grants.values()] == [""]
     rig.kubelet.start_container(old["metadata"]["uid"], "c0")
-    assert rig.allocator.offer.lent == held
+    assert rig.state.offer.lent == held
     exclusive(rig)

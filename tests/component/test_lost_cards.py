@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from gpu_manager.domain.contract import CORE, GPU_UUID, INVENTORY, decode_inventory
+from gpu_manager.domain.pod import PodUid
 from tests.component.test_agent import NODE, World
 from tests.fakes.node import container, pod
 from tests.fakes.waiting import until
@@ -24,7 +25,7 @@ def profile(directory: Path, count: int) -> str:
 
 def test_ids_of_a_lost_card_stay_unhealthy_until_the_last_pod_that_holds_some_is_gone(tmp_path: Path) -> None:
     with World(tmp_path, profile(tmp_path, 4)) as world:
-        last = world.agent.allocator.node.cards[3].card.uuid
+        last = world.agent.state.node.cards[3].card.uuid
         result = world.run(pod("held", container("c", 30, 8), annotations={GPU_UUID: last}))
         assert result.admitted, result.message
         lost = world.limits_card(result)
@@ -33,13 +34,13 @@ def test_ids_of_a_lost_card_stay_unhealthy_until_the_last_pod_that_holds_some_is
         world.start()
         assert world.kubelet.capacity()[CORE] == 400, "its ids are still there"
         assert world.kubelet.allocatable()[CORE] == 300, "and nobody gets them"
-        (state,) = [s for s in world.agent.allocator.node.cards if s.card.uuid == lost]
+        (state,) = [s for s in world.agent.state.node.cards if s.card.uuid == lost]
         assert not state.healthy
         assert "vanished" in state.reason
         shown = decode_inventory((world.api.get("nodes", NODE) or {})["metadata"]["annotations"][INVENTORY])
         assert shown is not None
         assert [s.healthy for s in shown.cards] == [True, True, True, False]
-        world.agent.allocator.change(lambda books, _: books.release(result.uid))  # type: ignore[arg-type]
+        world.agent.state.release([(PodUid(result.uid), "c")])
         until(lambda: world.kubelet.capacity()[CORE] == 300)
 
 
@@ -49,4 +50,4 @@ def test_a_lost_card_that_is_back_at_the_next_start_is_as_it_was(tmp_path: Path)
         world.agent.stop()
         world.start()
         assert world.kubelet.allocatable()[CORE] == 200
-        assert all(s.healthy for s in world.agent.allocator.node.cards)
+        assert all(s.healthy for s in world.agent.state.node.cards)

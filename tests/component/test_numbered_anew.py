@@ -71,7 +71,7 @@ def test_a_container_does_not_start_on_another_card_than_its_own(rig: NodeRig) -
 def test_a_container_whose_card_is_lost_does_not_start_on_the_one_with_its_number(rig: NodeRig) -> None:
     """The card went while the node ran, and its pod crashes: the kubelet asks for nothing but the start."""
     lost = running(rig, "lost", 2)
-    rig.allocator.refit(without(rig.states, 2), rig.topology)
+    rig.state.refit(without(rig.states, 2), rig.topology)
     with pytest.raises(NodeUnready, match="no longer there"):
         start(rig, lost)
     assert rig.pods.evicted == [], "nobody would make it anew"
@@ -79,10 +79,10 @@ def test_a_container_whose_card_is_lost_does_not_start_on_the_one_with_its_numbe
 
 def test_a_start_waits_for_a_driver_that_has_told_no_cards_yet(rig: NodeRig) -> None:
     one = running(rig, "one", 2)
-    rig.allocator.refit((), rig.topology)
+    rig.state.refit((), rig.topology)
     with pytest.raises(NodeUnready, match="tried again"):
         start(rig, one)
-    rig.allocator.refit(rig.states, rig.topology)
+    rig.state.refit(rig.states, rig.topology)
     start(rig, one)
     assert not [e for e in rig.pods.events if e[1] == "VcudaStartRefused"]
 

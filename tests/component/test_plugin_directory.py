@@ -11,11 +11,12 @@ import pytest
 from gpu_manager.adapters.kubelet.client import unix_target
 from gpu_manager.domain.contract import CORE
 from gpu_manager.servers.device_plugin import SOCKETS
+from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig
 
 
 def failures(rig: NodeRig) -> int:
-    return rig.tally.counts("registration_failures").get("", 0)
+    return counts(rig.metrics.registration_failures).get("", 0)
 
 
 def test_a_directory_in_place_of_a_socket_is_said_and_waited_out(

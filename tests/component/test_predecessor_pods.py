@@ -88,7 +88,7 @@ def test_running_containers_are_booked_on_the_cards_of_the_old_checkpoint(tmp_pa
     }
     with upgraded(tmp_path, mapping, part, whole) as rig:
         assert (rig.cards_of(part, "c"), rig.cards_of(whole, "c")) == ((5,), (2, 3))
-        booked = rig.allocator.read(lambda books, _: books.ledger.booked(rig.states[5].card.uuid))
+        booked = rig.state.view.ledger.booked(rig.states[5].card.uuid)
         assert booked == Amount(30, 5 * GIB)
         new = [pod(f"new{i}", container("c", 100, 0)) for i in range(6)]
         results = [rig.admit(one).admitted for one in new]
@@ -102,7 +102,7 @@ def test_without_the_checkpoint_the_annotated_index_and_the_ids_say_it(tmp_path:
     lost = pod("lost", container("c", 30, 20))
     with upgraded(tmp_path, None, part, lost) as rig:
         assert rig.cards_of(part, "c") == (4,)
-        held = rig.allocator.read(lambda books, _: books.ledger.get(PodUid(uid(part)), "c"))
+        held = rig.state.view.ledger.get(PodUid(uid(part)), "c")
         assert held is not None
         assert held.shares[0].amount == Amount(30, 5 * GIB)
         assert rig.cards_of(lost, "c") == ()
@@ -152,13 +152,13 @@ def test_inherited_books_survive_a_restart_and_end_with_their_pod(tmp_path: Path
 
 def test_records_of_ended_pods_are_not_booked(tmp_path: Path) -> None:
     with upgraded(tmp_path, {"ended": {"c": row([0], 100, 0)}}) as rig:
-        assert rig.allocator.read(lambda books, _: len(books.ledger)) == 0
+        assert len(rig.state.view.ledger) == 0
 
 
 def booked(rig: NodeRig) -> dict[int, tuple[int, int]]:
     """Card → what is booked of it, of cards of which anything is."""
     found = {
-        s.card.index: rig.allocator.read(lambda books, _, uuid=s.card.uuid: books.ledger.booked(uuid))  # type: ignore[misc]
+        s.card.index: rig.state.view.ledger.booked(s.card.uuid)  # type: ignore[misc]
         for s in rig.states
     }
     return {index: (amount.cores, amount.memory) for index, amount in found.items() if amount.cores}
@@ -174,7 +174,7 @@ def test_a_card_that_is_away_is_held_by_its_number_and_found_held_when_it_is_bac
         (rig.old_checkpoint / FILE_NAME).unlink()
         rig.restart_agent()
         rig.states = cards(10)
-        rig.allocator.refit(rig.states, Topology.uniform(10, Link(LinkKind.SYS)))
+        rig.state.refit(rig.states, Topology.uniform(10, Link(LinkKind.SYS)))
         held = booked(rig)
         assert (held[1], held[8], held[9]) == ((100, 16 * GIB), (100, 16 * GIB), (30, 5 * GIB))
         assert rig.cards_of(wide, "c") == (1, 8)

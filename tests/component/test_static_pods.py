@@ -15,6 +15,7 @@ from gpu_manager.domain.resources import GIB
 from gpu_manager.ports import ProcessUse
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
+from tests.fakes.metrics import counts
 from tests.fakes.node import NODE, NodeRig, pod
 from tests.fakes.ports import FakeCards, FakeClock
 from tests.fakes.static import DIGEST, MIRROR, mirror_of, static
@@ -40,9 +41,7 @@ def running(rig: NodeRig) -> dict[str, Any]:
 
 
 def granted(rig: NodeRig) -> dict[tuple[str, str], str]:
-    return rig.allocator.read(
-        lambda books, _: {g.key: g.allocation.pod_key for g in books.grants.values()}  # type: ignore[misc]
-    )
+    return {g.key: g.allocation.pod_key for g in rig.state.view.grants.values()}
 
 
 def test_a_mirror_is_the_static_pod_that_it_copies() -> None:
@@ -81,8 +80,8 @@ def test_a_mirror_belongs_to_its_node() -> None:
 def test_a_static_pod_is_identified_granted_proven_and_named(rig: NodeRig) -> None:
     one = running(rig)
     assert granted(rig) == {(DIGEST, "c"): f"default/web-{NODE}"}
-    assert rig.tally.counts("unidentified") == {}
-    assert rig.tally.counts("association_corrected") == {}
+    assert counts(rig.metrics.unidentified) == {}
+    assert counts(rig.metrics.association_corrected) == {}
     written = decode_assignment(rig.pods.annotations[PodUid(DIGEST)][ALLOCATION])
     assert written is not None
     assert written.pod == MIRROR, "the scheduler compares it with the object in the API"
@@ -115,9 +114,9 @@ def test_one_that_is_admitted_before_its_mirror_exists_is_known_at_its_start(
         assert granted(rig) == {(DIGEST, "c"): DIGEST}
         (limit,) = rig.limits(result, "c")
         assert (limit.cores, limit.memory) == (30, 2 * GIB)
-        booked = rig.allocator.read(lambda books, _: [a.shares for a in books.ledger])
+        booked = [a.shares for a in rig.state.view.ledger]
         assert [(s.amount.cores, s.amount.memory) for (s,) in booked] == [(30, 2 * GIB)]
-        rig.allocator.pod_changed(seen(mirror_of(one)))
+        rig.state.introduce(seen(mirror_of(one)))
         assert granted(rig) == {(DIGEST, "c"): f"default/web-{NODE}"}
 
 
@@ -131,7 +130,7 @@ def test_its_use_is_counted_by_the_cgroup_that_the_kubelet_made(rig: NodeRig) ->
     rig.processes.containers[77] = (PodUid(DIGEST), "a" * 64)
     figures = FakeCards(rig.states, processes=[ProcessUse(card, 77, memory=GIB)])
     usage = UsageSampler(
-        rig.allocator, figures, rig.pods, rig.tenants, rig.processes, rig.clock, rig.tally
+        rig.state, figures, rig.pods, rig.tenants, rig.processes, rig.clock, rig.metrics
     ).sample()
     assert [p.pid for p in usage.processes[(PodUid(DIGEST), "c"), card]] == [77]
 

@@ -22,6 +22,7 @@ from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
 from sandbox.kubelet import AdmissionResult
 from tests.component.test_agent import World
 from tests.fakes import extender
+from tests.fakes.metrics import counts
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeClock, cards
 from tests.fakes.waiting import until
@@ -51,7 +52,9 @@ class Board:
 def service(rig: NodeRig) -> tuple[InventoryService, Board]:
     board = Board()
     health = Health(FakeCards(rig.states), board, rig.clock)
-    return InventoryService(rig.allocator, health, board, rig.plugin.announce, {}), board
+    return InventoryService(
+        rig.state, rig.allocator, rig.departed, health, board, rig.plugin.announce, {}
+    ), board
 
 
 def uid(obj: dict[str, Any]) -> PodUid:
@@ -87,14 +90,14 @@ def test_the_next_pod_waits_for_the_processes_of_a_deleted_one_and_starts(one_ca
         next_ = pod("next", container(*FULL), on={"c": [(one_card.states[0], 60, 10 * GIB)]})
         coming = pool.submit(one_card.admit, next_)
         one_card.until(lambda: one_card.processes.asked.count(uid(gone)) >= 3)
-        held = one_card.allocator.read(lambda books, _: books.ledger.booked(one_card.states[0].card.uuid))
+        held = one_card.state.view.ledger.booked(one_card.states[0].card.uuid)
         assert not coming.done(), "nobody holds the lock while it waits"
         assert held == Amount(60, 10 * GIB), "and nothing is booked over"
         one_card.processes.living.clear()
         result: AdmissionResult = coming.result(20)
     assert result.admitted, result.message
     assert one_card.cards_of(next_, "c") == (0,)
-    assert one_card.tally.counts("allocations").get("refused", 0) == 0
+    assert counts(one_card.metrics.allocations).get("refused", 0) == 0
 
 
 def test_a_namesake_waits_for_the_processes_of_the_pod_before_it(one_card: NodeRig) -> None:

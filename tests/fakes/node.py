@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from prometheus_client import CollectorRegistry
+
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.kubelet.client import DEADLINE_SECONDS
@@ -21,11 +23,13 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports import Clock, Limit
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
+from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.association import Association
-from gpu_manager.services.allocation.books import Books
-from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
+from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.rebuild import Reclaimer, rebuild
@@ -97,12 +101,13 @@ class NodeRig:
     ) -> None:
         self.states = tuple(states if states is not None else cards())
         self.topology = topology or Topology.uniform(len(self.states), Link(LinkKind.SYS))
-        self.kubelet = StandInKubelet(directory, seed=seed, **kubelet)
+        self.kubelet = self._make_kubelet(directory, seed=seed, **kubelet)
         self.clock = clock or SystemClock()
         self.pods, self.store = FakePods(), FakeStore()
         self.tenants, self.processes = FakeTenants(), FakeProcesses()
         self.injector = FakeInjector()
-        self.tally = ServiceMetrics()
+        self.registry = CollectorRegistry()
+        self.metrics = ServiceMetrics(self.registry)
         self.evict = evict
         self.list_seconds = list_seconds
         self.patience = patience  # with deleted pods whose processes run
@@ -122,12 +127,7 @@ class NodeRig:
 
     def start_agent(self, *, wait: bool = True) -> None:
         node = NodeCards.of(NODE, DEFAULT_UNIT, self.states, self.topology)
-        self.client = KubeletClient(
-            self.kubelet.device_plugins,
-            self.kubelet.pod_resources,
-            resources=LENDING if self.lending else SOCKETS,
-            deadline=self.list_seconds,
-        )
+        self.client = self._connect()
         entries = self.client.checkpoint()
         listing = None
         if entries is None:
@@ -135,53 +135,71 @@ class NodeRig:
                 listing = self.client.listing()
         stored = self.store.load()
         inherited = read_old_checkpoint(self.old_checkpoint) if stored is None else ()
-        books: Books = rebuild(stored, entries, listing, self.pods.local(), node, self.tally, inherited)
+        books = rebuild(stored, entries, listing, self.pods.local(), node, self.metrics, inherited)
+        self.state = NodeState(books, self.store, self.metrics)
+        self.window = AdmissionWindow(self.clock)
+        self.departed = DepartedPods(self.state, self.pods, self.processes, self.patience)
         self.allocator = Allocator(
-            node,
-            books,
-            association=Association(self.client, self.pods, self.clock, self.tally),
+            self.state,
+            association=Association(self.client, self.pods, self.clock, self.metrics),
+            window=self.window,
+            departed=self.departed,
             pods=self.pods,
-            store=self.store,
             tenants=self.tenants,
             injector=self.injector,
-            processes=self.processes,
             clock=self.clock,
-            tally=self.tally,
-            patience=self.patience,
+            metrics=self.metrics,
         )
         proof = PreStart(
-            self.allocator, self.client, self.pods, self.tenants, self.clock, self.tally, evict=self.evict
+            self.state, self.client, self.pods, self.tenants, self.clock, self.metrics, evict=self.evict
         )
         self.reclaimer = Reclaimer(
-            self.allocator,
+            self.state,
+            self.window,
+            self.departed,
             self.client,
             self.pods,
             self.tenants,
             self.injector,
             self.processes,
             self.clock,
-            self.tally,
-            PodsWithoutDevices(self.allocator, self.pods, self.tally, evict=self.evict),
+            self.metrics,
+            PodsWithoutDevices(self.state, self.pods, self.metrics, evict=self.evict),
         )
+        self._serve(proof)
+        if wait:
+            self.await_registered()
+
+    def _make_kubelet(self, directory: Path, **given: Any) -> StandInKubelet:
+        return StandInKubelet(directory, **given)
+
+    def _connect(self) -> KubeletClient:
+        return KubeletClient(
+            self.kubelet.device_plugins,
+            self.kubelet.pod_resources,
+            resources=LENDING if self.lending else SOCKETS,
+            deadline=self.list_seconds,
+        )
+
+    def _serve(self, proof: PreStart) -> None:
         self.stop = threading.Event()
         self.plugin = DevicePlugin(
             self.kubelet.device_plugins,
+            self.state,
             self.allocator,
             proof,
-            self.tally,
+            self.metrics,
             self.stop,
             lending=self.lending,
             back_off=self.back_off,
         )
-        self.allocator.changed = self.plugin.announce
+        self.state.changed = self.plugin.announce
         self._thread = threading.Thread(target=self.plugin.run, name="plugin", daemon=True)
         self._thread.start()
-        if wait:
-            self.await_registered()
 
     def await_registered(self) -> None:
         assert self.plugin.registered.wait(10), "the plugin did not register"
-        lent = self.allocator.offer.lent
+        lent = self.state.offer.lent
         wanted = 100 * sum(s.healthy and s.card.uuid not in lent for s in self.states)
         self.until(
             lambda: (
@@ -243,5 +261,5 @@ class NodeRig:
         """The indices of the cards that a container of the pod holds by the books."""
         uid = PodUid(obj["metadata"]["uid"])
         index = {s.card.uuid: s.card.index for s in self.states}
-        held = self.allocator.read(lambda books, _: books.ledger.get(uid, name))
+        held = self.state.view.ledger.get(uid, name)
         return tuple(index[c] for c in held.cards) if held else ()

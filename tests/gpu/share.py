@@ -12,7 +12,7 @@ from statistics import fmean
 from bench.rows import Row
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
-from gpu_manager.services.metrics import ServiceMetrics
+from tests.fakes.metrics import service_metrics
 from tests.gpu.container import GIB, Container, said
 from tests.gpu.machine import Machine
 from tests.gpu.plan import Case, Settings
@@ -163,7 +163,7 @@ def _host_loop(machine: Machine, containers: Sequence[Container]) -> Iterator[No
         ]
 
     stop = threading.Event()
-    loop = TimeSharing(machine.tenants, seats, SystemClock(), ServiceMetrics())
+    loop = TimeSharing(machine.tenants, seats, SystemClock(), service_metrics())
     thread = threading.Thread(target=loop.run, args=(stop,), name="co-activity", daemon=True)
     thread.start()
     try:

@@ -25,7 +25,7 @@ from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.ports import Limit
 from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
-from gpu_manager.services.metrics import ServiceMetrics
+from tests.fakes.metrics import service_metrics
 from tests.native import standin
 from tests.native.tools import LIB, build_tests, run, tool
 from vcuda import page
@@ -246,7 +246,7 @@ class World:
         """The agent's co-activity loop over these containers; ``driver``: with what NVML sees of them."""
         stop = threading.Event()
         seats = _Seats(self, [tenant.name for tenant in tenants], driver=driver)
-        service = TimeSharing(self.tenants, seats, SystemClock(), ServiceMetrics())
+        service = TimeSharing(self.tenants, seats, SystemClock(), service_metrics())
         thread = threading.Thread(target=service.run, args=(stop,))
         thread.start()
         try:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
-from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
-from gpu_manager.services.allocation.books import Books, Grant, decode, decode_held_cards
+from gpu_manager.domain.resources import GIB, Amount
+from gpu_manager.services.allocation.books import Books, Grant
+from gpu_manager.services.allocation.books_format import BooksEncoder, decode, decode_held_cards
 from tests.fakes.node import container, pod
 from tests.fakes.ports import cards
+from tests.fakes.state import node_of
 
 STATES = cards(2)
 
@@ -21,7 +23,7 @@ def grant(uid: str, card: int, cores: int, name: str = "") -> Grant:
 
 
 def books(*grants: Grant) -> Books:
-    return Books((s.card for s in STATES), DEFAULT_UNIT, grants)
+    return Books(node_of(STATES), grants)
 
 
 def test_a_pod_that_is_seen_late_gets_its_name_even_on_a_card_with_more_than_it_has() -> None:
@@ -63,15 +65,15 @@ def test_what_a_container_has_not_got_is_planned_again_even_on_a_card_with_more_
 
 def test_a_lost_card_is_known_while_somebody_holds_some_of_it_and_written_with_the_books() -> None:
     held = books(grant("a", 1, 30))
-    held.refit([STATES[0].card])
+    held.refit(node_of(STATES[:1]))
     assert held.ledger.capacity(STATES[1].card.uuid).cores == 100
-    (kept,) = decode_held_cards(held.encode())
+    (kept,) = decode_held_cards(BooksEncoder().encode(held))
     assert (kept.index, kept.uuid, kept.memory) == (1, STATES[1].card.uuid, STATES[1].card.memory)
-    assert len(decode(held.encode())[0]) == 1
+    assert len(decode(BooksEncoder().encode(held))[0]) == 1
     held.release(PodUid("a"))
-    held.refit([STATES[0].card])
+    held.refit(node_of(STATES[:1]))
     assert held.ledger.capacity(STATES[1].card.uuid).cores == 0
-    assert decode_held_cards(held.encode()) == ()
+    assert decode_held_cards(BooksEncoder().encode(held)) == ()
 
 
 def test_a_state_that_cannot_be_read_holds_no_cards() -> None:

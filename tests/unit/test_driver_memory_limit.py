@@ -18,10 +18,11 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.services.allocation.books import Grant
+from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.enforcement.driver_memory_limit import RETRY_SECONDS, DriverMemoryLimits
-from gpu_manager.services.metrics import ServiceMetrics
-from tests.fakes.ports import FakeClock, FakePods
+from tests.fakes.metrics import service_metrics
+from tests.fakes.ports import FakeClock, FakePods, cards
+from tests.fakes.state import put, state_of
 
 CARD = CardUuid("GPU-00000000-0000-4000-8000-000000000000")
 BUS = "0000:3b:00.0"
@@ -236,10 +237,8 @@ class Held:
 class Rig:
     def __init__(self) -> None:
         self.held, self.pods, self.clock = Held(), FakePods(), FakeClock()
-        self.grants: dict[Any, Grant] = {}
-        books = SimpleNamespace(grants=self.grants)
-        allocator: Any = SimpleNamespace(read=lambda reader: reader(books, None))
-        self.backstops = DriverMemoryLimits(allocator, self.pods, self.held, self.clock, ServiceMetrics())
+        self.state = state_of(cards(1))
+        self.backstops = DriverMemoryLimits(self.state, self.pods, self.held, self.clock, service_metrics())
 
     def run(self, name: str, runtime_id: str, *, cores: int = 30, proven: bool = True) -> None:
         container = Container("c", ContainerKind.APP, runtime_id=runtime_id)
@@ -247,7 +246,7 @@ class Rig:
         share = Share(CARD, Amount(cores, 5 * GIB))
         allocation = Allocation(PodUid(name), "c", ContainerKind.APP, 0, (share,), "team", name)
         ids = {CORE: frozenset[str](), MEMORY: frozenset[str]()}
-        self.grants[allocation.key] = Grant(allocation, f"dir-{name}", 0, ids, proven)
+        put(self.state, Grant(allocation, f"dir-{name}", 0, ids, proven))
 
 
 def test_a_fraction_is_held_with_room_for_a_context_from_the_moment_its_container_is_known() -> None:
@@ -283,7 +282,7 @@ def test_a_container_that_starts_again_is_held_anew_and_the_old_one_let_go() -> 
     rig.run("a", OTHER)
     rig.backstops.look()
     assert set(rig.held.limits) == {(OTHER, CARD)}
-    rig.grants.clear()
+    rig.state.open(Books(rig.state.node))
     rig.backstops.look()
     assert not rig.held.limits
     assert not rig.backstops.kinds

@@ -10,15 +10,16 @@ from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.domain.topology import Link, LinkKind, Topology
-from gpu_manager.services.allocation.books import Books, Grant, decode
-from gpu_manager.services.allocation.planner import NodeCards, Planner
-from gpu_manager.services.metrics import ServiceMetrics
-from tests.fakes.node import NODE, container, pod
+from gpu_manager.services.allocation import planner
+from gpu_manager.services.allocation.books import Books, Grant
+from gpu_manager.services.allocation.books_format import BooksEncoder, decode
+from gpu_manager.services.allocation.planner import IdChoice
+from tests.fakes.node import container, pod
 from tests.fakes.ports import cards
+from tests.fakes.state import node_of
 
 STATES = cards(4)
-NODE_NOW = NodeCards.of(NODE, DEFAULT_UNIT, STATES, Topology.uniform(4, Link(LinkKind.SYS)))
+NODE_NOW = node_of(STATES)
 
 
 class BothNames(RuleBasedStateMachine):
@@ -26,7 +27,7 @@ class BothNames(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.planner = Planner(NODE_NOW, Books((s.card for s in STATES), DEFAULT_UNIT), ServiceMetrics())
+        self.books = Books(NODE_NOW)
         self.pods: dict[str, Pod] = {}
 
     @rule(cores=st.sampled_from((1, 30, 50, 99, 100, 200)), units=st.integers(1, 64))
@@ -41,16 +42,16 @@ class BothNames(RuleBasedStateMachine):
     def _comes(self, obj: dict[str, object]) -> None:
         new = parse_pod(obj).with_lent_cards()
         try:
-            self.planner.plan(new, free_choice=True)
+            planner.plan(self.books, new, free_choice=True)
             self.pods[new.uid] = new
         except DoesNotFit:
-            assert not self.planner.books.ledger.of_pod(new.uid), "all or nothing"
+            assert not self.books.ledger.of_pod(new.uid), "all or nothing"
 
     @rule(data=st.data())
     def a_container_is_granted(self, data: st.DataObject) -> None:
         if self.pods:
             one = self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
-            books = self.planner.books
+            books = self.books
             waiting = [a for a in books.ledger.of_pod(one.uid).values() if not a.granted]
             if waiting:
                 allocation = waiting[0]
@@ -58,7 +59,11 @@ class BothNames(RuleBasedStateMachine):
                 assert asking is not None
                 resources = (NVIDIA,) if asking.lent else (CORE, MEMORY)
                 ids = {
-                    r: frozenset(self.planner.pick(r, allocation.cards, _free(books, r), (), asking.wants(r)))
+                    r: frozenset(
+                        planner.pick(
+                            NODE_NOW, IdChoice(r, _free(books, r), (), asking.wants(r)), allocation.cards
+                        )
+                    )
                     for r in resources
                 }
                 assert {r: len(found) for r, found in ids.items()} == {r: asking.wants(r) for r in resources}
@@ -68,18 +73,17 @@ class BothNames(RuleBasedStateMachine):
     def a_pod_goes(self, data: st.DataObject) -> None:
         if self.pods:
             uid = data.draw(st.sampled_from(sorted(self.pods)))
-            self.planner.books.release(self.pods.pop(uid).uid)
+            self.books.release(self.pods.pop(uid).uid)
 
     @rule()
     def the_agent_restarts(self) -> None:
-        grants, planned = decode(self.planner.books.encode())
-        books = Books((s.card for s in STATES), DEFAULT_UNIT, grants)
-        books.plan(planned)
-        self.planner = Planner(NODE_NOW, books, ServiceMetrics())
+        grants, planned = decode(BooksEncoder().encode(self.books))
+        self.books = Books(NODE_NOW, grants)
+        self.books.plan(planned)
 
     @invariant()
     def no_card_is_promised_twice(self) -> None:
-        books, offer = self.planner.books, self.planner.offer()
+        books, offer = self.books, planner.offer(self.books)
         assert not offer.lent & offer.busy
         for state in STATES:
             uuid = state.card.uuid

@@ -8,20 +8,18 @@ from gpu_manager.domain.contract import ALLOCATION, Assignment, encode_assignmen
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
-from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
-from gpu_manager.domain.topology import Link, LinkKind, Topology
+from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Books, Grant
-from gpu_manager.services.allocation.planner import NodeCards, Planner
-from gpu_manager.services.metrics import ServiceMetrics
+from gpu_manager.services.allocation.planner import plan
 from tests.fakes.node import NODE, container, pod
 from tests.fakes.ports import cards
+from tests.fakes.state import node_of
 
 STATES = cards(4)
 
 
-def planner(*grants: Grant) -> Planner:
-    node = NodeCards.of(NODE, DEFAULT_UNIT, STATES, Topology.uniform(4, Link(LinkKind.SYS)))
-    return Planner(node, Books((s.card for s in STATES), DEFAULT_UNIT, grants), ServiceMetrics())
+def books(*grants: Grant) -> Books:
+    return Books(node_of(STATES), grants)
 
 
 def granted(of: Pod, name: str, card: int, cores: int = 100, memory: int = 16 * GIB) -> Grant:
@@ -31,27 +29,27 @@ def granted(of: Pod, name: str, card: int, cores: int = 100, memory: int = 16 * 
     return Grant(Allocation(of.uid, name, kind, order, (share,), of.namespace, of.name), f"dir-{name}")
 
 
-def where(plan: Planner, uid: PodUid) -> dict[str, tuple[int, ...]]:
+def where(of: Books, uid: PodUid) -> dict[str, tuple[int, ...]]:
     index = {s.card.uuid: s.card.index for s in STATES}
-    return {name: tuple(index[c] for c in held.cards) for name, held in plan.books.ledger.of_pod(uid).items()}
+    return {name: tuple(index[c] for c in held.cards) for name, held in of.ledger.of_pod(uid).items()}
 
 
 def test_a_whole_card_init_container_binds_the_next_app_container_only() -> None:
     one = parse_pod(
         pod("one", container("a", 100, 0), container("b", 100, 0), init=[container("init", 100, 0)])
     )
-    plan = planner(granted(one, "init", 2))
-    plan.plan(one, free_choice=True)
-    assert where(plan, one.uid) == {"init": (2,), "a": (2,), "b": (0,)}
+    held = books(granted(one, "init", 2))
+    plan(held, one, free_choice=True)
+    assert where(held, one.uid) == {"init": (2,), "a": (2,), "b": (0,)}
 
 
 def test_after_a_start_the_second_app_container_may_lie_elsewhere() -> None:
     one = parse_pod(
         pod("one", container("a", 100, 0), container("b", 100, 0), init=[container("init", 100, 0)])
     )
-    plan = planner(granted(one, "init", 2), granted(one, "a", 2))
-    plan.plan(one, free_choice=True)
-    assert where(plan, one.uid) == {"init": (2,), "a": (2,), "b": (0,)}
+    held = books(granted(one, "init", 2), granted(one, "a", 2))
+    plan(held, one, free_choice=True)
+    assert where(held, one.uid) == {"init": (2,), "a": (2,), "b": (0,)}
 
 
 def test_a_sidecar_before_the_first_init_container_stays_free() -> None:
@@ -62,9 +60,9 @@ def test_a_sidecar_before_the_first_init_container_stays_free() -> None:
             init=[container("side", 100, 0, sidecar=True), container("init", 100, 0)],
         )
     )
-    plan = planner(granted(one, "init", 3))
-    plan.plan(one, free_choice=True)
-    assert where(plan, one.uid) == {"init": (3,), "app": (3,), "side": (0,)}
+    held = books(granted(one, "init", 3))
+    plan(held, one, free_choice=True)
+    assert where(held, one.uid) == {"init": (3,), "app": (3,), "side": (0,)}
 
 
 def test_what_is_bound_follows_and_the_rest_obeys_the_annotation() -> None:
@@ -74,9 +72,9 @@ def test_what_is_bound_follows_and_the_rest_obeys_the_annotation() -> None:
         Assignment(NODE, obj["metadata"]["uid"], chosen)
     )
     one = parse_pod(obj)
-    plan = planner(granted(one, "init", 2))
-    plan.plan(one, free_choice=True)
-    assert where(plan, one.uid) == {"init": (2,), "a": (2,), "b": (3,)}
+    held = books(granted(one, "init", 2))
+    plan(held, one, free_choice=True)
+    assert where(held, one.uid) == {"init": (2,), "a": (2,), "b": (3,)}
 
 
 def test_nothing_stays_booked_where_the_rest_finds_no_room() -> None:
@@ -84,7 +82,7 @@ def test_nothing_stays_booked_where_the_rest_finds_no_room() -> None:
         pod("one", container("a", 100, 0), container("b", 100, 0), init=[container("init", 100, 0)])
     )
     other = parse_pod(pod("other", *(container(f"c{i}", 10, 4) for i in range(3))))
-    plan = planner(granted(one, "init", 3), *(granted(other, f"c{i}", i, 10, GIB) for i in range(3)))
+    held = books(granted(one, "init", 3), *(granted(other, f"c{i}", i, 10, GIB) for i in range(3)))
     with pytest.raises(DoesNotFit):
-        plan.plan(one, free_choice=True)
-    assert where(plan, one.uid) == {"init": (3,)}
+        plan(held, one, free_choice=True)
+    assert where(held, one.uid) == {"init": (3,)}

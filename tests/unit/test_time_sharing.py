@@ -20,7 +20,7 @@ from gpu_manager.domain.enforcement.time_sharing import (
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Activity, Correction
 from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
-from gpu_manager.services.metrics import ServiceMetrics
+from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeClock
 
 CARD = CardUuid("GPU-1")
@@ -180,7 +180,7 @@ class Pages:
 
 
 def loop(pages: Pages, seats: Sequence[CardTenant]) -> TimeSharing:
-    return TimeSharing(pages, lambda: seats, pages.clock, ServiceMetrics())
+    return TimeSharing(pages, lambda: seats, pages.clock, service_metrics())
 
 
 def spend(service: TimeSharing, pages: Pages, seconds: float) -> int:

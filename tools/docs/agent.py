@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
 from gpu_manager.arguments import Command, Parameter
 from gpu_manager.cli import run
 from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL
@@ -11,12 +14,20 @@ from gpu_manager.cli.main import PROGRAM as NODE
 from gpu_manager.cli.program import LazyProgram, load
 from gpu_manager.domain import contract as c
 from gpu_manager.servers import exporter, guards
+from gpu_manager.services.metrics import ServiceMetrics
 from tools.docs.markdown import family_row, made_page, option_row, table
+
+
+def _counted() -> Iterator[Metric]:
+    for counter in vars(ServiceMetrics(CollectorRegistry())).values():
+        (family,) = counter.describe()
+        family._labelnames = counter._labelnames  # noqa: SLF001  # the client keeps them to itself
+        yield family
 
 
 def metrics_page() -> str:
     """Name, type, labels and help of every metric that the agent exports."""
-    families = [*exporter.describe(), *guards.describe()]
+    families = [*_counted(), *exporter.describe(), *guards.describe()]
     legacy = [f for f in families if not f.name.startswith("vcuda_")]
     ours = sorted((f for f in families if f not in legacy), key=lambda f: f.name)
     return made_page(

@@ -13,22 +13,22 @@ from gpu_manager.domain.placement.allocation_annotations import allocation_annot
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
 from gpu_manager.ports import Clock, Pods
-from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.books import Books
+from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.recovery.predecessor_pods import is_predecessor_pod
 
 
 class AnnotationWriteback:
     """Thread-safe; returns at once."""
 
-    def __init__(self, allocator: Allocator, pods: Pods, clock: Clock) -> None:
-        self._allocator = allocator
+    def __init__(self, state: NodeState, pods: Pods, clock: Clock) -> None:
+        self._state = state
         self._pods = pods
         self._clock = clock
 
     def tell(self, pod: Pod) -> None:
         """Annotate the pod if it has started and the annotation does not say where it lies."""
-        placement, node = self._allocator.read(lambda books, node: (_placement(books, pod), node))
+        view = self._state.view
+        placement, node = _placement(view, pod), view.node
         if not placement or pod.terminal:
             return
         truth = allocation_annotations(
@@ -38,10 +38,10 @@ class AnnotationWriteback:
             self._pods.annotate(pod, truth)
 
 
-def _placement(books: Books, pod: Pod) -> Mapping[str, Sequence[Share]]:
+def _placement(view: StateView, pod: Pod) -> Mapping[str, Sequence[Share]]:
     """Container → shares; nothing before a container has been proven: it may be another's yet."""
-    held = books.ledger.of_pod(pod.uid)
-    grants = [grant for a in held.values() if (grant := books.grants.get(a.key)) is not None]
+    held = view.ledger.of_pod(pod.uid)
+    grants = [grant for a in held.values() if (grant := view.grants.get(a.key)) is not None]
     if not any(grant.proven or is_predecessor_pod(grant.ids) for grant in grants):
         return {}
     return {name: allocation.shares for name, allocation in held.items()}

@@ -38,6 +38,17 @@ Name = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Hints:
+    """What the agent itself knows: what the books show at a container, the pods that were passed over once,
+    and the container that was granted something last.
+    """
+
+    holds: Holds
+    never: frozenset[PodUid] = frozenset()
+    partner: tuple[PodUid, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Identification:
     """Who it is, if that is certain; which pods are active, if the kubelet could be asked.
 
@@ -68,22 +79,16 @@ class _Look:
 class Association:
     """Asks the kubelet and the API; thread-safe, holds no lock."""
 
-    def __init__(self, kubelet: Kubelet, pods: Pods, clock: Clock, tally: ServiceMetrics) -> None:
+    def __init__(self, kubelet: Kubelet, pods: Pods, clock: Clock, metrics: ServiceMetrics) -> None:
         self._kubelet = kubelet
         self._pods = pods
         self._clock = clock
-        self._tally = tally
+        self._metrics = metrics
         self._gone: dict[Name, float] = {}
 
-    def identify(
-        self,
-        question: PreferenceCall,
-        holds: Holds,
-        *,
-        never: frozenset[PodUid],
-        partner: tuple[PodUid, str] | None,
-    ) -> Identification:
+    def identify(self, question: PreferenceCall, hints: Hints) -> Identification:
         """Name the container, or say why it cannot be named. Never raises for the world's faults."""
+        holds, never = hints.holds, hints.never
         try:
             listing = self._kubelet.listing()
         except NodeUnready as error:
@@ -100,7 +105,7 @@ class Association:
             lacking = unsatisfied(self._afresh(lacking, fitting, listing, look), question.resource, holds)
             fitting = _standing(matching(lacking, question, holds), listing, holds, look)
         unknown = look.unread | look.forgotten
-        candidate = choose(fitting, never=never, partner=partner, unread=bool(unknown))
+        candidate = choose(fitting, never=never, partner=hints.partner, unread=bool(unknown))
         passed_over = frozenset(c.pod.uid for c in lacking if candidate and c.pod.uid != candidate.pod.uid)
         if candidate is not None:
             candidate = self._confirm(candidate, listing, look, question, holds)
@@ -118,29 +123,6 @@ class Association:
             has=_listed_at(candidate, listing, question.resource) if candidate else {},
             reason="" if candidate else _uncertain(question, fitting, lacking, listing, unknown),
         )
-
-    def likely(
-        self,
-        question: PreferenceCall,
-        holds: Holds,
-        *,
-        never: frozenset[PodUid],
-        partner: tuple[PodUid, str] | None,
-    ) -> ContainerCandidate | None:
-        """Who it may be, as far as the pods at hand and the own books tell, asking nobody: for a choice of
-        cards that should suit it. Never an identification: a pod may have been rejected since.
-        """
-        living = (f.pod for found in self._pods.local().values() for f in found if not f.tombstone)
-        objects = [(pod, _as_booked(pod, question.resource, holds)) for pod in living if not pod.terminal]
-        lacking = unsatisfied(objects, question.resource, holds)
-        return choose(matching(lacking, question, holds), never=never, partner=partner)
-
-    def active(self) -> frozenset[Name] | None:
-        """The pods that the kubelet counts as active; None if it does not answer."""
-        try:
-            return frozenset(self._kubelet.listing())
-        except NodeUnready:
-            return None
 
     def _object(
         self,
@@ -198,7 +180,7 @@ class Association:
         fresh = self._ask(name, look)
         if name in look.unread:
             log.warning("pod not confirmed, the watch's copy is used", pod=candidate.pod.key)
-            self._tally.count("association_unconfirmed")
+            self._metrics.association_unconfirmed.inc()
         if fresh is None:
             return candidate
         if fresh.terminal:  # a kubelet before 1.34 lists it still: it is asking for another
@@ -219,7 +201,7 @@ class Association:
         if name in self._gone:
             look.forgotten.add(name)
             return None
-        self._tally.count("association_fetches")
+        self._metrics.association_fetches.inc()
         pod = self._ask(name, look)
         if pod is None and name not in look.unread:
             look.forgotten.add(name)
@@ -241,6 +223,18 @@ class Association:
             return None
         look.local = self._pods.local()  # one answer of the kubelet's shows all its pods
         return pod
+
+
+def likely(
+    local: Mapping[str, Sequence[KnownPod]], question: PreferenceCall, hints: Hints
+) -> ContainerCandidate | None:
+    """Who it may be, as far as the pods at hand and the own books tell, asking nobody: for a choice of
+    cards that should suit it. Never an identification: a pod may have been rejected since.
+    """
+    living = (f.pod for found in local.values() for f in found if not f.tombstone)
+    objects = [(pod, _as_booked(pod, question.resource, hints.holds)) for pod in living if not pod.terminal]
+    lacking = unsatisfied(objects, question.resource, hints.holds)
+    return choose(matching(lacking, question, hints.holds), never=hints.never, partner=hints.partner)
 
 
 def _standing(

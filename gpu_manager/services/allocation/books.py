@@ -1,26 +1,20 @@
-"""The agent's books: the one Ledger, each container's ids and directory, and their life on disk.
+"""The agent's books: the one Ledger, each container's ids and directory.
 
-``Books`` is a plain value with rules; the allocator owns the one instance and the one lock around it.
-What the kubelet has been told is on disk before it is told.
+``Books`` is a plain value with rules, without lock or port; :class:`NodeState` owns the one instance.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.contract import NVIDIA
-from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.ids import compact, expand
-from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
-from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.placement.ledger import Allocation, Ledger
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.services.allocation.node_cards import NodeCards
 
 Key = tuple[PodUid, str]
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +38,30 @@ class Grant:
 
 
 class Books:
-    """Ledger and grants, always in step: every grant has its allocation in the ledger."""
+    """The node, its ledger and its grants, always in step: every grant has its allocation in the ledger.
 
-    def __init__(self, cards: Iterable[Card], unit: int, grants: Iterable[Grant] = ()) -> None:
+    ``meant``: a container that may hold a grant → that grant's key, as long as nobody is known to hold it
+    (:mod:`gpu_manager.services.allocation.unidentified_grants`). ``lending``: pods that are planned whole
+    cards under another vendor's name.
+    """
+
+    def __init__(self, node: NodeCards, grants: Iterable[Grant] = ()) -> None:
         facts = tuple(grants)
-        self.cards: dict[CardUuid, Card] = {card.uuid: card for card in cards}
-        self._written_cards = _facts(self.cards.values())
-        self.ledger = Ledger(self.cards.values(), unit, (g.allocation for g in facts))
+        self.node = node
+        self.meant: dict[Key, Key] = {}
+        self.lending: set[PodUid] = set()
+        self.cards: dict[CardUuid, Card] = {s.card.uuid: s.card for s in node.cards}
+        self.ledger = Ledger(self.cards.values(), node.unit, (g.allocation for g in facts))
         self.grants: dict[Key, Grant] = {g.key: g for g in facts}
         self._owners: dict[str, set[PodUid]] = {}
-        self._written: dict[Key, _Row] = {}
         for grant in facts:
             self._own(grant)
 
-    def refit(self, cards: Iterable[Card]) -> None:
-        """The node's cards as they are now. One that is lost stays known while somebody holds any of it."""
+    def refit(self, node: NodeCards) -> None:
+        """The node as it is now. A card that is lost stays known while somebody holds any of it."""
         lost = {uuid: card for uuid, card in self.cards.items() if self.ledger.holders(uuid)}
-        self.cards = lost | {card.uuid: card for card in cards}
-        self._written_cards = _facts(self.cards.values())
+        self.node = node
+        self.cards = lost | {s.card.uuid: s.card for s in node.cards}
         self.ledger.refit(self.cards.values())
 
     def state(self, grant: Grant) -> None:
@@ -69,7 +69,7 @@ class Books:
         others = [g for key, g in self.grants.items() if key != grant.key]
         planned = [a for a in self.ledger if a.key not in self.grants]
         facts = [*(g.allocation for g in (*others, grant)), *planned]
-        self.ledger = Ledger(self.cards.values(), self.ledger.unit, facts)
+        self.ledger = Ledger(self.cards.values(), self.node.unit, facts)
         self.grants[grant.key] = grant
         self._own(grant)
 
@@ -130,6 +130,23 @@ class Books:
         for device in taken:
             self._owners.pop(device, None)
 
+    def mark(self, keys: Iterable[Key], *, proven: bool) -> None:
+        """Note whether these containers' starts have been confirmed; who is gone is passed over."""
+        for key in keys:
+            if key in self.grants:
+                self.grants[key] = replace(self.grants[key], proven=proven)
+
+    def set_ceilings(self, ceilings: Mapping[Key, int]) -> None:
+        """The elastic core limits of these grants, in percent; who is gone is passed over."""
+        for key, ceiling in ceilings.items():
+            if key in self.grants:
+                self.grants[key] = replace(self.grants[key], ceiling=ceiling)
+
+    def meant_for(self, pod: PodUid) -> frozenset[str]:
+        """The containers of this pod for which something is booked that nobody is known to hold."""
+        found = (name for (uid, name), taken in self.meant.items() if uid == pod and taken in self.grants)
+        return frozenset(found)
+
     def introduce(self, pod: Pod) -> bool:
         """Fill in the names of what was granted to a pod before anybody had seen it; True if there were any.
 
@@ -154,6 +171,12 @@ class Books:
                 self._part(grant)
         return gone
 
+    def drop_plan(self, pod: PodUid) -> None:
+        """Forget what is planned for the pod; what is granted stays."""
+        for allocation in tuple(self.ledger.of_pod(pod).values()):
+            if not allocation.granted:
+                self.release(*allocation.key)
+
     def _of(self, pod: PodUid) -> tuple[Grant, ...]:
         return tuple(g for key, g in self.grants.items() if key[0] == pod)
 
@@ -174,113 +197,3 @@ class Books:
                 self._owners[device] = left
             else:
                 self._owners.pop(device, None)
-
-    def encode(self) -> bytes:
-        """The books as the store keeps them: every allocation, planned ones too.
-
-        What has not changed since the last time is not written out again: an Allocate waits for this.
-        """
-        rows: dict[Key, _Row] = {}
-        for allocation in self.ledger:
-            key = allocation.key
-            grant, known = self.grants.get(key), self._written.get(key)
-            if known is None or known.allocation is not allocation or known.grant is not grant:
-                known = _Row(allocation, grant, _text(allocation, grant))
-            rows[key] = known
-        self._written = rows
-        allocations = ",".join(row.text for row in rows.values())
-        return f'{{"v":{FORMAT},"cards":{self._written_cards},"allocations":[{allocations}]}}'.encode()
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """An allocation, its grant, and both as JSON."""
-
-    allocation: Allocation
-    grant: Grant | None
-    text: str
-
-
-def _text(allocation: Allocation, grant: Grant | None) -> str:
-    row: dict[str, object] = {
-        "pod": allocation.pod,
-        "ns": allocation.namespace,
-        "name": allocation.pod_name,
-        "container": allocation.container,
-        "kind": allocation.kind.value,
-        "order": allocation.order,
-        "shares": [[s.card, s.amount.cores, s.amount.memory] for s in allocation.shares],
-    }
-    if grant is not None:
-        row |= {
-            "dir": grant.directory,
-            "ceiling": grant.ceiling,
-            "ids": {resource: compact(ids) for resource, ids in grant.ids.items()},
-            "proven": grant.proven,
-        }
-    return json.dumps(row, separators=(",", ":"))
-
-
-def _facts(cards: Iterable[Card]) -> str:
-    rows = [[c.index, c.uuid, c.model, c.memory, c.reserved, c.numa, c.minor] for c in cards]
-    return json.dumps(rows, separators=(",", ":"))
-
-
-def decode_held_cards(state: bytes) -> tuple[Card, ...]:
-    """The cards of which a stored state says that somebody holds some: they may be lost by now. What cannot
-    be read is left out; :func:`decode` says why.
-    """
-    try:
-        data = json.loads(state)
-        held = {share[0] for row in data["allocations"] for share in row["shares"]}
-        rows = [row for row in data.get("cards", ()) if row[1] in held]
-        return tuple(
-            Card(int(index), CardUuid(str(uuid)), str(model), int(memory), int(reserved), numa, minor)
-            for index, uuid, model, memory, reserved, numa, minor in rows
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        return ()
-
-
-def decode(state: bytes) -> tuple[tuple[Grant, ...], tuple[Allocation, ...]]:
-    """Grants and planned allocations of a stored state.
-
-    Raises:
-        NodeUnready: the state is of a newer version or not ours.
-    """
-    try:
-        data = json.loads(state)
-        if data["v"] != FORMAT:
-            raise NodeUnready(
-                f"the ledger on disk has format {data['v']!r}, this program reads {FORMAT}: upgrade it"
-            )
-        grants, planned = [], []
-        for row in data["allocations"]:
-            allocation = _allocation(row)
-            if "dir" in row:
-                ids = {str(r): expand(written) for r, written in row["ids"].items()}
-                grants.append(
-                    Grant(allocation, str(row["dir"]), int(row["ceiling"]), ids, bool(row["proven"]))
-                )
-            else:
-                planned.append(allocation)
-        return tuple(grants), tuple(planned)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NodeUnready(
-            f"the ledger on disk is not readable ({error}): the books are rebuilt from the kubelet"
-        ) from error
-
-
-def _allocation(row: Mapping[str, Any]) -> Allocation:
-    return Allocation(
-        pod=PodUid(row["pod"]),
-        container=row["container"],
-        kind=ContainerKind(row["kind"]),
-        order=int(row["order"]),
-        shares=tuple(
-            Share(CardUuid(c), Amount(int(cores), int(memory))) for c, cores, memory in row["shares"]
-        ),
-        namespace=row["ns"],
-        pod_name=row["name"],
-        granted="dir" in row,
-    )

@@ -7,7 +7,6 @@ life: then the start is refused, said, and the pod evicted where a controller ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import structlog
 
@@ -20,18 +19,13 @@ from gpu_manager.domain.contract import (
     decode_assignment,
 )
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
-from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.placement.place import follow
-from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
-from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
-from gpu_manager.domain.rules import legal_values
-from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import CheckpointEntry, Clock, ControlPages, Kubelet, Pods
-from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
-from gpu_manager.services.allocation.books import Books, Grant, Key
+from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of, success_text
-from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.predecessor_pods import is_predecessor_pod
@@ -44,22 +38,22 @@ class PreStart:
 
     def __init__(
         self,
-        allocator: Allocator,
+        state: NodeState,
         kubelet: Kubelet,
         pods: Pods,
         tenants: ControlPages,
         clock: Clock,
-        tally: ServiceMetrics,
+        metrics: ServiceMetrics,
         *,
         evict: bool,
     ) -> None:
-        self._allocator = allocator
+        self._state = state
         self._kubelet = kubelet
         self._pods = pods
         self._tenants = tenants
-        self._tally = tally
+        self._metrics = metrics
         self._evict = evict
-        self._truth = AnnotationWriteback(allocator, pods, clock)
+        self._truth = AnnotationWriteback(state, pods, clock)
 
     def prove(self, resource: str, devices: Sequence[str]) -> None:
         """Confirm the holder of these ids, write its limits, begin its usage anew. ``resource`` is one whose
@@ -72,20 +66,18 @@ class PreStart:
         ids = frozenset(devices)
         entries = self._kubelet.checkpoint()
         if entries is None:
-            grants = self._allocator.read(
-                lambda books, _: [g for g in books.grants.values() if g.ids.get(resource) == ids]
-            )
+            grants = [g for g in self._state.view.grants.values() if g.ids.get(resource) == ids]
             if not grants:
                 raise NodeUnready(
                     "the kubelet's checkpoint cannot be read and the books do not know these ids: "
                     "the start is tried again"
                 )
-            self._tally.count("unproven")
+            self._metrics.unproven.inc()
             self._start(grants)
             return
         hits = [e for e in entries if e.resource == resource and e.ids == ids]
         if not hits:
-            self._tally.count("proof_mismatches")
+            self._metrics.proof_mismatches.inc()
             raise NodeUnready(
                 "these ids are in no entry of the kubelet's checkpoint: the start is tried again"
             )
@@ -104,12 +96,8 @@ class PreStart:
             ),
             frozenset[str](),
         )
-        known, nameless = self._allocator.read(
-            lambda books, _: (
-                books.grants.get((entry.pod, entry.container)),
-                any(is_unidentified(uid) for uid in books.owners(memory)),  # its memory is booked beside it
-            )
-        )
+        known = self._state.view.grants.get((entry.pod, entry.container))
+        nameless = any(map(is_unidentified, self._state.owners(memory)))  # its memory is booked beside it
         if is_predecessor_pod({entry.resource: entry.ids}):
             return self._inherited(entry, known)
         if known is not None and known.ids.get(entry.resource) == entry.ids and not nameless:
@@ -120,13 +108,13 @@ class PreStart:
                 return known
         pod = self._pod(entry.pod)
         try:
-            grant = self._allocator.change(lambda books, node: adopt(books, node, entry, memory, pod))
+            grant = self._state.adopt(entry, memory, pod)
         except (DoesNotFit, RequestInvalid) as error:
             self._refuse(entry, pod, str(error))
             raise DoesNotFit(
                 f"container {entry.container!r} cannot start with the card it was given: {error}"
             ) from error
-        self._tally.count("association_corrected")
+        self._metrics.association_corrected.inc()
         log.warning(
             "association corrected", pod=entry.pod, container=entry.container, directory=grant.directory
         )
@@ -147,7 +135,7 @@ class PreStart:
         """The kubelet repeats the answer to an Allocate for the pod's life, across reboots too. The driver
         numbers its cards anew at each: with one lost, a node that was given may be another card's.
         """
-        node = self._allocator.node
+        node = self._state.node
         for entry, grant in zip(hits, grants, strict=True):
             if entry.nodes and not node.cards:
                 raise NodeUnready("the driver has not told its cards yet: the start is tried again")
@@ -173,7 +161,8 @@ class PreStart:
     def _start(self, grants: Sequence[Grant]) -> None:
         fresh = [g for g in grants if not g.proven]
         # As the books are now: while the proof was looked for, the pod's ceiling may have been changed.
-        for grant in self._allocator.read(lambda books, _: [books.grants.get(g.key, g) for g in grants]):
+        now = self._state.view.grants
+        for grant in (now.get(g.key, g) for g in grants):
             limits = limits_of(grant)
             if limits and not grant.directory:
                 raise NodeUnready(
@@ -184,24 +173,19 @@ class PreStart:
                 self._tenants.open(grant.directory, limits)
                 self._tenants.reset(grant.directory)
         if fresh:
-            keys = [grant.key for grant in fresh]
-            self._allocator.change(
-                lambda books, _: _mark(books, keys, proven=True),
-                # What memory alone knew would be written by no later start.
-                undo=lambda books: _mark(books, keys, proven=False),
-            )
+            self._state.confirm([grant.key for grant in fresh])
         for grant in fresh:
             self._announce(grant)
 
     def _announce(self, grant: Grant) -> None:
         pod = self._pod(grant.allocation.pod)
         if pod is not None:
-            text = success_text(grant, self._allocator.node)
+            text = success_text(grant, self._state.node)
             self._pods.event(pod, EVENT_ALLOCATED, f'container "{grant.allocation.container}": {text}')
             self._truth.tell(pod)
 
     def _refuse(self, entry: CheckpointEntry, pod: Pod | None, reason: str) -> None:
-        self._tally.count("proof_refusals")
+        self._metrics.proof_refusals.inc()
         log.error(
             "start refused", pod=pod.key if pod else entry.pod, container=entry.container, reason=reason
         )
@@ -229,80 +213,3 @@ def _moved(uuid: CardUuid, entry: CheckpointEntry, node: NodeCards) -> str:
         f"it was given {was}, and since the last boot its card {state.card.index} ({uuid}) is "
         f"/dev/nvidia{number}: it would run on another pod's card"
     )
-
-
-def adopt(
-    books: Books, node: NodeCards, entry: CheckpointEntry, memory: frozenset[str], pod: Pod | None
-) -> Grant:
-    """Book what the checkpoint proves: this container, these ids, the cards of the response it was given.
-
-    Raises:
-        NodeUnready: the response in the checkpoint is not ours to read.
-        DoesNotFit: its cards have no room, or the pod may not use them.
-    """
-    told = decode_assignment(entry.annotation)
-    shares = next(iter(told.containers.values()), ()) if told else ()
-    if told is None or not shares or not told.directory:
-        raise NodeUnready(
-            f"the checkpoint's response for container {entry.container!r} carries no allocation of ours"
-        )
-    cards = [card for card, _ in shares]
-    cores = len(entry.ids) * (CORES_PER_CARD if entry.resource == NVIDIA else 1)
-    whole = cores >= CORES_PER_CARD
-    amount = Amount(min(cores, CORES_PER_CARD), len(memory) * node.unit)
-    kind, order = next(
-        ((c.kind, n) for n, c in enumerate(pod.containers if pod else ()) if c.name == entry.container),
-        (ContainerKind.APP, 0),
-    )
-    allocation = Allocation(
-        pod=entry.pod,
-        container=entry.container,
-        kind=kind,
-        order=order,
-        shares=tuple(
-            Share(c, replace(amount, memory=books.ledger.capacity(c).memory) if whole else amount)
-            for c in cards
-        ),
-        namespace=pod.namespace if pod else "",
-        pod_name=pod.name if pod else "",
-    )
-    undo = [
-        g
-        for g in books.grants.values()
-        if g.key != allocation.key
-        and (g.directory == told.directory or g.ids.get(MEMORY) == memory != frozenset())
-    ]
-    undo = [g for g in undo if not (g.allocation.pod == entry.pod and g.directory != told.directory)]
-    for wrong in undo:
-        books.release(*wrong.key)
-    try:
-        if pod is not None:
-            _allowed(pod, entry.container, cards, books, node)
-        grant = Grant(
-            allocation,
-            told.directory,
-            (legal_values.ceiling_of(pod) if pod else None) or 0,
-            {entry.resource: entry.ids, **({MEMORY: memory} if memory else {})},
-        )
-        books.put(grant)
-    except (DoesNotFit, RequestInvalid):
-        for wrong in undo:
-            books.put(wrong)
-        raise
-    return grant
-
-
-def _allowed(pod: Pod, container: str, cards: Sequence[CardUuid], books: Books, node: NodeCards) -> None:
-    """The pod's own rules about cards (allow lists, count); its plan elsewhere is dropped."""
-    request = judged_request(pod, node.unit)
-    own = replace(request, containers=tuple(c for c in request.containers if c.name == container))
-    ledger = books.ledger.copy()
-    ledger.release(pod.uid)
-    follow(own, {container: [(card, ZERO) for card in cards]}, node.cards, ledger)
-
-
-def _mark(books: Books, keys: Sequence[Key], *, proven: bool) -> None:
-    for key in keys:
-        current = books.grants.get(key)
-        if current is not None:
-            books.grants[key] = replace(current, proven=proven)

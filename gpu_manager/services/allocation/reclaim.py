@@ -1,4 +1,4 @@
-"""Who has left: what ended pods held is given back, and the kubelet's offer cleared of ids that are taken.
+"""Who has left: what ended pods held is given back.
 
 There is no Deallocate. This is the quick way, taken at every GetPreferredAllocation on the fresh listing
 that it makes anyway; :class:`gpu_manager.services.recovery.rebuild.Reclaimer` is the thorough one.
@@ -7,7 +7,7 @@ that it makes anyway; :class:`gpu_manager.services.recovery.rebuild.Reclaimer` i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -18,9 +18,8 @@ from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports import KnownPod, Pods, Processes
 from gpu_manager.services.allocation.association import Identification
-from gpu_manager.services.allocation.books import Books
+from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
-from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -30,31 +29,26 @@ _MOST_ASKED = 8  # pods that the API is asked about in one call; the rest waits 
 
 
 class DepartedPods:
-    """Works on the allocator's books under the allocator's lock, and holds that over nothing slow."""
+    """Thread-safe. Its own lock is around what it remembers of pods, and held over memory alone."""
 
     def __init__(
-        self,
-        books: Books,
-        lock: threading.RLock,
-        pods: Pods,
-        processes: Processes,
-        tally: ServiceMetrics,
-        patience: float = PATIENCE_SECONDS,
+        self, state: NodeState, pods: Pods, processes: Processes, patience: float = PATIENCE_SECONDS
     ) -> None:
-        self.books = books
-        self._lock = lock
+        """``patience``: seconds that a question waits for deleted pods' processes to end."""
+        self._state = state
         self._pods = pods
         self._processes = processes
-        self._tally = tally
         self._looks = int(patience / _LOOK_SECONDS)
         self._pause = threading.Event()  # never set: it only waits
+        self._lock = threading.Lock()
         self._outlasted: frozenset[PodUid] = frozenset()  # pods that were waited for in vain
         self._seen: set[PodUid] = set()  # pods seen active since the kubelet came up
         self._returned: set[PodUid] = set()  # pods some of whose ids the kubelet has offered again
 
     def restarted(self) -> None:
         """The kubelet is new: it lists its pods one by one again, so absence means nothing yet."""
-        self._seen.clear()
+        with self._lock:
+            self._seen.clear()
 
     def seen(self, uid: PodUid) -> bool:
         """True if the pod was listed as active since the kubelet came up."""
@@ -62,42 +56,40 @@ class DepartedPods:
 
     def lingering(self) -> tuple[TerminatingShare, ...]:
         """What pods hold that the API no longer has and whose processes run, or may run: none can be seen."""
-        living = _living(self._pods.local())
-        with self._lock:
-            absent = [uid for uid in self.books.ledger.pods if uid not in living and not is_unidentified(uid)]
+        living, ledger = _living(self._pods.local()), self._state.view.ledger
+        absent = [uid for uid in ledger.pods if uid not in living and not is_unidentified(uid)]
         gone = [uid for uid in absent if self._processes.alive(uid) is not False]
-        with self._lock:
-            return terminating.terminating_shares(self.books.ledger, gone)
+        return terminating.terminating_shares(ledger, gone)
 
-    def outwait(
-        self,
-        answer: Identification,
-        offered: Collection[str],
-        in_the_way: Callable[[frozenset[PodUid], frozenset[PodUid]], bool],
-    ) -> str:
+    def outwait(self, answer: Identification, offered: Collection[str]) -> str:
         """:meth:`observe`, and wait some seconds while only pods that are going stand in the way: asked with
         all of them, and with those of which the watch alone has yet to show the end.
 
         Returns who still does at the end, for the refusal; empty if nobody. A pod that has outlasted one
-        wait is not waited for again. The lock must not be held.
+        wait is not waited for again. No lock is held while it waits.
         """
         going = self.observe(answer, offered)
         for _ in range(self._looks):
-            if going <= self._outlasted or not in_the_way(going, going & _living(self._pods.local())):
+            ending = going & _living(self._pods.local())
+            if going <= self._outlasted or not self._in_the_way(answer, going, ending):
                 break
             self._pause.wait(_LOOK_SECONDS)
             shown = _living(self._pods.local()) - self._seen
             going = frozenset(self._free(going - shown) | (going & shown))
         else:
-            with self._lock:
-                self._outlasted = going | self._outlasted.intersection(self.books.ledger.pods)
-        if not going or not in_the_way(going, frozenset()):
+            self._outlasted = going | self._outlasted.intersection(self._state.view.ledger.pods)
+        if not going or not self._in_the_way(answer, going, frozenset()):
             return ""
-        with self._lock:
-            names = sorted({a.pod_key for uid in going for a in self.books.ledger.of_pod(uid).values()})
+        ledger = self._state.view.ledger
+        names = sorted({a.pod_key for uid in going for a in ledger.of_pod(uid).values()})
         log.warning("deleted pods' processes still run", pods=names[:5])
         who = "a deleted pod" if len(going) == 1 else f"{len(going)} deleted pods"
         return f"processes of {who} still run and hold the room: it fits once they have ended"
+
+    def _in_the_way(
+        self, answer: Identification, going: frozenset[PodUid], ending: frozenset[PodUid]
+    ) -> bool:
+        return answer.candidate is not None and self._state.held_up(answer.candidate.pod, going, ending)
 
     def observe(self, answer: Identification, offered: Collection[str]) -> frozenset[PodUid]:
         """Give back what pods held that have ended, by the kubelet's own account, unless processes live on.
@@ -117,30 +109,31 @@ class DepartedPods:
         # The API's list has been taken in, by the kubelet too, once both show the pod that is being admitted.
         complete = answer.candidate is not None and answer.candidate.pod.uid in living
         going: set[PodUid] = set()
+        view, returned = self._state.view, self._state.owners(offered)
+        ended, doubtful = [], []
         with self._lock:
-            self._returned |= self.books.owners(offered)
-            ended, doubtful = [], []
-            booked = self.books.ledger.pods
+            self._returned |= returned
+            booked = view.ledger.pods
             self._seen.intersection_update(booked)  # others have been released elsewhere
             self._returned.intersection_update(booked)
             for uid in booked:
-                held = next(iter(self.books.ledger.of_pod(uid).values()))
+                held = next(iter(view.ledger.of_pod(uid).values()))
                 name = held.namespace, held.pod_name
                 namesake = uid not in living and taken.get("/".join(name), uid) != uid
                 # A kubelet before 1.34 lists who has ended as well, without ids, and offers those again.
                 over = uid not in living and uid in self._returned
                 if name in answer.active and (
-                    not (namesake or over) or name in self._listed_at(uid, answer.held)
+                    not (namesake or over) or name in _listed_at(view, uid, answer.held)
                 ):
                     self._seen.add(uid)
                     self._returned.discard(uid)
                 elif uid in self._seen or (
-                    uid not in living and (uid in self._returned or not self.books.ledger.granted(uid))
+                    uid not in living and (uid in self._returned or not view.ledger.granted(uid))
                 ):
                     ended.append(uid)
                 elif uid not in living:
                     # A stand-in for a pod that nobody could name is no pod that has gone.
-                    if complete and not is_unidentified(uid) and not self._listed_at(uid, answer.held):
+                    if complete and not is_unidentified(uid) and not _listed_at(view, uid, answer.held):
                         ended.append(uid)
                     else:
                         doubtful.append((uid, held))
@@ -157,20 +150,13 @@ class DepartedPods:
             if alive:
                 running.add(uid)
             elif alive is False:
+                gone = self._state.forget_pod(uid)
                 with self._lock:
-                    gone = self.books.release(uid)
                     self._seen.discard(uid)
                     self._returned.discard(uid)
                 for one in gone:
                     log.info("reclaimed", pod=one.pod_key, container=one.container, reason="no longer active")
         return running
-
-    def _listed_at(self, uid: PodUid, held: Mapping[str, tuple[str, str]]) -> set[tuple[str, str]]:
-        """The active pods at which the kubelet lists ids of this one; none if only its checkpoint does."""
-        grants = (self.books.grants.get(a.key) for a in self.books.ledger.of_pod(uid).values())
-        return {
-            held[device] for g in grants if g for ids in g.ids.values() for device in ids if device in held
-        }
 
     def _forgotten(self, doubtful: Iterable[tuple[PodUid, Allocation]]) -> list[PodUid]:
         """Those of which the API says that they are no more. Who is silent once is not asked further: the
@@ -187,34 +173,11 @@ class DepartedPods:
                     gone.append(uid)
         return gone
 
-    def clear(self, resource: str, offered: Sequence[str], answer: Identification) -> list[str]:
-        """The offer without ids that another active pod holds; others that the books still show are free."""
-        name = (answer.candidate.pod.namespace, answer.candidate.pod.name) if answer.candidate else None
-        own = {answer.candidate.pod.uid} if answer.candidate else set()
-        held = answer.held
-        known = self.books.taken(offered) | (held.keys() & offered)
-        free, stale = [], []
-        for device in offered:
-            if device not in known:  # nearly all: an offer may name thousands
-                free.append(device)
-                continue
-            holder = held.get(device)
-            others = self.books.owners((device,)) - own
-            if holder is not None and holder != name:
-                self._tally.count("double_offers", resource)
-                continue
-            if others:
-                if answer.active is None or any(self._active(uid, answer.active) for uid in others):
-                    self._tally.count("double_offers", resource)
-                    continue
-                stale.append(device)
-            free.append(device)
-        if stale:
-            self.books.detach(stale)
-        return free
 
-    def _active(self, uid: PodUid, active: frozenset[tuple[str, str]]) -> bool:
-        return any((a.namespace, a.pod_name) in active for a in self.books.ledger.of_pod(uid).values())
+def _listed_at(view: StateView, uid: PodUid, held: Mapping[str, tuple[str, str]]) -> set[tuple[str, str]]:
+    """The active pods at which the kubelet lists ids of this one; none if only its checkpoint does."""
+    grants = (view.grants.get(a.key) for a in view.ledger.of_pod(uid).values())
+    return {held[device] for g in grants if g for ids in g.ids.values() for device in ids if device in held}
 
 
 def _living(local: Mapping[str, Sequence[KnownPod]]) -> set[PodUid]:

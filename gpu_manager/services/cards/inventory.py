@@ -25,6 +25,8 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import InventoryPublisher
 from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.cards.health import Health
 
 log = structlog.get_logger(__name__)
@@ -38,13 +40,17 @@ class InventoryService:
 
     def __init__(
         self,
+        state: NodeState,
         allocator: Allocator,
+        departed: DepartedPods,
         health: Health,
         inventory: InventoryPublisher,
         announce: Callable[[], None],
         labels: Mapping[str, str],
     ) -> None:
+        self._state = state
         self._allocator = allocator
+        self._departed = departed
         self._health = health
         self._inventory = inventory
         self._announce = announce
@@ -55,7 +61,7 @@ class InventoryService:
 
     def cards_changed(self, states: tuple[CardState, ...]) -> None:
         """Cards came, went, or changed their state."""
-        self._allocator.refit(states, self._health.topology(states))
+        self._state.refit(states, self._health.topology(states))
         self._announce()
         self.changed()
 
@@ -65,10 +71,9 @@ class InventoryService:
 
     def publish(self) -> bool:
         """Publish if anything differs; True if something was sent."""
-        node = self._allocator.node
-        lent = self._allocator.read(lambda books, _: books.lent())
+        node, lent = self._state.node, self._state.offer.lent
         cards = tuple(replace(s, held=NVIDIA) if s.card.uuid in lent else s for s in node.cards)
-        lingering = self._allocator.lingering()
+        lingering = self._departed.lingering()
         self._period = LINGERING_SECONDS if lingering else PERIOD_SECONDS
         text = encode_inventory(
             Inventory(node.unit, cards, node.topology, self._allocator.refused(), lingering)
@@ -82,13 +87,10 @@ class InventoryService:
 
     def forget_vanished(self) -> None:
         """Drop the cards that the driver no longer lists, once nobody holds anything of them."""
-        idle = self._allocator.read(
-            lambda books, node: [
-                s.card.uuid for s in node.cards if not s.healthy and not books.ledger.holders(s.card.uuid)
-            ]
-        )
-        for uuid in idle:
-            self._health.forget(uuid)
+        view = self._state.view
+        for state in view.node.cards:
+            if not state.healthy and not view.ledger.holders(state.card.uuid):
+                self._health.forget(state.card.uuid)
 
     def run(self, stop: threading.Event) -> None:
         """Publish on news, and look now and then for what has passed: refusals, processes of deleted pods."""

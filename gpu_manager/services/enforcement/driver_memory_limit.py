@@ -16,8 +16,8 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Clock, DriverMemoryLimitSetter, Limit, Pods
-from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.grant import limits_of
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
@@ -32,17 +32,17 @@ class DriverMemoryLimits:
 
     def __init__(
         self,
-        allocator: Allocator,
+        state: NodeState,
         pods: Pods,
         backstop: DriverMemoryLimitSetter,
         clock: Clock,
-        tally: ServiceMetrics,
+        metrics: ServiceMetrics,
     ) -> None:
-        self._allocator = allocator
+        self._state = state
         self._pods = pods
         self._backstop = backstop
         self._clock = clock
-        self._tally = tally
+        self._metrics = metrics
         self._held: dict[tuple[str, CardUuid], str | None] = {}
         self._retry: dict[tuple[str, CardUuid], float] = {}
         self.kinds: Mapping[str, int] = {}
@@ -54,7 +54,7 @@ class DriverMemoryLimits:
             try:
                 self.look()
             except Exception:
-                self._tally.count("scrape_errors", "backstop")
+                self._metrics.scrape_errors.labels("backstop").inc()
                 log.exception("backstop round lost")
 
     def look(self) -> None:
@@ -71,9 +71,10 @@ class DriverMemoryLimits:
 
     def _wanted(self) -> dict[tuple[str, CardUuid], int]:
         """(container id, card) → bytes, of every fraction whose container has been made."""
-        limited: dict[tuple[str, str], tuple[Limit, ...]] = self._allocator.read(
-            lambda books, _: {key: limits_of(grant) for key, grant in books.grants.items() if grant.proven}
-        )
+        grants = self._state.view.grants
+        limited: dict[tuple[str, str], tuple[Limit, ...]] = {
+            key: limits_of(grant) for key, grant in grants.items() if grant.proven
+        }
         return {
             (container.runtime_id, limit.card): limit.memory + CONTEXT_BYTES
             for found in self._pods.local().values()

@@ -28,8 +28,8 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.ports import HostProcesses, PageEvidence, Pods, ProcessUse
-from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.books import Grant, Key
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.usage import Sample, ShareUse
 from gpu_manager.services.metrics import ServiceMetrics
 
@@ -66,22 +66,22 @@ class EvasionDetector:
 
     def __init__(
         self,
-        allocator: Allocator,
+        state: NodeState,
         last_sample: Callable[[], Sample],
         pods: Pods,
         witness: PageEvidence,
         host: HostProcesses,
-        tally: ServiceMetrics,
+        metrics: ServiceMetrics,
         *,
         evict: bool,
     ) -> None:
         """``evict`` lets it ask for the eviction of evaders that a controller makes anew."""
-        self._allocator = allocator
+        self._state = state
         self._last_sample = last_sample
         self._pods = pods
         self._witness = witness
         self._host = host
-        self._tally = tally
+        self._metrics = metrics
         self._evict = evict
         self._seen_at: float | None = None
         self._cases: Mapping[_Accused, _Case] = {}
@@ -97,7 +97,7 @@ class EvasionDetector:
             try:
                 self.look()
             except Exception:
-                self._tally.count("scrape_errors", "watchdog")
+                self._metrics.scrape_errors.labels("watchdog").inc()
                 log.exception("watchdog round lost")
 
     def look(self) -> None:
@@ -225,14 +225,13 @@ class EvasionDetector:
         self._evicted &= frozenset(pods)
 
     def _name(self, evader: Evader) -> None:
-        self._tally.count("evaders_named", evader.reason.value)
+        self._metrics.evaders_named.labels(evader.reason.value).inc()
         log.error("evader named", **_fields(evader), evidence=evader.evidence)
 
     def _tell(self, evader: Evader, pod: Pod, *, granted: bool) -> None:
         """A pod that was granted nothing by us is named too, but it is not ours to evict."""
-        index = self._allocator.read(lambda _, node: node.card(evader.card))
-        card = f"card {index.card.index}" if index else f"card {evader.card}"
-        text = f'container "{evader.container}" on {card}: {evader.evidence}'
+        card = self._state.node.index(evader.card)
+        text = f'container "{evader.container}" on card {card}: {evader.evidence}'
         evicts = self._evict and granted and pod.controlled and evader.reason in EVICTABLE
         if evicts and pod.uid not in self._evicted:
             self._evicted |= {pod.uid}

@@ -22,8 +22,8 @@ from gpu_manager.domain.enforcement.library_messages import (
     sentence,
 )
 from gpu_manager.ports import Clock, PageEvidence, Pods
-from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.books import Grant
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
@@ -54,13 +54,13 @@ class LibraryMessages:
     """``look`` is called by one thread."""
 
     def __init__(
-        self, allocator: Allocator, pods: Pods, witness: PageEvidence, clock: Clock, tally: ServiceMetrics
+        self, state: NodeState, pods: Pods, witness: PageEvidence, clock: Clock, metrics: ServiceMetrics
     ) -> None:
-        self._allocator = allocator
+        self._state = state
         self._pods = pods
         self._witness = witness
         self._clock = clock
-        self._tally = tally
+        self._metrics = metrics
         self._heard: dict[str, _Heard] = {}
 
     def run(self, stop: threading.Event) -> None:
@@ -69,13 +69,13 @@ class LibraryMessages:
             try:
                 self.look()
             except Exception:
-                self._tally.count("scrape_errors", "notes")
+                self._metrics.scrape_errors.labels("notes").inc()
                 log.exception("notes not read")
 
     def look(self) -> None:
         """Tell what is new in every container's page."""
         now = self._clock.monotonic()
-        grants = self._allocator.read(lambda books, _: [g for g in books.grants.values() if g.directory])
+        grants = [g for g in self._state.view.grants.values() if g.directory]
         self._heard = {g.directory: self._heard[g.directory] for g in grants if g.directory in self._heard}
         for grant in grants:
             notes = self._witness.notes(grant.directory)
@@ -103,7 +103,7 @@ class LibraryMessages:
                 self._tell(grant, heard, note, now)
 
     def _tell(self, grant: Grant, heard: _Heard, note: LibraryMessage, now: float) -> None:
-        self._tally.count("library_notes", note.kind.value)
+        self._metrics.library_notes.labels(note.kind.value).inc()
         text = sentence(note, self._name(note))
         if heard.lines < MOST_LINES:
             heard.lines += 1
@@ -127,11 +127,7 @@ class LibraryMessages:
             self._pods.event(pod, EVENT_LIBRARY_MESSAGE, f'container "{grant.key[1]}": {text}', warning=True)
 
     def _name(self, note: LibraryMessage) -> str:
-        uuid = note.card
-        if uuid is None:
-            return "a card"
-        state = self._allocator.read(lambda _, node: node.card(uuid))
-        return f"card {state.card.index}" if state else f"card {uuid}"
+        return "a card" if note.card is None else f"card {self._state.node.index(note.card)}"
 
 
 def _fields(grant: Grant) -> dict[str, str]:

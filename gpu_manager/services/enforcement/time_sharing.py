@@ -81,12 +81,12 @@ class TimeSharing:
         pages: ActivityPages,
         seats: Callable[[], Iterable[CardTenant]],
         clock: Clock,
-        tally: ServiceMetrics,
+        metrics: ServiceMetrics,
     ) -> None:
         self._pages = pages
         self._seats = seats
         self._clock = clock
-        self._tally = tally
+        self._metrics = metrics
         self._watched: dict[CardUuid, _Watched] = {}
         self._published: dict[tuple[str, CardUuid], tuple[float, float]] = {}
         self._adjusted: dict[tuple[str, CardUuid], int] = {}
@@ -102,7 +102,7 @@ class TimeSharing:
                 pause = self.step()
             except Exception:
                 pause = SURVEY_SECONDS
-                self._tally.count("scrape_errors", "coactivity")
+                self._metrics.scrape_errors.labels("coactivity").inc()
                 log.exception("co-activity round lost")
 
     def step(self) -> float:
@@ -199,7 +199,7 @@ class TimeSharing:
         try:
             return next((a for a in self._pages.activity(name) if a.card == card), None)
         except NodeUnready as error:
-            self._tally.count("scrape_errors", "pages")
+            self._metrics.scrape_errors.labels("pages").inc()
             log.debug("activity not read", directory=name, reason=str(error))
             return None
 
@@ -221,7 +221,7 @@ class TimeSharing:
         try:
             self._pages.publish(name, int(now * 1e9), corrections)
         except NodeUnready as error:
-            self._tally.count("scrape_errors", "pages")
+            self._metrics.scrape_errors.labels("pages").inc()
             log.debug("correction not written", directory=name, reason=str(error))
             return False
         self._beat[name] = now

@@ -17,8 +17,8 @@ from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import Cards, CardUse, Clock, ControlPages, Pods, Processes, ProcessUse, TenantUse
-from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.books import Grant, Key
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.time_sharing import CardTenant
 from gpu_manager.services.metrics import ServiceMetrics
 
@@ -82,21 +82,21 @@ class UsageSampler:
 
     def __init__(
         self,
-        allocator: Allocator,
+        state: NodeState,
         cards: Cards,
         pods: Pods,
         tenants: ControlPages,
         processes: Processes,
         clock: Clock,
-        tally: ServiceMetrics,
+        metrics: ServiceMetrics,
     ) -> None:
-        self._allocator = allocator
+        self._state = state
         self._cards = cards
         self._pods = pods
         self._tenants = tenants
         self._processes = processes
         self._clock = clock
-        self._tally = tally
+        self._metrics = metrics
         self._before: dict[tuple[Key, CardUuid], _Before] = {}
         self._unaccounted: dict[tuple[Key, CardUuid], Unaccounted] = {}
         self.last = Sample(clock.monotonic())
@@ -107,13 +107,13 @@ class UsageSampler:
             try:
                 self.sample()
             except Exception:
-                self._tally.count("scrape_errors", "sampler")
+                self._metrics.scrape_errors.labels("sampler").inc()
                 log.exception("sample lost")
 
     def sample(self) -> Sample:
         """Read everything once."""
         now = self._clock.monotonic()
-        grants = self._allocator.read(lambda books, _: dict(books.grants))
+        grants = self._state.view.grants
         card_uses, processes = self._card_figures()
         by_share = self._by_share(processes) if processes else {}
         shares = [
@@ -146,7 +146,7 @@ class UsageSampler:
         try:
             cards, processes = self._cards.usage()
         except NodeUnready as error:
-            self._tally.count("scrape_errors", "cards")
+            self._metrics.scrape_errors.labels("cards").inc()
             log.debug("cards not read", reason=str(error))
             return {}, []
         return {use.uuid: use for use in cards}, list(processes)
@@ -157,7 +157,7 @@ class UsageSampler:
         try:
             read = {use.card: use for use in self._tenants.usage(grant.directory)}
         except NodeUnready as error:
-            self._tally.count("scrape_errors", "pages")
+            self._metrics.scrape_errors.labels("pages").inc()
             state = "tampered" if isinstance(error, Tampered) else "unknown"
             return [ShareUse(grant.key, s, state, reason=str(error)) for s in grant.allocation.shares]
         return [

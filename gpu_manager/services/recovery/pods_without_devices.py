@@ -14,7 +14,7 @@ import structlog
 from gpu_manager.domain.contract import EVENT_WITHOUT_DEVICES, RESOURCES
 from gpu_manager.domain.pod import MIRROR, ContainerKind, Pod, PodUid
 from gpu_manager.ports import CheckpointEntry, Pods
-from gpu_manager.services.allocation.allocator import Allocator
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
@@ -25,10 +25,10 @@ ROUNDS = 2
 class PodsWithoutDevices:
     """Names each such pod once. Not thread-safe: one thread looks."""
 
-    def __init__(self, allocator: Allocator, pods: Pods, tally: ServiceMetrics, *, evict: bool) -> None:
-        self._allocator = allocator
+    def __init__(self, state: NodeState, pods: Pods, metrics: ServiceMetrics, *, evict: bool) -> None:
+        self._state = state
         self._pods = pods
-        self._tally = tally
+        self._metrics = metrics
         self._evict = evict
         self._seen: Mapping[PodUid, int] = {}
         self._named: frozenset[PodUid] = frozenset()
@@ -43,7 +43,7 @@ class PodsWithoutDevices:
         if entries is None or active is None:
             return
         holders = {(e.pod, e.container, e.resource) for e in entries if e.ids}
-        booked = self._allocator.read(lambda books, _: frozenset(key[0] for key in books.grants))
+        booked = frozenset(pod for pod, _ in self._state.view.grants)
         found = {
             f.pod.uid: (f.pod, lacking)
             for named in self._pods.local().values()
@@ -67,7 +67,7 @@ class PodsWithoutDevices:
             f'container "{container}" was admitted before this node offered {resource}: it holds no card and '
             f"cannot be started again; {cure}, so that a new one is admitted in its place"
         )
-        self._tally.count("stranded")
+        self._metrics.stranded.inc()
         log.warning("stranded", pod=pod.key, container=container, resource=resource, evicted=evicted)
         self._pods.event(pod, EVENT_WITHOUT_DEVICES, text, warning=True)
         if evicted:

@@ -17,7 +17,7 @@ from gpu_manager.domain.pod import ContainerKind, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.ports import PredecessorPod
 from gpu_manager.services.allocation.books import Grant
-from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.allocation.node_cards import NodeCards
 
 _ABSENT = "nvidia"  # and the number in /dev/nvidia<n>: a card that only a record knows; no UUID is like that
 _CORE_ID = re.compile(re.escape(CORE) + r"-\d{1,9}")

@@ -39,10 +39,13 @@ from gpu_manager.ports import (
     PredecessorPod,
     Processes,
 )
-from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.books import Books, Grant, Key, decode
+from gpu_manager.services.allocation.admission_window import AdmissionWindow
+from gpu_manager.services.allocation.books import Books, Grant, Key
+from gpu_manager.services.allocation.books_format import decode
 from gpu_manager.services.allocation.grant import annotation_of
-from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
@@ -73,7 +76,7 @@ def rebuild(
     listing: Mapping[tuple[str, str], Sequence[PodResourcesEntry]] | None,
     local: Mapping[str, Sequence[KnownPod]],
     node: NodeCards,
-    tally: ServiceMetrics,
+    metrics: ServiceMetrics,
     inherited: Sequence[PredecessorPod] = (),
 ) -> Books:
     """The books after a start. Every source may be missing; none is asked twice.
@@ -87,7 +90,7 @@ def rebuild(
             found, planned = decode(stored)
             grants = {g.key: g for g in found}
         except NodeUnready as error:
-            tally.count("recovery_disagreements", "store")
+            metrics.recovery_disagreements.labels("store").inc()
             log.error("ledger not used", reason=str(error))
     pods = {f.pod.uid: f.pod for named in local.values() for f in named}
     held = _by_entry(entries) if entries is not None else _by_listing(listing or {}, local)
@@ -102,11 +105,11 @@ def rebuild(
             grants.pop(unnamed.key, None)  # whose it is stands in the kubelet's books: not to be booked twice
             if truth.annotation is None and any(r in unnamed.ids for r in CARRIERS):
                 truth.annotation = annotation_of(unnamed, node.name)
-        grant = _grant(key, truth, grants.get(key), pods.get(key[0]), node, tally, records.get(key))
+        grant = _grant(key, truth, grants.get(key), pods.get(key[0]), node, metrics, records.get(key))
         if grant is not None:
             grants[key] = grant
     grants = {key: recognised(grant, node) for key, grant in grants.items()}
-    books = Books((s.card for s in node.cards), node.unit, grants.values())
+    books = Books(node, grants.values())
     for allocation in planned:
         try:
             books.plan((allocation,))
@@ -149,16 +152,16 @@ def _grant(
     stored: Grant | None,
     pod: Pod | None,
     node: NodeCards,
-    tally: ServiceMetrics,
+    metrics: ServiceMetrics,
     record: PredecessorPod | None,
 ) -> Grant | None:
     if stored is not None:
         if any(stored.ids.get(r) != ids for r, ids in truth.ids.items()):
-            tally.count("recovery_disagreements", "ids")
+            metrics.recovery_disagreements.labels("ids").inc()
             log.warning("ids differ from the kubelet's, its own are used", pod=key[0], container=key[1])
             return replace(stored, ids={**stored.ids, **truth.ids})
         return stored
-    tally.count("recovery_disagreements", "missing")
+    metrics.recovery_disagreements.labels("missing").inc()
     told = decode_assignment(truth.annotation)
     cores, memory = truth.ids.get(CORE, frozenset()), truth.ids.get(MEMORY, frozenset())
     if told is not None and told.containers:
@@ -248,68 +251,63 @@ class Reclaimer:
 
     def __init__(
         self,
-        allocator: Allocator,
+        state: NodeState,
+        window: AdmissionWindow,
+        departed: DepartedPods,
         kubelet: Kubelet,
         pods: Pods,
         tenants: ControlPages,
         injector: Injector,
         processes: Processes,
         clock: Clock,
-        tally: ServiceMetrics,
+        metrics: ServiceMetrics,
         stranded: PodsWithoutDevices,
     ) -> None:
-        self._allocator = allocator
+        self._state = state
+        self._window = window
+        self._departed = departed
         self._kubelet = kubelet
         self._pods = pods
         self._tenants = tenants
         self._injector = injector
         self._processes = processes
         self._clock = clock
-        self._tally = tally
+        self._metrics = metrics
         self._stranded = stranded
         self._absent: dict[Key, int] = {}
         self._orphans: frozenset[str] = frozenset()
 
     def round(self) -> tuple[Allocation, ...]:
         """One look; returns what was released."""
-        allocations = self._allocator.read(lambda books, _: tuple(books.ledger))
-        unnamed = self._allocator.read(
-            lambda books, _: {
-                g.key: g.ids for g in books.grants.values() if is_unidentified(g.allocation.pod)
-            }
-        )
+        view = self._state.view
+        unnamed = {key: g.ids for key, g in view.grants.items() if is_unidentified(g.allocation.pod)}
         entries = self._kubelet.checkpoint()
-        listing = self._allocator.listing_when_idle()
-        if self._clock.monotonic() - self._allocator.registered_at < SETTLE_SECONDS:
+        listing = self.active()
+        if self._clock.monotonic() - self._window.registered_at < SETTLE_SECONDS:
             self._absent = {}
             self._sweep()
             return ()
         self._stranded.look(entries, listing)
-        gone = {a.key for a in allocations if self._gone(a, entries, listing, unnamed.get(a.key))}
+        gone = {a.key for a in view.ledger if self._gone(a, entries, listing, unnamed.get(a.key))}
         self._absent = {key: self._absent.get(key, 0) + 1 for key in gone}
         due = [key for key, rounds in self._absent.items() if rounds >= ROUNDS]
-        released = self._release([key for key in due if self._processes.alive(key[0]) is not True])
+        released = self._state.release([key for key in due if self._processes.alive(key[0]) is not True])
         for allocation in released:
-            self._tally.count("reclaimed")
+            self._metrics.reclaimed.inc()
             log.info(
                 "reclaimed",
                 pod=allocation.pod_key,
                 container=allocation.container,
             )
         self._sweep()
-        return tuple(released)
-
-    def _release(self, keys: Sequence[Key]) -> list[Allocation]:
-        """A full disk keeps nothing booked: what is not saved now goes with the next change."""
-        released: list[Allocation] = []
-        if keys:
-            try:
-                self._allocator.change(
-                    lambda books, _: released.extend(a for key in keys for a in books.release(*key))
-                )
-            except NodeUnready as error:
-                log.warning("release not saved", reason=str(error))
         return released
+
+    def active(self) -> frozenset[tuple[str, str]] | None:
+        """The pods that the kubelet counts as active; None while it admits one, or does not answer."""
+        try:
+            return self._window.when_idle(lambda: frozenset(self._kubelet.listing()))
+        except NodeUnready:
+            return None
 
     def _gone(
         self,
@@ -331,7 +329,7 @@ class Reclaimer:
             return False
         # The checkpoint may show an ended pod until the next admission. A new kubelet lists its pods one by
         # one: not to be listed counts if the pod was before, or if nothing of it runs for certain.
-        return self._allocator.seen(allocation.pod) or self._processes.alive(allocation.pod) is False
+        return self._departed.seen(allocation.pod) or self._processes.alive(allocation.pod) is False
 
     def _living(self, allocation: Allocation) -> bool:
         """A UID never has another name, but for who forges the copy of a static pod: its UID is no secret."""
@@ -346,7 +344,7 @@ class Reclaimer:
 
     def _sweep(self) -> None:
         """Remove directories that no grant names, once they were seen so twice."""
-        named = self._allocator.read(lambda books, _: frozenset(g.directory for g in books.grants.values()))
+        named = frozenset(g.directory for g in self._state.view.grants.values())
         orphans = frozenset(self._tenants.names()) - named
         for name in orphans & self._orphans:
             self._tenants.remove(name)

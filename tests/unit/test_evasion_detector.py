@@ -15,17 +15,14 @@ from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
-from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
-from gpu_manager.domain.topology import Link, LinkKind, Topology
+from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports import CardUse, ProcessUse
-from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.association import Association
-from gpu_manager.services.allocation.books import Books, Grant, Key
-from gpu_manager.services.allocation.planner import NodeCards
+from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
 from gpu_manager.services.enforcement.usage import Sample, ShareUse
-from gpu_manager.services.metrics import ServiceMetrics
-from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
+from tests.fakes.metrics import counts, service_metrics
+from tests.fakes.ports import FakePods, cards
+from tests.fakes.state import state_of
 
 STATES = cards(2)
 FIRST, SECOND = (s.card.uuid for s in STATES)
@@ -89,29 +86,16 @@ class Rig:
     """``see`` is one sample and one look."""
 
     def __init__(self, *, evict: bool = False) -> None:
-        self.pods, self.witness, self.host, self.tally = (
+        self.pods, self.witness, self.host, self.metrics = (
             FakePods(),
             FakeWitness(),
             FakeHost(),
-            ServiceMetrics(),
+            service_metrics(),
         )
-        node = NodeCards.of("n1", DEFAULT_UNIT, STATES, Topology.uniform(2, Link(LinkKind.SYS)))
-        clock = FakeClock()
-        self.allocator = Allocator(
-            node,
-            Books((s.card for s in STATES), DEFAULT_UNIT),
-            association=Association(NoKubelet(), self.pods, clock, self.tally),
-            pods=self.pods,
-            store=FakeStore(),
-            tenants=FakeTenants(),
-            injector=FakeInjector(),
-            processes=FakeProcesses(),
-            clock=clock,
-            tally=self.tally,
-        )
+        self.state = state_of(STATES)
         self.sample = Sample(0.0)
         self.watchdog = EvasionDetector(
-            self.allocator, lambda: self.sample, self.pods, self.witness, self.host, self.tally, evict=evict
+            self.state, lambda: self.sample, self.pods, self.witness, self.host, self.metrics, evict=evict
         )
         self.grants: dict[Key, Grant] = {}
         self.uses: dict[Key, ShareUse] = {}
@@ -186,7 +170,7 @@ def test_it_is_told_and_logged_once_however_long_it_lasts(rig: Rig) -> None:
         rig.see(("bad", on(FIRST, 1018)), times=50)
     assert len(rig.events()) == 1
     assert [entry["event"] for entry in logs].count("evader named") == 1
-    assert rig.tally.counts("evaders_named") == {"no-slot": 1}
+    assert counts(rig.metrics.evaders_named) == {"no-slot": 1}
 
 
 def test_honest_processes_are_never_named(rig: Rig) -> None:

@@ -13,6 +13,7 @@ from gpu_manager.domain.enforcement.evasion import EvasionReason
 from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.services.enforcement.evasion_detector import Evader
 from tests.fakes.ports import cards
+from tests.fakes.state import state_of
 
 STATES = cards(2)
 SECOND = STATES[1].card.uuid
@@ -22,12 +23,10 @@ class Board:
     """The collector over what the services say."""
 
     def __init__(self) -> None:
-        node = SimpleNamespace(cards=STATES)
-        allocator: Any = SimpleNamespace(read=lambda reader: reader(None, node))
         self.watchdog: Any = SimpleNamespace(evaders=(), blind=frozenset())
         self.backstops: Any = SimpleNamespace(kinds={})
         self.registry = CollectorRegistry()
-        self.registry.register(GuardMetrics(allocator, self.watchdog, self.backstops))
+        self.registry.register(GuardMetrics(state_of(STATES), self.watchdog, self.backstops))
 
     def scrape(self) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
         text = generate_latest(self.registry).decode()

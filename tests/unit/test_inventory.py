@@ -13,7 +13,8 @@ from gpu_manager.domain.contract import INVENTORY, decode_inventory
 from gpu_manager.domain.resources import GIB
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.cards.inventory import InventoryService
-from tests.fakes.node import NodeRig, container, pod
+from tests.fakes.direct import DirectRig
+from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeCards, FakeClock
 
 
@@ -33,12 +34,12 @@ class FakeNodeObject:
 class Board:
     """A node whose cards can be taken out."""
 
-    def __init__(self, rig: NodeRig) -> None:
+    def __init__(self, rig: DirectRig) -> None:
         self.rig, self.node = rig, FakeNodeObject()
         self.cards = FakeCards(rig.states)
         self.health = Health(self.cards, self.node, rig.clock)
         self.inventory = InventoryService(
-            rig.allocator, self.health, self.node, rig.plugin.announce, {"zone": "a"}
+            rig.state, rig.allocator, rig.departed, self.health, self.node, rig.plugin.announce, {"zone": "a"}
         )
         self.health.subscribe(self.inventory.cards_changed)
         self.look()
@@ -48,12 +49,12 @@ class Board:
         self.health.settle()
 
     def there(self) -> list[int]:
-        return [s.card.index for s in self.rig.allocator.node.cards]
+        return [s.card.index for s in self.rig.state.node.cards]
 
 
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Board]:
-    with NodeRig(tmp_path, clock=FakeClock()) as rig:
+    with DirectRig(tmp_path, clock=FakeClock()) as rig:
         yield Board(rig)
 
 
@@ -80,7 +81,7 @@ def test_a_vanished_card_goes_only_when_nothing_of_it_is_held(board: Board) -> N
     board.inventory.forget_vanished()
     board.health.settle()
     assert board.there() == [0, 1, 2, 3, 4, 5, 7]
-    board.rig.allocator.change(lambda books, _: books.release(one["metadata"]["uid"]))
+    board.rig.state.forget_pod(one["metadata"]["uid"])
     board.inventory.forget_vanished()
     board.health.settle()
     assert board.there() == [0, 1, 2, 3, 4, 5]

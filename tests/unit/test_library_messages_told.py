@@ -12,7 +12,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpu_manager.adapters.control_pages.pages import FileControlPages
-from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, EVENT_LIBRARY_MESSAGE, MEMORY
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage, LibraryMessageKind
 from gpu_manager.domain.placement.ledger import Allocation, Share
@@ -27,8 +26,9 @@ from gpu_manager.services.enforcement.library_messages import (
     WINDOW_SECONDS,
     LibraryMessages,
 )
-from gpu_manager.services.metrics import ServiceMetrics
+from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.ports import FakeClock, FakePods, cards
+from tests.fakes.state import state_of
 from vcuda import page as abi
 
 CARD = cards(1)[0].card.uuid
@@ -51,21 +51,6 @@ class Pages:
         return self.held.get(name, ())
 
 
-@dataclass
-class Books:
-    """As much of the allocator as is read here."""
-
-    grants: dict[Any, Grant]
-
-    def read(self, reader: Any) -> Any:
-        class Node:
-            @staticmethod
-            def card(uuid: CardUuid) -> Any:
-                return next((state for state in cards(1) if state.card.uuid == uuid), None)
-
-        return reader(self, Node)
-
-
 def grant(pod: str) -> Grant:
     share = Share(CARD, Amount(30, 5 * GIB))
     allocation = Allocation(
@@ -78,16 +63,15 @@ class Rig:
     """One container, ``team/a train``, and who listens."""
 
     def __init__(self) -> None:
-        self.pods, self.pages, self.clock, self.tally = FakePods(), Pages(), FakeClock(), ServiceMetrics()
-        given = grant("a")
-        self.books = Books({given.key: given})
+        self.pods, self.pages, self.clock, self.metrics = FakePods(), Pages(), FakeClock(), service_metrics()
+        self.state = state_of(cards(1), grant("a"))
         container = Container("train", ContainerKind.APP, core=30, memory_units=20)  # type: ignore[arg-type]
         self.pods.bind(Pod(PodUid("uid-a"), "team", "a", (container,), node="n1"))
         self.anew()
 
     def anew(self) -> None:
         """The agent starts again."""
-        self.notes = LibraryMessages(self.books, self.pods, self.pages, self.clock, self.tally)  # type: ignore[arg-type]
+        self.notes = LibraryMessages(self.state, self.pods, self.pages, self.clock, self.metrics)
 
     def note(
         self, number: int, kind: LibraryMessageKind = LibraryMessageKind.MEMORY_REFUSED, *, ago: float = 0.0
@@ -115,7 +99,7 @@ def test_a_note_is_told_once_in_the_log_as_a_metric_and_to_the_pods_owner(rig: R
         "kind": "memory-refused", "note": "process 17 was refused 6 GiB of card 0: 4 GiB of 5 GiB are used",
     }  # fmt: skip
     assert rig.pods.events == [("team/a", EVENT_LIBRARY_MESSAGE, f'container "train": {line["note"]}')]
-    assert rig.tally.counts("library_notes") == {"memory-refused": 1}
+    assert counts(rig.metrics.library_notes) == {"memory-refused": 1}
     assert rig.look() == []
     assert len(rig.pods.events) == 1
 
@@ -143,7 +127,7 @@ def test_a_tenant_that_floods_its_page_fills_neither_the_log_nor_the_events(rig:
     assert len(told) <= MOST_LINES * (windows + 1)
     assert len(left) <= windows
     assert len(rig.pods.events) <= 600 / EVENT_SECONDS + 1
-    assert rig.tally.counts("library_notes") == {"memory-refused": 600 * 24}
+    assert counts(rig.metrics.library_notes) == {"memory-refused": 600 * 24}
 
 
 def test_numbers_that_jump_are_the_tenants_own_loss(rig: Rig) -> None:
@@ -163,7 +147,7 @@ def test_a_container_that_starts_again_and_fails_again_is_told_of_again(rig: Rig
         assert len(rig.look()) == 1
         assert rig.look() == []
         rig.clock.pass_(20.0)
-    assert rig.tally.counts("library_notes") == {"cuda-refused": 3}
+    assert counts(rig.metrics.library_notes) == {"cuda-refused": 3}
 
 
 def test_an_agent_that_starts_again_tells_what_was_noted_meanwhile_and_no_old_tales(rig: Rig) -> None:
@@ -171,13 +155,13 @@ def test_an_agent_that_starts_again_tells_what_was_noted_meanwhile_and_no_old_ta
     rig.note(2, ago=3.0)
     rig.anew()
     rig.look()
-    assert rig.tally.counts("library_notes") == {"memory-refused": 1}
+    assert counts(rig.metrics.library_notes) == {"memory-refused": 1}
 
 
 def test_a_container_that_is_gone_is_forgotten(rig: Rig) -> None:
     rig.note(1)
     rig.look()
-    rig.books.grants = {}
+    rig.state.forget_pod(PodUid("uid-a"))
     rig.look()
     assert rig.notes._heard == {}
 

@@ -14,7 +14,8 @@ from gpu_manager.domain.resources import GIB
 from gpu_manager.ports import CardUse, Correction, ProcessUse, TenantUse
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
-from tests.fakes.node import NodeRig, container, pod
+from tests.fakes.direct import DirectRig
+from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeCards, FakeClock
 from vcuda import page
 
@@ -25,10 +26,10 @@ LIMIT = 5 * GIB
 class Rig:
     """One container with 5 GiB of a card; ``second`` is one second of the agent's life."""
 
-    def __init__(self, directory: Path, node: NodeRig) -> None:
+    def __init__(self, directory: Path, node: DirectRig) -> None:
         self.node, self.cards = node, FakeCards(node.states)
         self.usage = UsageSampler(
-            node.allocator, self.cards, node.pods, node.tenants, node.processes, node.clock, node.tally
+            node.state, self.cards, node.pods, node.tenants, node.processes, node.clock, node.metrics
         )
         made = pod("part", container("c", 30, 20))
         assert node.admit(made).admitted
@@ -46,7 +47,7 @@ class Rig:
 
     def agent(self) -> TimeSharing:
         """A new one, that knows nothing of what another wrote."""
-        return TimeSharing(self.pages, self.usage.seats, self.node.clock, self.node.tally)
+        return TimeSharing(self.pages, self.usage.seats, self.node.clock, self.node.metrics)
 
     def second(self, *, driver: int | None, account: int, process: bool = True) -> int:
         """What the page says after a second in which driver and account counted so much."""
@@ -68,7 +69,7 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    with NodeRig(tmp_path, clock=FakeClock()) as node:
+    with DirectRig(tmp_path, clock=FakeClock()) as node:
         made = Rig(tmp_path, node)
         yield made
         made.pages.close()

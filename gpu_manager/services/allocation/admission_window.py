@@ -1,0 +1,67 @@
+"""When the kubelet may be asked for a listing: never between the calls of an admission.
+
+A listing makes the kubelet forget the ids that it has handed to an Allocate and not yet booked
+(it would offer them twice). Only the question that opens an admission may ask for one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from gpu_manager.ports import Clock
+
+T = TypeVar("T")
+
+QUIET_SECONDS = 2.0  # after the last call of an admission, before the kubelet may be asked for a listing
+
+
+class AdmissionWindow:
+    """Thread-safe. Counts the kubelet's calls that are under way."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # In this order, where both are held: a question or a listing, the count.
+        self._asking, self._lock = threading.Lock(), threading.Lock()
+        self._in_flight = 0
+        self._last = float("-inf")
+        self.registered_at = clock.monotonic()
+
+    def registered(self) -> None:
+        """The kubelet is new: it lists its pods one by one again, so absence means nothing yet."""
+        self.registered_at = self._clock.monotonic()
+
+    @contextmanager
+    def question(self) -> Iterator[None]:
+        """The kubelet asks for a preference: waits for a listing that :meth:`when_idle` has begun."""
+        with self._asking:
+            self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    @contextmanager
+    def answer(self) -> Iterator[None]:
+        """The kubelet allocates: waits for nobody."""
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def when_idle(self, ask: Callable[[], T]) -> T | None:
+        """``ask``, unless an admission is under way; a question that comes meanwhile waits for its end."""
+        with self._asking:
+            with self._lock:
+                if self._in_flight or self._clock.monotonic() - self._last < QUIET_SECONDS:
+                    return None
+            return ask()
+
+    def _count(self, by: int) -> None:
+        with self._lock:
+            self._in_flight += by
+            if by < 0:
+                self._last = self._clock.monotonic()  # the next call may come at once

@@ -1,0 +1,86 @@
+"""Booking what the kubelet's checkpoint proves: a function over the books."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import MEMORY, NVIDIA, decode_assignment
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
+from gpu_manager.domain.placement.ledger import Allocation, Share
+from gpu_manager.domain.placement.place import follow
+from gpu_manager.domain.pod import ContainerKind, Pod
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+from gpu_manager.domain.rules import legal_values
+from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.ports import CheckpointEntry
+from gpu_manager.services.allocation.books import Books, Grant
+
+
+def adopt(books: Books, entry: CheckpointEntry, memory: frozenset[str], pod: Pod | None) -> Grant:
+    """Book what the checkpoint proves: this container, these ids, the cards of the response it was given.
+
+    Raises:
+        NodeUnready: the response in the checkpoint is not ours to read.
+        DoesNotFit: its cards have no room, or the pod may not use them.
+    """
+    told = decode_assignment(entry.annotation)
+    shares = next(iter(told.containers.values()), ()) if told else ()
+    if told is None or not shares or not told.directory:
+        raise NodeUnready(
+            f"the checkpoint's response for container {entry.container!r} carries no allocation of ours"
+        )
+    cards = [card for card, _ in shares]
+    cores = len(entry.ids) * (CORES_PER_CARD if entry.resource == NVIDIA else 1)
+    whole = cores >= CORES_PER_CARD
+    amount = Amount(min(cores, CORES_PER_CARD), len(memory) * books.node.unit)
+    kind, order = next(
+        ((c.kind, n) for n, c in enumerate(pod.containers if pod else ()) if c.name == entry.container),
+        (ContainerKind.APP, 0),
+    )
+    allocation = Allocation(
+        pod=entry.pod,
+        container=entry.container,
+        kind=kind,
+        order=order,
+        shares=tuple(
+            Share(c, replace(amount, memory=books.ledger.capacity(c).memory) if whole else amount)
+            for c in cards
+        ),
+        namespace=pod.namespace if pod else "",
+        pod_name=pod.name if pod else "",
+    )
+    undo = [
+        g
+        for g in books.grants.values()
+        if g.key != allocation.key
+        and (g.directory == told.directory or g.ids.get(MEMORY) == memory != frozenset())
+    ]
+    undo = [g for g in undo if not (g.allocation.pod == entry.pod and g.directory != told.directory)]
+    for wrong in undo:
+        books.release(*wrong.key)
+    try:
+        if pod is not None:
+            _allowed(pod, entry.container, cards, books)
+        grant = Grant(
+            allocation,
+            told.directory,
+            (legal_values.ceiling_of(pod) if pod else None) or 0,
+            {entry.resource: entry.ids, **({MEMORY: memory} if memory else {})},
+        )
+        books.put(grant)
+    except (DoesNotFit, RequestInvalid):
+        for wrong in undo:
+            books.put(wrong)
+        raise
+    return grant
+
+
+def _allowed(pod: Pod, container: str, cards: Sequence[CardUuid], books: Books) -> None:
+    """The pod's own rules about cards (allow lists, count); its plan elsewhere is dropped."""
+    request = judged_request(pod, books.node.unit)
+    own = replace(request, containers=tuple(c for c in request.containers if c.name == container))
+    ledger = books.ledger.copy()
+    ledger.release(pod.uid)
+    follow(own, {container: [(card, ZERO) for card in cards]}, books.node.cards, ledger)

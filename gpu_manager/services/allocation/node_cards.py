@@ -1,0 +1,56 @@
+"""The node's cards at one moment, and what the kubelet is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.contract import NVIDIA
+from gpu_manager.domain.ids import DeviceIds
+from gpu_manager.domain.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCards:
+    """The node as it is now; replaced whole, so that readers need no lock."""
+
+    name: str
+    unit: int
+    cards: tuple[CardState, ...]
+    topology: Topology
+    ids: DeviceIds
+
+    @staticmethod
+    def of(name: str, unit: int, cards: Sequence[CardState], topology: Topology) -> NodeCards:
+        """Build it, with the ids that its cards have."""
+        return NodeCards(name, unit, tuple(cards), topology, DeviceIds(tuple(s.card for s in cards), unit))
+
+    def card(self, uuid: CardUuid) -> CardState | None:
+        """The card of that UUID, if it is still there."""
+        return next((s for s in self.cards if s.card.uuid == uuid), None)
+
+    def index(self, uuid: CardUuid) -> int | str:
+        """The card's number, for people; the UUID of one that is not there any more."""
+        state = self.card(uuid)
+        return state.card.index if state else uuid
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletOffer:
+    """What the kubelet is told of a node: of a card that a pod has under one name the other has nothing.
+
+    ``lent`` are the cards that pods have whole under another vendor's name, ``busy`` those of which a pod
+    of ours holds or awaits a part.
+    """
+
+    node: NodeCards
+    lent: frozenset[CardUuid] = frozenset()
+    busy: frozenset[CardUuid] = frozenset()
+
+    def healthy(self, resource: str, state: CardState) -> bool:
+        """True if the card's ids of the resource may be handed out, or are in use."""
+        uuid = state.card.uuid
+        if resource != NVIDIA:
+            return state.healthy and uuid not in self.lent
+        return state.healthy and (uuid in self.lent or (state.open and uuid not in self.busy))

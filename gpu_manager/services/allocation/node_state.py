@@ -1,0 +1,302 @@
+"""NodeState: what is held and planned on this node, and the transactions that alone change it.
+
+Two locks, in this order where both are held. The *turn* of who writes is held from the change of the books to
+their flush, so that saves come in the order of the changes. The *lock* is held over memory alone, never over
+the disk, NVML, gRPC or the API server: who only looks waits for no disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import structlog
+
+from gpu_manager.domain.admission_match import PreferenceCall
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.domain.placement.ledger import Allocation, Ledger
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.topology import Topology
+from gpu_manager.ports import CheckpointEntry, KnownPod, Store
+from gpu_manager.services.allocation import adopt, grant, planner, unidentified_grants
+from gpu_manager.services.allocation.association import Hints, Identification, likely
+from gpu_manager.services.allocation.books import Books, Grant, Key
+from gpu_manager.services.allocation.books_format import BooksEncoder
+from gpu_manager.services.allocation.grant import Booked, Decision
+from gpu_manager.services.allocation.node_cards import KubeletOffer, NodeCards
+from gpu_manager.services.allocation.planner import IdChoice
+from gpu_manager.services.metrics import ServiceMetrics
+from gpu_manager.services.recovery.predecessor_pods import recognised
+
+log = structlog.get_logger(__name__)
+
+Local = Mapping[str, Sequence[KnownPod]]  # as Pods.local has them
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """The node at one moment. It is shared by all who look: who asks *what if* copies the ledger first."""
+
+    node: NodeCards
+    ledger: Ledger
+    grants: Mapping[Key, Grant]
+
+
+class NodeState:
+    """Thread-safe. Nobody else holds the books: others look at a :class:`StateView`."""
+
+    def __init__(self, books: Books, store: Store, metrics: ServiceMetrics) -> None:
+        """``books`` are this object's own from now on."""
+        self._books = books
+        self._store = store
+        self._metrics = metrics
+        self._encoder = BooksEncoder()
+        self._turn, self._lock = threading.Lock(), threading.Lock()
+        self._view: StateView | None = None
+        # Of the admission that the kubelet is at: resource → the last answer and whose it is.
+        self._decided: dict[str, tuple[frozenset[str], Decision]] = {}
+        self._partner: Key | None = None
+        self._never: frozenset[PodUid] = frozenset()
+        self.changed: Callable[[], None] = lambda: None
+
+    # --- Looks: the lock, for the time of a copy at most ----------------------------------------------
+
+    @property
+    def node(self) -> NodeCards:
+        """The node's cards as they are now; takes no lock."""
+        return self._books.node
+
+    @property
+    def view(self) -> StateView:
+        """Everything that is held and planned now. Copied once after each change, under the lock."""
+        with self._lock:
+            if self._view is None:
+                books = self._books
+                self._view = StateView(books.node, books.ledger.copy(), dict(books.grants))
+            return self._view
+
+    @property
+    def offer(self) -> KubeletOffer:
+        """The node as the kubelet is to see it; equal while nothing has changed for it. Under the lock."""
+        with self._lock:
+            return planner.offer(self._books)
+
+    def owners(self, ids: Iterable[str]) -> frozenset[PodUid]:
+        """The pods that hold any of these ids. Under the lock."""
+        with self._lock:
+            return self._books.owners(ids)
+
+    def held_up(self, pod: Pod, going: Iterable[PodUid], ending: Iterable[PodUid]) -> bool:
+        """True if those pods alone stand in this one's way (:func:`planner.held_up`). Under the lock."""
+        with self._lock:
+            return planner.held_up(self._books, pod, going, ending)
+
+    # --- Changes of memory alone: the lock; on the disk with the next that is saved -------------------
+
+    def refit(self, cards: Sequence[CardState], topology: Topology) -> None:
+        """The cards as they are now. Under the lock; nothing is saved: the next start asks the driver."""
+        with self._changing() as books:
+            books.refit(NodeCards.of(self.node.name, self.node.unit, cards, topology))
+            for held in tuple(books.grants.values()):
+                known = recognised(held, books.node)
+                if known != held:
+                    books.state(known)
+
+    def introduce(self, pod: Pod) -> None:
+        """A pod that was seen at the API: what it was granted gets its name, and one that the scheduler has
+        given cards here is booked at once, so that nothing takes its place. Under the lock, not saved.
+        """
+        if not pod.asks or pod.terminal or pod.deleting:
+            return
+        with self._changing() as books:
+            named = books.introduce(pod)
+            known = books.ledger.of_pod(pod.uid) or books.meant_for(pod.uid)
+            if not known and planner.assignment(books.node, pod) is not None:
+                try:
+                    planner.plan(books, pod, free_choice=False)
+                except (RequestInvalid, DoesNotFit) as error:
+                    log.info("assignment cannot be followed yet", pod=pod.key, reason=str(error))
+        if named:
+            self.changed()
+
+    def forget_pod(self, pod: PodUid) -> tuple[Allocation, ...]:
+        """Give back what a pod held that has ended. Under the lock; not saved, since a kubelet waits."""
+        with self._changing() as books:
+            return books.release(pod)
+
+    def forget_admission(self) -> None:
+        """The kubelet is new: it will not come back with what was decided. Under the lock."""
+        with self._lock:
+            self._decided.clear()
+            self._partner = None
+
+    def ask(self, resource: str) -> Hints:
+        """A preference is asked for: what is known of holders now. Under the lock. The kubelet asks once for
+        each grant, so what was decided last for the resource is forgotten.
+        """
+        with self._lock:
+            self._decided.pop(resource, None)
+            grants, never, partner = dict(self._books.grants), self._never, self._partner
+
+        def holds(pod: PodUid, container: str, resource: str) -> frozenset[str]:
+            held = grants.get((pod, container))
+            return held.ids.get(resource, frozenset()) if held else frozenset()
+
+        return Hints(holds, never, partner)
+
+    def decide(
+        self, choice: IdChoice, answer: Identification, local: Local, still: str = ""
+    ) -> tuple[str, ...]:
+        """The ids to prefer; whose they will be is remembered for the Allocate. ``still`` is what a refusal
+        adds. Under the lock, in one piece: offer cleared, pod planned. Not saved: nothing is granted yet.
+        """
+        resource = choice.resource
+        with self._changing() as books:
+            self._never = answer.never
+            free, doubles = planner.clear(books, choice.free, answer)
+            choice = replace(choice, free=free)
+            if answer.candidate is not None:
+                ids, decision = grant.decide(books, choice, answer.candidate, answer.has)
+                if still and isinstance(decision.refusal, DoesNotFit):
+                    decision = replace(decision, refusal=DoesNotFit(f"{decision.refusal}; {still}"))
+                self._decided[resource] = frozenset(ids), decision
+            else:
+                question = PreferenceCall(resource, choice.size, frozenset(choice.must))
+                meant = likely(local, question, self._hints(books))
+                cards = unidentified_grants.cards_for(books, meant) if meant else ()
+                ids = planner.pick(books.node, choice, cards) if cards else planner.best_ids(books, choice)
+        if doubles:
+            self._metrics.double_offers.labels(resource).inc(doubles)
+        return ids
+
+    def whose(self, resource: str, ids: frozenset[str], local: Local) -> Decision:
+        """Whose ids the kubelet allocates. Under the lock. A decision serves once, for the call right after
+        the question.
+
+        Raises:
+            RequestInvalid: the ids are not of this node.
+        """
+        with self._lock:
+            answered = self._decided.pop(resource, None)
+            grant.check_known(self._books, resource, ids)
+            decision = grant.whose(self._books, resource, ids, answered, local)
+            if decision is None:
+                question = PreferenceCall(resource, len(ids))
+                decision = Decision(likely(local, question, self._hints(self._books)), certain=False)
+            return decision
+
+    # --- Changes that are on the disk when they return: the turn, and within it the lock --------------
+
+    @contextmanager
+    def allocate(self, resource: str, ids: frozenset[str], decision: Decision) -> Iterator[Booked]:
+        """Grant ids: ``with`` this, make ready what the container is to find on the node. The turn is held
+        throughout; the lock while the grant is booked, not while pages, files and the books are written.
+        After a :class:`VcudaError` from within, or of the disk, nothing of it is booked any more.
+
+        Raises:
+            RequestInvalid: the pod is not legal as written.
+            DoesNotFit: no room, or another active pod holds one of the ids.
+            NodeUnready: the books cannot be written.
+        """
+        with self._turn:
+            with self._changing() as books:
+                booked = grant.book(books, resource, ids, decision)
+            try:
+                yield booked
+                self._save()
+            except VcudaError:
+                with self._changing() as books:
+                    grant.undo(books, booked)
+                raise
+            if decision.certain:
+                self._partner = booked.grant.key
+            if booked.yielded:
+                self._metrics.annotation_yielded.inc()
+
+    def open(self, books: Books) -> None:
+        """Begin with rebuilt books, which are this object's own from now on. Turn, lock, disk.
+
+        Raises:
+            NodeUnready: they cannot be written.
+        """
+        with self._saved():
+            self._books = books
+
+    def adopt(self, entry: CheckpointEntry, memory: frozenset[str], pod: Pod | None) -> Grant:
+        """Book what the kubelet's checkpoint proves (:func:`adopt.adopt`). Turn, lock, disk.
+
+        Raises:
+            DoesNotFit, RequestInvalid: its cards have no room, or the pod may not use them.
+            NodeUnready: the response is not ours to read, or the books cannot be written.
+        """
+        with self._saved() as books:
+            return adopt.adopt(books, entry, memory, pod)
+
+    def confirm(self, keys: Sequence[Key]) -> None:
+        """These containers start with what they were granted. Turn, lock, disk.
+
+        Raises:
+            NodeUnready: the books cannot be written. None is confirmed then: what memory alone knew would be
+                written by no later start.
+        """
+        with self._saved(undo=lambda books: books.mark(keys, proven=False)) as books:
+            books.mark(keys, proven=True)
+
+    def set_ceilings(self, ceilings: Mapping[Key, int], before: Mapping[Key, int]) -> None:
+        """Elastic core limits in percent, by container; ``before`` if the disk refuses. Turn, lock, disk.
+
+        Raises:
+            NodeUnready: the books cannot be written.
+        """
+        with self._saved(undo=lambda books: books.set_ceilings(before)) as books:
+            books.set_ceilings(ceilings)
+
+    def release(self, keys: Iterable[Key]) -> tuple[Allocation, ...]:
+        """Give back what these containers hold; returns what that was. Turn, lock, disk. A full disk keeps
+        nothing booked: what is not saved now goes with the next change.
+        """
+        released: tuple[Allocation, ...] = ()
+        try:
+            with self._saved() as books:
+                released = tuple(a for key in keys for a in books.release(*key))
+        except NodeUnready as error:
+            log.warning("release not saved", reason=str(error))
+        return released
+
+    # --- Inside ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _changing(self) -> Iterator[Books]:
+        """Every change of the books is within this: under the lock, and seen by the next view."""
+        with self._lock:
+            self._view = None
+            yield self._books
+
+    @contextmanager
+    def _saved(self, undo: Callable[[Books], object] = lambda _: None) -> Iterator[Books]:
+        """Change the books, then flush them; ``undo`` the change if the disk refuses."""
+        with self._turn:
+            with self._changing() as books:
+                yield books
+            try:
+                self._save()
+            except NodeUnready:
+                with self._changing() as books:
+                    undo(books)
+                raise
+        self.changed()
+
+    def _save(self) -> None:
+        """In the turn, without the lock."""
+        with self._lock:
+            state = self._encoder.encode(self._books)
+        self._store.save(state)
+
+    def _hints(self, books: Books) -> Hints:
+        def holds(pod: PodUid, container: str, resource: str) -> frozenset[str]:
+            return unidentified_grants.holds(books, pod, container, resource)
+
+        return Hints(holds, self._never, self._partner)
