@@ -33,6 +33,7 @@ from admission.serving.probes import ProbeServer
 from admission.serving.webhook_app import WebhookParts, build_app
 from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.create_time_checks import create_time_checks
+from gpu_manager import threads
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Connection, Pause, Timeouts, connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
@@ -108,7 +109,7 @@ class AdmissionProgram:
             if settings.probes
             else None
         )
-        self._keeper = threading.Thread(target=self._keep_certificates, name="certificates", daemon=True)
+        self._keeper = threads.forever("certificates", self._keep_certificates)
 
     @property
     def port(self) -> int:

@@ -31,6 +31,7 @@ from admission.ports import ClusterAccess, Obj, WatchRequest
 from admission.quota_controller import QuotaController
 from admission.serving.gc_tuning import spare_pauses
 from admission.serving.https_server import HttpsServer
+from gpu_manager import threads
 from gpu_manager.domain.contract import EVENT_BYPASSED, LEADER_LABEL, QUOTA_SEEN
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import Clock
@@ -105,9 +106,9 @@ class SchedulingController:
         self.listener: HttpsServer | None = None
         self.checks: list[Callable[[], None]] = []  # done each second beside everything else
         self._threads = [
-            threading.Thread(target=self._loop, args=(self.leader.tick,), name="leader", daemon=True),
-            threading.Thread(target=self._loop, args=(self._chores,), name="chores", daemon=True),
-            threading.Thread(target=self._teller.run, args=(self._ended,), name="teller", daemon=True),
+            threads.every(_TICK_SECONDS, "leader", self.leader.tick, self._ended, at_once=True),
+            threads.every(_TICK_SECONDS, "chores", self._chores, self._ended, at_once=True),
+            threads.forever("teller", lambda: self._teller.run(self._ended)),
         ]
         self._spared = clock.monotonic()
 
@@ -149,14 +150,6 @@ class SchedulingController:
         for watch in self._watches.values():
             watch.close()
         self._outside.writer.close()
-
-    def _loop(self, work: Callable[[], None]) -> None:
-        while not self._ended.is_set():
-            try:
-                work()
-            except Exception:  # a run loop: the next second tries again
-                log.exception("a chore failed")
-            self._ended.wait(_TICK_SECONDS)
 
     def _chores(self) -> None:
         for check in self.checks:

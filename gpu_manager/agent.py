@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
+from gpu_manager import threads
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy, detect, find_nvml
@@ -50,6 +51,12 @@ from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.cards.inventory import InventoryService
+from gpu_manager.services.enforcement import (
+    driver_memory_limit,
+    evasion_detector,
+    library_messages,
+    usage,
+)
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
 from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
@@ -201,14 +208,18 @@ class Agent:
         self._injector.restore()
         self.health.start()
         self.http.start()
-        self._run("device-plugin", self.plugin.run)
-        self._run("usage", lambda: self.usage.run(self._stop))
-        self._run("coactivity", lambda: self.coactivity.run(self._stop))
-        self._run("watchdog", lambda: self.watchdog.run(self._stop))
-        self._run("notes", lambda: self.notes.run(self._stop))
-        self._run("backstop", lambda: self.backstops.run(self._stop))
-        self._run("inventory", lambda: self.inventory.run(self._stop))
-        self._run("reclaim", self._reclaim_forever)
+        self._threads = [
+            threads.forever("device-plugin", self.plugin.run),
+            threads.forever("inventory", lambda: self.inventory.run(self._stop)),
+            threads.forever("coactivity", lambda: self.coactivity.run(self._stop)),
+            self._rounds("usage", usage.PERIOD_SECONDS, self.usage.sample, "sampler"),
+            self._rounds("watchdog", evasion_detector.PERIOD_SECONDS, self.watchdog.look),
+            self._rounds("notes", library_messages.PERIOD_SECONDS, self.notes.look),
+            self._rounds("backstop", driver_memory_limit.PERIOD_SECONDS, self.backstops.look),
+            self._rounds("reclaim", self._config.reclaim_seconds, self.reclaimer.round),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """End everything; running containers keep their limits."""
@@ -276,18 +287,13 @@ class Agent:
             self._ceilings.follow(found.pod)
             self._truth.tell(found.pod)
 
-    def _reclaim_forever(self) -> None:
-        while not self._stop.wait(self._config.reclaim_seconds):
-            try:
-                self.reclaimer.round()
-            except Exception:
-                self.metrics.scrape_errors.labels("reclaim").inc()
-                log.exception("reclaim round lost")
+    def _rounds(
+        self, name: str, seconds: float, step: Callable[[], object], source: str = ""
+    ) -> threading.Thread:
+        def lost() -> None:
+            self.metrics.scrape_errors.labels(source or name).inc()
 
-    def _run(self, name: str, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        return threads.every(seconds, name, step, self._stop, lost)
 
 
 def build_cards(config: Config) -> Cards:

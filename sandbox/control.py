@@ -6,12 +6,12 @@ import json
 import os
 import socket
 import socketserver
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, VcudaError
 from sandbox import commands
 from sandbox.simulated_cluster import Sandbox
@@ -53,9 +53,7 @@ class ControlServer:
         self._path = sandbox.directory / SOCKET
         self._server = _Server(str(self._path), OrderHandler)
         self._path.chmod(0o600)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), name="control", daemon=True
-        )
+        self._thread = threads.forever("control", lambda: self._server.serve_forever(0.05))
 
     def start(self) -> None:
         """Listen."""

@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.processes import ProcessTable
 
@@ -40,7 +41,7 @@ class KeptProcess:
         self.pid = 0
         self.starts = 0
         self.code: int | None = None
-        self._thread = threading.Thread(target=self._run, name=f"{name}-keeper", daemon=True)
+        self._thread = threads.forever(f"{name}-keeper", self._run)
 
     def start(self) -> None:
         """Start it, and the thread that watches over it."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import structlog
 
+from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from sandbox.api import ApiError, StandInApi
 from sandbox.events import tell
@@ -54,7 +55,7 @@ class NodeLoop:
         self._sync = threading.Lock()  # one admission, or one restart of the kubelet, at a time
         self._stop = threading.Event()
         self._capacity: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
-        self._thread = threading.Thread(target=self._run, name="kubelet-sync", daemon=True)
+        self._thread = threads.forever("kubelet-sync", self._run)
 
     def start(self) -> None:
         """Create the node object and begin."""

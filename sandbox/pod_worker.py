@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
@@ -86,7 +87,7 @@ class PodWorker:
         self._lock = threading.Lock()
         self.over = False
         name = pod["metadata"]["name"]
-        self.thread = threading.Thread(target=self._run, name=f"pod-{name}", daemon=True)
+        self.thread = threads.once(f"pod-{name}", self._run)
 
     def start(self) -> None:
         """Begin."""

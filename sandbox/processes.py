@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
 from sandbox import shim
 
@@ -42,7 +43,7 @@ class ProcessTable:
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for us; we tell it
         )
-        self._reader = threading.Thread(target=self._read, name="shim-reports", daemon=True)
+        self._reader = threads.forever("shim-reports", self._read)
         self._reader.start()
 
     def spawn(

@@ -78,7 +78,7 @@ class Queue:
             return
         entry.failures += 1
         entry.erred = error
-        entry.due = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (entry.failures - 1))
+        entry.due = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(entry.failures - 1, 20))
         missed = entry.taken != self._events  # something happened while it was being tried
         entry.parked = None if error or missed else now
         entry.taken = -1

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import structlog
 
+from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, VcudaError
 from sandbox.api import ApiError, StandInApi
 from sandbox.events import tell
@@ -43,7 +44,7 @@ class Scheduler:
         self._assumed: dict[str, str] = {}  # uid → node, from the decision until the API shows it bound
         self._seen: object = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._thread = threads.forever("scheduler", self._run)
         self._binding = ThreadPoolExecutor(_BINDERS, thread_name_prefix="binding")
 
     def start(self) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
+from gpu_manager import threads
 from gpu_manager.adapters.driver_files.native_libraries import (
     NativeLibraries,
     find_native_libraries,
@@ -254,15 +255,14 @@ class Sandbox:
 
         def come_back() -> None:
             try:
+                threading.Event().wait(seconds)
                 if not self._stopped:
                     self.api.start()
             finally:
                 self._away.release()
 
         self.api.stop()
-        timer = threading.Timer(seconds, come_back)
-        timer.daemon = True
-        timer.start()
+        threads.once("api-comes-back", come_back).start()
 
 
 def default_directory() -> Path:

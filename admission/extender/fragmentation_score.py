@@ -17,6 +17,7 @@ from admission.cluster.snapshot import ClusterState
 from admission.extender.feasibility import Fit
 from admission.extender.multi_gpu_count import MultiGpuCount
 from admission.extender.ranking import BestFit, Cost, RankedNode
+from gpu_manager import threads
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.trial_placement import units_of
@@ -167,7 +168,7 @@ class LeastFragmentation:
 
 
 def _in_a_thread(job: Callable[[], None]) -> None:
-    threading.Thread(target=job, name="placement mix", daemon=True).start()
+    threads.once("placement mix", job).start()
 
 
 def stock_of(views: Iterable[NodeView]) -> dict[str, Stock]:

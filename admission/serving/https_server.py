@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from admission.config import ConnectionBounds
 from admission.serving.connections import Connections, ServerProtocol
+from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
 
 _KEEP_ALIVE_SECONDS: Final = 120  # longer than API servers and schedulers keep idle connections
@@ -243,7 +244,7 @@ class HttpsServer:
             evicted=evicted,
         )
         self._server = _Server(config, connections)
-        self._thread = threading.Thread(target=self._serve, name=f"http-{self.port}", daemon=True)
+        self._thread = threads.once(f"http-{self.port}", self._serve)
 
     def _serve(self) -> None:
         self._server.run()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from gpu_manager import threads
 from gpu_manager.adapters import profiles
 from gpu_manager.adapters.profiles import CardKind, Profile
 from gpu_manager.adapters.simulated_control import CardOrder, Load, parse_control
@@ -109,9 +110,7 @@ class SimulatedCards:
         """Report health changes from a thread of its own, until :meth:`close`."""
         with self._turn:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(
-                    target=self._tell, args=(changed,), name="simulated-health", daemon=True
-                )
+                self._thread = threads.forever("simulated-health", lambda: self._tell(changed))
                 self._thread.start()
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from gpu_manager import threads
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
@@ -28,6 +29,9 @@ from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.usage import UsageSampler
 
 _RESOURCES = (CORE, MEMORY)
+# Name, help, label.
+_EVENTS = ("vcuda_card_events", "What happened to the cards since the start, by event", "event")
+_FAILURES = ("vcuda_thread_failures", "Unexpected errors in the agent's own threads, which went on", "thread")
 
 
 class Exporter(Collector):
@@ -68,7 +72,8 @@ class Exporter(Collector):
         if self._legacy:
             yield from series.legacy(view)
         yield from _node(view, self._version, max(0.0, time.monotonic() - sample.at))
-        yield _card_events(self._events())
+        yield _by_label(_EVENTS, self._events())
+        yield _by_label(_FAILURES, threads.failures())
         yield _writes_dropped(self._writes_dropped())
 
 
@@ -80,7 +85,8 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     if legacy:
         yield from series.legacy(view)
     yield from _node(view, "", 0.0)
-    yield _card_events({})
+    yield _by_label(_EVENTS, {})
+    yield _by_label(_FAILURES, {})
     yield _writes_dropped(0)
 
 
@@ -124,13 +130,12 @@ def _off_card(view: View, resource: str) -> int:
     )
 
 
-def _card_events(events: Mapping[str, int]) -> Metric:
-    happened = CounterMetricFamily(
-        "vcuda_card_events", "What happened to the cards since the start, by event", labels=("event",)
-    )
-    for event, count in sorted(events.items()):
-        happened.add_metric((event,), count)
-    return happened
+def _by_label(family: tuple[str, str, str], counts: Mapping[str, int]) -> Metric:
+    name, text, label = family
+    counter = CounterMetricFamily(name, text, labels=(label,))
+    for value, count in sorted(counts.items()):
+        counter.add_metric((value,), count)
+    return counter
 
 
 def fragmentation(ledger: Ledger, node: NodeCards) -> float | None:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from gpu_manager import ui
+from gpu_manager import threads, ui
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.servers.status import TEXT, Status
 
@@ -58,9 +58,7 @@ class StatusServer:
                 f"cannot listen on {address}:{port}: {reason}; choose another --http-port or --http-address"
             ) from error
         self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="http"
-        )
+        self._thread = threads.forever("http", lambda: self._server.serve_forever(poll_interval=0.5))
 
     def start(self) -> None:
         """Begin to answer."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api.access import ADMIN, AccessGate, AccessRules, Authorize, User
 from sandbox.api.admission import Hook
@@ -78,7 +79,7 @@ class StandInApi:
                 f"the API stand-in cannot listen at {self.url}: {error.strerror or error}"
             ) from error
         self._port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve, name="api-stand-in", daemon=True)
+        self._thread = threads.forever("api-stand-in", self._server.serve)
         self._thread.start()
         return self
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hmac
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from gpu_manager import threads
 
 
 class PodsEndpoint:
@@ -21,12 +22,7 @@ class PodsEndpoint:
         self, pods: Callable[[], Sequence[Mapping[str, Any]]], *, port: int = 0, token: str = ""
     ) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(pods, token))
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            kwargs={"poll_interval": 0.05},
-            name="kubelet-pods",
-            daemon=True,
-        )
+        self._thread = threads.forever("kubelet-pods", lambda: self._server.serve_forever(poll_interval=0.05))
 
     @property
     def url(self) -> str:

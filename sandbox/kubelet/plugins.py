@@ -17,6 +17,7 @@ from typing import Final, Never, TypeVar
 
 import grpc
 
+from gpu_manager import threads
 from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
@@ -213,7 +214,7 @@ class PluginServer:
 
     def _watch(self, client: Client) -> None:
         name = f"watch {client.resource}"
-        thread = threading.Thread(target=self._follow, args=(client,), name=name, daemon=True)
+        thread = threads.once(name, lambda: self._follow(client))
         with self._lock:
             if self._ended:
                 raise NodeUnready("the kubelet is stopping")

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import structlog
 
+from gpu_manager import threads
 from gpu_manager.adapters.kube.connection import Refused
 from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.domain.errors import NodeUnready
@@ -60,7 +61,7 @@ class Outbox:
         self._stopped = False
         self._quiet_until = 0.0  # nothing is tried before: the server was not there at all
         self._away = 0
-        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread = threads.forever("outbox", self._run)
         self.dropped = 0
 
     def start(self) -> None:

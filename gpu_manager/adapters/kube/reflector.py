@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from gpu_manager import threads
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable, WatchStream
 from gpu_manager.domain.errors import NodeUnready
 
@@ -70,7 +71,7 @@ class Reflector:
         self._synced = threading.Event()
         self._lock = threading.Lock()
         self._watch: WatchStream | None = None
-        self._thread = threading.Thread(target=self._run, name=f"watch-{name}", daemon=True)
+        self._thread = threads.forever(f"watch-{name}", self._run)
         self._version: str | None = None
         self._failures = 0
         self._again = threading.Event()

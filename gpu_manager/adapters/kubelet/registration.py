@@ -11,6 +11,7 @@ from typing import Final
 
 import grpc
 
+from gpu_manager import threads
 from gpu_manager.adapters.kubelet.client import unix_target
 from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.domain.errors import NodeUnready
@@ -93,7 +94,7 @@ class SocketWatch:
         self._seen = _state(self._kubelet)
         self._ours = [_state(path) for path in self._own]
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kubelet-watch", daemon=True)
+        self._thread = threads.forever("kubelet-watch", self._run)
 
     def start(self) -> None:
         """Begin to look, every ``interval``."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from gpu_manager import threads
 from gpu_manager.adapters.nvml.errors import sentence
 from gpu_manager.adapters.nvml.faults import CardFaults, FaultPolicy
 from gpu_manager.domain.card import Card, CardUuid
@@ -58,7 +59,7 @@ class EventWatch:
         self._changed = changed
         self._news: queue.SimpleQueue[HealthChange] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+        self._thread = threads.forever("nvml-events", self._run)
         self._events: Any | None = None
         self._registered: tuple[Any, ...] | None = None
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from gpu_manager import threads
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import VcudaError
 from gpu_manager.domain.topology import Topology
@@ -152,7 +153,7 @@ class Health:
             ("health-discovery", self._discover_forever),
             ("health-settle", self._settle_forever),
         ):
-            thread = threading.Thread(target=run, name=name, daemon=True)
+            thread = threads.forever(name, run)
             self._threads.append(thread)
             thread.start()
 

@@ -6,7 +6,6 @@ library, and must never bite one who keeps to his share. It goes with the contai
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Mapping
 
@@ -47,15 +46,6 @@ class DriverMemoryLimits:
         self._retry: dict[tuple[str, CardUuid], float] = {}
         self.kinds: Mapping[str, int] = {}
         """How many limits each holder keeps; ``none`` counts those that nobody does."""
-
-    def run(self, stop: threading.Event) -> None:
-        """Look until stopped. This loop may not die, whatever a cgroup does."""
-        while not stop.wait(PERIOD_SECONDS):
-            try:
-                self.look()
-            except Exception:
-                self._metrics.scrape_errors.labels("backstop").inc()
-                log.exception("backstop round lost")
 
     def look(self) -> None:
         """Hold every container that has appeared, let go of those that went."""

@@ -7,7 +7,6 @@ it is wished for, an eviction. Nothing is said of a container of which a figure 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -90,15 +89,6 @@ class EvasionDetector:
         self.evaders: tuple[Evader, ...] = ()
         self.blind: frozenset[str] = frozenset()
         """What the watchdog lacks: ``host-pid`` (the node's processes), ``cards`` (the driver's figures)."""
-
-    def run(self, stop: threading.Event) -> None:
-        """Look at every new sample until stopped. This loop may not die, whatever a reading does."""
-        while not stop.wait(PERIOD_SECONDS):
-            try:
-                self.look()
-            except Exception:
-                self._metrics.scrape_errors.labels("watchdog").inc()
-                log.exception("watchdog round lost")
 
     def look(self) -> None:
         """Judge the last sample, if it is a new one that holds anything."""

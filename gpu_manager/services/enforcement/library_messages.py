@@ -7,7 +7,6 @@ minute is bounded, and nothing is done because of a note.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -62,15 +61,6 @@ class LibraryMessages:
         self._clock = clock
         self._metrics = metrics
         self._heard: dict[str, _Heard] = {}
-
-    def run(self, stop: threading.Event) -> None:
-        """Look once a second until stopped. This loop may not die, whatever a note holds."""
-        while not stop.wait(PERIOD_SECONDS):
-            try:
-                self.look()
-            except Exception:
-                self._metrics.scrape_errors.labels("notes").inc()
-                log.exception("notes not read")
 
     def look(self) -> None:
         """Tell what is new in every container's page."""

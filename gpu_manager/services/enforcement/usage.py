@@ -5,7 +5,6 @@ A scrape renders the last sample and asks nobody. What cannot be read is left ou
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -100,15 +99,6 @@ class UsageSampler:
         self._before: dict[tuple[Key, CardUuid], _Before] = {}
         self._unaccounted: dict[tuple[Key, CardUuid], Unaccounted] = {}
         self.last = Sample(clock.monotonic())
-
-    def run(self, stop: threading.Event) -> None:
-        """Sample until stopped. The one loop here that may not die, whatever a reading does."""
-        while not stop.wait(PERIOD_SECONDS):
-            try:
-                self.sample()
-            except Exception:
-                self._metrics.scrape_errors.labels("sampler").inc()
-                log.exception("sample lost")
 
     def sample(self) -> Sample:
         """Read everything once."""

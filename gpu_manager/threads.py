@@ -1,0 +1,79 @@
+"""Threads that do not die unseen.
+
+An unexpected error ends a thread without a word to those who rely on it. So each thread of the programs is
+made here: its error is logged, counted by the thread's name, and what is to run for ever is run again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+AGAIN_SECONDS = 1.0  # from an error to the next try
+
+_lock = threading.Lock()
+_failures: Counter[str] = Counter()
+
+
+def failures() -> Mapping[str, int]:
+    """Unexpected errors since the program's start, by the name of the thread."""
+    with _lock:
+        return dict(_failures)
+
+
+def forever(
+    name: str, loop: Callable[[], object], *, again_seconds: float = AGAIN_SECONDS
+) -> threading.Thread:
+    """A thread, to be started, that runs ``loop`` until it returns: again after an unexpected error."""
+
+    def run() -> None:
+        pause = threading.Event()  # never set: it only waits
+        while not _runs(name, loop):
+            pause.wait(again_seconds)
+
+    return threading.Thread(target=run, name=name, daemon=True)
+
+
+def once(name: str, job: Callable[[], object]) -> threading.Thread:
+    """A thread, to be started, that does one job; an unexpected error ends it, logged and counted."""
+    return threading.Thread(target=lambda: _runs(name, job), name=name, daemon=True)
+
+
+def every(
+    seconds: float,
+    name: str,
+    step: Callable[[], object],
+    stop: threading.Event,
+    failed: Callable[[], object] = lambda: None,
+    *,
+    at_once: bool = False,
+) -> threading.Thread:
+    """A thread, to be started, that takes a ``step`` every so many seconds until stopped; the first
+    ``at_once``, or after them. An unexpected error costs one round; ``failed`` is called for it.
+    """
+
+    def loop() -> None:
+        pause = 0.0 if at_once else seconds
+        while not stop.wait(pause):
+            pause = seconds
+            if not _runs(name, step):
+                failed()
+
+    return forever(name, loop)
+
+
+def _runs(name: str, job: Callable[[], object]) -> bool:
+    """False after an unexpected error."""
+    try:
+        job()
+    except Exception:
+        with _lock:
+            _failures[name] += 1
+        log.exception("thread_failed", thread=name)
+        return False
+    return True

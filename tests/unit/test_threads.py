@@ -1,0 +1,101 @@
+"""No thread of the programs dies unseen: all are made in one file, which is told here what goes wrong."""
+
+from __future__ import annotations
+
+import ast
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gpu_manager import threads
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("gpu_manager", "admission", "sandbox", "vcuda")
+# What a pool runs answers to somebody: gRPC and ASGI turn an error into a reply, others ask for the result.
+POOLS = {
+    "gpu_manager/servers/device_plugin.py",
+    "gpu_manager/cli/kubectl/top.py",
+    "admission/serving/extender_app.py",
+    "sandbox/kubelet/serving.py",
+    "sandbox/scheduler.py",
+}
+
+
+def calls(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            yield name
+        if isinstance(node, ast.ClassDef):
+            yield from (ast.unparse(base).rpartition(".")[2] for base in node.bases)
+
+
+def files_that_call(*names: str) -> set[str]:
+    return {
+        str(file.relative_to(ROOT))
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        if set(names) & set(calls(ast.parse(file.read_text(encoding="utf-8"))))
+    }
+
+
+def test_threads_are_made_in_one_file() -> None:
+    assert files_that_call("Thread", "Timer", "start_new_thread", "ThreadingMixIn") == {
+        "gpu_manager/threads.py"
+    }
+
+
+def test_pools_are_where_somebody_hears_of_an_error() -> None:
+    assert files_that_call("ThreadPoolExecutor") == POOLS
+
+
+def test_a_loop_goes_on_after_an_error_and_ends_when_it_returns() -> None:
+    rounds: list[int] = []
+
+    def loop() -> None:
+        rounds.append(1)
+        if len(rounds) < 3:
+            raise OverflowError("1025 times")
+
+    before = threads.failures().get("loop", 0)
+    with capture_logs() as logs:
+        thread = threads.forever("loop", loop, again_seconds=0.0)
+        thread.start()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert len(rounds) == 3
+    assert threads.failures()["loop"] - before == 2
+    assert [(entry["event"], entry["thread"]) for entry in logs] == [("thread_failed", "loop")] * 2
+
+
+def test_a_step_that_fails_costs_its_round_alone() -> None:
+    stop, failed, steps = threading.Event(), [], iter([ValueError("first"), None])
+
+    def step() -> None:
+        error = next(steps, None)
+        if error is not None:
+            raise error
+        stop.set()
+
+    thread = threads.every(0.0, "step", step, stop, lambda: failed.append(1))
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert failed == [1]
+
+
+@pytest.mark.parametrize("error", [None, KeyError("x")])
+def test_a_job_ends_either_way(error: Exception | None) -> None:
+    def job() -> None:
+        if error is not None:
+            raise error
+
+    before = threads.failures().get("job", 0)
+    thread = threads.once("job", job)
+    assert thread.daemon
+    thread.start()
+    thread.join(10)
+    assert threads.failures().get("job", 0) - before == (error is not None)
