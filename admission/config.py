@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from gpu_manager.domain.contract import ADMISSION_NAME, ADMISSION_SECRET, AGENT_NAME, NAMESPACE
+from gpu_manager.domain.contract import ADMISSION_NAME, ADMISSION_SECRET, AGENT_NAME, NAMESPACE, QUOTA_MAP
 from gpu_manager.domain.resources import DEFAULT_UNIT
 
-QUOTA = "kube-system/gpuquota"  # the predecessor's ConfigMap
+QUOTA = f"{NAMESPACE}/{QUOTA_MAP}"  # the predecessor's ConfigMap
 SCHEDULER_USER = "system:kube-scheduler"  # the common name in kube-scheduler's client certificate
 EXTENDER = "127.0.0.1:3456"  # the predecessor's flag and its default
 PROBES = "0.0.0.0:9440"
@@ -138,7 +138,7 @@ class AdmissionSettings:
     extender: ExtenderEndpoint = field(default_factory=ExtenderEndpoint)
     leadership: Leadership = field(default_factory=Leadership)
     binds_for: frozenset[str] = frozenset()
-    quota_map: tuple[str, str] = (NAMESPACE, "gpuquota")
+    quota_map: tuple[str, str] = (NAMESPACE, QUOTA_MAP)
     unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})
     drain_seconds: float = 5.0
     api_url: str | None = None

@@ -10,7 +10,8 @@ import structlog
 from admission.cluster.snapshot import ClusterState
 from admission.extender.cluster_metrics import ClusterMetrics
 from admission.ports import Obj, Writer
-from admission.quota.rules import ANY, QuotaBook
+from admission.quota.quota_book import QuotaBook
+from gpu_manager.domain.cluster.quota import ANY
 from gpu_manager.domain.contract import EVENT_QUOTA_UNUSABLE, QUOTA_SEEN
 
 log = structlog.get_logger(__name__)

@@ -15,19 +15,18 @@ from typing import Any
 
 import structlog
 
-from admission.cluster.charges import allocations_of
-from admission.cluster.pod_view import pod_view
 from admission.cluster.snapshot import NODES, PODS, ClusterState
 from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRules
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.verbs import Extender
-from admission.quota.rules import QuotaBook
+from admission.quota.quota_book import QuotaBook
 from admission.serving.gc_tuning import spare_pauses
-from bench import admission_program
+from bench import admission_program, books
 from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile
 from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.domain.cluster.accounting import allocations_of
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.ledger import Ledger
@@ -93,14 +92,14 @@ class Scheduler:
         views, books, bound = self.cluster.snapshot().nodes, dict[str, Ledger](), []
         for _ in range(count):
             obj, name = self._made(), self.random.choice(self.names)
-            pod, facts = parse_pod(obj), views[name].facts
+            pod, there = parse_pod(obj), views[name].node
             ledger = books.setdefault(name, views[name].ledger.copy())
-            placement = find(judged_request(pod, facts.unit), facts.cards, facts.topology, ledger)
+            placement = find(judged_request(pod, there.unit), there.cards, there.topology, ledger)
             if placement is None:
                 continue
-            ledger.commit(tuple(allocations_of(pod_view(pod), placement)))
+            ledger.commit(tuple(allocations_of(pod, placement)))
             obj["metadata"]["annotations"] = allocation_annotations(
-                pod, name, placement, facts.cards, 0.0, assigned=True
+                pod, name, placement, there.cards, 0.0, assigned=True
             )
             obj["spec"]["nodeName"] = name
             bound.append(obj)
@@ -159,6 +158,7 @@ def rows(*, full: bool) -> Iterator[Row]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     for names, bar in ((500, "≤ 25"), (5000, "≤ 60")):
         yield _latency(names, bar, full=full)
+    yield from books.rows()
     yield from admission_program.rows(full=full)
 
 

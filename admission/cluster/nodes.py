@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final
 
-from admission.cluster.charges import Charge, charge_all
-from admission.cluster.node_facts import NodeFacts, read_node, what_counts
+from admission.cluster.node_facts import NodeFacts, node_facts, node_fingerprint, template_facts
 from admission.cluster.node_view import NodeView, build_view
 from admission.cluster.pod_view import PodView
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.cluster.accounting import Used
+from gpu_manager.domain.cluster.node_report import NodeReport
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.untrusted import mapping
 
-Used = Mapping[str, Mapping[str, Amount]]  # namespace → model → what its pods hold
 _MOST_STATES: Final = (
     1 << 16
 )  # distinct node states remembered; beyond, numbering goes on with an empty table
@@ -42,10 +40,10 @@ class Nodes:
 
     def take(self, obj: Mapping[str, Any]) -> bool:
         """The node's object as it is now; False if nothing changed that matters here, as with a heartbeat."""
-        name, said = name_of(obj), what_counts(obj)
+        name, said = name_of(obj), node_fingerprint(obj)
         if self._said.get(name) == said:
             return False
-        self._facts[name] = read_node(obj, self._unit, self._intern)
+        self._facts[name] = node_facts(obj, self._unit, self._intern)
         self._said[name] = said
         return True
 
@@ -83,8 +81,8 @@ class Nodes:
 
     def imagined(self, obj: Mapping[str, Any]) -> NodeView:
         """An empty node by its object alone, from its capacity where it has no inventory."""
-        facts = read_node(obj, self._unit, self._intern, by_capacity=True)
-        return build_view(facts, {}, (), self._intern, cpu=facts.cpu)
+        facts = template_facts(obj, self._unit, self._intern)
+        return build_view(facts, (), (), self._intern, cpu=facts.cpu)
 
     def _build(self, name: str, here: Sequence[PodView], others_cpu: int) -> None:
         before, facts = self._views.pop(name, None), self._facts.get(name)
@@ -93,18 +91,13 @@ class Nodes:
         if facts is None:
             if not any(o.occupies for o in here):
                 return
-            problem = "this node is not known here"
             # What its cards were says of which model's quota its pods hold.
-            facts = (
-                NodeFacts(name, self._unit, problem=problem)
-                if before is None
-                else replace(before.facts, problem=problem)
-            )
-        known: Mapping[PodUid, Charge] = before.charges if before and before.facts is facts else {}
+            report = NodeReport(name, self._unit) if before is None else before.node
+            facts = NodeFacts(report, "this node is not known here")
         bound = [o for o in here if o.occupies and o.pod.node == name]
         nominated = [o for o in here if o.waits and o.nominated == name]
         cpu = None if facts.cpu is None else facts.cpu - others_cpu - sum(o.cpu for o in bound)
-        view = build_view(facts, charge_all(facts, bound, known), nominated, self._intern, before, cpu)
+        view = build_view(facts, bound, nominated, self._intern, before, cpu)
         self._views[name] = view
         self._count(view, 1)
 

@@ -12,39 +12,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from admission.cluster.host_cpu import asked
-from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import ALLOCATION, decode_assignment
+from gpu_manager.domain.cluster.accounting import PlacedPod, assigned_cards
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
-from gpu_manager.domain.resources import Amount
-from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.rules.pod_request import booked_request, judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.untrusted import text
 
-Assigned = Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
-
 
 @dataclass(frozen=True, slots=True)
-class PodView:
-    """A pod that asks for cards. ``assigned`` is what its annotation says, None if that is not about it.
+class PodView(PlacedPod):
+    """A pod that asks for cards.
 
-    ``nominated`` is the node where preemption is making room for it; ``began`` orders pods by age (the
-    kubelet's start, else creation). ``reserved`` marks one whose Binding is under way. ``cpu`` is the
-    host CPU it asks for, in thousandths.
+    ``nominated`` is the node where preemption is making room for it, ``reserved`` marks one whose Binding is
+    under way. ``cpu`` is the host CPU it asks for, in thousandths.
     """
 
-    pod: Pod
-    assigned: Assigned | None = None
     nominated: str = ""
-    began: str = ""
     reserved: bool = False
     cpu: int = 0
-
-    @property
-    def uid(self) -> PodUid:
-        """What the books are keyed by."""
-        return self.pod.uid
 
     @property
     def lent(self) -> bool:
@@ -62,16 +49,13 @@ class PodView:
         return not self.pod.node and not self.pod.terminal and not self.pod.deleting
 
     def request(self, unit: int) -> PodRequest | None:
-        """What it asks for; None if that is illegal: no node grants any of it.
-
-        Of a pod on a node, annotations do not count: they may be spoilt after its cards were granted.
-        """
+        """What it asks for, or, once it is on a node, what it is booked with; None if that is illegal."""
+        if self.pod.node:
+            return booked_request(self.pod, unit)
         try:
             return judged_request(self.pod, unit)
         except RequestInvalid:
-            if not self.pod.node or not self.pod.annotations:
-                return None
-            return replace(self, pod=replace(self.pod, annotations={})).request(unit)
+            return None
 
     def on(self, node: str, placement: Mapping[str, tuple[Share, ...]]) -> PodView:
         """The same pod as it will be once bound there."""
@@ -85,9 +69,8 @@ def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
     status = status if isinstance(status, Mapping) else {}
     return PodView(
         pod=pod,
-        assigned=_assigned(pod),
+        assigned=assigned_cards(pod),
         nominated=text(status.get("nominatedNodeName")),
-        began=text(status.get("startTime")) or pod.created,
         cpu=asked(obj or {}),
     )
 
@@ -113,10 +96,3 @@ def named(pods: Iterable[Pod], namespace: str | None) -> tuple[str, ...]:
     if others:
         mine.append("1 pod of another namespace" if others == 1 else f"{others} pods of other namespaces")
     return tuple(mine)
-
-
-def _assigned(pod: Pod) -> Assigned | None:
-    said = decode_assignment(pod.annotations.get(ALLOCATION))
-    if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
-        return None
-    return {name: tuple(shares) for name, shares in said.containers.items()}

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from admission.cluster.node_view import NodeView
-from admission.cluster.nodes import Nodes, Used, name_of
+from admission.cluster.nodes import Nodes, name_of
 from admission.cluster.other_pods import OtherPods
 from admission.cluster.pod_view import PodView, pod_view, read_pod_view
+from gpu_manager.domain.cluster.accounting import Used
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.untrusted import mapping

@@ -24,9 +24,9 @@ from admission.config import ClusterTerms
 from admission.explain.access import AccessCheck, AccessVerdict
 from admission.explain.explanation import Explanation, explain
 from admission.explain.page import ClusterPage
-from admission.explain.views import as_json, as_text, quota_rows, quota_text
+from admission.explain.views import as_json, as_text, quota_text
 from admission.extender.feasibility import FeasibilityJudge
-from admission.quota.rules import Quota, QuotaBook
+from admission.quota.quota_book import QuotaBook
 from admission.webhook.admit import TEMPLATES
 from admission.webhook.draft import draft_pod
 from gpu_manager import ui
@@ -161,10 +161,9 @@ def explain_routes(knowledge: ExplainSources, access: AccessCheck, clock: Clock)
                 raise NodeUnready(knowledge.quota.missing())
             snapshot = knowledge.snapshot()
             if namespace:
-                mine = limits.of(namespace)
-                limits = Quota({namespace: mine} if mine else {})
+                limits = limits.only(namespace)
             if _wants_json(request):
-                body: dict[str, Any] = {"quota": quota_rows(limits, snapshot)}
+                body: dict[str, Any] = {"quota": limits.rows(snapshot.used)}
                 return JSONResponse({**body, "complaint": knowledge.quota.complaint or None})
             note = f"\n{knowledge.quota.complaint}" if knowledge.quota.complaint else ""
             return PlainTextResponse(f"{quota_text(limits, snapshot)}{note}\n")

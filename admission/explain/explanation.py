@@ -16,7 +16,7 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.explain.remedies import Remedy, WaitingPod, cheapest_remedy
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit, describe
-from admission.quota.rules import Quota
+from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_bound, explain_placement, explain_room
 from gpu_manager.domain.pod import Pod
@@ -148,7 +148,7 @@ def _placed(
     where = f"bound to node {printable(pod.node)}"
     if view is not None and charge is not None and charge.allocations:
         lies = {a.container: a.shares for a in charge.allocations}
-        where = explain_bound(pod.node, explain_placement(lies, view.facts.cards), guessed=charge.guessed)
+        where = explain_bound(pod.node, explain_placement(lies, view.node.cards), guessed=charge.guessed)
     elif pod.terminal:
         where = f"ended on node {printable(pod.node)}, and holds nothing any more"
     total = len(snapshot.nodes)
@@ -174,11 +174,11 @@ def _counts_of_bound(pod: Pod, snapshot: Snapshot) -> dict[str, int]:
 
 
 def _node(case: WaitingPod, question: FeasibilityCheck, view: NodeView, fit: Fit | Unfit) -> NodeLine:
-    facts, ledger = view.facts, question.ledger(view)
-    free = {s.card.uuid: ledger.free(s.card.uuid).peak(ZERO) for s in facts.cards}
+    cards, ledger = view.node.cards, question.ledger(view)
+    free = {s.card.uuid: ledger.free(s.card.uuid).peak(ZERO) for s in cards}
     if isinstance(fit, Fit):
-        text = explain_placement(question.placement(view, fit), facts.cards)
-        taken = {facts.cards[at].card.uuid: amount for at, amount in fit.taken}
+        text = explain_placement(question.placement(view, fit), cards)
+        taken = {cards[at].card.uuid: amount for at, amount in fit.taken}
         lines = tuple(
             CardLine(
                 s.card.index,
@@ -186,7 +186,7 @@ def _node(case: WaitingPod, question: FeasibilityCheck, view: NodeView, fit: Fit
                 free[s.card.uuid],
                 f"would hold {taken[s.card.uuid]}" if s.card.uuid in taken else f"{free[s.card.uuid]} free",
             )
-            for s in facts.cards
+            for s in cards
         )
         return NodeLine(printable(view.name), FITS, f"{_FITS}{text}", lines)
     refusal = question.refusal(view) if fit is not Unfit.NODE else None

@@ -58,10 +58,10 @@ class ClusterPage:
             return self._made[1]
 
     def _draw(self, snapshot: Snapshot) -> Mapping[str, Any]:
-        views = [view for view in snapshot.nodes.values() if view.facts.cards]
+        views = [view for view in snapshot.nodes.values() if view.node.cards]
         views.sort(key=lambda view: (-len(view.charges), view.name))
         shown = sorted(views[:MOST_NODES], key=lambda view: view.name)
-        waiting = sorted(self._waiting(), key=lambda o: (-o.pod.priority, o.began, o.uid))
+        waiting = sorted(self._waiting(), key=lambda o: (-o.pod.priority, o.pod.began, o.uid))
         self._work_out(waiting[:MOST_WAITING])
         return {
             "nodes": [graph(view) for view in shown],
@@ -87,16 +87,15 @@ class ClusterPage:
 
 def graph(view: NodeView) -> dict[str, Any]:
     """One node in the shape of the agent's ``/graph``. Usage is the agents': here it is None."""
-    facts = view.facts
 
     def more(holder: Allocation, _: CardUuid) -> Mapping[str, Any]:
-        charge = view.charges.get(holder.pod)
+        pod = view.bound.get(holder.pod)
         return {
-            "planned": charge is not None and charge.occupant.reserved,
-            "gone": None if charge is not None else str(holder.pod),
+            "planned": pod is not None and pod.reserved,
+            "gone": None if pod is not None else str(holder.pod),
             "memory_used": None,
             "core_used": None,
         }
 
-    cards = [replace(state, reason=state.reason or facts.problem) for state in facts.cards]
-    return node_json(facts.name, cards, facts.topology, view.ledger, more)
+    cards = [replace(state, reason=state.reason or view.problem) for state in view.node.cards]
+    return node_json(view.name, cards, view.node.topology, view.ledger, more)

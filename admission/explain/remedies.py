@@ -17,7 +17,7 @@ from admission.cluster.snapshot import Snapshot
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.preemption import choose, names
 from admission.extender.wire import Victims
-from admission.quota.rules import NamespaceQuota
+from gpu_manager.domain.cluster.quota import NamespaceQuota
 from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_placement
@@ -85,9 +85,7 @@ def cheapest_remedy(case: WaitingPod, question: FeasibilityCheck, found: Found) 
 
 def _unlike(found: Found) -> Found:
     """One of each kind of node, bounded: what helps on one helps on all alike."""
-    kinds = {
-        (view.facts.pool, view.facts.problem, view.state, no): (view, no) for view, no in reversed(found)
-    }
+    kinds = {(view.node.pool, view.problem, view.state, no): (view, no) for view, no in reversed(found)}
     return list(reversed(kinds.values()))[:_MOST_KINDS]
 
 
@@ -110,7 +108,7 @@ def _by_others(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Re
 
 def _fewer_cards(case: WaitingPod, found: Found) -> Remedy | None:
     """For a pod of more cards than any node has."""
-    most = max((sum(state.open for state in view.facts.cards) for view, _ in found), default=0)
+    most = max((sum(state.open for state in view.node.cards) for view, _ in found), default=0)
     for one in case.request.containers:
         if 0 < most < one.request.cards:
             less = Request(most * CORES_PER_CARD, 0)
@@ -132,8 +130,8 @@ def _allow_more(case: WaitingPod, found: Found) -> Iterator[Remedy]:
         question = case.ask(wider)
         for view, _ in found:
             if isinstance(fit := question.on(view), Fit):
-                where = explain_placement(question.placement(view, fit), view.facts.cards)
-                model = view.facts.cards[fit.taken[0][0]].card.model
+                where = explain_placement(question.placement(view, fit), view.node.cards)
+                model = view.node.cards[fit.taken[0][0]].card.model
                 named = f", for example by {quoted(model)}" if key == GPU_MODEL else ""
                 text = f"widen annotation {key}{named} (then node {printable(view.name)} takes it: {where})"
                 yield Remedy(_ALLOW_MORE, text[:LINE_LIMIT], wider)
@@ -168,9 +166,9 @@ def _within_quota(case: WaitingPod, view: NodeView) -> Iterator[PodRequest]:
     request, quota = case.request, case.quota
     if quota is None or len(request.containers) != 1 or request.containers[0].request.cards:
         return
-    asked, unit = request.containers[0], view.facts.unit
+    asked, unit = request.containers[0], view.node.unit
     used = case.snapshot.used.get(case.occupant.pod.namespace, {})
-    for model in sorted({state.card.model for state in view.facts.cards}):
+    for model in sorted({state.card.model for state in view.node.cards}):
         rooms = [line.room for line in quota.lines(used, only=model)]
         cores = min([asked.request.cores, *(room.cores for room in rooms)])
         memory = min([asked.request.memory, *(room.memory for room in rooms)]) // unit * unit

@@ -7,7 +7,7 @@ from typing import Any, Final
 from admission.cluster.snapshot import Snapshot
 from admission.explain.explanation import FITS, Explanation
 from admission.extender.feasibility import Unfit
-from admission.quota.rules import Quota, cards
+from gpu_manager.domain.cluster.quota import Quota, cards
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.resources import format_bytes
 
@@ -69,23 +69,8 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def quota_rows(quota: Quota, snapshot: Snapshot) -> list[dict[str, Any]]:
-    """What ``/quota`` shows: a row for each namespace and key. None where a part is not limited."""
-    return [
-        {
-            "namespace": namespace,
-            "model": line.key,
-            "cores": line.cores,
-            "cores_used": line.used.cores,
-            "memory": line.memory,
-            "memory_used": line.used.memory,
-        }
-        for namespace, line in quota.usage(snapshot.used)
-    ]
-
-
 def quota_text(quota: Quota, snapshot: Snapshot) -> str:
-    """The same as a table for people."""
+    """What ``/quota`` shows to people: a row for each namespace and key."""
     rows = [("NAMESPACE", "MODEL", "CARDS", "USED", "MEMORY", "USED")]
     rows += [
         (

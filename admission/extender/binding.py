@@ -27,7 +27,7 @@ from admission.cluster.snapshot import ClusterState
 from admission.extender.feasibility import FeasibilityJudge, Unfit
 from admission.extender.filter_results import OFFER_SECONDS, FilterResults
 from admission.extender.wire import BindingArgs
-from admission.quota.rules import QuotaBook
+from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError, printable, quoted
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.explain import explain_placement
@@ -274,7 +274,7 @@ class Binder:
                 raise DoesNotFit(question.why(view))
             placement = question.placement(view, fit)
             self._cluster.reserve(pod, node, placement)
-        cards = view.facts.cards
+        cards = view.node.cards
         log.info("placed", pod=pod.key, uid=pod.uid, node=node, cards=explain_placement(placement, cards))
         return allocation_annotations(pod, node, placement, cards, self._clock.now(), assigned=False)
 

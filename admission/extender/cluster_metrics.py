@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from admission.cluster.snapshot import ClusterState
-from admission.quota.rules import QuotaBook, QuotaLine
+from admission.quota.quota_book import QuotaBook
+from gpu_manager.domain.cluster.quota import QuotaLine
 from gpu_manager.domain.resources import CORES_PER_CARD
 
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)

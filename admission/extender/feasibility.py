@@ -17,8 +17,8 @@ from typing import NamedTuple
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView, named
 from admission.cluster.snapshot import Snapshot
-from admission.quota.rules import EXCEEDED, NamespaceQuota, refusal
 from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.cluster.quota import EXCEEDED, NamespaceQuota, refusal
 from gpu_manager.domain.cluster.terminating import with_terminating
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.placement.explain import LINE_LIMIT, Refusal
@@ -145,13 +145,12 @@ class FeasibilityCheck:
 
     def on(self, view: NodeView) -> Fit | Unfit:
         """Where the pod would lie on the node, or why it cannot."""
-        facts = view.facts
         if (
             not self._alike
-            or facts.problem
-            or facts.refused
+            or view.problem
+            or view.node.refused
             or view.nominated
-            or facts.name == self._own_node
+            or view.name == self._own_node
         ):
             return self._judge(view)
         found = self._on.get(view.state)
@@ -188,7 +187,7 @@ class FeasibilityCheck:
         used = dict(self._used)
         for uid in gone:
             charge = view.charges.get(uid)
-            if charge is not None and charge.occupant.pod.namespace == self._pod.namespace:
+            if charge is not None and charge.pod.namespace == self._pod.namespace:
                 for model, amount in charge.usage:
                     used[model] = used.get(model, ZERO) - amount
         own = [self.request.uid] if view.name == self._own_node else []
@@ -208,12 +207,12 @@ class FeasibilityCheck:
 
     def placement(self, view: NodeView, fit: Fit) -> Placement:
         """The same as shares of this node's cards."""
-        facts = view.facts
+        node = view.node
         return {
             c.name: tuple(
                 Share(
-                    facts.cards[at].card.uuid,
-                    facts.cards[at].card.capacity(facts.unit) if c.request.cards else c.request.amount,
+                    node.cards[at].card.uuid,
+                    node.cards[at].card.capacity(node.unit) if c.request.cards else c.request.amount,
                 )
                 for at in positions
             )
@@ -226,12 +225,12 @@ class FeasibilityCheck:
             return None
         closed: dict[str, str] = {}
         while True:
-            cards = _closed(view.facts.cards, closed)
-            found = judge(self.request, cards, view.facts.topology, self.ledger(view))
+            cards = _closed(view.node.cards, closed)
+            found = judge(self.request, cards, view.node.topology, self.ledger(view))
             if isinstance(found, Refusal):
-                return with_terminating(found, view.facts.lingering, view.charges)
+                return with_terminating(found, view.node.lingering, view.charges)
             taken = dict(_taken(self.request, found))
-            charge = _by_model(view.facts.cards, taken)
+            charge = _by_model(view.node.cards, taken)
             passed = dict(self._quota.passed(self._used, dict(charge))) if self._quota else {}
             if not passed:
                 return None
@@ -265,7 +264,7 @@ class FeasibilityCheck:
     def brief(self, view: NodeView, no: Unfit) -> str:
         """The same in words that are equal for equal nodes, so that a scheduler can count them."""
         if no is Unfit.NODE:
-            return view.facts.problem or self._pool(view)
+            return view.problem or self._pool(view)
         if no is Unfit.REFUSED:
             return "its agent refused this amount less than a minute ago: its books are ahead of what is seen"
         if no is Unfit.QUOTA:
@@ -285,11 +284,11 @@ class FeasibilityCheck:
         return view.with_awaited(awaited) if awaited else view.ledger
 
     def _before_cards(self, view: NodeView) -> Unfit | None:
-        if view.facts.problem:
+        if view.problem:
             return Unfit.NODE
-        if self._quota is not None and not self._quota.allows_pool(view.facts.pool):
+        if self._quota is not None and not self._quota.allows_pool(view.node.pool):
             return Unfit.QUOTA
-        return Unfit.REFUSED if view.facts.refused and self._amounts & view.facts.refused else None
+        return Unfit.REFUSED if view.node.refused and self._amounts & view.node.refused else None
 
     def _fit(self, view: NodeView, ledger: Ledger, closed: frozenset[str]) -> Fit | None:
         if ledger is not view.ledger or self.request.uuids:
@@ -301,8 +300,8 @@ class FeasibilityCheck:
         return found[key]
 
     def _seek(self, view: NodeView, ledger: Ledger, closed: frozenset[str]) -> Fit | None:
-        plain, cards = self._shape.request, _closed(view.facts.cards, dict.fromkeys(closed, ""))
-        placement = find(plain, cards, view.facts.topology, ledger)
+        plain, cards = self._shape.request, _closed(view.node.cards, dict.fromkeys(closed, ""))
+        placement = find(plain, cards, view.node.topology, ledger)
         if placement is None:
             return None
         at = {state.card.uuid: position for position, state in enumerate(cards)}
@@ -314,10 +313,10 @@ class FeasibilityCheck:
         )
 
     def _ever(self, view: NodeView) -> bool:
-        key = view.facts.hardware, frozenset[str]()
+        key = view.hardware, frozenset[str]()
         if self.request.uuids or key not in self._shape.ever:
-            empty = Ledger((s.card for s in view.facts.cards), view.facts.unit)
-            could = find(self._shape.request, view.facts.cards, view.facts.topology, empty) is not None
+            empty = Ledger((s.card for s in view.node.cards), view.node.unit)
+            could = find(self._shape.request, view.node.cards, view.node.topology, empty) is not None
             if self.request.uuids:
                 return could
             self._shape.ever[key] = could
@@ -344,10 +343,10 @@ class FeasibilityCheck:
         return refusal(self._pod.namespace, closed.values())
 
     def _pool(self, view: NodeView) -> str:
-        if self._quota is None or self._quota.allows_pool(view.facts.pool):
+        if self._quota is None or self._quota.allows_pool(view.node.pool):
             return ""
         pools = ", ".join(map(printable, self._quota.pools))
-        here = f"of pool {quoted(view.facts.pool)}" if view.facts.pool else "in no pool"
+        here = f"of pool {quoted(view.node.pool)}" if view.node.pool else "in no pool"
         return refusal(self._pod.namespace, [f"it may use pool {pools}; the node is {here}"])
 
 

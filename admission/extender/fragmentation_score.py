@@ -175,8 +175,8 @@ def stock_of(views: Iterable[NodeView]) -> dict[str, Stock]:
     """The cluster's cards by model, those out of order included: they come back."""
     stock: dict[str, Stock] = {}
     for view in views:
-        for state in view.facts.cards:
-            units = state.card.capacity(view.facts.unit).memory // view.facts.unit
+        for state in view.node.cards:
+            units = state.card.capacity(view.node.unit).memory // view.node.unit
             known = stock.get(state.card.model, Stock(0, 0))
             stock[state.card.model] = Stock(known.cards + 1, max(known.memory, units))
     return stock
@@ -203,38 +203,38 @@ def shapes_of(occupant: PodView, unit: int) -> list[RequestShape]:
 
 def move_of(uid: PodUid, view: NodeView, fit: Fit, cpu: int) -> NodeChange:
     """The node as it is without the pod, and as it would be with it."""
-    charge = view.charges.get(uid)
-    ledger = view.without([uid]) if charge else view.ledger
+    own = view.bound.get(uid)
+    ledger = view.without([uid]) if own else view.ledger
     spare = view.cpu
-    if spare is not None and charge:
-        spare += charge.occupant.cpu
-    free = [_free(view, ledger, at) for at in range(len(view.facts.cards))]
+    if spare is not None and own:
+        spare += own.cpu
+    free = [_free(view, ledger, at) for at in range(len(view.node.cards))]
     before = _rooms(view, free, spare)
     for at, amount in fit.taken:
         cores, units = free[at]
-        free[at] = max(0, cores - amount.cores), max(0, units - amount.memory // view.facts.unit)
-    joined = view.facts.topology.sum([at for at, _ in fit.taken]) if len(fit.taken) > 1 else 0
+        free[at] = max(0, cores - amount.cores), max(0, units - amount.memory // view.node.unit)
+    joined = view.node.topology.sum([at for at, _ in fit.taken]) if len(fit.taken) > 1 else 0
     return NodeChange(before, _rooms(view, free, None if spare is None else spare - cpu), joined)
 
 
 def rooms_of(view: NodeView) -> Rooms:
     """What is free on a node as it is."""
-    return _rooms(view, [_free(view, view.ledger, at) for at in range(len(view.facts.cards))], view.cpu)
+    return _rooms(view, [_free(view, view.ledger, at) for at in range(len(view.node.cards))], view.cpu)
 
 
 def _free(view: NodeView, ledger: Ledger, at: int) -> tuple[int, int]:
     """Cores and units free on a card; 100 cores only where nobody holds any of it."""
-    uuid = view.facts.cards[at].card.uuid
+    uuid = view.node.cards[at].card.uuid
     room = ledger.free(uuid)
     most = CORES_PER_CARD if ledger.idle(uuid) else CORES_PER_CARD - 1
-    return max(0, min(room.cores, most)), max(0, room.memory // view.facts.unit)
+    return max(0, min(room.cores, most)), max(0, room.memory // view.node.unit)
 
 
 def _rooms(view: NodeView, free: Sequence[tuple[int, int]], cpu: int | None) -> Rooms:
     """What is free by model and size of card; cards that take no work are left out."""
-    unit = view.facts.unit
+    unit = view.node.unit
     kinds: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    for state, room in zip(view.facts.cards, free, strict=True):
+    for state, room in zip(view.node.cards, free, strict=True):
         if state.open:
             kind = state.card.model, state.card.capacity(unit).memory // unit
             kinds.setdefault(kind, []).append(room)

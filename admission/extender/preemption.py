@@ -33,18 +33,18 @@ def choose(
     where nobody is left to evict, too: kube-scheduler takes a node without victims for a fault.
     """
     lower = [
-        charge.occupant
-        for uid, charge in view.charges.items()
-        if charge.allocations
-        and charge.occupant.pod.priority < pod.priority
-        and not charge.occupant.reserved
-        and not charge.occupant.lent  # its card comes over to our name a minute after it has left
+        occupant
+        for uid, occupant in view.bound.items()
+        if view.charges[uid].allocations
+        and occupant.pod.priority < pod.priority
+        and not occupant.reserved
+        and not occupant.lent  # its card comes over to our name a minute after it has left
         and uid not in given.pods
     ]
     if question.without(view, {*given.pods, *(o.uid for o in lower)}) is None:
         return None
     lower = _by_importance(lower)
-    leaving = [view.charges[uid].occupant.pod for uid in given.pods if uid in view.charges]
+    leaving = [view.charges[uid].pod for uid in given.pods if uid in view.charges]
     harm = DisruptionCost(lower, leaving, budgets, view.charges)
     more = _given_back(question, view, given.pods, lower, harm)
     if more:
@@ -58,7 +58,7 @@ def choose(
 
 def names(view: NodeView, victims: Iterable[PodUid], namespace: str | None) -> tuple[str, ...]:
     """The victims for people of one namespace; None: of all."""
-    return named((view.charges[uid].occupant.pod for uid in victims if uid in view.charges), namespace)
+    return named((view.charges[uid].pod for uid in victims if uid in view.charges), namespace)
 
 
 def _given_back(
@@ -79,4 +79,4 @@ def _given_back(
 
 def _by_importance(occupants: Iterable[PodView]) -> list[PodView]:
     """Higher priority first, then who began earlier."""
-    return sorted(occupants, key=lambda o: (-o.pod.priority, o.began, o.uid))
+    return sorted(occupants, key=lambda o: (-o.pod.priority, o.pod.began, o.uid))

@@ -55,10 +55,10 @@ class BestFit:
 
 def _cost(request: PodRequest, candidate: RankedNode) -> Cost:
     view, fit = candidate.view, candidate.fit
-    facts, ledger = view.facts, view.ledger
+    node, ledger = view.node, view.ledger
     taken = dict(fit.taken)
     broken, idle, left, free, content = 0, 0, ZERO, 0, list[float]()
-    for at, state in enumerate(facts.cards):
+    for at, state in enumerate(node.cards):
         room = ledger.free(state.card.uuid)
         is_idle = ledger.idle(state.card.uuid) and state.open
         take = taken.get(at)
@@ -72,8 +72,8 @@ def _cost(request: PodRequest, candidate: RankedNode) -> Cost:
     if request.placement is PlacementPolicy.SPREAD:
         fill = (-left.cores, -left.memory, -idle, -free)
     elif request.placement is PlacementPolicy.TOPOLOGY:
-        fill = (-facts.topology.sum({at for at, _ in fit.taken}), *fill)
-    return (*fill, len(facts.cards), *content)
+        fill = (-node.topology.sum({at for at, _ in fit.taken}), *fill)
+    return (*fill, len(node.cards), *content)
 
 
 def scores(names: Sequence[str], kinds: Sequence[Hashable], costs: Mapping[Hashable, Cost]) -> list[int]:

@@ -126,7 +126,7 @@ class Requeue:
             found = (self._find(uid) for uid in self._woken)
             waiting = sorted(
                 (o for o in found if o is not None and o.waits),
-                key=lambda o: (-o.pod.priority, o.began, o.uid),
+                key=lambda o: (-o.pod.priority, o.pod.began, o.uid),
             )
             self._woken = {o.uid for o in waiting[MOST_AT_ONCE:]}
             for occupant in waiting[:MOST_AT_ONCE]:

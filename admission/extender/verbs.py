@@ -38,7 +38,7 @@ from admission.extender.wire import (
     read_binding,
     read_preemption,
 )
-from admission.quota.rules import QuotaBook
+from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.placement.explain import LINE_LIMIT
 from gpu_manager.domain.pod import PodUid, parse_pod

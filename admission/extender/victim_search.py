@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from admission.cluster.charges import Charge
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.extender.feasibility import FeasibilityCheck
+from gpu_manager.domain.cluster.accounting import Charge
 from gpu_manager.domain.placement.ledger import Allocation, peak
 from gpu_manager.domain.placement.trial_placement import TrialPlacement, units_of
 from gpu_manager.domain.pod import Pod, PodUid
@@ -112,11 +112,11 @@ class VictimSearch:
         self._question, self._view, self._given, self._harm = question, view, frozenset(given), harm
         awaited = view.awaits(question.request.uid, priority)
         books = view.with_awaited(awaited, view.without([*given, question.request.uid]))
-        self._desk = TrialPlacement(question.request, view.facts.cards, books)
+        self._desk = TrialPlacement(question.request, view.node.cards, books)
         self._holders = {at: self._who_lies_on(at, lower) for at in self._desk.open}
         self._cards = sorted(self._desk.open, key=lambda at: (self._emptied(at), at))
         self._whole = {
-            at for at in self._cards if books.capacity(view.facts.cards[at].card.uuid).cores == CORES_PER_CARD
+            at for at in self._cards if books.capacity(view.node.cards[at].card.uuid).cores == CORES_PER_CARD
         }
         self._seats = _seats_of(question)
         self._fewest = sorted(self._alone_on(at, lower) for at in self._whole)
@@ -132,7 +132,7 @@ class VictimSearch:
 
     def _who_lies_on(self, at: int, lower: Sequence[PodView]) -> list[_Holder]:
         """The least important first, of equals the one that frees most, then the youngest."""
-        card = self._view.facts.cards[at].card.uuid
+        card = self._view.node.cards[at].card.uuid
         found: list[tuple[tuple[object, ...], _Holder]] = []
         for age, occupant in enumerate(lower):
             pod, held = occupant.pod, self._view.charges[occupant.uid].allocations

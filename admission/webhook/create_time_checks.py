@@ -8,7 +8,7 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit, describe
-from admission.quota.rules import QuotaBook, refuse_at_create
+from admission.quota.quota_book import QuotaBook, refuse_at_create
 from admission.webhook.admit import CreateTimeChecks
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import printable
@@ -36,7 +36,7 @@ def create_time_checks(
         models = {
             state.card.model
             for view in kinds.now()
-            for state in view.facts.cards
+            for state in view.node.cards
             if not request.models or request.allows(state.card) or request.uuids
         }
         asked = _least(request)
@@ -74,11 +74,11 @@ def _never(
     views = known
     if request.uuids:
         nodes = snapshot.nodes.values()
-        views = [v for v in nodes if any(s.card.uuid in request.uuids for s in v.facts.cards)]
+        views = [v for v in nodes if any(s.card.uuid in request.uuids for s in v.node.cards)]
         if not views:
-            cards = any(v.facts.cards for v in known)
+            cards = any(v.node.cards for v in known)
             return ("none of the cards that it names by UUID is in this cluster",) if cards else ()
-    kinds = [view for view in views if not view.facts.problem]
+    kinds = [view for view in views if not view.problem]
     if not kinds or len(kinds) > _MOST_KINDS:
         return ()
     question = judge.ask(PodView(pod), request, snapshot, None)
@@ -87,12 +87,12 @@ def _never(
         if isinstance(found, Fit) or found is not Unfit.NEVER:
             return ()
     size, model = max(
-        (s.card.capacity(v.facts.unit).memory, s.card.model) for v in kinds for s in v.facts.cards
+        (s.card.capacity(v.node.unit).memory, s.card.model) for v in kinds for s in v.node.cards
     )
-    models = sorted({printable(s.card.model) for v in kinds for s in v.facts.cards})
+    models = sorted({printable(s.card.model) for v in kinds for s in v.node.cards})
     parts = [
         f"the largest card has {format_bytes(size)} ({printable(model)})",
-        f"a node has {max(len(v.facts.cards) for v in kinds)} cards at most",
+        f"a node has {max(len(v.node.cards) for v in kinds)} cards at most",
         *([f"models are {', '.join(models[:8])}"] if request.models else []),
     ]
     return (f"no node of this cluster can hold {describe(request)}, even if empty: {'; '.join(parts)}",)
@@ -100,7 +100,7 @@ def _never(
 
 def _kinds(views: Iterable[NodeView]) -> tuple[NodeView, ...]:
     """One node of each kind: what its cards are like does not depend on their names."""
-    return tuple({(view.facts.hardware, view.facts.problem): view for view in views}.values())
+    return tuple({(view.hardware, view.problem): view for view in views}.values())
 
 
 def _least(request: PodRequest) -> Amount:

@@ -19,7 +19,7 @@ from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRule
 from admission.extender.feasibility import FeasibilityJudge, Fit
 from admission.extender.fragmentation_score import LeastFragmentation, move_of
 from admission.extender.verbs import Extender
-from admission.quota.rules import QuotaBook
+from admission.quota.quota_book import QuotaBook
 from bench.placement.trace import MOST_PODS, Node, Pod
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.domain.card import Card, CardState, CardUuid

@@ -91,6 +91,8 @@ EVENTS: Final = (
 
 # Objects of an installation with the chart's defaults.
 NAMESPACE: Final = "kube-system"
+QUOTA_MAP: Final = "gpuquota"  # ConfigMap with the namespaces' quotas (the predecessor's), and its key
+QUOTA_KEY: Final = "gpu_quota"
 AGENT_NAME: Final = "gpu-manager"  # service account and component of the agent
 AGENT_DAEMONSET: Final = "gpu-manager-daemonset"
 ADMISSION_NAME: Final = "gpu-quota-admission"  # Deployment, Service, service account and Lease

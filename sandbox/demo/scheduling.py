@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from gpu_manager.domain.contract import CORE
+from gpu_manager.domain.contract import CORE, NAMESPACE, QUOTA_KEY, QUOTA_MAP
 from gpu_manager.domain.errors import RequestInvalid
 from sandbox import commands
 from sandbox.demo.output import DemoOutput
@@ -14,7 +14,7 @@ from sandbox.demo.stage import Stage, manifest
 from sandbox.nodes import wanted_of
 
 QUOTA_CARDS: Final = 4
-_MAP: Final = ("kube-system", "gpuquota", "gpu_quota")
+_MAP: Final = (NAMESPACE, QUOTA_MAP, QUOTA_KEY)
 _MOST_LINES: Final = 12
 
 

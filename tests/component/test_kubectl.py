@@ -175,6 +175,39 @@ def test_graph_charges_a_pod_that_says_no_card_where_the_node_would_put_it(
     assert (first["cores_free"], second["cores_free"]) == (20, 40)
 
 
+def test_a_pod_that_was_squeezed_in_is_charged_and_named(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api, cards=1)
+    a_share(api, "said", 60, "GPU-0")
+    a_share(api, "by-hand", 60, None)
+    assert run(["graph"]) == 0
+    drawn = said(capsys)[0]
+    assert "-20 of 100 cores free" in drawn
+    assert "no card has room for default/by-hand, which is bound here" in drawn
+    assert run(["explain", "by-hand", "--admission", "-"]) == 0
+    assert "where no card has room for it" in said(capsys)[0]
+
+
+@pytest.mark.parametrize("odd", [{"tencent.com/vcuda-core-limit": "150"}, {"tencent.com/placement": "foo"}])
+def test_a_running_pod_with_an_odd_annotation_holds_what_it_holds(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path, odd: dict[str, str]
+) -> None:
+    a_node(api, cards=1)
+    a_share(api, "train", 60, "GPU-0")
+    api.patch("pods", "train", {"metadata": {"annotations": odd}})
+    assert run(["graph"]) == 0
+    assert "40 of 100 cores free" in said(capsys)[0]
+    assert run(["top", "-A"]) == 0
+    assert said(capsys)[0].splitlines()[1].split()[1:6] == ["train", "c", "n1", "0", "60"]
+    file = tmp_path / "web.yaml"
+    file.write_text(MANIFEST % 50)
+    assert run(["simulate", str(file)]) == 1, "the extender would refuse it"
+    assert "50 cores asked, 40 free" in said(capsys)[0]
+    assert run(["simulate", "--drain", "n1"]) == 1, "nobody makes it anew"
+    assert "no controller would make it anew" in said(capsys)[0]
+
+
 MANIFEST = """apiVersion: apps/v1
 kind: Deployment
 metadata: {name: web}
@@ -288,16 +321,20 @@ def test_without_the_service_quota_comes_from_the_config_map_and_says_so(
 ) -> None:
     a_node(api)
     a_share(api, "train", 60)
-    text = json.dumps({"default": {"quota": {"V100": 0.5, "x": "y"}, "memory": {"V100": 4096}}, "n": 3})
+    text = json.dumps({"default": {"quota": {"V100": 0.5}, "memory": {"V100": 4096}}})
     meta = {"name": "gpuquota", "namespace": "kube-system"}
     api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"gpu_quota": text}})
     assert run(["quota"]) == 1
     out, err = said(capsys)
     assert out.splitlines()[1].split() == ["default", "V100", "0.5", "0.6", "4", "GiB", "2", "GiB"]
     assert "from the ConfigMap" in err
-    api.patch("configmaps", "gpuquota", {"data": {"gpu_quota": "{"}}, "kube-system")
-    assert run(["quota"]) == 1
-    assert "is no JSON" in said(capsys)[1]
+    for text, words in (("{", "cannot be used: not JSON"), ('{"default": 3}', 'namespace "default" is 3')):
+        api.patch("configmaps", "gpuquota", {"data": {"gpu_quota": text}}, "kube-system")
+        assert run(["quota"]) == 1
+        assert words in said(capsys)[1]
+    api.delete("configmaps", "gpuquota", "kube-system")
+    assert run(["quota"]) == 0
+    assert "no quota limits namespace default" in said(capsys)[0]
 
 
 def test_doctor_sees_the_clusters_troubles_and_names_each_cure(

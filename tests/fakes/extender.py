@@ -11,13 +11,16 @@ from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRule
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.ranking import BestFit, NodePolicy
 from admission.extender.verbs import Extender, Reply
-from admission.quota.rules import CONFIG_MAP, CONFIG_MAP_NAMESPACE, KEY, QuotaBook, QuotaNews
+from admission.quota.quota_book import QuotaBook, QuotaNews
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
     CORE,
     INVENTORY,
     MEMORY,
+    NAMESPACE,
     NVIDIA,
+    QUOTA_KEY,
+    QUOTA_MAP,
     Inventory,
     TerminatingShare,
     encode_inventory,
@@ -277,7 +280,7 @@ class World:
     def booked(self, name: str) -> list[tuple[int, int]]:
         """(cores, units of memory) booked of each card."""
         view = self.cluster.snapshot().nodes[name]
-        amounts = [view.ledger.booked(s.card.uuid) for s in view.facts.cards]
+        amounts = [view.ledger.booked(s.card.uuid) for s in view.node.cards]
         return [(a.cores, a.memory // UNIT) for a in amounts]
 
     def over_committed(self) -> list[str]:
@@ -285,13 +288,13 @@ class World:
         return [
             f"{view.name} {state.card.index}"
             for view in views
-            for state in view.facts.cards
+            for state in view.node.cards
             if not Amount(0, 0).fits_in(view.ledger.free(state.card.uuid))
         ]
 
 
 def config_map(text: str) -> Obj:
-    return {"metadata": {"name": CONFIG_MAP, "namespace": CONFIG_MAP_NAMESPACE}, "data": {KEY: text}}
+    return {"metadata": {"name": QUOTA_MAP, "namespace": NAMESPACE}, "data": {QUOTA_KEY: text}}
 
 
 def args(obj: Obj, names: Sequence[str]) -> bytes:

@@ -275,7 +275,7 @@ def test_what_filter_accepts_bind_binds_and_the_agent_s_domain_places(cluster, a
             assert world.bind(new, name) == ""
             stamped = decode_assignment(world.api.bindings[-1][2][ALLOCATION])
             request = judged_request(parse_pod(new), UNIT)
-            follow(request, stamped.containers, view.facts.cards, before)  # raises if the agent could not
+            follow(request, stamped.containers, view.node.cards, before)  # raises if the agent could not
     assert set(world.over_committed()) == overfull
 
 
@@ -312,7 +312,7 @@ def test_several_containers_are_told_by_name():
 
 def test_uuid_of_the_fake_is_what_the_inventory_says():
     view = World([node("n1")]).cluster.snapshot().nodes["n1"]
-    assert [state.card.uuid for state in view.facts.cards] == [uuid("n1", 0), uuid("n1", 1)]
+    assert [state.card.uuid for state in view.node.cards] == [uuid("n1", 0), uuid("n1", 1)]
 
 
 def test_what_is_remembered_is_bounded_and_makes_no_difference():

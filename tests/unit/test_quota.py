@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.cluster.snapshot import NODES
-from admission.quota.rules import NO_QUOTA, NOT_SYNCED, QuotaBook, parse_quota, refuse_at_create
+from admission.quota.quota_book import NOT_SYNCED, QuotaBook, refuse_at_create
+from gpu_manager.domain.cluster.quota import NO_QUOTA, parse_quota, read_quota
 from gpu_manager.domain.contract import GPU_MODEL, POOL_LABEL
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from tests.fakes.extender import World, config_map, container, node, pod
 
@@ -43,7 +44,7 @@ def test_extensions_memory_in_mib_and_stars_for_any_model_and_any_namespace():
         ('{"a": {"quota": [1]}}', "not a map of models to cards"),
         ('{"a": {"quota": {"T4": "4"}}}', 'quota of "T4" is "4", not a number of cards'),
         ('{"a": {"quota": {"T4": true}}}', "not a number"),
-        ('{"a": {"quota": {"T4": -1}}}', "use a number of cards from 0 on"),
+        ('{"a": {"quota": {"T4": -1}}}', "use a number of cards, 0 or more"),
         ('{"a": {"quota": {"T4": 0.123}}}', "two decimals at most"),
         ('{"a": {"memory": {"T4": 1e99}}}', "use a number of MiB"),
         ('{"a": {"pool": "blue"}}', 'pool is "blue", not a list'),
@@ -52,8 +53,8 @@ def test_extensions_memory_in_mib_and_stars_for_any_model_and_any_namespace():
     ],
 )
 def test_what_cannot_be_used_is_named(text, words):
-    with pytest.raises(NodeUnready, match="kube-system/gpuquota") as error:
-        parse_quota(text)
+    with pytest.raises(NodeUnready, match="kube-system/gpuquota, key gpu_quota, cannot be used: ") as error:
+        read_quota(config_map(text))
     assert words in str(error.value)
 
 
@@ -253,5 +254,5 @@ def test_no_order_of_pods_passes_a_quota(steps, limit):
 
 @pytest.mark.parametrize("number", ["1e999999999", "1E+99999999", "1e-999999999"])
 def test_a_number_of_a_billion_digits_is_no_count_and_costs_nothing(number: str) -> None:
-    with pytest.raises(NodeUnready, match="is no count"):
+    with pytest.raises(RequestInvalid, match="is no count"):
         parse_quota(f'{{"a": {{"quota": {{"V100": {number}}}}}}}')

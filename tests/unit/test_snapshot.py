@@ -276,8 +276,8 @@ def books(cluster):
     return (
         {
             name: (
-                view.facts.problem,
-                [view.ledger.booked(s.card.uuid) for s in view.facts.cards],
+                view.problem,
+                [view.ledger.booked(s.card.uuid) for s in view.node.cards],
                 sorted(view.charges),
                 [o.uid for o in view.nominated],
             )
@@ -331,7 +331,7 @@ def test_used_quota_is_the_sum_over_bound_pods_after_every_event(happened):
         for view in snapshot.nodes.values():
             for charge in view.charges.values():
                 for card in {card for a in charge.allocations for card in a.cards}:
-                    key = charge.occupant.pod.namespace, view.facts.models[card]
+                    key = charge.pod.namespace, view.node.models[card]
                     total[key] = total.get(key, ZERO) + peak(charge.allocations, card)
         known = {(n, m): a for n, models in snapshot.used.items() for m, a in models.items()}
         assert {key: a for key, a in known.items() if key[1]} == total

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from admission.cluster.snapshot import NODES, PODS
 from admission.explain.page import graph
-from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.cluster.state import NodeReport, survey
+from gpu_manager.adapters.kube.reading import cluster_of
+from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.cluster.terminating import MOST, terminating_allocations, terminating_shares
-from gpu_manager.domain.contract import ALLOCATION, Assignment, Inventory, TerminatingShare, encode_assignment
+from gpu_manager.domain.contract import ALLOCATION, Assignment, TerminatingShare, encode_assignment
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, MIB, ZERO, Amount
-from gpu_manager.domain.topology import Link, Topology
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.servers.status import draw
 from tests.fakes.extender import UNIT, World, node, pod, uuid
 
@@ -111,15 +111,13 @@ def test_the_picture_of_a_node_names_who_is_gone_and_runs() -> None:
 
 
 def test_people_see_what_a_deleted_pod_still_holds() -> None:
-    states = (CardState(CARDS[0]),)
-    left = (TerminatingShare("uid-gone", CARDS[0].uuid, Amount(60, GIB)),)
-    inventory = Inventory(UNIT, states, Topology.uniform(1, Link.parse("SYS")), lingering=left)
-    (books,) = survey([NodeReport.of("n1", inventory, {}, {})], [])
+    card = uuid("n1", 0)
+    nodes = [node("n1", 1, lingering=(TerminatingShare("uid-gone", card, Amount(60, GIB)),))]
+    (books,) = cluster_of(nodes, []).with_cards
     assert books.gone == {"uid-gone"}
-    verdict = books.verdict(parse_pod(pod("a", 60)))
+    verdict = books.judge(judged_request(parse_pod(pod("a", 60))))
     assert isinstance(verdict, Refusal)
     assert "held by a pod that is gone and whose processes still run" in verdict.line()
-    alive = parse_pod(pod("gone", 60, uid="uid-gone", on="n1"))
-    (seen,) = survey([NodeReport.of("n1", inventory, {}, {})], [alive])
+    (seen,) = cluster_of(nodes, [pod("gone", 60, uid="uid-gone", on="n1")]).with_cards
     assert not seen.gone
-    assert seen.ledger.booked(CARDS[0].uuid).cores == 60
+    assert seen.ledger.booked(card).cores == 60

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from admission.cluster.pod_view import pod_view
 from admission.explain.explanation import explain
-from admission.explain.views import as_json, as_text, quota_rows, quota_text
-from admission.quota.rules import NO_QUOTA
+from admission.explain.views import as_json, as_text, quota_text
+from gpu_manager.domain.cluster.quota import NO_QUOTA
 from gpu_manager.domain.contract import GPU_MODEL, MEMORY, PLACEMENT
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_room
 from gpu_manager.domain.pod import parse_pod
@@ -187,7 +187,7 @@ def test_quota_usage_as_rows_and_as_a_table():
         [pod("x", 30, 4, on="n1", namespace="a"), pod("y", 10, 4, on="n1", namespace="b")],
         quota=quota,
     )
-    rows = quota_rows(world.quota.current, world.cluster.snapshot())
+    rows = world.quota.current.rows(world.cluster.snapshot().used)
     assert rows[0] == {
         "namespace": "a",
         "model": "T4",
@@ -201,7 +201,7 @@ def test_quota_usage_as_rows_and_as_a_table():
         "a          T4     2      0.3   4 GiB   1 GiB",
         "b          *      1      0.1   -       1 GiB",
     ]
-    assert quota_rows(NO_QUOTA, world.cluster.snapshot()) == []
+    assert NO_QUOTA.rows(world.cluster.snapshot().used) == []
 
 
 shapes = st.sampled_from([(10, 1), (30, 4), (70, 40), (100, None), (200, None), (400, None)])

@@ -7,11 +7,11 @@ from typing import Any
 from admission.__main__ import OLD_FLAGS, command
 from admission.cluster.snapshot import NODES, PODS, ClusterState
 from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
-from admission.quota.rules import KEY, QuotaBook
+from admission.quota.quota_book import QuotaBook
 from admission.serving.metrics import AdmissionMetrics
 from admission.webhook.admission_review import ReviewVerdict
 from gpu_manager.arguments import Command
-from gpu_manager.domain.contract import ADMISSION_NAME
+from gpu_manager.domain.contract import ADMISSION_NAME, QUOTA_KEY
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from tools.docs.markdown import family_row, made_page, option_row, table
 
@@ -56,6 +56,6 @@ def described() -> list[Any]:
     cluster, quota = ClusterState(DEFAULT_UNIT), QuotaBook()
     for kind in (NODES, PODS):
         cluster.replace(kind, ())
-    quota.update({"data": {KEY: '{"": {"quota": {"": 1}, "memory": {"": 1}}}'}})
+    quota.update({"data": {QUOTA_KEY: '{"": {"quota": {"": 1}, "memory": {"": 1}}}'}})
     figures.show(ClusterFigures(cluster, quota, lambda: True, lambda: {"": 0.0}, lambda: {"": 0}))
     return list(metrics.registry.collect())

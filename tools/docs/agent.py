@@ -107,6 +107,10 @@ _CRI = (
     (c.CRI_DEVICE, "Card device nodes, on the runtime's container object (the predecessor's)."),
     (c.CDI_KIND, "Kind of the device names where devices are injected by CDI."),
 )
+_CLUSTER = (
+    (f"{c.NAMESPACE}/{c.QUOTA_MAP}", "ConfigMap with what namespaces may hold (the predecessor's)."),
+    (c.QUOTA_KEY, "Its key, with JSON for a value: see Quota."),
+)
 _HOST = (
     (c.STATE_DIR, "The books and the library; must outlive a reboot."),
     (c.PAGES_DIR, "The control pages; made again after a reboot."),
@@ -134,6 +138,8 @@ def annotations_page() -> str:
         table(("name", "meaning"), _coded(_CONTAINER)),
         "## At the container runtime",
         table(("name", "meaning"), _coded(_CRI)),
+        "## In the cluster",
+        table(("name", "meaning"), _coded(_CLUSTER)),
         "## On the host",
         table(("name", "meaning"), _coded(_HOST)),
     )

@@ -8,8 +8,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import Connection
-from gpu_manager.domain.cluster.state import NodeReport
-from gpu_manager.domain.contract import AGENT_DAEMONSET, INVENTORY, decode_inventory
+from gpu_manager.domain.cluster.accounting import NodeBooks, Used, cluster_books, used_by_namespace
+from gpu_manager.domain.cluster.node_report import read_node
+from gpu_manager.domain.contract import AGENT_DAEMONSET
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 
@@ -47,11 +48,21 @@ def _safe(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReader:
-    """One look: nodes that publish cards, pods that ask for a share, node → its agent's (namespace, pod)."""
+    """One look: every node with its books, pods that ask for a share, node → its agent's (namespace, pod)."""
 
-    nodes: tuple[NodeReport, ...]
+    nodes: tuple[NodeBooks, ...]
     pods: tuple[Pod, ...]
     agents: Mapping[str, tuple[str, str]]
+
+    @property
+    def with_cards(self) -> tuple[NodeBooks, ...]:
+        """The nodes that publish their cards."""
+        return tuple(books for books in self.nodes if books.node.published)
+
+    @property
+    def used(self) -> Used:
+        """What quotas count."""
+        return used_by_namespace(self.nodes)
 
 
 def read_cluster(connection: Connection) -> ClusterReader:
@@ -83,7 +94,7 @@ def cluster_of(
     node_objects: Iterable[Mapping[str, Any]], pod_objects: Iterable[Mapping[str, Any]]
 ) -> ClusterReader:
     """The same from objects that were listed before."""
-    nodes = tuple(said for obj in node_objects if (said := _node(obj)) is not None)
+    nodes = tuple(map(read_node, node_objects))
     pods: list[Pod] = []
     agents: dict[str, tuple[str, str]] = {}
     for obj in pod_objects:
@@ -91,19 +102,12 @@ def cluster_of(
             pod = parse_pod(obj)
         except RequestInvalid:
             continue
+        pod = pod.with_lent_cards() if pod.node else pod
         if pod.asks:
             pods.append(pod)
         elif _is_agent(obj) and pod.phase == "Running":
             agents[pod.node] = pod.namespace, pod.name
-    return ClusterReader(nodes, tuple(pods), agents)
-
-
-def _node(obj: Mapping[str, Any]) -> NodeReport | None:
-    meta = obj.get("metadata")
-    meta = meta if isinstance(meta, Mapping) else {}
-    annotations, labels = _texts(meta.get("annotations")), _texts(meta.get("labels"))
-    inventory = decode_inventory(annotations.get(INVENTORY))
-    return None if inventory is None else NodeReport.of(str(meta.get("name")), inventory, annotations, labels)
+    return ClusterReader(cluster_books(nodes, pods), tuple(pods), agents)
 
 
 def _is_agent(obj: Mapping[str, Any]) -> bool:
@@ -113,8 +117,3 @@ def _is_agent(obj: Mapping[str, Any]) -> bool:
         isinstance(o, Mapping) and o.get("kind") == "DaemonSet" and o.get("name") == AGENT_DAEMONSET
         for o in owners
     )
-
-
-def _texts(value: object) -> dict[str, str]:
-    pairs = value.items() if isinstance(value, Mapping) else ()
-    return {k: v for k, v in pairs if isinstance(k, str) and isinstance(v, str)}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gpu_manager.adapters.manifests import Manifest
 from gpu_manager.cli.files import load_manifests, shown
-from gpu_manager.cli.kubectl.sites import ClusterOutlook, Written, resident_of
+from gpu_manager.cli.kubectl.sites import ClusterOutlook, Written, requested_pod
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.placement.ledger import Ledger
@@ -43,7 +43,7 @@ def _made(manifest: Manifest, outlook: ClusterOutlook, most: int) -> Iterator[Si
     draft = _drafted(manifest.pod, manifest.namespace, manifest.name)
     if not draft.asks:
         return
-    pod = resident_of(_ranked(draft, mapping(manifest.pod.get("spec")), outlook), outlook.unit, written)
+    pod = requested_pod(_ranked(draft, mapping(manifest.pod.get("spec")), outlook), outlook.unit, written)
     if manifest.kind == "DaemonSet":
         yield from _one_each(pod, outlook)
         return

@@ -59,7 +59,7 @@ def _pod(target: str, outlook: sites.ClusterOutlook) -> SimPod:
         raise RequestInvalid(f"no pod {quoted(target)} that asks for cards {where}{elsewhere}")
     if found.node:
         raise RequestInvalid(f"pod {found.key} is on node {found.node} already: it waits for nothing")
-    return sites.resident_of(found, outlook.unit, outlook.seen.written.get(found.uid))
+    return sites.requested_pod(found, outlook.unit, outlook.seen.written.get(found.uid))
 
 
 def _show(pod: SimPod, plan: DefragPlan) -> None:

@@ -13,10 +13,11 @@ from gpu_manager.cli.files import load_manifests
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
 from gpu_manager.cli.output import Form, Output, emit, for_program
-from gpu_manager.domain.cluster.state import NodeBooks, survey
+from gpu_manager.domain.cluster.accounting import NodeBooks
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.explain import Refusal, explain_bound, explain_placement, explain_room
 from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.rules.pod_request import judged_request
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN = 20  # nodes in full for people
@@ -132,7 +133,7 @@ def _here(login: Login, pod: Pod) -> Mapping[str, Any]:
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
     cluster = read_cluster(login.connection)
-    books = survey(cluster.nodes, cluster.pods)
+    books = cluster.with_cards
     if not pod.asks:
         return _explained(
             pod, "asks for no part of a card: any node will do", {"fits": len(books)}, len(books)
@@ -140,7 +141,7 @@ def _here(login: Login, pod: Pod) -> Mapping[str, Any]:
     if pod.node:
         return _bound(pod, books)
     try:
-        verdicts = [(one, one.verdict(pod)) for one in books]
+        verdicts = [(one, one.judge(judged_request(pod, one.node.unit))) for one in books]
     except RequestInvalid as error:
         return _explained(pod, f"never runs: {error}", {"never": len(books)}, len(books))
     nodes = [_node(one, verdict) for one, verdict in verdicts]
@@ -165,17 +166,19 @@ def _bound(pod: Pod, books: Sequence[NodeBooks]) -> Mapping[str, Any]:
         line += ", which publishes no cards: kubectl vcuda doctor says why"
     elif held := where.ledger.of_pod(pod.uid):
         placement = {name: allocation.shares for name, allocation in held.items()}
-        text = explain_placement(placement, where.said.inventory.cards)
-        line = explain_bound(pod.node, text, guessed=pod.uid in where.guessed)
+        text = explain_placement(placement, where.node.cards)
+        line = explain_bound(pod.node, text, guessed=where.guessed(pod.uid))
+        if pod in where.unplaceable:
+            line += ", where no card has room for it"
     elif pod.terminal:
         line = f"ended on node {pod.node}, and holds nothing any more"
     else:
-        line += ", where no card has room for it"
+        line += ", which grants it no part of a card: its request is illegal"
     return _explained(pod, line, {"bound": 1, "not asked": len(books) - bool(where)}, len(books))
 
 
 def _node(books: NodeBooks, verdict: Any) -> dict[str, Any]:
-    cards = books.said.inventory.cards
+    cards = books.node.cards
     if not isinstance(verdict, Refusal):
         return {"node": books.name, "outcome": "fits", "line": explain_placement(verdict, cards), "cards": []}
     return {

@@ -9,8 +9,8 @@ from gpu_manager.arguments import Argument
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.accounting import NodeBooks
 from gpu_manager.domain.cluster.node_json import node_json
-from gpu_manager.domain.cluster.state import NodeBooks, survey
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.placement.ledger import Allocation
 
@@ -32,13 +32,13 @@ def command(
 
     with log_in(kubeconfig, context) as login:
         cluster = read_cluster(login.connection)
-    books = chosen(survey(cluster.nodes, cluster.pods), nodes or ())
+    books = chosen(cluster.with_cards, nodes or ())
     pictures = [_graph(one) for one in books]
     if for_program(output):
         emit({"nodes": pictures}, output)
     for one, drawn in zip(books, pictures, strict=True) if not for_program(output) else ():
         print(draw(drawn).rstrip())
-        for pod in one.homeless:
+        for pod in one.unplaceable:
             print(printable(f"|---no card has room for {pod.key}, which is bound here"))
     if not books and not for_program(output):
         print("no node publishes cards: kubectl vcuda doctor says why")
@@ -57,12 +57,12 @@ def chosen(books: tuple[NodeBooks, ...], names: tuple[str, ...] | list[str]) -> 
 
 def _graph(books: NodeBooks) -> Mapping[str, Any]:
     """The same shape as the agent's ``/graph``."""
+    gone = books.gone
 
     def more(holder: Allocation, _: CardUuid) -> Mapping[str, Any]:
         return {
-            "planned": holder.pod in books.guessed,
-            "gone": str(holder.pod) if holder.pod in books.gone else None,
+            "planned": books.guessed(holder.pod),
+            "gone": str(holder.pod) if holder.pod in gone else None,
         }
 
-    inventory = books.said.inventory
-    return node_json(books.name, inventory.cards, inventory.topology, books.ledger, more)
+    return node_json(books.name, books.node.cards, books.node.topology, books.ledger, more)

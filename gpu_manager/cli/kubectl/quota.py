@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
-from gpu_manager.domain.cluster.state import NodeBooks, survey
-from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
-from gpu_manager.domain.placement.ledger import peak
-from gpu_manager.domain.resources import CORES_PER_CARD, MIB, ZERO, Amount, format_bytes
-
-_CONFIG_MAP: Final = "/api/v1/namespaces/kube-system/configmaps/gpuquota"  # the predecessor's
-_KEY: Final = "gpu_quota"
-_ANY: Final = "*"
+from gpu_manager.domain.cluster.quota import QUOTA_PLACE, Quota, read_quota
+from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
 
 
 def command(
@@ -62,77 +56,26 @@ def _answer(login: Login, admission: str, namespace: str) -> tuple[Sequence[_Row
         rows = [row for row in said if isinstance(row, Mapping)] if isinstance(said, list) else []
         return rows, f"the admission service ({admission})"
     except service.Silent as why:
-        return list(_here(login, namespace)), f"this program, from the ConfigMap and the annotations ({why})"
+        return _here(login, namespace), f"this program, from the ConfigMap and the annotations ({why})"
 
 
-def _here(login: Login, namespace: str) -> Iterator[_Row]:
+def _here(login: Login, namespace: str) -> Sequence[_Row]:
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
-    cluster = read_cluster(login.connection)
-    used = _used(survey(cluster.nodes, cluster.pods))
-    limits = _limits(login)
-    for name in sorted({*used, *limits}):
-        if namespace and name != namespace:
-            continue
-        cards, memory = limits.get(name, ({}, {}))
-        held = used.get(name, {})
-        for model in sorted({*cards, *memory, *held}):
-            amount = sum(held.values(), ZERO) if model == _ANY else held.get(model, ZERO)
-            mib = memory.get(model)
-            yield {
-                "namespace": name,
-                "model": model,
-                "cores": None if model not in cards else int(cards[model] * CORES_PER_CARD),
-                "cores_used": amount.cores,
-                "memory": None if mib is None else int(mib * MIB),
-                "memory_used": amount.memory,
-            }
+    quota = _quota(login)
+    return (quota.only(namespace) if namespace else quota).rows(read_cluster(login.connection).used)
 
 
-def _used(books: Sequence[NodeBooks]) -> dict[str, dict[str, Amount]]:
-    """Namespace → model → what its pods hold, each card of a pod at its peak."""
-    used: dict[str, dict[str, Amount]] = {}
-    for one in books:
-        models = {s.card.uuid: s.card.model for s in one.said.inventory.cards}
-        for uid in (uid for uid in one.ledger.pods if uid not in one.gone):
-            held = tuple(one.ledger.of_pod(uid).values())
-            mine = used.setdefault(held[0].namespace, {})
-            for card in dict.fromkeys(card for a in held for card in a.cards):
-                model = models.get(card, "")
-                mine[model] = mine.get(model, ZERO) + peak(held, card)
-    return used
-
-
-_Limits = Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]]
-
-
-def _limits(login: Login) -> _Limits:
-    """Namespace → (cards, MiB) by model, as written. To be shown, not judged."""
+def _quota(login: Login) -> Quota:
     from gpu_manager.adapters.kube import Refused  # noqa: PLC0415  # as in log_in
 
+    path = "/api/v1/namespaces/{}/configmaps/{}".format(*QUOTA_PLACE)
     try:
-        data = login.connection.request("read the quotas' ConfigMap", "GET", _CONFIG_MAP).get("data")
+        return read_quota(login.connection.request("read the quotas' ConfigMap", "GET", path))
     except Refused as error:
         if error.code == 404:
-            return {}
+            return read_quota(None)
         raise
-    text = data.get(_KEY) if isinstance(data, Mapping) else None
-    try:
-        written = json.loads(text) if isinstance(text, str) else {}
-    except (ValueError, RecursionError) as error:
-        raise NodeUnready(f"the quotas' ConfigMap kube-system/gpuquota is no JSON: {error}") from error
-    if not isinstance(written, Mapping):
-        raise NodeUnready("the quotas' ConfigMap kube-system/gpuquota holds no map of namespaces")
-    return {
-        str(name): (_numbers(entry.get("quota")), _numbers(entry.get("memory")))
-        for name, entry in written.items()
-        if isinstance(entry, Mapping)
-    }
-
-
-def _numbers(value: object) -> dict[str, float]:
-    pairs = value.items() if isinstance(value, Mapping) else ()
-    return {str(k): float(v) for k, v in pairs if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
 def _cells(row: _Row) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from gpu_manager.arguments import Option
 from gpu_manager.cli.files import shown
 from gpu_manager.cli.kubectl.login import Login, log_in
-from gpu_manager.domain.cluster.state import NodeBooks, survey
+from gpu_manager.domain.cluster.accounting import NodeBooks
+from gpu_manager.domain.cluster.node_report import usual_unit
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.domain.resources import DEFAULT_UNIT, format_bytes
-from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.resources import format_bytes
+from gpu_manager.domain.rules.pod_request import booked_request, judged_request
+from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.domain.whatif.defragmentation import DisruptionAllowance
 from gpu_manager.domain.whatif.disruption_budgets import read_budget
@@ -62,17 +63,13 @@ class ClusterOutlook:
     pods: tuple[Pod, ...]
     seen: _Seen
     priorities: Mapping[str, int]
+    unit: int  # bytes of one unit of memory, as most nodes count
     namespace: str = "default"
 
     @property
     def waiting(self) -> int:
         """How many pods that ask for cards have no node yet."""
         return sum(not pod.node and not pod.terminal for pod in self.pods)
-
-    @property
-    def unit(self) -> int:
-        """Bytes of one memory unit here: as most nodes count."""
-        return _unit(site.ledger.unit for site in self.sites)
 
     def site(self, name: str) -> SimNode:
         """The node. Raises RequestInvalid: it publishes no cards."""
@@ -204,26 +201,15 @@ def _outlook(
     class_objects: Sequence[Mapping[str, Any]],
     namespace: str,
 ) -> ClusterOutlook:
-    at: dict[str, list[Pod]] = {}
-    for pod in cluster.pods:
-        at.setdefault(pod.node, []).append(pod)
-    unit = _unit(node.inventory.unit for node in cluster.nodes)
-    sites = tuple(
-        _site(books, at.get(books.name, ()), _gate(books, seen, unit), seen)
-        for books in survey(cluster.nodes, cluster.pods)
-    )
+    unit = usual_unit(books.node for books in cluster.with_cards)
+    sites = tuple(_site(books, _gate(books, seen, unit), seen) for books in cluster.with_cards)
     budgets = tuple(_budgets(budget_objects, cluster.pods))
-    return ClusterOutlook(sites, budgets, cluster.pods, seen, _priorities(class_objects), namespace)
-
-
-def _unit(counted: Iterable[int]) -> int:
-    most = Counter(counted).most_common(1)
-    return most[0][0] if most else DEFAULT_UNIT
+    return ClusterOutlook(sites, budgets, cluster.pods, seen, _priorities(class_objects), unit, namespace)
 
 
 def _gate(books: NodeBooks, seen: _Seen, unit: int) -> NodeConstraints:
     """A node that counts memory otherwise is left out, as the extender leaves it out."""
-    gate, own = seen.gate(books.name), books.said.inventory.unit
+    gate, own = seen.gate(books.name), books.node.unit
     if own == unit:
         return gate
     return replace(gate, closed=f"counts memory by {format_bytes(own)}, most nodes by {format_bytes(unit)}")
@@ -241,19 +227,18 @@ def _priorities(objects: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
     return found
 
 
-def _site(books: NodeBooks, pods: Sequence[Pod], gate: NodeConstraints, seen: _Seen) -> SimNode:
-    inventory = books.said.inventory
-    residents = (
-        resident_of(pod, inventory.unit, seen.written.get(pod.uid))
-        for pod in pods
-        if not pod.terminal and books.ledger.of_pod(pod.uid)
-    )
+def _site(books: NodeBooks, gate: NodeConstraints, seen: _Seen) -> SimNode:
+    residents = {
+        uid: _running(charge.pod, books.node.unit, seen.written.get(uid))
+        for uid, charge in books.charges.items()
+        if charge.allocations
+    }
     return SimNode(
         books.name,
-        tuple(inventory.cards),
-        inventory.topology,
+        books.node.cards,
+        books.node.topology,
         books.ledger,
-        {r.uid: r for r in residents},
+        residents,
         gate,
         seen.left(books.name),
     )
@@ -267,11 +252,24 @@ def _budgets(objects: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> Itera
             yield DisruptionAllowance(f"{budget.namespace}/{budget.name}", budget.allowed, covered)
 
 
-def resident_of(pod: Pod, unit: int, written: Written | None) -> SimPod:
-    """A pod as plans move it: only if a controller makes it anew. Raises RequestInvalid: it is illegal."""
+def requested_pod(pod: Pod, unit: int, written: Written | None) -> SimPod:
+    """A pod that is to come, as plans place it. Raises RequestInvalid: it is illegal."""
+    return _planned(pod, judged_request(pod, unit), written)
+
+
+def _running(pod: Pod, unit: int, written: Written | None) -> SimPod:
+    """A pod that holds cards, as plans move it: if a controller makes it anew, and a node would take it."""
+    request = booked_request(pod, unit)
+    if request is not None:
+        return _planned(pod, request, written)
+    nothing = _planned(pod, PodRequest(pod.uid, ()), written)
+    return replace(nothing, stays=nothing.stays or "its request is illegal: no node would take it again")
+
+
+def _planned(pod: Pod, request: PodRequest, written: Written | None) -> SimPod:
     stays, tied = _stays(pod, daemon=written is not None and written.daemon)
     wants, host = (ANYWHERE, ONE_POD) if written is None else (written.wants, written.host)
-    return SimPod(pod.uid, pod.key, judged_request(pod, unit), stays, pod.priority, wants, tied, host)
+    return SimPod(pod.uid, pod.key, request, stays, pod.priority, wants, tied, host)
 
 
 def _stays(pod: Pod, *, daemon: bool) -> tuple[str, bool]:

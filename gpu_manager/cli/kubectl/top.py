@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.output import WideForm, WideOutput, columns, emit, for_program
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.state import NodeBooks, survey
+from gpu_manager.domain.cluster.accounting import NodeBooks
 from gpu_manager.domain.contract import HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready, printable
 from gpu_manager.domain.placement.ledger import Allocation, Share
@@ -51,8 +51,9 @@ def command(
 
     with log_in(kubeconfig, context, namespace) as login:
         cluster = read_cluster(login.connection)
-        books = survey(cluster.nodes, cluster.pods)
-        wanted = [one for one in books if any(_shown(a, login, all_namespaces) for a in one.ledger)]
+        wanted = [
+            one for one in cluster.with_cards if any(_shown(a, login, all_namespaces) for a in one.ledger)
+        ]
         used, silent = _usage(login, cluster, wanted)
         found = (row for one in wanted for row in _rows(one, used))
         rows = [row for row in found if _shown(row.allocation, login, all_namespaces)]
@@ -76,8 +77,9 @@ def _shown(allocation: Allocation, login: Login, everywhere: bool) -> bool:
 
 
 def _rows(books: NodeBooks, used: _Used) -> Iterator[_Row]:
-    cards = {s.card.uuid: s.card for s in books.said.inventory.cards}
-    named = (a for a in books.ledger if a.pod not in books.gone)
+    cards = {s.card.uuid: s.card for s in books.node.cards}
+    gone = books.gone
+    named = (a for a in books.ledger if a.pod not in gone)
     for allocation in sorted(named, key=lambda a: (a.namespace, a.pod_name, a.order)):
         for share in allocation.shares:
             card = cards[share.card]
@@ -85,7 +87,7 @@ def _rows(books: NodeBooks, used: _Used) -> Iterator[_Row]:
                 books.name,
                 card.model,
                 card.index,
-                allocation.pod in books.guessed,
+                books.guessed(allocation.pod),
                 allocation,
                 share,
                 used.get((allocation.pod, allocation.container, share.card), {}),

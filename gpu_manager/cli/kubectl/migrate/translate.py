@@ -23,7 +23,7 @@ from gpu_manager.cli.kubectl.migrate.model import (
     System,
 )
 from gpu_manager.cli.kubectl.migrate.systems import MIG, PREDECESSOR, SYSTEMS, TIME_SLICING
-from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY, NVIDIA
+from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY, NVIDIA, QUOTA_KEY
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes, format_number, parse_quantity
@@ -364,7 +364,7 @@ def _beside(document: Any) -> Iterator[MigrationFinding]:
         if not isinstance(entry, dict) or not isinstance(entry.get("metadata"), dict):
             continue
         kind, where = entry.get("kind"), _named(str(entry.get("kind")), entry["metadata"])
-        if kind == "ConfigMap" and "gpu_quota" in (entry.get("data") or {}):
+        if kind == "ConfigMap" and QUOTA_KEY in (entry.get("data") or {}):
             yield MigrationFinding(FindingKind.KEPT, where, "the quota is read as it stands")
         if kind in ("ResourceQuota", "LimitRange"):
             text = str(entry.get("spec"))

@@ -15,22 +15,20 @@ named, with no ``"*"`` beside it, may use everything. Every key that matches the
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from admission.cluster.nodes import Used
-from gpu_manager.domain.errors import NodeUnready, printable, quoted
+from gpu_manager.domain.cluster.accounting import Used
+from gpu_manager.domain.contract import NAMESPACE, QUOTA_KEY, QUOTA_MAP
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, ZERO, Amount, format_bytes, format_number
 from gpu_manager.domain.rules.request import matches_model
+from gpu_manager.domain.untrusted import mapping
 
-CONFIG_MAP: Final = "gpuquota"
-CONFIG_MAP_NAMESPACE: Final = "kube-system"
-KEY: Final = "gpu_quota"
+QUOTA_PLACE: Final = (NAMESPACE, QUOTA_MAP)
 EXCEEDED: Final = "ExceedsGPUQuota"  # the predecessor's word
-NOT_SYNCED: Final = "GPU quota has not been synced, please retry later"  # the predecessor's words
 ANY: Final = "*"
 _LONGEST = 1 << 20  # characters; a ConfigMap holds 1 MiB
 _LARGEST = 1 << 40
@@ -168,6 +166,28 @@ class Quota:
             for line in quota.lines(used.get(namespace, {})) if quota else ():
                 yield namespace, line
 
+    def only(self, namespace: str) -> Quota:
+        """The part of one namespace, which it may have by ``"*"`` too."""
+        mine = self.of(namespace)
+        return Quota({namespace: mine} if mine else {})
+
+    def rows(self, used: Used) -> list[dict[str, Any]]:
+        """The same for programs: what ``/quota`` and ``kubectl vcuda quota`` show.
+
+        Amounts: hundredths of a card, bytes; None where a part is not limited.
+        """
+        return [
+            {
+                "namespace": namespace,
+                "model": line.key,
+                "cores": line.cores,
+                "cores_used": line.used.cores,
+                "memory": line.memory,
+                "memory_used": line.used.memory,
+            }
+            for namespace, line in self.usage(used)
+        ]
+
 
 NO_QUOTA: Final = Quota({})
 
@@ -177,42 +197,33 @@ def refusal(namespace: str, reasons: Iterable[str]) -> str:
     return f"{EXCEEDED}: namespace {quoted(namespace)}: {'; '.join(dict.fromkeys(reasons))}"
 
 
-def refuse_at_create(
-    quota: Quota, used: Used, namespace: str, asked: Amount, models: Iterable[str]
-) -> str | None:
-    """Why a pod cannot be created; None if it can.
-
-    Only if of every model that it may use nothing is left, or less is granted than it asks: otherwise it
-    may wait for its turn. ``models``: those that it may use in this cluster.
-    """
-    mine = quota.of(namespace)
-    candidates = sorted(set(models))
-    if mine is None or not candidates:
-        return None
-    reasons: list[str] = []
-    for model in candidates:
-        hopeless = mine.passed({}, {model: asked})
-        if not hopeless and not any(line.full for line in mine.lines(used.get(namespace, {}), only=model)):
-            return None
-        reasons += mine.passed(used.get(namespace, {}), {model: asked}).values()  # with the sums as they are
-    return refusal(namespace, reasons)
-
-
 # The ConfigMap.
 
 
-def parse_quota(text: str) -> Quota:
-    """Read the value of :data:`KEY`.
+def read_quota(obj: Mapping[str, Any] | None, place: tuple[str, str] = QUOTA_PLACE) -> Quota:
+    """Read the ConfigMap; where there is none, or nothing is written in it, nobody is limited.
+
+    ``place``: its namespace and name, for texts.
 
     Raises:
         NodeUnready: it is not what the docstring above shows; the text says where.
     """
+    written = mapping((obj or {}).get("data")).get(QUOTA_KEY)
+    try:
+        return parse_quota(written) if isinstance(written, str) and written.strip() else NO_QUOTA
+    except RequestInvalid as error:
+        where = f"ConfigMap {'/'.join(place)}, key {QUOTA_KEY}"
+        raise NodeUnready(f"the quota in {where}, cannot be used: {error}") from error
+
+
+def parse_quota(text: str) -> Quota:
+    """Read the value of the key. Raises RequestInvalid: it is not what the docstring above shows."""
     try:
         data = json.loads(text, parse_float=_fraction) if len(text) <= _LONGEST else None
     except (ValueError, RecursionError) as error:
-        raise _bad(f"not JSON: {error}") from error
+        raise RequestInvalid(f"not JSON: {error}") from error
     if not isinstance(data, dict):
-        raise _bad("not a map of namespaces")
+        raise RequestInvalid("not a map of namespaces")
     return Quota({namespace: _namespace(namespace, entry) for namespace, entry in data.items()})
 
 
@@ -224,10 +235,10 @@ def _fraction(text: str) -> Fraction:
 def _namespace(namespace: str, entry: object) -> NamespaceQuota:
     where = f"namespace {quoted(namespace)}"
     if not isinstance(entry, dict):
-        raise _bad(f"{where} is {quoted(entry)}, not a map of quota, memory and pool")
+        raise RequestInvalid(f"{where} is {quoted(entry)}, not a map of quota, memory and pool")
     pools = entry.get("pool")
     if pools is not None and not (isinstance(pools, list) and all(isinstance(p, str) for p in pools)):
-        raise _bad(f"{where}: pool is {quoted(pools)}, not a list of names")
+        raise RequestInvalid(f"{where}: pool is {quoted(pools)}, not a list of names")
     return NamespaceQuota(
         cores=_amounts(entry.get("quota"), f"{where}: quota", CORES_PER_CARD, "cards"),
         memory=_amounts(entry.get("memory"), f"{where}: memory", MIB, "MiB"),
@@ -239,7 +250,7 @@ def _amounts(value: object, where: str, scale: int, unit: str) -> Mapping[str, i
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise _bad(f"{where} is {quoted(value)}, not a map of models to {unit}")
+        raise RequestInvalid(f"{where} is {quoted(value)}, not a map of models to {unit}")
     return {
         model: _amount(amount, f"{where} of {quoted(model)}", scale, unit) for model, amount in value.items()
     }
@@ -247,78 +258,9 @@ def _amounts(value: object, where: str, scale: int, unit: str) -> Mapping[str, i
 
 def _amount(value: object, where: str, scale: int, unit: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | Fraction):
-        raise _bad(f"{where} is {quoted(value)}, not a number of {unit}")
+        raise RequestInvalid(f"{where} is {quoted(value)}, not a number of {unit}")
     number = Fraction(value)
     scaled = number * scale
     if not Fraction(0) <= number <= Fraction(_LARGEST) or scaled.denominator != 1:
-        raise _bad(f"{where} is no count: use a number of {unit} from 0 on, with two decimals at most")
+        raise RequestInvalid(f"{where} is no count: use a number of {unit}, 0 or more, two decimals at most")
     return int(scaled)
-
-
-def _bad(why: str) -> NodeUnready:
-    return NodeUnready(
-        f"the quota in ConfigMap {CONFIG_MAP_NAMESPACE}/{CONFIG_MAP}, key {KEY}, cannot be used: {why}"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaNews:
-    """What a change of the ConfigMap did. ``namespaces``: whose quota changed ("*": all that are not named).
-
-    ``complaint`` is for an Event and a metric; empty if it was taken.
-    """
-
-    namespaces: frozenset[str] = frozenset()
-    complaint: str = ""
-
-
-class QuotaBook:
-    """The quota in force; ``current`` is None before the first word of the API. Thread-safe.
-
-    ``place``: namespace and name of the ConfigMap, for texts.
-    """
-
-    def __init__(self, place: tuple[str, str] = (CONFIG_MAP_NAMESPACE, CONFIG_MAP)) -> None:
-        self._place = "/".join(place)
-        self._lock = threading.Lock()
-        self._current: Quota | None = None
-        self._complaint = ""
-
-    @property
-    def current(self) -> Quota | None:
-        """The last good one; None if there has been none yet."""
-        with self._lock:
-            return self._current
-
-    @property
-    def complaint(self) -> str:
-        """Why the ConfigMap as it stands is not in force; empty if it is."""
-        with self._lock:
-            return self._complaint
-
-    def missing(self) -> str:
-        """Why no pod can be judged, for people; empty once there is a quota in force."""
-        with self._lock:
-            if self._current is not None:
-                return ""
-            return f"{NOT_SYNCED}: {self._complaint}" if self._complaint else NOT_SYNCED
-
-    def update(self, obj: Mapping[str, Any] | None) -> QuotaNews:
-        """The ConfigMap as it is now, None if there is none: then nobody is limited.
-
-        What cannot be used leaves the last good one in force.
-        """
-        data = (obj or {}).get("data")
-        text = data.get(KEY) if isinstance(data, Mapping) else None
-        try:
-            quota = parse_quota(text) if isinstance(text, str) and text.strip() else NO_QUOTA
-        except NodeUnready as error:
-            complaint = str(error).replace(f"{CONFIG_MAP_NAMESPACE}/{CONFIG_MAP}", self._place, 1)
-            with self._lock:
-                self._complaint = complaint
-            return QuotaNews(complaint=complaint)
-        with self._lock:
-            old = self._current or NO_QUOTA
-            self._current, self._complaint = quota, ""
-        names = {*old.namespaces, *quota.namespaces}
-        return QuotaNews(frozenset(n for n in names if old.namespaces.get(n) != quota.namespaces.get(n)))

@@ -1,0 +1,386 @@
+"""Who holds what of a node's cards, seen from outside: worked out from the node's report and its pods. Pure.
+
+The one accounting: scheduler extender, quota, the cluster's page and ``kubectl vcuda`` all ask here. The
+agent shows its own :class:`~gpu_manager.domain.placement.ledger.Ledger`, and tests hold the two equal.
+A pod is charged on the cards that its annotation names. Where none does (bound by hand, annotation lost or
+forged) it is charged where the node's own policy would put it, and if it does not fit, on the cards with most
+left: no amount is ever left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.node_report import NodeReport, usual_unit
+from gpu_manager.domain.cluster.terminating import terminating_allocations, with_terminating
+from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, decode_assignment
+from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.placement.explain import Refusal
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
+from gpu_manager.domain.placement.place import Placement, find, judge
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules.pod_request import booked_request
+from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
+
+Assigned = Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
+"""Container → the cards that an annotation names, and how much of each."""
+
+Used = Mapping[str, Mapping[str, Amount]]
+"""Namespace → model of card → what the namespace's pods hold; the model is empty where nobody knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPod:
+    """A pod and what its annotation says of its cards: None unless that is about this pod on this node."""
+
+    pod: Pod
+    assigned: Assigned | None = None
+
+    @property
+    def uid(self) -> PodUid:
+        """What the books are keyed by."""
+        return self.pod.uid
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Charge:
+    """What one pod holds of its node; ``usage`` is the same by model of card.
+
+    ``guessed``: no annotation says its cards, so they depend on who else is there. ``unplaceable``: no card
+    had room for it, and it is charged where most was left.
+    """
+
+    placed: PlacedPod
+    allocations: tuple[Allocation, ...]
+    usage: tuple[tuple[str, Amount], ...]
+    guessed: bool = False
+    unplaceable: bool = False
+
+    @property
+    def pod(self) -> Pod:
+        """The pod that is charged."""
+        return self.placed.pod
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeBooks:
+    """A node, who holds what of it, and why; nobody changes any of it."""
+
+    node: NodeReport
+    ledger: Ledger
+    charges: Mapping[PodUid, Charge]
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.node.name
+
+    @property
+    def gone(self) -> frozenset[PodUid]:
+        """Pods that the API no longer has and whose processes still run."""
+        return frozenset(self.ledger.pods) - self.charges.keys()
+
+    @property
+    def unplaceable(self) -> tuple[Pod, ...]:
+        """Pods that are on the node and for which no card had room."""
+        return tuple(charge.pod for charge in self.charges.values() if charge.unplaceable)
+
+    def guessed(self, pod: PodUid) -> bool:
+        """True if nobody says which cards the pod has."""
+        return pod in self.charges and self.charges[pod].guessed
+
+    def judge(self, request: PodRequest) -> Placement | Refusal:
+        """Where a pod that asks so would lie here now, or why nowhere."""
+        found = judge(request, self.node.cards, self.node.topology, self.ledger)
+        return (
+            with_terminating(found, self.node.lingering, self.charges)
+            if isinstance(found, Refusal)
+            else found
+        )
+
+    def without(self, pods: Iterable[PodUid]) -> Ledger:
+        """The books as if these pods were gone."""
+        ledger = self.ledger.copy()
+        for pod in pods:
+            ledger.release(pod)
+        return ledger
+
+    def usage(self) -> Iterator[tuple[tuple[str, str], Amount]]:
+        """What each pod holds by (namespace, model)."""
+        for charge in self.charges.values():
+            for model, amount in charge.usage:
+                yield (charge.pod.namespace, model), amount
+
+
+def placed_pod(pod: Pod) -> PlacedPod:
+    """The pod as the books see it."""
+    return PlacedPod(pod, assigned_cards(pod))
+
+
+def assigned_cards(pod: Pod) -> Assigned | None:
+    """What its annotation says of its cards; None if that is not about this very pod on its node."""
+    said = decode_assignment(pod.annotations.get(ALLOCATION))
+    if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
+        return None
+    return {name: tuple(shares) for name, shares in said.containers.items()}
+
+
+def cluster_books(nodes: Sequence[NodeReport], pods: Iterable[Pod]) -> tuple[NodeBooks, ...]:
+    """The books of every node, by name; a node that pods name and nobody reports has no cards.
+
+    ``pods``: all of the cluster, those on a node with cards lent under NVIDIA's name
+    (:meth:`~gpu_manager.domain.pod.Pod.with_lent_cards`).
+    """
+    unit = usual_unit(nodes)
+    known = {node.name: node if node.published else replace(node, unit=unit) for node in nodes}
+    at: dict[str, dict[PodUid, PlacedPod]] = {}
+    for pod in pods:
+        if pod.uid and pod.asks and pod.node and not pod.terminal:
+            at.setdefault(pod.node, {})[pod.uid] = placed_pod(pod)
+    books = []
+    for name in sorted({*known, *at}):
+        node = known.get(name) or NodeReport(name, unit)
+        charges = charge_all(node, at.get(name, {}).values())
+        books.append(NodeBooks(node, ledger_of(node, charges), charges))
+    return tuple(books)
+
+
+def used_by_namespace(books: Iterable[NodeBooks]) -> Used:
+    """What the pods of each namespace hold, by model: what quotas are judged by."""
+    used: dict[str, dict[str, Amount]] = {}
+    for one in books:
+        for (namespace, model), amount in one.usage():
+            models = used.setdefault(namespace, {})
+            models[model] = models.get(model, ZERO) + amount
+    return used
+
+
+def ledger_of(node: NodeReport, charges: Mapping[PodUid, Charge], before: NodeBooks | None = None) -> Ledger:
+    """The node's books; ``before`` is how it was, to start from where little has changed."""
+    patched = _patched(before, node, charges)
+    return _fresh(node, charges) if patched is None else patched
+
+
+def book_as_fact(ledger: Ledger, node: NodeReport, allocations: Sequence[Allocation]) -> Ledger:
+    """The books with these as facts, whether they fit or not."""
+    return Ledger((s.card for s in node.cards), node.unit, (*ledger, *allocations))
+
+
+def _fresh(node: NodeReport, charges: Mapping[PodUid, Charge]) -> Ledger:
+    held = [a for charge in charges.values() for a in charge.allocations]
+    left = terminating_allocations(node.lingering, charges)
+    return Ledger((s.card for s in node.cards), node.unit, (*held, *left))
+
+
+def _patched(before: NodeBooks | None, node: NodeReport, charges: Mapping[PodUid, Charge]) -> Ledger | None:
+    """The old books with what differs; None where that is no shorter, or where a fact breaks them."""
+    if before is None or before.node is not node or node.lingering:
+        return None  # with each pod that comes or goes, what lingers of it may count or not
+    old = before.charges
+    gone = [uid for uid in old if uid not in charges or charges[uid].allocations != old[uid].allocations]
+    come = [
+        charge
+        for uid, charge in charges.items()
+        if uid not in old or old[uid].allocations != charge.allocations
+    ]
+    if not gone and not come:
+        return before.ledger
+    ledger = before.without(gone)
+    try:
+        for charge in come:
+            ledger.commit(charge.allocations)
+    except DoesNotFit:
+        return None
+    return ledger
+
+
+# What each pod is charged.
+
+
+def charge_all(
+    node: NodeReport, pods: Iterable[PlacedPod], known: Mapping[PodUid, Charge] | None = None
+) -> dict[PodUid, Charge]:
+    """What each pod on the node holds. ``known`` are charges made before by the same report."""
+    charges: dict[PodUid, Charge] = {}
+    unplaced: list[_Unplaced] = []
+    for placed in pods:
+        done = known.get(placed.uid) if known else None
+        if done is not None and not done.guessed and _alike(done.placed, placed):
+            charges[placed.uid] = done if done.placed is placed else replace(done, placed=placed)
+            continue
+        request = booked_request(placed.pod, node.unit) if _is_ours(placed, node) else None
+        if request is None:
+            charges[placed.uid] = _granted_all_the_same(placed, node)
+        elif not node.cards:
+            charges[placed.uid] = Charge(placed, (), _usage_by_label(request, node))
+        else:
+            certain = tuple(_certain(placed, request, node))
+            if len(certain) < len(request.containers):
+                unplaced.append(_Unplaced(placed, request, certain))
+            else:
+                charges[placed.uid] = Charge(placed, certain, _usage(certain, node))
+    if unplaced:
+        charges |= _guess(node, charges, unplaced)
+    return charges
+
+
+@dataclass(frozen=True, slots=True)
+class _Unplaced:
+    """A pod of which not every container's cards are known; ``certain`` are those that are."""
+
+    placed: PlacedPod
+    request: PodRequest
+    certain: tuple[Allocation, ...]
+
+    @property
+    def rest(self) -> PodRequest:
+        """What is to be placed yet."""
+        done = {a.container for a in self.certain}
+        return replace(
+            self.request, containers=tuple(c for c in self.request.containers if c.name not in done)
+        )
+
+
+def _alike(before: PlacedPod, now: PlacedPod) -> bool:
+    """True if both are charged the same on the same node: a pod that is bound after it was expected there."""
+    return before is now or (
+        (before.pod.namespace, before.pod.name) == (now.pod.namespace, now.pod.name)
+        and before.pod.containers == now.pod.containers
+        and before.assigned == now.assigned
+    )
+
+
+def _is_ours(placed: PlacedPod, node: NodeReport) -> bool:
+    """False for a pod that has the cards of another vendor's plugin."""
+    return not placed.pod.lent or (bool(node.cards) and (node.lends or placed.assigned is not None))
+
+
+def _granted_all_the_same(placed: PlacedPod, node: NodeReport) -> Charge:
+    """Of a pod that no node would take now: what its agent says that it was given before, by other rules."""
+    pod = placed.pod
+    shares: dict[str, tuple[Share, ...]] = {}
+    if placed.assigned is not None and pod.annotations.get(ASSIGNED) == "true":
+        capacity = {state.card.uuid: state.card.capacity(node.unit) for state in node.cards}
+        for name, named in placed.assigned.items():
+            here = {uuid: said for uuid, said in named if uuid in capacity}
+            shares[name] = tuple(Share(uuid, _at_most(said, capacity[uuid])) for uuid, said in here.items())
+    allocations = tuple(a for a in allocations_of(pod, shares) if a.shares)
+    return Charge(placed, allocations, _usage(allocations, node))
+
+
+def _certain(placed: PlacedPod, request: PodRequest, node: NodeReport) -> Iterator[Allocation]:
+    """The containers whose cards are known: named, on this node, as many as asked."""
+    capacity = {state.card.uuid: state.card.capacity(node.unit) for state in node.cards}
+    for container in request.containers:
+        named = (placed.assigned or {}).get(container.name, ())
+        wanted = container.request.cards or 1
+        if len(named) != wanted or len({uuid for uuid, _ in named} & capacity.keys()) != wanted:
+            continue
+        asked = container.request.amount
+        shares = tuple(
+            # A lie upwards costs the liar's own card at most; a lie downwards is not heard.
+            Share(
+                uuid,
+                capacity[uuid] if container.request.cards else asked.peak(_at_most(said, capacity[uuid])),
+            )
+            for uuid, said in named
+        )
+        yield _allocation(placed.pod, container, shares)
+
+
+def _at_most(said: Amount, card: Amount) -> Amount:
+    return Amount(min(said.cores, card.cores), min(said.memory, card.memory))
+
+
+def _guess(
+    node: NodeReport, charges: Mapping[PodUid, Charge], unplaced: Sequence[_Unplaced]
+) -> dict[PodUid, Charge]:
+    """Pods whose cards nobody has said: the oldest first, each where the node's own policy puts it."""
+    held = [a for charge in charges.values() for a in charge.allocations]
+    certainly = [a for one in unplaced for a in one.certain]
+    seen = {*charges, *(one.placed.uid for one in unplaced)}
+    left = terminating_allocations(node.lingering, seen)
+    ledger = Ledger((s.card for s in node.cards), node.unit, [*held, *certainly, *left])
+    guessed: dict[PodUid, Charge] = {}
+    for one in sorted(unplaced, key=lambda u: (u.placed.pod.began, u.placed.uid)):
+        placement = find(one.rest, node.cards, node.topology, ledger)
+        unplaceable = placement is None
+        if placement is None:
+            placement = _where_most_is_left(one.rest, node, ledger)
+        allocations = (*one.certain, *allocations_of(one.placed.pod, placement))
+        ledger = book_as_fact(ledger, node, allocations)
+        guessed[one.placed.uid] = Charge(
+            one.placed, allocations, _usage(allocations, node), guessed=True, unplaceable=unplaceable
+        )
+    return guessed
+
+
+def _where_most_is_left(request: PodRequest, node: NodeReport, ledger: Ledger) -> Placement:
+    """Cards for a pod that is on the node though it does not fit."""
+    placement: dict[str, tuple[Share, ...]] = {}
+    taken: dict[CardUuid, Amount] = {}
+    for container in request.containers:
+        free = {s.card.uuid: ledger.free(s.card.uuid) - taken.get(s.card.uuid, ZERO) for s in node.cards}
+        ranked = sorted(
+            node.cards, key=lambda s: (-free[s.card.uuid].cores, -free[s.card.uuid].memory, s.card.index)
+        )
+        shares = tuple(
+            Share(
+                s.card.uuid,
+                s.card.capacity(node.unit) if container.request.cards else container.request.amount,
+            )
+            for s in ranked[: container.request.cards or 1]
+        )
+        for share in shares:
+            taken[share.card] = taken.get(share.card, ZERO) + share.amount
+        placement[container.name] = shares
+    return placement
+
+
+def allocations_of(pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:
+    """A placement as what the pod's containers hold, in the kubelet's order."""
+    for order, container in enumerate(pod.containers):
+        if container.name in placement:
+            yield Allocation(
+                pod.uid,
+                container.name,
+                container.kind,
+                order,
+                placement[container.name],
+                pod.namespace,
+                pod.name,
+            )
+
+
+def _allocation(pod: Pod, container: ContainerRequest, shares: tuple[Share, ...]) -> Allocation:
+    return Allocation(
+        pod.uid, container.name, container.kind, container.order, shares, pod.namespace, pod.name
+    )
+
+
+def usage_by_model(
+    allocations: Sequence[Allocation], models: Mapping[CardUuid, str]
+) -> tuple[tuple[str, Amount], ...]:
+    """What one pod's allocations count for, by the model of the card given, each card at its peak."""
+    usage: dict[str, Amount] = {}
+    for card in dict.fromkeys(card for a in allocations for card in a.cards):
+        model = models.get(card, "")
+        usage[model] = usage.get(model, ZERO) + peak(allocations, card)
+    return tuple(sorted(usage.items()))
+
+
+def _usage(allocations: Sequence[Allocation], node: NodeReport) -> tuple[tuple[str, Amount], ...]:
+    return usage_by_model(allocations, node.models) if allocations else ()
+
+
+def _usage_by_label(request: PodRequest, node: NodeReport) -> tuple[tuple[str, Amount], ...]:
+    """Without an inventory: by the model that the node's label names."""
+    card = CardUuid("")
+    held = [
+        Allocation(request.uid, c.name, c.kind, c.order, (Share(card, c.request.amount),))
+        for c in request.containers
+    ]
+    return ((node.model, peak(held, card)),)

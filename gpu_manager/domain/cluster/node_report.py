@@ -1,0 +1,107 @@
+"""What a node says of itself in its own object: its cards, their links, and what the API does not show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Final
+
+from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.contract import (
+    CORDON,
+    INVENTORY,
+    MODEL_LABEL,
+    MODEL_LABEL_GAIA,
+    NVIDIA,
+    POOL_LABEL,
+    TerminatingShare,
+    decode_inventory,
+    decode_uuids,
+)
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.resources import DEFAULT_UNIT, Amount, parse_quantity
+from gpu_manager.domain.topology import Topology
+from gpu_manager.domain.untrusted import mapping, text
+
+NO_LINKS: Final = Topology(())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeReport:
+    """A node with its cards; ``cards`` is empty, and ``published`` False, while it publishes no inventory.
+
+    ``unit`` is bytes of one unit of memory; ``refused`` lists amounts that its agent refused a moment ago;
+    ``lingering`` is what pods hold that the API no longer has. ``lends``: it offers whole cards under
+    NVIDIA's name too. ``pool`` and ``model`` are its labels.
+    """
+
+    name: str
+    unit: int
+    cards: tuple[CardState, ...] = ()
+    topology: Topology = NO_LINKS
+    published: bool = False
+    refused: frozenset[Amount] = frozenset()
+    lingering: tuple[TerminatingShare, ...] = ()
+    lends: bool = False
+    pool: str = ""
+    model: str = ""
+
+    @property
+    def models(self) -> Mapping[CardUuid, str]:
+        """Card → model."""
+        return {state.card.uuid: state.card.model for state in self.cards}
+
+
+def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
+    """Read a core/v1 Node; what is not what it should be is absent.
+
+    ``unit``: bytes of one unit as the cluster counts, for a node that does not say how it counts.
+    """
+    meta = mapping(obj.get("metadata"))
+    annotations, labels = mapping(meta.get("annotations")), mapping(meta.get("labels"))
+    report = NodeReport(
+        text(meta.get("name")),
+        unit,
+        pool=text(labels.get(POOL_LABEL)),
+        model=text(labels.get(MODEL_LABEL_GAIA)) or text(labels.get(MODEL_LABEL)),
+    )
+    inventory = decode_inventory(text(annotations.get(INVENTORY)))
+    if inventory is None:
+        return report
+    cordoned = decode_uuids(text(annotations.get(CORDON)))
+    return replace(
+        report,
+        unit=inventory.unit,
+        cards=tuple(replace(s, cordoned=s.cordoned or s.card.uuid in cordoned) for s in inventory.cards),
+        topology=inventory.topology,
+        published=True,
+        refused=frozenset(inventory.refused),
+        lingering=inventory.lingering,
+        lends=whole_number(mapping(mapping(obj.get("status")).get("capacity")).get(NVIDIA)) > 0,
+    )
+
+
+def what_counts(obj: Mapping[str, Any]) -> Hashable:
+    """What of a core/v1 Node :func:`read_node` reads: equal for equal reports."""
+    meta = mapping(obj.get("metadata"))
+    annotations, labels = mapping(meta.get("annotations")), mapping(meta.get("labels"))
+    shown = [annotations.get(key) for key in (INVENTORY, CORDON)]
+    shown += [labels.get(key) for key in (MODEL_LABEL, MODEL_LABEL_GAIA, POOL_LABEL)]
+    shown.append(mapping(mapping(obj.get("status")).get("capacity")).get(NVIDIA))
+    return tuple(value if isinstance(value, str) else None for value in shown)
+
+
+def usual_unit(nodes: Iterable[NodeReport]) -> int:
+    """Bytes of one unit of memory, as most of the nodes that publish cards count."""
+    most = Counter(node.unit for node in nodes if node.published).most_common(1)
+    return most[0][0] if most else DEFAULT_UNIT
+
+
+def whole_number(value: object) -> int:
+    """A quantity of a node's capacity as a count; 0 for none, or for what cannot be read."""
+    try:
+        return max(0, int(Fraction(0) if value is None else parse_quantity(value)))
+    except RequestInvalid:
+        return 0
