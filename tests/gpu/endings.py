@@ -29,11 +29,11 @@ FREED_WITHIN = 1.0
 def cases(settings: Settings) -> Iterator[Case]:
     """500 exits with work in flight, captures, forks, kills. Limits hold meanwhile: cores 50, 4 GiB."""
     exits, kills, captures = map(settings.count, (EXITS, KILLS, CAPTURES))
-    yield Case("exits", exits * 0.25 + 5, partial(_exits, times=exits))
+    yield Case("exits", exits * 0.15 + 5, partial(_exits, times=exits))
     for mode in MODES:
         yield Case(f"capture_{mode}", 15, partial(_captures, mode, rounds=captures))
     yield Case("forks", 40, _forks, needs="torch")
-    yield Case("kills", kills * 0.3 + 5, partial(_kills, times=kills))
+    yield Case("kills", kills * 0.2 + 5, partial(_kills, times=kills))
 
 
 def _exits(machine: Machine, *, times: int) -> Iterator[Row]:

@@ -21,7 +21,7 @@ PERIODS = 20
 class Settings:
     """``seconds``: length of a timed run. Below one second everything is only proven to run, and counts are small."""
 
-    seconds: float = 5.0
+    seconds: float = 4.0
 
     def length(self, kernel_us: float, limit: float = 100.0) -> float:
         """Seconds that a run of such kernels takes: at this limit a period is the kernel and its wait."""

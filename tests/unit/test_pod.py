@@ -150,6 +150,25 @@ def test_what_has_not_the_shape_of_a_pod_is_refused(obj: object) -> None:
         parse_pod(obj)
 
 
+@pytest.mark.parametrize(
+    ("env", "wanted"),
+    [
+        ([{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "compute, graphics"}], True),
+        ([{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"}], True),
+        ([{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "compute,utility,video"}], False),
+        ([{"name": "NVIDIA_DRIVER_CAPABILITIES", "valueFrom": {}}], False),
+        ([{"name": "OTHER", "value": "graphics"}], False),
+        (["graphics"], False),
+        ("graphics", False),
+        (None, False),
+    ],
+)
+def test_graphics_are_asked_for_in_nvidia_s_own_words(env: object, wanted: bool) -> None:
+    pod = parse_pod({"spec": {"containers": [{"name": "a"}, {"name": "b", "env": env}]}})
+    assert pod.graphics is wanted
+    assert [container.graphics for container in pod.containers] == [False, wanted]
+
+
 def test_anything_but_a_plain_no_counts_as_privileged() -> None:
     for value, privileged in ((True, True), (False, False), (None, False), ("true", True), (1, True)):
         pod = parse_pod({"spec": {"containers": [{"name": "a", "securityContext": {"privileged": value}}]}})
