@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
-from bench import limits_evader, limits_share
+from bench import limits_dispatch, limits_evader, limits_share
 from bench.native import container
 from bench.rows import Row
 from tests.native.driven import Container, program
@@ -121,6 +121,7 @@ PARTS: Mapping[str, Measure] = {
     "split": limits_share.together,
     "waiting": limits_share.waiting,
     "change": limits_share.changes,
+    "dispatch": limits_dispatch.rows,
 }
 
 

@@ -88,6 +88,10 @@ def _watch() -> Path:
     return compiled("core_watch.c", f"-I{model}", *sources)
 
 
+READING_FRESH_NS = 60_000_000
+"""A reading of a card is younger than this: nothing older lies in the pipe."""
+
+
 class Watch:
     """The card's own account of whom it served, read from outside: late readings are as true as early ones."""
 
@@ -98,11 +102,32 @@ class Watch:
         )  # fmt: skip
         assert self._process.stdout
         fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)
+        self._seen: list[tuple[int, dict[int, int]]] = []
 
     def look(self) -> tuple[int, dict[int, int]]:
         """The next reading: the card's clock, and how long it served each process; nanoseconds."""
         assert self._process.stdout
         return _reading(self._process.stdout.readline())
+
+    def served(self, pid: int) -> int:
+        """How long the card has served this process by now, nanoseconds; what is read is kept for :meth:`fullest`."""
+        while True:
+            reading = self.look()
+            self._seen.append(reading)
+            if time.monotonic_ns() - reading[0] < READING_FRESH_NS:
+                return reading[1].get(pid, 0)
+
+    def fullest(self, pid: int, readings: int) -> float:
+        """End it: the greatest share of the card's time, in percent, that it served this process in any window.
+
+        A window begins with each reading and is so many readings long.
+        """
+        out, _ = self._process.communicate("\n", timeout=30)
+        assert self._process.returncode == 0
+        seen = [*self._seen, *map(_reading, out.splitlines())]
+        ends = [(clock, served.get(pid, 0)) for clock, served in seen]
+        windows = zip(ends, ends[readings:], strict=False)
+        return max((100 * (b[1] - a[1]) / (b[0] - a[0]) for a, b in windows), default=0.0)
 
     def windows(self, pid: int, first: float, readings: int = 1) -> list[float]:
         """End it: the share of the card's time, in percent, that it served this process in each window.

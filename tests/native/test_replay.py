@@ -49,13 +49,14 @@ def test_the_card_behaves_as_the_documentation_says(built: Path) -> None:
     run(built / "replay-card-test")
 
 
-@pytest.mark.parametrize("limiter", ["perfect", "window"])
-def test_a_limiter_that_knows_the_card_holds_all_bars_in_all_cells(built: Path, limiter: str) -> None:
+@pytest.mark.parametrize("limiter", ["perfect", "window", "libvcuda"])
+def test_a_right_limiter_holds_all_bars_in_all_cells(built: Path, limiter: str) -> None:
     """Within 60 s of one processor, sanitizers included."""
     before = os.times()
     said = replay(built, limiter, "--worst", "1000")
     assert os.times().children_user - before.children_user < 60
-    assert (said["runs"], said["broken"], said["accounted_error_points"]) == (864, 0, 0)
+    assert (said["runs"], said["broken"]) == (864, 0)
+    assert limiter == "libvcuda" or said["accounted_error_points"] == 0
     names = {row["name"] for row in said["worst"]}
     assert len(names) == 864
     assert len({name.replace("-side-by-side", "").replace("-one-at-a-time", "") for name in names}) == 576
@@ -156,6 +157,15 @@ def test_the_traces_are_what_their_program_writes_and_say_that_they_are_made_up(
         ("one-kernel-two-lengths", "perfect", 50, 1.0),
         ("dataloader-stalls", "perfect", 50, 0.76),  # bursts of 30 ms: 3 ms of credit do not cover them
         ("dataloader-stalls", "window", 50, 1.0),  # a second does
+        (
+            "decode-eager",
+            "libvcuda",
+            99,
+            0.98,
+        ),  # events and queries take 2 % of a launching thread's time at most
+        ("decode-eager", "libvcuda", 30, 0.99),
+        ("training-step", "libvcuda", 99, 1.0),
+        ("training-step", "libvcuda", 50, 1.0),
     ],
 )
 def test_traces_are_played_under_a_limit(

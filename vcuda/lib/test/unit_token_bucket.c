@@ -382,20 +382,20 @@ static void too_many_intervals_never_count_twice(void) {
 static void costs_follow_what_is_measured(void) {
     struct cost *cost = cost_find(cost_key(&failures, 64));
     CHECK(cost_ns(cost) == BUCKET_FIRST_GUESS_NS && !cost_seen(cost), "first sight");
-    cost_measured(cost, 8 * MS);
+    cost_measured(cost, 8 * MS, 8 * MS);
     CHECK(cost_ns(cost) == 8 * MS, "the first measurement counts whole");
     for (int i = 0; i < 40; i++)
-        cost_measured(cost, 4 * MS);
+        cost_measured(cost, 4 * MS, 4 * MS);
     CHECK(cost_ns(cost) < 4 * MS + 1000, "and later ones move it: %" PRIu64, cost_ns(cost));
     CHECK(cost_find(cost_key(&failures, 100)) == cost && cost_find(cost_key(&failures, 128)) != cost, "powers of two");
-    cost_corrected(cost, 8 * MS, 4 * MS);
+    cost_corrected(cost, 8 * MS, 8 * MS, 4 * MS);
     CHECK(cost_ns(cost) > 4 * MS && cost_ns(cost) < 6 * MS, "several at once: %" PRIu64, cost_ns(cost));
-    cost_measured(cost, 0);
+    cost_measured(cost, 0, 0);
     for (int i = 0; i < 200; i++)
-        cost_measured(cost, 0);
+        cost_measured(cost, 0, 0);
     CHECK(cost_ns(cost) >= 1, "never nothing");
     for (uintptr_t i = 1; i < 5000; i++)
-        cost_measured(cost_find(cost_key((void *)(i * 4096), 1)), i);
+        cost_measured(cost_find(cost_key((void *)(i * 4096), 1)), i, i);
     CHECK(cost_find(cost_key((void *)(uintptr_t)4096, 1)) != NULL, "a full table still answers");
 }
 

@@ -8,6 +8,7 @@ static struct cost table[ENTRIES];
 /* Threads that race for an entry may both reset it; that costs a measurement. */
 static struct cost *claim(struct cost *cost, uint64_t key) {
     __atomic_store_n(&cost->ns, BUCKET_FIRST_GUESS_NS, __ATOMIC_RELAXED);
+    __atomic_store_n(&cost->charge_ns, BUCKET_FIRST_GUESS_NS, __ATOMIC_RELAXED);
     __atomic_store_n(&cost->seen, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&cost->key, key, __ATOMIC_RELEASE);
     return cost;
@@ -29,19 +30,30 @@ struct cost *cost_find(uint64_t key) {
     return claim(victim, key);
 }
 
-void cost_measured(struct cost *cost, uint64_t ns) {
-    uint64_t old = cost_ns(cost), seen = cost_seen(cost);
-    uint64_t new = seen ? (uint64_t)((int64_t)old + ((int64_t)ns - (int64_t)old) / 4) : ns;
-    __atomic_store_n(&cost->ns, new ? new : 1, __ATOMIC_RELAXED);
+/* A quarter of the way from the old average to what was measured; all of the way at first. Never 0. What is far off,
+ * for a thread was stopped between two calls, moves it no more than twice or half of it would: if it was no accident,
+ * the next ones are as far off. */
+static void average(uint64_t *word, uint64_t ns, bool first) {
+    uint64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
+    uint64_t near = ns > 2 * old ? 2 * old : ns < old / 2 ? old / 2 : ns;
+    uint64_t new = first ? ns : (uint64_t)((int64_t)old + ((int64_t)near - (int64_t)old) / 4);
+    __atomic_store_n(word, new ? new : 1, __ATOMIC_RELAXED);
+}
+
+void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns) {
+    uint64_t seen = cost_seen(cost);
+    average(&cost->ns, ns, !seen);
+    average(&cost->charge_ns, charge_ns, !seen);
     __atomic_store_n(&cost->seen, seen + 1, __ATOMIC_RELAXED);
 }
 
-void cost_corrected(struct cost *cost, uint64_t used, uint64_t expected) {
-    uint64_t old = cost_ns(cost);
-    if (!expected)
-        return;
+static uint64_t scaled(uint64_t ns, uint64_t used, uint64_t expected) {
     if (used > 8 * expected)
         used = 8 * expected;
-    double ratio = (double)used / (double)expected;
-    cost_measured(cost, (uint64_t)((double)old * ratio));
+    return (uint64_t)((double)ns * ((double)used / (double)expected));
+}
+
+void cost_corrected(struct cost *cost, uint64_t used, uint64_t charged, uint64_t expected) {
+    if (expected)
+        cost_measured(cost, scaled(cost_ns(cost), used, expected), scaled(cost_ns(cost), charged, expected));
 }

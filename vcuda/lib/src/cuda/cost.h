@@ -2,14 +2,16 @@
 #ifndef VCUDA_COST_H
 #define VCUDA_COST_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "token_bucket.h"
 
 struct cost {
-    uint64_t key;  /* 0: free */
-    uint64_t ns;   /* GPU time, an exponential average */
-    uint64_t seen; /* how often it was measured */
+    uint64_t key;       /* 0: free */
+    uint64_t ns;        /* how long a launch keeps its stream busy, an exponential average */
+    uint64_t charge_ns; /* GPU time that a launch adds, the same: less where other streams run beside it */
+    uint64_t seen;      /* how often it was measured */
 };
 
 /* Keys: what is launched and about how much of it; never 0. */
@@ -25,14 +27,18 @@ static inline uint64_t cost_ns(const struct cost *cost) {
     return __atomic_load_n(&cost->ns, __ATOMIC_RELAXED);
 }
 
+static inline uint64_t cost_charge_ns(const struct cost *cost) {
+    return __atomic_load_n(&cost->charge_ns, __ATOMIC_RELAXED);
+}
+
 static inline uint64_t cost_seen(const struct cost *cost) {
     return __atomic_load_n(&cost->seen, __ATOMIC_RELAXED);
 }
 
-/* One run took `ns`. */
-void cost_measured(struct cost *cost, uint64_t ns);
+/* One run kept its stream busy for `ns`, and the card for `charge_ns` more than other streams did. */
+void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns);
 
-/* Several runs of several kinds took `used` together, where `expected` had been expected. */
-void cost_corrected(struct cost *cost, uint64_t used, uint64_t expected);
+/* Several runs of several kinds took `used` together and added `charged`, where `expected` had been expected. */
+void cost_corrected(struct cost *cost, uint64_t used, uint64_t charged, uint64_t expected);
 
 #endif

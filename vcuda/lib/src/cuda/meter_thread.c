@@ -1,5 +1,9 @@
 #define _GNU_SOURCE
 #include "cuda/meter_thread.h"
+#include "cuda/settle.h"
+#include "fork.h"
+#include "interposer.h"
+#include "page.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -9,11 +13,6 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "cuda/settle.h"
-#include "fork.h"
-#include "interposer.h"
-#include "page.h"
 
 #define AWAKE_NS 3000000u
 

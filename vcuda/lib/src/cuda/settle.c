@@ -4,17 +4,17 @@
  * the lock is one that others try and, where they must have it, wait for a second at most. While a thread may be ending
  * a context it holds the lock, so that nobody touches an event of that context.
  */
-#include "cuda/settle.h"
-
-#include <errno.h>
-
 #include "attachment.h"
 #include "cuda/context_registry.h"
+#include "cuda/gpu_time.h"
+#include "cuda/settle.h"
 #include "cuda/stream_meter.h"
 #include "interposer.h"
 #include "page.h"
 #include "slots.h"
 #include "token_bucket.h"
+
+#include <errno.h>
 
 #define CUDA_ERROR_NOT_READY 600
 #define QUIET_NS 400000u /* no launch for so long: the span is closed for the program */
@@ -90,37 +90,49 @@ static void refer_to(struct timing_span *span, int64_t at) {
     }
 }
 
-/* GPU time: how much of the span's interval was new, and how long it was itself. */
-static bool measure(struct timing_span *span, uint32_t divided, int64_t *fresh, int64_t *own) {
+/* When the span's work ran, by its events; false if they cannot be read. */
+static bool read_events(struct timing_span *span, uint32_t stretch_q8, struct gpu_interval *interval) {
     struct context_meter *context_meter = span->context_meter;
     bool failed = false, first = !context_meter->reference;
     float ms = 0;
-    int64_t from = first ? 0 : time_of(context_meter, span->start, &failed);
+    int64_t from = first ? (int64_t)span->facts.launched_at : time_of(context_meter, span->start, &failed);
     failed |= real.cuEventElapsedTime(&ms, span->start, span->end) != CUDA_SUCCESS;
     if (failed)
         return false;
-    int64_t to = from + (int64_t)((double)ms * 1e6), late = (int64_t)span->late_ns;
-    int64_t begin = late < to - from ? from + late : to;
-    /* The end was recorded late: the truth lies between, near what was expected. */
-    int64_t least = to - (int64_t)span->unsure_ns > begin ? to - (int64_t)span->unsure_ns : begin;
-    int64_t expected = begin + (int64_t)(span->expected_ns * divided / 256);
-    int64_t end = expected < least ? least : expected > to ? to : expected;
-    if (!span->unsure_ns)
-        end = to;
-    *fresh = busy_intervals_add(&context_meter->busy, begin, end);
-    *own = end - begin;
+    *interval = gpu_time_measured(&span->facts, from, (int64_t)((double)ms * 1e6), stretch_q8, &context_meter->clock);
     if (first || from - context_meter->reference_ns > REFERENCE_MOST_NS)
         refer_to(span, from);
     return true;
 }
 
-static void teach(struct timing_span *span, uint64_t own) {
+static void teach(struct timing_span *span, uint64_t own, uint64_t charged) {
     if (span->kinds == 1)
-        cost_measured(span->kind[0].cost, own / span->launches);
+        cost_measured(span->kind[0].cost, own / span->launches, charged / span->launches);
     else
         for (uint32_t i = 0; i < span->kinds; i++)
             if (span->kind[i].count)
-                cost_corrected(span->kind[i].cost, own, span->expected_ns);
+                cost_corrected(span->kind[i].cost, own, charged, span->facts.expected_ns);
+}
+
+/* GPU time of the span: how much of its interval was new. What was measured is learnt from. */
+static uint64_t charge(struct timing_span *span, const struct vcuda_limits_view *view, bool measured, uint64_t now) {
+    struct context_meter *context_meter = span->context_meter;
+    struct stream_meter *meter = span->meter;
+    uint32_t divided = sharers(view, context_meter->card, now), gain = view->card[context_meter->card].gain_q8;
+    struct gpu_interval ran;
+    measured = measured && read_events(span, divided, &ran);
+    if (!measured)
+        ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
+    uint64_t used = bucket_used((uint64_t)busy_intervals_add(&context_meter->busy, ran.from, ran.to), divided, gain);
+    if (ran.to > meter->settled_to)
+        meter->settled_to = ran.to;
+    if (measured) {
+        uint64_t took = bucket_used((uint64_t)(ran.to - ran.from), divided, gain);
+        teach(span, took, used);
+        stream_meter_corrected(meter, span->facts.expected_ns, took);
+        bucket_note_longest(&vcuda_usage()->card[context_meter->card], took / span->launches);
+    }
+    return used;
 }
 
 static void settle(struct timing_span *span, bool measured, uint64_t now) {
@@ -129,21 +141,11 @@ static void settle(struct timing_span *span, bool measured, uint64_t now) {
     struct stream_meter *meter = span->meter;
     int card = span->context_meter->card;
     bool counts = view && usage && (uint32_t)card < view->card_count;
-    int64_t fresh, own;
-    uint64_t used = span->expected_ns;
-    if (counts && measured && span->launches) {
-        uint32_t divided = sharers(view, card, now), gain = view->card[card].gain_q8;
-        if (measure(span, divided, &fresh, &own)) {
-            used = bucket_used((uint64_t)fresh, divided, gain);
-            uint64_t took = bucket_used((uint64_t)own, divided, gain);
-            teach(span, took);
-            bucket_note_longest(&usage->card[card], took / span->launches);
-        }
-    }
+    uint64_t used = counts && span->launches ? charge(span, view, measured, now) : 0;
     /* Ahead or used: the two are read together, so nothing slow comes between. */
-    __atomic_fetch_sub(&meter_ahead_ns[card], span->expected_ns, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&meter_ahead_ns[card], span->paid_ns, __ATOMIC_RELAXED);
     if (counts) {
-        bucket_settle(&usage->card[card], &view->card[card], used, span->expected_ns);
+        bucket_settle(&usage->card[card], &view->card[card], used, span->paid_ns);
         bucket_note_window(&usage->card[card], used, now);
         __atomic_fetch_add(&usage->card[card].launches, span->launches, __ATOMIC_RELAXED);
     }
@@ -181,7 +183,7 @@ static void settle_finished(struct context_meter *context_meter, uint64_t now) {
             result = CUDA_ERROR_NOT_READY; /* an earlier one of the stream is not finished */
         else if (span->measured && !context_meter->lost)
             result = real.cuEventQuery(span->end);
-        else if (now < span->closed_ns + span->expected_ns && !context_meter->lost)
+        else if (now < span->closed_at + span->facts.expected_ns && !context_meter->lost)
             result = CUDA_ERROR_NOT_READY;
         if (result == CUDA_ERROR_NOT_READY) {
             span->meter->blocked = passes;
@@ -203,11 +205,12 @@ static uint64_t next_look(const struct context_meter *context_meter, uint64_t no
     const struct timing_span *span = context_meter->waiting;
     if (!span)
         return LOOK_MOST_NS;
-    uint64_t due = span->closed_ns + span->expected_ns * (view ? sharers(view, context_meter->card, now) : 256) / 256;
+    uint64_t due =
+        span->closed_at + span->facts.expected_ns * (view ? sharers(view, context_meter->card, now) : 256) / 256;
     return due > now + LOOK_LEAST_NS ? due - now : LOOK_LEAST_NS;
 }
 
-/* The program has launched nothing more here since the last look: close the span in its place. */
+/* The program has launched nothing more here for a while: close the span in its place. */
 static void close_quiet(struct stream_meter *meter, int i, uint64_t now) {
     struct timing_span *span = __atomic_load_n(&meter->open[i], __ATOMIC_ACQUIRE);
     uint32_t launches = span ? __atomic_load_n(&span->launches, __ATOMIC_RELAXED) : 0;
@@ -221,7 +224,7 @@ static void close_quiet(struct stream_meter *meter, int i, uint64_t now) {
         !__atomic_compare_exchange_n(&meter->open[i], &span, NULL, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
         return;
     if (meter->others_may_record && !meter->context_meter->lost)
-        timing_span_close(span, meter->quiet[i].since);
+        timing_span_close(span);
     else
         timing_span_drop(span);
 }

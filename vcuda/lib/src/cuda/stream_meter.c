@@ -1,15 +1,14 @@
+#include "cuda/context_registry.h"
 #include "cuda/stream_meter.h"
+#include "fork.h"
+#include "interposer.h"
+#include "lock.h"
+#include "page.h"
 
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#include "cuda/context_registry.h"
-#include "fork.h"
-#include "interposer.h"
-#include "lock.h"
-#include "page.h"
 
 #define STREAM_LEGACY ((CUstream)1)
 #define STREAM_PER_THREAD ((CUstream)2)
@@ -69,6 +68,7 @@ static void fill_context_meter(struct context_meter *context_meter, const struct
     context_meter->context = context;
     context_meter->card = where->card;
     context_meter->lost = false;
+    context_meter->clock = (struct card_clock){0};
     context_meter->waiting_end = &context_meter->waiting;
     context_meter->free_head = 0;
     for (unsigned i = 0; i < TIMING_SPANS; i++) {
@@ -130,6 +130,8 @@ static struct stream_meter *add_stream_meter(struct stream_meter **bucket, const
     meter->context_meter = context_meter;
     meter->card = context_meter->card;
     meter->others_may_record = stream != STREAM_PER_THREAD;
+    meter->clock = (struct stream_clock){0};
+    meter->settled_to = 0;
     meter->key[1] = key[1];
     meter->key[2] = key[2];
     __atomic_store_n(&meter->key[0], key[0], __ATOMIC_RELEASE);
@@ -181,7 +183,7 @@ static void flush(struct stream_meter *meter, bool record) {
                                        ? __atomic_exchange_n(&meter->open[i], NULL, __ATOMIC_ACQUIRE)
                                        : NULL;
         if (span && record)
-            timing_span_close(span, vcuda_now_ns());
+            timing_span_close(span);
         else if (span)
             timing_span_drop(span);
     }

@@ -1,21 +1,20 @@
-#include "cuda/throttle.h"
-
-#include <errno.h>
-#include <time.h>
-
 #include "attachment.h"
+#include "cuda/admission.h"
 #include "cuda/context_registry.h"
 #include "cuda/meter_thread.h"
 #include "cuda/settle.h"
+#include "cuda/span_plan.h"
 #include "cuda/stream_meter.h"
-#include "cuda/window_cap.h"
+#include "cuda/throttle.h"
 #include "interposer.h"
 #include "page.h"
 #include "token_bucket.h"
 
-#define MEASURE_FIRST 3        /* work of a kind is measured alone so often before it is trusted to the average, ... */
-#define MEASURE_ONE_IN_MASK 31 /* ... and now and then from then on, so that nothing hides behind an old average */
-#define UNKNOWN_MOST 8         /* spans in flight on a stream while more work of unknown cost arrives */
+#include <errno.h>
+#include <time.h>
+
+#define END_ONE_IN_MASK 31 /* a span ends early now and then, so that nothing hides behind an old average */
+#define UNKNOWN_MOST 8     /* spans in flight on a stream while more work of unknown cost arrives */
 #define ROOM_NAP_NS 250000u
 
 __thread struct throttle_view throttle_view __attribute__((tls_model("initial-exec")));
@@ -28,6 +27,7 @@ static __thread struct thread_state {
     struct stream_meter *meter; /* ... is this */
     uint64_t epoch;
     int64_t allowance_ns;
+    struct measuring_budget budget;
     int8_t card; /* of the allowance, + 1 */
     bool per_thread;
 } thread_state __attribute__((tls_model("initial-exec")));
@@ -110,50 +110,6 @@ static void rest(struct wait *wait, uint64_t left_ns) {
     wait->now = vcuda_now_ns();
 }
 
-/* How long until there may be room in the queue ahead of the card; 0: now. The card is busy meanwhile. */
-static uint64_t try_room(const struct vcuda_card_usage *usage, const struct stream_meter *meter, bool unknown) {
-    uint64_t ahead = __atomic_load_n(&meter_ahead_ns[meter->card], __ATOMIC_RELAXED);
-    uint64_t most = bucket_ahead(__atomic_load_n(&usage->longest_ns, __ATOMIC_RELAXED));
-    if (ahead > most)
-        return ahead - most > ROOM_NAP_NS ? ahead - most : ROOM_NAP_NS;
-    return unknown && __atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED) > UNKNOWN_MOST ? ROOM_NAP_NS : 0;
-}
-
-/* How long until the last window has room for more; 0: now. Work of other processes that is not measured yet is not
- * seen: it is some milliseconds. Where others are at work on the card, what credit there is may be what they kept this
- * container from having, and is no pause's. */
-static uint64_t try_window(const struct vcuda_card_usage *usage, const struct vcuda_limits_view *view, int card,
-                           uint32_t share, uint64_t now) {
-    static struct window_cap caps[VCUDA_MAX_CARDS];
-    uint64_t ahead = __atomic_load_n(&meter_ahead_ns[card], __ATOMIC_RELAXED);
-    uint64_t used = __atomic_load_n(&usage->busy_ns, __ATOMIC_RELAXED) + ahead;
-    uint64_t full = window_cap_wait_ns(&caps[card], view->card[card].window_ns, share, used, now);
-    return bucket_sharers(view, card, now) > 256 ? 0 : full;
-}
-
-/* How long until work that costs `ns` may start; 0: now, and a slice is paid for. */
-static uint64_t try_credit(struct vcuda_card_usage *usage, const struct vcuda_limits_view *view,
-                           const struct stream_meter *meter, const struct wait *wait, uint64_t ns) {
-    const struct vcuda_card_limits *limits = &view->card[meter->card];
-    uint32_t share = bucket_share(view, meter->card, wait->now);
-    int64_t credit = bucket_refill(usage, limits, share, wait->now);
-    uint64_t slice = bucket_slice(share);
-    if (slice < ns)
-        slice = ns;
-    uint64_t debt = bucket_debt(limits->debt_ns, __atomic_load_n(&usage->longest_ns, __ATOMIC_RELAXED));
-    int64_t floor = -(int64_t)bucket_seniority(wait->now - wait->since, share, debt);
-    uint64_t full = try_window(usage, view, meter->card, share, wait->now);
-    if (share >= BUCKET_WHOLE_Q8) /* the card itself is the limit */
-        floor = INT64_MIN;
-    else if (full)
-        return full;
-    if (bucket_take(usage, slice, floor)) {
-        thread_state.allowance_ns += (int64_t)(slice - ns);
-        return 0;
-    }
-    return bucket_wall((uint64_t)(credit < floor ? floor - credit : 0) + 1, share);
-}
-
 /* Give back what is left for another card. */
 static void change_card(struct vcuda_usage *usage, int card) {
     if (thread_state.card && thread_state.allowance_ns > 0 && usage)
@@ -162,29 +118,33 @@ static void change_card(struct vcuda_usage *usage, int card) {
     thread_state.card = (int8_t)(card + 1);
 }
 
-/* So long that work of other processes or cards may be waiting for this. */
-static bool is_too_long(const struct vcuda_card_usage *usage, const struct vcuda_limits_view *view, int card,
-                        const struct wait *wait) {
-    uint64_t debt = bucket_debt(view->card[card].debt_ns, __atomic_load_n(&usage->longest_ns, __ATOMIC_RELAXED));
-    return wait->now - wait->since > bucket_guard(debt, bucket_share(view, card, wait->now));
-}
-
 /* May the work go ahead? If not, this has slept for a while. */
 static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, struct wait *wait, uint64_t ns,
                     bool unknown) {
+    static struct window_cap caps[VCUDA_MAX_CARDS];
     const struct vcuda_limits_view *view = vcuda_limits();
     if (!is_limited(view, meter->card)) {
         bucket_force(usage, ns);
         return true;
     }
-    uint64_t room = try_room(usage, meter, unknown), left = room;
+    struct admission admission = {.usage = usage,
+                                  .view = view,
+                                  .cap = &caps[meter->card],
+                                  .card = meter->card,
+                                  .ahead_ns = __atomic_load_n(&meter_ahead_ns[meter->card], __ATOMIC_RELAXED),
+                                  .now = wait->now,
+                                  .waited_ns = wait->now - wait->since};
+    uint64_t room = admission_room_ns(&admission), taken = 0;
+    if (!room && unknown && __atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED) > UNKNOWN_MOST)
+        room = ROOM_NAP_NS;
+    uint64_t left = room;
     if (!room && thread_state.allowance_ns >= (int64_t)ns)
         thread_state.allowance_ns -= (int64_t)ns;
-    else if (!room)
-        left = try_credit(usage, view, meter, wait, ns);
+    else if (!room && !(left = admission_credit_ns(&admission, ns, &taken)))
+        thread_state.allowance_ns += (int64_t)(taken - ns);
     if (!left)
         return true;
-    if (is_too_long(usage, view, meter->card, wait)) {
+    if (admission_is_overdue(&admission)) {
         __atomic_fetch_add(&usage->starved, 1, __ATOMIC_RELAXED);
         bucket_force(usage, ns);
         return true;
@@ -194,6 +154,7 @@ static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, 
                            thread_state.per_thread); /* the card may be idle from here on: that is no work */
     uint64_t before = wait->now;
     rest(wait, left);
+    measuring_is_free(&thread_state.budget);
     wait->throttled_ns += room ? 0 : wait->now - before;
     return false;
 }
@@ -234,29 +195,32 @@ bool throttle_begin(struct throttled_work *work, CUstream stream, bool per_threa
     struct cost *cost = cost_find(cost_key(what, size));
     work->meter = meter;
     work->cost = cost;
-    work->paid_ns = cost_ns(cost);
+    work->paid_ns = cost_charge_ns(cost);
     pay(meter, cost, work->paid_ns);
-    work->span = timing_span_take(meter);
-    if (work->span && !work->span->launches)
-        meter_thread_wake();
-    if (work->span)
-        timing_span_add(work->span, cost, work->paid_ns);
+    work->span = timing_span_take(meter, cost, &thread_state.budget);
+    if (!work->span)
+        return true;
+    work->expected_ns = cost_ns(cost);
+    timing_span_add(work->span, cost, work->expected_ns, work->paid_ns);
     return true;
 }
 
-/* xorshift: which launches are measured alone, programs cannot foretell. */
+/* xorshift: which launches end a span early, programs cannot foretell. */
 static bool is_sampled(void) {
     if (!thread_state.dice)
         thread_state.dice = (uint32_t)vcuda_now_ns() | 1;
     thread_state.dice ^= thread_state.dice << 13;
     thread_state.dice ^= thread_state.dice >> 17;
     thread_state.dice ^= thread_state.dice << 5;
-    return !(thread_state.dice & MEASURE_ONE_IN_MASK);
+    return !(thread_state.dice & END_ONE_IN_MASK);
 }
 
 static void __attribute__((noinline)) close_slowly(struct timing_span *span) {
     int saved = errno;
-    timing_span_close(span, vcuda_now_ns());
+    uint64_t before = vcuda_now_ns();
+    span->last_at = before; /* a call that blocks returns when its work is over */
+    timing_span_close(span);
+    measuring_spent(&thread_state.budget, vcuda_now_ns() - before);
     errno = saved;
 }
 
@@ -277,11 +241,15 @@ void throttle_end(struct throttled_work *work, CUresult result) {
         count_unmeasured(work, result);
         return;
     }
+    bool first = span->launches == 1;
     if (result != CUDA_SUCCESS)
-        timing_span_remove(span, work->cost, work->paid_ns);
-    if (span->expected_ns >= TIMING_SPAN_NS || span->launches >= TIMING_SPAN_LAUNCHES ||
-        cost_seen(work->cost) < MEASURE_FIRST || is_sampled())
+        timing_span_remove(span, work->cost, work->expected_ns, work->paid_ns);
+    if (span_plan_ends(&span->facts, span->measured, thread_state.budget.left_ns > 0, span->launches,
+                       cost_seen(work->cost)) ||
+        is_sampled())
         close_slowly(span);
     else
         timing_span_put(work->meter, span);
+    if (first)
+        meter_thread_wake(); /* only now: it takes longer than many a kernel */
 }

@@ -17,7 +17,8 @@ struct throttled_work {
     struct stream_meter *meter;
     struct timing_span *span;
     struct cost *cost;
-    uint64_t paid_ns;
+    uint64_t expected_ns; /* as long as the stream is expected to be busy with it */
+    uint64_t paid_ns;     /* of the container's credit */
 };
 
 /* What a thread remembers of the limits. */

@@ -1,13 +1,14 @@
+#include "cuda/span_plan.h"
 #include "cuda/timing_span.h"
-
-#include <errno.h>
-
 #include "interposer.h"
 #include "page.h"
 
+#include <errno.h>
+
 #define CAPTURE_RELAXED 2
-/* A launch call returns within this; what takes longer was the machine doing something else. */
-#define CALL_NS 20000u
+#define CUDA_ERROR_NOT_READY 600
+/* A launch call returns within this; what takes longer was the machine doing something else, or a full queue. */
+#define LATE_NS 20000u
 
 uint32_t meter_captures;
 uint64_t meter_ahead_ns[VCUDA_MAX_CARDS];
@@ -70,10 +71,6 @@ static bool make_events(struct timing_span *span) {
     return span->end != NULL;
 }
 
-bool timing_span_record(CUevent event, CUstream stream) {
-    return real.cuEventRecord(event, stream) == CUDA_SUCCESS;
-}
-
 static void note_busy(struct stream_meter *meter) {
     struct vcuda_slot *slot = vcuda_slot();
     if (__atomic_fetch_add(&meter->unsettled, 1, __ATOMIC_ACQ_REL) == 0 && slot)
@@ -88,31 +85,66 @@ void stream_meter_settled(struct stream_meter *meter) {
         __atomic_fetch_sub(&slot->inflight[meter->card], 1, __ATOMIC_RELAXED);
 }
 
-static struct timing_span *open_span(struct stream_meter *meter) {
+/* ---- what is expected of the stream
+ * --------------------------------------------------------------------------------------------------------------- */
+
+static struct stream_clock clock_of(const struct stream_meter *meter) {
+    return (struct stream_clock){.idle_at = __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED),
+                                 .run_from = __atomic_load_n(&meter->clock.run_from, __ATOMIC_RELAXED)};
+}
+
+static void set_clock(struct stream_meter *meter, const struct stream_clock *clock) {
+    __atomic_store_n(&meter->clock.idle_at, clock->idle_at, __ATOMIC_RELAXED);
+    __atomic_store_n(&meter->clock.run_from, clock->run_from, __ATOMIC_RELAXED);
+}
+
+/* Has the stream drained? STREAM_UNSURE if that cannot be asked now: a query would end a capture. */
+static enum stream_state ask(const struct stream_meter *meter) {
+    if (__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST))
+        return STREAM_UNSURE;
+    CUresult result = real.cuStreamQuery(meter->stream);
+    return result == CUDA_SUCCESS ? STREAM_IDLE : result == CUDA_ERROR_NOT_READY ? STREAM_BUSY : STREAM_UNSURE;
+}
+
+void stream_meter_corrected(struct stream_meter *meter, uint64_t expected_ns, uint64_t took_ns) {
+    struct stream_clock clock = clock_of(meter);
+    stream_clock_corrected(&clock, expected_ns, took_ns);
+    set_clock(meter, &clock);
+}
+
+/* ---- taking and closing
+ * --------------------------------------------------------------------------------------------------------------- */
+
+/* Start measuring; false if the driver will not. */
+static bool record_start(struct timing_span *span, struct measuring_budget *budget) {
+    int mode = relax();
+    uint64_t opened = vcuda_now_ns();
+    bool made = make_events(span) && real.cuEventRecord(span->start, span->meter->stream) == CUDA_SUCCESS;
+    restore(mode);
+    span->facts.launched_at = vcuda_now_ns();
+    span->facts.lead_ns = span->facts.launched_at - opened;
+    measuring_spent(budget, span->facts.lead_ns);
+    return made;
+}
+
+static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool measured,
+                                     struct measuring_budget *budget, uint64_t now) {
     struct timing_span *span = take_free(meter->context_meter);
     if (!span)
         return NULL;
-    int mode = relax();
     span->context_meter = meter->context_meter;
     span->meter = meter;
-    span->expected_ns = span->unsure_ns = span->late_ns = 0;
+    span->facts = (struct span_facts){.idle = idle, .launched_at = now};
+    span->paid_ns = 0;
     __atomic_store_n(&span->launches, 0, __ATOMIC_RELAXED);
     span->kinds = 0;
-    span->was_idle = !__atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED);
-    bool made = make_events(span);
-    span->opened_ns = vcuda_now_ns();
-    bool recorded = made && timing_span_record(span->start, meter->stream);
-    restore(mode);
-    if (!recorded) {
-        timing_span_free(span);
-        return NULL;
-    }
-    span->measured = true;
+    span->measured = measured && record_start(span, budget);
+    __atomic_store_n(&span->last_at, span->facts.launched_at, __ATOMIC_RELAXED);
     note_busy(meter);
     return span;
 }
 
-struct timing_span *timing_span_take(struct stream_meter *meter) {
+static struct timing_span *take_open(struct stream_meter *meter) {
     for (int i = 0; i < TIMING_SPANS_OPEN; i++) {
         if (!__atomic_load_n(&meter->open[i], __ATOMIC_RELAXED))
             continue;
@@ -120,14 +152,57 @@ struct timing_span *timing_span_take(struct stream_meter *meter) {
         if (span)
             return span;
     }
+    return NULL;
+}
+
+/* With a look at the clock, and at the driver if need be. */
+static struct timing_span *__attribute__((noinline)) decide(struct stream_meter *meter, struct timing_span *span,
+                                                            const struct cost *cost, struct measuring_budget *budget) {
     int saved = errno;
-    struct timing_span *span = open_span(meter);
+    uint64_t now = vcuda_now_ns();
+    struct stream_clock clock = clock_of(meter);
+    bool may_measure = measuring_allowed(budget, now) || cost_seen(cost) < SPAN_PLAN_FIRST;
+    enum stream_state state = stream_clock_state(&clock, now);
+    if (may_measure && span_plan_asks(state, span != NULL)) {
+        enum stream_state said = ask(meter);
+        uint64_t asked = now;
+        now = vcuda_now_ns();
+        measuring_spent(budget, now - asked);
+        if (said != STREAM_UNSURE)
+            stream_clock_observed(&clock, asked, said == STREAM_IDLE);
+        state = said != STREAM_UNSURE ? said : state;
+    }
+    if (state == STREAM_UNSURE)
+        state = now >= clock.idle_at ? STREAM_IDLE : STREAM_BUSY;
+    if (span && state == STREAM_IDLE) {
+        span->facts.drained_by = now;
+        timing_span_drop(span);
+        span = NULL;
+    }
+    if (span)
+        __atomic_store_n(&span->last_at, now, __ATOMIC_RELAXED);
+    else if ((span = open_span(meter, state == STREAM_IDLE, may_measure, budget, now)))
+        now = span->facts.launched_at;
+    stream_clock_launched(&clock, now, state == STREAM_IDLE, cost_ns(cost));
+    set_clock(meter, &clock);
     errno = saved;
     return span;
 }
 
-void timing_span_add(struct timing_span *span, struct cost *cost, uint64_t expected_ns) {
-    span->expected_ns += expected_ns;
+struct timing_span *timing_span_take(struct stream_meter *meter, const struct cost *cost,
+                                     struct measuring_budget *budget) {
+    struct timing_span *span = take_open(meter);
+    uint64_t ns = cost_ns(cost);
+    if (!span || !span_plan_joins(&span->facts, ns))
+        return decide(meter, span, cost, budget);
+    __atomic_store_n(&meter->clock.idle_at, __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED) + ns,
+                     __ATOMIC_RELAXED);
+    return span;
+}
+
+void timing_span_add(struct timing_span *span, struct cost *cost, uint64_t expected_ns, uint64_t paid_ns) {
+    span->facts.expected_ns += expected_ns;
+    span->paid_ns += paid_ns;
     __atomic_store_n(&span->launches, span->launches + 1, __ATOMIC_RELAXED);
     uint32_t i = span->kinds;
     while (i > 0 && span->kind[i - 1].cost != cost)
@@ -140,8 +215,9 @@ void timing_span_add(struct timing_span *span, struct cost *cost, uint64_t expec
     }
 }
 
-void timing_span_remove(struct timing_span *span, struct cost *cost, uint64_t expected_ns) {
-    span->expected_ns -= expected_ns;
+void timing_span_remove(struct timing_span *span, struct cost *cost, uint64_t expected_ns, uint64_t paid_ns) {
+    span->facts.expected_ns -= expected_ns;
+    span->paid_ns -= paid_ns;
     __atomic_store_n(&span->launches, span->launches - 1, __ATOMIC_RELAXED);
     for (uint32_t i = 0; i < span->kinds; i++)
         if (span->kind[i].cost == cost)
@@ -154,33 +230,36 @@ void timing_span_put(struct stream_meter *meter, struct timing_span *span) {
         if (__atomic_compare_exchange_n(&meter->open[i], &none, span, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
             return;
     }
-    timing_span_close(span, vcuda_now_ns());
+    timing_span_close(span);
 }
 
 /* To the one that settles. */
 static void push(struct timing_span *span) {
     struct context_meter *context_meter = span->context_meter;
-    __atomic_fetch_add(&meter_ahead_ns[context_meter->card], span->expected_ns, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&meter_ahead_ns[context_meter->card], span->paid_ns, __ATOMIC_RELAXED);
     struct timing_span *head = __atomic_load_n(&context_meter->closed, __ATOMIC_RELAXED);
     do
         __atomic_store_n(&span->next, head, __ATOMIC_RELAXED);
     while (!__atomic_compare_exchange_n(&context_meter->closed, &head, span, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
 }
 
-void timing_span_close(struct timing_span *span, uint64_t now) {
-    int mode = relax();
-    if (span->was_idle && span->launches == 1 && now > span->opened_ns + CALL_NS)
-        span->late_ns = now - span->opened_ns - CALL_NS;
-    span->measured = timing_span_record(span->end, span->meter->stream);
-    restore(mode);
-    span->closed_ns = vcuda_now_ns();
-    span->unsure_ns = span->closed_ns > now + CALL_NS ? span->closed_ns - now : 0;
+/* Recorded late, the end's time is the last launch's only if the stream has not drained by then. */
+void timing_span_close(struct timing_span *span) {
+    uint64_t now = vcuda_now_ns();
+    if (span->measured) {
+        int mode = relax();
+        if (now > span->last_at + LATE_NS && ask(span->meter) != STREAM_BUSY)
+            span->facts.late_ns = now - span->last_at;
+        span->measured = real.cuEventRecord(span->end, span->meter->stream) == CUDA_SUCCESS;
+        restore(mode);
+    }
+    span->closed_at = now;
     push(span);
 }
 
 /* Without a record: what has not been measured is settled as expected. */
 void timing_span_drop(struct timing_span *span) {
     span->measured = false;
-    span->closed_ns = vcuda_now_ns();
+    span->closed_at = vcuda_now_ns();
     push(span);
 }

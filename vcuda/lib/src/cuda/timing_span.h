@@ -14,11 +14,10 @@
 #include "cu_types.h"
 #include "cuda/busy_intervals.h"
 #include "cuda/cost.h"
+#include "cuda/gpu_time.h"
 
-#define TIMING_SPANS 256        /* of a context; a program that has more in flight is charged by expectation */
-#define TIMING_SPAN_KINDS 6     /* of work in one span */
-#define TIMING_SPAN_LAUNCHES 64 /* in one span */
-#define TIMING_SPAN_NS 1000000u
+#define TIMING_SPANS 256    /* of a context; a program that has more in flight is charged by expectation */
+#define TIMING_SPAN_KINDS 6 /* of work in one span */
 #define TIMING_SPANS_OPEN 2 /* open spans of a stream: threads that share it find one each */
 
 struct stream_meter;
@@ -29,13 +28,13 @@ struct timing_span {
     struct context_meter *context_meter;
     struct stream_meter *meter;
     CUevent start, end;
-    uint64_t expected_ns; /* what its launches have paid */
-    uint64_t opened_ns, closed_ns;
-    uint64_t late_ns;   /* host time between the start's record and the launch, on an idle stream: no work */
-    uint64_t unsure_ns; /* host time between the last launch and the end's record: perhaps no work */
+    struct span_facts facts;
+    uint64_t paid_ns; /* of the container's credit, for its launches */
+    uint64_t last_at; /* its last launch, as far as the clock was looked at */
+    uint64_t closed_at;
     uint32_t launches;
     uint32_t kinds;
-    bool was_idle, measured;
+    bool measured; /* its start is recorded, and its end will be */
     struct {
         struct cost *cost;
         uint32_t count;
@@ -54,6 +53,7 @@ struct context_meter {
     /* only the one that settles: */
     struct timing_span *waiting, **waiting_end;
     struct busy_intervals busy;
+    struct card_clock clock;
     CUevent reference; /* all times are relative to it; a float of milliseconds is exact enough for some seconds */
     int64_t reference_ns;
     struct timing_span span[TIMING_SPANS];
@@ -66,9 +66,11 @@ struct stream_meter {
     CUstream stream; /* as any thread with the context current can name it */
     struct context_meter *context_meter;
     int card;
-    bool others_may_record; /* false for a thread's default stream */
-    uint32_t unsettled;     /* spans open or not settled */
-    uint32_t blocked;       /* the pass of the settling one in which a span was found unfinished */
+    bool others_may_record;    /* false for a thread's default stream */
+    struct stream_clock clock; /* any thread, without a lock: it is an estimate */
+    int64_t settled_to;        /* only the one that settles: the end of what it has settled, in the card's time */
+    uint32_t unsettled;        /* spans open or not settled */
+    uint32_t blocked;          /* the pass of the settling one in which a span was found unfinished */
     struct timing_span *open[TIMING_SPANS_OPEN];
     struct {
         struct timing_span *span;
@@ -80,24 +82,30 @@ struct stream_meter {
 /* Streams being captured in this process, at least. */
 extern uint32_t meter_captures;
 
-/* Work expected in flight of this process, by card of the pages. */
+/* Work in flight of this process that was paid for, by card of the pages. */
 extern uint64_t meter_ahead_ns[];
 
-/* Take the stream's open span, or open one; NULL if none can be had. */
-struct timing_span *timing_span_take(struct stream_meter *meter);
+/* Take the stream's open span for work of this kind, or open one; NULL if none can be had. What the stream ran before
+ * is closed if it has drained since. What the thread spends on measuring is taken from its budget. */
+struct timing_span *timing_span_take(struct stream_meter *meter, const struct cost *cost,
+                                     struct measuring_budget *budget);
 
-/* Add a launch, before it is made; take it out again if it fails. */
-void timing_span_add(struct timing_span *span, struct cost *cost, uint64_t expected_ns);
-void timing_span_remove(struct timing_span *span, struct cost *cost, uint64_t expected_ns);
+/* Add a launch that is expected to keep its stream busy for `expected_ns` and has paid `paid_ns`, before it is made;
+ * take it out again if it fails. */
+void timing_span_add(struct timing_span *span, struct cost *cost, uint64_t expected_ns, uint64_t paid_ns);
+void timing_span_remove(struct timing_span *span, struct cost *cost, uint64_t expected_ns, uint64_t paid_ns);
 
 /* Put the span back for more launches. */
 void timing_span_put(struct stream_meter *meter, struct timing_span *span);
 
-/* Record its end and hand it over for settling; `now` is the time the last launch returned. */
-void timing_span_close(struct timing_span *span, uint64_t now);
+/* Record its end, if it is measured, and hand it over for settling. */
+void timing_span_close(struct timing_span *span);
 
 /* Hand it over without a record: it is settled as expected. */
 void timing_span_drop(struct timing_span *span);
+
+/* A span of the stream took longer or shorter than expected. */
+void stream_meter_corrected(struct stream_meter *meter, uint64_t expected_ns, uint64_t took_ns);
 
 /* It is settled: its stream has one less, and it can be used again. */
 void stream_meter_settled(struct stream_meter *meter);

@@ -1,5 +1,4 @@
 #include "cuda/window_cap.h"
-
 #include "lock.h"
 #include "token_bucket.h"
 

@@ -68,7 +68,9 @@ struct limiter {
     uint64_t (*before_launch)(void *state, const struct launch *launch, uint64_t now);
     void (*after_launch)(void *state, const struct launch *launch, uint64_t now);
 
-    /* The program's own cuStreamSynchronize, or cuCtxSynchronize (ALL_STREAMS), has returned. NULL: not hooked. */
+    /* The program's own cuStreamSynchronize, or cuCtxSynchronize (ALL_STREAMS), is about to be made, and has returned.
+     * NULL: not hooked. */
+    void (*before_synchronise)(void *state, uint32_t stream, uint64_t now);
     void (*after_synchronise)(void *state, uint32_t stream, uint64_t now);
 
     /* The helper thread's turn; returns when it wants the next one. First called at 0. NULL: no helper. */

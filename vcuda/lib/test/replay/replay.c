@@ -74,6 +74,8 @@ static void launch_step(struct run *run, const struct step *step, uint64_t until
 static void synchronise_step(struct run *run, const struct step *step) {
     struct modelled_driver *driver = &run->driver;
     uint64_t done = 0;
+    if (run->limiter && run->limiter->before_synchronise)
+        run->limiter->before_synchronise(run->state, step->stream, driver->now);
     for (uint32_t i = 0; i < CARD_STREAMS; i++)
         if ((step->stream == ALL_STREAMS || step->stream == i) && driver->card.stream[i].idle_at > done)
             done = driver->card.stream[i].idle_at;

@@ -1,0 +1,30 @@
+"""Programs that dispatch slower than the card runs get what they need and are accounted for what they had.
+
+Few cells, short and with wide bounds, because the machine's own scheduling shows; all of them are replayed as traces in
+test_replay.py, and measured in bench/limits_dispatch.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.native.dispatch import LIMITS, Cell, Shape, bare, held
+
+SHAPES = (
+    Shape(10, 30),
+    Shape(10, 1000),
+    Shape(50, 100, jittered=True, streams=4),
+    Shape(200, 100, every=1),
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_slow_dispatcher_has_what_it_needs_and_no_more_is_accounted(shape: Shape) -> None:
+    before = bare(shape, 1.2)
+    uses = [held(shape, limit, 1.2) for limit in LIMITS]
+    need = min(before, bare(shape, 1.2))
+    for limit, use in zip(LIMITS, uses, strict=True):
+        cell = Cell(shape, limit, need, use)
+        assert cell.accounted_error <= 4, str(cell)
+        assert cell.delivered >= 0.9, str(cell)
+        assert cell.over <= 3, str(cell)

@@ -1,0 +1,47 @@
+#include "cuda/admission.h"
+#include "token_bucket.h"
+
+#define ROOM_NAP_NS 250000u
+
+static uint64_t longest(const struct admission *a) {
+    return __atomic_load_n(&a->usage->longest_ns, __ATOMIC_RELAXED);
+}
+
+uint64_t admission_room_ns(const struct admission *a) {
+    uint64_t most = bucket_ahead(longest(a));
+    if (a->ahead_ns <= most)
+        return 0;
+    return a->ahead_ns - most > ROOM_NAP_NS ? a->ahead_ns - most : ROOM_NAP_NS;
+}
+
+/* How long until the last window has room for more; 0: now. Work of other processes that is not measured yet is not
+ * seen: it is some milliseconds. Where others are at work on the card, what credit there is may be what they kept this
+ * container from having, and is no pause's. */
+static uint64_t window_full_ns(const struct admission *a, uint32_t share) {
+    uint64_t used = __atomic_load_n(&a->usage->busy_ns, __ATOMIC_RELAXED) + a->ahead_ns;
+    uint64_t full = window_cap_wait_ns(a->cap, a->view->card[a->card].window_ns, share, used, a->now);
+    return bucket_sharers(a->view, a->card, a->now) > 256 ? 0 : full;
+}
+
+uint64_t admission_credit_ns(const struct admission *a, uint64_t ns, uint64_t *taken_ns) {
+    const struct vcuda_card_limits *limits = &a->view->card[a->card];
+    uint32_t share = bucket_share(a->view, a->card, a->now);
+    int64_t credit = bucket_refill(a->usage, limits, share, a->now);
+    uint64_t slice = bucket_slice(share);
+    uint64_t debt = bucket_debt(limits->debt_ns, longest(a));
+    int64_t floor = -(int64_t)bucket_seniority(a->waited_ns, share, debt);
+    uint64_t full = window_full_ns(a, share);
+    if (share >= BUCKET_WHOLE_Q8) /* the card itself is the limit */
+        floor = INT64_MIN;
+    else if (full)
+        return full;
+    *taken_ns = slice < ns ? ns : slice;
+    if (bucket_take(a->usage, *taken_ns, floor))
+        return 0;
+    return bucket_wall((uint64_t)(credit < floor ? floor - credit : 0) + 1, share);
+}
+
+bool admission_is_overdue(const struct admission *a) {
+    uint64_t debt = bucket_debt(a->view->card[a->card].debt_ns, longest(a));
+    return a->waited_ns > bucket_guard(debt, bucket_share(a->view, a->card, a->now));
+}

@@ -1,0 +1,93 @@
+#include "cuda/gpu_time.h"
+
+/* From a launch to its start on an idle card: some microseconds. */
+#define LATENCY_NS 5000u
+#define UNSURE_LEAST_NS 10000u
+#define UNSURE_MOST_NS 500000u
+#define BUDGET_MOST_NS 100000
+/* However quickly a call returns, what it leaves the driver to do costs about so much. */
+#define CALL_LEAST_NS 1000u
+
+static uint64_t later(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
+enum stream_state stream_clock_state(const struct stream_clock *clock, uint64_t now) {
+    uint64_t run = clock->idle_at > clock->run_from ? clock->idle_at - clock->run_from : 0;
+    uint64_t unsure = UNSURE_LEAST_NS + (run / 2 < UNSURE_MOST_NS ? run / 2 : UNSURE_MOST_NS);
+    if (now >= clock->idle_at)
+        return now - clock->idle_at >= unsure ? STREAM_IDLE : STREAM_UNSURE;
+    return clock->idle_at - now > unsure ? STREAM_BUSY : STREAM_UNSURE;
+}
+
+void stream_clock_observed(struct stream_clock *clock, uint64_t now, bool drained) {
+    if (drained && clock->idle_at > now)
+        clock->idle_at = now;
+    if (!drained && clock->idle_at + LATENCY_NS < now)
+        clock->idle_at = now - LATENCY_NS;
+}
+
+void stream_clock_launched(struct stream_clock *clock, uint64_t now, bool idle, uint64_t expected_ns) {
+    if (idle || clock->idle_at < clock->run_from) {
+        clock->run_from = now;
+        clock->idle_at = now + expected_ns;
+    } else {
+        clock->idle_at = later(clock->idle_at, now) + expected_ns;
+    }
+}
+
+void stream_clock_corrected(struct stream_clock *clock, uint64_t expected_ns, uint64_t took_ns) {
+    uint64_t end = clock->idle_at + took_ns;
+    clock->idle_at = later(end > expected_ns ? end - expected_ns : 0, clock->run_from);
+}
+
+bool measuring_allowed(struct measuring_budget *budget, uint64_t now) {
+    uint64_t passed = now > budget->at ? now - budget->at : 0;
+    int64_t earned = (int64_t)(passed < UINT64_C(1000000000) ? passed : UINT64_C(1000000000)) * MEASURING_PERCENT / 100;
+    budget->left_ns += earned;
+    if (budget->left_ns > BUDGET_MOST_NS)
+        budget->left_ns = BUDGET_MOST_NS;
+    budget->at = now;
+    return budget->left_ns > 0;
+}
+
+void measuring_is_free(struct measuring_budget *budget) {
+    budget->left_ns = BUDGET_MOST_NS;
+}
+
+void measuring_spent(struct measuring_budget *budget, uint64_t ns) {
+    uint64_t cost = ns < CALL_LEAST_NS ? CALL_LEAST_NS : ns;
+    budget->left_ns -= (int64_t)(cost < BUDGET_MOST_NS ? cost : BUDGET_MOST_NS);
+}
+
+static int64_t stretched(uint64_t ns, uint32_t stretch_q8) {
+    return (int64_t)(ns * (stretch_q8 > 256 ? stretch_q8 : 256) / 256);
+}
+
+struct gpu_interval gpu_time_measured(const struct span_facts *facts, int64_t start, int64_t elapsed,
+                                      uint32_t stretch_q8, struct card_clock *clock) {
+    int64_t to = start + (elapsed > 0 ? elapsed : 0), from = start;
+    if (facts->idle) { /* the start's record and the first launch reached the card as far apart as they were made */
+        int64_t offset = start - (int64_t)(facts->launched_at - facts->lead_ns);
+        clock->offset_ns = clock->known ? clock->offset_ns + (offset - clock->offset_ns) / 8 : offset;
+        clock->known = true;
+        from = start + (int64_t)facts->lead_ns < to ? start + (int64_t)facts->lead_ns : to;
+    }
+    if (!facts->late_ns)
+        return (struct gpu_interval){from, to};
+    /* The end was recorded late: the truth lies between, near what was expected. */
+    int64_t least = to - (int64_t)facts->late_ns > from ? to - (int64_t)facts->late_ns : from;
+    int64_t expected = from + stretched(facts->expected_ns, stretch_q8);
+    return (struct gpu_interval){from, expected < least ? least : expected < to ? expected : to};
+}
+
+struct gpu_interval gpu_time_expected(const struct span_facts *facts, int64_t after, uint32_t stretch_q8,
+                                      const struct card_clock *clock) {
+    int64_t launched = (int64_t)facts->launched_at + clock->offset_ns;
+    int64_t from = !facts->idle && after > launched ? after : launched;
+    int64_t to = from + stretched(facts->expected_ns, stretch_q8);
+    int64_t drained = (int64_t)facts->drained_by + clock->offset_ns;
+    if (facts->drained_by && drained < to)
+        to = drained > from ? drained : from;
+    return (struct gpu_interval){from, to};
+}

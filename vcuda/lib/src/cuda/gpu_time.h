@@ -1,0 +1,87 @@
+/* GPU time from what a host can see: when it launched, what events measured, and when a stream was seen drained.
+ *
+ * Arithmetic alone: no driver is called here and no clock is read, so that recorded and made-up traces can be played
+ * through it. All times are nanoseconds. Host times are of one monotonic clock; card times are of another one, the
+ * timeline of a context's events, and lie a nearly constant offset from the host's (card_clock below).
+ */
+#ifndef VCUDA_GPU_TIME_H
+#define VCUDA_GPU_TIME_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* ---- streams ------------------------------------------------------------------------------------------------------
+ */
+
+/* What is expected of a stream, without asking the driver. Host times. */
+struct stream_clock {
+    uint64_t idle_at;  /* when all that was launched should be done */
+    uint64_t run_from; /* the first launch since it was idle last */
+};
+
+enum stream_state { STREAM_IDLE, STREAM_BUSY, STREAM_UNSURE };
+
+/* Is the stream drained at `now`? Unsure near the expected end, by half of what the run is expected to take. */
+enum stream_state stream_clock_state(const struct stream_clock *clock, uint64_t now);
+
+/* The driver has said at `now` whether the stream is drained. */
+void stream_clock_observed(struct stream_clock *clock, uint64_t now, bool drained);
+
+/* Work of this expected length was launched at `now`; on an idle stream it begins a new run. */
+void stream_clock_launched(struct stream_clock *clock, uint64_t now, bool idle, uint64_t expected_ns);
+
+/* Work of the present run was measured: what is expected of the rest moves by as much. */
+void stream_clock_corrected(struct stream_clock *clock, uint64_t expected_ns, uint64_t took_ns);
+
+/* ---- what measuring may cost
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Events and queries that the program's thread waits for: at most MEASURING_PERCENT of the thread's time. */
+#define MEASURING_PERCENT 2
+
+struct measuring_budget {
+    uint64_t at;
+    int64_t left_ns;
+};
+
+bool measuring_allowed(struct measuring_budget *budget, uint64_t now);
+
+/* The thread was held back by its limit: what it measures until it is next takes no time from it. */
+void measuring_is_free(struct measuring_budget *budget);
+void measuring_spent(struct measuring_budget *budget, uint64_t ns);
+
+/* ---- spans --------------------------------------------------------------------------------------------------------
+ */
+
+/* The card's time less the host's, as seen at the last starts on idle streams. */
+struct card_clock {
+    int64_t offset_ns;
+    bool known;
+};
+
+/* A stretch of launches on one stream. Host times. */
+struct span_facts {
+    bool idle;            /* the stream was drained when it began */
+    uint64_t launched_at; /* the first launch */
+    uint64_t lead_ns;     /* host time from the start's record to the first launch */
+    uint64_t late_ns;     /* host time from the last launch to the end's record, where that was long; else 0 */
+    uint64_t drained_by;  /* the stream was seen drained at this time; 0: it was not asked */
+    uint64_t expected_ns; /* by what its launches cost before, undivided by what else runs on the card */
+};
+
+struct gpu_interval {
+    int64_t from, to; /* card times */
+};
+
+/* The interval of a measured span: its start event lies at `start` of the card's time, its end event `elapsed` later.
+ * `stretch_q8` / 256 is by how much others on the card stretch its work. */
+struct gpu_interval gpu_time_measured(const struct span_facts *facts, int64_t start, int64_t elapsed,
+                                      uint32_t stretch_q8, struct card_clock *clock);
+
+/* The interval of a span without events, after what its stream ran before (`after`): as long as its launches are
+ * expected to take, but no longer than until the stream was seen drained. */
+struct gpu_interval gpu_time_expected(const struct span_facts *facts, int64_t after, uint32_t stretch_q8,
+                                      const struct card_clock *clock);
+
+#endif

@@ -1,0 +1,36 @@
+/* Which launches share a span, which are measured, and when the driver is asked. Decisions alone: no call is made. */
+#ifndef VCUDA_SPAN_PLAN_H
+#define VCUDA_SPAN_PLAN_H
+
+#include "cuda/gpu_time.h"
+
+#define SPAN_PLAN_FIRST 3     /* work of a kind is measured alone so often before it is trusted to the average */
+#define SPAN_PLAN_NS 1000000u /* of work in a span ... */
+#define SPAN_PLAN_SOON_NS 100000u
+#define SPAN_PLAN_LAUNCHES 64     /* ... or so many launches end it */
+#define SPAN_PLAN_SMALL_NS 20000u /* launches are joined without a look at the clock up to this length */
+
+/* Does this launch join the open span without a look at the clock? Work that is small together cannot be far from
+ * where it is taken to be. */
+static inline bool span_plan_joins(const struct span_facts *facts, uint64_t expected_ns) {
+    return facts->expected_ns + expected_ns <= SPAN_PLAN_SMALL_NS;
+}
+
+/* Is the driver to be asked whether the stream has drained? `open`: there is a span that goes on if it has not. A span
+ * that would begin on a busy stream is made sure of, or a cost that is too high would never be found out. */
+static inline bool span_plan_asks(enum stream_state state, bool open) {
+    return state == STREAM_UNSURE || (state == STREAM_BUSY && !open);
+}
+
+/* Does the span end with the launch just made? One that began on an idle stream does, unless it is too small; another
+ * one as soon as its end can be afforded, since what stays open when the program pauses is measured badly. */
+static inline bool span_plan_ends(const struct span_facts *facts, bool measured, bool affordable, uint32_t launches,
+                                  uint64_t seen) {
+    if (facts->expected_ns >= SPAN_PLAN_NS || launches >= SPAN_PLAN_LAUNCHES || seen < SPAN_PLAN_FIRST)
+        return true;
+    if (facts->idle)
+        return measured || facts->expected_ns >= SPAN_PLAN_SMALL_NS;
+    return measured && affordable && facts->expected_ns >= SPAN_PLAN_SOON_NS;
+}
+
+#endif
