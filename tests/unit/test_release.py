@@ -54,6 +54,12 @@ def test_the_version_is_put_in_wherever_the_tree_has_the_placeholder(tmp_path: P
     assert "ARG VERSION=7.8.9" in (copy / "deploy/image/Dockerfile").read_text()
 
 
+def test_the_chart_of_a_trial_has_a_version_that_helm_takes(tmp_path: Path) -> None:
+    source.export("7.8.9rc2", tmp_path / "copy")
+    chart = yaml.safe_load((tmp_path / "copy/deploy/helm/gpu-manager/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == ("7.8.9-rc2", "7.8.9rc2")
+
+
 def test_the_tree_says_that_it_is_no_release() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == PLACEHOLDER
 

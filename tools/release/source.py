@@ -12,11 +12,12 @@ from typing import Final
 from tools.release import PLACEHOLDER, ROOT
 
 _VERSION: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(rc[0-9]+)?")
+CHART: Final = "deploy/helm/gpu-manager/Chart.yaml"
 _STAMPED: Final = (
     # file, how often the placeholder stands in it
     ("pyproject.toml", 1),
     ("sandbox/pyproject.toml", 2),
-    ("deploy/helm/gpu-manager/Chart.yaml", 2),
+    (CHART, 2),
     ("deploy/image/Dockerfile", 2),
 )
 
@@ -31,6 +32,11 @@ def version_of(tag: str) -> str:
     if not tag.startswith("v") or not _VERSION.fullmatch(version):
         sys.exit(f"the tag {tag!r} names no version: releases are tagged v1.2.3, trials v1.2.3rc1")
     return version
+
+
+def chart_version(version: str) -> str:
+    """The version as Helm wants it: ``1.2.3rc1`` is ``1.2.3-rc1``."""
+    return version.replace("rc", "-rc")
 
 
 def current_tag() -> str:
@@ -60,6 +66,8 @@ def export(version: str, target: Path) -> None:
         text = path.read_text("utf-8")
         if text.count(PLACEHOLDER) != times:
             sys.exit(f"{name} holds {PLACEHOLDER} {text.count(PLACEHOLDER)} times, {times} expected")
+        if name == CHART:  # whose own version is SemVer's; appVersion is the image's tag
+            text = text.replace(f"\nversion: {PLACEHOLDER}", f"\nversion: {chart_version(version)}")
         path.write_text(text.replace(PLACEHOLDER, version), "utf-8")
 
 
