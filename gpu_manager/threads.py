@@ -26,6 +26,14 @@ def failures() -> Mapping[str, int]:
         return dict(_failures)
 
 
+def failed(event: str, **fields: object) -> None:
+    """Count and log what was caught: for a loop that has more to do about it than to go on."""
+    name = threading.current_thread().name
+    with _lock:
+        _failures[name] += 1
+    log.error(event, thread=name, exc_info=True, **fields)  # noqa: LOG014 - the caller is one
+
+
 def forever(
     name: str, loop: Callable[[], object], *, again_seconds: float = AGAIN_SECONDS
 ) -> threading.Thread:
@@ -33,7 +41,7 @@ def forever(
 
     def run() -> None:
         pause = threading.Event()  # never set: it only waits
-        while not _runs(name, loop):
+        while not _runs(loop):
             pause.wait(again_seconds)
 
     return threading.Thread(target=run, name=name, daemon=True)
@@ -41,7 +49,7 @@ def forever(
 
 def once(name: str, job: Callable[[], object]) -> threading.Thread:
     """A thread, to be started, that does one job; an unexpected error ends it, logged and counted."""
-    return threading.Thread(target=lambda: _runs(name, job), name=name, daemon=True)
+    return threading.Thread(target=lambda: _runs(job), name=name, daemon=True)
 
 
 def every(
@@ -49,31 +57,29 @@ def every(
     name: str,
     step: Callable[[], object],
     stop: threading.Event,
-    failed: Callable[[], object] = lambda: None,
+    lost: Callable[[], object] = lambda: None,
     *,
     at_once: bool = False,
 ) -> threading.Thread:
     """A thread, to be started, that takes a ``step`` every so many seconds until stopped; the first
-    ``at_once``, or after them. An unexpected error costs one round; ``failed`` is called for it.
+    ``at_once``, or after them. An unexpected error costs one round; ``lost`` is called for it.
     """
 
     def loop() -> None:
         pause = 0.0 if at_once else seconds
         while not stop.wait(pause):
             pause = seconds
-            if not _runs(name, step):
-                failed()
+            if not _runs(step):
+                lost()
 
     return forever(name, loop)
 
 
-def _runs(name: str, job: Callable[[], object]) -> bool:
+def _runs(job: Callable[[], object]) -> bool:
     """False after an unexpected error."""
     try:
         job()
-    except Exception:
-        with _lock:
-            _failures[name] += 1
-        log.exception("thread_failed", thread=name)
+    except Exception:  # noqa: BLE001 - that is what this file is for
+        failed("thread_failed")
         return False
     return True

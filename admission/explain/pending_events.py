@@ -18,6 +18,7 @@ import structlog
 
 from admission.cluster.pod_view import PodView
 from admission.explain.explanation import FITS, Explanation
+from gpu_manager import threads
 from gpu_manager.domain.contract import EVENT_NOT_PLACED
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
@@ -101,8 +102,8 @@ class PendingEvents:
                 self.tell()
             except NodeUnready as error:
                 log.debug("not explained", reason=str(error))
-            except Exception:  # a run loop: one pod's explanation must not end all others'
-                log.exception("explanation failed")
+            except Exception:  # noqa: BLE001 - a run loop: one pod's explanation must not end all others'
+                threads.failed("explanation failed")
 
     def tell(self) -> bool:
         """Tell of one pod that is due; False if there is none."""

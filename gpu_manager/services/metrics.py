@@ -39,10 +39,7 @@ class ServiceMetrics:
             return Histogram(name, text, ("resource",), buckets=BUCKETS, registry=registry)
 
         self.allocations = counter(
-            "allocations",
-            "Answers to Allocate, by result",
-            "result",
-            ("granted", "refused", "unidentified"),
+            "allocations", "Answers to Allocate, by result", "result", ("granted", "refused", "unidentified")
         )
         self.unidentified = counter(
             "unidentified",
@@ -66,8 +63,7 @@ class ServiceMetrics:
             "association_corrected", "Grants whose container was corrected when it started"
         )
         self.association_fetches = counter(
-            "association_fetches",
-            "Pods asked for at the API server because the watch did not show them yet",
+            "association_fetches", "Pods asked for at the API server because the watch did not show them yet"
         )
         self.association_unconfirmed = counter(
             "association_unconfirmed", "Pods named without asking the API server, which did not answer"

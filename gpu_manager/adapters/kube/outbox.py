@@ -131,7 +131,7 @@ class Outbox:
             except NodeUnready as error:
                 self._failed(entry, task, error)
             except Exception:  # noqa: BLE001 - a run loop: one write must not end all others
-                _log.exception("write_failed", subject=str(task.key))
+                threads.failed("write_failed", subject=str(task.key))
                 self._done(entry, task)
             else:
                 self._away = 0

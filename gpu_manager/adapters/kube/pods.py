@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from gpu_manager import threads
 from gpu_manager.adapters.kube.cache import TOMBSTONE_SECONDS, PodCache
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
 from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
@@ -146,7 +147,7 @@ class KubePods(WatchedObjects):
             try:
                 listener(found)
             except Exception:  # noqa: BLE001 - a run loop: one listener's fault is not the others'
-                _log.exception("listener_failed", pod=found.pod.key)
+                threads.failed("listener_failed", pod=found.pod.key)
 
     def _read(self, obj: Mapping[str, Any]) -> Pod | None:
         try:

@@ -120,7 +120,7 @@ class Reflector:
                 if not self._again.is_set():  # else it is we who broke the watch
                     self._wait(str(error))
             except Exception as error:  # noqa: BLE001 - a run loop: a fresh list is the cure
-                _log.exception("watch_failed", resource=self._name)
+                threads.failed("watch_failed", resource=self._name)
                 self._version = None
                 self._wait(str(error))
 

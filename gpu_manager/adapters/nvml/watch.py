@@ -88,7 +88,7 @@ class EventWatch:
                 self._examine_all()
                 pause = _WAIT_MS / 1000
             except Exception:  # noqa: BLE001 - a run loop: one bad event must not end the watch in silence
-                _log.exception("nvml_watch_failed")
+                threads.failed("nvml_watch_failed")
                 pause = _WAIT_MS / 1000
             self._deliver()
             self._stopping.wait(pause)

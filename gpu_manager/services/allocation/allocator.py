@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import structlog
@@ -30,12 +29,6 @@ from gpu_manager.services.metrics import ServiceMetrics
 log = structlog.get_logger(__name__)
 
 REFUSED_SECONDS = 30.0  # how long the extender is told of a shape that was refused here
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    until: float
-    shape: Amount
 
 
 class Allocator:
@@ -64,7 +57,7 @@ class Allocator:
         self._clock = clock
         self._metrics = metrics
         self._lock = threading.Lock()  # around what was refused
-        self._refused: list[_Refused] = []
+        self._refused: list[tuple[float, Amount]] = []  # until when, which shape
 
     def registered(self) -> None:
         """The kubelet is new."""
@@ -76,8 +69,8 @@ class Allocator:
         """Shapes refused in the last 30 s."""
         now = self._clock.monotonic()
         with self._lock:
-            self._refused = [r for r in self._refused if r.until > now]
-            return tuple(dict.fromkeys(r.shape for r in self._refused))
+            self._refused = [(until, shape) for until, shape in self._refused if until > now]
+            return tuple(dict.fromkeys(shape for _, shape in self._refused))
 
     def prefer(
         self, resource: str, offered: Sequence[str], must: Sequence[str], size: int
@@ -150,7 +143,7 @@ class Allocator:
         cores = container.wants(CORE) + container.wants(NVIDIA) * CORES_PER_CARD
         shape = Amount(cores, container.wants(MEMORY) * self._state.node.unit)
         with self._lock:
-            self._refused.append(_Refused(self._clock.monotonic() + REFUSED_SECONDS, shape))
+            self._refused.append((self._clock.monotonic() + REFUSED_SECONDS, shape))
         log.warning("refused", pod=pod.key, container=container.name, reason=str(error))
         text = str(error) if 'container "' in str(error) else f'container "{container.name}": {error}'
         self._pods.event(pod, EVENT_REFUSED, text, warning=True)

@@ -237,6 +237,11 @@ def likely(
     return choose(matching(lacking, question, hints.holds), never=hints.never, partner=hints.partner)
 
 
+def pod_of(local: Mapping[str, Sequence[KnownPod]], uid: PodUid) -> Pod | None:
+    """The pod of that UID as it is known here, a tombstone too."""
+    return next((f.pod for found in local.values() for f in found if f.pod.uid == uid), None)
+
+
 def _standing(
     candidates: Sequence[ContainerCandidate],
     listing: Mapping[Name, Sequence[PodResourcesEntry]],

@@ -12,14 +12,13 @@ from gpu_manager.domain.admission_match import ContainerCandidate, reuser
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
-from gpu_manager.domain.placement import explain
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import ContainerKind, Pod
 from gpu_manager.domain.rules import legal_values
 from gpu_manager.ports import KnownPod, Limit
 from gpu_manager.services.allocation import planner, unidentified_grants
+from gpu_manager.services.allocation.association import pod_of
 from gpu_manager.services.allocation.books import Books, Grant
-from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.planner import IdChoice
 
 log = structlog.get_logger(__name__)
@@ -119,7 +118,7 @@ def whose(
         return answered[1]
     owners = books.owners(ids)
     if len(owners) == 1 and all(books.owners((device,)) for device in ids):
-        pod = next((f.pod for found in local.values() for f in found if f.pod.uid in owners), None)
+        pod = pod_of(local, next(iter(owners)))
         container = reuser(pod, ids, resource, books.holds) if pod else None
         if pod is not None and container is not None:
             return Decision(ContainerCandidate(pod, container))
@@ -241,8 +240,3 @@ def annotation_of(grant: Grant, node: str) -> str:
     return encode_assignment(
         Assignment(node, allocation.pod, {allocation.container: shares}, grant.directory)
     )
-
-
-def success_text(grant: Grant, node: NodeCards) -> str:
-    """One sentence for the Event: ``30 cores, 5 GiB of card 3``."""
-    return explain.explain_shares(grant.allocation.shares, node.cards)

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 
 import structlog
 
@@ -44,6 +46,11 @@ class StateView:
     ledger: Ledger
     grants: Mapping[Key, Grant]
 
+    def holds(self, pod: PodUid, container: str, resource: str) -> frozenset[str]:
+        """The ids that container holds of the resource."""
+        grant = self.grants.get((pod, container))
+        return grant.ids.get(resource, frozenset()) if grant else frozenset()
+
 
 class NodeState:
     """Thread-safe. Nobody else holds the books: others look at a :class:`StateView`."""
@@ -75,7 +82,7 @@ class NodeState:
         with self._lock:
             if self._view is None:
                 books = self._books
-                self._view = StateView(books.node, books.ledger.copy(), dict(books.grants))
+                self._view = StateView(books.node, books.ledger.copy(), MappingProxyType(dict(books.grants)))
             return self._view
 
     @property
@@ -139,13 +146,7 @@ class NodeState:
         """
         with self._lock:
             self._decided.pop(resource, None)
-            grants, never, partner = dict(self._books.grants), self._never, self._partner
-
-        def holds(pod: PodUid, container: str, resource: str) -> frozenset[str]:
-            held = grants.get((pod, container))
-            return held.ids.get(resource, frozenset()) if held else frozenset()
-
-        return Hints(holds, never, partner)
+        return Hints(self.view.holds, self._never, self._partner)
 
     def decide(
         self, choice: IdChoice, answer: Identification, local: Local, still: str = ""
@@ -296,7 +297,4 @@ class NodeState:
         self._store.save(state)
 
     def _hints(self, books: Books) -> Hints:
-        def holds(pod: PodUid, container: str, resource: str) -> frozenset[str]:
-            return unidentified_grants.holds(books, pod, container, resource)
-
-        return Hints(holds, self._never, self._partner)
+        return Hints(partial(unidentified_grants.holds, books), self._never, self._partner)

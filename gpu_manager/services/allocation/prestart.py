@@ -19,11 +19,13 @@ from gpu_manager.domain.contract import (
     decode_assignment,
 )
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.placement.explain import explain_shares
+from gpu_manager.domain.pod import Pod
 from gpu_manager.ports import CheckpointEntry, Clock, ControlPages, Kubelet, Pods
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
+from gpu_manager.services.allocation.association import pod_of
 from gpu_manager.services.allocation.books import Grant
-from gpu_manager.services.allocation.grant import limits_of, success_text
+from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
@@ -106,7 +108,7 @@ class PreStart:
             theirs = entry.resource == NVIDIA and told is None
             if theirs or (known.directory and (told is None or told.directory == known.directory)):
                 return known
-        pod = self._pod(entry.pod)
+        pod = pod_of(self._pods.local(), entry.pod)
         try:
             grant = self._state.adopt(entry, memory, pod)
         except (DoesNotFit, RequestInvalid) as error:
@@ -128,7 +130,7 @@ class PreStart:
             return known
         why = "no record says on which card" if known is None else "its library needs that manager to start"
         reason = f"the predecessor admitted it, and {why}; delete the pod, so that a new one is admitted"
-        self._refuse(entry, self._pod(entry.pod), reason)
+        self._refuse(entry, pod_of(self._pods.local(), entry.pod), reason)
         raise DoesNotFit(f"container {entry.container!r} cannot start again: {reason}")
 
     def _check_nodes(self, hits: Sequence[CheckpointEntry], grants: Sequence[Grant]) -> None:
@@ -142,7 +144,7 @@ class PreStart:
             moved = next(filter(None, (_moved(card, entry, node) for card in grant.allocation.cards)), "")
             if entry.nodes and moved:
                 reason = f"{moved}; delete the pod, so that a new one is admitted"
-                self._refuse(entry, self._pod(entry.pod), reason)
+                self._refuse(entry, pod_of(self._pods.local(), entry.pod), reason)
                 raise DoesNotFit(f"container {entry.container!r} cannot start: {reason}")
 
     def _check_pages(self, hits: Sequence[CheckpointEntry], grants: Sequence[Grant]) -> None:
@@ -155,7 +157,7 @@ class PreStart:
                 reason = (
                     "its limits are another container's too; delete the pod, so that a new one is admitted"
                 )
-                self._refuse(entry, self._pod(entry.pod), reason)
+                self._refuse(entry, pod_of(self._pods.local(), entry.pod), reason)
                 raise DoesNotFit(f"container {entry.container!r} cannot start: {reason}")
 
     def _start(self, grants: Sequence[Grant]) -> None:
@@ -178,9 +180,9 @@ class PreStart:
             self._announce(grant)
 
     def _announce(self, grant: Grant) -> None:
-        pod = self._pod(grant.allocation.pod)
+        pod = pod_of(self._pods.local(), grant.allocation.pod)
         if pod is not None:
-            text = success_text(grant, self._state.node)
+            text = explain_shares(grant.allocation.shares, self._state.node.cards)
             self._pods.event(pod, EVENT_ALLOCATED, f'container "{grant.allocation.container}": {text}')
             self._truth.tell(pod)
 
@@ -195,9 +197,6 @@ class PreStart:
             )
             if self._evict and pod.controlled:
                 self._pods.evict(pod, reason)
-
-    def _pod(self, uid: PodUid) -> Pod | None:
-        return next((f.pod for found in self._pods.local().values() for f in found if f.pod.uid == uid), None)
 
 
 def _moved(uuid: CardUuid, entry: CheckpointEntry, node: NodeCards) -> str:

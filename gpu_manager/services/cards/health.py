@@ -322,7 +322,7 @@ class Health:
         try:
             listener(states)
         except Exception:  # noqa: BLE001 - one listener's failure must not keep the news from the others
-            _log.exception("health_listener_failed")
+            threads.failed("health_listener_failed")
             self._count("listener_failed")
 
     def _count(self, event: str) -> None:
@@ -334,7 +334,7 @@ class Health:
             try:
                 pause = self.discover()
             except Exception:  # noqa: BLE001 - a run loop: it logs, counts and goes on
-                _log.exception("health_discovery_failed")
+                threads.failed("health_discovery_failed")
                 self._count("discovery_failed")
                 pause = self._times.period
             with self._turn:
@@ -352,5 +352,5 @@ class Health:
             try:
                 self.settle()
             except Exception:  # noqa: BLE001 - a run loop: it logs, counts and goes on
-                _log.exception("health_settling_failed")
+                threads.failed("health_settling_failed")
                 self._count("settling_failed")

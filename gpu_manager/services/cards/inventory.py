@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import structlog
 
+from gpu_manager import threads
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import (
     INVENTORY,
@@ -104,8 +105,8 @@ class InventoryService:
                 self.publish()
             except NodeUnready as error:
                 log.warning("inventory not published", reason=str(error))
-            except Exception:
-                log.exception("inventory lost")
+            except Exception:  # noqa: BLE001 - a run loop: the next round publishes
+                threads.failed("inventory lost")
 
     def wake(self) -> None:
         """Let ``run`` see that it is to stop."""

@@ -182,10 +182,7 @@ class EvasionDetector:
         return "" if use.enforcement == "active" else None
 
     def _weigh(
-        self,
-        verdicts: Mapping[_Accused, str],
-        grants: Mapping[Key, Grant],
-        pods: Mapping[PodUid, Pod],
+        self, verdicts: Mapping[_Accused, str], grants: Mapping[Key, Grant], pods: Mapping[PodUid, Pod]
     ) -> None:
         cases: dict[_Accused, _Case] = {}
         evaders = []

@@ -103,15 +103,8 @@ class LibraryMessages:
             heard.left_out += 1
         if note.kind not in FOR_THE_POD or now - heard.events.get(note.kind, -EVENT_SECONDS) < EVENT_SECONDS:
             return
-        pod = next(
-            (
-                found.pod
-                for named in self._pods.local().values()
-                for found in named
-                if found.pod.uid == grant.key[0] and not found.tombstone
-            ),
-            None,
-        )
+        there = (f.pod for found in self._pods.local().values() for f in found if not f.tombstone)
+        pod = next((pod for pod in there if pod.uid == grant.key[0]), None)
         if pod is not None:
             heard.events[note.kind] = now
             self._pods.event(pod, EVENT_LIBRARY_MESSAGE, f'container "{grant.key[1]}": {text}', warning=True)

@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 
+from gpu_manager import threads
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.time_sharing import CardActivity, SharedCard
 from gpu_manager.domain.errors import NodeUnready
@@ -100,10 +101,10 @@ class TimeSharing:
         while not stop.wait(pause):
             try:
                 pause = self.step()
-            except Exception:
+            except Exception:  # noqa: BLE001 - a run loop: pages are written by tenants
                 pause = SURVEY_SECONDS
                 self._metrics.scrape_errors.labels("coactivity").inc()
-                log.exception("co-activity round lost")
+                threads.failed("co-activity round lost")
 
     def step(self) -> float:
         """Do what is due; seconds until something is due again."""

@@ -114,11 +114,7 @@ def rebuild(
         try:
             books.plan((allocation,))
         except DoesNotFit:
-            log.info(
-                "plan dropped",
-                pod=allocation.pod_key,
-                container=allocation.container,
-            )
+            log.info("plan dropped", pod=allocation.pod_key, container=allocation.container)
     log.info("books rebuilt", grants=len(grants), stored=stored is not None, checkpoint=entries is not None)
     return books
 
@@ -294,11 +290,7 @@ class Reclaimer:
         released = self._state.release([key for key in due if self._processes.alive(key[0]) is not True])
         for allocation in released:
             self._metrics.reclaimed.inc()
-            log.info(
-                "reclaimed",
-                pod=allocation.pod_key,
-                container=allocation.container,
-            )
+            log.info("reclaimed", pod=allocation.pod_key, container=allocation.container)
         self._sweep()
         return released
 
