@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sandbox.http_client import HttpClient
+from sandbox.http_client import LoopbackClient
 
 Obj = dict[str, Any]
 _BINDERS: Final = 16
@@ -38,7 +38,7 @@ class _Scheduler:
     """kube-scheduler's three calls about one pod after the other, in bytes."""
 
     def __init__(self, port: int, names: Sequence[str]) -> None:
-        self._line = HttpClient(port)
+        self._line = LoopbackClient(port)
         self._names = json.dumps(names, separators=(",", ":")).encode()
 
     def choose(self, pod: bytes) -> str:

@@ -28,7 +28,7 @@ from gpu_manager.domain.contract import ADMISSION_NAME, NAMESPACE
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ADMIN_TOKEN
 from sandbox.extender import ExtenderClient
-from sandbox.http_client import HttpClient
+from sandbox.http_client import LoopbackClient
 
 Obj = dict[str, Any]
 _RATE = 200  # reviews a second
@@ -45,7 +45,7 @@ class _Api:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
-        self._line = HttpClient(int(self.url.rpartition(":")[2]))
+        self._line = LoopbackClient(int(self.url.rpartition(":")[2]))
 
     def pods(self, prefix: str, count: int) -> list[Obj]:
         """So many new ones."""
@@ -104,7 +104,7 @@ class _Service:
         authority = api.authority()
         if not authority:
             return False
-        line = HttpClient(self.port, f"{ADMISSION_NAME}.{NAMESPACE}.svc", lambda: authority)
+        line = LoopbackClient(self.port, f"{ADMISSION_NAME}.{NAMESPACE}.svc", lambda: authority)
         try:
             page = line.ask("GET", "/metrics")[1].decode()
         except NodeUnready:
@@ -175,7 +175,7 @@ def _wait_for(api: _Api, service: _Service, pods: int) -> None:
 
 def _bare(service: _Service, *, full: bool) -> float:
     """Pods a second if all that is done is asking: three empty answers each."""
-    line, calls = HttpClient(service.extender_port), 3000 if full else 1000
+    line, calls = LoopbackClient(service.extender_port), 3000 if full else 1000
     began = time.perf_counter()
     for _ in range(3 * calls):
         line.ask("GET", "/version")
@@ -186,7 +186,7 @@ def _bare(service: _Service, *, full: bool) -> float:
 
 def _webhook(api: _Api, service: _Service, *, full: bool) -> Row:
     authority = api.authority()
-    line = HttpClient(service.port, f"{ADMISSION_NAME}.{NAMESPACE}.svc", lambda: authority)
+    line = LoopbackClient(service.port, f"{ADMISSION_NAME}.{NAMESPACE}.svc", lambda: authority)
     seconds = 60 if full else 15
     review = json.dumps(_review()).encode()
     kind = {"Content-Type": "application/json"}

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gpu_manager.adapters.http import HttpClient
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import (
     ALLOCATION,
@@ -183,11 +183,11 @@ class World:
 
     def get(self, path: str) -> str:
         """One page of the agent."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", headers={"Accept": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return str(answer.read().decode())
+        client = HttpClient(f"http://127.0.0.1:{self.port}")
+        try:
+            return client.ask("GET", path, headers={"Accept": "application/json"}).body.decode()
+        finally:
+            client.close()
 
     def _find_port(self) -> int:
         for line in self.log.read_text().splitlines():

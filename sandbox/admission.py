@@ -17,7 +17,7 @@ from typing import Any, Final
 from gpu_manager.domain.contract import ADMISSION_NAME, AGENT_NAME, CORE, MEMORY, NAMESPACE, TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ApiError, Hook, StandInApi, User, service_account
-from sandbox.http_client import LOOPBACK, HttpClient
+from sandbox.http_client import LOOPBACK, LoopbackClient
 from sandbox.kept_process import KeptProcess
 from sandbox.processes import ProcessTable
 
@@ -54,7 +54,7 @@ class AdmissionProcess:
         self.port, self.extender_port = ports
         self._api: StandInApi | None = None
         name = f"{ADMISSION_NAME}.{NAMESPACE}.svc"
-        self._line = HttpClient(self.port, name, self._authority)
+        self._line = LoopbackClient(self.port, name, self._authority)
         self.process: KeptProcess | None = None
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
-from sandbox.http_client import HttpClient
+from sandbox.http_client import LoopbackClient
 
 MANAGED: Final = frozenset({CORE, MEMORY})
 _SECONDS: Final = 5.0  # httpTimeout
@@ -29,7 +29,7 @@ class ExtenderClient:
     """``nodeCacheCapable``, not ``ignorable``, ``managedResources`` ours. All raise NodeUnready."""
 
     def __init__(self, port: int, managed: frozenset[str] = MANAGED) -> None:
-        self._line = HttpClient(port, timeout=_SECONDS)
+        self._line = LoopbackClient(port, timeout=_SECONDS)
         self._managed = managed
 
     def manages(self, pod: Obj) -> bool:

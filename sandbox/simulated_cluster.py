@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import http.client
 import json
 import os
 import shutil
@@ -32,6 +31,7 @@ from sandbox import programs
 from sandbox.admission import ADMISSION_TOKEN, AGENT_TOKEN, TOKENS, AdmissionProcess, find_program
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from sandbox.extender import ExtenderClient
+from sandbox.http_client import LoopbackClient
 from sandbox.kept_process import KeptProcess
 from sandbox.kubelet import StandInKubelet
 from sandbox.node import NodeLoop
@@ -91,6 +91,7 @@ class Sandbox:
         self._lock = _take(self.directory)
         try:
             self.port = _port(settings.port)
+            self._agent_pages = LoopbackClient(self.port, timeout=_HTTP_SECONDS)
             self._build()
         except BaseException:
             self._lock.close()
@@ -175,6 +176,7 @@ class Sandbox:
         if self.admission is not None:
             self.admission.stop()
         self.agent.stop()
+        self._agent_pages.close()
         self.processes.close()
         self.kubelet.stop()
         self.api.stop()
@@ -221,14 +223,7 @@ class Sandbox:
 
     def ask(self, path: str, accept: str = "*/*") -> str:
         """GET from the agent. Raises NodeUnready while it does not answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_HTTP_SECONDS)
-        try:
-            connection.request("GET", path, headers={"Accept": accept})
-            return connection.getresponse().read().decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise NodeUnready(f"the agent does not answer on port {self.port}: {error}") from None
-        finally:
-            connection.close()
+        return self._agent_pages.ask("GET", path, headers={"Accept": accept})[1].decode("utf-8", "replace")
 
     def graph(self) -> Mapping[str, Any]:
         """The agent's own picture: cards and who holds what of them. Raises NodeUnready."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlencode
 
+from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer, proxy_of
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
 
 PATH: Final = "/api/v1/query"
 _LARGEST_BYTES: Final = 64 << 20
+_CONNECT_SECONDS: Final = 10.0
 _SECONDS: Final = 120.0  # a month of a large cluster
 
 # A way to it: the query's parameters → the answer's JSON. Raises NodeUnready.
@@ -53,26 +53,29 @@ def by_address(url: str, token: str = "") -> Way:
         RequestInvalid: no URL of one.
     """
     base = url.rstrip("/")
-    if urllib.parse.urlsplit(base).scheme not in ("http", "https"):
-        raise RequestInvalid(
-            f"--prometheus is {url!r}: write a URL, or NAMESPACE/SERVICE to go through the API server"
+    try:
+        client = HttpClient(
+            base, limits=HttpLimits(_CONNECT_SECONDS, _SECONDS, _LARGEST_BYTES), proxy=proxy_of(base)
         )
-    headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+    except RequestInvalid as error:
+        raise RequestInvalid(
+            f"--prometheus is {error}; or NAMESPACE/SERVICE, to go through the API server"
+        ) from error
+    headers = {
+        "Accept": "application/json",
+        "Content-Type": "application/x-www-form-urlencoded",
+        **({"Authorization": f"Bearer {token}"} if token else {}),
+    }
 
     def ask(parameters: Mapping[str, str]) -> Mapping[str, Any]:
-        body = urllib.parse.urlencode(parameters).encode()  # POST: a query may be longer than a URL
-        request = urllib.request.Request(base + PATH, body, headers)  # noqa: S310  # http(s), checked above
+        body = urlencode(parameters).encode()  # POST: a query may be longer than a URL
         try:
-            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310  # same
-                return _object(answer.read(_LARGEST_BYTES), base)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise NodeUnready(
-                    f"Prometheus at {base} refused: {_reason(error.read(_LARGEST_BYTES))} ({error.code})"
-                ) from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise NodeUnready(f"no Prometheus answers at {base} ({reason}): name its address") from error
+            answer = client.ask("POST", PATH, body=body, headers=headers)
+        except NoAnswer as error:
+            raise NodeUnready(f"no Prometheus answers at {base} ({error}): name its address") from error
+        if answer.status != 200:
+            raise NodeUnready(f"Prometheus at {base} refused: {_reason(answer.body)} ({answer.status})")
+        return _object(answer.body, base)
 
     return ask
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import urllib.error
-import urllib.request
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Option
@@ -15,6 +13,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
 from gpu_manager.domain.resources import format_bytes
 
 _LARGEST_BYTES = 16 << 20
+_SECONDS = 10.0
 
 
 Url = Annotated[str, Option(help="The agent's address.")]
@@ -135,22 +134,22 @@ def _object(url: str, path: str, text: str) -> dict[str, Any]:
 
 def get(url: str, path: str, accept: str, token: str, ok: tuple[int, ...] = (200,)) -> str:
     """The text of one of the agent's pages. Raises NodeUnready: no answer, or a refusal."""
-    if not url.startswith(("http://", "https://")):
-        raise RequestInvalid(f"--url is {url!r}: write it like {DEFAULT}")
-    headers = {"Accept": accept, **({"Authorization": f"Bearer {token}"} if token else {})}
-    request = urllib.request.Request(url.rstrip("/") + path, headers=headers)  # noqa: S310  # http(s), checked above
+    from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer  # noqa: PLC0415  # --help must not wait
+
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310  # same
-            return str(answer.read(_LARGEST_BYTES).decode("utf-8", "replace"))
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code in ok:
-                return str(error.read(_LARGEST_BYTES).decode("utf-8", "replace"))
-            cure = "give --token" if error.code == 401 else "is that the agent?"
-            raise NodeUnready(f"the agent at {url} refused {path}: {error.code}; {cure}") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)  # urllib's, around the system's own
-        reason = getattr(reason, "strerror", None) or reason
+        client = HttpClient(url, limits=HttpLimits(_SECONDS, _SECONDS, _LARGEST_BYTES))
+    except RequestInvalid as error:
+        raise RequestInvalid(f"--url is {error}, such as {DEFAULT}") from error
+    headers = {"Accept": accept, **({"Authorization": f"Bearer {token}"} if token else {})}
+    try:
+        answer = client.ask("GET", path, headers=headers)
+    except NoAnswer as error:
         raise NodeUnready(
-            f"no agent answers at {url} ({reason}): start it, or name its address with --url"
+            f"no agent answers at {url} ({error}): start it, or name its address with --url"
         ) from error
+    finally:
+        client.close()
+    if answer.status not in ok:
+        cure = "give --token" if answer.status == 401 else "is that the agent?"
+        raise NodeUnready(f"the agent at {url} refused {path}: {answer.status}; {cure}")
+    return answer.body.decode("utf-8", "replace")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_manager.adapters.http import IDEMPOTENT, HttpClient, HttpLimits, NoAnswer
 from sandbox.api.access import User
 from sandbox.api.kinds import Target
 from sandbox.api.patches import json_patch
@@ -38,21 +37,30 @@ class Hook:
 
 
 def https_hook(url: str, ca_file: str | None = None, timeout: float = 10.0) -> Callable[[Review], Review]:
-    """A ``call`` that POSTs the review to a webhook's URL, trusting the authority in ``ca_file``."""
-    if not url.startswith(("https://", "http://")):
-        raise ValueError(f"{url} is not the URL of a webhook")
+    """A ``call`` that POSTs the review to a webhook's URL, trusting the authority in ``ca_file``.
+
+    Raises:
+        RequestInvalid: ``url`` is none.
+    """
+    base, slash, path = url.partition("://")[2].partition("/")
+    client = HttpClient(
+        f"{url.partition('://')[0]}://{base}",
+        limits=HttpLimits(timeout, timeout),
+        tls=ssl.create_default_context(cafile=ca_file) if url.startswith("https") else None,
+        repeatable=IDEMPOTENT | {"POST"},
+    )
 
     def call(review: Review) -> Review:
-        body = json.dumps(review).encode()
-        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 - checked above
-        context = ssl.create_default_context(cafile=ca_file) if url.startswith("https") else None
+        body, kind = json.dumps(review).encode(), {"Content-Type": "application/json"}
         try:
-            with urllib.request.urlopen(request, timeout=timeout, context=context) as answer:  # noqa: S310 - same
-                found = json.load(answer)
-        except (OSError, ValueError) as error:
+            answer = client.ask("POST", slash + path, body=body, headers=kind)
+            found = json.loads(answer.body) if answer.status == 200 else answer.status
+        except (NoAnswer, ValueError, RecursionError) as error:
             raise ApiError(500, "InternalError", f'failed calling webhook: Post "{url}": {error}') from error
         if not isinstance(found, dict):
-            raise ApiError(500, "InternalError", "failed calling webhook: the answer is no AdmissionReview")
+            raise ApiError(
+                500, "InternalError", f"failed calling webhook: {found!r:.80} is no AdmissionReview"
+            )
         return found
 
     return call

@@ -145,6 +145,7 @@ def refuse_by_name(handler):
     allowed = review["request"]["name"] != "refused"
     body = answer(review, allowed=allowed, status={"code": 422, "reason": "Invalid"})
     send(handler, json.dumps(body).encode())
+    handler.close_connection = True  # a kept one would outlive the server
 
 
 def test_a_webhook_is_asked_over_http_and_its_absence_fails_closed_or_open():

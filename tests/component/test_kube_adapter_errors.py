@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 import json
 import threading
 from contextlib import contextmanager
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube import Kube, KubeletPods, Pause, Timeouts, connect
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ADMIN_TOKEN, StandInApi
+from tests.fakes.certificates import self_signed
 from tests.fakes.web import send, serving
 
 QUICK = Timeouts(connect=0.5, answer=0.5, watch=30)
@@ -24,22 +20,7 @@ QUICK = Timeouts(connect=0.5, answer=0.5, watch=30)
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """Certificate and key files for 127.0.0.1, signed by themselves."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kubelet")])
-    now = dt.datetime.now(dt.UTC)
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - dt.timedelta(hours=1)).not_valid_after(
-        now + dt.timedelta(hours=1)
-    )
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    signed = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
-    folder = tmp_path_factory.mktemp("tls")
-    (folder / "cert.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    (folder / "key.pem").write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
-    return folder / "cert.pem", folder / "key.pem"
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Kubernetes' API server and the kubelet's ``/pods``, behind the ports Pods and InventoryOf.
-
-The only package that imports the Kubernetes client; of its files ``connection`` alone does.
-"""
+"""Kubernetes' API server and the kubelet's ``/pods``, behind the ports Pods and InventoryOf."""
 
 from __future__ import annotations
 
@@ -15,7 +12,8 @@ from gpu_manager.adapters.kube.connection import (
     connect,
     connect_person,
 )
-from gpu_manager.adapters.kube.kubelet_pods import SERVICE_ACCOUNT, KubeletPods
+from gpu_manager.adapters.kube.kubeconfig import SERVICE_ACCOUNT
+from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
 from gpu_manager.adapters.kube.node import KubeNode
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pods import KubePods

@@ -1,7 +1,4 @@
-"""The one door to the API server: the official client's configuration and transport, our errors.
-
-Objects pass as plain JSON: the client's models cost 22 MB of memory and a hundred times the time to parse.
-"""
+"""The one door to the API server: requests and watches as plain JSON, our errors."""
 
 from __future__ import annotations
 
@@ -13,17 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import urllib3
-import yaml
-from kubernetes import config
-from kubernetes.client import ApiClient, Configuration
-from kubernetes.client.exceptions import OpenApiException
-
+from gpu_manager.adapters.http import FOREIGN, HttpAnswer, HttpClient, HttpLimits, NoAnswer, reason
+from gpu_manager.adapters.kube.kubeconfig import (
+    ApiAccess,
+    KubeconfigError,
+    access_by_url,
+    access_of,
+    access_of_pod,
+)
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_BODY = "application/json"
 _LINE_LIMIT = 16 << 20  # bytes of one watch event; etcd keeps objects of at most 1.5 MiB
+_LARGEST_LIST = 1 << 30  # bytes: a list is asked for in pages, but servers may ignore that
 _KEPT = 32  # connections: an extender binds 16 pods at once beside its watches, and each would be made anew
 # A dead peer is noticed after 15 + 3 * 5 s of silence even if no packet ever says so.
 _KEEPALIVE = [
@@ -33,10 +33,6 @@ _KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
-
-
-# What the client and its transport raise when no answer comes; the token is read in between.
-_TRANSPORT = (OpenApiException, urllib3.exceptions.HTTPError, config.ConfigException, OSError, ValueError)
 
 
 class Unreachable(NodeUnready):
@@ -85,22 +81,27 @@ class Connection:
 
     def __init__(
         self,
-        configuration: Configuration,
+        access: ApiAccess,
         timeouts: Timeouts | None = None,
         cures: Mapping[int, str] | None = None,
     ) -> None:
-        configuration.retries = False  # who asks knows best when to ask again
-        configuration.connection_pool_maxsize = _KEPT
-        configuration.socket_options = _KEEPALIVE
         self.timeouts = timeouts or Timeouts()
-        self.host = str(configuration.host)
+        self.host = access.url
+        self._access = access
         self._cures = cures
-        self._client = ApiClient(configuration)
-        self._client.user_agent = "gpu-manager"
+        self._client = HttpClient(
+            access.url,
+            limits=HttpLimits(self.timeouts.connect, self.timeouts.answer, _LARGEST_LIST),
+            tls=access.tls,
+            server_name=access.server_name,
+            proxy=access.proxy,
+            keep=_KEPT,
+            socket_options=_KEEPALIVE,
+        )
 
     def close(self) -> None:
         """Let go of idle connections."""
-        self._client.close()  # type: ignore[no-untyped-call] # untyped upstream
+        self._client.close()
 
     def request(
         self,
@@ -119,13 +120,14 @@ class Connection:
             Refused: the server says no.
             Unreachable: it says nothing, or nothing that can be read.
         """
-        response = self._open(what, method, path, query, body, content_type, headers)
+        encoded = None
+        if body is not None:
+            headers, encoded = {"Content-Type": content_type, **(headers or {})}, json.dumps(body).encode()
+        answer = self._ask(what, method, path, query, encoded, headers)
         try:
-            data = json.loads(response.read())
-        except (urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError) as error:
-            response.close()
+            data = json.loads(answer.body)
+        except (ValueError, RecursionError) as error:
             raise self._unreachable(what, error) from error
-        response.release_conn()
         if not isinstance(data, dict):
             raise Unreachable(f"cannot {what}: the API server at {self.host} answered with something else")
         return data
@@ -133,73 +135,79 @@ class Connection:
     def text(
         self, what: str, path: str, accept: str = "text/plain", headers: Mapping[str, str] | None = None
     ) -> str:
-        """The body of a GET as it stands, at most 16 MiB; for what the API server only passes on.
+        """The body of a GET as it stands; for what the API server only passes on.
 
         Raises:
             Refused, Unreachable: as :meth:`request`.
         """
-        response = self._open(what, "GET", path, None, None, JSON_BODY, {"Accept": accept, **(headers or {})})
-        try:
-            return str(response.read(_LINE_LIMIT).decode(errors="replace"))
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise self._unreachable(what, error) from error
-        finally:
-            response.close()
+        answer = self._ask(what, "GET", path, headers={"Accept": accept, **(headers or {})})
+        return answer.body.decode(errors="replace")
 
     @property
     def token(self) -> str:
-        """The caller's bearer token; empty where it shows a certificate instead."""
-        shown = self._client.configuration.get_api_key_with_prefix("BearerToken") or ""
-        return str(shown).removeprefix("Bearer ").strip()
+        """The caller's bearer token; empty where it shows something else. Raises NodeUnready."""
+        kind, _, token = self._access.credentials.header().partition(" ")
+        return token if kind == "Bearer" else ""
 
     def watch(self, what: str, path: str, query: Mapping[str, str]) -> WatchStream:
         """Open a watch; ends by itself after the time-out. Raises as :meth:`request`."""
         seconds = self.timeouts.watch
         asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
-        response = self._open(what, "GET", path, asked, None, JSON_BODY)
+        try:
+            response = self._client.open("GET", path, query=asked, headers=self._headers())
+            if not 200 <= response.status < 300:
+                refusal = HttpAnswer(response.status, response.read(_LINE_LIMIT), _lower(response.headers))
+                response.release_conn()
+                self._access.credentials.refused()  # asked for anew before the next try
+                raise _refused(what, refusal, self._cures)
+        except (NoAnswer, *FOREIGN) as error:
+            raise self._unreachable(what, error) from error
         # The answer has begun in time; from here on silence is normal until the watch ends.
         connected = getattr(response.connection, "sock", None)
         if connected is not None:
             connected.settimeout(seconds + 15)
         return WatchStream(self, what, response)
 
-    def _open(
+    def _ask(
         self,
         what: str,
         method: str,
         path: str,
-        query: Mapping[str, str] | None,
-        body: Mapping[str, Any] | None,
-        content_type: str,
-        more_headers: Mapping[str, str] | None = None,
-    ) -> Any:
-        headers = {"Accept": JSON_BODY, **(more_headers or {})}
-        if body is not None:
-            headers["Content-Type"] = content_type
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> HttpAnswer:
+        """A successful answer; a credential that was refused is renewed once."""
         try:
-            request = self._client.param_serialize(
-                method=method,
-                resource_path=path,
-                query_params=list((query or {}).items()),
-                header_params=headers,
-                body=body,
-                auth_settings=["BearerToken"],
-            )
-            limits = (self.timeouts.connect, self.timeouts.answer)
-            response = self._client.call_api(*request, _request_timeout=limits).response
-            if 200 <= response.status < 300:
-                return response
-            text = response.read()
-            response.release_conn()
-        except _TRANSPORT as error:
+            answer = self._client.ask(method, path, query=query, body=body, headers=self._headers(headers))
+            if answer.status == 401 and self._access.credentials.refused():
+                answer = self._client.ask(
+                    method, path, query=query, body=body, headers=self._headers(headers)
+                )
+        except NoAnswer as error:
             raise self._unreachable(what, error) from error
-        raise _refused(
-            what, int(response.status), text, str(response.headers.get("Retry-After") or ""), self._cures
-        )
+        if not 200 <= answer.status < 300:
+            raise _refused(what, answer, self._cures)
+        return answer
+
+    def _headers(self, more: Mapping[str, str] | None = None) -> Mapping[str, str]:
+        try:
+            shown = self._access.credentials.header()
+        except NodeUnready as error:
+            raise Unreachable(f"cannot log in to the API server at {self.host}: {error}") from error
+        login = {"Authorization": shown} if shown else {}
+        return {
+            "Accept": JSON_BODY,
+            "User-Agent": "gpu-manager",
+            **login,
+            **self._access.headers,
+            **(more or {}),
+        }
 
     def _unreachable(self, what: str, error: Exception) -> Unreachable:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return Unreachable(f"cannot {what}: no answer from the API server at {self.host}: {reason[:300]}")
+        return Unreachable(
+            f"cannot {what}: no answer from the API server at {self.host}: {reason(error)[:300]}"
+        )
 
 
 class WatchStream:
@@ -230,7 +238,7 @@ class WatchStream:
                 for line in lines:
                     if line.strip():
                         yield self._event(line)
-        except (urllib3.exceptions.HTTPError, OSError, AttributeError, ValueError, RecursionError) as error:
+        except (*FOREIGN, AttributeError, RecursionError) as error:
             raise self._connection._unreachable(self._what, error) from error  # noqa: SLF001 - same file, same words
         finally:
             self._response.close()
@@ -248,25 +256,17 @@ class WatchStream:
         return kind, obj
 
 
-def _refused(what: str, code: int, text: bytes, retry_after: str, cures: Mapping[int, str] | None) -> Refused:
+def _lower(headers: Mapping[str, str]) -> Mapping[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def _refused(what: str, answer: HttpAnswer, cures: Mapping[int, str] | None) -> Refused:
     try:
-        status = json.loads(text)
-        message = str(status["message"])
+        message = str(json.loads(answer.body)["message"])
     except (ValueError, RecursionError, KeyError, TypeError):
-        message = text[:200].decode(errors="replace") or "no reason given"
-    return Refused(what, code, message, float(retry_after) if retry_after.isdigit() else 0.0, cures)
-
-
-# What the client's loaders raise for a file that is not there, not YAML, or of another shape.
-_MALFORMED = (
-    config.ConfigException,
-    OSError,
-    yaml.YAMLError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-)
+        message = answer.body[:200].decode(errors="replace") or "no reason given"
+    wait = answer.headers.get("retry-after", "")
+    return Refused(what, answer.status, message, float(wait) if wait.isdecimal() else 0.0, cures)
 
 
 def connect(
@@ -281,26 +281,14 @@ def connect(
     Raises:
         NodeUnready: the configuration cannot be read.
     """
-    configuration = Configuration()
     try:
         if url is not None:
-            configuration.host = url
-            if token:
-                configuration.api_key = {"BearerToken": f"Bearer {token}"}
-        elif kubeconfig is not None:
-            config.load_kube_config(  # type: ignore[no-untyped-call] # untyped upstream
-                str(kubeconfig), client_configuration=configuration
-            )
-        else:
-            config.load_incluster_config(  # type: ignore[no-untyped-call] # untyped upstream
-                client_configuration=configuration
-            )
-        return Connection(configuration, timeouts)
-    except _MALFORMED as error:
+            return Connection(access_by_url(url, token), timeouts)
+        return Connection(access_of(str(kubeconfig)) if kubeconfig else access_of_pod(), timeouts)
+    except (KubeconfigError, RequestInvalid) as error:
         place = f"the kubeconfig {kubeconfig}" if kubeconfig else "the service account of this pod"
-        reason = " ".join(str(error).split()).rstrip(".")
         raise NodeUnready(
-            f"cannot find the API server by {url or place}: {reason}. Run in a pod with a service account, "
+            f"cannot find the API server by {url or place}: {error}. Run in a pod with a service account, "
             f"or give --kubeconfig"
         ) from error
 
@@ -312,23 +300,13 @@ def connect_person(kubeconfig: str, context: str = "") -> tuple[Connection, str]
 
     Raises:
         RequestInvalid: the kubeconfig cannot be read, or has no such context.
+        NodeUnready: a credential plugin of it failed.
     """
-    configuration = Configuration()
     try:
-        contexts, current = config.list_kube_config_contexts(  # type: ignore[no-untyped-call] # as above
-            config_file=kubeconfig
-        )
-        chosen = next((c for c in contexts if c["name"] == context), None) if context else current
-        if chosen is None:
-            names = ", ".join(str(c["name"]) for c in contexts)
-            raise RequestInvalid(f"the kubeconfig {kubeconfig} has no context {context!r}; it has {names}")
-        config.load_kube_config(  # type: ignore[no-untyped-call] # untyped upstream
-            kubeconfig, context=chosen["name"], client_configuration=configuration
-        )
-        namespace = str(chosen["context"].get("namespace") or "default")
-        return Connection(configuration, Timeouts(connect=5.0, answer=30.0), _CURES_OF_A_PERSON), namespace
-    except _MALFORMED as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
+        access = access_of(kubeconfig, context)
+        timeouts = Timeouts(connect=5.0, answer=30.0)
+        return Connection(access, timeouts, _CURES_OF_A_PERSON), access.namespace
+    except (KubeconfigError, RequestInvalid) as error:
         raise RequestInvalid(
-            f"cannot use the kubeconfig {kubeconfig}: {reason}; name another with --kubeconfig"
+            f"cannot use the kubeconfig {kubeconfig}: {error}; name another with --kubeconfig"
         ) from error

@@ -6,7 +6,6 @@ Needs the fine-grained right ``get nodes/pods`` (never ``nodes/proxy``: that one
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import ssl
 import threading
@@ -16,11 +15,11 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from gpu_manager.adapters.http import HttpAnswer, HttpClient, HttpLimits
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.ports import Clock
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _SIZE_LIMIT = 64 << 20  # bytes; 110 pods are about 1 MiB
 _SECONDS = 1.0  # p99 was 21 to 180 ms on a saturated machine
 _REST_SECONDS = 10.0  # how long an absent kubelet is left in peace
@@ -43,12 +42,12 @@ class KubeletPods:
         address = urlsplit(url)
         if address.scheme != "https" or not address.hostname:
             raise NodeUnready(f"{url} is not the kubelet's address: give https://<node>:10250")
-        self._host, self._port = address.hostname, address.port or 10250
+        self._url = f"https://{address.netloc}" if address.port else f"https://{address.netloc}:10250"
         self._clock = clock
         self._token_file = token_file
         self._ca_file = ca_file
         self._lock = threading.Lock()
-        self._connection: http.client.HTTPSConnection | None = None
+        self._client: HttpClient | None = None
         self._rests_until = 0.0
         self.error: str | None = None
 
@@ -58,9 +57,9 @@ class KubeletPods:
             if self._clock.monotonic() < self._rests_until:
                 return None
             try:
-                status, data = self._ask()
-                pods = _parse(data) if status == 200 else None
-            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+                answer = self._ask()
+                status, pods = answer.status, _parse(answer.body) if answer.status == 200 else None
+            except (NodeUnready, RequestInvalid, OSError, ValueError, RecursionError) as error:
                 self._close()
                 self._rest(_REST_SECONDS, f"no answer: {error or type(error).__name__}")
                 return None
@@ -77,27 +76,12 @@ class KubeletPods:
         with self._lock:
             self._close()
 
-    def _ask(self) -> tuple[int, bytes]:
-        headers = {"Authorization": f"Bearer {self._token_file.read_text().strip()}"}
-        for fresh in (False, True):
-            if self._connection is None:
-                fresh = True  # noqa: PLW2901 - there is nothing old to try
-                self._connection = http.client.HTTPSConnection(
-                    self._host, self._port, timeout=_SECONDS, context=self._context()
-                )
-            try:
-                self._connection.request("GET", "/pods", headers=headers)
-                answer = self._connection.getresponse()
-                data = answer.read(_SIZE_LIMIT + 1)
-            except (OSError, http.client.HTTPException):
-                self._close()
-                if fresh:
-                    raise
-                continue  # the kubelet had closed the kept connection
-            if len(data) > _SIZE_LIMIT:
-                raise ValueError(f"more than {_SIZE_LIMIT} bytes")
-            return answer.status, data
-        raise OSError("no connection")
+    def _ask(self) -> HttpAnswer:
+        if self._client is None:  # also after a failure: the authority's file may have been renewed
+            limits = HttpLimits(_SECONDS, _SECONDS, _SIZE_LIMIT)
+            self._client = HttpClient(self._url, limits=limits, tls=self._context(), keep=1)
+        token = self._token_file.read_text().strip()
+        return self._client.ask("GET", "/pods", headers={"Authorization": f"Bearer {token}"})
 
     def _context(self) -> ssl.SSLContext:
         if self._ca_file is not None:
@@ -108,10 +92,9 @@ class KubeletPods:
         return context
 
     def _close(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(OSError):
-                self._connection.close()
-        self._connection = None
+        if self._client is not None:
+            self._client.close()
+        self._client = None
 
     def _rest(self, seconds: float, reason: str) -> None:
         self._rests_until = self._clock.monotonic() + seconds

@@ -1,0 +1,290 @@
+"""The one HTTP client: urllib3 with a deadline for every answer, bounded bodies, connections that are kept.
+
+A kept connection may die while it lies idle. That is found out when it is used next, and the request is then
+made once more on a new one, if repeating it does no harm.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import os
+import socket
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+
+NO_DELAY: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
+IDEMPOTENT: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+_PIECE: Final = 1 << 16
+_DEAD: Final = (ConnectionError, http.client.BadStatusLine, ssl.SSLError)
+FOREIGN: Final = (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError)
+"""What urllib3 raises, and what a connection raises while a body is read."""
+
+
+class NoAnswer(NodeUnready):
+    """No answer, none in time, or one that is too long. The text is the reason, in few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """A whole answer; header names in lower case."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Seconds to connect, and from the request to the end of the answer; bytes of the longest answer."""
+
+    connect: float = 5.0
+    answer: float = 10.0
+    largest: int = 16 << 20
+
+
+class HttpClient:
+    """Asks one server; any thread.
+
+    Args:
+        url: ``http://host:port`` or ``https://…``, with a path that all requests begin with.
+        limits: how long and how much.
+        tls: whom to trust and what to show; None: the system's authorities.
+        server_name: the name that the server's certificate must be for, where it is not the URL's.
+        proxy: URL of an HTTP proxy, empty for none.
+        keep: how many idle connections are kept.
+        socket_options: as ``socket.setsockopt`` takes them, for every connection.
+        repeatable: methods that may be repeated on a new connection when a kept one was dead.
+
+    Raises:
+        RequestInvalid: ``url`` is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        limits: HttpLimits | None = None,
+        tls: ssl.SSLContext | None = None,
+        server_name: str = "",
+        proxy: str = "",
+        keep: int = 8,
+        socket_options: Sequence[tuple[int, int, int]] = NO_DELAY,
+        repeatable: frozenset[str] = IDEMPOTENT,
+    ) -> None:
+        self._base = _checked(url)
+        self.limits = limits or HttpLimits()
+        self._repeatable = repeatable
+        settings: dict[str, Any] = {"maxsize": keep, "socket_options": list(socket_options)}
+        if self._base.startswith("https"):
+            settings["ssl_context"] = tls
+            if tls is not None and tls.verify_mode is ssl.CERT_NONE:  # whoever made it decided so
+                urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+            if server_name:
+                settings["server_hostname"] = server_name
+        self._pools = urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
+        self._pools.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+
+    def close(self) -> None:
+        """Let go of idle connections."""
+        self._pools.clear()
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> HttpAnswer:
+        """The whole answer, whatever its status; redirects are not followed. Raises NoAnswer."""
+        ends = time.monotonic() + self.limits.answer
+        response = self.open(method, path, query=query, body=body, headers=headers)
+        try:
+            data = self._whole(response, ends)
+        except FOREIGN as error:
+            response.close()
+            raise NoAnswer(reason(error)) from error
+        except NoAnswer:
+            response.close()
+            raise
+        response.release_conn()
+        return HttpAnswer(response.status, data, {k.lower(): v for k, v in response.headers.items()})
+
+    def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> urllib3.BaseHTTPResponse:
+        """An answer that has begun: read it, then close or release it. Raises NoAnswer."""
+        url = self._base + path
+        if query:
+            url += ("&" if "?" in url else "?") + urlencode(query)
+        for again in (method in self._repeatable, False):
+            try:
+                return self._pools.urlopen(
+                    method,
+                    url,
+                    body=body,
+                    headers=dict(headers or {}),
+                    timeout=urllib3.Timeout(connect=self.limits.connect, read=self.limits.answer),
+                    retries=False,
+                    redirect=False,
+                    preload_content=False,
+                )
+            except FOREIGN as error:
+                if not (again and _was_dead(error)):
+                    raise NoAnswer(reason(error)) from error
+        raise AssertionError  # the second try returns or raises
+
+    def _whole(self, response: urllib3.BaseHTTPResponse, ends: float) -> bytes:
+        """The body. Each piece is waited for as long as the deadline leaves, however slowly they trickle."""
+        sock = getattr(response.connection, "sock", None)
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise NoAnswer(f"the answer did not end within {self.limits.answer:g} s")
+            if sock is not None:
+                sock.settimeout(left)
+            piece = response.read1(_PIECE)
+            if not piece:
+                return b"".join(pieces)
+            pieces.append(piece)
+            size += len(piece)
+            if size > self.limits.largest:
+                raise NoAnswer(f"the answer has more than {self.limits.largest} bytes")
+
+
+class _KeptConnectionError(ConnectionError):
+    """A connection that had answered before ended before this answer began."""
+
+
+class _Watched:
+    """Says of a connection that dies whether it had answered before."""
+
+    _answers = 0
+
+    def connect(self) -> None:
+        super().connect()  # type: ignore[misc]  # of the class beside it
+        self._answers = 0
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().request(*args, **kwargs)  # type: ignore[misc]  # same
+        except _DEAD as error:
+            raise self._said(error) from error
+
+    def getresponse(self) -> Any:
+        try:
+            response = super().getresponse()  # type: ignore[misc]  # same
+        except _DEAD as error:
+            raise self._said(error) from error
+        self._answers += 1
+        return response
+
+    def _said(self, error: Exception) -> Exception:
+        return _KeptConnectionError(str(error)) if self._answers else error
+
+
+class _Connection(_Watched, HTTPConnection):
+    pass
+
+
+class _TlsConnection(_Watched, HTTPSConnection):
+    pass
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or not url.isprintable():
+        raise RequestInvalid(f"{url[:200]!r}, no URL: write it like https://host:port")
+    return url.rstrip("/")
+
+
+def _was_dead(error: BaseException) -> bool:
+    return any(isinstance(cause, _KeptConnectionError) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what lies below it, the deepest last."""
+    found: list[BaseException] = []
+    waiting: list[object] = [error]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, BaseException) and one not in found:
+            found.append(one)
+            waiting += [*one.args, getattr(one, "reason", None), one.__cause__]
+    return found
+
+
+def reason(error: BaseException) -> str:
+    """Why there was no answer, in few words."""
+    for cause in reversed(_causes(error)):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted: {cause.verify_message or cause}"
+        if isinstance(cause, TimeoutError | urllib3.exceptions.TimeoutError):
+            return "it did not answer in time"
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def proxy_of(url: str) -> str:
+    """The proxy that the environment names for this URL, by ``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``."""
+    parts = urlsplit(url)
+    bypassed = [word.strip() for word in _variable("NO_PROXY").split(",")]
+    if _goes_directly(parts.hostname or "", bypassed):
+        return ""
+    return _variable(f"{parts.scheme.upper()}_PROXY")
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name) or os.environ.get(name.lower(), "")
+
+
+def _goes_directly(host: str, bypassed: Sequence[str]) -> bool:
+    """True for loopback, and for the names, domains, addresses and networks of NO_PROXY."""
+    if host == "localhost" or "*" in bypassed:
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        names = [word.removeprefix("*").removeprefix(".") for word in bypassed if word]
+        return any(host == name or host.endswith(f".{name}") for name in names)
+    return address.is_loopback or any(address in network for network in map(_network, bypassed) if network)
+
+
+def _network(word: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    try:
+        return ipaddress.ip_network(word, strict=False)
+    except ValueError:
+        return None

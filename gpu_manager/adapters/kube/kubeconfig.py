@@ -1,0 +1,247 @@
+"""Where the API server is and what to show it: from kubeconfig files, as kubectl reads them, or as a pod.
+
+https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/ describes the files. Of several, the first that
+has a name decides what it means, and the first that names a context decides which is current.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import ssl
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from gpu_manager.adapters.http import proxy_of
+from gpu_manager.adapters.kube.credentials import Credentials, Fixed, Plugin, PluginCommand, TokenFile
+from gpu_manager.domain.errors import printable
+from gpu_manager.domain.untrusted import mapping, mappings, text
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_LARGEST: Final = 16 << 20
+_EXEC_CLUSTER: Final = (
+    "server",
+    "tls-server-name",
+    "insecure-skip-tls-verify",
+    "certificate-authority-data",
+    "proxy-url",
+)
+
+
+class KubeconfigError(Exception):
+    """What is wrong with it, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAccess:
+    """Everything that a connection needs. ``headers`` go with every request; ``proxy`` is empty for none."""
+
+    url: str
+    tls: ssl.SSLContext | None = None
+    server_name: str = ""
+    proxy: str = ""
+    credentials: Credentials = field(default_factory=Fixed)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    namespace: str = "default"
+
+
+def access_by_url(url: str, token: str | None) -> ApiAccess:
+    """The server at ``url``, by a token if there is one."""
+    return ApiAccess(url, proxy=proxy_of(url), credentials=Fixed(f"Bearer {token}" if token else ""))
+
+
+def access_of_pod(directory: Path = SERVICE_ACCOUNT) -> ApiAccess:
+    """The cluster that this pod runs in, by its service account. Raises KubeconfigError."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "")
+    if not host or not port:
+        raise KubeconfigError("KUBERNETES_SERVICE_HOST and _PORT are not set")
+    try:
+        tls = ssl.create_default_context(cafile=str(directory / "ca.crt"))
+        credentials = TokenFile(directory / "token")
+        if not (directory / "token").read_text().strip():
+            raise KubeconfigError(f"{directory / 'token'} is empty")
+    except (OSError, UnicodeDecodeError) as error:
+        raise KubeconfigError(f"{directory}: {error}") from error
+    shown = f"[{host}]" if ":" in host else host
+    return ApiAccess(f"https://{shown}:{port}", tls, credentials=credentials)
+
+
+def access_of(paths: str, context: str = "") -> ApiAccess:
+    """What ``paths`` (as in ``$KUBECONFIG``) say of a context, the current one if it is not named.
+
+    Raises:
+        KubeconfigError: a file cannot be read, names nothing that can be used, or has no such context.
+    """
+    merged = _Merged.of([Path(part) for part in paths.split(os.pathsep) if part])
+    name = context or merged.current
+    if not name:
+        raise KubeconfigError("no context is current: choose one with kubectl config use-context")
+    chosen = merged.contexts.get(name)
+    if chosen is None:
+        has = ", ".join(merged.contexts) or "none"
+        raise KubeconfigError(f"there is no context {printable(name)!r}; it has {has}")
+    _, spoken = chosen
+    cluster_name, user_name = text(spoken.get("cluster")), text(spoken.get("user"))
+    cluster = merged.clusters.get(cluster_name)
+    if cluster is None:
+        raise KubeconfigError(f"the context {printable(name)} names no cluster that is there")
+    user = merged.users.get(user_name)
+    if user is None and user_name:
+        raise KubeconfigError(f"the context {printable(name)} names no user that is there")
+    return _access(cluster, user or (Path(), {}), text(spoken.get("namespace")) or "default")
+
+
+Entry = tuple[Path, Mapping[str, Any]]  # the directory that relative paths begin in, and what stands there
+
+
+@dataclass(slots=True)
+class _Merged:
+    current: str = ""
+    clusters: dict[str, Entry] = field(default_factory=dict)
+    users: dict[str, Entry] = field(default_factory=dict)
+    contexts: dict[str, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> _Merged:
+        """All files that are there, the first having the say; one that is named alone has to be there."""
+        merged = cls()
+        for path in paths:
+            if len(paths) > 1 and not path.exists():
+                continue
+            config = _loaded(path)
+            merged.current = merged.current or text(config.get("current-context"))
+            for group, key in (("clusters", "cluster"), ("users", "user"), ("contexts", "context")):
+                known: dict[str, Entry] = getattr(merged, group)
+                for entry in mappings(config.get(group)):
+                    known.setdefault(text(entry.get("name")), (path.parent, mapping(entry.get(key))))
+        return merged
+
+
+def _loaded(path: Path) -> Mapping[str, Any]:
+    import yaml  # noqa: PLC0415  # for a kubeconfig alone
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST)
+        loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        config = yaml.load(data, Loader=loader)  # noqa: S506  # safe ones, both
+    except (OSError, ValueError) as error:
+        raise KubeconfigError(getattr(error, "strerror", None) or "it cannot be read") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise KubeconfigError("it is not YAML") from error
+    if not isinstance(config, Mapping):
+        raise KubeconfigError("it is not a kubeconfig")
+    return config
+
+
+def _access(cluster: Entry, user: Entry, namespace: str) -> ApiAccess:
+    place, spoken = cluster
+    url = text(spoken.get("server"))
+    if not url:
+        raise KubeconfigError("the cluster has no server")
+    if not url.startswith(("http://", "https://")):
+        url = f"https://{url}"
+    credentials, certificate, key = _credentials(user, spoken)
+    authority = _content(place, spoken, "certificate-authority")
+    tls = None
+    if url.startswith("https://"):
+        tls = _tls(authority, certificate, key, checks=spoken.get("insecure-skip-tls-verify") is not True)
+    return ApiAccess(
+        url,
+        tls,
+        text(spoken.get("tls-server-name")),
+        _proxy(text(spoken.get("proxy-url")) or proxy_of(url)),
+        credentials,
+        _impersonation(user[1]),
+        namespace,
+    )
+
+
+def _credentials(user: Entry, cluster: Mapping[str, Any]) -> tuple[Credentials, str, str]:
+    """What goes into Authorization, and the PEM of certificate and key."""
+    place, spoken = user
+    certificate = _content(place, spoken, "client-certificate")
+    key = _content(place, spoken, "client-key")
+    if file := text(spoken.get("tokenFile")):
+        return TokenFile(place / file), certificate, key
+    if token := text(spoken.get("token")):
+        return Fixed(f"Bearer {token}"), certificate, key
+    if plugin := mapping(spoken.get("exec")):
+        asked = Plugin(_plugin(place, plugin, cluster))
+        if not certificate:
+            said = asked.credential()
+            certificate, key = said.certificate, said.key
+        return asked, certificate, key
+    if name := text(spoken.get("username")):
+        both = f"{name}:{text(spoken.get('password'))}".encode()
+        return Fixed(f"Basic {base64.b64encode(both).decode()}"), certificate, key
+    if "auth-provider" in spoken:
+        raise KubeconfigError("auth-provider is no longer supported, as in kubectl since 1.26: use exec")
+    return Fixed(), certificate, key
+
+
+def _plugin(place: Path, spoken: Mapping[str, Any], cluster: Mapping[str, Any]) -> PluginCommand:
+    command = text(spoken.get("command"))
+    if not command:
+        raise KubeconfigError("the credential plugin (exec) has no command")
+    if os.sep in command:
+        command = str(place / command)
+    arguments = spoken.get("args")
+    told = {key: cluster[key] for key in _EXEC_CLUSTER if key in cluster}
+    return PluginCommand(
+        text(spoken.get("apiVersion")) or "client.authentication.k8s.io/v1",
+        [command, *map(str, arguments if isinstance(arguments, list) else ())],
+        {text(v.get("name")): text(v.get("value")) for v in mappings(spoken.get("env")) if v.get("name")},
+        text(spoken.get("interactiveMode")) or "IfAvailable",
+        text(spoken.get("installHint")),
+        told if spoken.get("provideClusterInfo") is True else None,
+    )
+
+
+def _impersonation(user: Mapping[str, Any]) -> Mapping[str, str]:
+    name, groups = text(user.get("as")), user.get("as-groups")
+    if groups or user.get("as-user-extra"):
+        raise KubeconfigError("as-groups and as-user-extra are not supported: log in as that user")
+    headers = {"Impersonate-User": name, "Impersonate-Uid": text(user.get("as-uid"))}
+    return {key: value for key, value in headers.items() if value}
+
+
+def _content(place: Path, spoken: Mapping[str, Any], key: str) -> str:
+    """PEM, from ``key-data`` or the file that ``key`` names; empty for neither."""
+    data, file = text(spoken.get(f"{key}-data")), text(spoken.get(key))
+    try:
+        if data:
+            return base64.b64decode(data, validate=True).decode()
+        return (place / file).read_text() if file else ""
+    except (OSError, ValueError, binascii.Error) as error:
+        raise KubeconfigError(f"{key} cannot be read: {error}") from error
+
+
+def _tls(authority: str, certificate: str, key: str, *, checks: bool) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cadata=authority or None)
+        if not checks:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if certificate:
+            with tempfile.NamedTemporaryFile(
+                "w"
+            ) as both:  # ssl takes files only; this one is the caller's alone
+                both.write(f"{certificate}\n{key}\n")
+                both.flush()
+                context.load_cert_chain(both.name)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        what = "client certificate and key" if certificate else "certificate-authority"
+        raise KubeconfigError(f"{what} cannot be used: {error}") from error
+    return context
+
+
+def _proxy(url: str) -> str:
+    if url and urlsplit(url).scheme not in ("http", "https"):
+        raise KubeconfigError(f"the proxy {printable(url)} is none for HTTP: others are not supported")
+    return url

@@ -1,0 +1,198 @@
+"""The one HTTP client: deadlines, bounds, kept connections that die, TLS and who is trusted, proxies."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.adapters.http import IDEMPOTENT, HttpClient, HttpLimits, NoAnswer, proxy_of
+from gpu_manager.domain.errors import RequestInvalid
+from tests.fakes.certificates import self_signed
+from tests.fakes.web import send, serving
+
+HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+Behaviour = Callable[[socket.socket, int], None]
+
+
+@contextmanager
+def raw_server(behave: Behaviour, context: ssl.SSLContext | None = None) -> Iterator[tuple[int, list[int]]]:
+    """Each connection is handled by ``behave(connection, its number)``; yields port and the numbers so far."""
+    seen: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def accept() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                seen.append(len(seen) + 1)
+                try:
+                    with (
+                        context.wrap_socket(connection, server_side=True)
+                        if context
+                        else connection as wrapped
+                    ):
+                        behave(wrapped, seen[-1])
+                except OSError:
+                    continue
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1], seen
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def one_answer_then(end: Callable[[socket.socket], None]) -> Behaviour:
+    """Answers once; the next request on the same connection meets ``end``."""
+
+    def behave(connection: socket.socket, number: int) -> None:
+        while connection.recv(65536):
+            if number > 1:
+                connection.sendall(HELLO)
+                continue
+            connection.sendall(HELLO)
+            connection.recv(65536)
+            end(connection)
+            return
+
+    return behave
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+@pytest.mark.parametrize("end", [lambda _: None, reset], ids=["closed", "reset"])
+def test_a_kept_connection_that_died_is_replaced_and_the_request_made_once_more(
+    end: Callable[..., None],
+) -> None:
+    with raw_server(one_answer_then(end)) as (port, seen):
+        client = HttpClient(f"http://127.0.0.1:{port}")
+        assert [client.ask("GET", "/").body for _ in range(3)] == [b"hi"] * 3
+        client.close()
+    assert seen == [1, 2]
+
+
+def test_a_kept_tls_connection_that_ends_without_a_goodbye_is_replaced(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    def cut(connection: socket.socket) -> None:
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    with raw_server(one_answer_then(cut), context) as (port, seen):
+        trust = ssl.create_default_context(cafile=str(certificate))
+        client = HttpClient(f"https://127.0.0.1:{port}", tls=trust)
+        assert [client.ask("GET", "/").body for _ in range(3)] == [b"hi"] * 3
+        client.close()
+    assert seen == [1, 2]
+
+
+def test_a_write_is_not_made_twice_unless_that_does_no_harm() -> None:
+    with raw_server(one_answer_then(reset)) as (port, seen):
+        client = HttpClient(f"http://127.0.0.1:{port}")
+        client.ask("GET", "/")
+        with pytest.raises(NoAnswer):
+            client.ask("POST", "/", body=b"{}")
+        assert seen == [1]
+    with raw_server(one_answer_then(reset)) as (port, seen):
+        client = HttpClient(f"http://127.0.0.1:{port}", repeatable=IDEMPOTENT | {"POST"})
+        assert [client.ask("POST", "/", body=b"{}").body for _ in range(2)] == [b"hi", b"hi"]
+        client.close()
+    assert seen == [1, 2]
+
+
+def test_a_new_connection_that_dies_is_not_tried_again() -> None:
+    with (
+        raw_server(lambda connection, _: connection.recv(10) and None) as (port, seen),
+        pytest.raises(NoAnswer),
+    ):
+        HttpClient(f"http://127.0.0.1:{port}").ask("GET", "/")
+    assert seen == [1]
+
+
+def test_a_body_that_trickles_ends_at_the_deadline_and_not_with_its_last_byte() -> None:
+    stop = threading.Event()
+
+    def trickle(handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        while not stop.wait(0.05):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+
+    with serving(trickle) as url:
+        client = HttpClient(url, limits=HttpLimits(connect=5, answer=0.4))
+        with pytest.raises(NoAnswer, match=r"did not end within 0\.4 s|in time"):
+            client.ask("GET", "/")
+        stop.set()
+
+
+def test_a_body_longer_than_the_limit_is_refused() -> None:
+    with serving(lambda h: send(h, b"x" * 2000)) as url:
+        client = HttpClient(url, limits=HttpLimits(largest=1999))
+        with pytest.raises(NoAnswer, match="more than 1999 bytes"):
+            client.ask("GET", "/")
+        assert HttpClient(url, limits=HttpLimits(largest=2000)).ask("GET", "/").body == b"x" * 2000
+
+
+def test_an_answer_that_redirects_is_returned_as_it_is() -> None:
+    with serving(lambda h: send(h, b"", 302, Location="http://127.0.0.1:9/")) as url:
+        answer = HttpClient(url).ask("GET", "/")
+    assert (answer.status, answer.headers["location"]) == (302, "http://127.0.0.1:9/")
+
+
+def test_who_is_not_trusted_is_not_asked(tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path)
+    with serving(lambda h: send(h, b"{}"), certificate) as url:
+        with pytest.raises(NoAnswer, match="its certificate is not trusted"):
+            HttpClient(url).ask("GET", "/")
+        trust = ssl.create_default_context(cafile=str(certificate[0]))
+        with pytest.raises(NoAnswer, match="its certificate is not trusted"):
+            HttpClient(url, tls=trust, server_name="another.name").ask("GET", "/")
+        assert HttpClient(url, tls=trust, server_name="a.name").ask("GET", "/").status == 200
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "http://", "https://h:port", "http://h:99999", "http://[::1"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(RequestInvalid, match="no URL"):
+        HttpClient(url)
+
+
+def test_nobody_there_is_said_in_two_words() -> None:
+    with pytest.raises(NoAnswer, match=r"^Connection refused$"):
+        HttpClient("http://127.0.0.1:9").ask("GET", "/")
+
+
+@pytest.mark.parametrize(
+    ("url", "without", "proxy"),
+    [
+        ("https://api.example:6443", "", "http://proxy:3128"),
+        ("http://api.example", "", ""),
+        ("https://api.example", "other.example,.example", ""),
+        ("https://api.example", "*", ""),
+        ("https://notexample", "example", "http://proxy:3128"),
+        ("https://10.1.2.3:6443", "10.0.0.0/8", ""),
+        ("https://10.1.2.3:6443", "10.1.2.4", "http://proxy:3128"),
+        ("https://127.0.0.1:6443", "", ""),
+        ("https://localhost:6443", "", ""),
+    ],
+)
+def test_the_proxy_is_the_environments(
+    url: str, without: str, proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", without)
+    assert proxy_of(url) == proxy
