@@ -12,9 +12,14 @@ from pathlib import Path
 
 @contextmanager
 def serving(
-    respond: Callable[[BaseHTTPRequestHandler], object], certificate: tuple[Path, Path] | None = None
+    respond: Callable[[BaseHTTPRequestHandler], object],
+    certificate: tuple[Path, Path] | None = None,
+    *,
+    context: ssl.SSLContext | None = None,
 ) -> Iterator[str]:
-    """Answers GET and POST by ``respond(handler)``; yields its address, https with a ``certificate`` and its key."""
+    """Answers GET and POST by ``respond(handler)``; yields its address, https with a ``certificate`` and its key,
+    or with a ``context`` of TLS.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -32,11 +37,12 @@ def serving(
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*certificate)
+    if context:
         server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
-        yield f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_address[1]}"
+        yield f"{'https' if context else 'http'}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
