@@ -35,11 +35,11 @@ from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager import threads
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.adapters.kube import Connection, Pause, Timeouts, connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods
+from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.leases import KubeLease
-from gpu_manager.adapters.kube.reflector import Reflector
+from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import NodeUnready

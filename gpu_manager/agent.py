@@ -20,7 +20,8 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy, detect, find_nvml
 from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit, DriverLimits
-from gpu_manager.adapters.kube import Kube, connect
+from gpu_manager.adapters.kube.connection import connect
+from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.kubelet.predecessor_checkpoint import read_old_checkpoint
 from gpu_manager.adapters.nvml.faults import FaultPolicy

@@ -50,7 +50,7 @@ def _change(
     *,
     close: bool,
 ) -> None:
-    from gpu_manager.adapters.kube import connect  # noqa: PLC0415  # the client is heavy; check must not wait
+    from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # the client is heavy; check must not wait
     from gpu_manager.adapters.kube.cordon import cordon  # noqa: PLC0415  # same
 
     for uuid in uuids:

@@ -13,8 +13,8 @@ from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, OwnCertificates
 from admission.serving.authority import SelfSigned, merge
 from admission.serving.certs import Switch, issue
-from gpu_manager.adapters.kube import connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
+from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.https import Caller, trusting

@@ -12,8 +12,8 @@ import pytest
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import NODES, PODS
 from admission.extender.binding import BindAnswer, BindOutcome
-from gpu_manager.adapters.kube import Connection, Pause, Refused, Unreachable, connect
-from gpu_manager.adapters.kube.reflector import Reflector
+from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable, connect
+from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
 from gpu_manager.domain.pod import Pod, parse_pod
 from sandbox.api import StandInApi

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.adapters.kube import Kube, Pause, Timeouts, connect
+from gpu_manager.adapters.kube.connection import Timeouts, connect
+from gpu_manager.adapters.kube.kube import Kube
+from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.domain.contract import CORDON
 from gpu_manager.domain.pod import parse_pod
 from sandbox.api import ADMIN_TOKEN

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_manager.adapters.diagnosis.cluster import gather_cluster
-from gpu_manager.adapters.kube import connect
+from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.domain.doctor import CLUSTER_CHECKS, Facts, examine
 from sandbox.api import StandInApi
 from tests.deploy.chart import the

@@ -10,10 +10,11 @@ import pytest
 from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership, OwnCertificates
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.adapters.kube import Kube, connect
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods
+from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.cordon import cordon
+from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.agent import Agent
 from gpu_manager.cli.kubectl.main import run as kubectl

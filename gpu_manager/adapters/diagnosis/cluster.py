@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import yaml
 from cryptography import x509
 
-from gpu_manager.adapters.kube import Connection, Refused
+from gpu_manager.adapters.kube.connection import Connection, Refused
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain.contract import (
     ADMISSION_NAME,

@@ -125,11 +125,10 @@ class _Merged:
 def _loaded(path: Path) -> Mapping[str, Any]:
     import yaml  # noqa: PLC0415  # for a kubeconfig alone
 
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST)
-        loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        config = yaml.load(data, Loader=loader)  # noqa: S506  # safe ones, both
+            config = yaml.load(file.read(_LARGEST), Loader=loader)  # noqa: S506  # safe ones, both
     except (OSError, ValueError) as error:
         raise KubeconfigError(getattr(error, "strerror", None) or "it cannot be read") from error
     except (yaml.YAMLError, RecursionError) as error:

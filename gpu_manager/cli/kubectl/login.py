@@ -14,7 +14,7 @@ from gpu_manager.arguments import Option
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 
 if TYPE_CHECKING:
-    from gpu_manager.adapters.kube import Connection
+    from gpu_manager.adapters.kube.connection import Connection
 
 Kubeconfig = Annotated[str, Option("--kubeconfig", help="Default: $KUBECONFIG, else ~/.kube/config.")]
 Context = Annotated[str, Option("--context", help="Of the kubeconfig; default: the current one.")]
@@ -36,7 +36,7 @@ def log_in(kubeconfig: str, context: str, namespace: str = "") -> Iterator[Login
     """Connect; closed at the end. Raises RequestInvalid: no such kubeconfig, context or namespace's name."""
     if namespace:
         object_name(namespace, "--namespace")
-    from gpu_manager.adapters.kube import connect_person  # noqa: PLC0415  # the client is heavy; --help must not wait
+    from gpu_manager.adapters.kube.connection import connect_person  # noqa: PLC0415  # the client is heavy; --help must not wait
 
     path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     if os.pathsep not in path and not Path(path).is_file():

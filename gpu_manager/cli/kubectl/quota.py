@@ -67,7 +67,7 @@ def _here(login: Login, namespace: str) -> Sequence[_Row]:
 
 
 def _quota(login: Login) -> Quota:
-    from gpu_manager.adapters.kube import Refused  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
 
     path = "/api/v1/namespaces/{}/configmaps/{}".format(*QUOTA_PLACE)
     try:

@@ -42,7 +42,7 @@ def ask(
     Raises:
         Silent: it cannot be asked. RequestInvalid: it refuses the manifest, or ``admission`` names nothing.
     """
-    from gpu_manager.adapters.kube import Refused  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
     from gpu_manager.adapters.kube.reading import service_path  # noqa: PLC0415  # same
 
     if admission == "-":

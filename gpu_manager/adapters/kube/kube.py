@@ -1,0 +1,76 @@
+"""Everything that the agent asks Kubernetes about its own node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpu_manager.adapters.kube.connection import Connection
+from gpu_manager.adapters.kube.kubeconfig import SERVICE_ACCOUNT
+from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
+from gpu_manager.adapters.kube.node import KubeNode
+from gpu_manager.adapters.kube.outbox import Outbox
+from gpu_manager.adapters.kube.pods import KubePods
+from gpu_manager.adapters.kube.reflector import Pause
+from gpu_manager.ports import Clock
+
+
+class Kube:
+    """Everything about one node: ``pods`` and ``node`` over one connection, begun and ended together.
+
+    Args:
+        connection: from :func:`connect`; closed by :meth:`close`.
+        node: this node's name.
+        clock: time.
+        kubelet_url: ``https://<node>:10250`` to ask the kubelet for its pods, None not to.
+        kubelet_ca: who signs the kubelet's certificate, None to trust any.
+        token_file: the token shown to the kubelet.
+        pause: between attempts, for tests.
+        tombstone_seconds: how long a deleted pod is remembered.
+        lending: whole cards go by NVIDIA's resource name too.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        node: str,
+        *,
+        clock: Clock,
+        kubelet_url: str | None = None,
+        kubelet_ca: Path | None = None,
+        token_file: Path = SERVICE_ACCOUNT / "token",
+        pause: Pause | None = None,
+        tombstone_seconds: float = 120.0,
+        lending: bool = False,
+    ) -> None:
+        self._connection = connection
+        self._outbox = Outbox(clock, pause)
+        kubelet = KubeletPods(kubelet_url, clock, token_file, kubelet_ca) if kubelet_url else None
+        self.pods = KubePods(
+            connection,
+            node,
+            clock=clock,
+            outbox=self._outbox,
+            kubelet=kubelet,
+            pause=pause,
+            tombstone_seconds=tombstone_seconds,
+            lending=lending,
+        )
+        self.node = KubeNode(connection, node, clock=clock, outbox=self._outbox, pause=pause)
+
+    def start(self) -> None:
+        """Begin to watch and to write."""
+        self._outbox.start()
+        self.pods.start()
+        self.node.start()
+
+    @property
+    def writes_dropped(self) -> int:
+        """Writes given up because too many waited."""
+        return self._outbox.dropped
+
+    def close(self) -> None:
+        """End all threads, within about a second each, and the connection."""
+        self.pods.close()
+        self.node.close()
+        self._outbox.close()
+        self._connection.close()
