@@ -97,7 +97,7 @@ def test_how_many_more_nodes(saved: Path, tmp_path: Path, capsys: pytest.Capture
     answer = json.loads(capsys.readouterr().out)
     assert answer["added"] == 3  # two fit beside what runs, four on each new node's two cards
     assert answer["refused"] == []
-    assert len(answer["seats"]) == 12
+    assert len(answer["placements"]) == 12
 
 
 def test_a_node_that_goes_names_what_finds_no_place(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,8 +246,8 @@ def test_a_daemon_set_has_a_pod_on_every_node_and_none_of_them_is_moved(
     kind = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "mon"}}
     path.write_text(yaml.safe_dump({**kind, "spec": {"template": template}}))
     assert run(["simulate", str(path), "--from", str(saved), "-o", "json"]) == 0
-    seats = json.loads(capsys.readouterr().out)["seats"]
-    assert [(s["pod"], s["node"]) for s in seats] == [("default/mon-n1", "n1"), ("default/mon-n2", "n2")]
+    placements = json.loads(capsys.readouterr().out)["placements"]
+    assert [(s["pod"], s["node"]) for s in placements] == [("default/mon-n1", "n1"), ("default/mon-n2", "n2")]
     assert run(["simulate", "--drain", "n2", "--from", str(saved)]) == 0
     said = capsys.readouterr().out
     assert "team/mon-x: its DaemonSet would make it anew on the same node" in said

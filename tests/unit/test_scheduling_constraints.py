@@ -14,7 +14,7 @@ from gpu_manager.domain.whatif.scheduling_constraints import (
 )
 
 
-def gate(labels=None, taints=(), **spec):
+def constraints(labels=None, taints=(), **spec):
     written = [dict(zip(("key", "value", "effect"), taint, strict=True)) for taint in taints]
     return node_constraints(
         {"metadata": {"name": "n1", "labels": labels or {}}, "spec": {"taints": written, **spec}}
@@ -52,22 +52,22 @@ ML = ("dedicated", "ml", "NoSchedule")
     ],
 )
 def test_a_taint_bars_whoever_does_not_tolerate_it(toleration, passes):
-    assert bool(gate(taints=[ML]).bars(tolerating(**toleration))) is not passes
+    assert bool(constraints(taints=[ML]).bars(tolerating(**toleration))) is not passes
 
 
 def test_the_taint_is_named():
-    assert gate(taints=[ML]).bars(ANYWHERE) == (
+    assert constraints(taints=[ML]).bars(ANYWHERE) == (
         'has the taint "dedicated=ml:NoSchedule", which the pod does not tolerate'
     )
-    assert '"gone:NoExecute"' in gate(taints=[("gone", "", "NoExecute")]).bars(ANYWHERE)
-    assert gate(taints=[("x", "", "PreferNoSchedule")]).bars(ANYWHERE) == ""
+    assert '"gone:NoExecute"' in constraints(taints=[("gone", "", "NoExecute")]).bars(ANYWHERE)
+    assert constraints(taints=[("x", "", "PreferNoSchedule")]).bars(ANYWHERE) == ""
 
 
 @pytest.mark.parametrize("how", ["field", "taint", "both"])
 def test_a_cordoned_node_is_said_to_be_cordoned(how):
     taint = ("node.kubernetes.io/unschedulable", "", "NoSchedule")
     spec = {"unschedulable": True} if how != "taint" else {}
-    shut = gate(taints=[taint] if how != "field" else [], **spec)
+    shut = constraints(taints=[taint] if how != "field" else [], **spec)
     assert shut.bars(ANYWHERE) == "is cordoned"
     assert shut.bars(tolerating(key=taint[0], operator="Exists")) == ""
     assert shut.bars(PodConstraints(tolerations=DAEMONS)) == ""
@@ -75,9 +75,9 @@ def test_a_cordoned_node_is_said_to_be_cordoned(how):
 
 
 def test_a_selector_wants_every_label():
-    wants = pod_constraints({"nodeSelector": {"pool": "gpu", "zone": "a"}})
-    assert gate({"pool": "gpu", "zone": "a", "more": "x"}).bars(wants) == ""
-    assert gate({"pool": "gpu"}).bars(wants) == 'lacks what the pod selects: "zone=a"'
+    asked = pod_constraints({"nodeSelector": {"pool": "gpu", "zone": "a"}})
+    assert constraints({"pool": "gpu", "zone": "a", "more": "x"}).bars(asked) == ""
+    assert constraints({"pool": "gpu"}).bars(asked) == 'lacks what the pod selects: "zone=a"'
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_selector_wants_every_label():
     ],
 )
 def test_one_term_of_an_affinity_is_enough_and_all_of_it_must_hold(terms, passes):
-    there = gate({"pool": "gpu", "cards": "8"})
+    there = constraints({"pool": "gpu", "cards": "8"})
     assert bool(there.bars(in_terms(*terms))) is not passes
 
 
@@ -111,7 +111,7 @@ def test_a_daemons_pod_goes_to_its_node_alone():
 
 
 def test_a_new_node_of_a_kind_has_its_labels_and_taints_and_none_of_its_troubles():
-    old = gate(
+    old = constraints(
         {"pool": "gpu", "kubernetes.io/hostname": "n1"},
         taints=[ML, ("node.kubernetes.io/not-ready", "", "NoExecute")],
         unschedulable=True,

@@ -45,29 +45,29 @@ def parts(name, *cores, **more):
     return SimPod(PodUid(name), f"default/{name}", PodRequest(PodUid(name), asked), **more)
 
 
-def shut(site):
-    return replace(site, gate=NodeConstraints(site.name, cordoned=True))
+def shut(here):
+    return replace(here, constraints=NodeConstraints(here.name, cordoned=True))
 
 
-def lying(site, resident, *cards):
+def lying(here, running, *cards):
     """The node with the pod on these very cards."""
-    others = [s.card.uuid for s in site.cards if s.card.index not in cards]
-    closed = tuple(CardState(s.card, cordoned=s.card.uuid in others) for s in site.cards)
-    placement = SimNode(site.name, closed, site.topology, site.ledger).find(resident.request)
-    return site if placement is None else site.with_pod(resident, placement)
+    others = [s.card.uuid for s in here.cards if s.card.index not in cards]
+    closed = tuple(CardState(s.card, cordoned=s.card.uuid in others) for s in here.cards)
+    placement = SimNode(here.name, closed, here.topology, here.ledger).find(running.request)
+    return here if placement is None else here.with_pod(running, placement)
 
 
-def sound(sites):
-    for site in sites:
-        for state in site.cards:
-            free = site.ledger.free(state.card.uuid)
+def sound(nodes):
+    for here in nodes:
+        for state in here.cards:
+            free = here.ledger.free(state.card.uuid)
             assert free.cores >= 0
             assert free.memory >= 0
 
 
 def test_pods_are_seated_in_the_order_they_would_arrive_and_the_rest_hear_why():
     forecast = simulate([node("n1", 1)], [pod("a", 60), pod("b", 60), pod("c", 30)])
-    assert [(s.pod, s.node, s.cards) for s in forecast.seats] == [
+    assert [(s.pod, s.node, s.cards) for s in forecast.placements] == [
         ("default/a", "n1", (0,)),
         ("default/c", "n1", (0,)),
     ]
@@ -77,11 +77,11 @@ def test_pods_are_seated_in_the_order_they_would_arrive_and_the_rest_hear_why():
 
 
 def test_asking_changes_nothing():
-    site = node("n1")
-    simulate([site], [pod("a", 60)])
-    defragment([site], pod("b", 200))
-    assert len(site.ledger) == 0
-    assert not site.residents
+    here = node("n1")
+    simulate([here], [pod("a", 60)])
+    defragment([here], pod("b", 200))
+    assert len(here.ledger) == 0
+    assert not here.pods
 
 
 def test_how_many_nodes_of_a_kind_a_list_of_pods_takes():
@@ -89,7 +89,7 @@ def test_how_many_nodes_of_a_kind_a_list_of_pods_takes():
     forecast = nodes_needed([], pods, node("kind", 8))
     assert forecast.added == 2  # twelve at three a card: four cards; with two times four: twelve cards
     assert not forecast.refused
-    sound(forecast.sites)
+    sound(forecast.nodes)
 
 
 def test_what_no_node_of_the_kind_can_ever_hold_adds_none():
@@ -102,7 +102,7 @@ def test_a_drained_node_names_the_pods_that_find_no_other_place():
     n1 = lying(lying(node("n1", 1), pod("a", 50, priority=5), 0), pod("b", 50), 0)
     n2 = lying(node("n2", 1), pod("c", 40), 0)
     forecast = drain([n1, n2], "n1")
-    assert [s.pod for s in forecast.seats] == ["default/a"]  # the more important one first
+    assert [s.pod for s in forecast.placements] == ["default/a"]  # the more important one first
     assert list(forecast.refused) == ["default/b"]
 
 
@@ -113,8 +113,8 @@ def broken():
 
 def test_the_least_amount_moves_so_that_a_whole_card_is_free():
     plan = defragment([broken()], pod("train", 100))
-    assert plan.seat is not None
-    assert plan.seat.cards == (0,)
+    assert plan.placement is not None
+    assert plan.placement.cards == (0,)
     assert [(m.pod, m.source_cards, m.target, m.target_cards) for m in plan.moves] == [
         ("default/small", (0,), "n1", (1,))
     ]
@@ -123,7 +123,7 @@ def test_the_least_amount_moves_so_that_a_whole_card_is_free():
 
 def test_what_fits_as_it_is_moves_nobody():
     plan = defragment([broken()], pod("more", 70))
-    assert plan.seat is not None
+    assert plan.placement is not None
     assert plan.moves == ()
 
 
@@ -134,28 +134,28 @@ def test_a_pod_that_must_stay_is_not_moved(reason):
         "priority": {"priority": 10},
         "budget": {},
     }[reason]
-    site = lying(lying(node("n1"), pod("small", 30, **stay), 0), pod("large", 50), 1)
+    here = lying(lying(node("n1"), pod("small", 30, **stay), 0), pod("large", 50), 1)
     budgets = [DisruptionAllowance("b", 0, frozenset({PodUid("small")}))] if reason == "budget" else []
-    plan = defragment([site], pod("train", 100), budgets)
+    plan = defragment([here], pod("train", 100), budgets)
     assert [m.pod for m in plan.moves] == ["default/large"]
 
 
 def test_a_budget_bounds_how_many_of_its_pods_move_at_once():
-    site = node("n1", 3)
+    here = node("n1", 3)
     for i in range(3):
-        site = lying(site, pod(f"p{i}", 20), i)
+        here = lying(here, pod(f"p{i}", 20), i)
     names = frozenset(PodUid(f"p{i}") for i in range(3))
     two_cards = pod("two", 200)
-    assert len(defragment([site], two_cards, [DisruptionAllowance("b", 2, names)]).moves) == 2
-    refused = defragment([site], two_cards, [DisruptionAllowance("b", 1, names)])
-    assert refused.seat is None
+    assert len(defragment([here], two_cards, [DisruptionAllowance("b", 2, names)]).moves) == 2
+    refused = defragment([here], two_cards, [DisruptionAllowance("b", 1, names)])
+    assert refused.placement is None
     assert "of the 3 pods that may move" in refused.reason
 
 
 def test_a_node_that_the_pod_may_not_go_to_is_passed_over_and_named():
-    pools = [replace(node(name), gate=NodeConstraints(name, {"pool": name})) for name in ("a", "b")]
-    chosen = pod("p", 30, wants=PodConstraints(selector=(("pool", "In", frozenset({"b"})),)))
-    assert [s.node for s in simulate(pools, [chosen]).seats] == ["b"]
+    pools = [replace(node(name), constraints=NodeConstraints(name, {"pool": name})) for name in ("a", "b")]
+    chosen = pod("p", 30, constraints=PodConstraints(selector=(("pool", "In", frozenset({"b"})),)))
+    assert [s.node for s in simulate(pools, [chosen]).placements] == ["b"]
     refused = simulate([pools[0], shut(pools[1]), shut(node("c"))], [chosen]).refused["default/p"]
     assert refused == (
         'no node takes it: "b" is cordoned (and 1 more node); "a" lacks what the pod selects: "pool=b"'
@@ -184,9 +184,9 @@ def test_cards_without_host_cpu_or_memory_are_no_room():
     small = replace(node("n1"), host=HostResources(cpu=4000, memory=8 << 30, pods=110))
     asks = HostResources(cpu=1500, memory=1 << 30, pods=1)
     forecast = simulate([small], [pod(f"p{i}", 10, host=asks) for i in range(3)])
-    assert [s.pod for s in forecast.seats] == ["default/p0", "default/p1"]
-    assert forecast.sites[0].host == HostResources(cpu=1000, memory=6 << 30, pods=108)
-    assert forecast.sites[0].without([PodUid("p0")]).host.cpu == 2500
+    assert [s.pod for s in forecast.placements] == ["default/p0", "default/p1"]
+    assert forecast.nodes[0].host == HostResources(cpu=1000, memory=6 << 30, pods=108)
+    assert forecast.nodes[0].without([PodUid("p0")]).host.cpu == 2500
     lacks = 'no node takes it: "n1" has less host CPU free than the 1.5 that the pod asks for'
     assert forecast.refused == {"default/p2": lacks}
     greedy = pod("greedy", 10, host=HostResources(memory=9 << 30, pods=1))
@@ -202,15 +202,17 @@ def test_a_pod_moves_for_another_that_lacks_only_host_cpu():
     other = replace(node("n2"), host=HostResources(cpu=3000, pods=110))
     plan = defragment([crowded, other], pod("asked", 30, host=HostResources(cpu=3500, pods=1)))
     assert [(m.pod, m.target) for m in plan.moves] == [("default/p1", "n2")]
-    assert all(site.host.cpu >= 0 for site in plan.after)
+    assert all(here.host.cpu >= 0 for here in plan.after)
 
 
 def test_nodes_of_a_kind_that_bars_the_pod_are_not_added():
-    kind = replace(node("kind"), gate=NodeConstraints("kind", taints=(("dedicated", "ml", "NoSchedule"),)))
+    kind = replace(
+        node("kind"), constraints=NodeConstraints("kind", taints=(("dedicated", "ml", "NoSchedule"),))
+    )
     forecast = nodes_needed([], [pod("p", 30)], kind)
     assert forecast.added == 0
     assert 'it has the taint "dedicated=ml:NoSchedule"' in forecast.refused["default/p"]
-    tolerant = pod("q", 30, wants=PodConstraints(tolerations=(("dedicated", "Exists", "", ""),)))
+    tolerant = pod("q", 30, constraints=PodConstraints(tolerations=(("dedicated", "Exists", "", ""),)))
     assert nodes_needed([], [tolerant], kind).added == 1
 
 
@@ -221,26 +223,26 @@ def test_no_more_nodes_are_added_than_asked_for():
 
 
 def test_who_ends_with_a_drained_node_and_who_would_be_lost():
-    site = lying(node("n1"), pod("daemon", 30, stays="its DaemonSet", tied=True), 0)
-    site = lying(lying(site, pod("bare", 30, stays="no controller would make it anew"), 0), pod("web", 30), 1)
-    forecast = drain([site, node("n2")], "n1")
-    assert [s.pod for s in forecast.seats] == ["default/web"]
+    here = lying(node("n1"), pod("daemon", 30, stays="its DaemonSet", tied=True), 0)
+    here = lying(lying(here, pod("bare", 30, stays="no controller would make it anew"), 0), pod("web", 30), 1)
+    forecast = drain([here, node("n2")], "n1")
+    assert [s.pod for s in forecast.placements] == ["default/web"]
     assert forecast.ended == {"default/daemon": "its DaemonSet"}
     assert forecast.refused == {"default/bare": "no controller would make it anew: it would be gone for good"}
 
 
 def test_nobody_is_moved_to_a_node_that_would_not_take_it():
-    first = replace(node("n1", 1), gate=NodeConstraints("n1"))
-    sites = [lying(first, pod("small", 30), 0), shut(node("n2", 1))]
+    first = replace(node("n1", 1), constraints=NodeConstraints("n1"))
+    nodes = [lying(first, pod("small", 30), 0), shut(node("n2", 1))]
     asked = pod("train", 100)
-    refused = defragment(sites, asked)
-    assert refused.seat is None
+    refused = defragment(nodes, asked)
+    assert refused.placement is None
     assert (
         "no set of at most 6 of the 1 pods that may move makes room on one node that it may" in refused.reason
     )
-    assert [m.target for m in defragment([sites[0], node("n2", 1)], pod("t", 100, wants=ON_N1)).moves] == [
-        "n2"
-    ]
+    assert [
+        m.target for m in defragment([nodes[0], node("n2", 1)], pod("t", 100, constraints=ON_N1)).moves
+    ] == ["n2"]
     assert defragment([shut(node("n1"))], asked).reason == 'no node takes it: "n1" is cordoned'
 
 
@@ -249,63 +251,63 @@ ON_N1 = PodConstraints(affinity=(((), (("metadata.name", "In", frozenset({"n1"})
 
 def test_a_card_full_of_small_pods_is_not_looked_at_for_ever():
     """Six of its pods would have to go, those with much memory: one set in a million, of pods none alike."""
-    site = node("n1", 1)
+    here = node("n1", 1)
     for i in range(32):
         large = i < 6
         request = Request(3, (6 if large else 1) * DEFAULT_UNIT)
         uid = PodUid(f"{'z' if large else 'a'}{i:02d}")
         asked = PodRequest(uid, (ContainerRequest(f"c{i}", ContainerKind.APP, 0, request),))
-        site = lying(site, SimPod(uid, f"default/{uid}", asked), 0)
+        here = lying(here, SimPod(uid, f"default/{uid}", asked), 0)
     other = lying(node("n2", 1), pod("x", 60, 40), 0)
-    plan = defragment([site, other], pod("asked", 20, 38), most_looked=1000)
-    assert plan.seat is None
+    plan = defragment([here, other], pod("asked", 20, 38), most_looked=1000)
+    assert plan.placement is None
     assert not plan.proven
     assert plan.reason.endswith("; not every set was tried")
 
 
 def test_pods_alike_whose_parts_lie_otherwise_do_not_stand_for_one_another():
-    site = node("n1")
+    here = node("n1")
     for name, (first, second) in (("a", (0, 1)), ("b", (1, 0))):
-        resident = parts(name, 10, 40)
+        running = parts(name, 10, 40)
         shares = {
-            container.name: (Share(site.cards[at].card.uuid, container.request.amount),)
-            for container, at in zip(resident.request.containers, (first, second), strict=True)
+            container.name: (Share(here.cards[at].card.uuid, container.request.amount),)
+            for container, at in zip(running.request.containers, (first, second), strict=True)
         }
-        site = site.with_pod(resident, shares)
-    site = lying(site, pod("stays", 40, stays="because"), 1)
+        here = here.with_pod(running, shares)
+    here = lying(here, pod("stays", 40, stays="because"), 1)
     # 50 are held of card 0, 90 of card 1: only without b's 40 have 80 room, on card 0.
     held = [pod(name, 40, stays="because") for name in ("p", "q")]
     other = lying(lying(node("n2"), held[0], 0), held[1], 1)
-    plan = defragment([site, other], pod("asked", 85))
+    plan = defragment([here, other], pod("asked", 85))
     assert [m.pod for m in plan.moves] == ["default/b"]
 
 
 def test_a_pod_of_several_parts_is_made_room_for_as_a_whole():
-    site = node("n1", 3)
+    here = node("n1", 3)
     for i, cores in enumerate((60, 70, 80)):
-        site = lying(site, pod(f"p{i}", cores), i)
-    plan = defragment([site, node("n2", 1)], parts("both", 100, 35))
-    assert plan.seat is not None
+        here = lying(here, pod(f"p{i}", cores), i)
+    plan = defragment([here, node("n2", 1)], parts("both", 100, 35))
+    assert plan.placement is not None
     assert [m.pod for m in plan.moves] == ["default/p1"]  # p0 leaves 40 of its card free for the smaller part
     sound(plan.after)
 
 
 def test_a_plan_among_hundreds_of_pods_takes_few_looks():
     """Two of eight cards on each of forty nodes that hold 24 pods each: pairs of cards are tried, not sets of pods."""
-    sites = []
+    nodes = []
     for n in range(40):
-        site = node(f"n{n:02d}", 8)
+        here = node(f"n{n:02d}", 8)
         for card in range(8):
             for i in range(3):
-                site = lying(site, pod(f"p{n:02d}-{card}-{i}", 25 + (n + card + i) % 3), card)
-        sites.append(site)
-    plan = defragment([*sites, node("spare", 1)], pod("two", 200), most_tried=50)
-    assert plan.seat is None
+                here = lying(here, pod(f"p{n:02d}-{card}-{i}", 25 + (n + card + i) % 3), card)
+        nodes.append(here)
+    plan = defragment([*nodes, node("spare", 1)], pod("two", 200), most_tried=50)
+    assert plan.placement is None
     assert plan.reason == "none of the first 50 sets of pods makes room on one node; not every set was tried"
     assert not plan.proven
-    plan = defragment([*sites, node("spare", 2)], pod("two", 200), most_tried=50)
+    plan = defragment([*nodes, node("spare", 2)], pod("two", 200), most_tried=50)
     assert plan.moves == ()
-    one = defragment([*sites, lying(node("spare", 2), pod("x", 20), 0)], pod("two", 200), most_tried=50)
+    one = defragment([*nodes, lying(node("spare", 2), pod("x", 20), 0)], pod("two", 200), most_tried=50)
     assert [m.pod for m in one.moves] == ["default/x"]
 
 
@@ -327,34 +329,34 @@ sites_drawn = st.lists(
 
 
 def drawn(parts):
-    sites = [node("n0"), node("n1")]
+    nodes = [node("n0"), node("n1")]
     for i, (where, card, cores, units) in enumerate(parts):
-        sites[where] = lying(sites[where], pod(f"p{i}", cores, units), card)
-    return sites
+        nodes[where] = lying(nodes[where], pod(f"p{i}", cores, units), card)
+    return nodes
 
 
 @quick
 @given(sites_drawn, st.sampled_from([40, 80, 100, 200]))
 def test_a_plan_works_when_carried_out_and_no_smaller_one_does(parts, cores):
-    sites = drawn(parts)
+    nodes = drawn(parts)
     asked = pod("asked", cores, 8)
-    plan = defragment(sites, asked)
-    sound(sites)
+    plan = defragment(nodes, asked)
+    sound(nodes)
     possible = [
         size
         for size in range(7)
-        for site in sites
-        for gone in combinations(site.residents.values(), size)
-        if carried_out(sites, site, gone, asked)
+        for here in nodes
+        for gone in combinations(here.pods.values(), size)
+        if carried_out(nodes, here, gone, asked)
     ]
-    if plan.seat is None:
+    if plan.placement is None:
         assert not possible
         return
     assert len(plan.moves) == min(possible)
     assert plan.proven
     sound(plan.after)
-    names = {r.name for site in plan.after for r in site.residents.values()}
-    assert names == {r.name for site in sites for r in site.residents.values()} | {asked.name}
+    names = {r.name for here in plan.after for r in here.pods.values()}
+    assert names == {r.name for here in nodes for r in here.pods.values()} | {asked.name}
 
 
 @quick
@@ -367,35 +369,35 @@ def test_a_plan_works_when_carried_out_and_no_smaller_one_does(parts, cores):
     st.lists(st.tuples(st.sets(st.integers(0, 6)), st.integers(0, 2)), max_size=2),
 )
 def test_no_smaller_plan_keeps_budgets_and_priorities_either(parts_of, cores, promised):
-    sites = [node("n0", 3), node("n1", 2)]
+    nodes = [node("n0", 3), node("n1", 2)]
     for i, (where, card, each, priority) in enumerate(parts_of):
-        at = card % len(sites[where].cards)
-        sites[where] = lying(sites[where], pod(f"p{i}", each, priority=priority), at)
+        at = card % len(nodes[where].cards)
+        nodes[where] = lying(nodes[where], pod(f"p{i}", each, priority=priority), at)
     asked = parts("asked", *cores, priority=1)
     budgets = [
         DisruptionAllowance(f"b{i}", allowed, frozenset(PodUid(f"p{j}") for j in of))
         for i, (of, allowed) in enumerate(promised)
     ]
-    plan = defragment(sites, asked, budgets)
+    plan = defragment(nodes, asked, budgets)
     possible = [
         size
         for size in range(7)
-        for site in sites
-        for gone in combinations(site.residents.values(), size)
+        for here in nodes
+        for gone in combinations(here.pods.values(), size)
         if all(r.priority <= 1 and sum(r.uid in b.pods for b in budgets) <= 1 for r in gone)
         and all(sum(r.uid in b.pods for r in gone) <= b.allowed for b in budgets)
-        and carried_out(sites, site, gone, asked)
+        and carried_out(nodes, here, gone, asked)
     ]
-    assert (len(plan.moves) if plan.seat else None) == min(possible, default=None)
+    assert (len(plan.moves) if plan.placement else None) == min(possible, default=None)
 
 
-def carried_out(sites, site, gone, asked):
-    """The same question by hand: end these, seat the pod, seat them again one after the other."""
-    room = site.without(r.uid for r in gone)
+def carried_out(nodes, here, gone, asked):
+    """The same question by hand: end these, place the pod, place them again one after the other."""
+    room = here.without(r.uid for r in gone)
     placement = room.find(asked.request)
     if placement is None:
         return False
-    now = [room.with_pod(asked, placement) if s is site else s for s in sites]
+    now = [room.with_pod(asked, placement) if s is here else s for s in nodes]
     back = sorted(gone, key=lambda r: (-sum(c.request.cores for c in r.request.containers), r.name))
     return not simulate(now, back).refused
 
@@ -405,8 +407,8 @@ def carried_out(sites, site, gone, asked):
 def test_a_forecast_never_overcommits_and_loses_no_pod(wanted):
     pods = [pod(f"p{i}", cores, units) for i, (cores, units) in enumerate(wanted)]
     forecast = simulate([node("n0"), node("n1", 1)], pods)
-    sound(forecast.sites)
-    assert {s.pod for s in forecast.seats} | set(forecast.refused) == {p.name for p in pods}
+    sound(forecast.nodes)
+    assert {s.pod for s in forecast.placements} | set(forecast.refused) == {p.name for p in pods}
     more = nodes_needed([node("n0")], pods, node("kind"))
     assert not more.refused
-    sound(more.sites)
+    sound(more.nodes)

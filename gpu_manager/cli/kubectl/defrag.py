@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument, Option
-from gpu_manager.cli.kubectl import coming, sites
+from gpu_manager.cli.kubectl import cluster_view, requested_pods
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.card import CardState
@@ -24,7 +24,7 @@ def command(
     ],
     namespace: Namespace = "",
     moves: Annotated[int, Option(min=1, max=64, help="How many pods may move at the outside.")] = MOST_MOVES,
-    source: sites.Source = "",
+    source: cluster_view.Source = "",
     output: Form = Output.TABLE,
     kubeconfig: Kubeconfig = "",
     context: Context = "",
@@ -35,38 +35,38 @@ def command(
     PodDisruptionBudget would be broken. Nothing is done: ending the pods named is yours to decide.
     Exit code: 0 there is a way, 1 there is none, 2 bad input.
     """
-    outlook = sites.look(source, kubeconfig, context, namespace)
-    pod = _pod(target, outlook)
-    plan = defragment(outlook.sites, pod, outlook.budgets, moves)
+    view = cluster_view.read_view(source, kubeconfig, context, namespace)
+    pod = _pod(target, view)
+    plan = defragment(view.nodes, pod, view.budgets, moves)
     if for_program(output):
         emit(_document(pod, plan), output)
     else:
         _show(pod, plan)
-    return 1 if plan.seat is None else 0
+    return 1 if plan.placement is None else 0
 
 
-def _pod(target: str, outlook: sites.ClusterOutlook) -> SimPod:
+def _pod(target: str, view: cluster_view.ClusterView) -> SimPod:
     if target == "-" or "/" in target or target.endswith((".yaml", ".yml", ".json")):
-        pods = coming.wanted([target], outlook)
+        pods = requested_pods.requested([target], view)
         if len(pods) != 1:
             raise RequestInvalid(f"{printable(target)}: {len(pods)} pods that ask for cards; give one")
         return pods[0]
-    named = [p for p in outlook.pods if p.name == target]
-    found = next((p for p in named if p.namespace == outlook.namespace), None)
+    named = [p for p in view.pods if p.name == target]
+    found = next((p for p in named if p.namespace == view.namespace), None)
     if found is None:
         elsewhere = f"; there is one in {quoted(named[0].namespace)}: name it with -n" if named else ""
-        where = f"in namespace {quoted(outlook.namespace)}"
+        where = f"in namespace {quoted(view.namespace)}"
         raise RequestInvalid(f"no pod {quoted(target)} that asks for cards {where}{elsewhere}")
     if found.node:
         raise RequestInvalid(f"pod {found.key} is on node {found.node} already: it waits for nothing")
-    return sites.requested_pod(found, outlook.unit, outlook.seen.written.get(found.uid))
+    return cluster_view.requested_pod(found, view.unit, view.hosts.details.get(found.uid))
 
 
 def _show(pod: SimPod, plan: DefragPlan) -> None:
-    if plan.seat is None:
+    if plan.placement is None:
         print(printable(f"{pod.name}: {plan.reason}"))
         return
-    where = f"node {plan.seat.node}, {_cards(plan.seat.cards)}"
+    where = f"node {plan.placement.node}, {_cards(plan.placement.cards)}"
     if not plan.moves:
         print(printable(f"{pod.name} fits as things are: {where}"))
         return
@@ -87,7 +87,7 @@ def _show(pod: SimPod, plan: DefragPlan) -> None:
                 print(printable(line))
     print(
         "\nNothing was done. A moved pod is ended and made anew by its controller, and of the pods that then"
-        f" wait the one that the scheduler comes to first has the choice. {sites.CAVEAT}",
+        f" wait the one that the scheduler comes to first has the choice. {cluster_view.CAVEAT}",
         file=sys.stderr,
     )
 
@@ -101,23 +101,24 @@ def _picture(changed: Sequence[SimNode]) -> Mapping[tuple[str, int], str]:
     return {(s.name, state.card.index): _line(s, state) for s in changed for state in s.cards}
 
 
-def _line(site: SimNode, state: CardState) -> str:
-    free = site.ledger.free(state.card.uuid)
+def _line(node: SimNode, state: CardState) -> str:
+    free = node.ledger.free(state.card.uuid)
     names = dict.fromkeys(
-        site.residents[a.pod].name if a.pod in site.residents else a.pod_key
-        for a in site.ledger.holders(state.card.uuid)
+        node.pods[a.pod].name if a.pod in node.pods else a.pod_key
+        for a in node.ledger.holders(state.card.uuid)
     )
     closed = "" if state.open else " (closed)"
     return (
-        f"  {site.name} card {state.card.index}{closed}: {free.cores} cores, "
+        f"  {node.name} card {state.card.index}{closed}: {free.cores} cores, "
         f"{format_bytes(max(0, free.memory))} free; {', '.join(names) or 'idle'}"
     )
 
 
 def _document(pod: SimPod, plan: DefragPlan) -> Mapping[str, Any]:
+    where = plan.placement
     return {
         "pod": pod.name,
-        "seat": None if plan.seat is None else {"node": plan.seat.node, "cards": list(plan.seat.cards)},
+        "placement": None if where is None else {"node": where.node, "cards": list(where.cards)},
         "moves": [
             {
                 "pod": m.pod,
@@ -128,5 +129,5 @@ def _document(pod: SimPod, plan: DefragPlan) -> Mapping[str, Any]:
         ],
         "proven": plan.proven,
         "reason": plan.reason,
-        "caveat": sites.CAVEAT,
+        "caveat": cluster_view.CAVEAT,
     }

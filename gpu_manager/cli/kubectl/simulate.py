@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument, Option
-from gpu_manager.cli.kubectl import coming, sites
+from gpu_manager.cli.kubectl import cluster_view, requested_pods
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.errors import RequestInvalid, printable
@@ -27,7 +27,7 @@ def command(
         str, Option(help="Add nodes like this one, or like this profile, as long as pods find no room.")
     ] = "",
     drain_node: Annotated[str, Option("--drain", metavar="NODE", help="What if this node goes.")] = "",
-    source: sites.Source = "",
+    source: cluster_view.Source = "",
     output: Form = Output.TABLE,
     kubeconfig: Kubeconfig = "",
     context: Context = "",
@@ -42,27 +42,27 @@ def command(
         raise RequestInvalid("give manifests of the pods to come, or --drain NODE")
     if drain_node and like:
         raise RequestInvalid("--like adds nodes for pods to come: it does not go with --drain")
-    outlook = sites.look(source, kubeconfig, context)
+    view = cluster_view.read_view(source, kubeconfig, context)
     if drain_node:
-        outlook.site(drain_node)
-        forecast = drain(outlook.sites, drain_node)
+        view.node(drain_node)
+        forecast = drain(view.nodes, drain_node)
     else:
-        pods = coming.wanted(files or (), outlook)
+        pods = requested_pods.requested(files or (), view)
         if not pods:
             raise RequestInvalid("no pod in these manifests asks for a part of a card")
         forecast = (
-            nodes_needed(outlook.sites, pods, coming.kind_of_node(like, outlook))
+            nodes_needed(view.nodes, pods, requested_pods.kind_of_node(like, view))
             if like
-            else simulate(outlook.sites, pods)
+            else simulate(view.nodes, pods)
         )
-    blocked = _blocked(outlook, drain_node) if drain_node else []
+    blocked = _blocked(view, drain_node) if drain_node else []
     if for_program(output):
         emit({**_document(forecast), "budgets": [asdict(one) for one in blocked]}, output)
     else:
         _show(forecast, like, blocked)
-        if outlook.waiting:
-            print(f"Pods that wait already and are not counted: {outlook.waiting}.", file=sys.stderr)
-        print(sites.CAVEAT, file=sys.stderr)
+        if view.waiting:
+            print(f"Pods that wait already and are not counted: {view.waiting}.", file=sys.stderr)
+        print(cluster_view.CAVEAT, file=sys.stderr)
     return 1 if forecast.refused else 0
 
 
@@ -75,22 +75,22 @@ class _Blocked:
     pods: int
 
 
-def _blocked(outlook: sites.ClusterOutlook, node: str) -> list[_Blocked]:
-    leaving = [uid for uid, resident in outlook.site(node).residents.items() if not resident.stays]
-    counted = [_Blocked(b.name, b.allowed, sum(uid in b.pods for uid in leaving)) for b in outlook.budgets]
+def _blocked(view: cluster_view.ClusterView, node: str) -> list[_Blocked]:
+    leaving = [uid for uid, running in view.node(node).pods.items() if not running.stays]
+    counted = [_Blocked(b.name, b.allowed, sum(uid in b.pods for uid in leaving)) for b in view.budgets]
     return [one for one in counted if one.pods > one.allowed]
 
 
 def _show(forecast: Forecast, like: str, blocked: Sequence[_Blocked]) -> None:
-    if forecast.seats:
-        rows = [(s.pod, s.node, _cards(s.cards)) for s in forecast.seats[:_SHOWN]]
+    if forecast.placements:
+        rows = [(s.pod, s.node, _cards(s.cards)) for s in forecast.placements[:_SHOWN]]
         print(columns(("POD", "NODE", "CARDS"), rows))
-        if len(forecast.seats) > _SHOWN:
-            print(f"and {len(forecast.seats) - _SHOWN} more; -o json shows all")
+        if len(forecast.placements) > _SHOWN:
+            print(f"and {len(forecast.placements) - _SHOWN} more; -o json shows all")
     for line in (*_together(forecast.ended), *_together(forecast.refused)):
         print(printable(line))
-    total = len(forecast.seats) + len(forecast.refused)
-    print(f"{len(forecast.seats)} of {total} pods fit; cores booked then: {_booked(forecast)}")
+    total = len(forecast.placements) + len(forecast.refused)
+    print(f"{len(forecast.placements)} of {total} pods fit; cores booked then: {_booked(forecast)}")
     if like:
         print(printable(_needed(forecast, like)))
     for one in blocked:
@@ -125,16 +125,16 @@ def _cards(indices: tuple[int, ...]) -> str:
 
 
 def _booked(forecast: Forecast) -> str:
-    there = sum(CORES_PER_CARD for site in forecast.sites for s in site.cards if s.open)
-    free = sum(site.free.cores for site in forecast.sites)
+    there = sum(CORES_PER_CARD for node in forecast.nodes for s in node.cards if s.open)
+    free = sum(node.free.cores for node in forecast.nodes)
     return f"{(there - free) / there:.1%} of {there // CORES_PER_CARD} cards" if there else "no card"
 
 
 def _document(forecast: Forecast) -> Mapping[str, Any]:
     return {
-        "seats": [{"pod": s.pod, "node": s.node, "cards": list(s.cards)} for s in forecast.seats],
+        "placements": [{"pod": s.pod, "node": s.node, "cards": list(s.cards)} for s in forecast.placements],
         "refused": [{"pod": pod, "reason": why} for pod, why in forecast.refused.items()],
         "ended": [{"pod": pod, "reason": why} for pod, why in forecast.ended.items()],
         "added": forecast.added,
-        "caveat": sites.CAVEAT,
+        "caveat": cluster_view.CAVEAT,
     }

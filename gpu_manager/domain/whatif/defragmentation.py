@@ -52,12 +52,12 @@ class PodMove:
 
 @dataclass(frozen=True, slots=True)
 class DefragPlan:
-    """The plan: these moves, and the pod then lies at ``seat``. ``proven``: no smaller set exists.
+    """The plan: these moves, and the pod then lies at ``placement``. ``proven``: no smaller set exists.
 
     None where nothing helps: then ``reason`` says why.
     """
 
-    seat: PodPlacement | None
+    placement: PodPlacement | None
     moves: tuple[PodMove, ...] = ()
     proven: bool = True
     reason: str = ""
@@ -66,7 +66,7 @@ class DefragPlan:
 
 
 def defragment(
-    sites: Sequence[SimNode],
+    nodes: Sequence[SimNode],
     pod: SimPod,
     budgets: Sequence[DisruptionAllowance] = (),
     most_moves: int = MOST_MOVES,
@@ -78,91 +78,91 @@ def defragment(
     Pods of higher priority than ``pod`` stay, and so do those that nobody would make anew, and those whose
     budget allows no more disruption. Among sets of one size: the least amount moved, then names.
     """
-    board = SimCluster(sites)
-    if (seat := board.settle(pod)) is not None:
-        return DefragPlan(seat, before=tuple(sites), after=tuple(board.now.values()))
+    cluster = SimCluster(nodes)
+    if (placed := cluster.settle(pod)) is not None:
+        return DefragPlan(placed, before=tuple(nodes), after=tuple(cluster.now.values()))
     looks = SearchBudget(most_looked)
-    view, grounds = _View(board), _grounds(sites, pod, budgets, looks)
+    view, candidates = _View(cluster), _candidate_nodes(nodes, pod, budgets, looks)
     proven, tried = True, 0
     for size in range(1, most_moves + 1):
-        sets, whole = _sets(grounds, size)
+        sets, whole = _sets(candidates, size)
         proven = proven and whole and looks.left > 0
-        for movers in sets:
-            if not _within(movers.pods, budgets):
+        for eviction_set in sets:
+            if not _within(eviction_set.pods, budgets):
                 continue
             if tried == most_tried:
                 return DefragPlan(None, proven=False, reason=_gave_up(most_tried))
             tried += 1
-            found = view.carried_out(movers, pod)
+            found = view.carried_out(eviction_set, pod)
             if found is not None:
-                return replace(found, proven=proven, before=tuple(sites))
-    reason = _why_not(sites, pod, budgets, most_moves)
+                return replace(found, proven=proven, before=tuple(nodes))
+    reason = _why_not(nodes, pod, budgets, most_moves)
     return DefragPlan(None, proven=proven, reason=reason if proven else f"{reason}; not every set was tried")
 
 
-def _grounds(
-    sites: Sequence[SimNode], pod: SimPod, budgets: Sequence[DisruptionAllowance], looks: SearchBudget
+def _candidate_nodes(
+    nodes: Sequence[SimNode], pod: SimPod, budgets: Sequence[DisruptionAllowance], looks: SearchBudget
 ) -> list[NodeEvictions]:
     """Of the nodes that could hold the pod if all that may move were gone."""
     found = []
-    for site in sites:
-        may = [resident for resident in site.residents.values() if not _stays(resident, pod, budgets)]
-        if may and site.without(r.uid for r in may).takes(pod) is not None:
+    for node in nodes:
+        may = [running for running in node.pods.values() if not _stays(running, pod, budgets)]
+        if may and node.without(r.uid for r in may).takes(pod) is not None:
             alike = {r.uid: tuple(b.name for b in budgets if r.uid in b.pods) for r in may}
-            found.append(NodeEvictions(site, pod.request, may, alike, looks))
+            found.append(NodeEvictions(node, pod.request, may, alike, looks))
     return found
 
 
-def _sets(grounds: Sequence[NodeEvictions], size: int) -> tuple[list[EvictionSet], bool]:
+def _sets(candidates: Sequence[NodeEvictions], size: int) -> tuple[list[EvictionSet], bool]:
     """The sets of so many pods that may be worth a look, the cheapest first; False if there are more."""
     listed: dict[tuple[str, frozenset[PodUid]], EvictionSet] = {}
     found = (
-        movers
+        eviction_set
         for lists in (NodeEvictions.cores, NodeEvictions.more)
-        for g in grounds
-        for movers in lists(g, size)
+        for g in candidates
+        for eviction_set in lists(g, size)
     )
-    for movers in islice(found, MOST_SETS):
-        listed.setdefault((movers.site.name, frozenset(r.uid for r in movers.pods)), movers)
+    for eviction_set in islice(found, MOST_SETS):
+        listed.setdefault((eviction_set.node.name, frozenset(r.uid for r in eviction_set.pods)), eviction_set)
     whole = next(found, None) is None
-    return sorted(listed.values(), key=lambda movers: movers.cost), whole
+    return sorted(listed.values(), key=lambda eviction_set: eviction_set.cost), whole
 
 
 class _View:
     """The cluster as it stands, for many what-ifs of which each changes one node and a few more."""
 
-    def __init__(self, board: SimCluster) -> None:
-        self._board = board
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
         self._ranked: dict[Shape, list[NodeOption]] = {}
 
-    def carried_out(self, movers: EvictionSet, pod: SimPod) -> DefragPlan | None:
+    def carried_out(self, eviction_set: EvictionSet, pod: SimPod) -> DefragPlan | None:
         """The whole plan, if every moved pod finds a place once ``pod`` lies where it should; else None."""
-        site = movers.site
-        room = site.without(r.uid for r in movers.pods)
+        node = eviction_set.node
+        room = node.without(r.uid for r in eviction_set.pods)
         placement: Placement | None = room.takes(pod)
         if placement is None:
             return None
-        changed = {site.name: room.with_pod(pod, placement)}
+        changed = {node.name: room.with_pod(pod, placement)}
         moves = []
-        for resident in sorted(movers.pods, key=lambda r: (-r.weight, r.name)):
-            offer = min(self._offers(resident, changed), key=lambda offer: offer.rank, default=None)
+        for running in sorted(eviction_set.pods, key=lambda r: (-r.weight, r.name)):
+            offer = min(self._offers(running, changed), key=lambda offer: offer.rank, default=None)
             if offer is None:
                 return None
-            changed[offer.site.name], seat = offer.taken(resident)
-            moves.append(PodMove(resident.name, site.name, site.held(resident.uid), seat.node, seat.cards))
-        after = tuple(changed.get(name, same) for name, same in self._board.now.items())
+            changed[offer.node.name], placed = offer.taken(running)
+            moves.append(PodMove(running.name, node.name, node.held(running.uid), placed.node, placed.cards))
+        after = tuple(changed.get(name, same) for name, same in self._cluster.now.items())
         return DefragPlan(
-            PodPlacement(pod.name, site.name, site.indices(placement)), tuple(moves), after=after
+            PodPlacement(pod.name, node.name, node.indices(placement)), tuple(moves), after=after
         )
 
     def _offers(self, pod: SimPod, changed: dict[str, SimNode]) -> Iterator[NodeOption]:
         """The best of the nodes that stand as they were, and those of the others."""
         shape = pod.shape
         if shape not in self._ranked:
-            self._ranked[shape] = sorted(self._board.offers(pod).values(), key=lambda offer: offer.rank)
-        yield from islice((o for o in self._ranked[shape] if o.site.name not in changed), 1)
-        for site in changed.values():
-            offer = NodeOption.of(site, pod)
+            self._ranked[shape] = sorted(self._cluster.offers(pod).values(), key=lambda offer: offer.rank)
+        yield from islice((o for o in self._ranked[shape] if o.node.name not in changed), 1)
+        for node in changed.values():
+            offer = NodeOption.of(node, pod)
             if offer is not None:
                 yield offer
 
@@ -172,25 +172,25 @@ def _gave_up(tried: int) -> str:
 
 
 def _why_not(
-    sites: Sequence[SimNode], pod: SimPod, budgets: Sequence[DisruptionAllowance], most_moves: int
+    nodes: Sequence[SimNode], pod: SimPod, budgets: Sequence[DisruptionAllowance], most_moves: int
 ) -> str:
-    if not sites:
+    if not nodes:
         return "no node publishes cards"
-    able = [site for site in sites if not site.gate.bars(pod.wants)]
+    able = [node for node in nodes if not node.constraints.bars(pod.constraints)]
     if not able:
-        return why_not(sites, pod)
-    that = "" if len(able) == len(sites) else " that it may go to"
-    emptied = [site.without(site.residents) for site in able]
-    if all(site.takes(pod) is None for site in emptied):
+        return why_not(nodes, pod)
+    that = "" if len(able) == len(nodes) else " that it may go to"
+    emptied = [node.without(node.pods) for node in able]
+    if all(node.takes(pod) is None for node in emptied):
         return f"no node{that} could hold it even if all its pods were gone: {why_not(emptied, pod)}"
-    free = sum(site.free.cores for site in sites)
+    free = sum(node.free.cores for node in nodes)
     if free < pod.weight:
         return (
             f"{free} cores are free in the whole cluster, {pod.weight} are asked: no move makes more of them"
         )
-    residents = [resident for site in able for resident in site.residents.values()]
-    kept = [f"{r.name} ({why})" for r in residents if (why := _stays(r, pod, budgets))]
-    movable = len(residents) - len(kept)
+    running_pods = [running for node in able for running in node.pods.values()]
+    kept = [f"{r.name} ({why})" for r in running_pods if (why := _stays(r, pod, budgets))]
+    movable = len(running_pods) - len(kept)
     said = f"no set of at most {most_moves} of the {movable} pods that may move makes room on one node{that}"
     if kept:
         more = f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else ""
@@ -198,13 +198,13 @@ def _why_not(
     return said
 
 
-def _stays(resident: SimPod, pod: SimPod, budgets: Sequence[DisruptionAllowance]) -> str:
-    """Why the resident may not be moved for the pod; empty if it may."""
-    if resident.stays:
-        return resident.stays
-    if resident.priority > pod.priority:
-        return f"its priority {resident.priority} is above {pod.priority}"
-    mine = [b for b in budgets if resident.uid in b.pods]
+def _stays(running: SimPod, pod: SimPod, budgets: Sequence[DisruptionAllowance]) -> str:
+    """Why a running pod may not be moved for the pod; empty if it may."""
+    if running.stays:
+        return running.stays
+    if running.priority > pod.priority:
+        return f"its priority {running.priority} is above {pod.priority}"
+    mine = [b for b in budgets if running.uid in b.pods]
     if len(mine) > 1:
         names = " and ".join(b.name for b in mine[:2])
         return f"{len(mine)} PodDisruptionBudgets cover it, {names}: the API server evicts no such pod"

@@ -27,9 +27,9 @@ Kind = tuple[Shape, tuple[tuple[str, CardUuid], ...], int, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class EvictionSet:
-    """Pods of a site that would move. The cheaper the better: fewest, least amount, least priority, names."""
+    """Pods of a node that would move. The cheaper the better: fewest, least amount, least priority, names."""
 
-    site: SimNode
+    node: SimNode
     pods: Pods
 
     @property
@@ -37,7 +37,7 @@ class EvictionSet:
         """What sets are compared by."""
         names = tuple(sorted(r.name for r in self.pods))
         pods = self.pods
-        return len(pods), sum(r.weight for r in pods), sum(r.priority for r in pods), names, self.site.name
+        return len(pods), sum(r.weight for r in pods), sum(r.priority for r in pods), names, self.node.name
 
 
 @dataclass(slots=True)
@@ -52,40 +52,40 @@ class NodeEvictions:
 
     def __init__(
         self,
-        site: SimNode,
+        node: SimNode,
         request: PodRequest,
         may: Sequence[SimPod],
         alike: Mapping[PodUid, tuple[str, ...]],
         looks: SearchBudget,
     ) -> None:
-        self.site = site
+        self.node = node
         self._looks = looks
         self._may = sorted(may, key=lambda r: (r.weight, r.name))
         self._units = units_of(request) or ()
-        self._any = len(self._units) != 1 or site.find(request) is not None
-        desk = TrialPlacement(request, site.cards, site.ledger)
+        self._any = len(self._units) != 1 or node.find(request) is not None
+        trial = TrialPlacement(request, node.cards, node.ledger)
         # By card that may take the request: who of those holds some of it.
-        self._on: dict[CardUuid, list[SimPod]] = {site.cards[at].card.uuid: [] for at in desk.open}
+        self._on: dict[CardUuid, list[SimPod]] = {node.cards[at].card.uuid: [] for at in trial.open}
         self._kind: dict[PodUid, Kind] = {}
-        for resident in self._may:
+        for running in self._may:
             lies = tuple(
-                (a.container, card) for a in site.ledger.of_pod(resident.uid).values() for card in a.cards
+                (a.container, card) for a in node.ledger.of_pod(running.uid).values() for card in a.cards
             )
-            self._kind[resident.uid] = (
-                resident.shape,
+            self._kind[running.uid] = (
+                running.shape,
                 tuple(sorted(lies)),
-                resident.priority,
-                alike[resident.uid],
+                running.priority,
+                alike[running.uid],
             )
             for card in {card for _, card in lies} & self._on.keys():
-                self._on[card].append(resident)
+                self._on[card].append(running)
         ours = {r.uid for r in self._may}
         self._held = {
-            card for card in self._on if any(a.pod not in ours for a in site.ledger.holders(card))
+            card for card in self._on if any(a.pod not in ours for a in node.ledger.holders(card))
         }  # by somebody who stays
         members = self._units[0].members if self._units else ()
         self._short = {
-            site.cards[at].card.uuid: ZERO - desk.left(at, members) for at in desk.open
+            node.cards[at].card.uuid: ZERO - trial.left(at, members) for at in trial.open
         }  # positive is what lacks
 
     def cores(self, size: int) -> Iterator[EvictionSet]:
@@ -99,7 +99,7 @@ class NodeEvictions:
             found = self._emptied(self._units[0], size)
         else:
             found = (pods for card in self._on for pods in self._freed(card, size))
-        return (EvictionSet(self.site, pods) for pods in found)
+        return (EvictionSet(self.node, pods) for pods in found)
 
     def more(self, size: int) -> Iterator[EvictionSet]:
         """Smaller cores with further pods."""
@@ -110,7 +110,7 @@ class NodeEvictions:
                 inside = {r.uid for r in core.pods}
                 others = [r for r in self._may if r.uid not in inside]
                 for further in self._choices(others, size - less):
-                    yield EvictionSet(self.site, core.pods + further)
+                    yield EvictionSet(self.node, core.pods + further)
 
     def _emptied(self, unit: Unit, size: int) -> Iterator[Pods]:
         """Everybody on as many cards as the unit asks for."""
@@ -132,7 +132,7 @@ class NodeEvictions:
     def _freed(self, card: CardUuid, size: int) -> Iterator[Pods]:
         """Pods of a card that give what lacks there, none of them for nothing."""
         short = self._short[card]
-        gives = {r.uid: peak(self.site.ledger.of_pod(r.uid).values(), card) for r in self._on[card]}
+        gives = {r.uid: peak(self.node.ledger.of_pod(r.uid).values(), card) for r in self._on[card]}
 
         def enough(amounts: Sequence[Amount]) -> bool:
             given = sum(amounts, ZERO)
@@ -153,8 +153,8 @@ class NodeEvictions:
     def _choices(self, pods: Sequence[SimPod], size: int) -> Iterator[Pods]:
         """Combinations, of pods of one kind always the first."""
         kinds: dict[Kind, list[SimPod]] = {}
-        for resident in pods:
-            kinds.setdefault(self._kind[resident.uid], []).append(resident)
+        for running in pods:
+            kinds.setdefault(self._kind[running.uid], []).append(running)
         if len(kinds) == len(pods):
             return combinations(pods, size)
         return _counted(list(kinds.values()), size)

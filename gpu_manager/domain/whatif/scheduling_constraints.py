@@ -77,20 +77,20 @@ class NodeConstraints:
     taints: tuple[Taint, ...] = ()
     closed: str = ""
 
-    def bars(self, wants: PodConstraints) -> str:
+    def bars(self, constraints: PodConstraints) -> str:
         """What keeps the pod off, to stand behind the node's name; empty if nothing does."""
         if self.closed:
             return self.closed
-        if self.cordoned and not wants.tolerates(_CORDON):
+        if self.cordoned and not constraints.tolerates(_CORDON):
             return "is cordoned"
         for taint in self.taints:
-            if taint != _CORDON and not wants.tolerates(taint):
+            if taint != _CORDON and not constraints.tolerates(taint):
                 return f"has the taint {quoted(_shown(taint))}, which the pod does not tolerate"
-        missing = [term for term in wants.selector if not meets(self.labels, (term,))]
+        missing = [term for term in constraints.selector if not meets(self.labels, (term,))]
         if missing:
             return f"lacks what the pod selects: {quoted(shown_terms(missing))}"
-        if wants.affinity is not None and not any(self._meets(one) for one in wants.affinity):
-            asked = " or ".join(shown_terms((*labels, *fields)) for labels, fields in wants.affinity)
+        if constraints.affinity is not None and not any(self._meets(one) for one in constraints.affinity):
+            asked = " or ".join(shown_terms((*labels, *fields)) for labels, fields in constraints.affinity)
             return f"does not meet the pod's node affinity: {quoted(asked)}"
         return ""
 

@@ -44,7 +44,7 @@ class SimPod:
     request: PodRequest
     stays: str = ""
     priority: int = 0
-    wants: PodConstraints = ANYWHERE
+    constraints: PodConstraints = ANYWHERE
     tied: bool = False
     host: HostResources = ONE_POD
 
@@ -56,7 +56,7 @@ class SimPod:
     @property
     def shape(self) -> Shape:
         """What it shares with pods that are placed as it is."""
-        return replace(self.request, uid=_NOBODY), self.wants, self.host
+        return replace(self.request, uid=_NOBODY), self.constraints, self.host
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class SimNode:
     cards: tuple[CardState, ...]
     topology: Topology
     ledger: Ledger
-    residents: Mapping[PodUid, SimPod] = field(default_factory=dict)
-    gate: NodeConstraints = field(default_factory=NodeConstraints)
+    pods: Mapping[PodUid, SimPod] = field(default_factory=dict)
+    constraints: NodeConstraints = field(default_factory=NodeConstraints)
     host: HostResources = ANY
 
     def find(self, request: PodRequest) -> Placement | None:
@@ -84,14 +84,14 @@ class SimNode:
 
     def bars(self, pod: SimPod) -> str:
         """What but cards keeps the pod off now, to stand behind the node's name; empty if nothing does."""
-        return self.gate.bars(pod.wants) or self.host.lacks(pod.host)
+        return self.constraints.bars(pod.constraints) or self.host.lacks(pod.host)
 
-    def with_pod(self, resident: SimPod, placement: Placement) -> SimNode:
+    def with_pod(self, pod: SimPod, placement: Placement) -> SimNode:
         """The node with the pod on these shares."""
         ledger = self.ledger.copy()
-        ledger.commit(_allocations(resident, placement))
-        residents = {**self.residents, resident.uid: resident}
-        return replace(self, ledger=ledger, residents=residents, host=self.host - resident.host)
+        ledger.commit(_allocations(pod, placement))
+        pods = {**self.pods, pod.uid: pod}
+        return replace(self, ledger=ledger, pods=pods, host=self.host - pod.host)
 
     def without(self, pods: Iterable[PodUid]) -> SimNode:
         """The node as if these pods were gone."""
@@ -99,9 +99,9 @@ class SimNode:
         ledger = self.ledger.copy()
         for uid in gone:
             ledger.release(uid)
-        left = {u: r for u, r in self.residents.items() if u not in gone}
-        given = (r.host for u, r in self.residents.items() if u in gone)
-        return replace(self, ledger=ledger, residents=left, host=sum(given, self.host))
+        left = {u: r for u, r in self.pods.items() if u not in gone}
+        given = (r.host for u, r in self.pods.items() if u in gone)
+        return replace(self, ledger=ledger, pods=left, host=sum(given, self.host))
 
     def indices(self, placement: Placement) -> tuple[int, ...]:
         """The cards that a placement here takes."""
@@ -133,13 +133,13 @@ class PodPlacement:
 class Forecast:
     """What would become of pods. ``refused`` maps a pod's name to why it fits nowhere.
 
-    ``sites`` is the cluster afterwards; ``added`` counts nodes that had to be added. ``ended`` are pods that
+    ``nodes`` is the cluster afterwards; ``added`` counts nodes that had to be added. ``ended`` are pods that
     nobody places again, and why that is no loss.
     """
 
-    seats: tuple[PodPlacement, ...]
+    placements: tuple[PodPlacement, ...]
     refused: Mapping[str, str]
-    sites: tuple[SimNode, ...]
+    nodes: tuple[SimNode, ...]
     added: int = 0
     ended: Mapping[str, str] = field(default_factory=dict)
 
@@ -149,48 +149,48 @@ Rank = tuple[int, int, int, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class NodeOption:
-    """Where a site would put a pod; the lowest ``rank`` is chosen, and no two sites have the same."""
+    """Where a node would put a pod; the lowest ``rank`` is chosen, and no two nodes have the same."""
 
     rank: Rank
-    site: SimNode
+    node: SimNode
     placement: Placement
 
     @classmethod
-    def of(cls, site: SimNode, pod: SimPod) -> NodeOption | None:
+    def of(cls, node: SimNode, pod: SimPod) -> NodeOption | None:
         """None where the pod may not lie, or finds no room."""
-        placement = site.takes(replace(pod, request=pod.shape[0]))
-        return None if placement is None else cls(_left(site, placement), site, placement)
+        placement = node.takes(replace(pod, request=pod.shape[0]))
+        return None if placement is None else cls(_left(node, placement), node, placement)
 
     def taken(self, pod: SimPod) -> tuple[SimNode, PodPlacement]:
-        """The site with the pod, and where it lies."""
-        seat = PodPlacement(pod.name, self.site.name, self.site.indices(self.placement))
-        return self.site.with_pod(pod, self.placement), seat
+        """The node with the pod, and where it lies."""
+        placed = PodPlacement(pod.name, self.node.name, self.node.indices(self.placement))
+        return self.node.with_pod(pod, self.placement), placed
 
 
-def _left(site: SimNode, placement: Placement) -> Rank:
+def _left(node: SimNode, placement: Placement) -> Rank:
     """Least left in pieces: no idle card is broken while a broken one has room; of those, the fullest."""
     taken: dict[CardUuid, Amount] = {}
     for share in (share for shares in placement.values() for share in shares):
         taken[share.card] = taken.get(share.card, ZERO) + share.amount
-    books = {s.card.uuid: site.ledger.free(s.card.uuid) for s in site.cards if s.open}
-    idle = [card for card in books if site.ledger.idle(card)]
+    books = {s.card.uuid: node.ledger.free(s.card.uuid) for s in node.cards if s.open}
+    idle = [card for card in books if node.ledger.idle(card)]
     broken = sum(taken[card].cores < CORES_PER_CARD for card in idle if card in taken)
     left = sum((books[card] - amount for card, amount in taken.items() if card in books), ZERO)
     free = sum(amount.cores for amount in books.values())
-    return broken, left.cores, left.memory, sum(card not in taken for card in idle), free, site.name
+    return broken, left.cores, left.memory, sum(card not in taken for card in idle), free, node.name
 
 
 class SimCluster:
-    """Sites while pods are laid on copies of them. What a site does with a shape is worked out once."""
+    """Nodes while pods are placed on copies of them. What a node does with a shape is worked out once."""
 
-    def __init__(self, sites: Iterable[SimNode]) -> None:
-        self.now = {site.name: site for site in sites}
+    def __init__(self, nodes: Iterable[SimNode]) -> None:
+        self.now = {node.name: node for node in nodes}
         self._offers: dict[Shape, dict[str, NodeOption]] = {}
         self._stale: dict[Shape, set[str]] = {}
         self._reasons: dict[Shape, str] = {}
 
     def offers(self, pod: SimPod) -> Mapping[str, NodeOption]:
-        """By name, of the sites that would take the pod."""
+        """By name, of the nodes that would take the pod."""
         shape = pod.shape
         found = self._offers.setdefault(shape, {})
         stale = self._stale.setdefault(shape, set(self.now))
@@ -204,20 +204,20 @@ class SimCluster:
         return found
 
     def settle(self, pod: SimPod) -> PodPlacement | None:
-        """Put the pod on the site that suits best; None if it fits on none of them."""
+        """Place the pod on the node that suits best; None if it fits on none."""
         offers = self.offers(pod).values()
         if not offers:
             return None
-        site, seat = min(offers, key=lambda offer: offer.rank).taken(pod)
-        self.put(site)
-        return seat
+        node, placed = min(offers, key=lambda offer: offer.rank).taken(pod)
+        self.put(node)
+        return placed
 
-    def put(self, site: SimNode) -> None:
-        """A new site, or one that has changed."""
-        self.now[site.name] = site
+    def put(self, node: SimNode) -> None:
+        """A new node, or one that has changed."""
+        self.now[node.name] = node
         self._reasons.clear()
         for stale in self._stale.values():
-            stale.add(site.name)
+            stale.add(node.name)
 
     def why_not(self, pod: SimPod) -> str:
         """Why the pod fits nowhere: the reason of the node that has most free, and what the others say."""
@@ -227,55 +227,55 @@ class SimCluster:
         return self._reasons[shape]
 
 
-def simulate(sites: Sequence[SimNode], pods: Sequence[SimPod]) -> Forecast:
+def simulate(nodes: Sequence[SimNode], pods: Sequence[SimPod]) -> Forecast:
     """Place the pods one after the other, as they would arrive."""
-    board = SimCluster(sites)
-    seats: list[PodPlacement] = []
+    cluster = SimCluster(nodes)
+    placements: list[PodPlacement] = []
     refused: dict[str, str] = {}
     for pod in pods:
-        seat = board.settle(pod)
-        if seat is None:
-            refused[pod.name] = board.why_not(pod)
+        placed = cluster.settle(pod)
+        if placed is None:
+            refused[pod.name] = cluster.why_not(pod)
         else:
-            seats.append(seat)
-    return Forecast(tuple(seats), refused, tuple(board.now.values()))
+            placements.append(placed)
+    return Forecast(tuple(placements), refused, tuple(cluster.now.values()))
 
 
 def nodes_needed(
-    sites: Sequence[SimNode], pods: Sequence[SimPod], kind: SimNode, most: int = 10_000
+    nodes: Sequence[SimNode], pods: Sequence[SimPod], kind: SimNode, most: int = 10_000
 ) -> Forecast:
     """The same, adding a node like ``kind`` whenever a pod finds no room, ``most`` of them at the outside.
 
     One after the other in the order given, so the count is what arrivals in that order take. A pod that does
     not fit an empty node of the kind stays refused and adds none.
     """
-    board = SimCluster(sites)
-    kind = replace(kind, gate=kind.gate.fresh(f"new-{most}"))  # no pod asks for it by that name
+    cluster = SimCluster(nodes)
+    kind = replace(kind, constraints=kind.constraints.fresh(f"new-{most}"))  # no pod asks for it by that name
     never: dict[Shape, str] = {}
-    seats: list[PodPlacement] = []
+    placements: list[PodPlacement] = []
     refused: dict[str, str] = {}
     added = 0
     for pod in pods:
-        seat = board.settle(pod)
-        if seat is None and pod.shape not in never:
+        placed = cluster.settle(pod)
+        if placed is None and pod.shape not in never:
             never[pod.shape] = _never(kind, pod)
-        if seat is None and not never[pod.shape] and added < most:
+        if placed is None and not never[pod.shape] and added < most:
             added += 1
             name = f"new-{added}"
-            board.put(replace(kind, name=name, gate=kind.gate.fresh(name)))
-            seat = board.settle(pod)
-        if seat is None:
+            cluster.put(replace(kind, name=name, constraints=kind.constraints.fresh(name)))
+            placed = cluster.settle(pod)
+        if placed is None:
             refused[pod.name] = never[pod.shape] or f"{most} nodes were added, and there is still no room"
         else:
-            seats.append(seat)
-    return Forecast(tuple(seats), refused, tuple(board.now.values()), added)
+            placements.append(placed)
+    return Forecast(tuple(placements), refused, tuple(cluster.now.values()), added)
 
 
-def drain(sites: Sequence[SimNode], node: str) -> Forecast:
+def drain(nodes: Sequence[SimNode], name: str) -> Forecast:
     """What if the node goes: its pods, the most important first, placed on the others."""
-    leaving = next(site for site in sites if site.name == node)
-    pods = sorted(leaving.residents.values(), key=lambda r: (-r.priority, -r.weight, r.name))
-    others = [site for site in sites if site.name != node]
+    leaving = next(node for node in nodes if node.name == name)
+    pods = sorted(leaving.pods.values(), key=lambda r: (-r.priority, -r.weight, r.name))
+    others = [node for node in nodes if node.name != name]
     moving = [pod for pod in pods if not pod.stays]
     found = simulate(others, moving)
     if not others:
@@ -294,16 +294,16 @@ def _never(kind: SimNode, pod: SimPod) -> str:
     return f"not even an empty node like {quoted(kind.name)} holds it: {reason}" if reason else ""
 
 
-def why_not(sites: Sequence[SimNode], pod: SimPod) -> str:
+def why_not(nodes: Sequence[SimNode], pod: SimPod) -> str:
     """Why the pod fits nowhere: the reason of the node that has most free, and how many there are."""
-    if not sites:
+    if not nodes:
         return "no node publishes cards"
-    barred = {site.name: reason for site in sites if (reason := site.bars(pod))}
-    able = [site for site in sites if site.name not in barred]
+    barred = {node.name: reason for node in nodes if (reason := node.bars(pod))}
+    able = [node for node in nodes if node.name not in barred]
     closed = _closed(barred)
     if not able:
         return f"no node takes it: {closed}"
-    best = max(able, key=lambda site: _free_for(site, pod.request))
+    best = max(able, key=lambda node: _free_for(node, pod.request))
     reason = refusal(best, pod.request)
     where = "the only node" if len(able) == 1 else f"any of {len(able)} nodes"
     that = " that it may go to" if barred else ""
@@ -311,17 +311,17 @@ def why_not(sites: Sequence[SimNode], pod: SimPod) -> str:
     return f"{said}; not asked: {closed}" if closed else said
 
 
-def refusal(site: SimNode, request: PodRequest) -> str:
+def refusal(node: SimNode, request: PodRequest) -> str:
     """What the node says to the pod, card by card; empty if it takes it."""
-    verdict = judge(request, site.cards, site.topology, site.ledger)
+    verdict = judge(request, node.cards, node.topology, node.ledger)
     return verdict.line() if isinstance(verdict, Refusal) else ""
 
 
-def _free_for(site: SimNode, request: PodRequest) -> tuple[int, int, int, str]:
+def _free_for(node: SimNode, request: PodRequest) -> tuple[int, int, int, str]:
     """How much of the node the pod might use: a card of another model is none for it."""
-    cards = [s.card for s in site.cards if s.open and request.allows(s.card)]
-    free = sum((site.ledger.free(card.uuid) for card in cards), ZERO)
-    return free.cores, free.memory, len(cards), site.name
+    cards = [s.card for s in node.cards if s.open and request.allows(s.card)]
+    free = sum((node.ledger.free(card.uuid) for card in cards), ZERO)
+    return free.cores, free.memory, len(cards), node.name
 
 
 def _closed(barred: Mapping[str, str]) -> str:
@@ -339,8 +339,6 @@ def _closed(barred: Mapping[str, str]) -> str:
     return "; ".join(said) + more
 
 
-def _allocations(resident: SimPod, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:
-    for container in resident.request.containers:
-        yield Allocation(
-            resident.uid, container.name, container.kind, container.order, placement[container.name]
-        )
+def _allocations(pod: SimPod, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:
+    for container in pod.request.containers:
+        yield Allocation(pod.uid, container.name, container.kind, container.order, placement[container.name])

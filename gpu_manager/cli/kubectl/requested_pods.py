@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gpu_manager.adapters.manifests import Manifest
 from gpu_manager.cli.files import load_manifests, shown
-from gpu_manager.cli.kubectl.sites import ClusterOutlook, Written, requested_pod
+from gpu_manager.cli.kubectl.cluster_view import ClusterView, PodDetails, requested_pod
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.placement.ledger import Ledger
@@ -22,30 +22,30 @@ from gpu_manager.domain.whatif.simulation import SimNode, SimPod
 _MOST_PODS: Final = 100_000
 
 
-def wanted(files: Sequence[str], outlook: ClusterOutlook) -> list[SimPod]:
+def requested(files: Sequence[str], view: ClusterView) -> list[SimPod]:
     """The pods that manifests would make, each as often as its workload says. Raises RequestInvalid."""
     found: list[SimPod] = []
     for name in files:
         for manifest in load_manifests(name):
             try:
-                found += _made(manifest, outlook, _MOST_PODS - len(found))
+                found += _made(manifest, view, _MOST_PODS - len(found))
             except RequestInvalid as error:
                 who = printable(f"{shown(name)}: {manifest.kind} {manifest.namespace}/{manifest.name}")
                 raise RequestInvalid(f"{who}: {error}") from error
     return found
 
 
-def _made(manifest: Manifest, outlook: ClusterOutlook, most: int) -> Iterator[SimPod]:
+def _made(manifest: Manifest, view: ClusterView, most: int) -> Iterator[SimPod]:
     """The pods of one object that ask for cards."""
     if manifest.pod is None:
         return
-    written = Written.of(manifest.pod)
+    details = PodDetails.of(manifest.pod)
     draft = _drafted(manifest.pod, manifest.namespace, manifest.name)
     if not draft.asks:
         return
-    pod = requested_pod(_ranked(draft, mapping(manifest.pod.get("spec")), outlook), outlook.unit, written)
+    pod = requested_pod(_ranked(draft, mapping(manifest.pod.get("spec")), view), view.unit, details)
     if manifest.kind == "DaemonSet":
-        yield from _one_each(pod, outlook)
+        yield from _one_each(pod, view)
         return
     if manifest.copies > most:
         raise RequestInvalid(f"more than {_MOST_PODS} pods in all")
@@ -58,25 +58,25 @@ def _copy(pod: SimPod, name: str) -> SimPod:
     return replace(pod, uid=uid, name=name, request=replace(pod.request, uid=uid))
 
 
-def _one_each(pod: SimPod, outlook: ClusterOutlook) -> Iterator[SimPod]:
+def _one_each(pod: SimPod, view: ClusterView) -> Iterator[SimPod]:
     """A DaemonSet's: one for every node that it may go to, a cordon or the node's trouble no bar to it."""
-    wants = replace(pod.wants, tolerations=(*pod.wants.tolerations, *DAEMONS))
-    for site in outlook.sites:
-        if not site.gate.bars(wants):
-            yield replace(_copy(pod, f"{pod.name}-{site.name}"), wants=wants.only(site.name))
+    constraints = replace(pod.constraints, tolerations=(*pod.constraints.tolerations, *DAEMONS))
+    for node in view.nodes:
+        if not node.constraints.bars(constraints):
+            yield replace(_copy(pod, f"{pod.name}-{node.name}"), constraints=constraints.only(node.name))
 
 
-def _ranked(pod: Pod, spec: Mapping[str, Any], outlook: ClusterOutlook) -> Pod:
+def _ranked(pod: Pod, spec: Mapping[str, Any], view: ClusterView) -> Pod:
     """The pod with the priority that its class means, as the API server would write it."""
     if spec.get("priority") is not None:
         return pod
     name = text(spec.get("priorityClassName"))
-    if name and name not in outlook.priorities:
+    if name and name not in view.priorities:
         print(
             f"{pod.key}: priority class {quoted(name)} is not known here: judged with priority 0",
             file=sys.stderr,
         )
-    return replace(pod, priority=outlook.priorities.get(name, 0))
+    return replace(pod, priority=view.priorities.get(name, 0))
 
 
 def _drafted(template: Mapping[str, Any], namespace: str, name: str) -> Pod:
@@ -86,17 +86,19 @@ def _drafted(template: Mapping[str, Any], namespace: str, name: str) -> Pod:
     return replace(parse_pod(obj), node="", phase="")
 
 
-def kind_of_node(name: str, outlook: ClusterOutlook) -> SimNode:
+def kind_of_node(name: str, view: ClusterView) -> SimNode:
     """An empty node like one of the cluster's, or like a simulated profile. Raises RequestInvalid."""
     from gpu_manager.adapters import profiles  # noqa: PLC0415  # rarely asked for
 
-    like = next((site for site in outlook.sites if site.name == name), None)
+    like = next((node for node in view.nodes if node.name == name), None)
     if like is not None:
         cards = tuple(CardState(state.card) for state in like.cards)
-        books = Ledger((s.card for s in cards), outlook.unit)
-        return SimNode(name, cards, like.topology, books, gate=like.gate, host=outlook.seen.new(name))
+        books = Ledger((s.card for s in cards), view.unit)
+        return SimNode(
+            name, cards, like.topology, books, constraints=like.constraints, host=view.hosts.new(name)
+        )
     if name not in profiles.names():
-        nodes = ", ".join(site.name for site in outlook.sites[:10]) or "none"
+        nodes = ", ".join(node.name for node in view.nodes[:10]) or "none"
         kinds = ", ".join(profiles.names())
         raise RequestInvalid(f"--like is {quoted(name)}: use a node ({nodes}) or a profile ({kinds})")
     profile = profiles.load(name)
@@ -104,4 +106,4 @@ def kind_of_node(name: str, outlook: ClusterOutlook) -> SimNode:
         CardState(Card(i, CardUuid(f"GPU-{name}-{i}"), k.model, k.memory, k.reserved, k.numa, mig=k.mig))
         for i, k in enumerate(profile.cards)
     )
-    return SimNode(name, states, profile.topology, Ledger((s.card for s in states), outlook.unit))
+    return SimNode(name, states, profile.topology, Ledger((s.card for s in states), view.unit))

@@ -55,13 +55,13 @@ Source = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterOutlook:
+class ClusterView:
     """The nodes with their books, what may not be disturbed, and every pod that asks for cards."""
 
-    sites: tuple[SimNode, ...]
+    nodes: tuple[SimNode, ...]
     budgets: tuple[DisruptionAllowance, ...]
     pods: tuple[Pod, ...]
-    seen: _Seen
+    hosts: _HostReader
     priorities: Mapping[str, int]
     unit: int  # bytes of one unit of memory, as most nodes count
     namespace: str = "default"
@@ -71,54 +71,54 @@ class ClusterOutlook:
         """How many pods that ask for cards have no node yet."""
         return sum(not pod.node and not pod.terminal for pod in self.pods)
 
-    def site(self, name: str) -> SimNode:
+    def node(self, name: str) -> SimNode:
         """The node. Raises RequestInvalid: it publishes no cards."""
-        found = next((site for site in self.sites if site.name == name), None)
+        found = next((node for node in self.nodes if node.name == name), None)
         if found is None:
-            there = ", ".join(site.name for site in self.sites[:10]) or "none"
+            there = ", ".join(node.name for node in self.nodes[:10]) or "none"
             raise RequestInvalid(f"node {quoted(name)} publishes no cards; nodes that do: {there}")
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class PodDetails:
     """What plans read of a pod's object beside its request."""
 
-    wants: PodConstraints
+    constraints: PodConstraints
     host: HostResources
     daemon: bool  # a DaemonSet made it, for this very node
 
     @classmethod
-    def of(cls, obj: Mapping[str, Any]) -> Written:
+    def of(cls, obj: Mapping[str, Any]) -> PodDetails:
         """Whatever shape the object has."""
         owners = mapping(obj.get("metadata")).get("ownerReferences")
         daemon = isinstance(owners, list) and any(mapping(o).get("kind") == "DaemonSet" for o in owners)
         return cls(pod_constraints(obj.get("spec")), host_of_pod(obj), daemon)
 
 
-def look(source: str, kubeconfig: str, context: str, namespace: str = "") -> ClusterOutlook:
+def read_view(source: str, kubeconfig: str, context: str, namespace: str = "") -> ClusterView:
     """Raises RequestInvalid, NodeUnready."""
     from gpu_manager.adapters.kube import reading  # noqa: PLC0415  # heavy
 
-    seen = _Seen()
+    hosts = _HostReader()
     if source:
         saved = _saved(source)
-        cluster = reading.cluster_of(seen.nodes(saved.get("Node", ())), seen.pods(saved.get("Pod", ())))
+        cluster = reading.cluster_of(hosts.nodes(saved.get("Node", ())), hosts.pods(saved.get("Pod", ())))
         budgets, classes = saved.get("PodDisruptionBudget", []), saved.get("PriorityClass", [])
-        return _outlook(cluster, budgets, seen, classes, namespace or "default")
+        return _view(cluster, budgets, hosts, classes, namespace or "default")
     with log_in(kubeconfig, context, namespace) as login:
         nodes, pods = reading.list_nodes(login.connection), reading.list_pods(login.connection)
-        cluster = reading.cluster_of(seen.nodes(nodes), seen.pods(pods))
+        cluster = reading.cluster_of(hosts.nodes(nodes), hosts.pods(pods))
         budgets = list(reading.read_budgets(login.connection))
-        return _outlook(cluster, budgets, seen, _classes(login), login.namespace)
+        return _view(cluster, budgets, hosts, _classes(login), login.namespace)
 
 
-class _Seen:
+class _HostReader:
     """What else is read of objects on their way: also what pods that ask for no card take of a host."""
 
     def __init__(self) -> None:
-        self.written: dict[PodUid, Written] = {}
-        self._gates: dict[str, NodeConstraints] = {}
+        self.details: dict[PodUid, PodDetails] = {}
+        self._constraints: dict[str, NodeConstraints] = {}
         self._given: dict[str, HostResources] = {}
         self._taken: dict[str, HostResources] = {}
         self._daemons: dict[str, HostResources] = {}
@@ -126,25 +126,28 @@ class _Seen:
     def nodes(self, objects: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """The same objects."""
         for obj in objects:
-            gate = node_constraints(obj)
-            self._gates[gate.name], self._given[gate.name] = gate, host_of_node(obj)
+            constraints = node_constraints(obj)
+            self._constraints[constraints.name], self._given[constraints.name] = (
+                constraints,
+                host_of_node(obj),
+            )
             yield obj
 
     def pods(self, objects: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """The same objects."""
         for obj in objects:
-            written = Written.of(obj)
-            self.written[PodUid(text(mapping(obj.get("metadata")).get("uid")))] = written
+            details = PodDetails.of(obj)
+            self.details[PodUid(text(mapping(obj.get("metadata")).get("uid")))] = details
             node = text(mapping(obj.get("spec")).get("nodeName"))
             if node and mapping(obj.get("status")).get("phase") not in ("Succeeded", "Failed"):
-                self._taken[node] = self._taken.get(node, HostResources()) + written.host
-                if written.daemon:
-                    self._daemons[node] = self._daemons.get(node, HostResources()) + written.host
+                self._taken[node] = self._taken.get(node, HostResources()) + details.host
+                if details.daemon:
+                    self._daemons[node] = self._daemons.get(node, HostResources()) + details.host
             yield obj
 
-    def gate(self, node: str) -> NodeConstraints:
+    def constraints(self, node: str) -> NodeConstraints:
         """Who may go there."""
-        return self._gates.get(node, NodeConstraints(node))
+        return self._constraints.get(node, NodeConstraints(node))
 
     def left(self, node: str) -> HostResources:
         """What its pods leave of its host."""
@@ -194,25 +197,29 @@ def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
     return found
 
 
-def _outlook(
+def _view(
     cluster: ClusterReader,
     budget_objects: Sequence[Mapping[str, Any]],
-    seen: _Seen,
+    hosts: _HostReader,
     class_objects: Sequence[Mapping[str, Any]],
     namespace: str,
-) -> ClusterOutlook:
+) -> ClusterView:
     unit = usual_unit(books.node for books in cluster.with_cards)
-    sites = tuple(_site(books, _gate(books, seen, unit), seen) for books in cluster.with_cards)
+    nodes = tuple(
+        _sim_node(books, _constraints_of(books, hosts, unit), hosts) for books in cluster.with_cards
+    )
     budgets = tuple(_budgets(budget_objects, cluster.pods))
-    return ClusterOutlook(sites, budgets, cluster.pods, seen, _priorities(class_objects), unit, namespace)
+    return ClusterView(nodes, budgets, cluster.pods, hosts, _priorities(class_objects), unit, namespace)
 
 
-def _gate(books: NodeBooks, seen: _Seen, unit: int) -> NodeConstraints:
+def _constraints_of(books: NodeBooks, hosts: _HostReader, unit: int) -> NodeConstraints:
     """A node that counts memory otherwise is left out, as the extender leaves it out."""
-    gate, own = seen.gate(books.name), books.node.unit
+    constraints, own = hosts.constraints(books.name), books.node.unit
     if own == unit:
-        return gate
-    return replace(gate, closed=f"counts memory by {format_bytes(own)}, most nodes by {format_bytes(unit)}")
+        return constraints
+    return replace(
+        constraints, closed=f"counts memory by {format_bytes(own)}, most nodes by {format_bytes(unit)}"
+    )
 
 
 def _priorities(objects: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
@@ -227,9 +234,9 @@ def _priorities(objects: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
     return found
 
 
-def _site(books: NodeBooks, gate: NodeConstraints, seen: _Seen) -> SimNode:
-    residents = {
-        uid: _running(charge.pod, books.node.unit, seen.written.get(uid))
+def _sim_node(books: NodeBooks, constraints: NodeConstraints, hosts: _HostReader) -> SimNode:
+    pods = {
+        uid: _running(charge.pod, books.node.unit, hosts.details.get(uid))
         for uid, charge in books.charges.items()
         if charge.allocations
     }
@@ -238,9 +245,9 @@ def _site(books: NodeBooks, gate: NodeConstraints, seen: _Seen) -> SimNode:
         books.node.cards,
         books.node.topology,
         books.ledger,
-        residents,
-        gate,
-        seen.left(books.name),
+        pods,
+        constraints,
+        hosts.left(books.name),
     )
 
 
@@ -252,24 +259,24 @@ def _budgets(objects: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> Itera
             yield DisruptionAllowance(f"{budget.namespace}/{budget.name}", budget.allowed, covered)
 
 
-def requested_pod(pod: Pod, unit: int, written: Written | None) -> SimPod:
+def requested_pod(pod: Pod, unit: int, details: PodDetails | None) -> SimPod:
     """A pod that is to come, as plans place it. Raises RequestInvalid: it is illegal."""
-    return _planned(pod, judged_request(pod, unit), written)
+    return _planned(pod, judged_request(pod, unit), details)
 
 
-def _running(pod: Pod, unit: int, written: Written | None) -> SimPod:
+def _running(pod: Pod, unit: int, details: PodDetails | None) -> SimPod:
     """A pod that holds cards, as plans move it: if a controller makes it anew, and a node would take it."""
     request = booked_request(pod, unit)
     if request is not None:
-        return _planned(pod, request, written)
-    nothing = _planned(pod, PodRequest(pod.uid, ()), written)
+        return _planned(pod, request, details)
+    nothing = _planned(pod, PodRequest(pod.uid, ()), details)
     return replace(nothing, stays=nothing.stays or "its request is illegal: no node would take it again")
 
 
-def _planned(pod: Pod, request: PodRequest, written: Written | None) -> SimPod:
-    stays, tied = _stays(pod, daemon=written is not None and written.daemon)
-    wants, host = (ANYWHERE, ONE_POD) if written is None else (written.wants, written.host)
-    return SimPod(pod.uid, pod.key, request, stays, pod.priority, wants, tied, host)
+def _planned(pod: Pod, request: PodRequest, details: PodDetails | None) -> SimPod:
+    stays, tied = _stays(pod, daemon=details is not None and details.daemon)
+    constraints, host = (ANYWHERE, ONE_POD) if details is None else (details.constraints, details.host)
+    return SimPod(pod.uid, pod.key, request, stays, pod.priority, constraints, tied, host)
 
 
 def _stays(pod: Pod, *, daemon: bool) -> tuple[str, bool]:
