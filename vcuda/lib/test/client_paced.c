@@ -8,10 +8,11 @@
 
 enum { MOST_STREAMS = 16, TRACED = 4096, ALL = -1, SLEEP_SLACK_US = 150 };
 
-/* A launch, or where `stream` is ALL a wait for the card. */
+/* A launch, or where `stream` is ALL a wait for the card; `length_ms` of a kernel that has ended. */
 struct call {
     double at, returned;
     int stream;
+    float length_ms;
     void *begin, *end;
 };
 struct paced {
@@ -19,19 +20,32 @@ struct paced {
     void *stream[MOST_STREAMS];
     struct call *trace;
     double begin, gap_s, jitter;
-    long launches, wait, traced;
+    long launches, wait, traced, measured;
     int streams;
 };
 
+/* How long those kernels took that have ended since the last time. */
+static void measure(struct paced *paced) {
+    for (; paced->measured < paced->traced; paced->measured++) {
+        struct call *call = &paced->trace[paced->measured];
+        if (call->stream == ALL)
+            continue;
+        if (driver.cuEventQuery(call->end) != 0)
+            return;
+        must(driver.cuEventElapsedTime(&call->length_ms, call->begin, call->end), "cuEventElapsedTime");
+    }
+}
+
 /* The kernel rounds short sleeps up by far more than the gaps that matter here: the last part is waited for awake. */
-static void think(double seconds) {
+static void think(struct paced *paced, double seconds) {
     double until = seconds_now() + seconds, asleep = seconds - SLEEP_SLACK_US * 1e-6;
     if (asleep > SLEEP_SLACK_US * 1e-6) {
         struct timespec pause = {.tv_sec = (time_t)asleep, .tv_nsec = (long)((asleep - (double)(time_t)asleep) * 1e9)};
         nanosleep(&pause, NULL);
     }
-    while (seconds_now() < until)
-        ;
+    do
+        measure(paced);
+    while (seconds_now() < until);
 }
 
 static double next_gap(struct paced *paced) {
@@ -65,9 +79,10 @@ static void run(struct paced *paced, double until) {
         launch(paced);
         if (paced->wait && paced->launches % paced->wait == 0)
             wait_for_all(paced);
-        think(next_gap(paced));
+        think(paced, next_gap(paced));
     }
     must(driver.cuCtxSynchronize(), "cuCtxSynchronize");
+    measure(paced);
 }
 
 static void prepare_trace(struct paced *paced) {
@@ -94,15 +109,13 @@ static void write_trace(const struct paced *paced, const char *path, const char 
     fprintf(file, "trace 1\norigin %s\n", origin);
     for (long at = 0; at < paced->traced; at++) {
         const struct call *call = &paced->trace[at];
-        float length_ms;
         end = call->stream == ALL ? call->returned : call->at;
         if (call->stream == ALL) {
             fprintf(file, "synchronise %lld all %lld\n", since_begin_ns(paced, call->at), since_begin_ns(paced, end));
             continue;
         }
-        must(driver.cuEventElapsedTime(&length_ms, call->begin, call->end), "cuEventElapsedTime");
         fprintf(file, "launch %lld %d 0 %lld\n", since_begin_ns(paced, call->at), call->stream,
-                (long long)((double)length_ms * 1e6));
+                (long long)((double)call->length_ms * 1e6));
     }
     fprintf(file, "end %lld\n", since_begin_ns(paced, end + paced->gap_s));
     if (fclose(file) != 0) {
@@ -120,6 +133,10 @@ int run_paced(int argc, char **argv) {
     double seconds = strtod(option(argc, argv, "--seconds", "5"), NULL);
     if (paced.streams < 1 || paced.streams > MOST_STREAMS) {
         fprintf(stderr, "--streams: 1 to %d\n", MOST_STREAMS);
+        return 64;
+    }
+    if (trace && paced.streams > 1) { /* between two events lies the wait for the other streams' kernels too */
+        fprintf(stderr, "--trace goes with one stream\n");
         return 64;
     }
     kernel_load(&paced.kernel, argc, argv, 50);
