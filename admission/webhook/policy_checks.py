@@ -30,6 +30,7 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.pod import MIRROR
 from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, format_bytes
+from gpu_manager.domain.rules.legal_values import MOST_ASKING
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.rules.rulebook import Rule
 
@@ -58,9 +59,8 @@ def _quantity(resource: str, where: str = "limits", c: str = "c") -> str:
 
 _INIT: Final = "(has(object.spec.initContainers) ? object.spec.initContainers : [])"
 _CORES: Final = f"{_quantity(CORE)}.asInteger()"
-_ASKS: Final = (
-    f"{_wrote(CORE)} && {_quantity(CORE)}.isInteger() && {_quantity(CORE)}.compareTo(quantity('0')) > 0"
-)
+_POSITIVE: Final = f"{_quantity(CORE)}.compareTo(quantity('0')) > 0"
+_ASKS: Final = f"{_wrote(CORE)} && {_quantity(CORE)}.isInteger() && {_POSITIVE}"
 _SIDECAR: Final = "has(c.restartPolicy) && c.restartPolicy == 'Always'"
 _ANNOTATED: Final = "has(object.metadata.annotations)"
 
@@ -132,6 +132,17 @@ def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
     both = f"{_quantity(NVIDIA)}.compareTo(quantity('0')) != 0 && ({' || '.join(ours)})"
     yield _container(Rule.NAMES_MIXED, "gpus", both, {"value": _written(NVIDIA)})
     yield _init_cards()
+    yield PolicyCheck(
+        Rule.CONTAINERS_TOO_MANY,
+        f"variables.core.filter(c, {_POSITIVE}).size() <= {MOST_ASKING}",
+        _says(
+            Rule.CONTAINERS_TOO_MANY,
+            {
+                "value": f"string(variables.core.filter(c, {_POSITIVE}).size())",
+                "nearest": _text(str(MOST_ASKING)),
+            },
+        ),
+    )
     if terms.deny_node_name:
         asks = (
             f"variables.{n}.exists(c, {_quantity(r)}.compareTo(quantity('0')) != 0)"

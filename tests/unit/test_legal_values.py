@@ -13,6 +13,7 @@ from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, LARGEST_COUNT, MIB
 from gpu_manager.domain.rules.legal_values import (
+    MOST_ASKING,
     Rule,
     check_pod,
     is_legal_core,
@@ -250,6 +251,21 @@ def test_a_pod_whose_init_container_asks_lies_on_one_card_or_on_equal_whole_card
     found = check_pod(pod)
     assert [v.rule for v in found] == ([] if legal else [Rule.INIT_CONTAINER_CARDS])
     assert all(v.container == "init0" for v in found)
+
+
+def test_the_number_of_containers_that_ask_is_bounded_and_of_others_it_is_not() -> None:
+    asking = [container(f"c{i}", 1, 1) for i in range(MOST_ASKING)]
+    silent = [container(f"s{i}", None, None) for i in range(MOST_ASKING)]
+    assert check_pod(pod_of(*asking, *silent)) == ()
+    assert "containers-too-many" in broken(pod_of(*asking, init=(container("before", 1, 1),)))
+    (found,) = check_pod(pod_of(*asking, container("more", 100)))
+    assert found.refusal == (
+        "spec.containers has 65 containers that ask for tencent.com/vcuda-core, init containers counted: "
+        "a pod may have 64"
+    )
+    with pytest.raises(RequestInvalid, match="a pod may have 64"):
+        judged_request(pod_of(*asking, container("more", 100)))
+    assert len(booked_request(pod_of(*asking, container("more", 100))).containers) == 65  # type: ignore[union-attr]
 
 
 def test_sidecars_are_free_of_the_init_containers_rule_but_count_in_its_sum() -> None:

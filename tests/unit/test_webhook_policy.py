@@ -113,6 +113,18 @@ def agreed(judges: Any, sent: dict[str, Any], terms: ClusterTerms) -> None:
     assert told - uncertain == rules - uncertain
 
 
+@needs_cel
+@pytest.mark.parametrize("init", [0, 1])
+def test_the_bound_on_asking_containers_is_the_same_in_both(judges: Any, init: int) -> None:
+    asking = [container(f"c{i}", core="1", memory="1") for i in range(64)]
+    agreed(judges, review(pod(*asking)), LAX)
+    assert refusals(judges, review(pod(*asking))) == []
+    sent = review(pod(*asking[init:], container("x", core="1", memory="1"), initContainers=asking[:init]))
+    agreed(judges, sent, LAX)
+    said = validate(parse_review(json.dumps(sent).encode()), LAX)
+    assert [text for _, text in refusals(judges, sent) if "a pod may have" in text][0] in said.message
+
+
 quantities = st.sampled_from(
     ["0", "1", "4", "5", "30", "60", "99", "100", "150", "200", "300", "-1", "0.5", "99.5", "1500m", "1e25"]
 )

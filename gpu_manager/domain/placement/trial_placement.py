@@ -12,7 +12,7 @@ from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.placement.explain import CardView, closed_because
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.pod import ContainerKind
-from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 
 
@@ -55,7 +55,10 @@ def _handed_on(bound: Sequence[ContainerRequest]) -> list[Unit]:
 
 
 class TrialPlacement:
-    """Cards by position in the node's list, as one pod meets them."""
+    """Cards by position in the node's list, as one pod meets them.
+
+    ``positions`` says where each container lies that was laid out, by name.
+    """
 
     def __init__(self, request: PodRequest, cards: Sequence[CardState], ledger: Ledger) -> None:
         self._request = request
@@ -65,64 +68,98 @@ class TrialPlacement:
         asked = {c.name for c in request.containers}
         own = ledger.of_pod(request.uid).values()
         # What the pod is being placed for again does not stand in its own way; the rest of it stays.
-        self._own: list[list[Allocation]] = [
+        self._before: list[list[Allocation]] = [
             [a for a in own if a.container not in asked and state.card.uuid in a.cards] for state in cards
         ]
-        # Its sum, for without ordinary init containers that is the peak; None where there are such.
-        self._sums: list[Amount | None] = [
-            _sum(held, state) for held, state in zip(self._own, cards, strict=True)
-        ]
+        self._laid: list[list[ContainerRequest]] = [[] for _ in cards]
         self._others = [
             ledger.booked(state.card.uuid) - (peak(own, state.card.uuid) if own else ZERO) for state in cards
         ]
+        # Cores and memory left, kept up as a sum, for without ordinary init containers that is the peak; None
+        # where there are such.
+        self._sums: list[tuple[int, int] | None] = [self._left_by_sum(at) for at in range(len(cards))]
         self.closed = [
             closed_because(state, request, listed=bool(self._capacity[at].cores))
             for at, state in enumerate(cards)
         ]
         self.open = [at for at, reason in enumerate(self.closed) if not reason]
-        self.shares: dict[str, tuple[Share, ...]] = {}
+        self.positions: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def shares(self) -> dict[str, tuple[Share, ...]]:
+        """What each container that was laid out holds, by name."""
+        by_name = {c.name: c for c in self._request.containers}
+        return {
+            name: tuple(self.share(by_name[name], at) for at in positions)
+            for name, positions in self.positions.items()
+        }
 
     def share(self, container: ContainerRequest, at: int) -> Share:
         """What the container would hold of the card: what it asks, or all of it."""
-        amount = self._capacity[at] if container.request.cards else container.request.amount
-        return Share(self.cards[at].card.uuid, amount)
+        return Share(self.cards[at].card.uuid, self._amount(container, at))
+
+    def room(self, at: int, members: Sequence[ContainerRequest] = ()) -> tuple[int, int]:
+        """Cores and memory that the card has left once the members lie there too; negative if they do not fit."""
+        sums = self._sums[at]
+        if sums is not None and all(c.kind is not ContainerKind.INIT for c in members):
+            cores, memory = sums
+            for container in members:
+                amount = self._amount(container, at)
+                cores -= amount.cores
+                memory -= amount.memory
+            return cores, memory
+        if len(members) == 1 and not self.held(at):
+            need = self._amount(members[0], at)
+        else:
+            held = (*self._before[at], *(self._allocation(c, at) for c in (*self._laid[at], *members)))
+            need = peak(held, self.cards[at].card.uuid)
+        left = self._capacity[at] - self._others[at] - need
+        return left.cores, left.memory
 
     def left(self, at: int, members: Sequence[ContainerRequest] = ()) -> Amount:
-        """What the card has left once the members lie there too; negative if they do not fit."""
-        held = self._sums[at]
-        if held is not None and all(c.kind is not ContainerKind.INIT for c in members):
-            need = sum((self.share(c, at).amount for c in members), held)
-        elif len(members) == 1 and not self._own[at]:
-            need = self.share(members[0], at).amount
-        else:
-            uuid: CardUuid = self.cards[at].card.uuid
-            need = peak((*self._own[at], *(self._allocation(c, at) for c in members)), uuid)
-        return self._capacity[at] - self._others[at] - need
+        """:meth:`room` as an amount."""
+        return Amount(*self.room(at, members))
 
     def fits(self, at: int, members: Sequence[ContainerRequest]) -> bool:
         """True if the members fit on the card beside everything that lies there."""
-        left = self.left(at, members)
-        return left.cores >= 0 and left.memory >= 0
+        cores, memory = self.room(at, members)
+        return cores >= 0 and memory >= 0
 
     def idle(self, at: int) -> bool:
         """True if nobody, this pod included, holds any of the card."""
-        return not self._own[at] and self._others[at] == ZERO
+        return not self.held(at) and self._others[at] == ZERO
 
     def held(self, at: int) -> int:
         """How many containers of this pod lie on the card."""
-        return len(self._own[at])
+        return len(self._before[at]) + len(self._laid[at])
 
     def put(self, unit: Unit, positions: Sequence[int]) -> None:
         """Lay a unit out: every member on all of those cards."""
+        where = tuple(positions)
         for container in unit.members:
-            self.shares[container.name] = tuple(self.share(container, at) for at in positions)
-            for at in positions:
-                allocation, held = self._allocation(container, at), self._sums[at]
-                self._own[at].append(allocation)
-                if container.kind is ContainerKind.INIT:
-                    self._sums[at] = None
-                elif held is not None:
-                    self._sums[at] = held + allocation.shares[0].amount
+            self.positions[container.name] = where
+            for at in where:
+                self._sums[at] = (
+                    None if container.kind is ContainerKind.INIT else self._sums[at] and self.room(at, (container,))
+                )
+                self._laid[at].append(container)
+
+    def hopeless(self, units: Sequence[Unit]) -> bool:
+        """True if the node has less in all than the units need; False where only laying them out can tell."""
+        sums = [self._sums[at] for at in self.open]
+        whole = sum(unit.cards for unit in units)
+        if whole > sum(map(self.idle, self.open)):
+            return True
+        cores, memory = CORES_PER_CARD * whole, 0
+        for unit in units:
+            if not unit.cards:
+                # Of containers that run one after the other, what the largest of them asks.
+                cores += max(c.request.cores for c in unit.members)
+                memory += max(c.request.memory for c in unit.members)
+        known = [left for left in sums if left is not None]
+        if len(known) < len(sums):
+            return False
+        return cores > sum(max(0, left[0]) for left in known) or memory > sum(max(0, left[1]) for left in known)
 
     def views(self) -> tuple[CardView, ...]:
         """The cards as they stand, for people."""
@@ -131,12 +168,20 @@ class TrialPlacement:
             for at, state in enumerate(self.cards)
         )
 
+    def _amount(self, container: ContainerRequest, at: int) -> Amount:
+        request = container.request
+        return self._capacity[at] if request.cores >= CORES_PER_CARD else request.amount
+
     def _allocation(self, container: ContainerRequest, at: int) -> Allocation:
         share = self.share(container, at)
         return Allocation(self._request.uid, container.name, container.kind, container.order, (share,))
 
-
-def _sum(held: Sequence[Allocation], state: CardState) -> Amount | None:
-    if any(a.kind is ContainerKind.INIT for a in held):
-        return None
-    return sum((s.amount for a in held for s in a.shares if s.card == state.card.uuid), ZERO)
+    def _left_by_sum(self, at: int) -> tuple[int, int] | None:
+        held = self._before[at]
+        if any(a.kind is ContainerKind.INIT for a in held):
+            return None
+        card = self.cards[at].card.uuid
+        left = self._capacity[at] - self._others[at]
+        for share in (s for a in held for s in a.shares if s.card == card):
+            left -= share.amount
+        return left.cores, left.memory

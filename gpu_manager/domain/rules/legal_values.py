@@ -36,6 +36,7 @@ from gpu_manager.domain.rules.request import Request
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
 __all__ = [
+    "MOST_ASKING",
     "Rule",
     "Violation",
     "ceiling_of",
@@ -56,6 +57,7 @@ __all__ = [
     "warn_pod",
 ]
 
+MOST_ASKING = 64  # containers of one pod that ask for cores
 _LARGEST_CORES = LARGEST_COUNT // CORES_PER_CARD * CORES_PER_CARD
 _LARGEST_CARD = 1024 * GIB  # several times the largest card there is; what is above was meant in another unit
 
@@ -105,7 +107,7 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
     amounts = check_amounts(pod, unit, minimum_cores)
     if not _names_ours(pod):
         return amounts  # annotations of a pod that asks for nothing of ours are not our business
-    return (*amounts, *check_annotations(pod))
+    return (*amounts, *_check_count(pod), *check_annotations(pod))
 
 
 def check_amounts(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tuple[Violation, ...]:
@@ -232,6 +234,12 @@ def _check_names(pod: Pod) -> Iterator[Violation]:
         for container in pod.containers:
             if container.gpus:
                 yield violation(Rule.NAMES_MIXED, container.name, NVIDIA, format_number(container.gpus))
+
+
+def _check_count(pod: Pod) -> Iterator[Violation]:
+    asking = sum(c.core is not None and c.core > 0 for c in pod.containers)
+    if asking > MOST_ASKING:
+        yield violation(Rule.CONTAINERS_TOO_MANY, "", "spec.containers", str(asking), (MOST_ASKING,))
 
 
 def _check_init_containers(pod: Pod) -> Iterator[Violation]:

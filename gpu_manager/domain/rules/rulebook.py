@@ -140,6 +140,14 @@ class Rule(Enum):
         "Remove the request from the init container, make it a sidecar (`restartPolicy: Always`), "
         "or shrink the pod to one card.",
     )
+    CONTAINERS_TOO_MANY = RuleText(
+        "containers-too-many",
+        f"spec.containers has {{value}} containers that ask for {CORE}, init containers counted: "
+        "a pod may have {nearest}",
+        "Every container that asks for cards is placed by itself, on every node that could take the pod: "
+        "one pod of hundreds would hold up the scheduling of all others.",
+        "Give several processes one container and one share, or split the pod.",
+    )
     CEILING_NOT_INTEGER = RuleText(
         "ceiling-not-integer",
         f"annotation {CORE_LIMIT} is {{value}}: use a whole number of percent ({{nearest}})",
