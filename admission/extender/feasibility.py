@@ -8,7 +8,7 @@ alike, and a call over thousands of nodes looks most of them up.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -23,10 +23,12 @@ from gpu_manager.domain.cluster.terminating import with_terminating
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.placement.explain import LINE_LIMIT, Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.placement.place import Placement, find, judge
+from gpu_manager.domain.placement.place import Placement, PodPlacer, judge
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest
+
+LATE = "not judged in time: the pod has many containers, and the nodes differ much; it is asked about again"
 
 
 class Unfit(Enum):
@@ -37,6 +39,7 @@ class Unfit(Enum):
     QUOTA = "quota"
     NEVER = "never"  # not even if it were empty
     ROOM = "room"
+    LATE = "late"  # not judged: the question took too long
 
     @property
     def lasting(self) -> bool:
@@ -61,6 +64,7 @@ class _Shape:
     """One distinct request, and what was found for it: by node state, and by hardware for an empty node."""
 
     request: PodRequest
+    placer: PodPlacer
     found: dict[tuple[int, frozenset[str]], Fit | None] = field(default_factory=dict)
     ever: dict[tuple[int, frozenset[str]], bool] = field(default_factory=dict)
     said: dict[int, Fit | Unfit] = field(default_factory=dict)  # by state, where there is no quota
@@ -95,7 +99,7 @@ class FeasibilityJudge:
         containers = (replace(c, name=str(i)) for i, c in enumerate(request.containers))
         plain = replace(request, uid=PodUid(""), containers=tuple(containers), ceiling=None)
         with self._lock:
-            shape = self._shapes.pop(plain, None) or _Shape(plain)
+            shape = self._shapes.pop(plain, None) or _Shape(plain, PodPlacer(plain))
             self._make_room()
             if shape.size > self._most_answers // 2:
                 shape.clear()
@@ -145,21 +149,23 @@ class FeasibilityCheck:
 
     def on(self, view: NodeView) -> Fit | Unfit:
         """Where the pod would lie on the node, or why it cannot."""
-        if (
-            not self._alike
-            or view.problem
-            or view.node.refused
-            or view.nominated
-            or view.name == self._own_node
-        ):
+        if not self._is_like_others(view):
             return self._judge(view)
         found = self._on.get(view.state)
         if found is None:
             found = self._on[view.state] = self._judge(view)
         return found
 
-    def over(self, views: Sequence[NodeView | None]) -> Verdicts:
-        """:meth:`on` for many nodes, None for an unknown one: those of one kind are judged once."""
+    def _is_like_others(self, view: NodeView) -> bool:
+        """True if the answer for the node is that for all nodes of its state."""
+        special = view.problem or view.node.refused or view.nominated or view.name == self._own_node
+        return self._alike and not special
+
+    def over(self, views: Sequence[NodeView | None], late: Callable[[], bool] = lambda: False) -> Verdicts:
+        """:meth:`on` for many nodes, None for an unknown one: those of one kind are judged once.
+
+        Once ``late`` says so, only what is remembered is answered: all other nodes are :attr:`Unfit.LATE`.
+        """
         own = self._own
         # Per node only what runs in C, or nearly: there are thousands, of a few dozen kinds.
         kinds: list[Hashable] = (
@@ -168,7 +174,14 @@ class FeasibilityCheck:
         if own is not None and own in views:
             kinds = [own if view is own else kind for view, kind in zip(views, kinds, strict=True)]
         first = dict(zip(reversed(kinds), reversed(views), strict=True))
-        found = {kind: (view, Unfit.NODE if view is None else self.on(view)) for kind, view in first.items()}
+        found: dict[Hashable, tuple[NodeView | None, Fit | Unfit]] = {}
+        for kind, view in first.items():
+            if view is None:
+                found[kind] = view, Unfit.NODE
+            elif self._is_like_others(view) and view.state in self._on:
+                found[kind] = view, self._on[view.state]
+            else:
+                found[kind] = view, Unfit.LATE if late() else self.on(view)
         return Verdicts(kinds, found)
 
     def _judge(self, view: NodeView) -> Fit | Unfit:
@@ -269,6 +282,8 @@ class FeasibilityCheck:
             return "its agent refused this amount less than a minute ago: its books are ahead of what is seen"
         if no is Unfit.QUOTA:
             return self._over_quota(view)
+        if no is Unfit.LATE:
+            return LATE
         never = " even on the empty node" if no is Unfit.NEVER else ""
         return f"no room on its cards{never} for {self._asked}"
 
@@ -301,22 +316,21 @@ class FeasibilityCheck:
 
     def _seek(self, view: NodeView, ledger: Ledger, closed: frozenset[str]) -> Fit | None:
         plain, cards = self._shape.request, _closed(view.node.cards, dict.fromkeys(closed, ""))
-        placement = find(plain, cards, view.node.topology, ledger)
-        if placement is None:
+        trial = self._shape.placer.trial(cards, view.node.topology, ledger)
+        if trial is None:
             return None
-        at = {state.card.uuid: position for position, state in enumerate(cards)}
-        taken = _taken(plain, placement)
+        taken = trial.taken()
         return Fit(
-            positions=tuple(tuple(at[s.card] for s in placement[c.name]) for c in plain.containers),
-            taken=tuple((at[card], amount) for card, amount in taken),
-            charge=_by_model(cards, dict(taken)),
+            positions=tuple(trial.positions[c.name] for c in plain.containers),
+            taken=tuple(taken.items()),
+            charge=_by_model(cards, {cards[at].card.uuid: amount for at, amount in taken.items()}),
         )
 
     def _ever(self, view: NodeView) -> bool:
         key = view.hardware, frozenset[str]()
         if self.request.uuids or key not in self._shape.ever:
             empty = Ledger((s.card for s in view.node.cards), view.node.unit)
-            could = find(self._shape.request, view.node.cards, view.node.topology, empty) is not None
+            could = self._shape.placer.trial(view.node.cards, view.node.topology, empty) is not None
             if self.request.uuids:
                 return could
             self._shape.ever[key] = could

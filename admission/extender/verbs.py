@@ -22,7 +22,7 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.binding import Binder
-from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit, Verdicts
+from admission.extender.feasibility import LATE, FeasibilityCheck, FeasibilityJudge, Fit, Unfit, Verdicts
 from admission.extender.preemption import choose
 from admission.extender.ranking import BEST, NodePolicy, RankedNode, scores
 from admission.extender.wire import (
@@ -49,6 +49,7 @@ from gpu_manager.ports import Clock
 log = structlog.get_logger(__name__)
 
 FULL_LINES: Final = 8  # nodes told of card by card where none takes the pod; kube-scheduler joins them all
+JUDGE_SECONDS: Final = 0.15  # of one question: the scheduler asks about one pod after the other
 EXPECT_SECONDS: Final = 5.0  # from a scheduler's choice to its bind
 _BRIEF_LIMIT = 300  # characters of any other
 _MOST_BRIEFS = 64  # distinct ones in one answer
@@ -133,9 +134,11 @@ class Extender:
             self._refused(occupant.uid, self._cluster.snapshot().turn)
             return Reply(filter_answer(args, (), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT])))
         views = self._views(args, snapshot)
-        verdicts = question.over(views)
+        verdicts = question.over(views, self._deadline(question.request))
         fits = {kind for kind, (_, found) in verdicts.found.items() if isinstance(found, Fit)}
         fitting = list(compress(args.names, map(fits.__contains__, verdicts.kinds)))
+        if not fitting and any(found is Unfit.LATE for _, found in verdicts.found.values()):
+            return self._filter_error(LATE)  # an error is tried again soon, and what was judged is remembered
         failed, lasting = _reasons(question, verdicts, args.names, views)
         self._binder.offers.remember(occupant.uid, fitting)
         if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
@@ -157,7 +160,7 @@ class Extender:
         if not occupant.pod.asks or self._unready():
             return Reply(priority_answer(args.names, [0] * len(args.names)))
         views = self._views(args, snapshot)
-        verdicts = question.over(views)
+        verdicts = question.over(views, self._deadline(question.request))
         known: dict[tuple[int, int | None], int] = {}  # what a cost depends on → place among the candidates
         candidates: list[RankedNode] = []
         at: dict[Hashable, int] = {}  # kind of node → that place
@@ -217,6 +220,14 @@ class Extender:
         namespace = quota.of(occupant.pod.namespace) if quota else None
         verdicts = self._judge.ask(occupant, request, snapshot, namespace).over(views)
         return any(isinstance(found, Fit) for _, found in verdicts.found.values())
+
+    def _deadline(self, request: PodRequest) -> Callable[[], bool]:
+        """Whether the question that begins now has taken too long; one container never does."""
+        clock = self._clock
+        if clock is None or len(request.containers) == 1:
+            return lambda: False
+        ends = clock.monotonic() + JUDGE_SECONDS
+        return lambda: clock.monotonic() > ends
 
     def _read(self, pod: Obj) -> PodView:
         """The pod of a question. Prioritize asks about the one that filter has just read."""

@@ -205,8 +205,9 @@ class World:
         judge: FeasibilityJudge | None = None,
         schedulers: frozenset[str] = frozenset({"gpu-scheduler"}),
         expecting: bool = False,
+        clock: FakeClock | None = None,
     ) -> None:
-        self.clock = FakeClock()
+        self.clock = clock or FakeClock()
         self.api = FakeApi()
         self.cluster = ClusterState(UNIT)
         self.quota = QuotaBook()

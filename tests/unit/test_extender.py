@@ -7,14 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.cluster.snapshot import NODES
-from admission.extender.feasibility import FeasibilityJudge
-from admission.extender.verbs import FULL_LINES
+from admission.extender.feasibility import LATE, FeasibilityJudge
+from admission.extender.verbs import FULL_LINES, JUDGE_SECONDS
 from gpu_manager.domain.contract import ALLOCATION, GPU_MODEL, GPU_UUID, PLACEMENT, decode_assignment
 from gpu_manager.domain.placement.place import follow
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import UNIT, World, answer, args, bound, container, node, pod, uuid
+from tests.fakes.ports import FakeClock
 
 quick = settings(deadline=None, max_examples=50, derandomize=True)
 
@@ -334,3 +335,51 @@ def test_answers_for_pods_of_many_containers_are_forgotten_sooner():
     kept = sum(len(shape.found) * len(shape.request.containers) for shape in judge._shapes.values())
     assert kept <= 8 * (1000 + 20 * 8)
     assert judge._shapes
+
+
+class WearyClock(FakeClock):
+    """Time goes on a little whenever it is asked for."""
+
+    step = 0.0
+
+    def monotonic(self) -> float:
+        self.time += self.step
+        return self.time
+
+
+def test_a_question_that_takes_too_long_is_answered_by_what_was_judged_in_time():
+    clock = WearyClock()
+    names = [f"n{i}" for i in range(6)]
+    nodes = [node(name, cards=1, memory=(16 + i) * GIB) for i, name in enumerate(names)]
+    world = World(nodes, expecting=True, clock=clock)
+    clock.step = JUDGE_SECONDS / 2.5  # two nodes a question
+    two = pod("a", containers=[container("train", 60, 4), container("serve", 20, 4)])
+    said = world.filter(two)
+    assert len(said["NodeNames"]) == 2
+    assert set(said["FailedNodes"].values()) == {LATE}
+    assert len(said["FailedNodes"]) == 4
+    assert len(world.filter(two)["NodeNames"]) > 2  # what was judged is remembered
+    clock.step = 0.0
+    assert len(world.filter(two)["NodeNames"]) == 6
+
+
+def test_where_no_node_was_found_in_time_the_pod_is_tried_again_at_once():
+    clock = WearyClock()
+    nodes = [node(f"n{i}", cards=1, memory=(16 + i) * GIB) for i in range(4)]
+    full = [bound(pod(f"p{i}", 100), f"n{i}", {}) for i in range(4)]
+    world = World(nodes, full, expecting=True, clock=clock)
+    two = pod("a", containers=[container("train", 60, 4), container("serve", 20, 4)])
+    clock.step = JUDGE_SECONDS / 2.5
+    assert world.filter(two)["Error"] == LATE
+    clock.step = 0.0
+    assert world.filter(two)["Error"] == ""
+    assert set(world.filter(two)["FailedNodes"]) == {f"n{i}" for i in range(4)}
+
+
+def test_a_pod_of_one_container_is_judged_on_every_node_however_long_it_takes():
+    clock = WearyClock()
+    clock.step = JUDGE_SECONDS
+    world = World(
+        [node(f"n{i}", cards=1, memory=(16 + i) * GIB) for i in range(6)], expecting=True, clock=clock
+    )
+    assert len(world.filter(pod("a", 30, 4))["NodeNames"]) == 6

@@ -412,6 +412,50 @@ def test_what_could_fit_fits(node, request):
     assert possible is (find(request, node.cards, node.topology, node.ledger) is not None)
 
 
+def one_by_one(request, node):
+    """The policy's rule, container by container over whole ledgers; None where one of them finds no room."""
+    books, placed = node.ledger.copy(), {}
+    for c in request.containers:
+        left = {
+            at: books.free(state.card.uuid) - c.request.amount
+            for at, state in enumerate(node.cards)
+            if c.request.amount.fits_in(books.free(state.card.uuid))
+        }
+        if not left:
+            return None
+        sign = -1 if request.placement is PlacementPolicy.SPREAD else 1
+        at = min(left, key=lambda at: (sign * left[at].cores, sign * left[at].memory, at))
+        share = Share(node.cards[at].card.uuid, c.request.amount)
+        books.commit([Allocation(request.uid, c.name, c.kind, c.order, (share,))])
+        placed[c.name] = (share,)
+    return placed
+
+
+@settings(deadline=None, max_examples=300, derandomize=True)
+@given(
+    nodes(),
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=6),
+    st.sampled_from([PlacementPolicy.BINPACK, PlacementPolicy.SPREAD]),
+)
+def test_equal_containers_together_lie_as_one_by_one(node, runs, placement):
+    shapes = [(cores, units) for cores, units, count in runs for _ in range(count)][:12]
+    request = pod(*shapes, placement=placement)
+    reference = one_by_one(request, node)
+    found = find(request, node.cards, node.topology, node.ledger)
+    if reference is not None or len(shapes) > SEARCHED:
+        assert found == reference
+    verdict = judge(request, node.cards, node.topology, node.ledger)
+    assert found == (None if isinstance(verdict, Refusal) else verdict)
+
+
+@settings(deadline=None, max_examples=200, derandomize=True)
+@given(nodes(), requests(most=8))
+def test_a_node_is_refused_by_its_sums_only_where_nothing_fits(node, request):
+    verdict = judge(request, node.cards, node.topology, node.ledger)
+    found = find(request, node.cards, node.topology, node.ledger)
+    assert found == (None if isinstance(verdict, Refusal) else verdict)
+
+
 def test_more_fractions_than_are_searched_are_placed_one_after_the_other():
     many = [(10, 1)] * (SEARCHED + 1)
     assert len(Node(tree(1)).place(pod(*many))) == SEARCHED + 1

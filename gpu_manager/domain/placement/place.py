@@ -25,7 +25,7 @@ from gpu_manager.domain.placement.card_sets import best_set
 from gpu_manager.domain.placement.explain import Refusal, advise, advise_none, nearest_request, refuse
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.policies import POLICIES
-from gpu_manager.domain.placement.trial_placement import TrialPlacement, Unit, units_of
+from gpu_manager.domain.placement.trial_placement import LeastNeed, TrialPlacement, Unit, units_of
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest
@@ -59,41 +59,58 @@ def judge(
         views = TrialPlacement(request, cards, ledger).views()
         free = tuple((view, view.closed or f"{view.free} free") for view in views)
         return Refusal(_torn(request), free, "Change the pod")
-    found = _solve(request, units, cards, topology, ledger)
-    return found if isinstance(found, dict) else _refusal(request, units, *found, topology, ledger)
+    trial = TrialPlacement(request, cards, ledger)
+    found = _solve(request, units, trial, topology, ledger)
+    return (
+        _refusal(request, units, trial, found, topology, ledger) if isinstance(found, Unit) else found.shares
+    )
 
 
 def find(
     request: PodRequest, cards: Sequence[CardState], topology: Topology, ledger: Ledger
 ) -> Placement | None:
-    """The same without a reason: None if there is no room. For whoever asks thousands of nodes."""
-    units = units_of(request)
-    found = None if units is None else _solve(request, units, cards, topology, ledger)
-    return found if isinstance(found, dict) else None
+    """The same without a reason: None if there is no room."""
+    trial = PodPlacer(request).trial(cards, topology, ledger)
+    return None if trial is None else trial.shares
+
+
+class PodPlacer:
+    """:func:`find` for one pod and thousands of nodes: what depends on the pod alone is worked out once."""
+
+    def __init__(self, request: PodRequest) -> None:
+        self._request = request
+        self._units = units_of(request)
+        self._least = LeastNeed.of(self._units or ())
+
+    def trial(self, cards: Sequence[CardState], topology: Topology, ledger: Ledger) -> TrialPlacement | None:
+        """The cards with the pod laid out on them; None if there is no room."""
+        if self._units is None:
+            return None
+        trial = TrialPlacement(self._request, cards, ledger)
+        if trial.lacks(self._least):
+            return None
+        found = _solve(self._request, self._units, trial, topology, ledger)
+        return found if isinstance(found, TrialPlacement) else None
 
 
 def _solve(
-    request: PodRequest,
-    units: Sequence[Unit],
-    cards: Sequence[CardState],
-    topology: Topology,
-    ledger: Ledger,
-) -> Placement | tuple[TrialPlacement, Unit]:
-    """The placement, or the first unit for which there is no room, and the trial as it then stood."""
-    if topology.size != len(cards):
-        raise Bug(f"a topology of {topology.size} cards was given for {len(cards)} cards")
-    trial = TrialPlacement(request, cards, ledger)
+    request: PodRequest, units: Sequence[Unit], trial: TrialPlacement, topology: Topology, ledger: Ledger
+) -> TrialPlacement | Unit:
+    """``trial`` or another one with all units laid out, or the first unit for which ``trial`` has no room."""
+    if topology.size != len(trial.cards):
+        raise Bug(f"a topology of {topology.size} cards was given for {len(trial.cards)} cards")
     failed = _lay_out(trial, units, request.placement, topology)
     if failed is None:
-        return trial.shares
-    second = TrialPlacement(request, cards, ledger)
+        return trial
+    second = TrialPlacement(request, trial.cards, ledger)
     seats = _search(second, units)
     if seats is None:
-        return trial, failed
+        return failed
     for unit, at in seats:
         second.put(unit, (at,))
     _lay_out(second, [unit for unit in units if unit.cards], request.placement, topology)
-    return {c.name: second.shares[c.name] for unit in units for c in unit.members}
+    second.positions = {c.name: second.positions[c.name] for unit in units for c in unit.members}
+    return second
 
 
 def follow(
@@ -174,12 +191,22 @@ def _check(trial: TrialPlacement, unit: Unit, at: int) -> None:
 def _lay_out(
     trial: TrialPlacement, units: Sequence[Unit], policy: PlacementPolicy, topology: Topology
 ) -> Unit | None:
-    """Lay the units out one after the other; the first that finds no cards is returned."""
+    """Lay the units out one after the other; the first that finds no cards is returned.
+
+    Best fit puts equal parts of cards on one card as long as there is room: only the first is compared with
+    all cards.
+    """
+    last: tuple[tuple[int, int], tuple[int, ...]] | None = None  # what the last part asked, and where it lies
     for unit in units:
+        need = unit.need
+        if last is not None and need == last[0] and trial.has_room(last[1][0], unit):
+            trial.put(unit, last[1])
+            continue
         positions = _choose(trial, unit, policy, topology)
         if positions is None:
             return unit
         trial.put(unit, positions)
+        last = (need, positions) if need and policy is PlacementPolicy.BINPACK else None
     return None
 
 
@@ -207,13 +234,18 @@ def _search(trial: TrialPlacement, units: Sequence[Unit]) -> list[tuple[Unit, in
     if not all(any(trial.fits(at, unit.members) for at in trial.open) for unit in parts):
         return None
     everyone = (1 << len(parts)) - 1
+    members = [
+        tuple(c for i, unit in enumerate(parts) if taken >> i & 1 for c in unit.members)
+        for taken in range(everyone + 1)
+    ]
     ways: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {0: (0, ())}
     for at in trial.open:
-        sets = [
-            taken
-            for taken in range(1, everyone + 1)
-            if trial.fits(at, [c for i, unit in enumerate(parts) if taken >> i & 1 for c in unit.members])
-        ]
+        sets: list[int] = []
+        for taken in range(1, everyone + 1):
+            # What holds a set holds each set that lacks one of it.
+            less = taken & (taken - 1)
+            if (not less or less in sets) and trial.fits(at, members[taken]):
+                sets.append(taken)
         cost = int(trial.idle(at))
         for seated, (spoiled, seats) in list(ways.items()):
             for taken in sets:

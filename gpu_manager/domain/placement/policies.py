@@ -11,15 +11,13 @@ from typing import Final
 
 from gpu_manager.domain.placement.card_sets import fragment
 from gpu_manager.domain.placement.trial_placement import TrialPlacement, Unit
-from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.topology import Topology
 
 Policy = Callable[[TrialPlacement, Unit, Topology], int | None]
 """The position of the chosen card in ``trial.cards``, or None where no open card has room for the unit."""
 
-Rank = Callable[[int, Amount], tuple[int, ...]]
-"""What cards are compared by, lowest first: the position of a card, and what it would have left."""
+_NOWHERE: Final = (None,)
 
 
 def binpack(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
@@ -29,7 +27,7 @@ def binpack(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None
     """
     if unit.cards:
         return fragment(topology, _idle(trial))
-    return _best(trial, unit, lambda _at, left: (left.cores, left.memory))
+    return min(trial.with_room(unit), default=_NOWHERE)[-1]
 
 
 def spread(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
@@ -39,7 +37,8 @@ def spread(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
     """
     if unit.cards:
         return fragment(topology, _idle(trial))
-    return _best(trial, unit, lambda _at, left: (-left.cores, -left.memory))
+    ranked = ((-cores, -memory, at) for cores, memory, at in trial.with_room(unit))
+    return min(ranked, default=_NOWHERE)[-1]
 
 
 def topology(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
@@ -49,15 +48,15 @@ def topology(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | Non
     A part of a card goes to a card of the pod's own before any other; then to the best joined, then to the
     one with least left.
     """
-    if not trial.shares:
+    if not trial.positions:
         return binpack(trial, unit, topology)
     if unit.cards:
         return min(_idle(trial), key=lambda at: (-_joined(trial, topology, at), at), default=None)
-    return _best(
-        trial,
-        unit,
-        lambda at, left: (-bool(trial.held(at)), -_joined(trial, topology, at), left.cores, left.memory),
+    ranked = (
+        (-bool(trial.held(at)), -_joined(trial, topology, at), cores, memory, at)
+        for cores, memory, at in trial.with_room(unit)
     )
+    return min(ranked, default=_NOWHERE)[-1]
 
 
 POLICIES: Final[Mapping[PlacementPolicy, Policy]] = {
@@ -69,18 +68,6 @@ POLICIES: Final[Mapping[PlacementPolicy, Policy]] = {
 
 def _idle(trial: TrialPlacement) -> frozenset[int]:
     return frozenset(at for at in trial.open if trial.idle(at))
-
-
-def _best(trial: TrialPlacement, unit: Unit, rank: Rank) -> int | None:
-    """The open card with the lowest rank that has room; of equal ranks the lowest position."""
-    best: tuple[tuple[int, ...], int] | None = None
-    for at in trial.open:
-        left = trial.left(at, unit.members)
-        if left.cores >= 0 and left.memory >= 0:
-            candidate = rank(at, left), at
-            if best is None or candidate < best:
-                best = candidate
-    return None if best is None else best[1]
 
 
 def _joined(trial: TrialPlacement, topology: Topology, at: int) -> int:

@@ -6,9 +6,10 @@ Nothing here promises anything: the books are read, never written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.card import CardState
 from gpu_manager.domain.placement.explain import CardView, closed_because
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.pod import ContainerKind
@@ -18,10 +19,20 @@ from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Containers that must lie on the same cards; nearly always one. ``cards`` is 0 for part of one card."""
+    """Containers that must lie on the same cards; nearly always one. ``cards`` is 0 for part of one card.
+
+    ``need`` is cores and memory of the part of a card that one container asks for, where that is all of it.
+    """
 
     members: tuple[ContainerRequest, ...]
     cards: int
+    need: tuple[int, int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        need = None
+        if not self.cards and len(self.members) == 1 and self.members[0].kind is not ContainerKind.INIT:
+            need = self.members[0].request.cores, self.members[0].request.memory
+        object.__setattr__(self, "need", need)
 
 
 def units_of(request: PodRequest) -> tuple[Unit, ...] | None:
@@ -52,6 +63,27 @@ def _handed_on(bound: Sequence[ContainerRequest]) -> list[Unit]:
         if container.kind is not ContainerKind.INIT:
             runs.append([])
     return [Unit(tuple(run), run[0].request.cards) for run in runs if run]
+
+
+class LeastNeed(NamedTuple):
+    """What a pod takes of a node at least, however it is laid out: whole cards, cores of all of it, memory of
+    the parts of cards.
+    """
+
+    cards: int
+    cores: int
+    memory: int
+
+    @classmethod
+    def of(cls, units: Sequence[Unit]) -> LeastNeed:
+        """The sums. Of containers that must lie together, which may run one after the other, the largest."""
+        parts = [unit.members for unit in units if not unit.cards]
+        cards = sum(unit.cards for unit in units)
+        return cls(
+            cards,
+            CORES_PER_CARD * cards + sum(max(c.request.cores for c in members) for members in parts),
+            sum(max(c.request.memory for c in members) for members in parts),
+        )
 
 
 class TrialPlacement:
@@ -99,15 +131,13 @@ class TrialPlacement:
         return Share(self.cards[at].card.uuid, self._amount(container, at))
 
     def room(self, at: int, members: Sequence[ContainerRequest] = ()) -> tuple[int, int]:
-        """Cores and memory that the card has left once the members lie there too; negative if they do not fit."""
+        """Cores and memory that the card has left once the members lie there too; negative if they do not
+        fit.
+        """
         sums = self._sums[at]
         if sums is not None and all(c.kind is not ContainerKind.INIT for c in members):
-            cores, memory = sums
-            for container in members:
-                amount = self._amount(container, at)
-                cores -= amount.cores
-                memory -= amount.memory
-            return cores, memory
+            amounts = [self._amount(c, at) for c in members]
+            return sums[0] - sum(a.cores for a in amounts), sums[1] - sum(a.memory for a in amounts)
         if len(members) == 1 and not self.held(at):
             need = self._amount(members[0], at)
         else:
@@ -115,6 +145,27 @@ class TrialPlacement:
             need = peak(held, self.cards[at].card.uuid)
         left = self._capacity[at] - self._others[at] - need
         return left.cores, left.memory
+
+    def with_room(self, unit: Unit) -> list[tuple[int, int, int]]:
+        """The open cards on which the unit fits: cores and memory that would be left, and the position."""
+        found: list[tuple[int, int, int]] = []
+        need = unit.need
+        for at in self.open:
+            sums = self._sums[at]
+            if need is None or sums is None:
+                cores, memory = self.room(at, unit.members)
+            else:  # thousands of times a question
+                cores, memory = sums[0] - need[0], sums[1] - need[1]
+            if cores >= 0 and memory >= 0:
+                found.append((cores, memory, at))
+        return found
+
+    def has_room(self, at: int, unit: Unit) -> bool:
+        """True if the unit fits on the card."""
+        sums = self._sums[at]
+        if unit.need is None or sums is None:
+            return self.fits(at, unit.members)
+        return sums[0] >= unit.need[0] and sums[1] >= unit.need[1]
 
     def left(self, at: int, members: Sequence[ContainerRequest] = ()) -> Amount:
         """:meth:`room` as an amount."""
@@ -136,30 +187,45 @@ class TrialPlacement:
     def put(self, unit: Unit, positions: Sequence[int]) -> None:
         """Lay a unit out: every member on all of those cards."""
         where = tuple(positions)
+        if unit.need is not None and (left := self._sums[where[0]]) is not None:
+            (container,), (at,) = unit.members, where
+            self.positions[container.name] = where
+            self._sums[at] = left[0] - unit.need[0], left[1] - unit.need[1]
+            self._laid[at].append(container)
+            return
         for container in unit.members:
             self.positions[container.name] = where
             for at in where:
-                self._sums[at] = (
-                    None if container.kind is ContainerKind.INIT else self._sums[at] and self.room(at, (container,))
-                )
+                if container.kind is ContainerKind.INIT:
+                    self._sums[at] = None
+                elif self._sums[at] is not None:
+                    self._sums[at] = self.room(at, (container,))
                 self._laid[at].append(container)
 
-    def hopeless(self, units: Sequence[Unit]) -> bool:
-        """True if the node has less in all than the units need; False where only laying them out can tell."""
-        sums = [self._sums[at] for at in self.open]
-        whole = sum(unit.cards for unit in units)
-        if whole > sum(map(self.idle, self.open)):
-            return True
-        cores, memory = CORES_PER_CARD * whole, 0
-        for unit in units:
-            if not unit.cards:
-                # Of containers that run one after the other, what the largest of them asks.
-                cores += max(c.request.cores for c in unit.members)
-                memory += max(c.request.memory for c in unit.members)
-        known = [left for left in sums if left is not None]
-        if len(known) < len(sums):
-            return False
-        return cores > sum(max(0, left[0]) for left in known) or memory > sum(max(0, left[1]) for left in known)
+    def taken(self) -> dict[int, Amount]:
+        """What the containers that were laid out need of each card at their worst moment, by position."""
+        found: dict[int, Amount] = {}
+        for at, laid in enumerate(self._laid):
+            if any(c.kind is ContainerKind.INIT for c in laid):
+                found[at] = peak((self._allocation(c, at) for c in laid), self.cards[at].card.uuid)
+            elif laid and laid[0].request.cards:
+                found[at] = self._capacity[at]
+            elif laid:
+                requests = [c.request for c in laid]
+                found[at] = Amount(sum(r.cores for r in requests), sum(r.memory for r in requests))
+        return found
+
+    def lacks(self, least: LeastNeed) -> bool:
+        """True if the open cards have less in all than that; False where only laying the pod out can tell."""
+        idle, cores, memory = 0, 0, 0
+        for at in self.open:
+            left = self._sums[at]
+            if left is None:
+                return False
+            idle += self.idle(at)
+            cores += max(0, left[0])
+            memory += max(0, left[1])
+        return idle < least.cards or cores < least.cores or memory < least.memory
 
     def views(self) -> tuple[CardView, ...]:
         """The cards as they stand, for people."""
