@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
-from bench import limits_dispatch, limits_evader, limits_share
+from bench import limits_dispatch, limits_evader, limits_share, limits_threads
 from bench.native import container
 from bench.rows import Row
 from tests.native.driven import Container, program
@@ -122,6 +122,7 @@ PARTS: Mapping[str, Measure] = {
     "waiting": limits_share.waiting,
     "change": limits_share.changes,
     "dispatch": limits_dispatch.rows,
+    "threads": limits_threads.rows,
 }
 
 

@@ -5,6 +5,7 @@
 #define UNSURE_LEAST_NS 10000u
 #define UNSURE_MOST_NS 500000u
 #define BUDGET_MOST_NS 100000
+#define BUDGET_FIRST_NS 1000 /* of a new thread: one span, so that threads of one launch are measured too */
 /* However quickly a call returns, what it leaves the driver to do costs about so much. */
 #define CALL_LEAST_NS 1000u
 
@@ -44,7 +45,7 @@ void stream_clock_corrected(struct stream_clock *clock, uint64_t expected_ns, ui
 bool measuring_allowed(struct measuring_budget *budget, uint64_t now) {
     uint64_t passed = now > budget->at ? now - budget->at : 0;
     int64_t earned = (int64_t)(passed < UINT64_C(1000000000) ? passed : UINT64_C(1000000000)) * MEASURING_PERCENT / 100;
-    budget->left_ns += earned;
+    budget->left_ns = budget->at ? budget->left_ns + earned : BUDGET_FIRST_NS;
     if (budget->left_ns > BUDGET_MOST_NS)
         budget->left_ns = BUDGET_MOST_NS;
     budget->at = now;

@@ -10,10 +10,10 @@
 #define SPAN_PLAN_LAUNCHES 64     /* ... or so many launches end it */
 #define SPAN_PLAN_SMALL_NS 20000u /* launches are joined without a look at the clock up to this length */
 
-/* Does this launch join the open span without a look at the clock? Work that is small together cannot be far from
- * where it is taken to be. */
-static inline bool span_plan_joins(const struct span_facts *facts, uint64_t expected_ns) {
-    return facts->expected_ns + expected_ns <= SPAN_PLAN_SMALL_NS;
+/* Does this launch join the open span without a look at the clock? Work that is small together, and charged as expected
+ * in any case, cannot be far from where it is taken to be. */
+static inline bool span_plan_joins(const struct span_facts *facts, bool measured, uint64_t expected_ns) {
+    return !measured && facts->expected_ns + expected_ns <= SPAN_PLAN_SMALL_NS;
 }
 
 /* Is the driver to be asked whether the stream has drained? `open`: there is a span that goes on if it has not. A span

@@ -6,6 +6,7 @@
 #include "cuda/span_plan.h"
 #include "cuda/stream_meter.h"
 #include "cuda/throttle.h"
+#include "fork.h"
 #include "interposer.h"
 #include "page.h"
 #include "token_bucket.h"
@@ -26,9 +27,7 @@ static __thread struct thread_state {
     CUcontext context;
     struct stream_meter *meter; /* ... is this */
     uint64_t epoch;
-    int64_t allowance_ns;
     struct measuring_budget budget;
-    int8_t card; /* of the allowance, + 1 */
     bool per_thread;
 } thread_state __attribute__((tls_model("initial-exec")));
 
@@ -63,6 +62,34 @@ bool throttle_look(void) {
     return throttle_view.limited;
 }
 
+/* ---- credit in the process's hand
+ * ------------------------------------------------------------------------------------------- */
+
+/* Credit that the process has taken of the container's and not spent: a slice at a time, so that few launches touch
+ * what processes share. It is no thread's own, or it would be lost with the thread. */
+static struct {
+    _Alignas(64) int64_t ns;
+} pockets[VCUDA_MAX_CARDS];
+
+static bool pocket_take(int card, uint64_t ns) {
+    int64_t *pocket = &pockets[card].ns, left = __atomic_load_n(pocket, __ATOMIC_RELAXED);
+    do
+        if (left < (int64_t)ns)
+            return false;
+    while (!__atomic_compare_exchange_n(pocket, &left, left - (int64_t)ns, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return true;
+}
+
+static void pocket_put(int card, uint64_t ns) {
+    __atomic_fetch_add(&pockets[card].ns, (int64_t)ns, __ATOMIC_RELAXED);
+}
+
+/* In the child of a fork: what its parent has paid for is not its own. */
+static void empty_pockets(void) {
+    for (int card = 0; card < VCUDA_MAX_CARDS; card++)
+        pockets[card].ns = 0;
+}
+
 /* ---- which stream
  * --------------------------------------------------------------------------------------------------------- */
 
@@ -70,6 +97,7 @@ static struct stream_meter *__attribute__((noinline)) find_slowly(CUstream strea
     int saved = errno;
     uint64_t epoch = __atomic_load_n(&meter_epoch, __ATOMIC_SEQ_CST);
     struct stream_meter *meter = stream_meter_of(stream, per_thread);
+    fork_forgets(empty_pockets);
     thread_state.stream = stream;
     thread_state.per_thread = per_thread;
     thread_state.context = context;
@@ -110,14 +138,6 @@ static void rest(struct wait *wait, uint64_t left_ns) {
     wait->now = vcuda_now_ns();
 }
 
-/* Give back what is left for another card. */
-static void change_card(struct vcuda_usage *usage, int card) {
-    if (thread_state.card && thread_state.allowance_ns > 0 && usage)
-        __atomic_fetch_add(&usage->card[thread_state.card - 1].credit_ns, thread_state.allowance_ns, __ATOMIC_RELAXED);
-    thread_state.allowance_ns = 0;
-    thread_state.card = (int8_t)(card + 1);
-}
-
 /* May the work go ahead? If not, this has slept for a while. */
 static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, struct wait *wait, uint64_t ns,
                     bool unknown) {
@@ -138,10 +158,8 @@ static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, 
     if (!room && unknown && __atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED) > UNKNOWN_MOST)
         room = ROOM_NAP_NS;
     uint64_t left = room;
-    if (!room && thread_state.allowance_ns >= (int64_t)ns)
-        thread_state.allowance_ns -= (int64_t)ns;
-    else if (!room && !(left = admission_credit_ns(&admission, ns, &taken)))
-        thread_state.allowance_ns += (int64_t)(taken - ns);
+    if (!room && !pocket_take(meter->card, ns) && !(left = admission_credit_ns(&admission, ns, &taken)))
+        pocket_put(meter->card, taken - ns);
     if (!left)
         return true;
     if (admission_is_overdue(&admission)) {
@@ -162,8 +180,6 @@ static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, 
 static void __attribute__((noinline)) pay_slowly(struct stream_meter *meter, uint64_t ns, bool unknown) {
     struct vcuda_usage *usage = vcuda_usage();
     int saved = errno;
-    if (thread_state.card != meter->card + 1)
-        change_card(usage, meter->card);
     struct wait wait = {.since = vcuda_now_ns()};
     wait.now = wait.since;
     while (usage && !__atomic_load_n(&meter->context_meter->lost, __ATOMIC_RELAXED) &&
@@ -176,9 +192,7 @@ static void __attribute__((noinline)) pay_slowly(struct stream_meter *meter, uin
 
 static void pay(struct stream_meter *meter, struct cost *cost, uint64_t ns) {
     bool unknown = !cost_seen(cost);
-    if (thread_state.card == meter->card + 1 && thread_state.allowance_ns >= (int64_t)ns && !unknown)
-        thread_state.allowance_ns -= (int64_t)ns;
-    else
+    if (unknown || !pocket_take(meter->card, ns))
         pay_slowly(meter, ns, unknown);
 }
 
@@ -236,7 +250,7 @@ static void __attribute__((noinline)) count_unmeasured(const struct throttled_wo
 void throttle_end(struct throttled_work *work, CUresult result) {
     struct timing_span *span = work->span;
     if (result != CUDA_SUCCESS)
-        thread_state.allowance_ns += (int64_t)work->paid_ns;
+        pocket_put(work->meter->card, work->paid_ns);
     if (!span) {
         count_unmeasured(work, result);
         return;

@@ -193,7 +193,7 @@ struct timing_span *timing_span_take(struct stream_meter *meter, const struct co
                                      struct measuring_budget *budget) {
     struct timing_span *span = take_open(meter);
     uint64_t ns = cost_ns(cost);
-    if (!span || !span_plan_joins(&span->facts, ns))
+    if (!span || !span_plan_joins(&span->facts, span->measured, ns))
         return decide(meter, span, cost, budget);
     __atomic_store_n(&meter->clock.idle_at, __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED) + ns,
                      __ATOMIC_RELAXED);

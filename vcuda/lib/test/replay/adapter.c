@@ -266,7 +266,7 @@ static void take_span(struct adapter *a, uint32_t number, const struct cost *cos
     struct stream *stream = &a->stream[number];
     uint64_t now = driver_now(a->driver);
     struct span *span = stream->open == NONE ? NULL : &a->span[stream->open];
-    if (span && span_plan_joins(&span->facts, ns)) {
+    if (span && span_plan_joins(&span->facts, span->measured, ns)) {
         stream_clock_launched(&stream->clock, now, false, ns);
         return;
     }

@@ -1,0 +1,94 @@
+/* Who launches: many short-lived threads, or one thread for two cards.
+ *
+ *   core_threads threads <kernel us> <seconds> <launches a thread>   prints "launches <a second>"
+ *   core_threads cards <kernel us> <seconds>                         feeds cards 0 and 1 in turn; prints "done"
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { CARDS = 2 };
+
+static void *library, *context[CARDS], *function[CARDS], *stream[CARDS];
+static int (*launch_kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                            void **);
+static int (*set_current)(void *);
+
+static double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static void must(int result, const char *what) {
+    if (result) {
+        fprintf(stderr, "%s: %d\n", what, result);
+        exit(1);
+    }
+}
+
+static void *find(const char *name) {
+    void *found = dlsym(library, name);
+    if (!found)
+        exit(3);
+    return found;
+}
+
+static void launch(int card) {
+    must(launch_kernel(function[card], 64, 1, 1, 32, 1, 1, 0, stream[card], NULL, NULL), "cuLaunchKernel");
+}
+
+static void open_card(int card, const char *kernel_us) {
+    char name[32];
+    void *module;
+    must(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context[card], card), "cuDevicePrimaryCtxRetain");
+    must(set_current(context[card]), "cuCtxSetCurrent");
+    must(((int (*)(void **, unsigned))find("cuStreamCreate"))(&stream[card], 1), "cuStreamCreate");
+    must(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "\177ELF any binary"), "cuModuleLoadData");
+    snprintf(name, sizeof name, "spin_%sus", kernel_us);
+    must(((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(&function[card], module, name),
+         "cuModuleGetFunction");
+}
+
+static void *run(void *count) {
+    must(set_current(context[0]), "cuCtxSetCurrent");
+    for (long i = 0; i < (long)count; i++)
+        launch(0);
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 4)
+        return 64;
+    int cards = !strcmp(argv[1], "cards") ? CARDS : 1;
+    long each = argc > 4 ? atol(argv[4]) : 1, launches = 0;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library)
+        return 2;
+    launch_kernel = find("cuLaunchKernel");
+    set_current = find("cuCtxSetCurrent");
+    must(((int (*)(unsigned))find("cuInit"))(0), "cuInit");
+    for (int card = 0; card < cards; card++)
+        open_card(card, argv[2]);
+    printf("running\n");
+    double begin = now_s(), end = begin + atof(argv[3]);
+    for (; now_s() < end; launches += each) {
+        pthread_t thread;
+        if (cards == 1) {
+            must(pthread_create(&thread, NULL, run, (void *)each), "pthread_create");
+            pthread_join(thread, NULL);
+            continue;
+        }
+        for (int card = 0; card < cards; card++) {
+            must(set_current(context[card]), "cuCtxSetCurrent");
+            launch(card);
+        }
+    }
+    printf("launches %.1f\n", (double)launches / (now_s() - begin));
+    getchar();
+    return 0;
+}
