@@ -23,6 +23,7 @@ class BooksEncoder:
 
     def __init__(self) -> None:
         self._written: dict[Key, _Row] = {}
+        self._cards: tuple[Mapping[CardUuid, Card], str] = ({}, "[]")
 
     def encode(self, books: Books) -> bytes:
         """Every allocation, planned ones too.
@@ -38,8 +39,9 @@ class BooksEncoder:
             rows[key] = known
         self._written = rows
         allocations = ",".join(row.text for row in rows.values())
-        cards = _facts(books.cards.values())
-        return f'{{"v":{FORMAT},"cards":{cards},"allocations":[{allocations}]}}'.encode()
+        if self._cards[0] is not books.cards:
+            self._cards = books.cards, _facts(books.cards.values())
+        return f'{{"v":{FORMAT},"cards":{self._cards[1]},"allocations":[{allocations}]}}'.encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,8 @@ def clear(books: Books, offered: Sequence[str], answer: Identification) -> tuple
         if others:
             stale.append(device)
         free.append(device)
-    books.detach(stale)
+    if stale:
+        books.detach(stale)
     return free, len(offered) - len(free)
 
 

@@ -70,8 +70,9 @@ class DepartedPods:
         """
         going = self.observe(answer, offered)
         for _ in range(self._looks):
-            ending = going & _living(self._pods.local())
-            if going <= self._outlasted or not self._in_the_way(answer, going, ending):
+            if going <= self._outlasted:
+                break
+            if not self._in_the_way(answer, going, going & _living(self._pods.local())):
                 break
             self._pause.wait(_LOOK_SECONDS)
             shown = _living(self._pods.local()) - self._seen
