@@ -1,9 +1,9 @@
-"""Whose call is this? The pure half of exact association (spec: which pod an Allocate is for).
+"""Find the pod and container that the kubelet is admitting, without I/O.
 
-The kubelet never says for which pod it asks. But it admits one pod at a time, so among the pods that
-PodResources lists exactly one has a container that asks for the resource, has none of it yet and is next
-in order. Everything here is a function of what was listed, what the pods ask for and what the own books
-hold; when the answer is not certain it says so instead of picking.
+The kubelet never says for which pod it calls the device plugin. But it admits one pod at a time, so among the
+pods that PodResources lists exactly one has a container that requests the resource, has none of it yet and is
+next in order. The functions take the listing, the pods' requests and the ledger; they return None when the
+answer is not certain, and never guess.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 
 
 class Holds(Protocol):
-    """What the own books say."""
+    """Lookup of the agent's own grants."""
 
     def __call__(self, pod: PodUid, container: str, resource: str) -> frozenset[str]:
-        """The ids that container holds of the resource; empty for none."""
+        """Return the ids of the resource that the container holds; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerCandidate:
-    """A container that may be the one the kubelet asks for."""
+    """A container for which the kubelet may be calling."""
 
     pod: Pod
     container: Container
@@ -37,13 +37,13 @@ class ContainerCandidate:
 
     @property
     def arriving(self) -> bool:
-        """True if the pod is under its first admission: Pending, not started, not being deleted."""
+        """True if the pod is in its first admission: Pending, not started, not being deleted."""
         return self.pod.phase in ("", "Pending") and not self.pod.deleting and not self.pod.started
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceCall:
-    """One GetPreferredAllocation: ``size`` ids of ``resource``, ``must`` among them."""
+    """A GetPreferredAllocation call: ``size`` ids of ``resource``, which must include ``must``."""
 
     resource: str
     size: int
@@ -55,11 +55,10 @@ ListedPod = Mapping[str, Mapping[str, frozenset[str]]]
 
 
 def next_container(pod: Pod, listed: ListedPod, resource: str, holds: Holds) -> Container | None:
-    """The first container in the kubelet's order that asks for ``resource`` and has none of it.
+    """Return the first container in the kubelet's order that requests ``resource`` and has none of it.
 
-    App containers and sidecars are judged by the listing. PodResources never lists ordinary init
-    containers: for them the own books decide, and that the kubelet is past them once it has given a later
-    container anything.
+    The listing decides for app containers and sidecars. PodResources never lists ordinary init containers:
+    they count as served if the agent has granted them ids, or if a later container is listed with any.
     """
     at = max((n for n, c in enumerate(pod.containers) if any(listed.get(c.name, {}).values())), default=0)
     for order, container in enumerate(pod.containers):
@@ -77,7 +76,7 @@ def next_container(pod: Pod, listed: ListedPod, resource: str, holds: Holds) -> 
 def unsatisfied(
     pods: Iterable[tuple[Pod, ListedPod]], resource: str, holds: Holds
 ) -> tuple[ContainerCandidate, ...]:
-    """Every listed pod that still lacks some of the resource, with the container that is next."""
+    """Return every listed pod that still lacks some of the resource, with its next container."""
     found = []
     for pod, listed in pods:
         container = next_container(pod, listed, resource, holds)
@@ -89,10 +88,10 @@ def unsatisfied(
 def matching(
     candidates: Iterable[ContainerCandidate], question: PreferenceCall, holds: Holds
 ) -> tuple[ContainerCandidate, ...]:
-    """Those whose next container asks for exactly this many ids, and may be meant by what must be included.
+    """Return the candidates whose next container requests exactly this many ids and agrees with ``must``.
 
-    Ids that must be included are an ordinary init container's, handed on: then their owner alone is meant. Or
-    nobody holds them: under a NUMA policy the kubelet takes the aligned ids before it asks about the rest.
+    Either an ordinary init container of the pod held the ``must`` ids before: then only that pod matches.
+    Or no container holds them: under a NUMA policy the kubelet picks aligned ids before it asks for the rest.
     """
     lacking = tuple(candidates)
     owned: dict[PodUid, frozenset[str]] = {
@@ -109,8 +108,9 @@ def matching(
 
 
 def withdrawn(pod: Pod, listed: ListedPod, holds: Holds) -> bool:
-    """True if the books show ids at a listed container that the kubelet does not: it has taken them back. A
-    kubelet before 1.34 lists pods that it has rejected too, until the API has let them go.
+    """True if the kubelet no longer lists ids that the agent granted to a listed container.
+
+    The kubelet has then taken them back. Before 1.34 it also lists rejected pods until the API deletes them.
     """
     return any(
         had != listed.get(c.name, {}).get(resource, frozenset())
@@ -128,13 +128,13 @@ def choose(
     partner: tuple[PodUid, str] | None = None,
     unread: bool = False,
 ) -> ContainerCandidate | None:
-    """The one candidate, or None: an uncertain answer is no answer.
+    """Return the one certain candidate, or None.
 
-    ``never`` are pods that were passed over once (admitted before the resource existed): they count only
-    if nobody else is left. Several left: those under first admission (Pending, not started, not being
-    deleted), then the container whose other resource was granted last (``partner``). These break ties
-    and never exclude a lone candidate: after a node reboot old pods need a grant too. Unless a listed pod
-    could not be read (``unread``): it may be that one, so only a pod under first admission is certain.
+    ``never`` are pods that were admitted before the resource existed: they count only if no other is left.
+    Ties go to pods in their first admission (Pending, not started, not being deleted), then to the container
+    whose other resource was granted last (``partner``). These rules break ties and never exclude a single
+    candidate: after a node reboot old pods need a grant too. If a listed pod could not be read (``unread``),
+    the call may be for that one, so only pods in their first admission count.
     """
     if unread:
         candidates = [c for c in candidates if c.arriving]
@@ -147,11 +147,10 @@ def choose(
 
 
 def reuser(pod: Pod, ids: frozenset[str], resource: str, holds: Holds) -> Container | None:
-    """Who in this pod receives ids that an ordinary init container of it held before.
+    """Return the container of the pod that receives ids which an ordinary init container held before.
 
-    The kubelet hands such ids on without asking for a preference. It is the first container that asks
-    for exactly this many and holds none; if there is none, the container that holds exactly these ids
-    is asked for again.
+    The kubelet passes such ids on without asking for a preference: to the first container that requests
+    exactly this many and holds none; if there is none, to the container that already holds exactly these ids.
     """
     for container in pod.containers:
         if container.wants(resource) == len(ids) and not holds(pod.uid, container.name, resource):

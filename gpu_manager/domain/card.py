@@ -25,7 +25,7 @@ class Card:
     mig: bool = False
 
     def capacity(self, unit: int) -> Amount:
-        """What can be booked: whole units only; nothing of a card in MIG mode."""
+        """Return the amount that can be booked: whole units of memory; zero in MIG mode."""
         if self.mig:
             return ZERO
         return Amount(CORES_PER_CARD, max(0, self.memory - self.reserved) // unit * unit)
@@ -33,10 +33,10 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """A card, and whether it may take more work. ``reason`` says why not, empty when it may.
+    """A card, and whether it may take more work. ``reason`` says why not; it is empty if it may.
 
-    ``held`` is set where a pod has the card under another resource's name: it is not ours to place on.
-    ``missing``: the driver no longer lists it; what is known of it is from before, its numbers too.
+    ``held`` is set while a pod holds the card under another resource name: nothing may be placed on it.
+    ``missing`` is set when the driver no longer lists the card; the other fields are the last known ones.
     """
 
     card: Card

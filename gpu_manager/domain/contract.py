@@ -1,7 +1,7 @@
-"""Every string promised outside, and the JSON written under them; encode and decode stand side by side.
+"""Names that other programs rely on, and the JSON stored under them, with encoders and decoders.
 
-Nothing else in the tree spells a resource, annotation, label, environment variable or path of the
-contract. Decoders treat their input as hostile: what they cannot read is absent, never an error.
+No other module spells a resource, annotation, label, environment variable or path of the contract.
+Decoders treat their input as hostile: they return None for what they cannot read, and never raise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEMORY_SOCKET: Final = "vmemory.sock"
 NVIDIA: Final = "nvidia.com/gpu"
 NVIDIA_SOCKET: Final = "vnvidia.sock"
 RESOURCES: Final = (CORE, MEMORY, NVIDIA)
-CARRIERS: Final = (CORE, NVIDIA)  # whose answers carry the cards; memory's is empty
+CARRIERS: Final = (CORE, NVIDIA)  # their Allocate responses carry the cards; that of memory is empty
 
 # Pod annotations, read.
 CORE_LIMIT: Final = "tencent.com/vcuda-core-limit"
@@ -38,7 +38,7 @@ PREDICATE_NODE: Final = "tencent.com/predicate-node"
 PREDICATE_TIME: Final = "tencent.com/predicate-time"
 PREDICATE_INDEX: Final = "tencent.com/predicate-gpu-idx-"
 ASSIGNED: Final = "tencent.com/gpu-assigned"
-# Written into a pod that waits when its namespace's quota changes: schedulers then look at it again.
+# Written into a pending pod when its namespace's quota changes, so that schedulers requeue it.
 QUOTA_SEEN: Final = "tencent.com/vcuda-quota-seen"
 # Annotations of the CRI container (the predecessor's).
 CRI_CORE: Final = CORE
@@ -51,7 +51,7 @@ CORDON: Final = "tencent.com/vcuda-cordon"
 MODEL_LABEL: Final = "tencent.com/gpu-model"
 MODEL_LABEL_GAIA: Final = "gaia.tencent.com/gpu-model"
 POOL_LABEL: Final = "gaia.tencent.com/gpu-pool"
-# Label of the admission service's pod that binds, for a Service to select.
+# Label of the admission pod that is the leader, which a Service selects.
 LEADER_LABEL: Final = "tencent.com/admission-leader"
 
 # In the container.
@@ -61,7 +61,7 @@ LIBRARY_DIR: Final = "/usr/local/vcuda"
 PRELOAD_PATH: Final = "/etc/ld.so.preload"
 CARDS_ENV: Final = "VCUDA_CARDS"
 VISIBLE_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
-# Read from the pod: which parts of the driver a container wants, in NVIDIA's words.
+# Read from the pod: the driver capabilities that a container requests, as NVIDIA's runtime defines them.
 CAPABILITIES_ENV: Final = "NVIDIA_DRIVER_CAPABILITIES"
 # Where Triton, and torch.compile through it, looks for the driver before it asks ldconfig.
 TRITON_ENV: Final = "TRITON_LIBCUDA_PATH"
@@ -105,7 +105,7 @@ PAGES_DIR: Final = "/run/gpu-manager/pages"
 KUBELET_DIR: Final = "/var/lib/kubelet"
 OLD_CHECKPOINT_DIR: Final = "/etc/gpu-manager/checkpoint"  # the predecessor's
 HTTP_PORT: Final = 5678
-# A caller's token to the admission service: API servers take Authorization off what they pass on.
+# Header of a caller's token to the admission service: API servers remove Authorization when they proxy.
 TOKEN_HEADER: Final = "X-Vcuda-Authorization"  # noqa: S105  # a header's name
 
 VERSION: Final = 1
@@ -163,9 +163,9 @@ def decode_assignment(text: str | None) -> Assignment | None:
 
 @dataclass(frozen=True, slots=True)
 class TerminatingShare:
-    """What a pod that the API no longer has, and whose processes still run, holds of one card.
+    """The share of one card held by a pod that the API has deleted but whose processes still run.
 
-    ``pod`` is its UID, so that who still sees the pod counts it once; empty for several pods together.
+    ``pod`` is its UID, so that a reader that still sees the pod counts it once; empty for several pods.
     """
 
     pod: str
@@ -175,10 +175,10 @@ class TerminatingShare:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a node publishes of itself: cards with their state, how they are joined, the unit in bytes.
+    """The inventory of a node: cards with their state, the links between them, the memory unit in bytes.
 
-    ``refused`` lists shapes (cores, memory bytes) that the node refused in the last 30 s, ``lingering`` what
-    is not free though no pod of the API holds it.
+    ``refused`` lists amounts (cores, memory bytes) that the node refused in the last 30 s, ``lingering`` the
+    shares of pods that the API no longer has.
     """
 
     unit: int
@@ -302,7 +302,7 @@ def _list(value: object) -> list[Any]:
 
 
 def _text(value: object) -> str:
-    """Text without control characters or half surrogates, so that it can go on anywhere."""
+    """Return the text if it has no control characters or lone surrogates; TypeError otherwise."""
     if not isinstance(value, str) or not value.isprintable():
         raise TypeError(value)
     return value

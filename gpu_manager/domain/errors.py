@@ -1,4 +1,4 @@
-"""The one tree of errors, named by who must act, and the way foreign text is shown in them.
+"""Error classes, named by who must act, and how untrusted text is quoted in messages.
 
 ::
 
@@ -6,8 +6,8 @@
     ├── RequestInvalid   the user: change the pod
     ├── DoesNotFit       the scheduler: choose another node, or wait
     ├── NodeUnready      the operator: driver, kubelet, disk, API server
-    │   └── Tampered     the operator, about one container: it changed what is not its own to change
-    └── Bug              us
+    │   └── Tampered     the operator, about one container: it changed its control page illegally
+    └── Bug              the developers
 
 Adapters translate every foreign error into one of these; a traceback never reaches a person.
 Texts say what happened, to which pod, card or value, and what to do about it.
@@ -19,11 +19,11 @@ _SHOWN_CHARACTERS = 64
 
 
 class VcudaError(Exception):
-    """Root of the tree. ``str(error)`` is the sentence a person reads."""
+    """Base class of all errors. ``str(error)`` is the message for people."""
 
 
 class RequestInvalid(VcudaError):
-    """The request can never be granted as written: the user changes the pod."""
+    """The request can never be granted as written: the user must change the pod."""
 
 
 class DoesNotFit(VcudaError):
@@ -31,7 +31,7 @@ class DoesNotFit(VcudaError):
 
 
 class NodeUnready(VcudaError):
-    """Something the node needs is missing or broken: the operator mends it."""
+    """Something the node needs is missing or broken: the operator must fix it."""
 
 
 class Tampered(NodeUnready):
@@ -39,18 +39,18 @@ class Tampered(NodeUnready):
 
 
 class Bug(VcudaError):
-    """An invariant of ours does not hold: please report it."""
+    """An internal invariant is violated: please report it."""
 
 
 def printable(text: str) -> str:
-    """``text`` with all that could move a terminal's cursor or break a log line written as an escape."""
+    """Escape every character of ``text`` that could move a terminal's cursor or break a log line."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def quoted(value: object) -> str:
-    """Untrusted input as one short piece of an error text: text in quotes, numbers bare, else its type."""
+    """Format untrusted input for a message, shortened: text in quotes, a number as is, else its type."""
     if isinstance(value, str):
         cut = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "…"
         return f'"{printable(cut)}"'

@@ -1,7 +1,7 @@
-"""Device ids that carry their card: ``<8 hex of its UUID>-c<00..99>`` for cores, ``-m<0000>`` for memory, and
-the UUID itself for a whole card under NVIDIA's name, as NVIDIA's own plugin has it.
+"""Device ids that name their card: ``<8 hex of its UUID>-c<00..99>`` for cores, ``-m<0000>`` for memory, and
+the UUID itself for a whole card as ``nvidia.com/gpu``, as in NVIDIA's own plugin.
 
-The kubelet counts ids; which ids it hands over tells which card it means. They are unique across both
+The kubelet counts ids; the ids that it passes name the card. They are unique across both
 resources (pod status looks devices up by id alone), at most 63 characters, and depend on nothing but the
 card's UUID and size, so they are the same after every restart.
 """
@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r"(?P<stem>.*-[cm])(?P<number>\d{2,})")
 
 
 def prefixes(cards: Iterable[CardUuid]) -> dict[CardUuid, str]:
-    """The shortest of 8 hex, 12 hex or the whole UUID that no other card of the node shares."""
+    """Return for each card the shortest of 8 hex, 12 hex or the whole UUID that is unique on the node."""
     digits = {uuid: re.sub(r"[^0-9a-f]", "", uuid.removeprefix("GPU-").lower()) for uuid in cards}
 
     def alone(uuid: CardUuid, length: int) -> bool:
@@ -68,7 +68,7 @@ class DeviceIds:
         }
 
     def cards_of(self, resource: str, ids: Iterable[str]) -> frozenset[CardUuid]:
-        """The cards that these ids name; ids of no card of ours are left out."""
+        """Return the cards that these ids name, without ids of unknown cards."""
         known = self.card_of[resource]
         return frozenset(known[device] for device in ids if device in known)
 

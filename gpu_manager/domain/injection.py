@@ -1,4 +1,4 @@
-"""What a container receives besides its image, as one frozen value."""
+"""The mounts, devices, environment and hooks that a container receives besides its image."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RuntimeHook:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """Environment, mounts, device nodes, CRI annotations, CDI names and hooks (these by CDI alone)."""
+    """Environment, mounts, device nodes, CRI annotations, CDI names, and hooks (only with CDI)."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()

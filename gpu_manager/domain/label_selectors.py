@@ -1,4 +1,4 @@
-"""Label selectors as Kubernetes writes them: terms read once, met or not by an object's labels. Pure."""
+"""Kubernetes label selectors: parse them, and match them against labels."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Term = tuple[str, str, frozenset[str]]
 
 
 def read_terms(selector: object) -> tuple[Term, ...] | None:
-    """The terms of a selector, all of which labels must meet; None if it is no selector.
+    """Return the terms of a selector, all of which labels must meet; None if it is no selector.
 
-    ``matchLabels`` and ``matchExpressions``: of a workload, a budget, or one of a node affinity's terms.
+    Reads ``matchLabels`` and ``matchExpressions`` of a workload, a budget, or one term of a node affinity.
     """
     if not isinstance(selector, Mapping):
         return None
@@ -60,7 +60,7 @@ def _meets(labels: Mapping[str, str], key: str, operator: str, values: frozenset
 
 
 def shown_terms(terms: Iterable[Term]) -> str:
-    """For people: ``pool=gpu and zone``. Foreign text, not yet printable."""
+    """Format terms as ``pool=gpu and zone``. The result is untrusted text, not yet escaped."""
     return " and ".join(
         _SHOWN.get(operator, "{}").format(key, "|".join(sorted(values))) for key, operator, values in terms
     )

@@ -1,7 +1,6 @@
-"""A pod as the domain sees it: who it is, what its containers ask for, in which phases they run.
+"""A pod as the domain sees it: its identity, the requests of its containers, the phases in which they run.
 
-Everything here is read from an untrusted Kubernetes object by :func:`parse_pod` and never again
-looked up in a dict.
+:func:`parse_pod` reads an untrusted Kubernetes object once; later code uses these types only.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ContainerKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What one container wrote, as exact numbers; :mod:`gpu_manager.domain.rules.legal_values` judges it.
+    """A container's resources as written; :mod:`gpu_manager.domain.rules.legal_values` checks them.
 
     ``core`` is hundredths of a card, ``memory_units`` counts units; ``None`` means not written.
     """
@@ -60,11 +59,11 @@ class Container:
 
     @property
     def asks(self) -> bool:
-        """True if it asks for any part of a card."""
+        """True if the container requests any part of a card."""
         return bool(self.core or self.memory_units)
 
     def wants(self, resource: str) -> int:
-        """The whole number of ids of ``resource`` the kubelet will ask for (0 for none)."""
+        """Return the number of ids of ``resource`` that the kubelet will request, 0 for none."""
         wanted = {NVIDIA: self.gpus} if self.lent else {CORE: self.core, MEMORY: self.memory_units}
         value = wanted.get(resource)
         return int(value) if value is not None and value.denominator == 1 and value > 0 else 0
@@ -72,9 +71,9 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod object. ``containers`` stand in the kubelet's order: init containers, then apps.
+    """A pod. ``containers`` are in the kubelet's order: init containers, then app containers.
 
-    ``twin`` is set for a static pod alone, where both its UIDs are known: the one that is not ``uid``.
+    ``twin`` is the second UID of a static pod, if it is known: ``uid`` is one of them, ``twin`` the other.
     """
 
     uid: PodUid
@@ -87,7 +86,7 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     deleting: bool = False
     started: bool = False  # status.startTime is set: the kubelet has admitted it once
-    controlled: bool = False  # a controller makes a new one when this goes
+    controlled: bool = False  # a controller will replace the pod when it is gone
     priority: int = 0
     scheduler: str = ""
     created: str = ""
@@ -96,7 +95,7 @@ class Pod:
 
     @property
     def key(self) -> str:
-        """``namespace/name``, for people; books are keyed by ``uid``."""
+        """``namespace/name``, for messages; the ledger's key is ``uid``."""
         return f"{self.namespace}/{self.name}"
 
     @property
@@ -106,7 +105,7 @@ class Pod:
 
     @property
     def began(self) -> str:
-        """What pods are ordered by age with: the kubelet's start, else its creation."""
+        """The time for ordering pods by age: the kubelet's admission, else the creation (RFC 3339)."""
         return self.started_at or self.created
 
     @property
@@ -116,27 +115,27 @@ class Pod:
 
     @property
     def static(self) -> bool:
-        """True if it comes from a file of its node: nobody can evict it, and its manifest is there."""
+        """True for a static pod, whose manifest is a file on its node and which cannot be evicted."""
         return bool(self.twin or _STATIC_UID.fullmatch(self.uid))
 
     @property
     def api_uid(self) -> PodUid:
-        """The UID that its object in the API has, as far as that is known."""
+        """The UID of the pod's object in the API, if it is known; else ``uid``."""
         return self.twin if _STATIC_UID.fullmatch(self.uid) and self.twin else self.uid
 
     def as_on_node(self) -> Pod:
-        """The same pod under the UID that the kubelet, its checkpoint and its cgroups know it by."""
+        """Return the pod under the UID that the kubelet, its checkpoint and its cgroups use."""
         mirror = self.twin and not _STATIC_UID.fullmatch(self.uid)
         return replace(self, uid=self.twin, twin=self.uid) if mirror else self
 
     @property
     def lent(self) -> bool:
-        """True if it asks under NVIDIA's name alone, and that stands for whole cards here."""
+        """True if the pod requests cards only as ``nvidia.com/gpu``, and this node offers whole cards so."""
         return any(c.lent for c in self.containers) and all(c.lent or not c.asks for c in self.containers)
 
     def with_lent_cards(self) -> Pod:
-        """The same pod where whole cards are given under NVIDIA's name too: containers that ask for these and
-        for nothing of ours ask for as many whole cards.
+        """Return the pod for a node that offers whole cards as ``nvidia.com/gpu``: containers with only that
+        resource request as many whole cards.
         """
         if not any(c.gpus for c in self.containers):
             return self
@@ -154,7 +153,7 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
     def container(self, name: str) -> Container | None:
-        """The container of that name, or None."""
+        """Return the container of that name, or None."""
         return next((c for c in self.containers if c.name == name), None)
 
 
@@ -162,7 +161,7 @@ def parse_pod(obj: object) -> Pod:
     """Read a core/v1 Pod in its JSON form (wire names).
 
     Raises:
-        RequestInvalid: a quantity of ours is none, or the object has not the shape of a pod.
+        RequestInvalid: an amount of our resources is not a quantity, or the object is not a pod.
     """
     pod = _mapping([] if obj is None else obj, "the pod")
     meta, spec = _mapping(pod.get("metadata"), "metadata"), _mapping(pod.get("spec"), "spec")
@@ -192,9 +191,9 @@ def parse_pod(obj: object) -> Pod:
 
 
 def _mirrored(annotations: Mapping[str, str], owners: Sequence[Mapping[str, object]], node: str) -> PodUid:
-    """The kubelet's UID of the static pod that the object is the mirror of; empty if it is no mirror.
+    """Return the kubelet's UID of the static pod whose mirror this object is; empty if it is no mirror.
 
-    The kubelet makes its node the mirror's owner. Whoever forges all of this names a digest: never the UID of
+    The kubelet makes its node the mirror's owner. A forged mirror can only name a digest, never the UID of
     a pod that the API server knows.
     """
     digest = annotations.get(MIRROR, "")
@@ -264,7 +263,7 @@ def _container(
 
 
 def _gpus(value: object) -> Fraction | None:
-    """Another vendor's resource: what cannot be read is for its own judges to refuse."""
+    """Read the count of ``nvidia.com/gpu``, or None if unreadable: the API server refuses that itself."""
     try:
         return None if value is None else parse_quantity(value)
     except RequestInvalid:
@@ -272,7 +271,7 @@ def _gpus(value: object) -> Fraction | None:
 
 
 def _wants_graphics(env: object) -> bool:
-    """NVIDIA's variable, in its words; what is not written in that form asks for nothing."""
+    """True if NVIDIA_DRIVER_CAPABILITIES requests graphics; False for any value that cannot be read."""
     values = [
         variable.get("value")
         for variable in (env if isinstance(env, list | tuple) else ())
@@ -319,7 +318,7 @@ def _texts(value: object, what: str) -> Mapping[str, str]:
 
 
 def _is_text(value: str) -> bool:
-    """True unless it holds half a surrogate pair, which no UTF-8 (log, gRPC, file) can carry."""
+    """True unless the text has a lone surrogate, which UTF-8 (log, gRPC, file) cannot encode."""
     try:
         value.encode()
     except UnicodeEncodeError:

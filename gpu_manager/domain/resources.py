@@ -1,4 +1,4 @@
-"""How much: amounts of a card, and Kubernetes quantities read once.
+"""Amounts of a card, Kubernetes quantities, and their formatting.
 
 Cores are hundredths of a card (100 = one card), memory is bytes. ``tencent.com/vcuda-memory`` counts
 units of :data:`DEFAULT_UNIT` bytes unless the cluster's configuration says otherwise.
@@ -22,7 +22,7 @@ DEFAULT_UNIT = 256 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Cores (hundredths of a card) and memory (bytes) taken together."""
+    """An amount of cores (hundredths of a card) and memory (bytes)."""
 
     cores: int
     memory: int
@@ -38,7 +38,7 @@ class Amount:
         return self.cores <= room.cores and self.memory <= room.memory
 
     def peak(self, other: Amount) -> Amount:
-        """The larger of each dimension."""
+        """Return the larger value of each dimension."""
         return Amount(max(self.cores, other.cores), max(self.memory, other.memory))
 
     def __str__(self) -> str:
@@ -66,11 +66,11 @@ LARGEST_COUNT = (1 << 63) - 1  # Kubernetes counts in int64
 def parse_quantity(value: object) -> Fraction:
     """Read a quantity as Kubernetes does (``"30"``, ``"500m"``, ``"3e1"``, ``"1E"``, ``"1Ki"``, ``30``).
 
-    Exact, but for what Kubernetes itself does: anything finer than a billionth is rounded away from zero,
-    and an amount with a binary suffix stops at 2^63 - 1.
+    Exact, except for Kubernetes' own rounding: anything finer than a billionth is rounded away from zero,
+    and an amount with a binary suffix is capped at 2^63 - 1.
 
     Raises:
-        RequestInvalid: it is no quantity, or too large for Kubernetes to count.
+        RequestInvalid: the value is not a quantity, or too large for Kubernetes.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if value.bit_length() <= _LARGEST_BITS:
@@ -78,7 +78,7 @@ def parse_quantity(value: object) -> Fraction:
         raise _too_large(value)
     text = repr(value) if isinstance(value, float) else value
     if isinstance(text, str) and len(text) <= _PLAIN_DIGITS and text.isdigit() and text.isascii():
-        return Fraction(int(text))  # nearly all of them, at a tenth of the cost
+        return Fraction(int(text))  # the common case, at a tenth of the cost
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST_TEXT else None
     if match is None:
         raise RequestInvalid(f"{quoted(value)} is not a Kubernetes quantity: write {_ascii_form(text)}")
@@ -96,7 +96,7 @@ def parse_quantity(value: object) -> Fraction:
 
 
 def _ascii_form(text: object) -> str:
-    """What full-width digits were meant to be: they look like a number and are none."""
+    """Suggest the ASCII form of full-width digits, which Kubernetes does not accept as a number."""
     plain = normalize("NFKC", text).strip() if isinstance(text, str) and len(text) <= 32 else ""
     is_hidden_number = plain != text and _QUANTITY.fullmatch(plain)
     return f"{plain} in ASCII digits, without blanks" if is_hidden_number else "a whole number such as 30"
@@ -114,7 +114,7 @@ def _rounded_to_nano(number: Fraction) -> Fraction:
 
 
 def format_number(number: Fraction) -> str:
-    """A quantity as a plain decimal (``1.5``, ``-30``), from 19 digits on shortened (``1.23e25``)."""
+    """Format a quantity as a plain decimal (``1.5``, ``-30``), shortened from 19 digits on (``1.23e25``)."""
     whole, rest = divmod(floor(abs(number) * _NANO), _NANO)
     digits = str(whole)
     if len(digits) > 18:
@@ -125,7 +125,7 @@ def format_number(number: Fraction) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes for people (``5 GiB``, ``1.25 GiB``, ``-256 MiB``): the largest unit up to GiB, two decimals."""
+    """Format bytes (``5 GiB``, ``1.25 GiB``, ``-256 MiB``) in the largest unit up to GiB, two decimals."""
     sign, count = ("-" if count < 0 else ""), abs(count)
     for size, name in ((GIB, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
         hundredths = (count * 100 + size // 2) // size

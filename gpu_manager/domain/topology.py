@@ -1,8 +1,7 @@
-"""How the cards of a node are joined: links, the square matrix of them, a set's score, and the text form.
+"""Links between the cards of a node: their matrix, the score of a set of cards, and the text form.
 
-The text form is what ``nvidia-smi topo -m`` prints. :func:`parse_topology` reads it as it is found in the
-wild: on a terminal (with colours), copied from one, saved to a file, with network cards and affinities or
-without. Only the GPUs' rows and columns, and the affinities of each GPU, are kept.
+The text form is what ``nvidia-smi topo -m`` prints. :func:`parse_topology` accepts it with or without
+terminal colours, network cards and affinities. It keeps the GPUs' links and affinities.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from gpu_manager.domain.errors import RequestInvalid
 
 
 class LinkKind(Enum):
-    """How two cards reach each other; the names are those of ``nvidia-smi topo -m``, best first."""
+    """The kind of connection between two cards, as ``nvidia-smi topo -m`` names it, best first."""
 
     SELF = "X"
     NVLINK = "NV"
@@ -28,7 +27,7 @@ class LinkKind(Enum):
     SYS = "SYS"  # between NUMA nodes; drivers before 384 print SOC
 
 
-# 10 to 50 by distance, 100 for each NVLink: the scale that NVIDIA's own allocator made customary.
+# 10 to 50 by distance, 100 for each NVLink, as in NVIDIA's own allocator.
 _WEIGHTS = {
     LinkKind.SELF: 0,
     LinkKind.NVLINK: 100,
@@ -44,7 +43,7 @@ _NVLINK = re.compile(r"NV([1-9][0-9]?)")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What joins two cards; ``lanes`` is the number of bonded NVLinks, 0 for any other kind."""
+    """The connection of two cards; ``lanes`` is the number of bonded NVLinks, 0 for any other kind."""
 
     kind: LinkKind
     lanes: int = 0
@@ -72,10 +71,10 @@ class Link:
 
     @property
     def weight(self) -> int:
-        """What the pair adds to a set's score.
+        """The pair's contribution to a set's score.
 
-        NVn weighs n times 100 and nothing else: the cell hides which PCIe path lies beside the NVLinks, and
-        the published inventory carries cells, so that agent and extender weigh alike.
+        NVn weighs n times 100, whatever PCIe path exists beside the NVLinks: neither the matrix nor the
+        published inventory shows that path, and agent and extender must compute the same score.
         """
         return _WEIGHTS[self.kind] * (self.lanes or 1)
 
@@ -111,7 +110,7 @@ class Topology:
 
     @classmethod
     def uniform(cls, size: int, link: Link) -> Topology:
-        """``size`` cards, every pair joined by the same link."""
+        """Return a topology of ``size`` cards with the same link between all of them."""
         return cls(tuple(tuple(SELF if i == j else link for j in range(size)) for i in range(size)))
 
     @property
@@ -120,17 +119,17 @@ class Topology:
         return len(self.links)
 
     def link(self, i: int, j: int) -> Link:
-        """What joins cards ``i`` and ``j``."""
+        """Return the link between cards ``i`` and ``j``."""
         return self.links[i][j]
 
     def sum(self, indices: Iterable[int]) -> int:
-        """The score of a set of cards: the sum of the weights of its pairs."""
+        """Return the score of a set of cards: the sum of the weights of its pairs."""
         return sum(self.weights[i][j] for i, j in combinations(indices, 2))
 
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """What the matrix says of one GPU's place, as written; ``None`` where the cell is empty or not there."""
+    """The CPU and NUMA affinity of one GPU as written; ``None`` for an empty or missing cell."""
 
     cpus: str | None = None
     numa: str | None = None
@@ -138,22 +137,22 @@ class Affinity:
 
     @property
     def node(self) -> int | None:
-        """The one NUMA node of its CPUs; None if unknown or several."""
+        """The NUMA node of the GPU's CPUs; None if unknown or several."""
         return int(self.numa) if self.numa and re.fullmatch("[0-9]{1,5}", self.numa) else None
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTopology:
-    """A matrix as read: the links of the GPUs, and one :class:`Affinity` a GPU."""
+    """A parsed matrix: the links of the GPUs, and one :class:`Affinity` per GPU."""
 
     topology: Topology
     affinities: tuple[Affinity, ...]
 
 
-MAX_CARDS = 64  # more than any node holds; bounds what a hostile text can make us do
+MAX_CARDS = 64  # more than any node has; bounds the work that a hostile text can cause
 
 _AFFINITY_COLUMNS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
-# Colours: the escape byte itself, what editors and logs make of it, or nothing at all before "[4m".
+# Colours: the escape byte, its replacement by editors and logs, or no byte at all before "[4m".
 _COLOUR = re.compile(r"(?:\x1b|\ufffd|\^\[)(?:\[[0-9;?]*[A-Za-z]|\(B)|\[[0-9;]*m")
 _GPU = re.compile(r"GPU(0|[1-9][0-9]{0,3})")
 _COLUMN = re.compile("|".join(name.replace(" ", r"[ \t]+") for name in _AFFINITY_COLUMNS) + r"|\S+")
@@ -162,7 +161,7 @@ _WORD = re.compile(r"\S+")
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The columns: names of the link columns in order, and (name, offset) of the affinity columns."""
+    """The columns of a matrix: names of the link columns, and (name, offset) of the affinity columns."""
 
     links: tuple[str, ...]
     affinities: tuple[tuple[str, int], ...]
@@ -173,10 +172,10 @@ class _Header:
 
 
 def parse_topology(text: str) -> ParsedTopology:
-    """Read the first matrix in ``text``; anything before and after it is ignored.
+    """Read the first matrix in ``text``; ignore everything before and after it.
 
     Raises:
-        RequestInvalid: there is no matrix, or it is broken; the text names row, column and value.
+        RequestInvalid: there is no matrix, or it is malformed; the message names row, column and value.
     """
     plain = _COLOUR.sub("", text.replace("\ufeff", "").replace("\xa0", " "))
     lines = [line for line in plain.splitlines() if line.strip()]
@@ -201,7 +200,7 @@ def parse_topology(text: str) -> ParsedTopology:
 
 
 def format_topology(parsed: ParsedTopology) -> str:
-    """Write a matrix as ``nvidia-smi topo -m`` does, tabs and all; :func:`parse_topology` reads it back."""
+    """Format a matrix like ``nvidia-smi topo -m``, with tabs; :func:`parse_topology` is the inverse."""
     names = [f"GPU{i}" for i in range(parsed.topology.size)]
     lines = ["\t".join(("", *names, *_AFFINITY_COLUMNS))]
     for name, row, place in zip(names, parsed.topology.links, parsed.affinities, strict=True):
@@ -275,7 +274,7 @@ def _read_row(name: str, line: str, header: _Header) -> tuple[dict[str, Link], A
 
 
 def _read_affinity(line: str, end: int, header: _Header) -> Affinity:
-    """The cells after the last link. They may be empty, and nvidia-smi pads some with a tab of their own."""
+    """Read the cells after the last link. They may be empty, and nvidia-smi pads some with an extra tab."""
     names = [name for name, _ in header.affinities]
     cells = [cell.strip() for cell in line[end:].split("\t")[1:]]
     words = [

@@ -1,4 +1,4 @@
-"""Parts of an untrusted object, for those who refuse nothing: what is not what it should be is absent."""
+"""Lenient readers of untrusted JSON: a value of the wrong type counts as absent."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """A map of fields; an empty one for anything else."""
+    """Return the value if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def mappings(value: object) -> list[Mapping[str, Any]]:
-    """The maps of a list; none for anything else."""
+    """Return the mappings in a list; an empty list for any other value."""
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list | tuple) else []
 
 
 def text(value: object) -> str:
-    """A text; an empty one for anything else."""
+    """Return the value if it is a string, else an empty one."""
     return value if isinstance(value, str) else ""

@@ -1,1 +1,1 @@
-"""How a share of a card is held: evasion, time sharing, driver overhead, messages of the library."""
+"""Enforcement of shares: evasion, time sharing, driver overhead, messages of the library."""

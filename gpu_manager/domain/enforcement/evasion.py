@@ -1,7 +1,7 @@
-"""Who takes more of a card than the library lets it: the host's figures against the tenant's own account.
+"""Detect containers that take more of a card than the library allows.
 
-Pure. The driver's list of processes cannot be written by a tenant, its usage page can; where the two differ
-in a way that the library never causes, the container evades. What could not be read accuses nobody.
+A tenant can write its usage page, but not the driver's list of processes. If the two differ in a way that the
+library never causes, the container evades. A missing figure is never evidence.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 from gpu_manager.domain.resources import GIB, format_bytes
 
 CONTEXT_BYTES: Final = GIB
-"""What one process may hold beside its account: its context (528 MiB on an H200) and code loaded lazily."""
+"""Bytes that a process may hold beyond its account: its context (528 MiB on an H200) and lazily loaded code."""
 TIME_GAP: Final = 0.25
-"""Share of a card by which the driver may see more work than a page: its samples and ours overlap loosely."""
+"""Share of a card by which the driver may see more work than a page: the two sample at different times."""
 OVER_SHARE: Final = 0.10
-"""Share of a card above the ceiling from which hidden time is taken from somebody."""
+"""Share of a card above the ceiling from which hidden time takes time from other containers."""
 _SHOWN_PROCESSES = 3
 
 
@@ -36,23 +36,23 @@ NEEDED: Final[Mapping[EvasionReason, int]] = {
     EvasionReason.UNREGISTERED: 2,
     EvasionReason.MEMORY: 2,
     EvasionReason.FOREIGN_CARD: 2,
-    EvasionReason.TAMPERED: 1,  # nothing but the tenant changes that page so
+    EvasionReason.TAMPERED: 1,  # only the tenant can change the page in this way
     EvasionReason.TIME: 3,
 }
-"""Samples in a row that must show it before it is named: at 1 Hz all are named within 5 s."""
+"""Consecutive samples before an evasion is reported: at 1 Hz all are reported within 5 s."""
 
 CLEARED: Final[Mapping[EvasionReason, int]] = {**dict.fromkeys(EvasionReason, 5), EvasionReason.TAMPERED: 60}
-"""Samples in a row without it after which it is over. A page is put back at once: tampering shows seldom."""
+"""Consecutive samples without evidence before it is cleared; many for tampering: the page is restored at once."""
 
 EVICTABLE: Final = frozenset(EvasionReason) - {EvasionReason.TIME}
-"""Hidden time can also be work that no library sees (device-side launches): named, never evicted for."""
+"""Reasons that are reported but never evicted for: hidden time can be work that no library sees."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerProcess:
-    """One process of the container on the card, as driver and cgroup show it. Bytes, SM percent.
+    """A process of the container on the card: memory in bytes, utilisation in percent of the SMs.
 
-    ``registered``: it holds a slot of its container's page; None if that cannot be told (it is ending).
+    ``registered`` says whether it has a slot in its container's page; None if unknown (it is ending).
     """
 
     pid: int
@@ -63,11 +63,11 @@ class ContainerProcess:
 
 @dataclass(frozen=True, slots=True)
 class ContainerEvidence:
-    """One container on one card. None is not known.
+    """The figures of one container on one card; None means unknown.
 
-    ``held`` says whether the card is the container's, ``limited`` whether a page limits it there: then
-    ``memory_limit`` (bytes), ``ceiling`` (ratio of the card's time), and what the page claims count.
-    ``tampering`` is what was found wrong with the page, empty if nothing was.
+    ``held`` says whether the card is assigned to the container, ``limited`` whether a page limits it there:
+    only then ``memory_limit`` (bytes), ``ceiling`` (ratio of the card's time) and the page's claims count.
+    ``tampering`` says what is wrong with the page, empty if nothing is.
     """
 
     processes: tuple[ContainerProcess, ...] | None
@@ -81,7 +81,7 @@ class ContainerEvidence:
 
 
 def judge(facts: ContainerEvidence) -> Mapping[EvasionReason, str]:
-    """Reason → what shows it, or an empty text where all is well. What cannot be judged is left out."""
+    """Return the evidence for each reason, an empty text for none, without those that cannot be judged."""
     found: dict[EvasionReason, str] = {}
     if facts.tampering is not None:
         found[EvasionReason.TAMPERED] = facts.tampering
@@ -101,7 +101,7 @@ def judge(facts: ContainerEvidence) -> Mapping[EvasionReason, str]:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What the samples so far say of one container, card and reason."""
+    """The state of one container, card and reason over the samples so far."""
 
     seen: int = 0
     quiet: int = 0
@@ -109,7 +109,7 @@ class Suspicion:
 
 
 def weigh(before: Suspicion, reason: EvasionReason, *, shown: bool) -> Suspicion:
-    """One sample more: named after :data:`NEEDED` in a row, over after :data:`CLEARED` in a row."""
+    """Add a sample: reported after :data:`NEEDED` in a row, cleared after :data:`CLEARED` in a row."""
     if shown:
         seen = min(before.seen + 1, NEEDED[reason])
         return Suspicion(seen, 0, before.named or seen >= NEEDED[reason])
@@ -138,7 +138,7 @@ def _memory(facts: ContainerEvidence, processes: tuple[ContainerProcess, ...]) -
     if not known and processes:
         return None
     used, limit = sum(known), facts.memory_limit
-    # A page that owns up to more than the limit is no excuse: the library never lets it come to that.
+    # Claims above the limit do not count: the library never lets the account exceed it.
     accounted = limit if facts.claimed_memory is None else min(facts.claimed_memory, limit)
     allowed = max(limit, accounted + CONTEXT_BYTES * len(processes))
     if used > allowed:
@@ -154,7 +154,7 @@ def _time(facts: ContainerEvidence, processes: tuple[ContainerProcess, ...]) -> 
     if facts.claimed_busy is None or (processes and not known):
         return None
     busy = min(1.0, sum(known) / 100)
-    # Only what takes time from others is named: a page that claims too much harms its own container alone.
+    # Only time taken from others is reported: a page that claims too much harms only its own container.
     if busy - facts.claimed_busy > TIME_GAP and busy > facts.ceiling + OVER_SHARE:
         return (
             f"{_who(processes)} kept the card busy for {busy:.0%} of the time by the driver's count; "

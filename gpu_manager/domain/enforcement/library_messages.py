@@ -1,7 +1,7 @@
-"""What libvcuda tells the host from inside a container, and in which sentence the host repeats it.
+"""Messages of libvcuda from inside a container, and the sentences in which the agent reports them.
 
-Pure. A note is a code with numbers and one word that the tenant may have made up: the sentence is ours, and
-nothing follows from a note but that it is told.
+A message is a code with numbers and one word, which a tenant may forge: the agent writes the sentence
+itself, and only reports it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpu_manager.domain.resources import format_bytes
 
 
 class LibraryMessageKind(Enum):
-    """What a note is about; the value is the label of the metric."""
+    """The kind of a library message; the value is the label of the metric."""
 
     MEMORY_REFUSED = "memory-refused"
     CUDA_REFUSED = "cuda-refused"
@@ -25,14 +25,14 @@ class LibraryMessageKind(Enum):
 
 
 FOR_THE_POD: Final = frozenset({LibraryMessageKind.MEMORY_REFUSED, LibraryMessageKind.CUDA_REFUSED})
-"""What the pod's owner can do something about; the rest is the operator's."""
+"""Kinds that the pod's owner can fix; the others are for the operator."""
 TROUBLE: Final = frozenset(LibraryMessageKind) - {LibraryMessageKind.MEMORY_REFUSED}
-"""What should not happen at all; a program that meets its limit is the limit at work."""
+"""Kinds that indicate a fault; a program that reaches its limit does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryMessage:
-    """``at`` in monotonic seconds, ``pid`` as the process knows itself; asked, used and limit in bytes."""
+    """A library message: ``at`` in monotonic seconds, ``pid`` inside the container; sizes in bytes."""
 
     number: int
     at: float
@@ -46,7 +46,7 @@ class LibraryMessage:
 
 
 def sentence(note: LibraryMessage, card: str) -> str:
-    """The note in words; ``card`` is how the reader calls the card."""
+    """Format the message as a sentence; ``card`` is the card's name for the reader."""
     who = f"process {note.pid}"
     match note.kind:
         case LibraryMessageKind.MEMORY_REFUSED:

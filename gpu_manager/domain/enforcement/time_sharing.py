@@ -1,12 +1,11 @@
-"""By how much a card's time is divided while a container has work on it.
+"""Divisors for measured GPU time while several containers share a card.
 
-A card runs one process at a time and turns among those that have work. A container measures how long its
-work took by events; while n processes take turns, an n-th of that was its own. Which n applied is seen by the
-host alone: it samples who has work in flight. Time is divided, so what is averaged is 1/n.
+A card runs one process at a time and switches among those that have work. A container measures by events how
+long its work took; while n processes take turns, an n-th of that is its own. Only the host can sample n, the
+number of processes with work in flight. Time is divided, so the average is taken over 1/n.
 
-Pure. What tenants say of themselves is believed as far as the time they were charged supports it: a process
-in flight uses time, and having used time is what limits a container, so a container that claims to be in
-flight all day without using any convinces nobody for longer than :data:`TRUST_SECONDS`.
+Tenants could lie about work in flight. So their claims count only as far as charged time supports them: a
+container that claims work without using time is believed for :data:`TRUST_SECONDS` at most.
 """
 
 from __future__ import annotations
@@ -16,26 +15,27 @@ from dataclasses import dataclass
 from typing import Final
 
 TRUST_SECONDS: Final = 0.5
-"""Claims ahead of measured use that are believed at most: work is measured when it ends."""
+"""Limit of claims ahead of measured use: work is measured only when it ends."""
 TRUST_CAP_SECONDS: Final = 2.0
 LAG: Final = 1.1
-"""Work is known to be over a little after it is: so much longer may a container seem to be in flight."""
+"""Factor by which a container may seem in flight longer than it is: its end is noticed a little late."""
 MEMORY_SECONDS: Final = 30.0
-"""Over how long the driver's figures are compared with what was charged: they are coarse, not wrong."""
+"""Period over which the driver's coarse figures are compared with the charged time."""
 PRIOR_SECONDS: Final = 1.0
-"""GPU seconds of agreement that the comparison starts with, so that the first figures do not swing it."""
+"""GPU seconds of assumed agreement at the start, so that the first figures do not dominate."""
 GAIN_LEAST: Final = 0.5
 GAIN_MOST: Final = 2.0
 SMOOTHING: Final = 0.4
-"""Weight of the newest period in the published factor; a change of who is active takes the period alone."""
+"""Weight of the newest period in the published factor; 1 for a container that is or was alone."""
 _MARGIN: Final = 1.25
-"""The driver's own figure is a percentage of an old window: it refutes only what is far beyond it."""
+"""The driver's figure is a percentage of a past window: it overrules only claims far beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardActivity:
-    """One container at one moment: processes with work in flight, GPU time charged so far (ns), and whether
-    it is to be reckoned with at all: one that has ended, or has not worked for a while, is not.
+    """A container at one moment: processes with work in flight, and GPU time charged so far (ns).
+
+    ``present`` is False for a container that has ended or has been idle for a while.
     """
 
     at_work: int
@@ -60,7 +60,7 @@ class _Tenant:
 
 
 class SharedCard:
-    """What is known of the containers of one card; fed with samples, asked for factors once a period."""
+    """The time sharing of one card: fed with samples, asked for factors once a period."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
@@ -69,9 +69,9 @@ class SharedCard:
     def sample(
         self, seconds: float, seen: Mapping[str, CardActivity], truth: Mapping[str, float] | None = None
     ) -> None:
-        """Take in who is at work, for the ``seconds`` since the last sample.
+        """Record the containers at work during the ``seconds`` since the last sample.
 
-        ``truth`` is the share of the card's time that the driver saw a container use, where it can tell.
+        ``truth`` is the share of the card's time that the driver saw a container use, if known.
         """
         for gone in self._tenants.keys() - seen.keys():
             del self._tenants[gone]
@@ -94,7 +94,7 @@ class SharedCard:
                 tenant.inverse += seconds / (max(1.0, believed[name]) + others)
 
     def factors(self) -> dict[str, float]:
-        """Each container's divisor for the time to come; begins a new period."""
+        """Return each container's divisor for the next period, and start it."""
         for tenant in self._tenants.values():
             others = tenant.others / self._sampled if self._sampled else 0.0
             inverse = tenant.inverse / tenant.in_flight if tenant.in_flight else 1 / (1 + others)
@@ -108,11 +108,11 @@ class SharedCard:
         return {name: tenant.factor for name, tenant in self._tenants.items()}
 
     def gains(self, seconds: float, truth: Mapping[str, float]) -> dict[str, float]:
-        """What to multiply charges with, so that they divide the card as the driver saw it divided.
+        """Return factors for the charges, so that they divide the card as the driver saw it divided.
 
-        Turns among processes are not dealt to the nanosecond: who works in short spells gets a little more of
-        each turn than an n-th. Only how containers compare is taken from the driver, not the amount.
-        ``seconds`` is the time since the last call. Where fewer than two are known, nothing is corrected.
+        Processes do not take exactly equal turns: one with short kernels gets a little more than an n-th.
+        Only the ratio between containers is taken from the driver, not the amount. ``seconds`` is the time
+        since the last call. With fewer than two known containers nothing is corrected.
         """
         known = [tenant for name, tenant in self._tenants.items() if name in truth]
         for name, tenant in self._tenants.items():
@@ -130,7 +130,7 @@ class SharedCard:
         return {name: tenant.gain for name, tenant in self._tenants.items()}
 
     def _believed(self, tenant: _Tenant, seen: CardActivity, seconds: float, truth: float | None) -> float:
-        """How many processes at work this sample is taken for."""
+        """Return the number of processes at work that this sample counts as."""
         before, tenant.busy_ns = tenant.busy_ns, seen.busy_ns
         used = max(0, seen.busy_ns - before) * 1e-9 if before is not None else 0.0
         raw = used / tenant.gain

@@ -1,1 +1,1 @@
-"""What a pod may ask for: legal values, the rulebook with its texts, requests, pod annotations."""
+"""Rules for a pod's request: legal values, the rulebook with its texts, requests, pod annotations."""

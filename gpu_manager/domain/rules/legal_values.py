@@ -1,7 +1,7 @@
-"""What a pod may ask for, and the nearest legal value: the one judgement of webhook, extender, agent and CLI.
+"""Legal requests and the nearest legal values: the checks that webhook, extender, agent and CLI share.
 
-A container has whole cards (a multiple of 100 cores), or a part of one card (1 to 99 cores) together with
-memory, or nothing. 0 is legal too, and never offered as a cure: it asks for nothing.
+A container requests whole cards (a multiple of 100 cores), or a part of one card (1 to 99 cores) together
+with memory, or nothing. 0 is legal, but never suggested as a remedy.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ __all__ = [
 
 MOST_ASKING = 64  # containers of one pod that ask for cores
 _LARGEST_CORES = LARGEST_COUNT // CORES_PER_CARD * CORES_PER_CARD
-_LARGEST_CARD = 1024 * GIB  # several times the largest card there is; what is above was meant in another unit
+_LARGEST_CARD = 1024 * GIB  # several times the largest card; anything above was meant in another unit
 
 
 def is_legal_core(value: Fraction, minimum_cores: int = 1) -> bool:
     """True for 0, ``minimum_cores``..100 and every multiple of 100 that Kubernetes can count."""
-    # Asked several times a pod: as if the nearest legal value were looked for, without looking.
+    # Called several times per pod: equals a check by nearest_cores, without computing it.
     if value.denominator != 1 or not 0 <= value.numerator <= _LARGEST_CORES:
         return False
     cores = value.numerator
@@ -72,7 +72,7 @@ def is_legal_core(value: Fraction, minimum_cores: int = 1) -> bool:
 
 
 def nearest_cores(value: Fraction, minimum_cores: int = 1) -> tuple[int, ...]:
-    """The legal cores on either side of a value, the nearer first; the value itself if it is legal."""
+    """Return the legal cores on either side of a value, the nearer first; the value itself if it is legal."""
     if value <= minimum_cores:
         return (minimum_cores,)
     step = 1 if value <= CORES_PER_CARD else CORES_PER_CARD
@@ -85,7 +85,7 @@ def is_legal_memory(value: Fraction, unit: int = DEFAULT_UNIT) -> bool:
 
 
 def nearest_memory(value: Fraction, unit: int = DEFAULT_UNIT) -> tuple[int, ...]:
-    """The legal numbers of units on either side of a value, the nearer first; itself if it is legal."""
+    """Return the legal numbers of units on either side of a value, the nearer first; itself if legal."""
     return (1,) if value <= 1 else _either_side(value, 1, LARGEST_COUNT // unit)
 
 
@@ -97,7 +97,7 @@ def _either_side(value: Fraction, step: int, largest: int) -> tuple[int, ...]:
 
 
 def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tuple[Violation, ...]:
-    """Everything that makes the pod illegal, in container order; empty if it is legal.
+    """Return everything that makes the pod illegal, in container order; empty if it is legal.
 
     Args:
         pod: as :func:`~gpu_manager.domain.pod.parse_pod` read it.
@@ -106,12 +106,12 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
     """
     amounts = check_amounts(pod, unit, minimum_cores)
     if not _names_ours(pod):
-        return amounts  # annotations of a pod that asks for nothing of ours are not our business
+        return amounts  # the annotations of a pod without our resources are not checked
     return (*amounts, *_check_count(pod), *check_annotations(pod))
 
 
 def check_amounts(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tuple[Violation, ...]:
-    """What is illegal in the amounts that its containers ask for: nobody can change these later."""
+    """Return what is illegal in the amounts that its containers request, which are immutable."""
     containers = tuple(v for c in pod.containers for v in check_container(c, unit, minimum_cores))
     return (*containers, *_check_names(pod), *_check_init_containers(pod)) if _names_ours(pod) else containers
 
@@ -121,17 +121,17 @@ def _names_ours(pod: Pod) -> bool:
 
 
 def warn_pod(pod: Pod, unit: int = DEFAULT_UNIT) -> tuple[Violation, ...]:
-    """What is legal in the pod but surely not meant."""
+    """Return what is legal in the pod but probably a mistake."""
     return tuple(v for c in pod.containers for v in _warn_container(c, unit))
 
 
-# The judgement itself. Each function yields what it finds; order is that of the manifest.
+# Each check yields its violations in the order of the manifest.
 
 
 def check_container(
     container: Container, unit: int = DEFAULT_UNIT, minimum_cores: int = 1
 ) -> Iterator[Violation]:
-    """What is illegal in what one container asks for."""
+    """Yield what is illegal in one container's request."""
     core, memory = container.core or Fraction(0), container.memory_units or Fraction(0)
     core_fault, memory_fault = _core_fault(core, minimum_cores), _memory_fault(memory, unit)
     if core_fault:
@@ -172,7 +172,7 @@ def _core_violation(rule: Rule, container: Container, minimum_cores: int) -> Vio
     core = container.core or Fraction(0)
     hint = ""
     if rule is Rule.CORE_NOT_WHOLE and core < CORES_PER_CARD:
-        # Whoever writes 0.3 or 1.5 most likely counts cards.
+        # A value such as 0.3 or 1.5 most likely counts cards.
         meant = " or ".join(map(str, nearest_cores(core * CORES_PER_CARD, minimum_cores)))
         hint = f"; if {format_number(core)} cards were meant, use {meant}"
     nearest = nearest_cores(core, minimum_cores)
@@ -203,7 +203,7 @@ def _memory_violation(rule: Rule, container: Container, unit: int) -> Violation:
 
 
 def _other_unit(units: Fraction, unit: int) -> str:
-    """What a number far too large for units was most likely meant to be."""
+    """Suggest the unit in which a far too large number of units was probably meant."""
     for meant_bytes in (units, units * MIB):
         if unit <= meant_bytes <= _LARGEST_CARD:
             return f"; if {format_bytes(int(meant_bytes))} was meant, use {ceil(meant_bytes / unit)}"
@@ -229,7 +229,7 @@ def _check_requests(container: Container, unit: int, minimum_cores: int) -> Iter
 
 
 def _check_names(pod: Pod) -> Iterator[Violation]:
-    """A pod has its cards under one name."""
+    """Yield a violation for each container that mixes ``nvidia.com/gpu`` into a pod with our resources."""
     if any(c.asks and not c.lent for c in pod.containers):
         for container in pod.containers:
             if container.gpus:
@@ -243,7 +243,7 @@ def _check_count(pod: Pod) -> Iterator[Violation]:
 
 
 def _check_init_containers(pod: Pod) -> Iterator[Violation]:
-    """An ordinary init container's ids go to the containers after it at random."""
+    """Yield a violation where an ordinary init container's ids would go to later containers at random."""
     asking = [c for c in pod.containers if c.core and c.core > 0]
     first = next((c for c in asking if c.kind is ContainerKind.INIT), None)
     if first is None or peak_cores(pod) <= CORES_PER_CARD:
@@ -263,7 +263,7 @@ def _check_init_containers(pod: Pod) -> Iterator[Violation]:
 
 
 def peak_cores(pod: Pod) -> Fraction:
-    """The most cores its containers ask for at one time: init containers run one by one, sidecars stay."""
+    """Return the most cores in use at one time: init containers run one by one, sidecars keep running."""
     highest, sidecars, apps = Fraction(0), Fraction(0), Fraction(0)
     for container in pod.containers:
         core = container.core or Fraction(0)

@@ -1,6 +1,6 @@
-"""What a pod's annotations wish for: how they are read, and what is wrong with them.
+"""Read and check the annotations of a pod.
 
-A pod may be annotated after it was judged, so the readers take what cannot be read for no wish.
+A pod may be annotated after admission, so the readers treat an unreadable annotation as absent.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def ceiling_of(pod: Pod) -> int | None:
-    """The elastic ceiling in percent, at most 100 (more means 100, as it always did); None if absent."""
+    """Return the elastic ceiling in percent; None if absent. Above 100 it is 100, as in the predecessor."""
     text = pod.annotations.get(CORE_LIMIT, "")
     value = int(text) if _INTEGER.fullmatch(text) else 0
     return min(value, CORES_PER_CARD) if value >= 1 else None
 
 
 def legal_ceiling_of(pod: Pod) -> int | None:
-    """The elastic ceiling as written, 0 for none written; None if what is written is not legal."""
+    """Return the elastic ceiling as written, 0 if there is none; None if it is not legal."""
     text = pod.annotations.get(CORE_LIMIT)
     if text is None:
         return 0
@@ -51,28 +51,28 @@ def legal_ceiling_of(pod: Pod) -> int | None:
 
 
 def placement_of(pod: Pod) -> PlacementPolicy:
-    """The policy it asks for, else ``binpack``."""
+    """Return the pod's placement policy, by default ``binpack``."""
     text = pod.annotations.get(PLACEMENT)
     return next((policy for policy in PlacementPolicy if policy.value == text), PlacementPolicy.BINPACK)
 
 
 def models_of(pod: Pod) -> tuple[str, ...]:
-    """The models it may use; empty for any."""
+    """Return the card models that the pod may use; empty for any."""
     return tuple(_entries(pod.annotations.get(GPU_MODEL, "")))
 
 
 def uuids_of(pod: Pod) -> frozenset[CardUuid]:
-    """The cards it may use; empty for any."""
+    """Return the cards that the pod may use; empty for any."""
     return frozenset(map(CardUuid, _entries(pod.annotations.get(GPU_UUID, ""))))
 
 
 def preload_of(pod: Pod) -> bool:
-    """False if it opts out of the preload door."""
+    """Return False if the pod opts out of ``/etc/ld.so.preload``."""
     return pod.annotations.get(PRELOAD) != "false"
 
 
 def guarded_keys(annotations: Iterable[str]) -> tuple[str, ...]:
-    """Those of the annotation keys that only the scheduler and the agent may set or change."""
+    """Return the annotation keys that only the scheduler and the agent may set or change."""
     exact = (ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED)
     return tuple(key for key in annotations if key in exact or key.startswith(PREDICATE_INDEX))
 
@@ -82,7 +82,7 @@ def _entries(text: str) -> list[str]:
 
 
 def check_annotations(pod: Pod) -> Iterator[Violation]:
-    """What is wrong with those that a user may set."""
+    """Yield the violations in the annotations that a user may set."""
     checks: tuple[tuple[str, Callable[[Pod, str], Iterator[Violation]]], ...] = (
         (CORE_LIMIT, _check_ceiling),
         (PLACEMENT, _check_placement),
@@ -120,7 +120,7 @@ def _check_preload(_pod: Pod, text: str) -> Iterator[Violation]:
 
 
 def _meant(text: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The one name that differs in case and blanks only, else all."""
+    """Return the one name that differs only in case and blanks, else all."""
     plain = text.strip().lower()
     return (plain,) if plain in names else names
 
@@ -142,7 +142,7 @@ def _check_uuids(_pod: Pod, text: str) -> Iterator[Violation]:
 
 
 def check_guarded(annotations: Mapping[str, str]) -> tuple[Violation, ...]:
-    """One violation for each guarded key present, for the webhook."""
+    """Yield one violation for each guarded key that is present, for the webhook."""
     return tuple(
         violation(Rule.ANNOTATION_GUARDED, "", key, quoted(annotations[key]))
         for key in guarded_keys(annotations)

@@ -1,7 +1,7 @@
-"""What a pod asks for as one value: judged strictly before it has cards, read forgivingly once it has them.
+"""The request of a pod: strict before it has cards (:func:`judged_request`), lenient afterwards.
 
-A pod that is to get cards must keep every rule: :func:`judged_request`. A pod on a node holds what the node
-gave it, whatever is written into its annotations afterwards: :func:`booked_request`.
+A pod that is to get cards must satisfy every rule. A pod on a node holds what the node granted, whatever is
+written into its annotations later: :func:`booked_request`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from gpu_manager.domain.rules.rulebook import Violation
 
 
 def judged_request(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> PodRequest:
-    """What a pod may ask for; its ``containers`` are empty if it asks for nothing.
+    """Return the request of a legal pod; its ``containers`` are empty if it requests no card.
 
-    ``unit`` is bytes of one unit of memory, ``minimum_cores`` the smallest part of a card that is given.
+    ``unit`` is bytes of one unit of memory, ``minimum_cores`` the smallest legal part of a card.
 
     Raises:
-        RequestInvalid: the pod is illegal; the text has every reason.
+        RequestInvalid: the pod is illegal; the message has every reason.
     """
     _raise_if_any(check_pod(pod, unit, minimum_cores))
     return _request(pod, unit)
 
 
 def booked_request(pod: Pod, unit: int = DEFAULT_UNIT) -> PodRequest | None:
-    """What a pod on a node is booked with; None if its amounts are illegal: no node grants any of them.
+    """Return the request to book for a pod on a node; None if its amounts are illegal: no node grants them.
 
-    The amounts are those of its spec, which Kubernetes lets nobody change. Annotations count only while all
-    of them are legal, and never make it ask for less.
+    The amounts are those of the spec, which is immutable. Annotations count only while all of them are legal,
+    and never reduce the amounts.
     """
     if any(check_amounts(pod, unit)):
         return None
@@ -48,10 +48,10 @@ def booked_request(pod: Pod, unit: int = DEFAULT_UNIT) -> PodRequest | None:
 
 
 def container_request(container: Container, unit: int = DEFAULT_UNIT) -> Request | None:
-    """What one container asks for, in bytes; None if it asks for nothing.
+    """Return the request of one container (memory in bytes); None if it requests nothing.
 
     Raises:
-        RequestInvalid: its values are illegal; the text has every reason.
+        RequestInvalid: its values are illegal; the message has every reason.
     """
     _raise_if_any(check_container(container, unit))
     return _asked(container, unit)

@@ -1,4 +1,4 @@
-"""What a pod asks for, once its values are known to be legal: what placement and explain work on."""
+"""The checked request of a pod, on which placement and explain work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PlacementPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one container asks for: ``cores`` in hundredths of a card, ``memory`` in bytes.
+    """The request of one container: ``cores`` in hundredths of a card, ``memory`` in bytes.
 
     Below 100 cores it is a fraction of one card. From 100 on it is ``cores // 100`` whole cards, and
     ``memory`` is 0: a whole card comes with all its memory.
@@ -39,7 +39,7 @@ class Request:
 
     @property
     def amount(self) -> Amount:
-        """The same as an amount; of whole cards the memory is known only once the cards are."""
+        """The request as an amount. For whole cards the memory is 0 until the cards are chosen."""
         return Amount(self.cores, self.memory)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class ContainerRequest:
 
 @dataclass(frozen=True, slots=True)
 class PodRequest:
-    """Everything a pod asks of a node: its asking containers in the kubelet's order, and its wishes.
+    """The request of a pod: its containers that request cards, in the kubelet's order, and its constraints.
 
     ``models`` and ``uuids`` are allow lists, empty for any. ``ceiling`` is the elastic ceiling in percent.
     """
@@ -79,7 +79,7 @@ class PodRequest:
         return not self.models or any(matches_model(wanted, card.model) for wanted in self.models)
 
     def asking(self, name: str, request: Request) -> PodRequest:
-        """The same pod with another request of the container ``name``."""
+        """Return the pod's request with another request for the container ``name``."""
         return replace(
             self,
             containers=tuple(replace(c, request=request) if c.name == name else c for c in self.containers),

@@ -1,7 +1,6 @@
-"""Every rule a pod can break, once: its id, words and cure; :mod:`gpu_manager.domain.rules.legal_values`
-applies them.
+"""All rules for pods: id, message and remedy; :mod:`gpu_manager.domain.rules.legal_values` applies them.
 
-``docs/errors.md`` is made from it, so that what a person reads there is what the program says.
+``docs/errors.md`` is generated from this module.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from gpu_manager.domain.errors import quoted
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """``text`` is the refusal after the container's name, a template over the case's own figures.
+    """The message of a rule: ``text`` is a template that follows the container's name.
 
-    ``words`` are the predecessor's for the same fault: people search for them.
+    ``words`` is the predecessor's message for the same fault, because people search for it.
     """
 
     id: str
@@ -267,7 +266,7 @@ class Rule(Enum):
 
     @property
     def id(self) -> str:
-        """The name it has in documentation and in JSON; never changes."""
+        """The rule's name in documentation and JSON; it never changes."""
         return self.value.id
 
     @property
@@ -278,10 +277,10 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One rule broken by one value.
+    """A rule broken by a value.
 
-    ``container`` is empty where the pod itself is at fault. ``nearest`` holds the legal values on either
-    side, the nearer first; it is empty where no single value would do.
+    ``container`` is empty if the fault is the pod's. ``nearest`` holds the legal values on either side, the
+    nearer first; it is empty if no single value is a remedy.
     """
 
     rule: Rule
@@ -293,14 +292,14 @@ class Violation:
 
     @property
     def refusal(self) -> str:
-        """The message, led by the predecessor's words where it had any."""
+        """The message, which starts with the predecessor's words if there are any."""
         return f"{self.rule.value.words}: {self.message}" if self.rule.value.words else self.message
 
 
 def violation(
     rule: Rule, container: str, field: str, value: str, nearest: tuple[int | str, ...] = (), **figures: str
 ) -> Violation:
-    """The rule broken by this value; ``figures`` fill the rest of its template."""
+    """Build a violation of the rule by this value; ``figures`` fill the rest of the template."""
     choice = " or ".join(map(str, sorted(nearest, key=lambda n: (isinstance(n, str), n))))
     text = rule.value.text.format(field=field, value=value, nearest=choice, **figures)
     where = f"container {quoted(container)}: " if container else ""
