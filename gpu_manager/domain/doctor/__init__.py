@@ -1,7 +1,7 @@
-"""What goes wrong on real nodes and in real clusters: pure checks over facts that were gathered once.
+"""Checks for common problems of nodes and clusters, over facts that were gathered once.
 
-``facts`` says what can be known, each group of checks stands in a file of its own, ``table`` holds them all
-in the order in which they are read, and :func:`examine` judges.
+``facts`` defines the facts, each group of checks has its own module, ``table`` lists all checks in reading
+order, and :func:`examine` runs them.
 """
 
 from gpu_manager.domain.doctor.check import DoctorCheck, DoctorFinding, Report, Severity, Skipped, Unseen

@@ -1,4 +1,4 @@
-"""Checks of what the running agent of one node says."""
+"""Checks of the state that the running agent of one node reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check is, and what it may say."""
+"""Types of the doctor: checks, findings, reports."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 
 class Severity(Enum):
-    """``trouble`` keeps pods from their shares or the shares from being held; ``warning`` will, or may."""
+    """``trouble`` keeps pods from their shares, or shares from being enforced; ``warning`` will, or may."""
 
     TROUBLE = "trouble"
     WARNING = "warning"
 
 
 class Unseen(Exception):  # noqa: N818  # no error: the answer "this cannot be judged from here"
-    """The one fact that a check needs is not known; the text says why."""
+    """A fact that a check needs is unknown; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """One thing that may be wrong. ``group`` names the part of :class:`Facts` that ``judge`` receives.
+    """A check for one problem. ``group`` names the part of :class:`Facts` that ``judge`` receives.
 
-    ``what`` says what it means, ``cure`` what to do; ``judge`` yields a sentence for each case found, and
-    raises :class:`Unseen` where it cannot tell. It receives the group and the time (seconds since 1970).
+    ``what`` explains the problem, ``cure`` says what to do. ``judge`` receives the group and the time
+    (seconds since 1970), yields a sentence for each case, and raises :class:`Unseen` if it cannot decide.
     """
 
     id: str
@@ -37,7 +37,7 @@ class DoctorCheck:
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One case found: which check, and the sentence with its values."""
+    """A case that a check found, as a sentence with its values."""
 
     check: DoctorCheck
     text: str
@@ -45,7 +45,7 @@ class DoctorFinding:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Checks that could not be made, all for one reason."""
+    """Checks that could not run, all for the same reason."""
 
     checks: tuple[str, ...]
     why: str
@@ -53,7 +53,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found, which checks passed, what could not be looked at. ``notes`` are facts worth saying."""
+    """The findings, the checks that passed, the checks that could not run, and remarks (``notes``)."""
 
     findings: tuple[DoctorFinding, ...]
     passed: tuple[str, ...]
@@ -62,5 +62,5 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """True if nothing found is trouble; warnings do not count."""
+        """True if no finding is trouble; warnings do not count."""
         return not any(f.check.severity is Severity.TROUBLE for f in self.findings)

@@ -20,7 +20,7 @@ def _no_card(driver: DriverFacts, _: float) -> Iterator[str]:
 
 
 def _with_cards(driver: DriverFacts) -> int:
-    """How many cards there are. Raises Unseen where there is none: nothing is missing then."""
+    """Return the number of cards. Raises Unseen if there is none: then nothing is missing."""
     count = max(driver.pci_cards or 0, driver.nvml_cards or 0)
     if not count:
         raise Unseen("this machine shows no NVIDIA card")

@@ -1,7 +1,7 @@
-"""Everything that the doctor can know, as frozen values; adapters/diagnosis gathers them.
+"""The facts that the doctor checks, as frozen values; adapters/diagnosis gathers them.
 
-A group is None where it could not be looked at (:attr:`Facts.blind` says why), a field None where the one
-fact could not. Names and texts in them come from files and from the API server: they are data, not trusted.
+A group is None if it could not be read (:attr:`Facts.blind` says why), a field is None if that fact could
+not. Names and texts come from files and from the API server and are untrusted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class DriverFacts:
     """The NVIDIA driver of the machine.
 
     ``pci_cards`` counts NVIDIA's display controllers on the bus; ``kernel`` is the loaded module's version,
-    None while none is loaded; ``library`` that of the libraries on disk, None with ``library_problem`` where
-    there are none; ``nvml_problem`` is what NVML itself says, empty if it answers (with ``nvml_cards``);
-    ``devices`` are names in /dev; ``in_use`` maps the version of a libcuda that processes have open to their
-    number, None where other processes cannot be seen.
+    None if none is loaded; ``library`` is the version of the libraries on disk, None with ``library_problem``
+    if there are none; ``nvml_problem`` is NVML's error, empty if it answers (with ``nvml_cards``);
+    ``devices`` are names in /dev; ``in_use`` maps the versions of libcuda that processes have open to the
+    number of processes, None if other processes cannot be seen.
     """
 
     pci_cards: int | None = None
@@ -42,8 +42,8 @@ class RuntimeFacts:
     """The container runtime. ``strategy`` is what ``--device-injection auto`` chooses, ``why`` its reason.
 
     ``config`` is the file that was read, empty if none; ``runtimes`` maps each configured runtime's name to
-    its binary (empty: the default's); ``missing`` are those binaries that are not there. ``cri`` is the
-    socket that the kubelet is told to use, None if that is not known; ``sockets`` are those that exist.
+    its binary (empty: the default's); ``missing`` are the binaries that do not exist. ``cri`` is the socket
+    that the kubelet is configured to use, None if unknown; ``sockets`` are those that exist.
     ``toolkit`` is the version of libnvidia-container; ``cgroups`` is 1 or 2.
     """
 
@@ -63,11 +63,11 @@ class RuntimeFacts:
 
 @dataclass(frozen=True, slots=True)
 class KubeletFacts:
-    """The kubelet's files. ``registered`` are the resources its checkpoint names, None if it cannot be read.
+    """The kubelet's files. ``registered`` are the resources in its checkpoint, None if it cannot be read.
 
-    ``cgroup_driver`` is empty where its configuration names none. ``static_pods`` are
-    ``namespace/name (file)`` of static pods that ask for a share; ``agent_problem`` is why the agent beside
-    the kubelet does not answer, empty if it does.
+    ``cgroup_driver`` is empty if its configuration names none. ``static_pods`` are ``namespace/name (file)``
+    of static pods that request a share; ``agent_problem`` is why the agent on the node does not answer,
+    empty if it does.
     """
 
     socket: bool
@@ -83,10 +83,10 @@ class KubeletFacts:
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What the running agent of the node says.
+    """The state that the node's running agent reports.
 
     ``enforced`` maps ``namespace/pod container`` to the state of its enforcement; ``evading``, ``closed`` and
-    ``blind`` are as its metrics and its graph name them. ``notes`` counts what libvcuda told it since its
+    ``blind`` come from its metrics and its graph. ``notes`` counts the messages of libvcuda since the agent's
     start, by kind.
     """
 
@@ -104,8 +104,8 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class DoctorNode:
-    """One node as the API server shows it. ``gpu`` counts ``nvidia.com/gpu``; ``hinted`` says why it should
-    have cards though no agent says so, empty if nothing does.
+    """A node as the API server shows it. ``gpu`` counts ``nvidia.com/gpu``; ``hinted`` says why it should
+    have cards although it has no inventory, empty if nothing indicates that.
     """
 
     name: str
@@ -121,9 +121,8 @@ class DoctorNode:
 
 @dataclass(frozen=True, slots=True)
 class AgentPods:
-    """The agent's DaemonSet: ``selector`` of nodes and ``affinity`` (the terms of one alternative are enough,
-    none of them lets every node in), and by node whether its pod is ready; ``lends`` where it offers whole
-    cards as ``nvidia.com/gpu`` too.
+    """The agent's DaemonSet: node ``selector`` and ``affinity`` (alternatives; empty for every node), and
+    whether its pod is ready, by node; ``lends`` if it also offers whole cards as ``nvidia.com/gpu``.
     """
 
     name: str
@@ -136,8 +135,8 @@ class AgentPods:
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """One webhook that calls our service. ``expires``: when the first of its trust anchors ends (seconds);
-    ``pods``: it judges pods, and not only templates of pods, about which it can but warn.
+    """A webhook that calls our service. ``expires`` is when its first trust anchor expires (seconds);
+    ``pods`` is True if it checks pods; for pod templates alone it can only warn.
     """
 
     configuration: str
@@ -151,7 +150,7 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerFacts:
-    """A kube-scheduler configuration found in a ConfigMap: its profiles, whether it calls our extender."""
+    """A kube-scheduler configuration in a ConfigMap: its profiles, and whether it calls our extender."""
 
     where: str
     profiles: tuple[str, ...]
@@ -160,7 +159,7 @@ class SchedulerFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """One pod that asks for a share, with what the books do not need."""
+    """A pod that requests a share, with facts for the doctor only."""
 
     pod: Pod
     static: bool = False
@@ -169,7 +168,7 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """What the API server shows. A part is None where it refused to show it; ``refused`` says why."""
+    """The cluster's objects. A part is None if the API server refused it; ``refused`` says why."""
 
     nodes: tuple[DoctorNode, ...] | None = None
     pods: tuple[PodFacts, ...] | None = None
@@ -185,7 +184,7 @@ class ClusterFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All of it, at ``now`` (seconds since 1970). ``blind``: group → why it is None."""
+    """All facts, at ``now`` (seconds since 1970). ``blind`` maps a group to the reason why it is None."""
 
     now: float
     driver: DriverFacts | None = None

@@ -1,4 +1,4 @@
-"""Checks of the kubelet of one machine, and of how it goes with the runtime."""
+"""Checks of the kubelet of one machine, and of its settings against the runtime's."""
 
 from __future__ import annotations
 

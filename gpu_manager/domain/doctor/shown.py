@@ -1,4 +1,4 @@
-"""What the API server showed, or :class:`Unseen` with its reason where it did not."""
+"""Access to the parts of the cluster's facts; :class:`Unseen` with the reason if a part is unknown."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ T = TypeVar("T")
 
 
 def known(cluster: ClusterFacts, value: T | None, part: str) -> T:
-    """The part. Raises Unseen with what the API server said."""
+    """Return the part. Raises Unseen with the API server's reason if it is None."""
     if value is None:
         raise Unseen(cluster.refused.get(part, f"the API server did not show {part}"))
     return value
 
 
 def nodes_of(cluster: ClusterFacts) -> Sequence[DoctorNode]:
-    """All nodes. Raises Unseen."""
+    """Return all nodes. Raises Unseen if they are unknown."""
     return known(cluster, cluster.nodes, "nodes")
 
 
 def pods_of(cluster: ClusterFacts) -> Sequence[PodFacts]:
-    """All pods that ask for a share. Raises Unseen."""
+    """Return all pods that request a share. Raises Unseen if they are unknown."""
     return known(cluster, cluster.pods, "pods")
 
 
 def counted(count: int, what: str) -> str:
-    """``1 card``, ``2 cards``."""
+    """Format a count with its noun: ``1 card``, ``2 cards``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def bounded(lines: Sequence[str]) -> Iterator[str]:
-    """The first of the cases; the rest is counted."""
+    """Yield the first cases, then the number of the others."""
     yield from lines[:_SHOWN]
     if len(lines) > _SHOWN:
         yield f"and {len(lines) - _SHOWN} more like these"

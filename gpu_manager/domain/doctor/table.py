@@ -1,4 +1,4 @@
-"""Every check in reading order, and the judgement over them."""
+"""All checks in reading order, and the function that runs them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ORDER: Final = (Severity.TROUBLE, Severity.WARNING)
 
 
 def examine(facts: Facts, checks: Sequence[DoctorCheck] = CHECKS) -> Report:
-    """Make every check; trouble comes first. What cannot be looked at is said, once for each reason."""
+    """Run every check; trouble comes first. Checks that cannot run are grouped by reason."""
     findings: list[DoctorFinding] = []
     passed: list[str] = []
     unseen: dict[str, list[str]] = {}
@@ -45,7 +45,7 @@ def examine(facts: Facts, checks: Sequence[DoctorCheck] = CHECKS) -> Report:
 
 
 def _group(facts: Facts, name: str) -> Any:
-    """The part of the facts that a check receives. Raises Unseen: it was not looked at."""
+    """Return the part of the facts that a check receives. Raises Unseen if it was not read."""
     parts = []
     for part in name.split("+"):
         found = getattr(facts, part)

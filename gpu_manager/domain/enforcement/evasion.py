@@ -14,7 +14,7 @@ from typing import Final
 from gpu_manager.domain.resources import GIB, format_bytes
 
 CONTEXT_BYTES: Final = GIB
-"""Bytes that a process may hold beyond its account: its context (528 MiB on an H200) and lazily loaded code."""
+"""Bytes a process may hold beyond its account: its context (528 MiB on an H200) and lazily loaded code."""
 TIME_GAP: Final = 0.25
 """Share of a card by which the driver may see more work than a page: the two sample at different times."""
 OVER_SHARE: Final = 0.10
@@ -42,7 +42,7 @@ NEEDED: Final[Mapping[EvasionReason, int]] = {
 """Consecutive samples before an evasion is reported: at 1 Hz all are reported within 5 s."""
 
 CLEARED: Final[Mapping[EvasionReason, int]] = {**dict.fromkeys(EvasionReason, 5), EvasionReason.TAMPERED: 60}
-"""Consecutive samples without evidence before it is cleared; many for tampering: the page is restored at once."""
+"""Consecutive samples without evidence before it is cleared; more for tampering, as pages are restored."""
 
 EVICTABLE: Final = frozenset(EvasionReason) - {EvasionReason.TIME}
 """Reasons that are reported but never evicted for: hidden time can be work that no library sees."""

@@ -1,1 +1,1 @@
-"""Where a request lies on one node's cards: the ledger, the policies, trial placements, explanations."""
+"""Placement of pods on the cards of one node: ledger, policies, trial placements, explanations."""

@@ -1,4 +1,4 @@
-"""The annotations that say where a pod lies: written by the extender at bind, corrected by the agent."""
+"""Annotations that record a pod's cards: the extender writes them at bind, the agent corrects them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def allocation_annotations(
     *,
     assigned: bool,
 ) -> dict[str, str]:
-    """Every annotation for this placement: ours, and the predecessor's beside it.
+    """Return the annotations for this placement, in our format and in the predecessor's.
 
-    ``now`` is seconds since the epoch; the predecessor counts nanoseconds. Its index keys number
-    ``spec.containers`` alone.
+    ``now`` is seconds since the epoch; the predecessor's format has nanoseconds, and its index keys count
+    only ``spec.containers``.
     """
     index: dict[CardUuid, int] = {s.card.uuid: s.card.index for s in cards}
     apps = [c.name for c in pod.containers if c.kind is ContainerKind.APP]
@@ -55,7 +55,7 @@ def allocation_annotations(
 
 
 def annotations_differ(pod: Pod, stamped: Mapping[str, str]) -> bool:
-    """True if the pod does not carry this truth yet. Order and spelling of the JSON do not matter."""
+    """True if the pod's annotations differ from these. Order and spelling of the JSON do not matter."""
     ours = decode_assignment(pod.annotations.get(ALLOCATION))
     return ours != decode_assignment(stamped[ALLOCATION]) or any(
         pod.annotations.get(key) != value for key, value in stamped.items() if key != ALLOCATION

@@ -1,10 +1,10 @@
-"""Which cards to take together: the best-joined set, and the card that breaks least. Exact, and quick.
+"""Choose sets of cards by topology: the best-linked set, and the single card whose loss costs least.
 
-Greed is not enough: on a cube mesh the best pair is often not part of the best four, and a card taken
-from the wrong group spoils the group for whoever asks next. So every set is scored once for each matrix:
-all subsets of up to :data:`PREPARED` cards stand in order of preference, and for each card one integer
-has a bit for every set that holds it. A question is then a handful of ORs: drop the sets that hold a busy
-card, and the lowest bit left is the answer. Bigger nodes are searched by branch and bound.
+A greedy choice is not enough: on a cube mesh the best pair is often not part of the best four, and a card
+taken from the wrong group spoils the group for the next request. So every set is scored once per matrix: the
+subsets of up to :data:`PREPARED` cards are sorted by preference, and for each card one integer has a bit for
+every set that contains it. A query takes a few ORs to drop the sets with a busy card; the lowest bit left is
+the answer. Larger nodes are searched by branch and bound.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from functools import lru_cache
 
 from gpu_manager.domain.topology import Topology
 
-PREPARED = 16  # cards; doubling for each one more, 16 take 0.1 s and 1 MiB
-SEARCH_STEPS = 20_000  # beyond that, at most this many steps: what a hostile inventory can make us do
+PREPARED = 16  # cards; time and memory double with each: 16 take 0.1 s and 1 MiB
+SEARCH_STEPS = 20_000  # for more cards; bounds the work that a hostile inventory can cause
 
 Weights = tuple[tuple[int, ...], ...]
 
 
 def best_set(topology: Topology, free: frozenset[int], k: int) -> tuple[int, ...] | None:
-    """The ``k`` free cards with the largest sum over pairs; ties go to the lexicographically lowest.
+    """Return the ``k`` free cards with the largest sum over pairs; ties go to the lexicographically lowest.
 
-    None if fewer than ``k`` are free. Exact; but beyond :data:`PREPARED` cards the search ends after
-    :data:`SEARCH_STEPS` with the best found so far. Machines are regular, so that none comes near.
+    None if fewer than ``k`` are free. Exact, except that beyond :data:`PREPARED` cards the search stops after
+    :data:`SEARCH_STEPS` with the best set so far. Real machines are regular and need far fewer steps.
     """
     if not 0 < k <= len(free):
         return None
@@ -38,9 +38,10 @@ def best_set(topology: Topology, free: frozenset[int], k: int) -> tuple[int, ...
 
 
 def fragment(topology: Topology, free: frozenset[int]) -> int | None:
-    """The free card whose loss leaves the largest sum of best scores over every set size; ties to the lowest.
+    """Return the free card whose loss leaves the largest sum of best scores over all set sizes.
 
-    It takes cards of broken groups first and keeps full groups whole. None if no card is free.
+    So cards of broken groups go first, and full groups stay whole. Ties go to the lowest card.
+    None if no card is free.
     """
     if not free:
         return None
@@ -61,9 +62,10 @@ def _left_prepared(topology: Topology, free: frozenset[int]) -> dict[int, int]:
 
 
 def _left_searched(topology: Topology, free: frozenset[int]) -> dict[int, int]:
-    """The same beyond the table. A set that does without the card is still the best when the card is lost.
+    """Score the loss of each free card by search, for more cards than the table holds.
 
-    Where all the searches together take more than :data:`SEARCH_STEPS`, the largest remainder alone decides.
+    A best set without the card stays the best when the card is lost. If all searches together take more than
+    :data:`SEARCH_STEPS`, only the score of all remaining cards decides.
     """
     twins = _twins(topology.weights, sorted(free))
     cards = [card for card in sorted(free) if twins[card] is None]  # to lose either of two twins is the same
@@ -86,14 +88,14 @@ def _left_searched(topology: Topology, free: frozenset[int]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """All sets of one size, best first. Card i is bit ``size - 1 - i``, so a larger mask is lower cards."""
+    """All sets of one size, best first. Card i is bit ``size - 1 - i``, so a larger mask has lower cards."""
 
     sets: array[int]
     scores: array[int]
     holding: tuple[int, ...]  # for each card: bit r is set if the set of rank r holds it
 
     def without(self, size: int, free: frozenset[int]) -> int:
-        """A bit for every set that holds no busy card."""
+        """Return a bit for every set without a busy card."""
         blocked = 0
         for card in range(size):
             if card not in free:
@@ -102,7 +104,7 @@ class _Ranks:
 
     @staticmethod
     def first(sets: int) -> int:
-        """The rank of the best set among those."""
+        """Return the rank of the best of these sets."""
         return (sets & -sets).bit_length() - 1
 
 
@@ -123,7 +125,7 @@ def _ranked(weights: Weights) -> dict[int, _Ranks]:
 
 
 def _scores(weights: Weights) -> list[int]:
-    """The score of every mask, card by card from the last (bit 0): old sets, then the same with it."""
+    """Return the score of every mask, adding card by card from the last (bit 0)."""
     size = len(weights)
     scores = [0]
     for bit in range(size):
@@ -137,13 +139,13 @@ def _scores(weights: Weights) -> list[int]:
 
 
 def _column(sets: array[int], bit: int) -> int:
-    """One integer whose bit r says whether set r has ``bit``."""
+    """Return an integer whose bit r says whether set r has ``bit``."""
     digits = "".join("1" if mask >> bit & 1 else "0" for mask in reversed(sets))
     return int(digits, 2)
 
 
 def _twins(weights: Weights, cards: list[int]) -> dict[int, int | None]:
-    """For each card the next lower one that is joined to all others in the same way; None for the first."""
+    """Return for each card the next lower one with the same links to all others; None for the first."""
     twins: dict[int, int | None] = {}
     last: dict[int, int] = {}  # first card of a family → its last card so far
     for card in cards:
@@ -158,11 +160,11 @@ def _twins(weights: Weights, cards: list[int]) -> dict[int, int | None]:
 
 
 class _Search:
-    """Branch and bound over the sets of ``k`` free cards, in lexicographic order, the first best wins.
+    """Branch and bound over the sets of ``k`` free cards, in lexicographic order; the first best set wins.
 
-    Of twins (cards joined alike to all others) a set takes the lowest, which folds a regular machine to a
-    few families. The search ends when a set scores ``enough`` (no set can score more), or with its ``steps``,
-    of which it leaves the rest.
+    Of twins (cards with the same links to all others) a set takes the lowest, which reduces a regular machine
+    to a few families. The search ends when a set scores ``enough`` (no set can score more), or when ``steps``
+    are used up; ``self.steps`` holds the rest.
     """
 
     def __init__(
@@ -210,7 +212,7 @@ class _Search:
                 self._visit((*chosen, card), score + gain[card], after, more, missing - 1)
 
     def _bound(self, score: int, rest: list[int], gain: dict[int, int], missing: int) -> int:
-        """No set reachable from here scores more: a card brings its best links, a pair half from each end."""
+        """Return an upper bound of any set reachable from here: each card with its best links."""
         doubled: list[int] = []
         for card in rest:
             row = self._weights[card]

@@ -1,7 +1,7 @@
-"""The arithmetic of a decision in words: why a pod does not fit, card by card, and what would.
+"""Messages about placement: why a pod does not fit, card by card, and what would fit.
 
-Pure text making: :mod:`gpu_manager.domain.placement.place` finds the facts. Every text is bounded, for
-it ends in Events, in scheduler answers and in annotations.
+:mod:`gpu_manager.domain.placement.place` finds the facts. Every text has a limited length, because it goes
+into Events, scheduler responses and annotations.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gpu_manager.domain.resources import format_bytes as _of
 from gpu_manager.domain.rules.request import PodRequest, Request
 
 LINE_LIMIT = 900  # characters; an Event's message may have 1,024
-_WORD_LIMIT = 120  # characters of a foreign text (a card's reason, a model) that go into ours
+_WORD_LIMIT = 120  # characters kept of an untrusted text (a card's reason, a model)
 
 
 @dataclass(frozen=True, slots=True)
 class CardView:
-    """A card as one request meets it. ``closed`` says why it takes nothing of this pod, empty if it may."""
+    """A card as seen by one request. ``closed`` says why the pod may not use it, empty if it may."""
 
     index: int
     uuid: CardUuid
@@ -33,9 +33,9 @@ class CardView:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a pod does not fit: the rule and the value, one reason for each card, and what would fit.
+    """The reason why a pod does not fit: rule and value, one reason for each card, and what would fit.
 
-    ``nearest`` is the pod with less asked, which fits now as it stands; None if there is no such pod.
+    ``nearest`` is a smaller request of the pod that fits now; None if there is none.
     """
 
     headline: str
@@ -44,7 +44,7 @@ class Refusal:
     nearest: PodRequest | None = None
 
     def line(self, limit: int = LINE_LIMIT) -> str:
-        """One line of at most ``limit`` characters; cards with the same reason stand together."""
+        """Format as one line of at most ``limit`` characters, grouping cards with the same reason."""
         together: dict[str, list[int]] = {}
         for view, reason in self.cards:
             together.setdefault(reason, []).append(view.index)
@@ -60,7 +60,7 @@ class Refusal:
         return _cut(f"{self.headline}: {' | '.join(kept) or 'the node has no card'}. {self.advice}", limit)
 
     def text(self) -> str:
-        """Several lines: the headline, a line for each card, the advice."""
+        """Format as several lines: the headline, a line for each card, the advice."""
         lines = (f"  card {view.index} ({_clean(view.uuid)}): {reason}" for view, reason in self.cards)
         return "\n".join((self.headline, *lines, self.advice))
 
@@ -69,7 +69,7 @@ class Refusal:
 
 
 def closed_because(state: CardState, request: PodRequest, *, listed: bool = True) -> str:
-    """Why the card takes nothing of this pod; empty if it may. ``listed``: the books know the card."""
+    """Return why the pod may not use the card; empty if it may. ``listed``: the ledger has the card."""
     if state.card.mig:
         return "in MIG mode, left alone"
     if not state.healthy:
@@ -89,10 +89,10 @@ def closed_because(state: CardState, request: PodRequest, *, listed: bool = True
 
 
 def card_reason(ask: Amount, whole: int, view: CardView) -> str:
-    """One card's part in the refusal of ``ask`` of one card, or of ``whole`` cards if that is not 0."""
+    """Return why one card refuses ``ask``, or cannot be one of ``whole`` whole cards if that is not 0."""
     if view.closed:
         return view.closed
-    free = view.free.peak(ZERO)  # negative where a fact of the world broke the books
+    free = view.free.peak(ZERO)  # negative if existing grants over-commit the card
     if whole:
         return "idle" if view.idle else f"not idle, {free} free"
     return f"{ask.cores} cores asked, {free.cores} free; {_of(ask.memory)} asked, {_of(free.memory)} free"
@@ -106,7 +106,7 @@ def refuse(
     advice: str,
     nearest: PodRequest | None = None,
 ) -> Refusal:
-    """Put a refusal together. ``who`` names the container, or those that must lie together."""
+    """Build a refusal. ``who`` names the container, or those that must share cards."""
     if whole:
         idle = sum(view.idle and not view.closed for view in views)
         headline = f"{who}: {whole} whole card{'s'[: whole - 1]} asked, {idle} of {len(views)} idle and open"
@@ -117,10 +117,10 @@ def refuse(
 
 
 def nearest_request(ask: Request, views: Iterable[CardView], unit: int) -> Request | None:
-    """The legal request nearest below ``ask`` that one of these cards (or several whole ones) can hold now.
+    """Return the largest legal request below ``ask`` that one card (or several whole ones) can hold now.
 
-    For a fraction: as much of each amount as there is, on the card that comes nearest. For whole cards: as
-    many as are idle, else the largest fraction. ``unit`` is that of memory, in bytes.
+    For a fraction: as much of each amount as is free on the nearest card. For whole cards: as many as are
+    idle, else the largest fraction. ``unit`` is the memory unit in bytes.
     """
     usable = [view for view in views if not view.closed]
     idle = sum(view.idle for view in usable)
@@ -146,7 +146,7 @@ def nearest_request(ask: Request, views: Iterable[CardView], unit: int) -> Reque
 def advise(
     smaller: Mapping[str, Request], where: Mapping[str, Sequence[Share]], cards: Sequence[CardState]
 ) -> str:
-    """What would fit now: the containers that must ask for less, and where they would lie."""
+    """Format what would fit now: the containers that must request less, and their cards then."""
     parts = []
     for name, request in smaller.items():
         whole = "whole " if request.cards else ""
@@ -156,7 +156,7 @@ def advise(
 
 
 def advise_none(views: Sequence[CardView]) -> str:
-    """The same where no smaller request of this shape fits: the most there is, or that there is nothing."""
+    """Format the advice if no smaller request fits: the largest free amount, or that nothing is free."""
     free = [(view.free.peak(ZERO), view) for view in views if not view.closed]
     if not free:
         return "No card of this node is open to this pod"
@@ -167,7 +167,7 @@ def advise_none(views: Sequence[CardView]) -> str:
 
 
 def explain_shares(shares: Sequence[Share], cards: Sequence[CardState]) -> str:
-    """What one container got: ``30 cores, 5 GiB of card 3``, ``whole cards 0, 1``."""
+    """Format a container's shares: ``30 cores, 5 GiB of card 3``, ``whole cards 0, 1``."""
     if not shares:
         return "nothing"
     where = _cards(_indices(shares, cards))
@@ -175,7 +175,7 @@ def explain_shares(shares: Sequence[Share], cards: Sequence[CardState]) -> str:
 
 
 def explain_placement(placement: Mapping[str, Sequence[Share]], cards: Sequence[CardState]) -> str:
-    """What every container of a pod got, in one line; the name is left out where there is but one."""
+    """Format the shares of a pod's containers in one line; a single container's name is omitted."""
     if len(placement) == 1:
         return explain_shares(next(iter(placement.values())), cards)
     parts = (f"{_clean(name)}: {explain_shares(shares, cards)}" for name, shares in placement.items())
@@ -183,13 +183,13 @@ def explain_placement(placement: Mapping[str, Sequence[Share]], cards: Sequence[
 
 
 def explain_bound(node: str, where: str, *, guessed: bool) -> str:
-    """What a pod that is on a node holds; ``guessed`` where its annotation does not say so."""
+    """Format the shares of a pod on a node; ``guessed`` if its annotation does not name them."""
     why = " (by the node's rules: the pod's annotation does not say)" if guessed else ""
     return f"bound to node {_clean(node)}: {where}{why}"
 
 
 def explain_room(fitting: int, total: int, node: str, where: str, scheduler: str | None = None) -> str:
-    """Where a pod that is on no node has room now; ``scheduler`` is whose turn it is if the pod exists."""
+    """Format where a pending pod has room now; ``scheduler`` names its scheduler if the pod exists."""
     nodes = "" if total == 1 else f" on {fitting} of {total} nodes"
     room = f"there is room now{nodes}: on {_clean(node)} it would get {where}"
     if scheduler is None:
@@ -212,7 +212,7 @@ def _cards(indices: Sequence[int | str]) -> str:
 
 
 def _clean(text: str) -> str:
-    """A foreign text on one line, printable, bounded."""
+    """Return an untrusted text on one line, printable and shortened."""
     return _cut(printable(text[:_WORD_LIMIT]), _WORD_LIMIT)
 
 

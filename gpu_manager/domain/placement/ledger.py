@@ -1,7 +1,7 @@
-"""Who holds which share of which card, and what is free. Only :class:`Ledger` changes, by two verbs.
+"""The ledger of a node: the share of each card that each container holds, and what is free.
 
 A pod is booked per card at the *peak* over its phases (Kubernetes runs ordinary init containers one by
-one, before the app containers, and sidecars from their turn on), the way the scheduler sums requests.
+one, before the app containers, and sidecars from their turn on), as the scheduler sums requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """An amount of one card, given."""
+    """An amount of one card that a container holds."""
 
     card: CardUuid
     amount: Amount
@@ -30,7 +30,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one container of one pod holds. ``order`` is its place in the kubelet's container order.
+    """The shares of one container. ``order`` is its position in the kubelet's container order.
 
     ``granted`` is False while the pod is only planned here (bound, or one of its containers admitted).
     """
@@ -46,22 +46,22 @@ class Allocation:
 
     @property
     def key(self) -> tuple[PodUid, str]:
-        """What the books are keyed by: a name may come back with another pod, a UID never does."""
+        """The ledger's key: pod UID and container name. A pod's name may be reused, its UID never."""
         return self.pod, self.container
 
     @property
     def pod_key(self) -> str:
-        """``namespace/name`` for people; the UID where the name is not known."""
+        """``namespace/name`` for messages; the UID if the name is not known."""
         return f"{self.namespace}/{self.pod_name}" if self.pod_name else str(self.pod)
 
     @property
     def cards(self) -> tuple[CardUuid, ...]:
-        """Its cards, in the order given."""
+        """The cards of the shares, in order."""
         return tuple(s.card for s in self.shares)
 
 
 def peak(allocations: Iterable[Allocation], card: CardUuid) -> Amount:
-    """What one pod's allocations need of a card at their worst moment."""
+    """Return the peak amount of a card that one pod's allocations need over its phases."""
     init_peak, sidecars, apps = ZERO, ZERO, ZERO
     for allocation in sorted(allocations, key=lambda a: a.order):
         amount = sum((s.amount for s in allocation.shares if s.card == card), ZERO)
@@ -77,15 +77,15 @@ def peak(allocations: Iterable[Allocation], card: CardUuid) -> Amount:
 class Ledger:
     """All allocations of one node.
 
-    Invariant, for every card: the sum over pods of their :func:`peak` never exceeds the card's capacity,
-    unless a fact of the world broke it (a card shrank, or the books were rebuilt from grants that the
-    kubelet had made): then nothing more goes there.
+    Invariant, for every card: the sum over pods of their :func:`peak` never exceeds the card's capacity.
+    Existing grants can violate it (a card shrank, or the ledger was rebuilt from the kubelet's grants): then
+    nothing more is placed on that card.
     """
 
     __slots__ = ("_booked", "_cards", "_pods", "unit")
 
     def __init__(self, cards: Iterable[Card], unit: int, facts: Iterable[Allocation] = ()) -> None:
-        """Open the books. ``facts`` are grants that exist already; they are recorded, not judged."""
+        """Create a ledger. ``facts`` are existing grants; they are recorded without a check."""
         self.unit = unit
         self._cards: dict[CardUuid, Amount] = {c.uuid: c.capacity(unit) for c in cards}
         self._pods: dict[PodUid, dict[str, Allocation]] = {}
@@ -94,21 +94,21 @@ class Ledger:
             self._put(allocation)
 
     def copy(self) -> Ledger:
-        """An independent copy, for asking what if."""
+        """Return an independent copy, for simulations."""
         twin = Ledger((), self.unit)
         twin._cards, twin._booked = dict(self._cards), dict(self._booked)
         twin._pods = {uid: dict(held) for uid, held in self._pods.items()}
         return twin
 
     def refit(self, cards: Iterable[Card]) -> None:
-        """The node's cards as discovered now. Allocations on a vanished card stay accounted."""
+        """Set the node's cards as discovered now. Allocations on a vanished card stay booked."""
         self._cards = {c.uuid: c.capacity(self.unit) for c in cards}
 
     def commit(self, allocations: Iterable[Allocation]) -> None:
-        """Book allocations, all or none. One already held under the same key is replaced.
+        """Book allocations, all or none. An allocation with the same key is replaced.
 
         Raises:
-            DoesNotFit: a card would be over-committed; nothing has changed.
+            DoesNotFit: a card would be over-committed; the ledger is unchanged.
         """
         batch = tuple(allocations)
         before = {a.key: self.get(*a.key) for a in batch}
@@ -123,7 +123,7 @@ class Ledger:
                 raise DoesNotFit(f"card {card} has {room} free: the booking would leave {now}")
 
     def release(self, pod: PodUid, container: str | None = None) -> tuple[Allocation, ...]:
-        """Give back what a container, or every container of a pod, holds; returns what that was."""
+        """Release the shares of a container, or of all containers of a pod, and return them."""
         held = self._pods.get(pod, {})
         gone = (
             tuple(held.values())
@@ -135,15 +135,15 @@ class Ledger:
         return gone
 
     def get(self, pod: PodUid, container: str) -> Allocation | None:
-        """The allocation under that key, or None."""
+        """Return the allocation of that container, or None."""
         return self._pods.get(pod, {}).get(container)
 
     def of_pod(self, pod: PodUid) -> Mapping[str, Allocation]:
-        """Container name → allocation."""
+        """Return the pod's allocations by container name."""
         return self._pods.get(pod, {})
 
     def granted(self, pod: PodUid) -> bool:
-        """True if any container of the pod was granted its share, not only planned."""
+        """True if any container of the pod has been granted its share, not only planned."""
         return any(a.granted for a in self._pods.get(pod, {}).values())
 
     def __iter__(self) -> Iterator[Allocation]:
@@ -155,27 +155,27 @@ class Ledger:
 
     @property
     def pods(self) -> tuple[PodUid, ...]:
-        """Every pod that holds or is planned to hold something."""
+        """Return every pod with an allocation, granted or planned."""
         return tuple(self._pods)
 
     def capacity(self, card: CardUuid) -> Amount:
-        """What the card can hold; nothing if it is not there."""
+        """Return the card's capacity; zero for an unknown card."""
         return self._cards.get(card, ZERO)
 
     def booked(self, card: CardUuid) -> Amount:
-        """What pods hold of the card."""
+        """Return the amount of the card that pods hold."""
         return self._booked.get(card, ZERO)
 
     def free(self, card: CardUuid) -> Amount:
-        """Capacity less bookings; negative only where a fact of the world broke the books."""
+        """Return capacity minus bookings; negative only if existing grants over-commit the card."""
         return self.capacity(card) - self.booked(card)
 
     def holders(self, card: CardUuid) -> tuple[Allocation, ...]:
-        """Who holds a share of the card, in the order of booking."""
+        """Return the allocations on the card, in the order of booking."""
         return tuple(a for a in self if card in a.cards)
 
     def idle(self, card: CardUuid) -> bool:
-        """True if nobody holds any of the card."""
+        """True if no container holds any of the card."""
         return self.booked(card) == ZERO
 
     def _put(self, allocation: Allocation) -> None:

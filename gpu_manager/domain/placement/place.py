@@ -1,17 +1,17 @@
-"""Which cards a pod gets: the one judgement that the agent, the extender and the command line share.
+"""Placement of a pod on the cards of a node; agent, extender and command line share it.
 
-A pod is placed at once, its containers in the kubelet's order. A fraction lies on one card; whole cards are
-cards that nobody holds any of, charged with all their memory. Several whole cards are the best-joined set
+A pod is placed as a whole, its containers in the kubelet's order. A fraction lies on one card; whole cards
+are idle cards, charged with all their memory. Several whole cards are the best-linked set
 (:func:`card_sets.best_set`); for the rest the pod's annotation ``tencent.com/placement`` picks one of
 :data:`gpu_manager.domain.placement.policies.POLICIES`.
 
-Where these choices, one after the other, leave no room for a later container, an exact search decides: a
-pod of at most :data:`SEARCHED` fractions that can be placed is placed.
+If these choices, one after the other, leave no room for a later container, an exact search decides: a pod of
+at most :data:`SEARCHED` fractions is placed whenever that is possible.
 
-**Ordinary init containers.** The kubelet hands the ids of an ordinary init container to the containers after
-it, so these must lie where it lies: all on one card, or, where all ask for the same number of whole cards,
-each on the cards that the last init container left (a later one on other cards once those are taken for good
-by an app container or sidecar). A sidecar that starts before the first such init container is free.
+**Ordinary init containers.** The kubelet passes the ids of an ordinary init container to the containers after
+it, so these must use the same cards: all one card, or, if all request the same number of whole cards, each
+the cards that the last init container left (a later one gets other cards once an app container or sidecar
+keeps those). A sidecar that starts before the first such init container is not bound by this.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Placement = dict[str, tuple[Share, ...]]
 
 
 def place(request: PodRequest, cards: Sequence[CardState], topology: Topology, ledger: Ledger) -> Placement:
-    """The shares of each asking container, by name. ``cards`` and ``topology`` go by the same positions.
+    """Return the shares of each container by name. ``cards`` and ``topology`` use the same positions.
 
-    The ledger takes what this returns. Nothing is booked here.
+    Nothing is booked; the caller commits the result to the ledger.
 
     Raises:
-        DoesNotFit: there is no room; the text says why, card by card, and what would fit.
+        DoesNotFit: there is no room; the message says why, card by card, and what would fit.
     """
     verdict = judge(request, cards, topology, ledger)
     if isinstance(verdict, Refusal):
@@ -53,7 +53,7 @@ def place(request: PodRequest, cards: Sequence[CardState], topology: Topology, l
 def judge(
     request: PodRequest, cards: Sequence[CardState], topology: Topology, ledger: Ledger
 ) -> Placement | Refusal:
-    """The same, a refusal as a value."""
+    """Place a pod like :func:`place`, but return a refusal instead of raising it."""
     units = units_of(request)
     if units is None:
         views = TrialPlacement(request, cards, ledger).views()
@@ -119,12 +119,12 @@ def follow(
     cards: Sequence[CardState],
     ledger: Ledger,
 ) -> Placement:
-    """Take the cards that the scheduler named, if they hold; amounts are the request's, never those named.
+    """Place a pod on the cards that the scheduler named; the amounts are the request's, not the named ones.
 
-    A cordoned card is followed: the pod was bound before.
+    A cordoned card is accepted: the pod was bound before.
 
     Raises:
-        DoesNotFit: they do not hold; the text says which card of which container, and why.
+        DoesNotFit: a named card does not fit; the message names container, card and reason.
     """
     units = units_of(request)
     if units is None:
@@ -163,7 +163,7 @@ def _named(
     assignment: Mapping[str, Sequence[tuple[CardUuid, Amount]]],
     position: Mapping[CardUuid, int],
 ) -> list[int]:
-    """The positions of the cards named for a container."""
+    """Return the positions of the cards named for a container."""
     uuids = [uuid for uuid, _ in assignment.get(container.name, ())]
     wanted = container.request.cards or 1
     if len(uuids) != wanted or len(set(uuids)) != wanted:
@@ -221,16 +221,16 @@ def _choose(
 
 
 def _search(trial: TrialPlacement, units: Sequence[Unit]) -> list[tuple[Unit, int]] | None:
-    """Seats for the parts of cards that leave enough idle cards for the whole ones; None if there are none.
+    """Place the fractions so that enough idle cards are left for the whole cards; None if impossible.
 
-    Card by card, every set of units still without a seat that the card holds, keeping for each set seated so
-    far the way that spoils the fewest idle cards. Exact, since whole cards need nothing but that number.
+    Goes card by card over every set of unplaced units that fits, and keeps for each set placed so far the way
+    that uses the fewest idle cards. Exact, since only the number of idle cards matters for whole cards.
     """
     parts = [unit for unit in units if unit.cards == 0]
     idle = sum(trial.idle(at) for at in trial.open)
     spare = idle - sum(unit.cards for unit in units)
     if len(units) == 1 or not 0 < len(parts) <= SEARCHED or spare < 0:
-        return None  # one after the other was exact already, or there is no hope, or too much to try
+        return None  # one after the other was exact already, or it is impossible, or too large
     if not all(any(trial.fits(at, unit.members) for at in trial.open) for unit in parts):
         return None
     everyone = (1 << len(parts)) - 1
@@ -279,7 +279,7 @@ def _refusal(
 def _nearest(
     request: PodRequest, units: Sequence[Unit], trial: TrialPlacement, topology: Topology
 ) -> PodRequest | None:
-    """The pod with less asked by each container for which there is no room in its turn."""
+    """Return a smaller request of the pod that fits: less for each container without room, in order."""
     for unit in units:
         if _lay_out(trial, [unit], request.placement, topology) is None:
             continue
@@ -293,7 +293,7 @@ def _nearest(
 
 
 def _ask(unit: Unit) -> Amount:
-    """What a unit asks of one card at its worst moment; of a whole card the memory counts as nothing."""
+    """Return the peak amount that a unit needs of one card; for a whole card without its memory."""
     card = CardUuid("")
     return peak(
         (

@@ -1,7 +1,7 @@
-"""The placement policies of a pod: one function each, and the table that names them.
+"""Placement policies: one function each, and the table that names them.
 
-A policy chooses the card of a container that asks for part of one card or for one whole card. Several whole
-cards are chosen by :func:`gpu_manager.domain.placement.card_sets.best_set` under every policy.
+A policy chooses the card of a container that requests part of one card or one whole card. Under every policy
+:func:`gpu_manager.domain.placement.card_sets.best_set` chooses several whole cards.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _NOWHERE: Final = (None,)
 
 
 def binpack(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
-    """The default. A part of a card goes where least is left: cores first, then memory, then the index.
+    """Put a fraction on the card with the least left: by cores, then memory, then index. The default.
 
-    A whole card is the idle one whose loss leaves the best-joined sets to later pods.
+    A whole card is the idle one whose loss leaves the best-linked sets to later pods.
     """
     if unit.cards:
         return fragment(topology, _idle(trial))
@@ -31,9 +31,9 @@ def binpack(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None
 
 
 def spread(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
-    """A part of a card goes where most is left: cores first, then memory, then the index.
+    """Put a fraction on the card with the most left: by cores, then memory, then index.
 
-    A whole card is chosen as by :func:`binpack`: nobody else is on it in any case.
+    A whole card is chosen as by :func:`binpack`, since it is never shared.
     """
     if unit.cards:
         return fragment(topology, _idle(trial))
@@ -42,11 +42,10 @@ def spread(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
 
 
 def topology(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
-    """As near as can be to the cards that the pod's other containers have; the first goes as by
-    :func:`binpack`.
+    """Choose the card closest to those of the pod's other containers; :func:`binpack` chooses the first.
 
-    A part of a card goes to a card of the pod's own before any other; then to the best joined, then to the
-    one with least left.
+    A fraction goes to a card that the pod already uses, else to the best-linked one, else to the one with
+    the least left.
     """
     if not trial.positions:
         return binpack(trial, unit, topology)
@@ -71,5 +70,5 @@ def _idle(trial: TrialPlacement) -> frozenset[int]:
 
 
 def _joined(trial: TrialPlacement, topology: Topology, at: int) -> int:
-    """How well a card is joined to the cards that the pod has: the sum of pair weights."""
+    """Return the sum of link weights between a card and the cards that the pod already uses."""
     return sum(topology.weights[at][other] for other in range(topology.size) if trial.held(other))

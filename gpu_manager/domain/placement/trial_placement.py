@@ -1,6 +1,6 @@
-"""The desk on which one pod is placed: what each card has left for it, while its containers are laid out.
+"""Trial placement of one pod: what each card has left while its containers are placed one by one.
 
-Nothing here promises anything: the books are read, never written.
+The ledger is read, never written.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Unit:
 
 
 def units_of(request: PodRequest) -> tuple[Unit, ...] | None:
-    """The pod's asking containers by what must lie together, in order; None if no cards can satisfy that.
+    """Group the pod's containers by those that must share cards, in order; None if that is impossible.
 
-    The kubelet gives the ids of an ordinary init container to whichever container asks next, a random choice
-    of them if it asks for less. An app container or sidecar keeps what it got.
+    The kubelet gives the ids of an ordinary init container to the next container that requests some, a random
+    choice of them if it requests fewer. An app container or sidecar keeps what it got.
     """
     asking = sorted((c for c in request.containers if c.request.cores > 0), key=lambda c: c.order)
     first = next((i for i, c in enumerate(asking) if c.kind is ContainerKind.INIT), len(asking))
@@ -56,7 +56,7 @@ def units_of(request: PodRequest) -> tuple[Unit, ...] | None:
 
 
 def _handed_on(bound: Sequence[ContainerRequest]) -> list[Unit]:
-    """Whole cards: an init container leaves its cards to the next; an app container or sidecar keeps them."""
+    """Group containers with whole cards: an init container passes them on, any other keeps them."""
     runs: list[list[ContainerRequest]] = [[]]
     for container in bound:
         runs[-1].append(container)
@@ -99,7 +99,7 @@ class TrialPlacement:
         self._capacity = [ledger.capacity(state.card.uuid) for state in cards]
         asked = {c.name for c in request.containers}
         own = ledger.of_pod(request.uid).values()
-        # What the pod is being placed for again does not stand in its own way; the rest of it stays.
+        # Allocations of containers that are being placed again do not count; the pod's other ones do.
         self._before: list[list[Allocation]] = [
             [a for a in own if a.container not in asked and state.card.uuid in a.cards] for state in cards
         ]
@@ -127,7 +127,7 @@ class TrialPlacement:
         }
 
     def share(self, container: ContainerRequest, at: int) -> Share:
-        """What the container would hold of the card: what it asks, or all of it."""
+        """Return the container's share of the card: its request, or the whole card."""
         return Share(self.cards[at].card.uuid, self._amount(container, at))
 
     def room(self, at: int, members: Sequence[ContainerRequest] = ()) -> tuple[int, int]:
@@ -172,20 +172,20 @@ class TrialPlacement:
         return Amount(*self.room(at, members))
 
     def fits(self, at: int, members: Sequence[ContainerRequest]) -> bool:
-        """True if the members fit on the card beside everything that lies there."""
+        """True if the members fit on the card beside everything on it."""
         cores, memory = self.room(at, members)
         return cores >= 0 and memory >= 0
 
     def idle(self, at: int) -> bool:
-        """True if nobody, this pod included, holds any of the card."""
+        """True if no pod, this one included, holds any of the card."""
         return not self.held(at) and self._others[at] == ZERO
 
     def held(self, at: int) -> int:
-        """How many containers of this pod lie on the card."""
+        """Return the number of this pod's containers on the card."""
         return len(self._before[at]) + len(self._laid[at])
 
     def put(self, unit: Unit, positions: Sequence[int]) -> None:
-        """Lay a unit out: every member on all of those cards."""
+        """Put a unit on these cards: every member on all of them."""
         where = tuple(positions)
         if unit.need is not None and (left := self._sums[where[0]]) is not None:
             (container,), (at,) = unit.members, where
@@ -228,7 +228,7 @@ class TrialPlacement:
         return idle < least.cards or cores < least.cores or memory < least.memory
 
     def views(self) -> tuple[CardView, ...]:
-        """The cards as they stand, for people."""
+        """Return the current state of the cards, for messages."""
         return tuple(
             CardView(state.card.index, state.card.uuid, self.left(at), self.idle(at), self.closed[at])
             for at, state in enumerate(self.cards)

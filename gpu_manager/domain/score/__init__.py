@@ -1,10 +1,10 @@
-"""Which node of a cluster should take a pod: the one that loses the least room for those still to come.
+"""Node scores: the best node for a pod loses the least room for later requests.
 
-``shapes``   what pods ask for, and how often each was asked for so far
-``waste``    how much of a node's free cards that mix of requests could not use (needs numpy)
-``places``   what it costs that a request for several cards finds one node less that could hold it
-``scorer``   the cost of putting a pod on a node, from all of these
+``request_mix``      the shapes of requests, and how often each was requested so far
+``fragmentation``    how much of a node's free cards that mix of requests cannot use (needs numpy)
+``multi_gpu_slots``  the cost of one node less that could hold a request for several cards
+``scorer``           the cost of putting a pod on a node, from all of these
 
-Pure, and for whoever sees a whole cluster: admission, the simulator, the bench. The agent never loads it.
-docs/placement.md has the formula and what each term brings, measured.
+Used by admission, the simulator and the bench; the agent never loads it. docs/placement.md has the formula
+and the measured effect of each term.
 """

@@ -1,14 +1,14 @@
-"""How much of the free cards of a node the mix of requests cannot use, in cores. The one user of numpy.
+"""Fragmentation: how much of a node's free cards the mix of requests cannot use, in cores. Needs numpy.
 
-Two answers are joined:
+It is the weighted sum of two estimates:
 
-*fill-up*   Fill the node with copies of one shape, for one card or a part of it, until no more fit; what
-            stays idle, averaged over shapes.
-*roll-out*  Offer the node bags of requests drawn from the mix, each to the card with the least room that
-            fits; what stays idle, averaged over bags. The bags are the same for all nodes, so that nodes
-            differ by what they hold and not by luck.
+*fill-up*   Fill the node with copies of one shape, for one card or a part of it, until no more fit; the
+            idle rest, averaged over shapes.
+*roll-out*  Place samples ("bags") of requests drawn from the mix, each on the card with the least room that
+            fits; the idle rest, averaged over bags. All nodes get the same bags, so that nodes differ only
+            by what they hold.
 
-All sums are of integers: a value never depends on what else is worked out in the same call.
+All sums are of integers: a value never depends on the other nodes in the same call.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from gpu_manager.domain.score.request_mix import FreeShape, Mix, RequestShape, S
 
 BAGS: Final = 128
 BAG: Final = 48  # requests in the middle bag
-SPREAD: Final = 1.5  # the longest bag holds so many times as many, the shortest so many times fewer
+SPREAD: Final = 1.5  # the longest bag is this many times longer than the middle one, the shortest shorter
 _SEED: Final = 20_241
-_BATCH: Final = 256  # rooms worked on at a time: what fits a processor's cache
-_ENDLESS: Final = 1 << 30  # host CPU where it is not known
+_BATCH: Final = 256  # rooms computed at a time, so that they fit a processor's cache
+_ENDLESS: Final = 1 << 30  # host CPU if it is unknown
 _PARTS: Final = 256  # the memory's weight is a multiple of 1/256 …
 _VALUE: Final = 1000 * _PARTS  # … and this is one core
 _WEIGHT: Final = 1_000_000  # a shape's weight in the fill-up is a multiple of a millionth
 
-# A card in one number, so that one subtraction takes a request and one minimum finds the best fit:
-# cores, then a guard bit and units of memory where they count, then the card's place to tell equals apart.
+# A card packed into one number, so that one subtraction places a request and one minimum finds the best fit:
+# cores, then a guard bit and units of memory if memory counts, then the card's position to break ties.
 _PLACE_BITS: Final = 6
 _MEMORY_BITS: Final = 17
 _MOST_MEMORY: Final = (1 << _MEMORY_BITS) - 1
@@ -42,14 +42,14 @@ _CORES_AT: Final = _GUARD_AT + 1
 _GUARD: Final = np.uint32(1 << _GUARD_AT)
 _GUARD_TO_TOP: Final = np.uint32(31 - _GUARD_AT)
 _FEW: Final = 8  # rooms
-_LOOK: Final = 6  # steps after which cards that are full are looked for
+_LOOK: Final = 6  # steps between checks for full cards
 
 _Ints = npt.NDArray[np.int64]
 _Cards = npt.NDArray[np.unsignedinteger]  # card, room, bag
 
 
 class Fragmentation:
-    """Values rooms under one mix. ``parts`` are the weights of fill-up and roll-out."""
+    """Fragmentation of rooms under one mix. ``parts`` are the weights of fill-up and roll-out."""
 
     def __init__(
         self, mix: Mix, stock: Mapping[str, Stock], parts: tuple[float, float] = (0.03, 1.0), bags: int = BAGS
@@ -66,7 +66,7 @@ class Fragmentation:
         return len(self._known)
 
     def of(self, rooms: Sequence[FreeShape]) -> list[float]:
-        """The waste of each, in cores; worked out once for each room."""
+        """Return the fragmentation of each room, in cores; computed once per room."""
         known = self._known
         new = [room for room in dict.fromkeys(rooms) if room not in known]
         for at in range(0, len(new), _BATCH):
@@ -97,29 +97,29 @@ class Fragmentation:
 
 
 class _FillUp:
-    """Every shape that asks for one card or a part of one, weighted by how often it comes."""
+    """The fill-up estimate over all shapes for one card or a part of one, weighted by frequency."""
 
     def __init__(self, mix: Mix, models: Sequence[str]) -> None:
         singles = [(shape, n) for shape, n in mix.counts if 0 < shape.cores <= CORES_PER_CARD]
         shapes = [shape for shape, _ in singles]
-        # Those for several cards have their part of the weight, but their own measure (places).
+        # Shapes for several cards count in the weight, but have their own measure (multi_gpu_slots).
         asking = sum(n for shape, n in mix.counts if shape.cores)
         spread = mix.total * sum(n * max(1, shape.cards) for shape, n in mix.counts if shape.cores)
         self._weights = np.array([round(_WEIGHT * asking * n / spread) for _, n in singles], np.int64)
         self._cores = np.array([s.cores for s in shapes], np.int64)
         self._memory = np.array([s.memory for s in shapes], np.int64)
-        # One that asks for no host CPU counts as asking for a thousandth: where there is none, nothing runs.
+        # A request without host CPU counts as a thousandth: without any free host CPU nothing runs.
         self._cpu = np.array([max(1, s.cpu) for s in shapes], np.int64)
         self._whole = self._cores == CORES_PER_CARD
         self._allowed = np.array([[s.allows(m) for s in shapes] for m in models], bool)
-        # Copies that a card with so many cores free holds.
+        # Copies that fit on a card, by its free cores.
         self._copies = np.arange(CORES_PER_CARD + 1)[:, None] // np.maximum(1, self._cores)[None, :]
         self._by_memory = np.flatnonzero(self._memory)
 
     def idle(
         self, cores: _Ints, memory: _Ints, cpu: _Ints, model: _Ints, a_core: int, a_unit: _Ints
     ) -> _Ints:
-        """Weighted idle value of each room, in parts of a core and of a weight."""
+        """Return the weighted idle value of each room, in parts of a core and of a weight."""
         free = cores.sum(1) * a_core + memory.sum(1) * a_unit
         if not len(self._weights):
             return np.zeros_like(free)
@@ -137,7 +137,7 @@ class _FillUp:
 
 
 class _RollOut:
-    """Bags of requests for one card each, a fraction or a whole one."""
+    """The roll-out estimate: bags of requests for a fraction or for one whole card."""
 
     def __init__(self, mix: Mix, models: Sequence[str], bags: int, *, with_memory: bool) -> None:
         self.bags = bags
@@ -145,7 +145,7 @@ class _RollOut:
         singles = [(shape, n) for shape, n in mix.counts if 0 < shape.cores <= CORES_PER_CARD]
         drawn = _draw([n for _, n in singles], mix.number, bags)
         shapes = [shape for shape, _ in singles]
-        # One more stands for "no request": nothing holds it.
+        # One more shape stands for "no request": it fits nowhere.
         never = RequestShape(CORES_PER_CARD + 1, cpu=0)
         asked = np.array([self._packed(shape) for shape in (*shapes, never)], self._type)
         table = np.tile(asked, (max(1, len(models)), 1))
@@ -160,7 +160,7 @@ class _RollOut:
         self._cores_at = _CORES_AT if with_memory else _PLACE_BITS
         self._least = min((s.cores for s in shapes), default=CORES_PER_CARD) << self._cores_at
         self._most_cpu = int(self._cpu.sum(0, np.int64).max())
-        self._limit = np.uint32(1 << 31) if with_memory else np.uint16(1 << 15)  # no card has so much
+        self._limit = np.uint32(1 << 31) if with_memory else np.uint16(1 << 15)  # more than any card has
 
     @property
     def _type(self) -> type[np.uint16 | np.uint32]:
@@ -172,20 +172,20 @@ class _RollOut:
         return shape.cores << _CORES_AT | min(shape.memory, _MOST_MEMORY) << _PLACE_BITS
 
     def left(self, cores: _Ints, memory: _Ints, cpu: _Ints, model: _Ints) -> tuple[_Ints, _Ints]:
-        """Cores and units of memory that no bag's request took, summed over bags, of each room."""
+        """Return the cores and units of memory left in each room, summed over bags."""
         rooms, cards = cores.shape
         packed = cores << self._cores_at
         if self._with_memory:
             packed |= np.minimum(memory, _MOST_MEMORY) << _PLACE_BITS
         packed += np.arange(cards)
         free = np.repeat(packed.T.astype(self._type)[:, :, None], self.bags, axis=2)
-        # A node with host CPU for any whole bag never lacks it.
+        # Host CPU is ignored if every node has enough for the largest bag.
         host = None if cpu.min() >= self._most_cpu else np.repeat(cpu.astype(np.int32)[:, None], self.bags, 1)
         asked = self._asked[:, model]
         full: list[_Cards] = []
         for step, first in enumerate(self._first):
             if step % _LOOK == 0:
-                # A card with less left than anybody asks for is as it will be: nothing more is worked on it.
+                # Rooms whose cards all have less than the smallest request are final: they are set aside.
                 open_ = free.max((1, 2), initial=0) >= self._least
                 if not open_.all():
                     full.append(free[~open_])
@@ -193,7 +193,7 @@ class _RollOut:
                 if not len(free):
                     break
                 rest, spare = np.empty_like(free), np.empty_like(free)
-            # Only the bags that are still so long; of few rooms all, since then the calls are what costs.
+            # Only bags that are long enough; with few rooms all bags, since then the calls dominate the cost.
             at = slice(first if rooms > _FEW else 0, None)
             one = (free, rest, spare, asked[step], host, self._cpu[step])
             self._take(*(one if at.start == 0 else (part if part is None else part[..., at] for part in one)))
@@ -213,14 +213,14 @@ class _RollOut:
         host: npt.NDArray[np.int32] | None,
         cpu: npt.NDArray[np.int32],
     ) -> None:
-        """One request of each bag from the card with the least left, where one fits.
+        """Place one request of each bag on the card with the least room that fits, if any.
 
-        ``rest`` and ``spare`` are room to work in: this is called 72 times for a node that is new to us.
+        ``rest`` and ``spare`` are scratch arrays: this is called 72 times for each new node.
         """
-        np.subtract(free, asked, rest)  # of a card with too few cores this wraps round, past the limit
+        np.subtract(free, asked, rest)  # wraps round, past the limit, for a card with too few cores
         judged = rest
         if self._with_memory:
-            # One with too little memory has borrowed of the guard bit: that puts it past the limit too.
+            # A card with too little memory borrows the guard bit, which puts it past the limit too.
             judged = np.bitwise_and(rest, _GUARD, spare)
             np.left_shift(judged, _GUARD_TO_TOP, judged)
             np.bitwise_or(judged, rest, judged)
@@ -234,10 +234,10 @@ class _RollOut:
 
 
 def _draw(counts: Sequence[int], number: int, bags: int) -> npt.NDArray[np.intp]:
-    """Which shape each bag holds at each step; the last index + 1 where it holds none.
+    """Return the shape of each bag at each step; the last index + 1 where the bag has ended.
 
     Bags are stratified: a bag of n has one request from each n-th of the mix, in random order. So every bag
-    is a fair sample, and their mean moves little with the draw.
+    is a fair sample, and their mean varies little between draws.
     """
     lengths = [round(BAG * SPREAD ** (2 * (k + 0.5) / bags - 1)) for k in range(bags)]
     drawn = np.full((max(lengths), bags), len(counts), np.intp)

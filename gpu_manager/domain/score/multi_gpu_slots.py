@@ -1,10 +1,10 @@
-"""Places: how many requests of several cards the nodes still hold whole, and what the loss of one costs.
+"""Slots: how many requests for several cards the nodes can still hold, and the cost of losing a slot.
 
-A request of eight cards needs eight idle cards of one node. Any small pod on such a node takes the place
-from it, and the cluster may be half empty when the last place goes. So a place has a price: the cores of the
-request, times the chance that it will be missed, which is that before all that is free is asked for, as many
-requests that need one come as there are places left. While places are plenty that is 0; a small price by the
-request's part of the demand then keeps them together.
+A request of eight cards needs eight idle cards of one node. Any small pod on such a node takes that slot, and
+the cluster may be half empty when the last slot goes. So a slot has a price: the cores of the request, times
+the probability that the slot will be missed, which is that as many such requests arrive as there are slots
+left before all free cards are requested. With plenty of slots that is 0; a small price by the request's part
+of the demand then keeps slots together.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from typing import Final
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.score.request_mix import FreeShape, Mix
 
-ALWAYS: Final = (
-    0.15  # of a request's cores, times its part of the demand for cards; also while there is plenty
-)
-MISSED: Final = 1.0  # of a request's cores, times the chance that its place will be missed
+ALWAYS: Final = 0.15  # times the request's cores and its part of the demand for cards; applies always
+MISSED: Final = 1.0  # times the request's cores and the probability that its slot will be missed
 STAY: Final = (
     3  # times what is free is asked for besides, before room taken is free again, where all pods leave
 )
@@ -31,10 +29,10 @@ Loss = tuple[tuple[int, int], ...]  # (place among the shapes, how many places l
 
 
 class MultiGpuSlots:
-    """The requests for several cards of a mix. What it worked out about a node it remembers."""
+    """The slots and prices of a mix's requests for several cards. Results per node are cached."""
 
     def __init__(self, mix: Mix, weights: tuple[float, float] = (ALWAYS, MISSED)) -> None:
-        """``weights``: of what a place costs always, and of what it costs by the chance to be missed."""
+        """``weights``: of the constant price of a slot, and of its price by the probability to be missed."""
         always, missed = weights
         several = [(shape, n) for shape, n in mix.counts if shape.cards > 1]
         asking = sum(n for shape, n in mix.counts if shape.cores)
@@ -42,7 +40,7 @@ class MultiGpuSlots:
         spread = mix.total * sum(n * max(1, s.cards) for s, n in mix.counts if s.cores)
         self._shapes = [shape for shape, _ in several]
         self._always = [s.cores * always * asking * n * s.cards / spread for s, n in several]
-        # A place is contended for by all that need as many cards or more, and its price is shared by them.
+        # All shapes that need as many cards or more compete for a slot, and share its price.
         rivals = [sum(n * o.cards for o, n in several if o.cards >= s.cards) / s.cards for s, _ in several]
         self._rate = [(1 + STAY * mix.turnover) * each / asked for each in rivals]
         self._missed = [s.cores * missed * n / each for (s, n), each in zip(several, rivals, strict=True)]
@@ -52,7 +50,7 @@ class MultiGpuSlots:
         return len(self._shapes)
 
     def of(self, node: Rooms) -> tuple[int, ...]:
-        """For each shape how many of it alone the node holds."""
+        """Return for each shape how many requests of it alone the node can hold."""
         known = self._known.get(node)
         if known is None:
             held = [0] * len(self._shapes)
@@ -68,20 +66,20 @@ class MultiGpuSlots:
         return known
 
     def lost(self, before: Rooms, after: Rooms) -> Loss:
-        """The places that a change of the node takes away."""
+        """Return the slots that a change of the node removes."""
         if not self._shapes:
             return ()
         pairs = enumerate(zip(self.of(before), self.of(after), strict=True))
         return tuple((at, old - new) for at, (old, new) in pairs if old > new)
 
     def prices(self, free: int, places: Sequence[int]) -> list[float]:
-        """What one place less costs, in cores, for each shape. ``free`` cores, ``places``: the cluster's."""
+        """Return the cost of one slot less, in cores, by shape. ``free`` and ``places`` are the cluster's."""
         parts = zip(self._rate, self._missed, self._always, places, strict=True)
         return [missed * _more_than(free * rate, left) + always for rate, missed, always, left in parts]
 
 
 def _more_than(expected: float, places: int) -> float:
-    """The chance that at least ``places`` requests come where so many are expected (Poisson)."""
+    """Return the probability of at least ``places`` arrivals with this expectation (Poisson)."""
     far = _SIGMAS * math.sqrt(expected) + _SIGMAS
     if places > expected + far:
         return 0.0

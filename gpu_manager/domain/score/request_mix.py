@@ -1,4 +1,4 @@
-"""What pods ask for, as the score sees it, and the mix of that so far."""
+"""The shapes of requests as the score sees them, and their mix so far."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import matches_model
 
-GROWTH: Final = 1.15  # the mix is drawn anew once so many times as many pods have arrived
-REMEMBERED: Final = 1 << 15  # arrivals; then every count is halved, so that old habits fade
+GROWTH: Final = 1.15  # the mix is refreshed once this many times as many pods have arrived
+REMEMBERED: Final = 1 << 15  # arrivals after which every count is halved, so that old requests fade
 
 
 class RequestShape(NamedTuple):
-    """One kind of request: a fraction of a card, whole cards, or none (a pod that takes only host CPU).
+    """A kind of request: a fraction of a card, whole cards, or none (a pod with host CPU only).
 
     ``cores`` as in a request (below 100 a fraction, then multiples of 100), ``memory`` in units, ``cpu`` in
     thousandths, ``models`` the allow list (empty for any). A tuple: hashed often, ordered by content.
@@ -27,16 +27,16 @@ class RequestShape(NamedTuple):
 
     @property
     def cards(self) -> int:
-        """Whole cards; 0 for a fraction and for none."""
+        """The number of whole cards; 0 for a fraction and for none."""
         return self.cores // CORES_PER_CARD
 
     def allows(self, model: str) -> bool:
-        """True if cards of the model will do."""
+        """True if the request accepts cards of the model."""
         return not self.models or any(matches_model(wanted, model) for wanted in self.models)
 
 
 class FreeShape(NamedTuple):
-    """The free part of a node's cards of one model. A tuple for the same reasons.
+    """The free part of a node's cards of one model. A tuple, like :class:`RequestShape`.
 
     ``memory``: units on an empty card. ``cpu``: the node's free host CPU in thousandths, None if unknown.
     ``free``: cores and units of each card that may take work, in rising order.
@@ -49,11 +49,11 @@ class FreeShape(NamedTuple):
 
     @property
     def cores(self) -> int:
-        """All that is free."""
+        """The free cores of all cards together."""
         return sum(cores for cores, _ in self.free)
 
     def less(self, shape: RequestShape, card: tuple[int, int] | None = None) -> FreeShape:
-        """What is left after ``shape``, a fraction of it from the card with just ``card`` free."""
+        """Return what is left after ``shape``; a fraction comes from a card whose free part is ``card``."""
         free = list(self.free)
         if shape.cards:
             for _ in range(shape.cards):
@@ -75,10 +75,10 @@ class Stock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How often each shape was asked for among ``total`` arrivals, in the order of the shapes' contents.
+    """The number of requests of each shape among ``total`` arrivals, ordered by the shapes' contents.
 
-    ``number`` counts the refreshes: the same arrivals under another number draw other bags. ``turnover``:
-    the part of those that came that has left again, 0 to 1.
+    ``number`` counts the refreshes and seeds the draw of bags. ``turnover`` is the part of the arrivals that
+    has left again, 0 to 1.
     """
 
     counts: tuple[tuple[RequestShape, int], ...]
@@ -87,9 +87,9 @@ class Mix:
     turnover: float = 0.0
 
     def memory_weight(self, stock: Mapping[str, Stock]) -> float:
-        """0 to 1: the part of what fractions ask for that is memory, in cards. What is scarcer weighs more.
+        """Return memory's part of the demand by fractions, counted in cards, 0 to 1: the scarcer weighs more.
 
-        Whole cards are left out, they take both; 0 where no fraction asks for memory.
+        Whole cards do not count, since they take both; 0 if no fraction requests memory.
         """
         cards = sum(s.cards for s in stock.values())
         mean = sum(s.cards * s.memory for s in stock.values()) / cards if cards else 0
@@ -113,7 +113,7 @@ class Arrivals:
         return self._total
 
     def add(self, shape: RequestShape) -> None:
-        """One more of it."""
+        """Count one arrival of the shape."""
         self._counts[shape] = self._counts.get(shape, 0) + 1
         self._total += 1
         if self._total >= REMEMBERED:
@@ -122,16 +122,16 @@ class Arrivals:
             self._total = self._last = sum(self._counts.values())
 
     def leave(self, shapes: int = 1) -> None:
-        """So many of those that came are gone."""
+        """Count departures."""
         self._gone += shapes
 
     @property
     def due(self) -> bool:
-        """True once a new :meth:`mix` is worth its cost: at first with every arrival, then with 15 % more."""
+        """True once a new :meth:`mix` is worth its cost: after every arrival at first, then 15 % more."""
         return self._total >= max(self._last + 1, self._last * GROWTH)
 
     def mix(self) -> Mix:
-        """All so far."""
+        """Return the mix of all arrivals so far."""
         self._last = self._total
         self._number += 1
         turnover = min(1.0, self._gone / self._total) if self._total else 0.0

@@ -1,11 +1,11 @@
-"""What it costs to put a request on a node: what the node's free cards lose in use for the mix of requests.
+"""The cost of a request on a node: how much less useful the node's free cards become for the mix of requests.
 
     cost = V(after) - V(before)  +  0.5 · L(model) · cores  +  20 · host CPU left / 128 cores (no card asked)
            +  the prices of the places lost  +  turnover · cards' worth left free on the node
 
-V is :class:`~gpu_manager.domain.score.fragmentation.Fragmentation`; L the model's price, how much of the
-demand can only, or also, go to its cards; cores what is taken of them. The lowest cost wins. All but the
-last part belongs to the node alone and may be kept; what a place costs depends on how many the cluster has
+V is :class:`~gpu_manager.domain.score.fragmentation.Fragmentation`; L is the model's price, by how much of
+the demand can only, or also, go to its cards; cores is the number taken. The lowest cost wins. All parts but
+the price of slots depend on the node alone and are cached; that price depends on how many the cluster has
 left (:class:`~gpu_manager.domain.score.multi_gpu_slots.MultiGpuSlots`) and is added at each decision, by
 :func:`in_all`. Where pods leave, the fuller node goes first: one on which little lies will soon be empty.
 """
@@ -25,13 +25,13 @@ ROLL_OUT: Final = 1.0
 PRICE: Final = 0.5
 PACK: Final = 1.0  # cores for each card's worth left free, where all that came has left again
 CPU_LEFT: Final = 20 / 128_000  # cores a thousandth of host CPU, for a pod that asks for no card
-_DIGITS: Final = 2  # finer differences are noise of the bags; what then is equal, the content decides
+_DIGITS: Final = 2  # finer differences are noise of the draw; ties are broken by the node's content
 
 Cost = tuple[float, int, tuple[tuple[tuple[int, int], ...], ...], Rooms, Rooms]
 
 
 def prices(mix: Mix, stock: Mapping[str, Stock]) -> dict[str, float]:
-    """How sought each model is: 1 on average over the cards; 1 for all where nobody names a model.
+    """Return the relative demand for each model: 1 on average over the cards; 1 for all if no pod names one.
 
     Each shape's demand is spread over the models it allows, in proportion to their cards.
     """
@@ -48,7 +48,7 @@ def prices(mix: Mix, stock: Mapping[str, Stock]) -> dict[str, float]:
 
 
 class Scorer:
-    """Costs under one mix, remembered. Deterministic: the content of a node decides, never its name."""
+    """Computes and caches costs under one mix. They depend on a node's content, never on its name."""
 
     def __init__(
         self,
@@ -70,10 +70,9 @@ class Scorer:
         self._pack = PACK * mix.turnover / CORES_PER_CARD
 
     def costs(self, moves: Sequence[tuple[Rooms, Rooms]]) -> list[Cost]:
-        """One for each (before, after), the lowest wins. Equal ones lose nothing over each other.
+        """Return a cost for each (before, after); the lowest wins.
 
-        Where the costs agree to a hundredth of a core: less free host CPU, emptier cards, then model and
-        number of cards.
+        Ties to a hundredth of a core go to less free host CPU, emptier cards, then model and number of cards.
         """
         wasted = self._wasted([rooms for move in moves for rooms in move])
         return [self._cost(*move, wasted[move[1]] - wasted[move[0]]) for move in moves]
@@ -100,7 +99,7 @@ class Scorer:
 
 
 def in_all(cost: tuple[Any, ...], loss: Loss, prices: Sequence[float]) -> tuple[Any, ...]:
-    """A cost, with what the places lost cost now."""
+    """Return a cost plus the current price of the slots lost."""
     if not loss:
         return cost
     return (round(cost[0] + sum(n * prices[at] for at, n in loss), _DIGITS), *cost[1:])
