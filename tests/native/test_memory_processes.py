@@ -26,6 +26,7 @@ from tests.native.driven import (
     Container,
     program,
 )
+from tests.native.export_player import descriptor_of
 from vcuda import page
 
 LIMIT = 1024 * MIB
@@ -160,42 +161,72 @@ def test_a_block_imported_from_another_process_is_charged_to_the_one_that_made_i
     first, second = container.program().start(), container.program().start()
     made = first("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
     descriptor = first("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
-    copy = os.open(f"/proc/{first.process.pid}/fd/{descriptor}", os.O_RDWR)
+    copy = descriptor_of(first.process.pid, descriptor)
     try:
-        own = second("open", f'"/proc/{os.getpid()}/fd/{copy}', os.O_RDWR).result
+        assert first("close", descriptor).result == 0
+        process = second("pidfd_open", os.getpid(), 0).result
+        own = second("pidfd_getfd", process, copy, 0).result
         imported = second("cuMemImportFromShareableHandle", OUT, own, 1).value
+        assert second("close", own).result == 0
         assert container.charged() == first.card_used() == 2 * CONTEXT + 100 * MIB
-        assert second("cuMemRelease", imported).result == SUCCESS
         assert first("cuMemRelease", made).result == SUCCESS
         assert container.charged() == first.card_used() == 2 * CONTEXT + 100 * MIB
     finally:
         os.close(copy)
+    assert container.charged() == first.card_used() == 2 * CONTEXT + 100 * MIB, "the import holds it"
+    assert second("cuMemRelease", imported).result == SUCCESS
+    assert first("cuMemGetInfo_v2", OUT, OUT).result == SUCCESS
+    assert container.charged() == first.card_used() == 2 * CONTEXT
 
 
-def test_a_block_that_was_exported_is_paid_for_until_its_process_ends(container: Container) -> None:
-    """Its descriptor holds the memory without a handle, and nobody can tell where descriptors have gone."""
+def test_who_exports_releases_and_keeps_the_descriptor_gains_nothing(container: Container) -> None:
+    """Its descriptor holds the memory without a handle."""
     guest, other = container.program().start(), container.program().start()
+    descriptors = []
     for at in range((LIMIT - 2 * CONTEXT) // (100 * MIB)):
         made = guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
-        descriptor = guest("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
+        descriptors.append(guest("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF)
         assert guest("cuMemRelease", made).result == SUCCESS
         assert container.charged() == guest.card_used() == 2 * CONTEXT + 100 * MIB * (at + 1)
     assert guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).result == OUT_OF_MEMORY
-    assert guest("cuMemImportFromShareableHandle", OUT, descriptor, 1).result == SUCCESS
+    assert guest("cuMemImportFromShareableHandle", OUT, descriptors[0], 1).result == SUCCESS
+    assert container.charged() == guest.card_used()
+    assert guest("close", descriptors[1]).result == 0
+    assert guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).result == SUCCESS, "what nothing holds is free"
     assert container.charged() == guest.card_used()
     guest.kill()
     assert other("cuMemAlloc_v2", OUT, LIMIT - CONTEXT - CONTEXT).result == SUCCESS
 
 
-def test_an_exported_block_that_is_unmapped_last_is_paid_for_as_well(container: Container) -> None:
+def test_what_the_last_holder_lets_go_of_is_given_back_by_itself(container: Container) -> None:
+    """Its maker makes no call meanwhile."""
+    guest = container.program().start()
+    made = guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
+    descriptor = guest("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
+    copy = descriptor_of(guest.process.pid, descriptor)
+    assert guest("cuMemRelease", made).result == SUCCESS
+    assert guest("close", descriptor).result == 0
+    assert container.charged() == CONTEXT + 100 * MIB
+    os.close(copy)
+    began = time.monotonic()
+    while container.charged() > CONTEXT:
+        assert time.monotonic() - began < 2
+
+
+def test_an_exported_block_that_is_unmapped_last_is_paid_for_while_its_descriptor_is_open(
+    container: Container,
+) -> None:
     guest = container.program().start()
     made = guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
     at = guest("cuMemAddressReserve", OUT, 100 * MIB, 0, 0, 0).value
     assert guest("cuMemMap", at, 100 * MIB, 0, made, 0).result == SUCCESS
-    assert guest("cuMemExportToShareableHandle", OUT, made, 1, 0).result == SUCCESS
+    descriptor = guest("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
     assert guest("cuMemRelease", made).result == SUCCESS
     assert guest("cuMemUnmap", at, 100 * MIB).result == SUCCESS
     assert container.charged() == guest.card_used() == CONTEXT + 100 * MIB
+    assert guest("close", descriptor).result == 0
+    assert guest("cuMemGetInfo_v2", OUT, OUT).result == SUCCESS
+    assert container.charged() == guest.card_used() == CONTEXT
 
 
 def test_a_block_that_could_not_be_exported_is_given_back_as_any(container: Container) -> None:

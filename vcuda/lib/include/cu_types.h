@@ -113,6 +113,8 @@ enum {
     CUDA_ARRAY3D_DEFERRED = 0x80
 };
 
+enum { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 };
+
 /* One operation of cuMemMapArrayAsync. */
 typedef struct {
     int resource_type;

@@ -13,7 +13,10 @@ enum allocation_kind {
     ALLOCATION_GRAPH,      /* pointer: what a graph left allocated; owner is its pool, count the pool's epoch */
     ALLOCATION_GRANULE,    /* address / 2 MiB: a granule of small allocations; count says how many */
     ALLOCATION_ARRAY,      /* array or mipmapped array */
-    ALLOCATION_PHYSICAL,   /* handle of VMM memory; count is handles and mappings; owner is 1 once it was exported */
+    ALLOCATION_PHYSICAL,   /* handle of VMM memory; count is handles, mappings and bindings; owner is its name among
+                              exports. Without a card it is an import: owner is a descriptor that holds it, plus one */
+    ALLOCATION_ENDING,     /* address: VMM memory whose last reference is the mapping there that is being unmapped */
+    ALLOCATION_BINDING,    /* place in a multicast object: owner is the object's handle, bytes that of what is bound */
     ALLOCATION_MAPPING,    /* address where VMM memory is mapped; owner is its handle */
     ALLOCATION_LEAVING,    /* the same while it is being unmapped */
     ALLOCATION_PIN,        /* a number; VMM memory mapped into a sparse array: owner is the array, bytes the handle */

@@ -4,7 +4,7 @@
 #include "cuda/claim.h"
 #include "cuda/discharge.h"
 #include "cuda/mem.h"
-#include "cuda/vmm.h"
+#include "cuda/block.h"
 #include "interposer.h"
 
 /* How an element is stored: with all its channels in the format, or each channel by itself, or 4 x 4 elements together
@@ -227,7 +227,7 @@ static uint64_t pins; /* ever made: most processes map nothing into arrays */
 
 static void unpin(const struct allocation *pin, void *unused) {
     (void)unused;
-    vmm_release_reference(pin->bytes);
+    block_release(pin->bytes);
 }
 
 static bool leave(uint64_t handle, struct allocation *item) {
@@ -275,7 +275,7 @@ static bool maps(const CUarrayMapInfo *info) {
 static CUresult pinned(CUresult (*map)(CUarrayMapInfo *, unsigned int, CUstream), CUarrayMapInfo *list,
                        unsigned int count, CUstream stream) {
     for (unsigned int i = 0; list && i < count; i++)
-        if (maps(&list[i]) && vmm_add_reference(list[i].handle))
+        if (maps(&list[i]) && block_hold(list[i].handle))
             pin(&list[i]);
     return map(list, count, stream);
 }

@@ -3,12 +3,11 @@
 #include "cuda/settle.h"
 #include "fork.h"
 #include "interposer.h"
+#include "cuda/thread.h"
 #include "page.h"
 
 #include <errno.h>
 #include <linux/futex.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -40,9 +39,6 @@ static void sleep_until_woken(void) {
 
 static void *help(void *unused) {
     (void)unused;
-    sigset_t all;
-    sigfillset(&all);
-    sigprocmask(SIG_BLOCK, &all, NULL); /* a thread's own mask, on Linux; signals are the program's */
     prctl(PR_SET_NAME, "vcuda-meter", 0, 0, 0);
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
     vcuda_depth = 1; /* whatever the driver calls from here on, it does not mean us */
@@ -60,17 +56,6 @@ static void *help(void *unused) {
     return NULL;
 }
 
-/* Threads belong to another library than libc on older systems; the driver depends on it, so that is where it is. */
-static int create(pthread_t *thread) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-    return pthread_create(thread, NULL, help, NULL);
-#else
-    int (*function)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = (int (*)(
-        pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))vcuda_interposer_find("pthread_create");
-    return function ? function(thread, NULL, help, NULL) : ENOSYS;
-#endif
-}
-
 /* In the child of a fork there is no helper. */
 static void forget_in_child(void) {
     __atomic_store_n(&started, 0, __ATOMIC_RELAXED);
@@ -78,16 +63,11 @@ static void forget_in_child(void) {
 }
 
 static void start(void) {
-    pthread_t thread;
     uint32_t none = 0;
     if (!__atomic_compare_exchange_n(&started, &none, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         return;
     fork_forgets(forget_in_child);
-    sigset_t all, before;
-    sigfillset(&all);
-    sigprocmask(SIG_BLOCK, &all, &before);
-    create(&thread); /* without it, threads that wait for credit settle, and launches are charged as expected */
-    sigprocmask(SIG_SETMASK, &before, NULL);
+    thread_start(help); /* without it, threads that wait for credit settle, and launches are charged as expected */
 }
 
 void meter_thread_wake(void) {

@@ -14,6 +14,7 @@
 
 #include "cuda/account.h"
 #include "cuda/device_map.h"
+#include "cuda/exported.h"
 #include "cuda/graph_pool.h"
 #include "interposer.h"
 #include "lock.h"
@@ -316,6 +317,7 @@ void pool_account_trim(struct pool_account *account) {
 }
 
 void pool_account_relieve(int card) {
+    exported_settle();
     for (struct pool_account *account = first(); account; account = account->next)
         if (account->card == card && seen(&account->charged))
             pool_account_trim(account);

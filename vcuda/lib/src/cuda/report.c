@@ -3,6 +3,7 @@
 #include "cuda/account.h"
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
+#include "cuda/exported.h"
 #include "cuda/pool_account.h"
 #include "interposer.h"
 #include "ledger.h"
@@ -28,6 +29,7 @@ static uint64_t least(uint64_t left, uint64_t right) {
 /* The card as it is → the share. With oversubscription a full card is no bound. */
 static void show_share(int card, struct view *view) {
     pool_account_synchronised();
+    exported_settle();
     heal();
     const struct vcuda_limits_view *all = vcuda_limits();
     const struct vcuda_card_limits *limits = account_limits(card);

@@ -1,35 +1,18 @@
 /* Virtual memory management: physical blocks apart from addresses.
  *
- * A block lives while there is a handle to it or a mapping of it, and is charged for that long, to the card that its
- * properties name: no context is needed. Address space is free; memory of the host is not counted; a block imported
- * from another process stays charged to the process that made it. What a block was exported as (a descriptor, a fabric
- * handle) holds its memory too, and where that has gone nobody can tell: once exported, a block stays charged until
- * the process ends.
+ * A block lives while there is a handle to it, a mapping of it or a binding to a multicast object, and is charged for
+ * that long, to the card that its properties name: no context is needed. Address space is free; memory of the host is
+ * not counted; a block imported from another process stays charged to the process that made it. What was exported may
+ * be held elsewhere when nothing here holds it any more: exported.c.
  */
-#include "cuda/vmm.h"
-
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
+#include "cuda/block.h"
 #include "cuda/claim.h"
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
+#include "cuda/exported.h"
 #include "interposer.h"
-
-static void release(const struct allocation *block) {
-    if (!block->owner)
-        account_return(block->card, block->bytes);
-}
-
-bool vmm_add_reference(uint64_t handle) {
-    struct allocation block;
-    return handle && allocation_count(ALLOCATION_PHYSICAL, handle, 1, &block);
-}
-
-void vmm_release_reference(uint64_t handle) {
-    struct allocation block;
-    if (allocation_count(ALLOCATION_PHYSICAL, handle, -1, &block) && !block.count)
-        release(&block);
-}
 
 CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *prop,
                           unsigned long long flags) {
@@ -51,11 +34,12 @@ CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const
     if (claim_counts(&claim)) {
         struct allocation old, block = {.key = handle,
                                         .bytes = claim.bytes,
+                                        .owner = exported_name(),
                                         .count = 1,
                                         .card = (int8_t)claim.where.card,
                                         .kind = ALLOCATION_PHYSICAL};
         if (allocation_put(&block, &old) == ALLOCATION_REPLACED)
-            release(&old);
+            block_end(&old);
     }
     if (out)
         *out = handle;
@@ -68,12 +52,12 @@ CUresult hook_cuMemRelease(CUmemGenericAllocationHandle handle) {
     bool known = allocation_count(ALLOCATION_PHYSICAL, handle, -1, &block);
     CUresult result = real.cuMemRelease(handle);
     if (known && result == CUDA_SUCCESS && !block.count)
-        release(&block);
+        block_end(&block);
     if (known && result != CUDA_SUCCESS) {
         struct allocation again = block;
         again.count = 1;
         if (block.count ? !allocation_count(ALLOCATION_PHYSICAL, handle, 1, &block) : !allocation_put_new(&again))
-            release(&again);
+            block_end(&again);
     }
     return result;
 }
@@ -81,12 +65,31 @@ CUresult hook_cuMemRelease(CUmemGenericAllocationHandle handle) {
 /* Held meanwhile, so that no other thread's release comes before it is known to be exported. */
 CUresult hook_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
                                            unsigned long long flags) {
-    bool known = vmm_add_reference(handle);
+    struct allocation block;
+    bool known = handle && allocation_count(ALLOCATION_PHYSICAL, handle, 1, &block);
     CUresult result = real.cuMemExportToShareableHandle(out, handle, type, flags);
-    if (known && result == CUDA_SUCCESS)
-        allocation_set_owner(ALLOCATION_PHYSICAL, handle, 1);
+    if (known && result == CUDA_SUCCESS && block.card == CARD_NONE)
+        allocation_set_owner(ALLOCATION_PHYSICAL, handle, block.owner | BLOCK_WAS_EXPORTED);
+    else if (known && result == CUDA_SUCCESS)
+        exported_as(block.owner, type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? *(int *)out : -1);
     if (known)
-        vmm_release_reference(handle);
+        block_release(handle);
+    return result;
+}
+
+/* One more handle of what this process has already, or a handle of another process's memory. */
+CUresult hook_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *os_handle, int type) {
+    CUmemGenericAllocationHandle handle = 0;
+    bool refused, counted = account_open(&refused) && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    int held = counted ? exported_hold((int)(intptr_t)os_handle) : -1;
+    CUresult result = real.cuMemImportFromShareableHandle(out ? &handle : NULL, os_handle, type);
+    struct allocation import = {
+        .key = handle, .owner = (uint64_t)(held + 1), .count = 1, .card = CARD_NONE, .kind = ALLOCATION_PHYSICAL};
+    bool is_new = result == CUDA_SUCCESS && counted && !block_hold(handle) && allocation_put_new(&import);
+    if (held >= 0 && !is_new)
+        exported_unhold(held);
+    if (result == CUDA_SUCCESS && out)
+        *out = handle;
     return result;
 }
 
@@ -94,7 +97,7 @@ CUresult hook_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, voi
     CUmemGenericAllocationHandle handle = 0;
     CUresult result = real.cuMemRetainAllocationHandle(out ? &handle : NULL, address);
     if (result == CUDA_SUCCESS) {
-        vmm_add_reference(handle);
+        block_hold(handle);
         if (out)
             *out = handle;
     }
@@ -113,18 +116,18 @@ static uint64_t step(void) {
 
 CUresult hook_cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                        unsigned long long flags) {
-    bool known = vmm_add_reference(handle);
+    bool known = block_hold(handle);
     CUresult result = real.cuMemMap(at, bytes, offset, handle, flags);
     if (!known)
         return result;
     if (result != CUDA_SUCCESS) {
-        vmm_release_reference(handle);
+        block_release(handle);
         return result;
     }
     struct allocation old, mapping = {.key = at, .bytes = bytes, .owner = handle, .kind = ALLOCATION_MAPPING};
     __atomic_fetch_or(&bits, at | bytes, __ATOMIC_RELAXED);
     if (allocation_put(&mapping, &old) == ALLOCATION_REPLACED)
-        vmm_release_reference(old.owner);
+        block_release(old.owner);
     return result;
 }
 
@@ -145,36 +148,42 @@ static void each_mapping(enum allocation_kind kind, uint64_t at, uint64_t bytes,
 }
 
 static void let_go(struct allocation *mapping) {
-    account_return(mapping->card, mapping->count * GRANULE);
+    struct allocation block;
+    if (allocation_take(ALLOCATION_ENDING, mapping->key, &block)) {
+        block.key = mapping->owner;
+        block_end(&block);
+    }
 }
 
 /* Set aside while the driver unmaps: another thread may map something else there before we are told. The block's
- * reference goes now too, because its handle may be used again as soon as its last one is gone; `count` says how many
- * granules that frees. */
+ * reference goes now too, because its handle may be used again as soon as its last one is gone: if this is
+ * the last one, the block is set aside too. */
 static void set_aside(struct allocation *mapping) {
     struct allocation old, block;
     mapping->kind = ALLOCATION_LEAVING;
-    mapping->count = 0;
-    if (allocation_count(ALLOCATION_PHYSICAL, mapping->owner, -1, &block) && !block.count && !block.owner) {
-        mapping->count = (uint32_t)(block.bytes / GRANULE);
-        mapping->card = block.card;
+    if (allocation_count(ALLOCATION_PHYSICAL, mapping->owner, -1, &block) && !block.count) {
+        block.kind = ALLOCATION_ENDING;
+        block.key = mapping->key;
+        if (allocation_put(&block, &old) == ALLOCATION_REPLACED)
+            block_end(&old);
     }
     if (allocation_put(mapping, &old) == ALLOCATION_REPLACED)
         let_go(&old);
 }
 
 static void put_back(struct allocation *mapping) {
-    struct allocation old, block = {.key = mapping->owner,
-                                    .bytes = mapping->count * GRANULE,
-                                    .count = 1,
-                                    .card = mapping->card,
-                                    .kind = ALLOCATION_PHYSICAL};
+    struct allocation old, block;
+    bool was_last = allocation_take(ALLOCATION_ENDING, mapping->key, &block);
     mapping->kind = ALLOCATION_MAPPING;
-    if (mapping->count ? !allocation_put_new(&block)
-                       : !allocation_count(ALLOCATION_PHYSICAL, mapping->owner, 1, &block))
-        let_go(mapping);
+    block.kind = ALLOCATION_PHYSICAL;
+    block.key = mapping->owner;
+    block.count = 1;
+    if (was_last && !allocation_put_new(&block))
+        block_end(&block);
+    else if (!was_last && !block_hold(mapping->owner))
+        return;
     else if (allocation_put(mapping, &old) == ALLOCATION_REPLACED)
-        vmm_release_reference(old.owner);
+        block_release(old.owner);
 }
 
 /* No process has mapped more than this at once; a wilder range is the driver's to refuse. */
@@ -187,27 +196,5 @@ CUresult hook_cuMemUnmap(CUdeviceptr at, size_t bytes) {
     CUresult result = real.cuMemUnmap(at, bytes);
     if (sane)
         each_mapping(ALLOCATION_LEAVING, at, bytes, result == CUDA_SUCCESS ? let_go : put_back);
-    return result;
-}
-
-/* ---- multicast: a bound block outlives its handle, and an unbinding names none --------------------------------------
- */
-
-CUresult hook_cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t at, CUmemGenericAllocationHandle handle,
-                                 size_t offset, size_t bytes, unsigned long long flags) {
-    bool known = vmm_add_reference(handle);
-    CUresult result = real.cuMulticastBindMem(object, at, handle, offset, bytes, flags);
-    if (known && result != CUDA_SUCCESS)
-        vmm_release_reference(handle);
-    return result;
-}
-
-CUresult hook_cuMulticastBindMem_v2(CUmemGenericAllocationHandle object, CUdevice device, size_t at,
-                                    CUmemGenericAllocationHandle handle, size_t offset, size_t bytes,
-                                    unsigned long long flags) {
-    bool known = vmm_add_reference(handle);
-    CUresult result = real.cuMulticastBindMem_v2(object, device, at, handle, offset, bytes, flags);
-    if (known && result != CUDA_SUCCESS)
-        vmm_release_reference(handle);
     return result;
 }

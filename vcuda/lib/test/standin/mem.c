@@ -231,6 +231,9 @@ CUresult model_cuMemFree_v2(CUdeviceptr pointer) {
 CUresult model_cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     NEED_CONTEXT(context);
     struct hold *hold = &context->device->hold;
+    process_lock();
+    physical_drop_unheld();
+    process_unlock();
     card_lock(hold);
     card_reap(hold);
     int64_t used = card_used(hold), whole = hold->card->total;

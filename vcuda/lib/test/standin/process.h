@@ -226,6 +226,9 @@ void arrays_free(struct context *context);
 char *array_row(CUarray array, size_t x, size_t y, size_t z, size_t *left);
 CUresult copy_rows(const CUDA_MEMCPY3D *shape);
 
+/* vmm.c */
+void physical_drop_unheld(void);
+
 /* capture.c, graph.c */
 bool capturing(const struct stream *stream);
 bool capture_any(void);

@@ -1,12 +1,13 @@
 /*
- * Virtual memory management: address space and physical blocks apart. A block lives, and stays charged, while there
- * is a handle to it, a mapping of it or a descriptor that it was exported as (in this process: of others', nothing is
- * known here); one imported from another process is charged there, not here.
+ * Virtual memory management: address space and physical blocks apart. A block lives, and is charged to the process that
+ * made it, while there is a handle to it or a mapping of it in any process, or a descriptor that it was exported as
+ * anywhere. That the last of another process is gone is seen when the maker next calls; with the maker's end it is
+ * charged no more, whoever still has it.
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -48,24 +49,34 @@ static ino_t inode_of(int fd) {
     return fstat(fd, &status) == 0 ? status.st_ino : 0;
 }
 
-/* Has this process a descriptor of the block, besides the block's own? By their names: they may be anybody's. */
-static bool is_exported(const struct physical *physical) {
-    DIR *list = physical->exported ? opendir("/proc/self/fd") : NULL;
-    bool found = false;
-    for (struct dirent *entry; list && !found && (entry = readdir(list));) {
-        struct stat status;
-        char path[64] = "";
-        found = atoi(entry->d_name) != physical->fd && fstatat(dirfd(list), entry->d_name, &status, 0) == 0 &&
-                status.st_ino == physical->inode && readlinkat(dirfd(list), entry->d_name, path, sizeof path - 1) > 0 &&
-                strstr(path, "memfd:standin");
+/* A lock on this byte of a block's file says that its open file holds the block: one that it was exported as, in
+ * whatever process or socket its descriptors are, or the one that another process imported it with. The kernel drops it
+ * with the last descriptor. */
+enum { HELD_BYTE = 0x7fff0000 };
+/* As <fcntl.h> has them for GNU sources. */
+enum { GET_LOCK = 36, SET_LOCK = 37 };
+
+/* Another open file of the same block, which holds it; -1 if it cannot be had. */
+static int open_again(int fd) {
+    char path[32];
+    struct flock held = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = HELD_BYTE, .l_len = 1};
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int again = open(path, O_RDWR | O_CLOEXEC);
+    if (again >= 0 && fcntl(again, SET_LOCK, &held) != 0) {
+        close(again);
+        again = -1;
     }
-    if (list)
-        closedir(list);
-    return found;
+    return again;
+}
+
+/* Does any open file hold the block, besides its maker's own? */
+static bool is_held(const struct physical *physical) {
+    struct flock asked = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = HELD_BYTE, .l_len = 1};
+    return physical->exported && fcntl(physical->fd, GET_LOCK, &asked) == 0 && asked.l_type != F_UNLCK;
 }
 
 static void drop_unused(struct physical *physical) {
-    if (physical->handles > 0 || physical->mappings > 0 || is_exported(physical))
+    if (physical->handles > 0 || physical->mappings > 0 || is_held(physical))
         return;
     if (physical->device && !physical->imported)
         device_charge(physical->device, -(int64_t)physical->bytes);
@@ -78,8 +89,8 @@ static void drop_unused(struct physical *physical) {
     free(physical);
 }
 
-/* Those whose last descriptor was closed since. */
-static void drop_closed(void) {
+/* Those that nothing holds any more: who held them last may have been another process. */
+void physical_drop_unheld(void) {
     for (struct physical *at = blocks, *next; at; at = next) {
         next = at->next;
         drop_unused(at);
@@ -122,7 +133,7 @@ CUresult model_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, cons
     if (!device && (props->location.type < LOCATION_HOST || props->location.type > LOCATION_HOST_NUMA_CURRENT))
         return CUDA_ERROR_INVALID_VALUE;
     process_lock();
-    drop_closed();
+    physical_drop_unheld();
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     if (!device || device_charge(device, (int64_t)bytes)) {
         int fd = (int)syscall(SYS_memfd_create, "standin", 1U /* close on exec */);
@@ -278,7 +289,7 @@ CUresult model_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHan
         return CUDA_ERROR_NOT_SUPPORTED; /* file descriptors only */
     process_lock();
     struct physical *physical = find(handle);
-    int fd = physical && (physical->props.handle_types & 1) ? fcntl(physical->fd, F_DUPFD_CLOEXEC, 0) : -1;
+    int fd = physical && (physical->props.handle_types & 1) ? open_again(physical->fd) : -1;
     if (fd >= 0)
         physical->exported = true;
     process_unlock();
@@ -290,7 +301,7 @@ CUresult model_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHan
 CUresult model_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *raw, int type) {
     NEED_CONTEXT(context);
     struct stat status;
-    int fd = type == 1 ? fcntl((int)(intptr_t)raw, F_DUPFD_CLOEXEC, 0) : -1;
+    int fd = type == 1 ? open_again((int)(intptr_t)raw) : -1;
     if (!out || fd < 0 || fstat(fd, &status) != 0 || status.st_size <= 0) {
         if (fd >= 0)
             close(fd);

@@ -1,0 +1,299 @@
+/* A block that was exported lives while any process has a handle, a mapping or a descriptor of it, and a descriptor may
+ * lie in a socket where no process has it. The kernel knows the last descriptor, and tells by a lock: an
+ * open-file-description lock lives as long as the open file that it was taken through, wherever its descriptors are.
+ *
+ *   export   take a lock on a byte of the file, its number drawn at random, through the descriptor that the driver
+ * made; open the file once more, as a witness that can ask who has locks import   keep a copy of the descriptor while
+ * the import is held, so that the maker's lock lives as long let go   the memory is free once the witness finds no
+ * lock; a thread asks again while anything waits for that
+ *
+ * Where there is no descriptor (a fabric handle), or none that can be locked or opened again, nothing tells: the memory
+ * stays charged until the process ends. docs/adr/0006-exported-memory.md.
+ */
+#define _GNU_SOURCE
+#include "cuda/exported.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cuda/account.h"
+#include "cuda/thread.h"
+#include "fork.h"
+#include "lock.h"
+#include "page.h"
+
+/* Out of the way of programs that count on low numbers. */
+#define LOWEST_DESCRIPTOR 500
+#define ASK_AGAIN_NS 100000000
+
+/* One export. */
+struct mark {
+    struct mark *next;
+    uint64_t name;
+    int64_t byte;
+    int witness; /* -1: nothing tells */
+    uint64_t device, inode;
+};
+
+/* Let go of here, and not known to be free. */
+struct waiting {
+    struct waiting *next;
+    uint64_t name, bytes;
+    int card;
+};
+
+/* Copies of descriptors of what is imported: a child of fork must not keep them open. */
+struct held {
+    struct held *next;
+    int fd;
+};
+
+static bool busy; /* lock of the three lists */
+static struct mark *marks;
+static struct waiting *waiting;
+static struct held *held_list;
+static bool is_asking; /* the thread runs */
+static bool settling;  /* one at a time */
+
+static void forget_in_child(void) {
+    for (struct held *held = held_list; held; held = held->next)
+        close(held->fd);
+    for (struct mark *mark = marks; mark; mark = mark->next)
+        if (mark->witness >= 0)
+            close(mark->witness);
+    marks = NULL;
+    waiting = NULL;
+    held_list = NULL;
+    busy = is_asking = settling = false;
+}
+
+uint64_t exported_name(void) {
+    static uint64_t last;
+    return __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
+}
+
+static bool identity(int fd, uint64_t *device, uint64_t *inode) {
+    struct stat found;
+    if (syscall(SYS_newfstatat, fd, "", &found, AT_EMPTY_PATH) != 0)
+        return false;
+    *device = found.st_dev;
+    *inode = found.st_ino;
+    return true;
+}
+
+/* A descriptor out of the way in place of this one. */
+static int move_up(int fd) {
+    int moved = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR) : -1;
+    if (moved < 0)
+        return fd;
+    close(fd);
+    return moved;
+}
+
+static int64_t random_byte(void) {
+    uint64_t drawn = vcuda_now_ns() ^ (uint64_t)getpid() << 32;
+    if (syscall(SYS_getrandom, &drawn, sizeof drawn, 1 /* never wait */) != sizeof drawn)
+        drawn = (drawn ^ exported_name() << 48) * UINT64_C(0x9e3779b97f4a7c15);
+    return (int64_t)(drawn >> 2); /* the last byte that a lock may name is 2^63 - 1 */
+}
+
+static bool lock(int fd, int command, struct flock *range, short type, int64_t byte) {
+    *range = (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    return fcntl(fd, command, range) == 0;
+}
+
+/* Lock a byte of the export, and open a witness; what cannot be done leaves the mark without one. */
+static void set_witness(struct mark *mark, int fd) {
+    char path[32];
+    struct flock range;
+    mark->byte = random_byte();
+    if (fd < 0 ||
+        (!lock(fd, F_OFD_SETLK, &range, F_WRLCK, mark->byte) && !lock(fd, F_OFD_SETLK, &range, F_RDLCK, mark->byte)))
+        return;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int witness = move_up(open(path, O_RDONLY | O_CLOEXEC));
+    uint64_t device, inode;
+    bool sees = witness >= 0 && identity(witness, &mark->device, &mark->inode) && identity(fd, &device, &inode) &&
+                mark->device == device && mark->inode == inode &&
+                lock(witness, F_OFD_GETLK, &range, F_WRLCK, mark->byte) && range.l_type != F_UNLCK;
+    if (sees)
+        mark->witness = witness;
+    else if (witness >= 0)
+        close(witness);
+}
+
+void exported_as(uint64_t name, int fd) {
+    int saved = errno;
+    struct mark *mark = calloc(1, sizeof *mark);
+    fork_forgets(forget_in_child);
+    if (mark) {
+        *mark = (struct mark){.name = name, .witness = -1};
+        set_witness(mark, fd);
+        spin_lock(&busy);
+        mark->next = marks;
+        marks = mark;
+        spin_unlock(&busy);
+    }
+    errno = saved;
+}
+
+/* Is anything open that it was exported as? The program may have closed the witness, whose number is another file's
+ * then: that counts as yes. */
+static bool is_open(const struct mark *mark) {
+    struct flock range;
+    uint64_t device, inode;
+    return mark->witness < 0 || !identity(mark->witness, &device, &inode) || device != mark->device ||
+           inode != mark->inode || !lock(mark->witness, F_OFD_GETLK, &range, F_WRLCK, mark->byte) ||
+           range.l_type != F_UNLCK;
+}
+
+/* Move the marks of a name from one list to another. */
+static void move_marks(struct mark **from, struct mark **to, uint64_t name) {
+    spin_lock(&busy);
+    for (struct mark **at = from; *at;) {
+        struct mark *mark = *at;
+        if (mark->name != name) {
+            at = &mark->next;
+            continue;
+        }
+        *at = mark->next;
+        mark->next = *to;
+        *to = mark;
+    }
+    spin_unlock(&busy);
+}
+
+static bool is_free(uint64_t name) {
+    struct mark *its = NULL;
+    bool open = false;
+    move_marks(&marks, &its, name);
+    for (struct mark *mark = its; mark; mark = mark->next)
+        open |= is_open(mark);
+    if (open) {
+        move_marks(&its, &marks, name);
+        return false;
+    }
+    while (its) {
+        struct mark *mark = its;
+        its = mark->next;
+        if (mark->witness >= 0)
+            close(mark->witness);
+        free(mark);
+    }
+    return true;
+}
+
+static void push(struct waiting *item) {
+    spin_lock(&busy);
+    item->next = waiting;
+    waiting = item;
+    spin_unlock(&busy);
+}
+
+void exported_settle(void) {
+    if (!__atomic_load_n(&waiting, __ATOMIC_ACQUIRE))
+        return;
+    int saved = errno;
+    spin_lock(&settling);
+    spin_lock(&busy);
+    struct waiting *all = waiting;
+    __atomic_store_n(&waiting, NULL, __ATOMIC_RELEASE);
+    spin_unlock(&busy);
+    while (all) {
+        struct waiting *item = all;
+        all = item->next;
+        if (is_free(item->name)) {
+            account_return(item->card, item->bytes);
+            free(item);
+        } else {
+            push(item);
+        }
+    }
+    spin_unlock(&settling);
+    errno = saved;
+}
+
+static void *ask(void *unused) {
+    (void)unused;
+    prctl(PR_SET_NAME, "vcuda-exported", 0, 0, 0);
+    struct timespec nap = {.tv_nsec = ASK_AGAIN_NS};
+    for (bool more = true; more;) {
+        nanosleep(&nap, NULL);
+        exported_settle();
+        spin_lock(&busy);
+        more = is_asking = waiting != NULL;
+        spin_unlock(&busy);
+    }
+    return NULL;
+}
+
+/* Without a thread, whoever next needs the memory asks. */
+static void start_asking(void) {
+    spin_lock(&busy);
+    bool start = waiting && !is_asking;
+    is_asking |= start;
+    spin_unlock(&busy);
+    if (start && !thread_start(ask))
+        __atomic_store_n(&is_asking, false, __ATOMIC_RELEASE);
+}
+
+void exported_let_go(uint64_t name, int card, uint64_t bytes) {
+    int saved = errno;
+    bool is_known = false;
+    spin_lock(&busy);
+    for (struct mark *mark = marks; mark; mark = mark->next)
+        is_known |= mark->name == name;
+    spin_unlock(&busy);
+    bool waits = is_known && !is_free(name);
+    struct waiting *item = waits ? calloc(1, sizeof *item) : NULL; /* without memory for it, charged for good */
+    if (item) {
+        *item = (struct waiting){.name = name, .bytes = bytes, .card = card};
+        push(item);
+        start_asking();
+    } else if (!waits) {
+        account_return(card, bytes);
+    }
+    errno = saved;
+}
+
+int exported_hold(int fd) {
+    int saved = errno;
+    struct held *held = calloc(1, sizeof *held);
+    fork_forgets(forget_in_child);
+    int copy = held ? fcntl(fd, F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR) : -1;
+    if (copy < 0)
+        free(held);
+    if (copy >= 0) {
+        held->fd = copy;
+        spin_lock(&busy);
+        held->next = held_list;
+        held_list = held;
+        spin_unlock(&busy);
+    }
+    errno = saved;
+    return copy;
+}
+
+void exported_unhold(int fd) {
+    int saved = errno;
+    struct held *found = NULL;
+    spin_lock(&busy);
+    for (struct held **at = &held_list; *at; at = &(*at)->next)
+        if ((*at)->fd == fd) {
+            found = *at;
+            *at = found->next;
+            break;
+        }
+    spin_unlock(&busy);
+    if (found)
+        close(fd);
+    free(found);
+    errno = saved;
+}
