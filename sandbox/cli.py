@@ -75,9 +75,7 @@ def command(
     place = (directory or default_directory()).absolute()
     order = SandboxOrder(objects, list(delete or ()), list(fault or ()))
     if order:
-        lines = send(place, order)
-        if lines is not None:
-            print("\n".join(map(printable, lines)))
+        if send(place, order, _tell):
             return 0
         if delete or fault:
             raise RequestInvalid(f"no sandbox runs in {place}: start one with gpu-manager sandbox")
@@ -101,13 +99,17 @@ def _keep(settings: SandboxSettings, order: SandboxOrder) -> int:
             control.start()
             try:
                 for line in obey(sandbox, order):
-                    print(printable(line), flush=True)
+                    _tell(line)
                 show(lambda: look(sandbox), stop, Console(), _heading(sandbox))
             finally:
                 control.stop()
     except KeyboardInterrupt:
         print("the sandbox has ended")
     return 0
+
+
+def _tell(line: str) -> None:
+    print(printable(line), flush=True)
 
 
 def _heading(sandbox: Sandbox) -> str:

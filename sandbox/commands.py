@@ -21,6 +21,7 @@ FAULTS: Final = (
     ("kubelet restart", "the kubelet ends and begins anew; containers run on"),
     ("api away 5", "the API server refuses connections for so many seconds"),
 )
+NO_CONTROLLERS: Final = "the sandbox has no controllers: apply the pods themselves"
 _LONGEST_AWAY = 600.0
 # What a manifest may change of an object that exists; of pods nothing else is, as with kubectl.
 _SYSTEM_FIELDS: Final = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
@@ -32,10 +33,11 @@ def apply(api: StandInApi, objects: Sequence[Mapping[str, Any]]) -> list[str]:
     Raises:
         RequestInvalid: one is refused; the text says which and why. Those before it stay.
     """
-    return [_apply_one(api, obj) for obj in objects]
+    return [apply_one(api, obj) for obj in objects]
 
 
-def _apply_one(api: StandInApi, obj: Mapping[str, Any]) -> str:
+def apply_one(api: StandInApi, obj: Mapping[str, Any]) -> str:
+    """Create or change one object as ``kubectl apply`` would. Raises RequestInvalid: it is refused."""
     kind, meta = str(obj.get("kind")), obj.get("metadata")
     if not isinstance(meta, Mapping) or not (meta.get("name") or meta.get("generateName")):
         raise RequestInvalid(f"a {kind} without metadata.name cannot be applied")
@@ -59,7 +61,7 @@ def _apply_one(api: StandInApi, obj: Mapping[str, Any]) -> str:
     except ApiError as error:
         cure = ""
         if error.code == 404 and "no resource serves" in error.message:
-            cure = "; the sandbox has no controllers: apply the pods themselves"
+            cure = f"; {NO_CONTROLLERS}"
         raise RequestInvalid(f"{shown}: {error.message}{cure}") from None
     return f"{shown} configured"
 

@@ -1,13 +1,17 @@
-"""How another terminal reaches a running sandbox: one JSON line each way over a unix socket."""
+"""How another terminal reaches a running sandbox, over a unix socket: an order is one JSON line, and of the
+answer every line is sent as soon as it is known.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import socketserver
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +22,8 @@ from sandbox.simulated_cluster import Sandbox
 
 SOCKET: Final = "control.sock"
 _LARGEST: Final = 16 << 20  # bytes of an order: some manifests
-_SECONDS: Final = 30.0
+_SECONDS: Final = 30.0  # of silence: each thing that is done is told at once
+_SHOWN: Final = 5  # refusals that are spelled out
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +38,29 @@ class SandboxOrder:
         return bool(self.apply or self.delete or self.faults)
 
 
-def obey(sandbox: Sandbox, order: SandboxOrder) -> list[str]:
-    """Do it all; one line for each thing done. Raises VcudaError at the first that fails."""
-    lines = commands.apply(sandbox.api, order.apply)
-    lines += [commands.delete(sandbox.api, key) for key in order.delete]
-    return lines + [commands.fault(sandbox, text) for text in order.faults]
+def obey(sandbox: Sandbox, order: SandboxOrder) -> Iterator[str]:
+    """Do it all; one line for each thing done.
+
+    Raises:
+        RequestInvalid: at the end, for everything that was refused; the rest is done.
+    """
+    refused: list[str] = []
+    steps: list[Callable[[], str]] = [
+        *(partial(commands.apply_one, sandbox.api, obj) for obj in order.apply),
+        *(partial(commands.delete, sandbox.api, key) for key in order.delete),
+        *(partial(commands.fault, sandbox, text) for text in order.faults),
+    ]
+    for step in steps:
+        try:
+            yield step()
+        except RequestInvalid as error:
+            refused.append(str(error))
+    if len(refused) == 1:
+        raise RequestInvalid(refused[0])
+    if refused:
+        shown, more = "; ".join(refused[:_SHOWN]), len(refused) - _SHOWN
+        shown += f"; and {more} more" if more > 0 else ""
+        raise RequestInvalid(f"{len(refused)} of {len(steps)} were refused: {shown}")
 
 
 class ControlServer:
@@ -48,7 +71,9 @@ class ControlServer:
             timeout = _SECONDS
 
             def handle(self) -> None:
-                self.wfile.write(_answer(sandbox, self.rfile.readline(_LARGEST)))
+                with contextlib.suppress(OSError):  # whoever asked has gone, and the rest is not wanted
+                    for part in _answer(sandbox, self.rfile.readline(_LARGEST)):
+                        self.wfile.write(json.dumps(part).encode() + b"\n")
 
         self._path = sandbox.directory / SOCKET
         self._server = _Server(str(self._path), OrderHandler)
@@ -71,22 +96,25 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     block_on_close = False
 
 
-def _answer(sandbox: Sandbox, line: bytes) -> bytes:
+def _answer(sandbox: Sandbox, line: bytes) -> Iterator[dict[str, Any]]:
+    """The lines, and last how it ended."""
     try:
         asked = json.loads(line)
         order = SandboxOrder(**{key: list(asked.get(key) or ()) for key in ("apply", "delete", "faults")})
-        answer: dict[str, Any] = {"lines": obey(sandbox, order)}
+        for told in obey(sandbox, order):
+            yield {"line": told}
     except RequestInvalid as error:
-        answer = {"invalid": str(error)}
+        yield {"invalid": str(error)}
     except VcudaError as error:
-        answer = {"error": str(error)}
+        yield {"error": str(error)}
     except (ValueError, AttributeError, TypeError) as error:
-        answer = {"invalid": f"not an order: {error}"}
-    return json.dumps(answer).encode() + b"\n"
+        yield {"invalid": f"not an order: {error}"}
+    else:
+        yield {"done": True}
 
 
-def send(directory: Path, order: SandboxOrder) -> list[str] | None:
-    """Give an order to the sandbox that runs there; None if none does.
+def send(directory: Path, order: SandboxOrder, tell: Callable[[str], None]) -> bool:
+    """Give an order to the sandbox that runs there, and ``tell`` each line as it comes; False if none runs.
 
     Raises:
         RequestInvalid: it says that the order is wrong.
@@ -94,22 +122,24 @@ def send(directory: Path, order: SandboxOrder) -> list[str] | None:
     """
     path = directory / SOCKET
     if len(os.fsencode(path)) > 107 or not path.exists():  # as whole._take: no sandbox can be there
-        return None
+        return False
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(_SECONDS)
         try:
             link.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
-            return None  # left behind by one that was killed
+            return False  # left behind by one that was killed
         except OSError as error:
             raise NodeUnready(f"{path}: {error.strerror or error}") from None
         try:
             link.sendall(json.dumps({f: getattr(order, f) for f in order.__slots__}).encode() + b"\n")
-            answer = json.loads(link.makefile("rb").readline(_LARGEST))
+            lines = link.makefile("rb")
+            while "line" in (answer := json.loads(lines.readline(_LARGEST))):
+                tell(str(answer["line"]))
         except (OSError, ValueError) as error:
             raise NodeUnready(f"the sandbox in {directory} does not answer: {error}") from None
     if "invalid" in answer:
         raise RequestInvalid(str(answer["invalid"]))
     if "error" in answer:
         raise NodeUnready(str(answer["error"]))
-    return [str(line) for line in answer["lines"]]
+    return True

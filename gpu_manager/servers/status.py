@@ -15,10 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from gpu_manager import ui
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.node_json import node_json
-from gpu_manager.domain.errors import printable
+from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.resources import CORES_PER_CARD, MIB, format_bytes
+from gpu_manager.domain.resources import CORES_PER_CARD, MIB
 from gpu_manager.scrape import scrape
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.usage import UsageSampler
@@ -60,7 +59,7 @@ class Status:
             return (
                 _json(HTTPStatus.OK, graph)
                 if _JSON in accept
-                else (HTTPStatus.OK, TEXT, draw(graph).encode())
+                else (HTTPStatus.OK, TEXT, node_text(graph).encode())
             )
         if path == "/ui/data":
             return _json(HTTPStatus.OK, {"nodes": [self.graph()], "waiting": None})
@@ -126,28 +125,6 @@ class Status:
 
         view = self._state.view
         return node_json(view.node.name, view.node.cards, view.node.topology, view.ledger, more)
-
-
-def draw(graph: Mapping[str, Any]) -> str:
-    """The graph as text, one line a card and one a holder. What others wrote cannot move the cursor."""
-    lines = [f"{printable(graph['node'])}: {len(graph['cards'])} cards"]
-    for card in graph["cards"]:
-        state = "" if card["healthy"] else f", unhealthy: {card['reason']}"
-        state += ", cordoned" if card["cordoned"] else ""
-        state += ", MIG (left alone)" if card["mig"] else ""
-        free = (
-            f"{card['cores_free']} of {CORES_PER_CARD} cores free, "
-            f"{format_bytes(card['memory_free'])} of {format_bytes(card['memory'])} free"
-        )
-        lines.append(printable(f"|---card {card['index']} ({card['model']}, {card['uuid']}): {free}{state}"))
-        for holder in card["holders"]:
-            planned = ", planned" if holder["planned"] else ""
-            name = f"{holder['namespace']}/{holder['pod']} {holder['container']}"
-            if (uid := holder.get("gone")) is not None:
-                name = f"gone, its processes still run (pod {uid or 'unknown'})"
-            amount = f"{holder['cores']} cores, {format_bytes(holder['memory'])}"
-            lines.append(printable(f"|   |---{name}: {amount}{planned}"))
-    return "\n".join(lines) + "\n"
 
 
 def _json(status: HTTPStatus, value: object) -> Answer:

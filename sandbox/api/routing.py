@@ -99,7 +99,10 @@ class Router:
             return VerbOutcome({}, text=b"")  # no schema, in protobuf: kubectl then checks nothing by itself
         found = discovery(path)
         if found is None:
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+            said = f"the server could not find the requested resource ({path[:200]})"
+            if path.startswith("/apis/"):
+                said += "; the sandbox has no controllers: apply the pods themselves"
+            raise ApiError(404, "NotFound", said)
         return VerbOutcome(found)
 
     def _perform(
@@ -178,7 +181,11 @@ def _selection(target: Target, query: Mapping[str, str]) -> Predicate:
 def _json(request: ApiRequest) -> Any:
     kind = (request.headers.get("content-type") or "application/json").partition(";")[0].strip()
     if not kind.endswith("json"):
-        raise ApiError(415, "UnsupportedMediaType", f"the stand-in reads JSON, not {kind}")
+        raise ApiError(
+            415,
+            "UnsupportedMediaType",
+            f"the sandbox's API server reads JSON, not {kind}: write a manifest, and kubectl apply -f it",
+        )
     try:
         return json.loads(request.body)
     except (ValueError, RecursionError) as error:

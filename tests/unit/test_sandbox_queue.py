@@ -112,3 +112,12 @@ def test_a_selector_that_does_not_match_is_no_matter_of_eviction() -> None:
     candidate = room().judge(asked)
     assert candidate.lasting
     assert "selector" in candidate.reason
+
+
+def test_a_pod_that_fails_for_days_is_still_tried_every_ten_seconds() -> None:
+    made, now = queue(("a", 0)), 0.0
+    for _ in range(2000):
+        assert made.take(now) == "a"
+        made.failed("a", now, error=True)
+        now += LONGEST_PAUSE
+    assert made.next_due(now - LONGEST_PAUSE) == LONGEST_PAUSE

@@ -9,6 +9,7 @@ from admission.cluster.snapshot import NODES, PODS
 from admission.explain.page import graph
 from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.card import Card, CardUuid
+from gpu_manager.domain.cluster.node_json import node_text
 from gpu_manager.domain.cluster.terminating import MOST, terminating_allocations, terminating_shares
 from gpu_manager.domain.contract import ALLOCATION, Assignment, TerminatingShare, encode_assignment
 from gpu_manager.domain.placement.explain import Refusal
@@ -16,7 +17,6 @@ from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, MIB, ZERO, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
-from gpu_manager.servers.status import draw
 from tests.fakes.extender import UNIT, World, node, pod, uuid
 
 CARDS = tuple(Card(i, CardUuid(f"GPU-{i}"), "T4", 16 * GIB) for i in range(4))
@@ -107,7 +107,7 @@ def test_the_picture_of_a_node_names_who_is_gone_and_runs() -> None:
     world.create(pod("a", 10, on="n1", annotations=says("a", card, 10)))
     picture = graph(world.cluster.snapshot().nodes["n1"])
     assert [h["gone"] for h in picture["cards"][0]["holders"]] == [None, "", "uid-gone"]
-    assert "gone, its processes still run (pod uid-gone): 60 cores, 1 GiB" in draw(picture)
+    assert "gone, its processes still run (pod uid-gone): 60 cores, 1 GiB" in node_text(picture)
 
 
 def test_people_see_what_a_deleted_pod_still_holds() -> None:

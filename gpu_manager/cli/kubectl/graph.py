@@ -10,7 +10,7 @@ from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.accounting import NodeBooks
-from gpu_manager.domain.cluster.node_json import node_json
+from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.placement.ledger import Allocation
 
@@ -28,7 +28,6 @@ def command(
     Exit code: 0, 1 if no node has cards, 2 for bad input.
     """
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
-    from gpu_manager.servers.status import draw  # noqa: PLC0415  # same
 
     with log_in(kubeconfig, context) as login:
         cluster = read_cluster(login.connection)
@@ -37,7 +36,7 @@ def command(
     if for_program(output):
         emit({"nodes": pictures}, output)
     for one, drawn in zip(books, pictures, strict=True) if not for_program(output) else ():
-        print(draw(drawn).rstrip())
+        print(node_text(drawn).rstrip())
         for pod in one.unplaceable:
             print(printable(f"|---no card has room for {pod.key}, which is bound here"))
     if not books and not for_program(output):

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
+from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
 from gpu_manager.domain.topology import Topology
 
 
@@ -51,3 +53,25 @@ def node_json(
             for state in cards
         ],
     }
+
+
+def node_text(graph: Mapping[str, Any]) -> str:
+    """What :func:`node_json` gives, as text, one line a card and one a holder; it cannot move the cursor."""
+    lines = [f"{printable(graph['node'])}: {len(graph['cards'])} cards"]
+    for card in graph["cards"]:
+        state = "" if card["healthy"] else f", unhealthy: {card['reason']}"
+        state += ", cordoned" if card["cordoned"] else ""
+        state += ", MIG (left alone)" if card["mig"] else ""
+        free = (
+            f"{card['cores_free']} of {CORES_PER_CARD} cores free, "
+            f"{format_bytes(card['memory_free'])} of {format_bytes(card['memory'])} free"
+        )
+        lines.append(printable(f"|---card {card['index']} ({card['model']}, {card['uuid']}): {free}{state}"))
+        for holder in card["holders"]:
+            planned = ", planned" if holder["planned"] else ""
+            name = f"{holder['namespace']}/{holder['pod']} {holder['container']}"
+            if (uid := holder.get("gone")) is not None:
+                name = f"gone, its processes still run (pod {uid or 'unknown'})"
+            amount = f"{holder['cores']} cores, {format_bytes(holder['memory'])}"
+            lines.append(printable(f"|   |---{name}: {amount}{planned}"))
+    return "\n".join(lines) + "\n"
