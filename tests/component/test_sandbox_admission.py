@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from gpu_manager.domain.errors import RequestInvalid
 from sandbox import commands
 from sandbox.admission import find_program
 from sandbox.api import ADMIN_TOKEN, ApiError
-from sandbox.simulated_cluster import Sandbox, SandboxSettings
+from sandbox.simulated_cluster import NODE, Sandbox, SandboxSettings
 from tests.component.test_ui import NEEDS_A_BROWSER, Served
 from tests.fakes.admission import Calls
 from tests.fakes.sandbox import short_directory, until
@@ -176,3 +176,45 @@ def test_a_look_at_the_page_answers_who_has_which_card_and_what_waits_for_what(
     assert "default/late" in page
     assert "Smallest change: ask 40 cores" in page
     assert "\u2013 of 60 cores, \u2013 of 5 GiB" in page  # usage is the agents' to say
+
+
+def shares(
+    graph: Mapping[str, Any], pods: Collection[str]
+) -> list[tuple[int, int, list[tuple[str, str, int, int]]]]:
+    """Card by card: what is free, and what these pods hold."""
+    return [
+        (
+            card["cores_free"],
+            card["memory_free"],
+            sorted(
+                (h["pod"], h["container"], h["cores"], h["memory"])
+                for h in card["holders"]
+                if h["pod"] in pods
+            ),
+        )
+        for card in graph["cards"]
+    ]
+
+
+def test_what_kubectl_and_admission_account_for_is_the_agents_own_ledger(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Placed by the extender and bound by hand, with init containers, whole cards; deleted ones may linger."""
+    monkeypatch.setenv("KUBECONFIG", str(sandbox.kubeconfig))
+    first = {"name": "first", "image": "sandbox", "command": ["true"]}
+    first["resources"] = {"limits": {CORE: "50", MEMORY: "8"}}
+    commands.apply(sandbox.api, [manifest("part", 30, 20), manifest("two", 200), manifest("other", 60, 8)])
+    commands.apply(sandbox.api, [manifest("phases", 20, 4, initContainers=[first])])
+    by_hand = manifest("by-hand", 40, 4, nodeName=NODE)
+    commands.apply(sandbox.api, [by_hand])
+    names = ("part", "two", "other", "phases", "by-hand")
+    until(lambda: {state(sandbox, name) for name in names} == {"Running"})
+
+    def agreed() -> bool:
+        assert kubectl(["graph", NODE, "-o", "json"]) == 0
+        (by_kubectl,) = json.loads(capsys.readouterr().out)["nodes"]
+        (on_the_page,) = json.loads(calls(sandbox).get("/ui/data")[1])["nodes"]
+        return shares(by_kubectl, names) == shares(on_the_page, names) == shares(sandbox.graph(), names)
+
+    until(agreed)
+    assert set(cards_of(sandbox, *names)) == set(names)
