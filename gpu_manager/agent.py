@@ -1,6 +1,6 @@
-"""The agent: builds every part, introduces them to each other, runs their threads, ends them together.
+"""The agent's composition root: builds the components, connects them, runs their threads, and stops them.
 
-The only place where services meet adapters. Nothing decides here.
+Only this module imports both services and adapters. It contains no decisions.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ from gpu_manager.services.recovery.rebuild import Reclaimer, rebuild
 
 log = structlog.get_logger(__name__)
 
-SYNC_SECONDS = 5.0  # the API server gets this long before the agent starts without it
+SYNC_SECONDS = 5.0  # how long the agent waits for the API server before it starts without it
 
 
 class Agent:
     """One node's agent. ``start`` returns once everything runs; ``stop`` once everything has ended."""
 
     def __init__(self, config: Config) -> None:
-        """Build. Raises VcudaError when a setting is wrong."""
+        """Build the components. Raises VcudaError for an invalid setting."""
         self._config = config
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -178,7 +178,7 @@ class Agent:
         self.http = StatusServer(status, config.http_address, config.http_port, config.http_token)
 
     def ready(self) -> dict[str, bool]:
-        """What must hold before pods can be served."""
+        """Return the readiness conditions, by name."""
         return {
             "registered": self.plugin.registered.is_set(),
             "cards": bool(self.state.node.cards),
@@ -186,16 +186,16 @@ class Agent:
         }
 
     def why(self) -> str:
-        """What stands in the way of being ready, as far as it is known; empty otherwise."""
+        """Return why the agent is not ready, if known; empty otherwise."""
         return "; ".join(filter(None, (self.health.trouble, self._kube.pods.error)))
 
     def start(self) -> None:
-        """Rebuild the books, then open for business.
+        """Rebuild the ledger, then start to serve.
 
-        Without cards (no driver yet) it runs all the same, offers nothing and is not ready.
+        Without cards (no driver yet) the agent runs, but offers nothing and is not ready.
 
         Raises:
-            NodeUnready: the books cannot be written.
+            NodeUnready: the ledger cannot be written.
         """
         self._kube.start()
         self._kube.pods.wait(SYNC_SECONDS)
@@ -223,7 +223,7 @@ class Agent:
             thread.start()
 
     def stop(self) -> None:
-        """End everything; running containers keep their limits."""
+        """Stop everything; running containers keep their limits."""
         self._stop.set()
         self.inventory.wake()
         for thread in self._threads:
@@ -235,11 +235,11 @@ class Agent:
         self._kubelet.close()
 
     def run(self) -> None:
-        """Until SIGTERM or SIGINT."""
+        """Run until SIGTERM or SIGINT."""
         ending = Ending()
         self.start()
         gc.collect()
-        gc.freeze()  # what is here stays: going through it again would stop every Allocate for 25 ms
+        gc.freeze()  # what exists now stays: collecting it again would pause every Allocate for 25 ms
         log.info("running", node=self._config.node, port=self.http.port)
         ending.wait()
         log.info("stopping")
@@ -274,9 +274,9 @@ class Agent:
                 log.info("kubelet not asked", reason=str(error))
         inherited = read_old_checkpoint(self._config.old_checkpoint) if stored is None else ()
         local = self._kube.pods.local()
-        # Better no plugin here than one that refuses each pod: a node without devices gets none.
+        # No plugin is better than one that refuses every pod: a node without devices gets no pods.
         self.state.open(rebuild(stored, entries, listing, local, node, self.metrics, inherited))
-        self._kube.pods.on_change(self._pod_changed)  # first: who comes meanwhile is told twice, not never
+        self._kube.pods.on_change(self._pod_changed)  # first: a pod that arrives meanwhile is seen twice
         for found in [f for named in self._kube.pods.local().values() for f in named]:
             self._pod_changed(found)
 
@@ -298,10 +298,9 @@ class Agent:
 
 
 def build_cards(config: Config) -> Cards:
-    """The cards that ``config.cards`` names; NVML's library is loaded only for real ones.
+    """Return the cards that ``config.cards`` names; NVML's library is loaded only for real ones.
 
-    A missing library is found when the cards are first asked for, and then again and again: a driver may
-    be installed after the agent has started.
+    Every access looks for a missing library again: a driver may be installed after the agent has started.
 
     Raises:
         RequestInvalid: an unknown kind or profile.
@@ -323,7 +322,7 @@ def build_cards(config: Config) -> Cards:
 
 
 def build_driver_limits(config: Config) -> DriverLimits | None:
-    """The driver's own limits; simulated cards have no driver to hold any."""
+    """Return the driver's own memory limits; None for simulated cards."""
     if config.cards.partition(":")[0] == "simulated":
         return None
     from gpu_manager.adapters.nvml.limits import NvmlMemoryLimits  # noqa: PLC0415  # as above
@@ -334,10 +333,12 @@ def build_driver_limits(config: Config) -> DriverLimits | None:
 def build_injector(
     config: Config, cards: Callable[[], Sequence[CardState]], label: bytes | None = None
 ) -> DriverFiles:
-    """The strategy that ``config.injection`` names, or that detection finds; ``label`` is SELinux's.
+    """Build the injector of the strategy that ``config.injection`` names or that is detected.
+
+    ``label`` is SELinux's.
 
     Raises:
-        RequestInvalid: no such strategy.
+        RequestInvalid: the strategy does not exist.
     """
     if config.injection == "auto":
         strategy, why = detect(config.host_root)
@@ -362,7 +363,7 @@ def build_injector(
 
 
 def installed_libraries() -> Path | None:
-    """Where the package put libvcuda; None if it was installed without."""
+    """Return the directory of the package's libvcuda; None if it was installed without."""
     spec = find_spec("vcuda")
     places = (
         [Path(place) / "native" for place in (spec.submodule_search_locations or ()) if place] if spec else []
@@ -371,5 +372,5 @@ def installed_libraries() -> Path | None:
 
 
 def main(config: Config) -> None:
-    """Build and run until SIGTERM. Raises VcudaError, which the command line turns into one sentence."""
+    """Build the agent and run until SIGTERM. Raises VcudaError, which the command line prints."""
     Agent(config).run()

@@ -1,4 +1,4 @@
-"""Everything the agent can be told, in one frozen value; the command line fills it."""
+"""The settings of the agent; the command line fills them in."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gpu_manager.domain.resources import DEFAULT_UNIT
 class Config:
     """Settings of ``gpu-manager run``. Paths are as the agent sees them.
 
-    ``cards`` is ``nvml``, or ``simulated:`` and a profile's name or a file; ``unit`` is bytes of a memory
-    unit; ``policy`` is what every fraction is told beside its limits; ``injection`` is ``auto`` or a
-    strategy; ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` those that got round
-    their limits. ``program_xids`` are driver errors that never close a card, ``card_xids``
-    those that always do; a card opens again when it was well for ``quiet_seconds``. With ``lending`` whole
-    cards go by NVIDIA's resource name too. ``nvml`` is the NVML library where the loader does not find it.
+    ``cards`` is ``nvml``, or ``simulated:`` with a profile's name or a file; ``unit`` is bytes of a memory
+    unit; ``policy`` holds settings of every fraction's control page; ``injection`` is ``auto`` or a strategy;
+    ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` pods that evade their limits.
+    ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
+    opens again after ``quiet_seconds`` without faults. With ``lending`` whole cards are also offered as
+    ``nvidia.com/gpu``. ``nvml`` is the path of the NVML library if the loader does not find it.
     """
 
     node: str

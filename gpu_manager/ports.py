@@ -1,6 +1,6 @@
-"""What services need of the world, in the project's words. Each port has at most five methods.
+"""Protocols between services and adapters. Each port has at most five methods.
 
-Adapters implement them, tests fake them by hand, ``agent`` introduces one to the other.
+Adapters implement them, tests have hand-written fakes, and ``agent`` connects services with adapters.
 All methods are thread-safe and raise only errors of :mod:`gpu_manager.domain.errors`.
 """
 
@@ -21,7 +21,7 @@ from gpu_manager.domain.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class CardUse:
-    """One card's own figures; ``None`` where the card cannot tell. Bytes, percent."""
+    """The usage of one card, in bytes and percent; ``None`` if the card does not report a value."""
 
     uuid: CardUuid
     memory_used: int | None = None
@@ -30,7 +30,7 @@ class CardUse:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """What one host process does on one card. ``utilisation`` is the SM percent of the last sample window."""
+    """The usage of one card by a host process. ``utilisation``: SM percent of the last sample window."""
 
     uuid: CardUuid
     pid: int
@@ -40,7 +40,7 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class HealthChange:
-    """A card changed: ``reason`` is the sentence operators read (``XID 79: fallen off the bus``)."""
+    """A change of a card's health; ``reason`` is text for operators (``XID 79: fallen off the bus``)."""
 
     uuid: CardUuid
     healthy: bool
@@ -48,27 +48,27 @@ class HealthChange:
 
 
 class Cards(Protocol):
-    """The node's cards. One card's failure is that card's state, never an exception for all."""
+    """The node's cards. A failure of one card is reported as that card's state, not as an exception."""
 
     def list(self) -> Sequence[CardState]:
-        """Every card, by index. Raises NodeUnready if the driver cannot be asked at all."""
+        """Return every card, by index. Raises NodeUnready if the driver does not answer at all."""
 
     def topology(self) -> Topology:
-        """How they are joined, in the order of :meth:`list`."""
+        """Return the links between the cards, in the order of :meth:`list`."""
 
     def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
-        """Figures now; what cannot be read is left out."""
+        """Return the current usage of the cards; values that cannot be read are left out."""
 
     def watch(self, changed: Callable[[HealthChange], None]) -> None:
-        """Call ``changed`` from a thread of its own within 1 s of a health change, until :meth:`close`."""
+        """Call ``changed`` from a separate thread within 1 s of a health change, until :meth:`close`."""
 
     def close(self) -> None:
-        """Stop watching and let go of the driver."""
+        """Stop watching and release the driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPod:
-    """A pod as the API knows it, and whether it is only remembered (deleted in the last 120 s)."""
+    """A pod of the API, and whether it is a tombstone (deleted in the last 120 s)."""
 
     pod: Pod
     tombstone: bool = False
@@ -78,26 +78,26 @@ class Pods(Protocol):
     """The pods of this node as the API server (or the kubelet's own /pods) shows them."""
 
     def local(self) -> Mapping[str, Sequence[KnownPod]]:
-        """``namespace/name`` → pods of that name, newest first, tombstones included. Never blocks."""
+        """Return the pods by ``namespace/name``, newest first, tombstones included. Never blocks."""
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
-        """Ask the source itself, now; None if it is gone, or on another node. Raises NodeUnready when it
-        cannot be asked.
+        """Read the pod from the source now; None if it is gone or on another node. Raises NodeUnready if
+        the source does not answer.
         """
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
-        """Write annotations to exactly this pod (by UID), in the background, retried."""
+        """Write annotations to exactly this pod (by UID), in the background, with retries."""
 
     def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
-        """An Event on the pod, in the background, rate-limited."""
+        """Emit an Event on the pod, in the background, rate-limited."""
 
     def evict(self, pod: Pod, reason: str) -> None:
-        """Ask for its removal (Eviction API), in the background."""
+        """Evict the pod (Eviction API), in the background."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodResourcesEntry:
-    """A container as PodResources lists it: which ids of which resource it holds."""
+    """A container as PodResources lists it, with its ids by resource."""
 
     namespace: str
     pod: str
@@ -107,8 +107,8 @@ class PodResourcesEntry:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """One entry of the kubelet's checkpoint, ours only; ``annotation`` is our JSON in its response, ``nodes``
-    the numbers in ``/dev/nvidia<n>`` that it gives, none where cards go by their UUID.
+    """An entry of the kubelet's checkpoint for our resources; ``annotation`` is our JSON in its response,
+    ``nodes`` the numbers in ``/dev/nvidia<n>`` that it contains, none if cards are named by UUID.
     """
 
     pod: PodUid
@@ -121,7 +121,7 @@ class CheckpointEntry:
 
 @dataclass(frozen=True, slots=True)
 class PredecessorPod:
-    """What the predecessor's checkpoint says of one container: cards by the number in ``/dev/nvidia<n>``."""
+    """A container in the predecessor's checkpoint, with its cards by the number in ``/dev/nvidia<n>``."""
 
     pod: PodUid
     container: str
@@ -130,23 +130,23 @@ class PredecessorPod:
 
 
 class Kubelet(Protocol):
-    """What the kubelet says it has given to whom."""
+    """The kubelet's records of devices given to containers."""
 
     def listing(self) -> Mapping[tuple[str, str], Sequence[PodResourcesEntry]]:
-        """PodResources List: active pods → their app containers and sidecars (also those without ids).
+        """Call PodResources List: active pods with their app containers and sidecars, even without ids.
 
-        Retries the limiter for 10 s. Raises NodeUnready when the kubelet does not answer.
+        Retries for 10 s on the kubelet's rate limit. Raises NodeUnready if the kubelet does not answer.
         """
 
     def checkpoint(self) -> Sequence[CheckpointEntry] | None:
-        """The checkpoint file, filtered by our resource names; None if it is absent or cannot be read."""
+        """Return the checkpoint's entries of our resources; None if the file is absent or unreadable."""
 
 
 class Store(Protocol):
-    """The books on disk."""
+    """The ledger on disk."""
 
     def load(self) -> bytes | None:
-        """The last complete state, verified; None if there is none. Raises NodeUnready if it is torn."""
+        """Return the last complete state, verified; None without one. Raises NodeUnready if it is torn."""
 
     def save(self, state: bytes) -> None:
         """Replace the state atomically and durably. Raises NodeUnready (disk full, read-only)."""
@@ -154,7 +154,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What the library in the container enforces on one card. Cores in percent, memory in bytes."""
+    """The limit of a container on one card: cores in percent, memory in bytes."""
 
     card: CardUuid
     memory: int
@@ -164,7 +164,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class TenantUse:
-    """What a container's usage page says of one card, clamped to what is possible."""
+    """The usage of one card in a container's usage page, clamped to possible values."""
 
     card: CardUuid
     memory: int
@@ -178,24 +178,24 @@ class ControlPages(Protocol):
     """The control pages. ``name`` is the allocation's random directory name."""
 
     def open(self, name: str, limits: Sequence[Limit]) -> None:
-        """Make the directory and both pages if absent, and write the limits. Idempotent."""
+        """Create the directory and both pages if absent, and write the limits. Idempotent."""
 
     def reset(self, name: str) -> None:
-        """Begin a new life of the container: usage back to zero, slots of dead processes freed."""
+        """Reset the usage page for a restarted container: usage is zero, slots of dead processes are free."""
 
     def usage(self, name: str) -> Sequence[TenantUse]:
         """Read the usage page with bounds. Raises NodeUnready if it was tampered with or is gone."""
 
     def names(self) -> Sequence[str]:
-        """Every directory that exists."""
+        """Return the names of all existing directories."""
 
     def remove(self, name: str) -> None:
-        """Delete the directory; absent is fine."""
+        """Delete the directory, if it exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What the host knows of a container on one card and the library cannot; ``None`` leaves it as it is.
+    """Corrections of a container's limits on one card that only the host can compute; ``None`` keeps a value.
 
     ``gain`` and ``co_active`` are factors; ``host_adjust``: bytes that the driver counts beyond the account.
     """
@@ -222,75 +222,75 @@ class Activity:
 
 
 class ActivityPages(Protocol):
-    """The control pages as the co-activity service sees them. ``name`` as in :class:`Tenants`."""
+    """The control pages for the time-sharing service. ``name`` as in :class:`ControlPages`."""
 
     def activity(self, name: str) -> Sequence[Activity]:
-        """Who is at work now. Raises NodeUnready if the page was tampered with or is gone."""
+        """Return the current activity. Raises NodeUnready if the page was tampered with or is gone."""
 
     def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
-        """Tell the library that the host is there (CLOCK_MONOTONIC) and what it corrects, in one write.
+        """Write the host's heartbeat (CLOCK_MONOTONIC) and its corrections for the library, in one write.
 
         Raises NodeUnready if the page is gone or unreadable.
         """
 
 
 class Injector(Protocol):
-    """Turns shares into what a container receives."""
+    """Turns shares into the injection of a container."""
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
-        """Everything the container needs to use its cards; host paths exist when this returns."""
+        """Return everything the container needs to use its cards; host paths exist when this returns."""
 
     def prune(self, alive: Collection[str]) -> None:
-        """Remove what was made for names that are not ``alive`` any more (CDI specs, old libraries).
+        """Remove the files (CDI specs, old libraries) of names that are no longer ``alive``.
 
-        By directory name, which an allocation keeps when its association is corrected.
+        Names are directory names, which an allocation keeps when it is assigned to another container.
         """
 
 
 class Processes(Protocol):
-    """Which container a host process belongs to."""
+    """Maps host processes to containers."""
 
     def container_of(self, pid: int) -> tuple[PodUid, str] | None:
-        """(pod UID, container id) from the process's cgroup; None if it is in no pod or gone."""
+        """Return (pod UID, container id) from the process's cgroup; None if it is in no pod or gone."""
 
     def alive(self, pod: PodUid) -> bool | None:
-        """True while a process of the pod lives; None when that cannot be seen (no hostPID)."""
+        """True while a process of the pod is alive; None if that is unknown (no hostPID)."""
 
 
 class PageEvidence(Protocol):
-    """What control pages tell of those who use them. Beside :class:`Tenants`."""
+    """Evidence in the control pages for the evasion detector. Complements :class:`ControlPages`."""
 
     def registered(self, name: str) -> frozenset[int]:
-        """The processes that hold a slot, by the ids they know themselves by. Raises as Tenants.usage."""
+        """Return the ids, inside the container, of processes with a slot. Raises as ControlPages.usage."""
 
     def attacks(self, name: str) -> tuple[int, str]:
-        """How often the page was found changed as the library never does it, and what was found last."""
+        """Return how often illegal changes of the page were found, and the last one as text."""
 
     def notes(self, name: str) -> Sequence[LibraryMessage]:
-        """What the library told the host, oldest first, as of the last :meth:`Tenants.usage`."""
+        """Return the library's messages, oldest first, as of the last :meth:`ControlPages.usage`."""
 
 
 class HostProcesses(Protocol):
-    """Host processes by number, for the watchdog. Beside :class:`Processes`."""
+    """Host processes by number, for the evasion detector. Complements :class:`Processes`."""
 
     def host_pid(self) -> bool:
-        """True if the processes of the whole node are visible here."""
+        """True if the processes of the whole node are visible."""
 
     def inner_pid(self, pid: int) -> int | None:
-        """The id that a process knows itself by; None if it is ending, gone, or not told."""
+        """Return the process's id inside its container; None if it is ending, gone, or unknown."""
 
 
 class DriverMemoryLimitSetter(Protocol):
-    """A limit on a card's memory that driver or kernel hold against every process of a container."""
+    """The limit on a card's memory that driver or kernel enforce on every process of a container."""
 
     def hold(self, container_id: str, card: CardUuid, limit: int) -> str | None:
-        """Set it (bytes), and say who holds it now (``nvml``, ``dmem``); None if nobody here can.
+        """Set the limit in bytes and return what enforces it (``nvml``, ``dmem``); None if nothing can.
 
-        Raises NodeUnready while it cannot be set yet (the container's cgroup is not there).
+        Raises NodeUnready if it cannot be set yet (the container's cgroup does not exist).
         """
 
     def let_go(self, container_id: str, card: CardUuid) -> None:
-        """Lift it; a cgroup that is gone has taken its limit with it."""
+        """Remove the limit; a deleted cgroup has none."""
 
 
 class Clock(Protocol):
@@ -305,10 +305,10 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """A Lease as it stands: who holds it (empty: nobody), for how long from each renewal on.
+    """A Lease: its holder (empty if none), and its duration from each renewal on.
 
-    ``mark`` is another after each renewal, and after nothing else. Its times are another machine's clock:
-    nobody may compare them with his own.
+    ``mark`` changes with each renewal, and only then. The Lease's own times come from another machine's clock
+    and must not be compared with the local one.
     """
 
     holder: str
@@ -318,13 +318,13 @@ class LeaseRecord:
 
 
 class InventoryPublisher(Protocol):
-    """Where the node's inventory and labels are published."""
+    """Publishes the node's inventory and labels."""
 
     def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
-        """Patch the node, in the background, retried."""
+        """Patch the Node object, in the background, with retries."""
 
     def cordoned(self) -> frozenset[CardUuid]:
-        """Cards the operator has closed."""
+        """Return the cards that the operator has cordoned."""
 
 
 __all__ = [

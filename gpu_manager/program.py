@@ -1,4 +1,4 @@
-"""What both programs share: the log, the memory unit, the predecessor's flags, how they are told to end."""
+"""Shared by agent and admission: log, memory unit, the predecessor's flags, termination signals."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ KLOG_FLAGS: Final = {
     "log-dir": True,
     "v": True,
 }
-"""What klog took, with which both of the predecessor's programs logged; whether a value follows."""
+"""Flags of klog, which the predecessor's programs used; the value says whether an argument follows."""
 
 log = structlog.get_logger(__name__)
 
 
 def configure_log(level: str) -> None:
-    """One line an event on stderr: for people on a terminal, else JSON. klog's numbers are understood.
+    """Log one line per event on stderr: readable on a terminal, else JSON. Accepts klog's level numbers.
 
     Raises:
-        RequestInvalid: no such level.
+        RequestInvalid: the level does not exist.
     """
     names = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
     number = names.get(level.lower())
@@ -53,42 +53,43 @@ def configure_log(level: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # as it is when the line is written
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # looked up when the line is written
     )
 
 
 def raise_open_files_limit() -> None:
-    """Take as many open files as the container's hard limit grants; its soft limit is often 1,024."""
+    """Raise the soft limit of open files, often 1,024, to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Ending:
-    """SIGTERM and SIGINT, from its making on, for the main thread to wait for.
+    """Catches SIGTERM and SIGINT from its creation on, for the main thread to wait for.
 
-    A handler in Python runs when the main thread is at its next instruction. A signal that comes when it is
-    about to wait for a lock (of an Event or a queue, too) would be seen when that is given, which is never;
-    so the C handler writes into a socket, and that is waited for.
+    A Python signal handler runs only at the main thread's next instruction. If the signal arrives just before
+    the thread blocks on a lock (also of an Event or a queue), the handler would never run. So the C handler
+    writes into a socket, and :meth:`wait` reads from it.
     """
 
     def __init__(self) -> None:
         self._reading, self._writing = socket.socketpair()
-        self._writing.settimeout(0)  # a handler waits for nobody
+        self._writing.settimeout(0)  # a signal handler must not block
         signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
         for sign in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sign, lambda *_: None)
 
     def wait(self) -> None:
-        """Until one has come, be it before this call."""
+        """Block until a signal has arrived, even before this call."""
         self._reading.recv(1)
 
 
 def pass_over_old_flags(arguments: Sequence[str], known: Mapping[str, bool], program: str) -> None:
-    """Accept the predecessor's flags that mean nothing any more, with one warning, so that an old manifest
-    starts. ``known`` says of each whether a value follows; ``EXTRA_FLAGS`` of the environment count too.
+    """Accept the predecessor's flags without effect, with one warning, so that an old manifest starts.
+
+    ``known`` says for each flag whether a value follows; ``EXTRA_FLAGS`` of the environment count too.
 
     Raises:
-        RequestInvalid: an argument that neither knew.
+        RequestInvalid: neither program has this argument.
     """
     rest = [*arguments, *os.environ.get("EXTRA_FLAGS", "").split()]
     ignored, at = [], 0
@@ -104,10 +105,10 @@ def pass_over_old_flags(arguments: Sequence[str], known: Mapping[str, bool], pro
 
 
 def unit_bytes(text: str) -> int:
-    """The bytes of one unit of memory, as ``--memory-unit`` gives them.
+    """Return the bytes of one unit of memory, from the value of ``--memory-unit``.
 
     Raises:
-        RequestInvalid: not whole, or absurd.
+        RequestInvalid: the value is not a whole number, or out of range.
     """
     wrong = RequestInvalid(f"--memory-unit is {quoted(text)}: use whole bytes from 1Mi to 1Ti, such as 256Mi")
     try:

@@ -19,7 +19,7 @@ _CRC_TABLE: Final = _crc_table()
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli, reflected 0x82F63B78), as RFC 3720 defines it: of ``123456789`` it is E3069283."""
+    """Return the CRC-32C (Castagnoli, reflected 0x82F63B78, RFC 3720); E3069283 for ``123456789``."""
     table = _CRC_TABLE
     value = 0xFFFFFFFF
     for byte in data:

@@ -1,13 +1,13 @@
-"""The control pages in Python: the same bytes as ``vcuda/lib/include/vcuda_page.h``, which says the rules.
+"""Encoder and decoder of the control pages; ``vcuda/lib/include/vcuda_page.h`` defines the format.
 
-Pure: bytes in, values out. Who opens, locks and writes files is
-``gpu_manager.adapters.control_pages.pages``; nothing here maps memory, because a mapping of a file that a
-tenant can truncate kills its reader.
+Functions from bytes to values, without I/O: ``gpu_manager.adapters.control_pages.pages`` opens, locks and
+writes the files. Nothing maps them into memory, because a mapping of a file that a tenant truncates kills
+its reader.
 
-``limits`` is written in two copies. :func:`rewrite_limits` says where the next copy goes and what it is:
-always over the older or invalid one, so that a writer that dies at any byte leaves the newest copy whole.
-:func:`read_limits` takes the newest valid copy.
-``usage`` belongs to the tenant: :func:`read_usage` checks bounds, clamps every number and believes none.
+``limits`` has two copies. :func:`rewrite_limits` returns the next copy and its offset: always over the older
+or invalid one, so that a writer that dies at any byte leaves the newest copy intact. :func:`read_limits`
+returns the newest valid copy.
+The tenant can write ``usage``: :func:`read_usage` checks bounds, clamps every number and trusts none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_NOTES: Final = 24
 LIMITS_MAGIC: Final = b"VCUDALIM"
 USAGE_MAGIC: Final = b"VCUDAUSG"
 MAX_BYTES: Final = (1 << 48) - 1
-"""Most memory a card line can hold: the high 16 bits of ``charged`` are the repair epoch."""
+"""Maximum memory of a card line: the high 16 bits of ``charged`` are the repair epoch."""
 MAX_NS: Final = (1 << 63) - 1
 
 _HEADER: Final = struct.Struct("<8sHHIQIHHII8xQQ16s48s")
@@ -59,11 +59,11 @@ _I64_MIN: Final = -(1 << 63)
 
 
 class PageError(Exception):
-    """The bytes are no page that this version can read, or the values fit in none. The text says why."""
+    """The bytes are not a page that this version can read, or a value does not fit. The text says why."""
 
 
 class NoteCode(IntEnum):
-    """What a note is about; a later library may know others."""
+    """The kind of a note; a newer library may have others."""
 
     MEMORY_REFUSED = 1
     CUDA_REFUSED = 2
@@ -74,15 +74,15 @@ class NoteCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CardLimits:
-    """What one container may do on one card. ``None`` is "no limit", zero is zero.
+    """The limits of one container on one card. ``None`` means no limit, zero is zero.
 
     ``memory_limit``, ``context_reserve``, ``host_adjust`` in bytes; ``core_limit`` and
     ``core_ceiling`` in percent (steps of 1/256); ``gain`` and ``co_active`` are factors (steps of 1/256).
-    ``core_ceiling`` of ``None`` is the limit itself. ``context_reserve`` is charged for each context of each
-    process; ``host_adjust`` is what the driver counts beyond all that was charged. ``co_active`` counts
-    processes, whosever they are, that have the card at work at once: between processes the driver takes
-    turns. A burst of 20 ms, a debt of 200 ms and a window of 1 s are the defaults that held the limit best
-    in the model (docs/isolation).
+    ``core_ceiling`` of ``None`` equals the limit. ``context_reserve`` is charged for each context of each
+    process; ``host_adjust`` is what the driver counts beyond all charges. ``co_active`` is the number of
+    processes, of any container, that use the card at once: the driver switches between processes. The
+    defaults, a burst of 20 ms, a debt of 200 ms and a window of 1 s, kept the limit best in the model
+    (docs/isolation).
     """
 
     uuid: bytes
@@ -113,7 +113,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Put ``data`` at ``offset`` of the limits file."""
+    """A write of ``data`` at ``offset`` of the limits file."""
 
     offset: int
     data: bytes
@@ -121,7 +121,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class CardUsage:
-    """What the tenant's processes did on one card together, by their own account."""
+    """The usage of one card by all of the tenant's processes, by their own account."""
 
     charged: int
     peak: int
@@ -142,7 +142,7 @@ class CardUsage:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A process that registered. ``pid`` is valid in its namespace only; alive = byte lock held."""
+    """A registered process. ``pid`` is valid only in its namespace; it is alive if its byte lock is held."""
 
     index: int
     pid: int
@@ -156,10 +156,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a process tells the host. ``code`` may be none of :class:`NoteCode`; ``card`` is None for no card.
+    """A message of a process to the host. ``code`` may be unknown to :class:`NoteCode`; ``card`` may be None.
 
-    ``bytes``, ``used`` and ``limit`` are bytes. ``text`` is untrusted: what is left of it are letters, digits
-    and ``_ .:-``, at most 63.
+    ``bytes``, ``used`` and ``limit`` are bytes. ``text`` is untrusted and reduced to at most 63 letters,
+    digits and ``_ .:-``.
     """
 
     number: int
@@ -177,7 +177,7 @@ class Note:
 class Usage:
     """The usage page, clamped. ``unknown_name`` is untrusted text reduced to ``[A-Za-z0-9_]``.
 
-    ``notes`` are the newest that the page holds, the oldest of them first.
+    ``notes`` are the newest ones in the page, oldest first.
     """
 
     build_id: bytes
@@ -196,7 +196,7 @@ class Usage:
 
 
 def uuid_bytes(text: str) -> bytes:
-    """``GPU-<uuid>`` or ``MIG-<uuid>`` → the 16 bytes that cuDeviceGetUuid_v2 returns. Raises PageError."""
+    """Convert ``GPU-<uuid>`` or ``MIG-<uuid>`` to the 16 bytes of cuDeviceGetUuid_v2. Raises PageError."""
     digits = text.removeprefix("GPU-").removeprefix("MIG-").replace("-", "")
     try:
         raw = bytes.fromhex(digits)
@@ -208,7 +208,7 @@ def uuid_bytes(text: str) -> bytes:
 
 
 def uuid_text(raw: bytes) -> str:
-    """The 16 bytes → ``GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx``."""
+    """Convert the 16 bytes to ``GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx``."""
     digits = raw.hex()
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
@@ -296,7 +296,7 @@ def _decode_card(copy: bytes, offset: int) -> CardLimits:
 
 
 def _decode_copy(copy: bytes) -> Limits | str:
-    """The copy's value, or why it is none."""
+    """Return the copy's value, or why it is invalid."""
     (magic, major, _, crc, generation, size, header_size, card_size, count, flags, heartbeat, _,
      identity, _) = _HEADER.unpack_from(copy)  # fmt: skip
     if magic != LIMITS_MAGIC:
@@ -326,10 +326,10 @@ def _copies(image: bytes) -> tuple[Limits | str, Limits | str]:
 
 
 def build_limits(limits: Limits, after: int = 0) -> bytes:
-    """A new limits file, both copies whole, of generations ``after + 1`` and ``after + 2``.
+    """Return a new limits file with two valid copies, of generations ``after + 1`` and ``after + 2``.
 
-    A running process takes higher generations only: where a file is made anew under one (it was destroyed),
-    pass a number above all that the old file can have had, such as the clock in ns.
+    A running process accepts only higher generations: to replace its destroyed file, pass a number above all
+    that the old file can have had, such as the clock in ns.
     Raises PageError if a value does not fit.
     """
     generations = (after + 1, after + 2)
@@ -337,7 +337,7 @@ def build_limits(limits: Limits, after: int = 0) -> bytes:
 
 
 def read_limits(image: bytes) -> Limits:
-    """The newest valid copy. Raises PageError if neither is valid."""
+    """Return the newest valid copy. Raises PageError if neither is valid."""
     first, second = _copies(image)
     if isinstance(first, str):
         if isinstance(second, str):
@@ -349,11 +349,11 @@ def read_limits(image: bytes) -> Limits:
 
 
 def rewrite_limits(image: bytes, limits: Limits, after: int = 0) -> Write:
-    """What to write, and where, so that ``limits`` becomes the newest copy; ``limits.generation`` is ignored.
+    """Return the write that makes ``limits`` the newest copy; ``limits.generation`` is ignored.
 
-    The data is one piece: a write of it that stops at any byte leaves the other, newest copy whole.
-    The generation is one above the newest, and above ``after`` (see :func:`build_limits`: with no valid copy
-    left only the caller can know a number that is high enough).
+    A write that stops at any byte leaves the other, so far newest copy intact.
+    The generation is one above the newest, and above ``after`` (see :func:`build_limits`: without a valid
+    copy only the caller knows a number that is high enough).
     Raises PageError if a value does not fit.
     """
     first, second = _copies(image)
@@ -366,15 +366,15 @@ def rewrite_limits(image: bytes, limits: Limits, after: int = 0) -> Write:
 
 
 def build_usage() -> bytes:
-    """A new usage file: no process, nothing used."""
+    """Return a new usage file: no process, no usage."""
     header = _USAGE_HEADER.pack(USAGE_MAGIC, ABI_MAJOR, ABI_MINOR, USAGE_SIZE, bytes(16), 0, 0)
     return header.ljust(USAGE_SIZE, b"\0")
 
 
 def usage_extent(head: bytes) -> int:
-    """How many bytes of the usage file hold anything, from its first 4 KiB: the host reads 12 KiB, not 320.
+    """Return how many bytes of a usage file are in use, from its first 4 KiB: typically 12 KiB of 320.
 
-    Never more than the file's size, whatever the tenant wrote. Raises PageError if this is no usage page.
+    Never more than the full size, whatever the tenant wrote. Raises PageError if this is no usage page.
     """
     return USAGE_HEAD_SIZE + _usage_header(head)[1] * SLOT_SIZE
 
@@ -457,10 +457,10 @@ def _read_notes(image: bytes, cards: int) -> tuple[Note, ...]:
 
 
 def read_usage(image: bytes, cards: int) -> Usage:
-    """What the page says of the first ``cards`` cards, clamped to what the types can hold.
+    """Decode the usage of the first ``cards`` cards, clamped to what the types can hold.
 
     ``image`` is the file from its start to at least :func:`usage_extent` (the whole file is fine).
-    Slots are those that say LIVE; whether their process is, only its byte lock tells.
+    Slots are those marked LIVE; only the byte lock tells whether the process is alive.
     Raises PageError if this is no usage page of our ABI, or is shorter than it says.
     """
     if not 0 <= cards <= MAX_CARDS:

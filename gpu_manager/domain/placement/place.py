@@ -69,13 +69,13 @@ def judge(
 def find(
     request: PodRequest, cards: Sequence[CardState], topology: Topology, ledger: Ledger
 ) -> Placement | None:
-    """The same without a reason: None if there is no room."""
+    """Place a pod like :func:`place`, but return None if there is no room."""
     trial = PodPlacer(request).trial(cards, topology, ledger)
     return None if trial is None else trial.shares
 
 
 class PodPlacer:
-    """:func:`find` for one pod and thousands of nodes: what depends on the pod alone is worked out once."""
+    """:func:`find` for one pod and thousands of nodes: computes what depends on the pod alone once."""
 
     def __init__(self, request: PodRequest) -> None:
         self._request = request
