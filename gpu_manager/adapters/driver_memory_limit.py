@@ -1,4 +1,4 @@
-"""A container's limit on a card's memory that its cgroup carries: against those who use no library of ours.
+"""The limit on a card's memory in a container's cgroup, for programs that bypass our library.
 
 Two holders: the driver itself (:mod:`gpu_manager.adapters.nvml.limits`), and where it cannot, the kernel's
 dmem controller (cgroup v2, Linux 6.14 and newer) for cards that registered a region with it.

@@ -1,4 +1,4 @@
-"""Which pod and container a host process belongs to, read from ``<proc>/<pid>/cgroup``.
+"""Maps host processes to pods and containers by ``<proc>/<pid>/cgroup``.
 
 The path of a process's cgroup names both, whatever made it (``<uid>`` with ``_`` for ``-`` in slices)::
 

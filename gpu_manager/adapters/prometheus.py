@@ -1,4 +1,4 @@
-"""Asks a Prometheus one question: its HTTP API, by address or through a caller's own way to it."""
+"""Client of Prometheus' query API, by address or through a transport of the caller."""
 
 from __future__ import annotations
 

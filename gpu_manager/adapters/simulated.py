@@ -1,4 +1,4 @@
-"""Cards made of numbers: a node's cards from a profile, with load, faults and health that change as it runs.
+"""Simulated cards: a node's cards from a profile, with load, faults and health that change at run time.
 
 They change through methods, or through a control file (:mod:`gpu_manager.adapters.simulated_control`) that
 another program replaces atomically; what the file says of a card overrides the methods.
@@ -90,7 +90,7 @@ class SimulatedCards:
             return Topology(tuple(tuple(self._links[a, b] for b in present) for a in present))
 
     def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
-        """The loads that are on; a failing card tells nothing."""
+        """Return the current loads, without failing cards."""
         with self._turn:
             self._refresh()
             self._ask_driver()
@@ -135,7 +135,7 @@ class SimulatedCards:
     def set_load(
         self, uuid: CardUuid, pid: int, memory: int | None = None, utilisation: float | None = None
     ) -> None:
-        """What a process does on a card now; both None: it is gone."""
+        """Set the load of a process on a card; both None remove it."""
         gone = memory is None and utilisation is None
 
         def change(order: CardOrder) -> CardOrder:
@@ -145,7 +145,7 @@ class SimulatedCards:
         self._change(uuid, change)
 
     def remove(self, uuid: CardUuid) -> None:
-        """The card vanishes from the list."""
+        """Remove the card from the list."""
         self._change(uuid, lambda order: replace(order, removed=True))
 
     def add(self, uuid: CardUuid | None = None) -> CardUuid:

@@ -1,4 +1,4 @@
-"""The control file of simulated cards: what another program wants of them.
+"""The control file by which another program changes simulated cards.
 
 ::
 
@@ -32,7 +32,7 @@ _LARGEST = 1 << 20  # bytes of a control file
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one process does to a card: bytes, SM percent."""
+    """The load of one process on a card: bytes, SM percent."""
 
     pid: int
     memory: int | None = None
@@ -41,7 +41,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class CardOrder:
-    """What somebody wants of a card; the default is a card in good health, with nothing on it."""
+    """The desired state of a card; the default is a healthy idle card."""
 
     healthy: bool = True
     reason: str = ""

@@ -1,4 +1,4 @@
-"""The books on disk (implements :class:`gpu_manager.ports.Store`).
+"""The ledger on disk (implements :class:`gpu_manager.ports.Store`).
 
 Two files, ``ledger.a`` and ``ledger.b``, in a directory of their own (0700). Each holds a whole state behind
 a header line: format, generation, length, SHA-256. A new state goes over the older one, and the newer stays
@@ -61,7 +61,7 @@ class _Saved:
 
 
 class Files(Protocol):
-    """The steps a save is made of, so that a test can end the world after any of them."""
+    """The steps of a save, so that a test can simulate a crash after any of them."""
 
     def write(self, path: Path, data: bytes) -> None:
         """Create or replace the file, durably."""

@@ -1,4 +1,4 @@
-"""The tenants' control pages on disk: limits that we write, usage that they write.
+"""Control pages on disk: limits, which the agent writes, and usage, which tenants write.
 
 The only importer of ``vcuda.page``. ``<root>/<name>/limits`` is mounted read-only in the container, ``usage``
 writable, each as a file, so that the tenant never sees the directory. What it can do to ``usage`` (truncate,
@@ -65,7 +65,7 @@ class _Told:
 
 @dataclass(frozen=True, slots=True)
 class PagePolicy:
-    """What all containers of a node are told beside their limits.
+    """Settings of the control pages of all containers on a node.
 
     ``context_reserve`` (bytes) is charged for each context when it is made; what it lacks is counted once the
     driver shows it. With ``oversubscribe`` linear memory that the card has no room for, though the share has,

@@ -1,4 +1,4 @@
-"""What the running agent says of itself, over its own pages."""
+"""Facts about the running agent, from its status pages."""
 
 from __future__ import annotations
 

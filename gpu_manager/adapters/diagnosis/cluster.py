@@ -1,4 +1,4 @@
-"""What the API server shows of the cluster, with the rights of whoever asks."""
+"""Facts about the cluster, from the API server with the caller's permissions."""
 
 from __future__ import annotations
 

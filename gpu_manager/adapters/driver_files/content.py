@@ -1,4 +1,4 @@
-"""Which files go where in a container. Pure: paths in, mounts out; others find and make the files.
+"""The mounts of a container's driver files: from paths to mounts, without I/O.
 
 Every mount is one file, so none lies inside another and their order means nothing. The runtime makes the
 parents. The loader trusts ``/usr/lib/<multiarch>`` in Debian's images and ``/usr/lib64`` in Red Hat's, by

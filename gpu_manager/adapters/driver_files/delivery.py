@@ -1,4 +1,4 @@
-"""Puts our libraries where containers can mount them: under the hash of what they are, once, for ever.
+"""Installs our libraries where containers can mount them, in directories named by content hash.
 
 A running container maps the very file it was given. So nothing here is ever written in place: a new library
 is a new directory, and an old one goes only when no allocation was given it.

@@ -1,4 +1,4 @@
-"""Which strategy suits the node, judged by its container runtime's configuration files alone.
+"""Chooses the injection strategy of a node from its container runtime's configuration files.
 
 CDI where it is known to be on; the NVIDIA runtime where it runs every container anyway; else `direct`, which
 needs nothing of either and does no harm beside them. What cannot be read proves nothing.

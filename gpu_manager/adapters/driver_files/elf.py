@@ -1,4 +1,4 @@
-"""Reads from a shared object what its name on disk does not tell: which machine it is for, and its SONAME.
+"""Reads the machine type and the SONAME of a shared object.
 
 Just enough of ELF (System V ABI, chapters 4 and 5) for 64-bit little-endian objects; anything else is
 "not one of ours", never an error, since driver directories hold 32-bit twins, scripts and text.

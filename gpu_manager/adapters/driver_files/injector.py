@@ -1,4 +1,4 @@
-"""Turns shares into what a container receives, by one of four strategies."""
+"""Turns shares into a container's injection, by one of four strategies."""
 
 from __future__ import annotations
 

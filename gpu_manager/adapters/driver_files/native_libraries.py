@@ -1,4 +1,4 @@
-"""What the installed package has compiled: the library's sandbox fronts, the stand-in driver, its client."""
+"""The compiled files of the installed package: the library, its sandbox fronts, the stand-in driver."""
 
 from __future__ import annotations
 

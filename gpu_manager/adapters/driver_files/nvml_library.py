@@ -1,4 +1,4 @@
-"""Where the node's NVML is, for an agent whose own image has none and to whom no runtime brings one."""
+"""Finds the node's NVML library, for an agent whose image and runtime provide none."""
 
 from __future__ import annotations
 

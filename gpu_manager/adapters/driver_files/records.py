@@ -1,4 +1,4 @@
-"""What each allocation was given that outlives the call: which library, and its CDI spec.
+"""Records of each allocation's injection: its library, and its CDI spec.
 
 One small file for each, ``<state>/tenants/<name>/injection.json``. It is not synced to disk, which would cost
 every admission a second fsync: what is lost with the power makes :meth:`Records.libraries` answer "unknown",

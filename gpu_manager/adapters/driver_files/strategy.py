@@ -1,4 +1,4 @@
-"""The ways in which a container can be given its cards."""
+"""Injection strategies: how a container receives its cards."""
 
 from __future__ import annotations
 

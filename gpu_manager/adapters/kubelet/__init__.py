@@ -1,4 +1,4 @@
-"""The kubelet as the agent meets it: what it has given to whom, how a plugin registers, when it restarted.
+"""Clients of the kubelet: its device assignments, plugin registration, detection of its restarts.
 
 The only package that speaks to the kubelet's sockets and reads its checkpoint file.
 """

@@ -1,4 +1,4 @@
-"""What the kubelet says it has given to whom: PodResources over its socket, and its checkpoint file."""
+"""The kubelet's device assignments: PodResources over its socket, and its checkpoint file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers a plugin with the kubelet, and tells when that has to be done again."""
+"""Registers a plugin with the kubelet, and detects when it must register again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each NVML error code means, who must act, and what to do about it.
+"""The meaning of each NVML error code, and its remedy.
 
 The table is keyed by number, so that this file needs no driver binding; a test proves that it holds every
 ``NVML_ERROR_*`` constant that the binding knows. A code of a newer driver still gets a sentence.

@@ -1,4 +1,4 @@
-"""When is a card out of order? The XID table, the driver's recovery actions, and the memory of faults.
+"""Decides when a card is faulty: the XID table, the driver's recovery actions, and past faults.
 
 An XID is the driver's error number. Most are the fault of one program and must never close a card that
 others share: a tenant could close it at will. The grades follow NVIDIA's catalogue
@@ -160,7 +160,7 @@ class FaultPolicy:
 
 
 class CardFaults:
-    """Which cards are out of order and since when. Thread-safe; tells ``changed`` at each turn.
+    """Faulty cards and the times of their faults. Thread-safe; calls ``changed`` on each change.
 
     A fault is kept until the card looks fine *and* ``quiet`` seconds passed since it last looked bad.
     """

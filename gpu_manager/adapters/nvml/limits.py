@@ -1,4 +1,4 @@
-"""The driver's own limit on a cgroup's memory of a card (R615, CUDA 13.4): what no library can be got round.
+"""The driver's limit on a cgroup's memory of a card (R615, CUDA 13.4), which no program can bypass.
 
 The driver keeps it by the kernel's dmem controller where there is one, else by itself. MIG cards have none.
 """

@@ -1,4 +1,4 @@
-"""How the cards are joined, PCIe ancestry and NVLink, in the words of ``nvidia-smi topo -m``."""
+"""Links between cards, from PCIe ancestry and NVLink, in the terms of ``nvidia-smi topo -m``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that waits for the driver's events and tells of cards that break or recover."""
+"""The thread that waits for the driver's events and reports cards that fail or recover."""
 
 from __future__ import annotations
 

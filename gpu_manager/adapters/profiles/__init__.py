@@ -1,4 +1,4 @@
-"""What a simulated node is made of, read from a YAML file; the files beside this one ship with the product.
+"""Profiles of simulated nodes, read from YAML files; those beside this module ship with the product.
 
 ::
 
