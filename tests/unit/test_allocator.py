@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import CORE, EVENT_REFUSED, MEMORY, NVIDIA
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
+from sandbox.kubelet.topology import NumaPolicy
 from tests.fakes.direct import DirectRig
 from tests.fakes.metrics import counts
 from tests.fakes.node import container, pod
@@ -251,6 +254,48 @@ class Fate:
             free = ledger.free(state.card.uuid)
             assert free.cores >= 0
             assert free.memory >= 0
+
+
+def on_nodes(count: int, per_node: int) -> tuple[CardState, ...]:
+    return tuple(replace(s, card=replace(s.card, numa=s.card.index // per_node)) for s in cards(count))
+
+
+@pytest.mark.parametrize("order", [(CORE, MEMORY), (MEMORY, CORE)])
+@pytest.mark.parametrize("named", [True, False])
+def test_ids_that_nobody_asked_about_are_tokens_and_the_container_gets_a_card_with_room(
+    tmp_path: Path, order: tuple[str, str], named: bool
+) -> None:
+    """Node 0 has 40 core ids left, 20 on each card: the kubelet takes all of them without a word."""
+    states = on_nodes(4, 2)
+    with DirectRig(tmp_path, states, clock=FakeClock(), numa=NumaPolicy.SINGLE) as rig:
+        for card in (0, 1):
+            full = pod(f"fill{card}", container("c", 80, 4), on={"c": [(states[card], 80, GIB)]})
+            assert rig.admit(full).admitted
+            rig.start(full)
+        rig.kubelet.hooks.order = lambda names: [r for r in order if r in names]
+        one = pod("one", container("c", 40, 8), on={"c": [(states[3], 40, 2 * GIB)]} if named else None)
+        result = rig.admit(one)
+        assert result.admitted, result.message
+        rig.start(one)
+        (card,) = rig.cards_of(one, "c")
+        assert card == 3 if named else card in (2, 3)
+        (limit,) = rig.limits(result, "c")
+        assert (limit.card, limit.cores, limit.memory) == (states[card].card.uuid, 40, 2 * GIB)
+        assert rig.state.view.ledger.booked(states[card].card.uuid) == Amount(40, 2 * GIB), "booked once"
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_whole_card_that_nobody_asked_about_outlives_a_restart(tmp_path: Path, lost: bool) -> None:
+    with DirectRig(tmp_path, on_nodes(2, 1), clock=FakeClock(), numa=NumaPolicy.SINGLE) as rig:
+        one, two = pod("one", container("c", 100, 0)), pod("two", container("c", 100, 0))
+        assert all(rig.admit(each).admitted for each in (one, two))
+        if lost:
+            rig.store.state = None
+        rig.restart_agent()
+        for each in (one, two):
+            rig.start(each)
+        assert {rig.cards_of(one, "c"), rig.cards_of(two, "c")} == {(0,), (1,)}
+        assert rig.state.view.grants.keys() == {(uid(one), "c"), (uid(two), "c")}
 
 
 @pytest.mark.parametrize("seed", range(6))
