@@ -275,3 +275,24 @@ def test_a_pool_of_managed_memory_made_without_a_context_is_charged(tmp_path: Pa
         assert guest("cuMemAllocFromPoolAsync", OUT, ROOM + 1, pool, 0).result == OUT_OF_MEMORY
         assert guest("cuMemAllocFromPoolAsync", OUT, ROOM, pool, 0).result == SUCCESS
         assert held(container, guest) == ROOM
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_far_from_the_limit_an_allocation_asks_the_driver_one_thing_more(
+    tmp_path: Path, own_stream: bool
+) -> None:
+    """So does a synchronisation that gives memory back; a free asks nothing."""
+    log = tmp_path / "calls"
+    with Container(tmp_path, LIMIT) as container:
+        guest = container.program(trace=log).start()
+        stream = guest("cuStreamCreate", OUT, 1).value if own_stream else 0
+        for _ in range(3):
+            log.write_text("")
+            at = guest("cuMemAllocAsync", OUT, 4 * MIB, stream).value
+            allocating = log.read_text().count("call ")
+            assert guest("cuMemFreeAsync", at, stream).result == SUCCESS
+            freeing = log.read_text().count("call ") - allocating
+            assert guest("cuStreamSynchronize", stream).result == SUCCESS
+            waiting = log.read_text().count("call ") - allocating - freeing
+            assert held(container, guest) == 0
+        assert (allocating, freeing, waiting) == (2, 1, 2)

@@ -10,6 +10,10 @@
 static uint64_t changes; /* raised around every end of a context */
 static uint64_t primaries[CONTEXT_DEVICES];
 
+uint64_t context_changes(void) {
+    return __atomic_load_n(&changes, __ATOMIC_SEQ_CST);
+}
+
 void context_forget(void) {
     __atomic_fetch_add(&changes, 1, __ATOMIC_SEQ_CST);
 }

@@ -9,6 +9,7 @@
 #include "cuda/graphmem.h"
 #include "cuda/mem.h"
 #include "cuda/pool_account.h"
+#include "cuda/timing_span.h"
 #include "interposer.h"
 
 typedef CUresult capturing_fn(CUstream stream, int *status);
@@ -16,6 +17,8 @@ typedef CUresult capturing_fn(CUstream stream, int *status);
 /* In a capture nothing is allocated: it becomes a node of a graph, and counts when the graph is launched. */
 static bool is_captured(capturing_fn *ask, CUstream stream) {
     int status = 0;
+    if (!__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST))
+        return false;
     return ask(stream, &status) == CUDA_SUCCESS && status != 0;
 }
 
@@ -33,13 +36,21 @@ static int card_of_default(CUmemoryPool pool) {
     return CARD_UNKNOWN;
 }
 
-/* The account of the pool that an allocation will come from; CUDA_SUCCESS and NULL if it is not counted. */
-static CUresult account_of(CUmemoryPool pool, CUstream stream, struct pool_account **account) {
+/* Raised when a device gets another pool to allocate from. */
+static uint64_t pool_changes;
+
+/* The only device of the process; false if there are several. */
+static bool has_one_device(void) {
+    static int count;
+    int known = __atomic_load_n(&count, __ATOMIC_RELAXED);
+    if (!known && real.cuDeviceGetCount(&known) == CUDA_SUCCESS)
+        __atomic_store_n(&count, known, __ATOMIC_RELAXED);
+    return known == 1;
+}
+
+/* Asks the driver. */
+static CUresult ask_account_of(CUmemoryPool pool, CUstream stream, struct pool_account **account) {
     struct current_context where;
-    bool refused;
-    *account = NULL;
-    if (!account_open(&refused))
-        return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
     if (!context_of_stream(stream, &where))
         return CUDA_SUCCESS; /* and the driver will say why */
     if (!pool && real.cuDeviceGetMemPool(&pool, where.device) != CUDA_SUCCESS)
@@ -50,6 +61,33 @@ static CUresult account_of(CUmemoryPool pool, CUstream stream, struct pool_accou
         *account = pool_account_of(pool, card == CARD_UNKNOWN ? where.card : card);
     }
     return *account ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* The account of the pool that an allocation will come from; CUDA_SUCCESS and NULL if it is not counted. Each thread
+ * remembers the last answer. A null stream is the current context's, which the driver would have to be asked: it says
+ * nothing about the pool where there is one device. */
+static CUresult account_of(CUmemoryPool pool, CUstream stream, struct pool_account **account) {
+    static __thread struct {
+        struct pool_account *account;
+        CUmemoryPool pool;
+        CUstream stream;
+        uint64_t changes;
+    } last __attribute__((tls_model("initial-exec")));
+    bool refused;
+    *account = NULL;
+    if (!account_open(&refused))
+        return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+    uint64_t now = context_changes() + __atomic_load_n(&pool_changes, __ATOMIC_SEQ_CST);
+    if (last.account && last.pool == pool && last.stream == stream && last.changes == now) {
+        *account = last.account;
+        return CUDA_SUCCESS;
+    }
+    CUresult result = ask_account_of(pool, stream, account);
+    last.account = (uintptr_t)stream > 2 || has_one_device() ? *account : NULL;
+    last.pool = pool;
+    last.stream = stream;
+    last.changes = now;
+    return result;
 }
 
 /* Reserve for an allocation; anything but CUDA_SUCCESS is the hook's answer. */
@@ -79,8 +117,8 @@ static bool was_captured(CUdeviceptr at, CUmemoryPool pool, CUstream stream, fre
 }
 
 /* False if the pool grew by more than the limit allows: then the allocation goes, and what the pool keeps of it. */
-static bool finish(struct pool_growth *growth, CUresult result, CUdeviceptr at, CUmemoryPool pool, CUstream stream,
-                   free_fn *give_back) {
+static bool finish(struct pool_growth *growth, CUresult result, CUdeviceptr at, size_t bytes, CUmemoryPool pool,
+                   CUstream stream, free_fn *give_back) {
     bool fits = pool_account_end(growth);
     if (result != CUDA_SUCCESS)
         return true;
@@ -88,7 +126,7 @@ static bool finish(struct pool_growth *growth, CUresult result, CUdeviceptr at, 
         return was_captured(at, pool, stream, give_back);
     if (fits) {
         struct allocation replaced;
-        if (pool_account_allocated(growth->account, at, &replaced))
+        if (pool_account_allocated(growth->account, at, bytes, &replaced))
             allocation_discharge(&replaced);
         return true;
     }
@@ -104,7 +142,7 @@ CUresult hook_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocAsync(out ? &at : NULL, bytes, stream);
-    if (!finish(&growth, result, at, NULL, stream, real.cuMemFreeAsync))
+    if (!finish(&growth, result, at, bytes, NULL, stream, real.cuMemFreeAsync))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS && out)
         *out = at;
@@ -118,7 +156,7 @@ CUresult hook_cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stre
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocAsync_ptsz(out ? &at : NULL, bytes, stream);
-    if (!finish(&growth, result, at, NULL, stream, real.cuMemFreeAsync_ptsz))
+    if (!finish(&growth, result, at, bytes, NULL, stream, real.cuMemFreeAsync_ptsz))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS && out)
         *out = at;
@@ -134,7 +172,7 @@ CUresult hook_cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPo
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocFromPoolAsync(out ? &at : NULL, bytes, pool, stream);
-    if (!finish(&growth, result, at, pool, stream, real.cuMemFreeAsync))
+    if (!finish(&growth, result, at, bytes, pool, stream, real.cuMemFreeAsync))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS && out)
         *out = at;
@@ -150,7 +188,7 @@ CUresult hook_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmem
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocFromPoolAsync_ptsz(out ? &at : NULL, bytes, pool, stream);
-    if (!finish(&growth, result, at, pool, stream, real.cuMemFreeAsync_ptsz))
+    if (!finish(&growth, result, at, bytes, pool, stream, real.cuMemFreeAsync_ptsz))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS && out)
         *out = at;
@@ -214,7 +252,32 @@ CUresult hook_cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int ty
     return found(real.cuMemGetMemPool(out, location, type), out, location);
 }
 
+/* From now on allocations that name no pool come from another. */
+static CUresult chosen(CUresult result) {
+    __atomic_fetch_add(&pool_changes, 1, __ATOMIC_SEQ_CST);
+    return result;
+}
+
+CUresult hook_cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
+    return chosen(real.cuDeviceSetMemPool(device, pool));
+}
+
+CUresult hook_cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool pool) {
+    return chosen(real.cuMemSetMemPool(location, type, pool));
+}
+
+CUresult hook_cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value) {
+    CUresult result = real.cuMemPoolSetAttribute(pool, attribute, value);
+    struct pool_account *account = result == CUDA_SUCCESS && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD && value
+                                       ? pool_account_find(pool)
+                                       : NULL;
+    if (account)
+        pool_account_set_threshold(account, *(const uint64_t *)value);
+    return result;
+}
+
 CUresult hook_cuMemPoolDestroy(CUmemoryPool pool) {
+    chosen(CUDA_SUCCESS);
     struct pool_account *account = pool ? pool_account_find(pool) : NULL;
     if (account)
         pool_account_closing(account);

@@ -21,6 +21,8 @@
 
 enum state { FREE, STREAM_ORDERED, CLOSED };
 
+#define UNIT 512 /* in which pools divide what they have */
+
 struct pool_account {
     struct pool_account *next;
     uint8_t state;
@@ -32,6 +34,8 @@ struct pool_account {
     uint32_t growing;          /* growths on their way */
     uint32_t changes;          /* growths that ended, and readings that changed the charge */
     uint32_t allocations;
+    uint64_t used, threshold; /* bytes of its allocations, and what it keeps beyond them at a synchronisation */
+    bool is_owed;             /* something was freed that a synchronisation gives back */
 };
 
 static struct pool_account *all;
@@ -81,6 +85,9 @@ static struct pool_account *add(CUmemoryPool pool, int card, struct pool_account
     account->on_way = account->promised = 0;
     set(&account->charged, 0);
     account->growing = account->allocations = 0;
+    set(&account->used, 0);
+    set(&account->threshold, 0);
+    account->is_owed = false;
     __atomic_store_n(&account->state, STREAM_ORDERED, __ATOMIC_RELEASE);
     if (fresh) {
         account->next = first();
@@ -89,30 +96,36 @@ static struct pool_account *add(CUmemoryPool pool, int card, struct pool_account
     return account;
 }
 
-struct pool_account *pool_account_of(CUmemoryPool pool, int card) {
-    struct pool_account *account = find(pool);
-    if (account)
-        return account;
-    struct pool_account *spare = calloc(1, sizeof *spare);
-    spin_lock(&adding);
-    account = find(pool);
-    if (!account)
-        account = add(pool, card, &spare);
-    spin_unlock(&adding);
-    free(spare);
-    return account;
-}
-
 struct pool_account *pool_account_find(CUmemoryPool pool) {
     return find(pool);
 }
 
-static bool read_now(const struct pool_account *account, uint64_t *reserved, uint64_t *used) {
-    CUresult (*get)(CUmemoryPool, int, void *) = real.cuMemPoolGetAttribute;
-    *reserved = *used = 0;
+static bool read_one(const struct pool_account *account, int attribute, uint64_t *bytes) {
+    *bytes = 0;
     return state_of(account) == STREAM_ORDERED &&
-           get(account->pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, reserved) == CUDA_SUCCESS &&
-           get(account->pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, used) == CUDA_SUCCESS;
+           real.cuMemPoolGetAttribute(account->pool, attribute, bytes) == CUDA_SUCCESS;
+}
+
+void pool_account_set_threshold(struct pool_account *account, uint64_t bytes) {
+    set(&account->threshold, bytes);
+}
+
+struct pool_account *pool_account_of(CUmemoryPool pool, int card) {
+    struct pool_account *account = find(pool);
+    if (account)
+        return account;
+    uint64_t threshold;
+    struct pool_account *spare = calloc(1, sizeof *spare);
+    spin_lock(&adding);
+    account = find(pool);
+    bool is_new = !account;
+    if (is_new)
+        account = add(pool, card, &spare);
+    spin_unlock(&adding);
+    free(spare);
+    if (is_new && account && read_one(account, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold))
+        pool_account_set_threshold(account, threshold);
+    return account;
 }
 
 static void learn_surplus(uint64_t more) {
@@ -125,9 +138,9 @@ static void learn_surplus(uint64_t more) {
  * allocation on its way took beyond its reservation is for its own thread to answer for. */
 static bool settle(struct pool_account *account, bool within_limit) {
     for (;;) {
-        uint64_t reserved, used;
+        uint64_t reserved;
         uint32_t changes = __atomic_load_n(&account->changes, __ATOMIC_ACQUIRE);
-        if (!read_now(account, &reserved, &used))
+        if (!read_one(account, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved))
             return true;
         spin_lock(&account->busy);
         if (account->changes != changes) {
@@ -168,7 +181,8 @@ void pool_account_settle(struct pool_account *account) {
 static bool promise(struct pool_account *account, uint64_t bytes) {
     uint64_t reserved, used;
     uint32_t changes = __atomic_load_n(&account->changes, __ATOMIC_ACQUIRE);
-    if (!read_now(account, &reserved, &used) || used > reserved)
+    if (!read_one(account, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) ||
+        !read_one(account, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) || used > reserved)
         return false;
     spin_lock(&account->busy);
     bool room = account->changes == changes && reserved - used >= account->promised &&
@@ -188,8 +202,9 @@ CUresult pool_account_begin(struct pool_growth *growth, struct pool_account *acc
     uint64_t whole = granules(bytes), more = __atomic_load_n(&surplus, __ATOMIC_RELAXED);
     if (bytes && whole < UINT64_MAX - more)
         whole += more;
-    if (!account_fits(account->card, whole) && whole < UINT64_MAX && promise(account, (bytes + 511) / 512 * 512)) {
-        growth->promised = (bytes + 511) / 512 * 512; /* the unit in which pools divide what they have */
+    if (!account_fits(account->card, whole) && whole < UINT64_MAX &&
+        promise(account, (bytes + UNIT - 1) / UNIT * UNIT)) {
+        growth->promised = (bytes + UNIT - 1) / UNIT * UNIT;
         return CUDA_SUCCESS;
     }
     CUresult result = pool_account_reserve(account->card, whole);
@@ -234,12 +249,14 @@ void pool_account_taken(struct pool_growth *growth) {
     pool_account_settle(growth->account);
 }
 
-bool pool_account_allocated(struct pool_account *account, CUdeviceptr at, struct allocation *replaced) {
+bool pool_account_allocated(struct pool_account *account, CUdeviceptr at, uint64_t bytes, struct allocation *replaced) {
     if (!account || !at)
         return false;
+    bytes = (bytes + UNIT - 1) / UNIT * UNIT;
     __atomic_fetch_add(&account->allocations, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&account->used, bytes, __ATOMIC_RELAXED);
     struct allocation item = {
-        .key = at, .owner = (uint64_t)(uintptr_t)account, .card = CARD_NONE, .kind = ALLOCATION_ASYNC};
+        .key = at, .bytes = bytes, .owner = (uint64_t)(uintptr_t)account, .card = CARD_NONE, .kind = ALLOCATION_ASYNC};
     return allocation_put(&item, replaced) == ALLOCATION_REPLACED;
 }
 
@@ -252,6 +269,8 @@ static void end(struct pool_account *account) {
 
 void pool_account_freed(const struct allocation *item) {
     struct pool_account *account = (struct pool_account *)(uintptr_t)item->owner;
+    __atomic_fetch_sub(&account->used, item->bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&account->is_owed, true, __ATOMIC_RELEASE);
     uint32_t left = __atomic_sub_fetch(&account->allocations, 1, __ATOMIC_ACQ_REL);
     if (state_of(account) == CLOSED && !left)
         end(account);
@@ -273,18 +292,16 @@ void pool_account_closed(struct pool_account *account, bool closed) {
 }
 
 void pool_account_touched(void) {
+    for (struct pool_account *account = first(); account; account = account->next)
+        __atomic_store_n(&account->is_owed, true, __ATOMIC_RELEASE);
     __atomic_fetch_add(&frees, 1, __ATOMIC_SEQ_CST);
 }
 
 /* Does it keep more than it will when the driver has given back what it owes? Another thread's synchronisation may have
  * been too early for what this one freed. */
-static bool is_owed(const struct pool_account *account) {
-    uint64_t reserved, used, threshold = 0;
-    if (state_of(account) != STREAM_ORDERED || !read_now(account, &reserved, &used))
-        return false;
-    real.cuMemPoolGetAttribute(account->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold);
-    uint64_t kept = used > threshold ? used : threshold;
-    return seen(&account->charged) > granules(kept);
+static bool still_owes(const struct pool_account *account) {
+    uint64_t used = seen(&account->used), threshold = seen(&account->threshold);
+    return seen(&account->charged) > granules(used > threshold ? used : threshold);
 }
 
 void pool_account_synchronised(void) {
@@ -293,10 +310,13 @@ void pool_account_synchronised(void) {
         return;
     bool owed = false;
     for (struct pool_account *account = first(); account; account = account->next) {
-        if (!seen(&account->charged))
+        if (!seen(&account->charged) || !__atomic_exchange_n(&account->is_owed, false, __ATOMIC_ACQ_REL))
             continue;
         pool_account_settle(account);
-        owed |= is_owed(account);
+        if (still_owes(account)) {
+            __atomic_store_n(&account->is_owed, true, __ATOMIC_RELEASE);
+            owed = true;
+        }
     }
     graph_pools_settle();
     if (!owed)

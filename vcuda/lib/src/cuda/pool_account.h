@@ -34,11 +34,14 @@ bool pool_account_end(struct pool_growth *growth);
 void pool_account_undone(struct pool_growth *growth);
 void pool_account_taken(struct pool_growth *growth);
 
+/* How much the pool keeps at a synchronisation without using it. */
+void pool_account_set_threshold(struct pool_account *account, uint64_t bytes);
+
 /* Charge what the pool has now, whatever the limit. */
 void pool_account_settle(struct pool_account *account);
 
 /* An allocation of a pool: true if *replaced had its pointer, whose end nobody told us. And its end. */
-bool pool_account_allocated(struct pool_account *account, CUdeviceptr at, struct allocation *replaced);
+bool pool_account_allocated(struct pool_account *account, CUdeviceptr at, uint64_t bytes, struct allocation *replaced);
 void pool_account_freed(const struct allocation *item);
 
 /* The pool is about to be destroyed; and whether it was. What it holds stays charged until its last allocation is
