@@ -66,7 +66,8 @@ from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
-from gpu_manager.services.recovery.rebuild import Reclaimer, rebuild
+from gpu_manager.services.recovery.rebuild import rebuild
+from gpu_manager.services.recovery.reclaimer import Reclaimer
 
 log = structlog.get_logger(__name__)
 

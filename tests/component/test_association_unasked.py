@@ -14,7 +14,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
-from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
+from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from sandbox.kubelet import NumaPolicy, Step
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, cards

@@ -18,7 +18,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.services.cards.health import VANISHED
-from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
+from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from sandbox.kubelet import NumaPolicy
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, cards

@@ -23,7 +23,7 @@ from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.books_format import decode
 from gpu_manager.services.allocation.reclaim import DepartedPods
-from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
+from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards

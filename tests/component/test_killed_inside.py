@@ -13,7 +13,7 @@ from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports import Limit
-from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
+from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakeInjector, FakeStore, FakeTenants, cards
 

@@ -19,7 +19,7 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
-from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
+from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from sandbox.kubelet import AdmissionResult, Step
 from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod

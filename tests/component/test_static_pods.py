@@ -14,7 +14,7 @@ from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports import ProcessUse
 from gpu_manager.services.enforcement.usage import UsageSampler
-from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
+from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from tests.fakes.metrics import counts
 from tests.fakes.node import NODE, NodeRig, pod
 from tests.fakes.ports import FakeCards, FakeClock

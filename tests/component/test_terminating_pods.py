@@ -18,7 +18,7 @@ from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports import KnownPod
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.cards.inventory import InventoryService
-from gpu_manager.services.recovery.rebuild import SETTLE_SECONDS
+from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from sandbox.kubelet import AdmissionResult
 from tests.component.test_agent import World
 from tests.fakes import extender

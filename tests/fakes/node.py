@@ -32,7 +32,8 @@ from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
-from gpu_manager.services.recovery.rebuild import Reclaimer, rebuild
+from gpu_manager.services.recovery.rebuild import rebuild
+from gpu_manager.services.recovery.reclaimer import Reclaimer
 from sandbox.kubelet import AdmissionResult, StandInKubelet
 from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
 from tests.fakes.waiting import until

@@ -1,7 +1,7 @@
 """Who has left: what ended pods held is given back.
 
 There is no Deallocate. This is the quick way, taken at every GetPreferredAllocation on the fresh listing
-that it makes anyway; :class:`gpu_manager.services.recovery.rebuild.Reclaimer` is the thorough one.
+that it makes anyway; :class:`gpu_manager.services.recovery.reclaimer.Reclaimer` is the thorough one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Recover and reclaim: the books rebuilt after any loss, and what dead pods held given back.
+"""The books after a start, rebuilt whatever was lost.
 
-Order of belief (DESIGN 5.8): store, then our annotation in the checkpoint's response, then ids and pod
+Order of belief: store, then our annotation in the checkpoint's response, then ids and pod
 spec, then the pod's annotation as a hint. Disagreements are logged, counted and resolved in that order.
 """
 
@@ -29,26 +29,16 @@ from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.pod_annotations import ceiling_of
 from gpu_manager.ports import (
     CheckpointEntry,
-    Clock,
-    ControlPages,
-    Injector,
     KnownPod,
-    Kubelet,
     PodResourcesEntry,
-    Pods,
     PredecessorPod,
-    Processes,
 )
-from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.books import Books, Grant, Key
 from gpu_manager.services.allocation.books_format import decode
 from gpu_manager.services.allocation.grant import annotation_of
 from gpu_manager.services.allocation.node_cards import NodeCards
-from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from gpu_manager.services.metrics import ServiceMetrics
-from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.predecessor_pods import (
     is_predecessor_pod,
     recognised,
@@ -57,9 +47,6 @@ from gpu_manager.services.recovery.predecessor_pods import (
 )
 
 log = structlog.get_logger(__name__)
-
-SETTLE_SECONDS = 60.0  # after a registration the kubelet lists its pods one by one: absence means nothing
-ROUNDS = 2
 
 
 @dataclass
@@ -240,106 +227,3 @@ def _from_ids(
         Share(card, whole[card] if amount.cores >= CORES_PER_CARD else amount)
         for card, amount in sorted(counts.items())
     )
-
-
-class Reclaimer:
-    """Gives back what dead pods held, in two rounds, and clears what nothing names any more."""
-
-    def __init__(
-        self,
-        state: NodeState,
-        window: AdmissionWindow,
-        departed: DepartedPods,
-        kubelet: Kubelet,
-        pods: Pods,
-        tenants: ControlPages,
-        injector: Injector,
-        processes: Processes,
-        clock: Clock,
-        metrics: ServiceMetrics,
-        stranded: PodsWithoutDevices,
-    ) -> None:
-        self._state = state
-        self._window = window
-        self._departed = departed
-        self._kubelet = kubelet
-        self._pods = pods
-        self._tenants = tenants
-        self._injector = injector
-        self._processes = processes
-        self._clock = clock
-        self._metrics = metrics
-        self._stranded = stranded
-        self._absent: dict[Key, int] = {}
-        self._orphans: frozenset[str] = frozenset()
-
-    def round(self) -> tuple[Allocation, ...]:
-        """One look; returns what was released."""
-        view = self._state.view
-        unnamed = {key: g.ids for key, g in view.grants.items() if is_unidentified(g.allocation.pod)}
-        entries = self._kubelet.checkpoint()
-        listing = self.active()
-        if self._clock.monotonic() - self._window.registered_at < SETTLE_SECONDS:
-            self._absent = {}
-            self._sweep()
-            return ()
-        self._stranded.look(entries, listing)
-        gone = {a.key for a in view.ledger if self._gone(a, entries, listing, unnamed.get(a.key))}
-        self._absent = {key: self._absent.get(key, 0) + 1 for key in gone}
-        due = [key for key, rounds in self._absent.items() if rounds >= ROUNDS]
-        released = self._state.release([key for key in due if self._processes.alive(key[0]) is not True])
-        for allocation in released:
-            self._metrics.reclaimed.inc()
-            log.info("reclaimed", pod=allocation.pod_key, container=allocation.container)
-        self._sweep()
-        return released
-
-    def active(self) -> frozenset[tuple[str, str]] | None:
-        """The pods that the kubelet counts as active; None while it admits one, or does not answer."""
-        try:
-            return self._window.when_idle(lambda: frozenset(self._kubelet.listing()))
-        except NodeUnready:
-            return None
-
-    def _gone(
-        self,
-        allocation: Allocation,
-        entries: Sequence[CheckpointEntry] | None,
-        listing: frozenset[tuple[str, str]] | None,
-        ids: Mapping[str, frozenset[str]] | None,
-    ) -> bool:
-        """Absent from the kubelet's books *and* from the API; one of the two alone proves nothing."""
-        if ids is not None:
-            return entries is not None and not any(e.ids == ids.get(e.resource) for e in entries)
-        if self._living(allocation):
-            return False
-        if not allocation.granted:
-            return True
-        if entries is not None and not any((e.pod, e.container) == allocation.key for e in entries):
-            return True
-        if listing is None or (allocation.namespace, allocation.pod_name) in listing:
-            return False
-        # The checkpoint may show an ended pod until the next admission. A new kubelet lists its pods one by
-        # one: not to be listed counts if the pod was before, or if nothing of it runs for certain.
-        return self._departed.seen(allocation.pod) or self._processes.alive(allocation.pod) is False
-
-    def _living(self, allocation: Allocation) -> bool:
-        """A UID never has another name, but for who forges the copy of a static pod: its UID is no secret."""
-        return any(
-            f.pod.uid == allocation.pod
-            and (not allocation.pod_name or f.pod.key == allocation.pod_key)
-            and not f.tombstone
-            and not f.pod.terminal
-            for found in self._pods.local().values()
-            for f in found
-        )
-
-    def _sweep(self) -> None:
-        """Remove directories that no grant names, once they were seen so twice."""
-        named = frozenset(g.directory for g in self._state.view.grants.values())
-        orphans = frozenset(self._tenants.names()) - named
-        for name in orphans & self._orphans:
-            self._tenants.remove(name)
-            log.info("directory removed", directory=name)
-        self._orphans = orphans
-        self._injector.prune(named)
