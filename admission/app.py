@@ -50,7 +50,7 @@ from gpu_manager.program import Ending, raise_open_files_limit
 log = structlog.get_logger(__name__)
 
 _FILE_SECONDS: Final = 2.0
-_VAULT_SECONDS: Final = 10.0
+_VAULT_SECONDS: Final = 1.5  # a caBundle that someone wiped is back within two seconds
 _FIRST_SECONDS: Final = 0.5  # without any certificate nobody is served
 
 

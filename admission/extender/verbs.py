@@ -49,7 +49,7 @@ from gpu_manager.ports import Clock
 log = structlog.get_logger(__name__)
 
 FULL_LINES: Final = 8  # nodes told of card by card where none takes the pod; kube-scheduler joins them all
-JUDGE_SECONDS: Final = 0.15  # of one question: the scheduler asks about one pod after the other
+JUDGE_SECONDS: Final = 0.1  # of one question: the scheduler asks about one pod after the other
 EXPECT_SECONDS: Final = 5.0  # from a scheduler's choice to its bind
 _BRIEF_LIMIT = 300  # characters of any other
 _MOST_BRIEFS = 64  # distinct ones in one answer

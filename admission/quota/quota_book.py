@@ -20,8 +20,8 @@ def refuse_at_create(
 ) -> str | None:
     """Why a pod cannot be created; None if it can.
 
-    Only if of every model that it may use nothing is left, or less is granted than it asks: otherwise it
-    may wait for its turn. ``models``: those that it may use in this cluster.
+    Only if less is granted than it asks, of every model that it may use: otherwise it waits for its turn,
+    however little is left. ``models``: those that it may use in this cluster.
     """
     mine = quota.of(namespace)
     candidates = sorted(set(models))
@@ -29,8 +29,7 @@ def refuse_at_create(
         return None
     reasons: list[str] = []
     for model in candidates:
-        hopeless = mine.passed({}, {model: asked})
-        if not hopeless and not any(line.full for line in mine.lines(used.get(namespace, {}), only=model)):
+        if not mine.passed({}, {model: asked}):
             return None
         reasons += mine.passed(used.get(namespace, {}), {model: asked}).values()  # with the sums as they are
     return refusal(namespace, reasons)

@@ -181,22 +181,31 @@ def test_every_container_counts_and_init_containers_by_the_peak():
     assert world.filter(after)["NodeNames"] == ["n1"]
 
 
-def test_at_create_a_pod_is_refused_only_if_nothing_is_left_of_every_model():
+def test_at_create_a_pod_is_refused_only_if_it_asks_for_more_than_is_granted_of_every_model():
     quota = parse_quota('{"a": {"quota": {"T4": 1, "V100": 1}}}')
     used = {"a": {T4: Amount(100, 0)}}
     ask = Amount(30, GIB)
     assert refuse_at_create(quota, used, "a", ask, [T4, V100]) is None
-    text = refuse_at_create(quota, used, "a", ask, [T4])
-    assert "1 card of T4, 1 used or being bound, 0.3 asked: 0 would still fit" in text
-    assert refuse_at_create(quota, {"a": {T4: Amount(90, 0)}}, "a", ask, [T4]) is None  # it may wait
+    for held in (90, 99, 100, 101):
+        assert refuse_at_create(quota, {"a": {T4: Amount(held, 0)}}, "a", ask, [T4]) is None  # it may wait
     assert "2 asked" in refuse_at_create(quota, {}, "a", Amount(200, 0), [T4, V100])  # it never could
     never = refuse_at_create(quota, used, "a", Amount(200, 0), [T4])
     assert "1 card of T4, 1 used or being bound, 2 asked: 0 would still fit" in never  # and says what is used
     by_memory = parse_quota('{"a": {"quota": {"T4": 4}, "memory": {"T4": 1024}}}')
-    full = refuse_at_create(by_memory, {"a": {T4: Amount(10, GIB)}}, "a", Amount(10, GIB), [T4])
-    assert "1 GiB of T4, 1 GiB used or being bound, 1 GiB asked: 0 B would still fit" in full
+    assert refuse_at_create(by_memory, {"a": {T4: Amount(10, GIB)}}, "a", Amount(10, GIB), [T4]) is None
+    full = refuse_at_create(by_memory, {"a": {T4: Amount(10, GIB)}}, "a", Amount(10, 2 * GIB), [T4])
+    assert "1 GiB of T4, 1 GiB used or being bound, 2 GiB asked: 0 B would still fit" in full
     assert refuse_at_create(quota, used, "b", ask, [T4]) is None
     assert refuse_at_create(quota, used, "a", ask, []) is None
+
+
+def test_an_entry_of_pools_alone_says_that_it_closes_every_card():
+    quota = parse_quota('{"a": {"pool": ["gold"]}}')
+    text = refuse_at_create(quota, {}, "a", Amount(30, GIB), [T4])
+    assert (
+        'its entry names pools (gold) and no models, which closes every card to it: list models under "quota"'
+        in text
+    )
 
 
 def test_allow_lists_and_quota_meet():

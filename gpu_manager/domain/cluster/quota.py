@@ -58,6 +58,13 @@ class NamespaceQuota:
         """Models of ``asked`` that it cannot have beside what it uses, and why. Empty if it can."""
         found: dict[str, str] = {}
         for model in asked:
+            if self.cores is None and self.memory is None:
+                pools = ", ".join(map(printable, self.pools)) or "none"
+                found[model] = (
+                    f"its entry names pools ({pools}) and no models, which closes every card to it: "
+                    'list models under "quota", "*" for all'
+                )
+                continue
             if not self.admits(model):
                 named = ", ".join(sorted(self.cores if self.cores is not None else self.memory or {}))
                 found[model] = f"model {quoted(model)} is not among its models ({printable(named) or 'none'})"
@@ -98,11 +105,6 @@ class QuotaLine:
             _LARGEST if self.cores is None else self.cores - self.used.cores,
             _LARGEST * MIB if self.memory is None else self.memory - self.used.memory,
         )
-
-    @property
-    def full(self) -> bool:
-        """True if nothing more fits, whatever is asked."""
-        return self.room.cores <= 0 or self.room.memory <= 0
 
     def words(self, asked: Amount) -> str:
         """The sums: what there is, what is used, what is asked, what would still fit."""

@@ -207,7 +207,7 @@ class Rule(Enum):
     QUOTA_EXCEEDED = RuleText(
         "quota-exceeded",
         "{reason}",
-        "The namespace has a quota for the models of cards that the pod may use, and nothing of it is left. "
+        "The namespace has a quota for the models of cards that the pod may use, and the pod asks for more. "
         "The text has the sums: used, granted, and what would still fit.",
         "Ask for less, free some, allow another model, or ask the operator to raise the namespace's quota.",
         words="ExceedsGPUQuota",
