@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from bench.admission_flow import schedule
-from bench.admission_program import _wait_for, _world
+from bench.admission_program import _wait_for, _world, mebibytes
 
 _PODS_A_NODE = 2
 _OTHERS_A_NODE = 20
@@ -31,19 +30,13 @@ def _measured(nodes: int) -> tuple[int, int, int, int, int]:
     with _world(nodes) as (api, service):
         pod = service.process.pid
         time.sleep(5)
-        started = _mebibytes(pod, "VmRSS")
+        started = mebibytes(pod, "VmRSS")
         api.pods("others", nodes * _OTHERS_A_NODE)
         pods = api.pods("pod", nodes * _PODS_A_NODE)
         _wait_for(api, service, len(pods))
         done = schedule(service.extender_port, pods, [f"node-{n:05d}" for n in range(nodes)])
         time.sleep(_SETTLE_SECONDS)
-        return nodes, done.bound, started, _mebibytes(pod, "VmRSS"), _mebibytes(pod, "VmHWM")
-
-
-def _mebibytes(pid: int, field: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
-    line = next(line for line in lines if line.startswith(f"{field}:"))
-    return int(line.split()[1]) >> 10
+        return nodes, done.bound, started, mebibytes(pod, "VmRSS"), mebibytes(pod, "VmHWM")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ other, bind beside that with 16 at a time, as kube-scheduler does; a refused bin
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from bench.admission_flow import schedule
@@ -35,6 +38,8 @@ _RATE = 200  # reviews a second
 _CALLERS = 16
 _BINDERS = 16
 _START_SECONDS = 60.0
+_AT_ONCE = 1000
+_IDLE = 5000
 
 
 class _Api:
@@ -95,6 +100,7 @@ class _Service:
         said = next(line for line in map(json.loads, self.process.stderr) if line.get("event") == "running")
         self.port = int(said["port"])
         self.extender_port = int(said["extender_port"])
+        self.probe_port = int(said["probe_port"])
         self.extender = ExtenderClient(self.extender_port)
         self._reader = threading.Thread(target=self.process.stderr.read)
         self._reader.start()
@@ -141,6 +147,7 @@ def rows(*, full: bool) -> Iterator[Row]:
     """What only the whole program can show."""
     with _world(1000) as (api, service):
         yield _webhook(api, service, full=full)
+        yield _reviews_at_once(api, service, full=full)
         pods = api.pods("flow", 3000 if full else 1000)
         _wait_for(api, service, len(pods))
         flow = schedule(service.extender_port, pods, [f"node-{n:05d}" for n in range(1000)])
@@ -159,6 +166,7 @@ def rows(*, full: bool) -> Iterator[Row]:
         note = f"1,000 pods, {burst.bound} bound, {burst.unplaced} found no room"
         yield Row("burst_conflicts", burst.conflicts, "count", "≤ 0", None, full, note)
         yield Row("burst_seconds", round(burst.seconds, 2), "s", "≤ 10", None, full, note)
+    yield from _idle_connections(full=full)
     yield _leader_change(full=full)
 
 
@@ -208,6 +216,75 @@ def _webhook(api: _Api, service: _Service, *, full: bool) -> Row:
     )
     figures = (round(percentile(values, 99) * 1e3, 2) for values in (took, bare))
     return Row("webhook_p99_ms", next(figures), "ms", "≤ 20", next(figures), full, note)
+
+
+def _reviews_at_once(api: _Api, service: _Service, *, full: bool) -> Row:
+    """Reviews without an answer, each on a connection of its own, as an API server asks."""
+    context = ssl.create_default_context(cadata=api.authority())
+    body = json.dumps(_review()).encode()
+    head = (
+        f"POST /validate HTTP/1.1\r\nHost: {ADMISSION_NAME}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode()
+
+    async def ask() -> bool:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", service.port, ssl=context, server_hostname=f"{ADMISSION_NAME}.{NAMESPACE}.svc"
+        )
+        writer.write(head + body)
+        said = await reader.readline()
+        writer.transport.abort()
+        return said.split()[1:2] == [b"200"]
+
+    async def ask_all() -> list[bool | BaseException]:
+        async with asyncio.timeout(120):
+            return await asyncio.gather(*(ask() for _ in range(_AT_ONCE)), return_exceptions=True)
+
+    began = time.perf_counter()
+    lost = sum(answer is not True for answer in asyncio.run(ask_all()))
+    note = (
+        f"{_AT_ONCE} reviews sent at once, each on its own TLS connection; "
+        f"{time.perf_counter() - began:.1f} s with the handshakes"
+    )
+    return Row("reviews_lost", lost, "count", "≤ 0", None, full, note)
+
+
+def _idle_connections(*, full: bool) -> Iterator[Row]:
+    """TLS connections that are opened, used once and left; beside them reviews and probes."""
+    with _world(1000) as (api, service):
+        authority = api.authority()
+        line = LoopbackClient(service.port, f"{ADMISSION_NAME}.{NAMESPACE}.svc", lambda: authority)
+        review, kind = json.dumps(_review()).encode(), {"Content-Type": "application/json"}
+        command = [sys.executable, "-m", "tests.fakes.idle_connections", str(service.port), str(_IDLE)]
+        idle = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert idle.stdout is not None
+            assert idle.stdout.readline() == "open\n"
+            answered = 0
+            for _ in range(100):
+                probe = LoopbackClient(service.probe_port)
+                answered += (
+                    line.ask("POST", "/validate", review, kind)[0] == 200
+                    and probe.ask("GET", "/healthz")[0] == 200
+                )
+                probe.close()
+        finally:
+            idle.kill()
+            idle.communicate()
+            line.close()
+        resident = mebibytes(service.process.pid, "VmHWM")
+        note = f"{answered} of 100 reviews and probes answered beside them; at most {resident} MiB resident"
+        yield Row(
+            "idle_connections_survived", _IDLE if answered == 100 else 0, "count", "≥ 5000", None, full, note
+        )
+        yield Row("idle_connections_mib", resident, "MiB", "≤ 400", None, full, note)
+
+
+def mebibytes(pid: int, field: str) -> int:
+    """A figure of /proc/PID/status, such as VmRSS."""
+    lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+    line = next(line for line in lines if line.startswith(f"{field}:"))
+    return int(line.split()[1]) >> 10
 
 
 def _paced(act: Callable[[int], None], seconds: int) -> list[float]:
