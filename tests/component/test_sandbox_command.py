@@ -204,7 +204,7 @@ def test_a_socket_left_behind_is_no_sandbox(place: Path) -> None:
     place.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(place / "control.sock"))
-    assert send(place, SandboxOrder(faults=["agent kill"])) is None
+    assert not send(place, SandboxOrder(faults=["agent kill"]), print)
 
 
 def test_one_sandbox_serves_many_terminals_and_ends_within_5_seconds(place: Path) -> None:
@@ -227,11 +227,11 @@ def test_one_sandbox_serves_many_terminals_and_ends_within_5_seconds(place: Path
         assert "pod/nginx deleted" in sandbox.ask("--delete", "default/nginx")
         assert "away for 0.2 s" in sandbox.ask("--fault", "api away 0.2")
         with pytest.raises(RequestInvalid, match="there are 'card 3 XID 79'"):
-            send(place, SandboxOrder(faults=["card 3 melt"]))
+            send(place, SandboxOrder(faults=["card 3 melt"]), print)
         with pytest.raises(RequestInvalid, match="no card 99"):
-            send(place, SandboxOrder(faults=["card 99 ok"]))
+            send(place, SandboxOrder(faults=["card 99 ok"]), print)
         with pytest.raises(RequestInvalid, match="not found"):
-            send(place, SandboxOrder(delete=["default/nobody"]))
+            send(place, SandboxOrder(delete=["default/nobody"]), print)
         second = subprocess.run(
             program("--directory", str(place)), check=False, capture_output=True, text=True, timeout=60
         )
@@ -400,7 +400,7 @@ def test_a_sandbox_that_does_not_answer_is_an_error(place: Path) -> None:
         thread = threading.Thread(target=hang_up)
         thread.start()
         with pytest.raises(NodeUnready, match="does not answer"):
-            send(place, SandboxOrder(faults=["agent kill"]))
+            send(place, SandboxOrder(faults=["agent kill"]), print)
         thread.join()
 
 
