@@ -281,7 +281,7 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
         "the real file, or a copy, by its path": (
             "hostile: a_driver_by_its_path_goes_past_the_library_and_leaves_no_slot_for_the_host_to_find",
             "security: the real driver by its path",
-            "security: an own copy of the driver",
+            "security: a private copy of the driver",
         ),
         "chroot, nested containers, namespaces": (
             "security: in a `chroot` of the tenant's own",
@@ -295,7 +295,7 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
         "writing the usage page": (
             "hostile: not_one_byte_more",
             "security: writing less into the account",
-            "security: a made-up slot",
+            "security: a forged slot",
             "security: destroying the usage page",
         ),
         "the library's own memory": ("security: patching the library in memory",),

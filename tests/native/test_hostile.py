@@ -164,9 +164,9 @@ def test_not_one_byte_more(way: Way, doors: str, container: Container, native: P
 
 
 UNANSWERED = (
-    "the real driver by its path", "an own copy of the driver", "raw calls to", "a nested container",
-    "patching the library", "writing less into the account", "a made-up slot", "destroying the usage page",
-    "the context that the CUDA runtime makes", "memory of variables in a module", "IPC handle", "shared with another before it ended", "memory moved to the card without a call", "kernels started by kernels",
+    "the real driver by its path", "a private copy of the driver", "raw calls to", "a nested container",
+    "patching the library", "writing less into the account", "a forged slot", "destroying the usage page",
+    "the context that the CUDA runtime creates", "memory of variables in a module", "IPC handle", "exported and released", "shared with another before it ended", "memory moved to the card without a call", "kernels started by kernels",
     "caches, bandwidth",
 )  # fmt: skip
 
