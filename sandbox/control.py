@@ -121,7 +121,7 @@ def send(directory: Path, order: SandboxOrder, tell: Callable[[str], None]) -> b
         NodeUnready: it could not do it, or does not answer.
     """
     path = directory / SOCKET
-    if len(os.fsencode(path)) > 107 or not path.exists():  # as whole._take: no sandbox can be there
+    if len(os.fsencode(path)) > 107 or not path.exists():  # too long for a socket, or none there
         return False
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(_SECONDS)
