@@ -112,17 +112,20 @@ CLUSTER_PACKAGES := runc etcd-server busybox-static containernetworking-plugins 
 cluster-packages: ## what the cluster needs of Debian (as root)
 	apt-get install --yes --no-install-recommends $(CLUSTER_PACKAGES)
 
-cluster-up: $(STAMP) tools image ## real Kubernetes on this machine, with the product on it (root, Go the first time)
+cluster-build: $(STAMP) ## the cluster's Go programs: half an hour the first time (Go), with progress
+	$(BIN)/python -m tests.cluster build
+
+cluster-up: cluster-build tools image ## real Kubernetes on this machine, with the product on it (root)
 	$(BIN)/python -m tests.cluster up
 
-e2e: $(STAMP) tools image ## the promises on real Kubernetes, on a cluster made anew; it stays for a look around
+e2e: cluster-build tools image ## the promises on real Kubernetes, on a cluster made anew; it stays for a look around
 	$(BIN)/python -m tests.cluster down
 	$(BIN)/python -m pytest -v --timeout 400 tests/cluster
 
-soak-cluster: $(STAMP) tools image ## pods come and go for MINUTES (10) on the real cluster, every book audited
+soak-cluster: cluster-build tools image ## pods come and go for MINUTES (10) on the real cluster, every book audited
 	$(BIN)/python -m tests.cluster soak $(or $(MINUTES),10)
 
-cluster-starts: $(STAMP) tools image ## how much longer a pod takes to start with a share, on the real cluster
+cluster-starts: cluster-build tools image ## how much longer a pod takes to start with a share, on the real cluster
 	$(BIN)/python -m tests.cluster starts
 
 cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster and cluster-starts into bench/results
@@ -150,4 +153,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check format test native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-up e2e soak-cluster cluster-starts cluster-record cluster-down
+.PHONY: help release reference setup check format test native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-record cluster-down

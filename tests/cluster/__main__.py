@@ -1,4 +1,4 @@
-"""``python -m tests.cluster up|down|status|soak MINUTES|starts|record``: the cluster by hand."""
+"""``python -m tests.cluster build|up|down|status|soak MINUTES|starts|record``: the cluster by hand."""
 
 # ruff: noqa: T201 - a program that prints, not a library
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.cluster import product, record, soak, starts
+from tests.cluster import build, product, record, soak, starts
 from tests.cluster.cluster import Cluster, NotRunningError
 from tests.cluster.parts import ROOT, MissingError
 
@@ -16,7 +16,9 @@ def main() -> int:
     words = sys.argv[1:]
     cluster = Cluster()
     try:
-        if words == ["up"]:
+        if words == ["build"]:
+            build.main()
+        elif words == ["up"]:
             cluster.up()
             product.install(cluster, admission=True)
             print(f"export KUBECONFIG={cluster.kubeconfig}")

@@ -82,8 +82,7 @@ class Books:
 def audit(cluster: Cluster, *, leaks: bool = False) -> list[str]:
     """Every disagreement, in words; empty is good. Ask when nothing is being admitted or removed.
 
-    ``leaks`` asks too for what nobody holds any more: it is given back within 60 s of a new registration,
-    else within two rounds of the agent's reclaiming.
+    ``leaks`` asks too for what nobody holds any more; ``Periods.given_back_seconds`` says how long that takes.
     """
     held, books = list(containers(cluster)), Books.of(cluster)
     found: list[str] = []

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from gpu_manager.domain.card import Card
 from tests.cluster import images, layout
 from tests.cluster.api import Api, ApiError
 from tests.cluster.parts import BUILD, PRODUCT, MissingError, Parts, find
+from tests.cluster.periods import chosen
 from tests.cluster.pki import Pki
 
 PROFILE: Final = "a100x8"
@@ -47,6 +48,7 @@ class Running:
     init: int
     port: int
     parts: dict[str, int]
+    periods: str  # the name of the profile, see periods.py
 
 
 class Cluster:
@@ -71,8 +73,9 @@ class Cluster:
     def up(self) -> None:
         """Start everything; a cluster that runs already stays. Raises MissingError."""
         parts = self.parts
-        if self._running() is not None:
-            self._must_be(parts.kubernetes)
+        running = self._running()
+        if running is not None:
+            self._must_be(parts.kubernetes, running.periods)
             return
         if self._read() is None and _occupied():
             raise MissingError(
@@ -106,11 +109,15 @@ class Cluster:
             self.start("kube-proxy")
         self._write_kubeconfig()
 
-    def _must_be(self, version: str) -> None:
+    def _must_be(self, version: str, periods: str) -> None:
         found = self.wait(lambda: self.api.get("/version"), 60, "the API server does not answer")
         if found["gitVersion"] != version:
             raise MissingError(
                 f"Kubernetes {found['gitVersion']} runs here, not {version}: make cluster-down first"
+            )
+        if periods != chosen().name:
+            raise MissingError(
+                f"the cluster runs with {periods} periods, not {chosen().name}: make cluster-down first"
             )
 
     def down(self) -> None:
@@ -141,7 +148,7 @@ class Cluster:
                 raise MissingError(f"the namespaces cannot be made: see {self.scratch / 'holder.log'}")
             time.sleep(0.05)
         [init] = _children(outer.pid)
-        self._save(Running(init, 0, {}))
+        self._save(Running(init, 0, {}, chosen().name))
 
     def _relay(self) -> None:
         listening = socket.create_server(("127.0.0.1", _free_port()))
@@ -313,7 +320,7 @@ class Cluster:
 
     def _save(self, running: Running) -> None:
         draft = self.scratch / "cluster.json.new"
-        draft.write_text(json.dumps({"init": running.init, "port": running.port, "parts": running.parts}))
+        draft.write_text(json.dumps(asdict(running)))
         draft.replace(self.scratch / "cluster.json")
 
     def _read(self) -> Running | None:

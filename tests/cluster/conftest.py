@@ -13,6 +13,7 @@ from tests.cluster import auditor, product, record
 from tests.cluster.cases import CASES, UNTRIED
 from tests.cluster.cluster import Cluster
 from tests.cluster.parts import MissingError, find
+from tests.cluster.periods import chosen
 from tests.cluster.pods import Pods
 
 
@@ -99,7 +100,7 @@ def cluster(bare: Cluster) -> Iterator[Cluster]:
     product.install(bare, admission=True)
     yield bare
     # A pod that the kubelet alone has shown, its whole life between two watches, is remembered for two minutes.
-    auditor.settled(bare, 150, leaks=True)
+    auditor.settled(bare, 120 + 2 * chosen().reclaim_seconds + 10, leaks=True)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import yaml
 
 from tests.cluster.images import PAUSE
 from tests.cluster.parts import CNI, Parts, minor
+from tests.cluster.periods import chosen
 from tests.cluster.pki import Pki
 
 NODE: Final = "n1"
@@ -126,6 +127,7 @@ def _api_server(parts: Parts, pki: Pki, etcd: str) -> list[str]:
 def write_files(pki: Pki, scratch: Path, *, resource_limits: bool) -> None:
     """Configuration files below ``scratch``. ``resource_limits``: this machine lets us lower oom_score_adj."""
     kubelet = {key: value for key, value in _KUBELET.items() if minor() >= _SINCE.get(key, 0)}
+    kubelet |= chosen().kubelet
     kubelet["authentication"] = {
         "anonymous": {"enabled": False},
         "webhook": {"enabled": True, "cacheTTL": "10s"},
@@ -189,8 +191,6 @@ _KUBELET: Final[dict[str, Any]] = {
     "maxPods": 250,
     "registryPullQPS": 0,
     "eventRecordQPS": 0,
-    "nodeStatusUpdateFrequency": "2s",
-    "nodeStatusReportFrequency": "30s",
     "featureGates": {"KubeletCrashLoopBackOffMax": True},
     "crashLoopBackOff": {"maxContainerRestartPeriod": "5s"},  # tests kill the same container again and again
     "clusterDNS": [NAMES],

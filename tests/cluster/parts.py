@@ -1,4 +1,7 @@
-"""The foreign programs that a cluster is made of: where they come from, and building Kubernetes' own."""
+"""The foreign programs that a cluster is made of, and where each comes from.
+
+Debian's packages, kubectl and helm from the package index, and what ``make cluster-build`` builds of Go modules.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,7 +20,6 @@ PRODUCT: Final = ROOT / "build/image/gpu-manager.tar"
 MODULE: Final = Path(__file__).resolve().parent / "kubernetes"
 RUNTIME: Final = Path(__file__).resolve().parent / "containerd"
 CONTAINERD: Final = ("containerd", "containerd-shim-runc-v2", "ctr")
-TAGS: Final = "no_btrfs no_devmapper no_zfs no_aufs"  # of containerd: those want C libraries
 LINES: Final = (MODULE, MODULE / "older")  # of Kubernetes, the newest first
 LINE: Final = "KUBERNETES"  # the variable of the environment that names one of them, as 1.33
 KUBERNETES: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet")
@@ -95,10 +96,10 @@ def _pinned(place: Path, name: str = "k8s.io/kubernetes") -> str:
 
 
 def find() -> Parts:
-    """Every program, Kubernetes' built where it is not yet.
+    """Every program. Nothing is built or downloaded here.
 
     Raises:
-        MissingError: Go, a package of Debian, or kubectl and helm are not there.
+        MissingError: a package of Debian, kubectl and helm, or what is built from Go modules is not there.
     """
     absent = sorted({package for name, package in DEBIAN.items() if shutil.which(name) is None})
     if not CNI.is_dir():
@@ -110,51 +111,59 @@ def find() -> Parts:
         raise MissingError("kubectl and helm are missing: make tools")
     paths = {name: Path(str(shutil.which(name))) for name in DEBIAN}
     paths |= {name: tools / name for name in ("kubectl", "helm")}
+    for programs in (kubernetes(), containerd()):
+        if not programs.built:
+            raise MissingError(f"{programs.name} is not built: make cluster-build")
+        paths |= programs.paths
+    return Parts(kubernetes_version(), paths, _translates())
+
+
+@dataclass(frozen=True, slots=True)
+class GoPrograms:
+    """Programs that are built from one pinned Go module, and the directory that holds them once they are."""
+
+    name: str  # for people, with the version
+    module: Path  # the directory of go.mod
+    directory: Path
+    packages: Mapping[str, str]  # program → Go package
+    variables: Mapping[str, str]  # what the linker sets: versions
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Program → where it lies once it is built."""
+        return {name: self.directory / name for name in self.packages}
+
+    @property
+    def built(self) -> bool:
+        """True if every program is there; a build puts them there all at once."""
+        return all(path.exists() for path in self.paths.values())
+
+
+def kubernetes() -> GoPrograms:
+    """Kubernetes' programs, of the line that is wanted. Raises MissingError: it is not pinned here."""
     version = kubernetes_version()
-    paths |= {name: build(version) / name for name in KUBERNETES}
-    paths |= {name: build_containerd() / name for name in CONTAINERD}
-    return Parts(version, paths, _translates())
-
-
-def build(version: str) -> Path:
-    """Directory of Kubernetes' programs of this version; the first time it takes some ten minutes.
-
-    Raises:
-        MissingError: there is no Go, or the build failed.
-    """
     major, minor, _ = version.removeprefix("v").split(".", 2)
     names = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
-    flags = [f"-X k8s.io/component-base/version.{key}={value}" for key, value in names.items()]
-    packages = {name: f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES}
-    return _build(module(), f"Kubernetes {version}", BUILD / f"bin-{version}", packages, flags)
+    return GoPrograms(
+        f"Kubernetes {version}",
+        module(),
+        BUILD / f"bin-{version}",
+        {name: f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES},
+        {f"k8s.io/component-base/version.{key}": value for key, value in names.items()},
+    )
 
 
-def build_containerd() -> Path:
-    """The same for containerd: Debian's has no CDI, and kubelets to come will not take it."""
+def containerd() -> GoPrograms:
+    """containerd's programs: Debian's has no CDI, and kubelets to come will not take it."""
     path = "github.com/containerd/containerd/v2"
     version = _pinned(RUNTIME, path)
-    flags = [f"-X {path}/version.Version={version.removeprefix('v')}"]
-    packages = {name: f"{path}/cmd/{name}" for name in CONTAINERD}
-    return _build(RUNTIME, f"containerd {version}", BUILD / f"containerd-{version}", packages, flags)
-
-
-def _build(place: Path, what: str, target: Path, packages: Mapping[str, str], flags: Sequence[str]) -> Path:
-    wanted = [package for name, package in packages.items() if not (target / name).exists()]
-    if not wanted:
-        return target
-    go = shutil.which("go")
-    if go is None:
-        raise MissingError(f"Go is not installed, and {what} is not built: get Go 1.26 or newer")
-    sys.stdout.write(f"building {what}: minutes the first time\n")
-    sys.stdout.flush()
-    target.mkdir(parents=True, exist_ok=True)
-    command = [go, "build", "-trimpath", "-tags", TAGS, "-ldflags", " ".join(("-s -w", *flags))]
-    command += ["-o", f"{target}/", *wanted]
-    environment = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
-    done = subprocess.run(["nice", *command], cwd=place, env={**os.environ, **environment}, check=False)
-    if done.returncode:
-        raise MissingError(f"building {what} failed with {done.returncode}: its words are above")
-    return target
+    return GoPrograms(
+        f"containerd {version}",
+        RUNTIME,
+        BUILD / f"containerd-{version}",
+        {name: f"{path}/cmd/{name}" for name in CONTAINERD},
+        {f"{path}/version.Version": version.removeprefix("v")},
+    )
 
 
 def _translates() -> bool:

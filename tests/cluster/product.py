@@ -13,13 +13,13 @@ from tests.cluster import auditor
 from tests.cluster.api import ApiError
 from tests.cluster.cluster import PROFILE, Cluster
 from tests.cluster.parts import ROOT
+from tests.cluster.periods import chosen
 
 CHART: Final = ROOT / "deploy/helm/gpu-manager"
 NAMESPACE: Final = "kube-system"
 STATE: Final = "/var/lib/gpu-manager"
 CONTROL: Final = "cards.yaml"  # below the agent's state directory
 AGENT: Final = "app.kubernetes.io/component=agent"
-RECLAIM_SECONDS: Final = 2
 TEMPLATE: Final = "deprecated.daemonset.template.generation"
 ADMISSION: Final = "app.kubernetes.io/component=admission"
 WAIT_SECONDS: Final = 180
@@ -31,7 +31,7 @@ def install(cluster: Cluster, *, admission: bool, **more: str) -> None:
         "cards.source": f"simulated:{PROFILE}",
         "admission.enabled": str(admission).lower(),
         "agent.extraArgs[0]": f"--control={STATE}/{CONTROL}",
-        "agent.extraArgs[1]": f"--reclaim-seconds={RECLAIM_SECONDS}",
+        **{f"agent.extraArgs[{at}]": option for at, option in enumerate(chosen().agent, 1)},
         **more,
     }
     pairs = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]

@@ -17,6 +17,7 @@ from tests.cluster import auditor, layout, product, record
 from tests.cluster.cluster import Cluster
 from tests.cluster.footprint import Footprint
 from tests.cluster.listing import ask
+from tests.cluster.periods import chosen
 from tests.cluster.pods import NAMESPACE, STUBBORN, Pods, container, pod, sidecar
 from tests.cluster.watcher import Watcher
 
@@ -125,7 +126,7 @@ class Soak:
     def _leaks(self) -> None:
         """Nothing in the books, no directory; and every single id of the node can be had again."""
         try:
-            auditor.settled(self._cluster, 90, leaks=True)
+            auditor.settled(self._cluster, chosen().given_back_seconds, leaks=True)
         except AssertionError as error:
             self.result.leaks += len(str(error).splitlines())
             _say(str(error))

@@ -17,6 +17,7 @@ import yaml
 from gpu_manager.domain.contract import INVENTORY, MODEL_LABEL, MODEL_LABEL_GAIA
 from tests.cluster import auditor, foreign_plugin, layout, product
 from tests.cluster.cluster import Cluster
+from tests.cluster.periods import chosen
 from tests.cluster.pods import Pods, cards_of, container, pod
 from tests.fakes.prometheus import needs_prometheus
 
@@ -171,7 +172,7 @@ def test_what_an_uninstall_leaves_on_the_node_is_what_the_docs_say_and_can_be_re
 ) -> None:
     pods.run(pod("part", container("c", 30, 10)), pod("whole", container("c", 100)))
     pods.clear()
-    auditor.settled(cluster, 60, leaks=True)
+    auditor.settled(cluster, chosen().given_back_seconds, leaks=True)
     try:
         cluster.helm("uninstall", "gpu-manager", "-n", product.NAMESPACE, "--wait", "--timeout=90s")
         cluster.wait(lambda: product.containers(cluster) == set(), 60, "containers of the product stay")
