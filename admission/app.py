@@ -174,7 +174,7 @@ class AdmissionProgram:
         try:
             self._certificates.check()
         except NodeUnready as error:
-            log.warning("certificate not renewed", reason=str(error))
+            log.warning("certificate_renewal_failed", reason=str(error))
 
 
 def compose(settings: AdmissionSettings) -> AdmissionProgram:

@@ -48,9 +48,9 @@ class QuotaController:
         self._uid = str(((obj or {}).get("metadata") or {}).get("uid") or "")
         if news.complaint and news.complaint != before:
             self._figures.quota_rejected()
-            log.warning("quota not taken", reason=news.complaint)
+            log.warning("quota_rejected", reason=news.complaint)
         if news.namespaces:
-            log.info("quota taken", namespaces=len(news.namespaces))
+            log.info("quota_loaded", namespaces=len(news.namespaces))
             self._changed |= news.namespaces
             if self._leads():
                 self.wake()

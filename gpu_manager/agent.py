@@ -259,7 +259,7 @@ class Agent:
         try:
             return self._store.load()
         except NodeUnready as error:
-            log.error("ledger not used", reason=str(error))
+            log.error("ledger_ignored", reason=str(error))
             self.metrics.recovery_disagreements.labels("store").inc()
             return None
 
@@ -272,7 +272,7 @@ class Agent:
             try:
                 listing = self._kubelet.listing()
             except NodeUnready as error:
-                log.info("kubelet not asked", reason=str(error))
+                log.info("kubelet_not_asked", reason=str(error))
         inherited = read_old_checkpoint(self._config.old_checkpoint) if stored is None else ()
         local = self._kube.pods.local()
         # No plugin is better than one that refuses every pod: a node without devices gets no pods.
@@ -343,7 +343,7 @@ def build_injector(
     """
     if config.injection == "auto":
         strategy, why = detect(config.host_root)
-        log.info("injection chosen", strategy=strategy.value, why=why)
+        log.info("injection_chosen", strategy=strategy.value, why=why)
     else:
         names = [s.value for s in Strategy]
         if config.injection not in names:

@@ -101,7 +101,7 @@ def pass_over_old_flags(arguments: Sequence[str], known: Mapping[str, bool], pro
         follows = known[name] and not value and at + 1 < len(rest) and not rest[at + 1].startswith("-")
         at += 2 if follows else 1
     if ignored:
-        log.warning("flags of the predecessor ignored", flags=ignored)
+        log.warning("predecessor_flags_ignored", flags=ignored)
 
 
 def unit_bytes(text: str) -> int:

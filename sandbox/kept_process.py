@@ -67,7 +67,7 @@ class KeptProcess:
             try:
                 self._begin()
             except NodeUnready as error:
-                log.error("not started", program=self._what, reason=str(error))
+                log.error("program_not_started", program=self._what, reason=str(error))
                 self._died.set()
             young = self._died.wait(YOUNG_SECONDS)
             self._died.wait()
@@ -75,7 +75,7 @@ class KeptProcess:
                 return
             pause = min(LONGEST_PAUSE, 2 * pause) if young and self.starts > 1 else FIRST_PAUSE
             log.warning(
-                "program died",
+                "program_died",
                 program=self._what,
                 code=self.code,
                 again_in_seconds=pause,

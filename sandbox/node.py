@@ -117,7 +117,7 @@ class NodeLoop:
                 self._publish_capacity()
                 self._round(self.pods())
             except (VcudaError, ApiError) as error:
-                log.warning("round lost", reason=str(error))
+                log.warning("round_failed", reason=str(error))
 
     def _round(self, pods: Sequence[Obj]) -> None:
         there = {str(pod["metadata"]["uid"]) for pod in pods}
@@ -147,7 +147,7 @@ class NodeLoop:
             with self._sync:
                 result = self._kubelet.admit(pod)
         except NodeUnready as error:
-            log.info("pod waits for the kubelet", pod=pod["metadata"]["name"], reason=str(error))
+            log.info("pod_waits_for_kubelet", pod=pod["metadata"]["name"], reason=str(error))
             return
         self._settled(result)
 
@@ -159,7 +159,7 @@ class NodeLoop:
             if worker is None:
                 self._work(pod)
             return
-        log.info("pod rejected", pod=pod["metadata"]["name"], reason=result.reason, message=result.message)
+        log.info("pod_rejected", pod=pod["metadata"]["name"], reason=result.reason, message=result.message)
         tell(self._api, COMPONENT, pod, result.reason, result.message, warning=True)
         if worker is not None:
             worker.fail(result.reason, f"Pod was rejected: {result.message}")
@@ -225,7 +225,7 @@ class NodeLoop:
         try:
             self._api.delete("pods", meta["name"], meta["namespace"], grace=0)
         except ApiError as error:
-            log.info("pod object not deleted", pod=meta["name"], reason=str(error))
+            log.info("pod_not_deleted", pod=meta["name"], reason=str(error))
 
     # What the API server is told.
 

@@ -70,7 +70,7 @@ class Scheduler:
             try:
                 self._round()
             except (VcudaError, ApiError) as error:
-                log.warning("round lost", reason=str(error))
+                log.warning("round_failed", reason=str(error))
 
     def _round(self) -> None:
         pods = self._look()
@@ -152,7 +152,7 @@ class Scheduler:
         try:
             scores = self._extender.prioritize(pod, names)
         except NodeUnready as error:
-            log.info("nothing is worth more", pod=pod["metadata"]["name"], reason=str(error))
+            log.info("prioritize_failed", pod=pod["metadata"]["name"], reason=str(error))
             scores = {}
         top = max(scores.get(name, 0) for name in names)
         return random.choice([name for name in names if scores.get(name, 0) == top])
@@ -173,7 +173,7 @@ class Scheduler:
                 words = 'binding rejected: running Bind plugin "DefaultBinder": '
                 self._api.bind(meta["name"], node, meta["namespace"])
         except (NodeUnready, ApiError) as error:
-            log.info("not bound", pod=key, reason=str(error))
+            log.info("bind_refused", pod=key, reason=str(error))
             with self._lock:
                 self._assumed.pop(str(meta["uid"]), None)
             self._refuse(pod, "SchedulerError", f"{words}{error}")
@@ -217,7 +217,7 @@ class Scheduler:
             try:
                 self._api.delete("pods", meta["name"], meta["namespace"])
             except ApiError as error:
-                log.info("victim not deleted", pod=meta["name"], reason=str(error))
+                log.info("victim_not_deleted", pod=meta["name"], reason=str(error))
         self._status(pod, {"nominatedNodeName": best[2]})
 
     def _waits_for_victims(self, pod: Obj, candidates: Sequence[FilterCandidate]) -> bool:
@@ -245,7 +245,7 @@ class Scheduler:
         try:
             self._api.patch("pods", meta["name"], patch, meta["namespace"], subresource="status")
         except ApiError as error:
-            log.info("status not written", pod=meta["name"], reason=str(error))
+            log.info("status_not_written", pod=meta["name"], reason=str(error))
             return False  # it has just gone, or changed: the next round looks again
         return True
 

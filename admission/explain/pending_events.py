@@ -101,9 +101,9 @@ class PendingEvents:
             try:
                 self.tell()
             except NodeUnready as error:
-                log.debug("not explained", reason=str(error))
+                log.debug("explanation_skipped", reason=str(error))
             except Exception:  # noqa: BLE001 - a run loop: one pod's explanation must not end all others'
-                threads.failed("explanation failed")
+                threads.failed("explanation_failed")
 
     def tell(self) -> bool:
         """Tell of one pod that is due; False if there is none."""

@@ -135,7 +135,7 @@ class Binder:
             self._bind(args)
         except VcudaError as error:
             pod = f"{args.namespace}/{args.name}"
-            log.info("not bound", pod=pod, uid=args.uid, node=args.node, reason=str(error))
+            log.info("bind_refused", pod=pod, uid=args.uid, node=args.node, reason=str(error))
             self._count("binds", "refused")
             self._cluster.unexpect(args.uid)
             return str(error)
@@ -180,7 +180,7 @@ class Binder:
             raise DoesNotFit(f"the API server refused the binding: {answer.words}")
         self._set(trial, replace(trial, outcome=answer.outcome))
         if answer.outcome is BindOutcome.UNKNOWN:
-            log.warning("binding of unknown outcome", pod=pod.key, node=args.node, reason=answer.words)
+            log.warning("bind_outcome_unknown", pod=pod.key, node=args.node, reason=answer.words)
             raise NodeUnready(
                 f"the API server did not say whether {pod.key} is bound to {args.node}: {answer.words}."
                 " Its place is kept until it does"
@@ -293,13 +293,13 @@ class Binder:
         try:
             pod = self._api.fetch(trial.pod.namespace, trial.pod.name)
         except NodeUnready as error:
-            log.warning("binding still of unknown outcome", pod=trial.pod.key, reason=str(error))
+            log.warning("bind_outcome_still_unknown", pod=trial.pod.key, reason=str(error))
             return
         with self._lock:
             if self._trials.get(uid) is not trial:
                 return  # a newer attempt: the answer is not about that
             if pod is not None and pod.uid == uid and pod.node:
-                log.info("binding found done", pod=pod.key, node=pod.node)
+                log.info("bind_found_done", pod=pod.key, node=pod.node)
                 if self._cluster.learn(pod):
                     del self._trials[uid]
                 else:
@@ -308,7 +308,7 @@ class Binder:
                 del self._trials[uid]
                 self._cluster.release(uid)
                 self.lapsed += 1
-                log.warning("reservation ended: not bound", pod=trial.pod.key, node=trial.node)
+                log.warning("assumed_pod_expired", pod=trial.pod.key, node=trial.node)
                 self._count("reservations", "ended")
             # Else it is unbound, but a request of ours may still act.
 

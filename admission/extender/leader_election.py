@@ -106,7 +106,7 @@ class Leader:
         try:
             self._mandate.look()
         except NodeUnready as error:
-            log.warning("the Lease cannot be looked at", reason=str(error))
+            log.warning("lease_unreadable", reason=str(error))
         now, listed = self._clock.monotonic(), self._pods.listed()
         fence = self._fence
         if listed is not None and listed < fence <= now < self._mandate.until and self._asked != fence:
@@ -124,7 +124,7 @@ class Leader:
         try:
             self._mandate.release()
         except NodeUnready as error:
-            log.warning("the Lease was not given back: it runs out", reason=str(error))
+            log.warning("lease_release_failed", reason=str(error))
 
     @property
     def _fence(self) -> float:
@@ -138,7 +138,7 @@ class Leader:
         leads = self.leads()
         if leads != self._said:
             self._said = leads
-            log.info("leads" if leads else "leads no more")
+            log.info("leader_elected" if leads else "leadership_lost")
             self._changed(leads)
 
 
@@ -186,7 +186,7 @@ class HeldLease:
     def _take(self, transitions: int, fence: float) -> None:
         self.fence = fence  # first: a write without an answer may have been one
         if self._write(transitions):
-            log.info("Lease taken", identity=self.identity, transitions=transitions)
+            log.info("lease_acquired", identity=self.identity, transitions=transitions)
 
     def _write(self, transitions: int) -> bool:
         began = self._clock.monotonic()

@@ -119,7 +119,7 @@ class SelfSigned:
             old = kept.newest if kept is not None else self._served  # someone may have deleted the Secret
             renewed = _Kept(made, old if old is not None and old.pair.not_after > now else None)
             if self._vault.save(_encode(renewed), found[1] if found else None):
-                log.info("certificate issued", names=self._names, until=made.pair.not_after)
+                log.info("certificate_issued", names=self._names, until=made.pair.not_after)
                 return renewed
         raise NodeUnready(
             "the certificate's Secret changes faster than it can be read: is another program writing it?"
@@ -161,7 +161,7 @@ class SelfSigned:
             self._switch.take(wanted.pair)
             self._served = wanted
             self._noted(True)  # noqa: FBT003  # its one argument
-            log.info("certificate taken", newest=wanted is kept.newest, until=wanted.pair.not_after)
+            log.info("certificate_loaded", newest=wanted is kept.newest, until=wanted.pair.not_after)
 
 
 def merge(bundle: bytes, ours: Sequence[bytes], now: float, name: str) -> bytes:
@@ -226,6 +226,6 @@ def _decode_one(data: Mapping[str, bytes], keys: tuple[str, str, str]) -> Issued
         leaf.verify_directly_issued_by(signer)
     except (NodeUnready, ValueError, TypeError, InvalidSignature) as error:
         if certificate:
-            log.warning("a certificate in the Secret cannot be used", key=keys[0], error=str(error))
+            log.warning("secret_certificate_invalid", key=keys[0], error=str(error))
         return None
     return Issued(pair, authority, leaf.not_valid_before_utc.timestamp() + BACKDATE.total_seconds())

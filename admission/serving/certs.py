@@ -157,7 +157,7 @@ class FileCertificates:
                 self._noted(False)  # noqa: FBT003  # its one argument
             raise
         self._noted(True)  # noqa: FBT003  # its one argument
-        log.info("certificate taken", file=str(self._paths[0]), until=_shown(pair.not_after))
+        log.info("certificate_loaded", file=str(self._paths[0]), until=_shown(pair.not_after))
 
 
 class ClientGuard:
@@ -205,7 +205,7 @@ class ClientGuard:
         try:
             self.check()
         except NodeUnready as error:
-            log.warning("extender certificate not renewed", reason=str(error))
+            log.warning("extender_certificate_renewal_failed", reason=str(error))
 
     def _prepare(self, context: ssl.SSLContext) -> None:
         context.verify_mode = ssl.CERT_OPTIONAL

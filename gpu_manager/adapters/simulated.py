@@ -23,7 +23,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
 from gpu_manager.ports import CardUse, HealthChange, ProcessUse
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.2
 
 
@@ -229,7 +229,7 @@ class SimulatedCards:
         try:
             self._driver_filed, self._filed = parse_control(self._control, self._cards)
         except RequestInvalid as error:
-            _log.warning("control_file_refused", why=str(error))
+            log.warning("control_file_refused", why=str(error))
             return
         self._note()
 

@@ -45,7 +45,7 @@ _CURES = {
     errno.ENOTDIR: "a part of the path is no directory",
     errno.EIO: "the disk reports an error: look in the kernel log and replace it",
 }
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO under its name must not make us wait
@@ -146,7 +146,7 @@ class FileStore:
                     f"{self._directory}: {wrong[0]}; went on with generation {found.generation}, in "
                     f"{found.name}. After a power cut in mid-write that is the last; else look at the disk"
                 )
-                _log.warning("ledger_torn", directory=str(self._directory), reason=wrong[0], used=found.name)
+                log.warning("ledger_torn", directory=str(self._directory), reason=wrong[0], used=found.name)
             return found.state
 
     def save(self, state: bytes) -> None:

@@ -176,7 +176,7 @@ def _labels(text: str) -> dict[str, str]:
     for item in filter(None, text.split(",")):
         key, equals, value = item.strip().partition("=")
         if not key or not equals:
-            log.warning("label ignored: not k=v", label=item)
+            log.warning("label_ignored", label=item)
         else:
             labels[key] = value
     return labels

@@ -144,7 +144,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
             if devices == sent:
                 continue
             log.info(
-                "devices sent",
+                "devices_sent",
                 resource=self.resource,
                 devices=len(devices),
                 healthy=sum(d.health == "Healthy" for d in devices),
@@ -166,7 +166,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
                 )
             except Exception:
                 self._metrics.preferred_failures.labels(self.resource).inc()
-                log.exception("no preference given", resource=self.resource)
+                log.exception("preferred_allocation_failed", resource=self.resource)
             answers.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=ids))
         self._metrics.preferred_seconds.labels(self.resource).observe(time.monotonic() - started)
         return api_pb2.PreferredAllocationResponse(container_responses=answers)
@@ -195,7 +195,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
             try:
                 self._proof.prove(self.resource, request.devices_ids)
             except VcudaError as error:
-                log.warning("start not proven", reason=str(error))
+                log.warning("prestart_failed", reason=str(error))
                 _abort(context, error)
         return api_pb2.PreStartContainerResponse()
 
@@ -267,15 +267,15 @@ class DevicePlugin:
             started, before = time.monotonic(), kubelet_socket(self._directory)
             try:
                 ended = self.run_once()
-                log.info("registering again", reason=ended)
+                log.info("registering_again", reason=ended)
                 # Who takes our socket as often as we make it, a second agent, is not to be outrun.
                 quick = ended == RESTARTED or (ended == OWN_GONE and time.monotonic() - started > longest)
             except NodeUnready as error:
-                log.error("not registered", reason=str(error))
+                log.error("registration_failed", reason=str(error))
                 self._metrics.registration_failures.inc()
                 quick = False
             except Exception:
-                log.exception("not registered")
+                log.exception("registration_failed")
                 self._metrics.registration_failures.inc()
                 quick = False
             finally:
@@ -344,7 +344,7 @@ class DevicePlugin:
     def _await_kubelet(self) -> None:
         socket = self._directory / KUBELET_SOCKET
         if not socket.exists():
-            log.info("waiting for the kubelet", socket=str(socket))
+            log.info("waiting_for_kubelet", socket=str(socket))
         while not socket.exists() and not self._stop.wait(0.1):
             pass
 

@@ -115,9 +115,9 @@ class _Server(ThreadingHTTPServer):
         """A peer that went away is no news; a fault of ours is."""
         error = sys.exception()
         if isinstance(error, OSError):
-            log.debug("http connection lost", client=client_address[0], reason=str(error))
+            log.debug("http_connection_lost", client=client_address[0], reason=str(error))
         else:
-            log.error("http request lost", client=client_address[0], exc_info=error)
+            log.error("http_request_failed", client=client_address[0], exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -43,8 +43,8 @@ def test_the_program_serves_files_and_ends_with_sigterm(tmp_path: Path, cluster:
             assert program.stderr is not None
             lines = [json.loads(program.stderr.readline()) for _ in range(3)]
             assert [line["event"] for line in lines] == [
-                "flags of the predecessor ignored",
-                "certificate taken",
+                "predecessor_flags_ignored",
+                "certificate_loaded",
                 "running",
             ]
             with Caller(lines[-1]["port"], trusting(issued().authority)) as caller:

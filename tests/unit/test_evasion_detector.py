@@ -169,7 +169,7 @@ def test_it_is_told_and_logged_once_however_long_it_lasts(rig: Rig) -> None:
     with capture_logs() as logs:
         rig.see(("bad", on(FIRST, 1018)), times=50)
     assert len(rig.events()) == 1
-    assert [entry["event"] for entry in logs].count("evader named") == 1
+    assert [entry["event"] for entry in logs].count("evasion_detected") == 1
     assert counts(rig.metrics.evaders_named) == {"no-slot": 1}
 
 

@@ -95,7 +95,7 @@ def test_a_note_is_told_once_in_the_log_as_a_metric_and_to_the_pods_owner(rig: R
     rig.note(1)
     (line,) = rig.look()
     assert line == {
-        "event": "libvcuda notes", "log_level": "info", "pod": "team/a", "container": "train",
+        "event": "library_message", "log_level": "info", "pod": "team/a", "container": "train",
         "kind": "memory-refused", "note": "process 17 was refused 6 GiB of card 0: 4 GiB of 5 GiB are used",
     }  # fmt: skip
     assert rig.pods.events == [("team/a", EVENT_LIBRARY_MESSAGE, f'container "train": {line["note"]}')]
@@ -122,8 +122,8 @@ def test_a_tenant_that_floods_its_page_fills_neither_the_log_nor_the_events(rig:
         lines += rig.look()
         rig.clock.pass_(1.0)
     windows = 600 / WINDOW_SECONDS
-    told = [line for line in lines if line["event"] == "libvcuda notes"]
-    left = [line["count"] for line in lines if line["event"] == "notes of libvcuda left out"]
+    told = [line for line in lines if line["event"] == "library_message"]
+    left = [line["count"] for line in lines if line["event"] == "library_messages_dropped"]
     assert len(told) <= MOST_LINES * (windows + 1)
     assert len(left) <= windows
     assert len(rig.pods.events) <= 600 / EVENT_SECONDS + 1

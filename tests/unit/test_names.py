@@ -1,8 +1,9 @@
-"""Names said once: public classes across all packages, and every string of the contract in its one module."""
+"""Names said once: public classes across all packages, strings of the contract in its one module, log events."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,3 +84,35 @@ def test_a_string_of_the_contract_is_spelled_in_its_module_alone(
     string: str, constants: dict[str, list[str]]
 ) -> None:
     assert constants.get(string, []) == []
+
+
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+
+def logged(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The events of all log calls with their lines."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+            continue
+        owner = node.func.value
+        if isinstance(owner, ast.Name) and (
+            (owner.id == "log" and node.func.attr in LEVELS)
+            or (owner.id == "threads" and node.func.attr == "failed")
+        ):
+            texts = (part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant))
+            yield from ((node.lineno, text) for text in texts if isinstance(text, str))
+
+
+def test_log_events_are_snake_case_and_the_logger_has_one_name() -> None:
+    events = [(f"{place}:{line}", event) for place, tree in sources() for line, event in logged(tree)]
+    assert len(events) > 100
+    assert [(at, event) for at, event in events if not re.fullmatch(r"[a-z][a-z0-9_]*", event)] == []
+    loggers = [
+        (place, target.id)
+        for place, tree in sources()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and "structlog.get_logger" in ast.unparse(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    ]
+    assert {name for _, name in loggers} == {"log"}

@@ -310,7 +310,7 @@ class FileControlPages:
         try:
             changed = files.put_back(page, os.fstat(page), abi.LIMITS_SIZE, LIMITS_MODE)
             if changed:
-                log.warning("limits page put back", directory=f"{self._root}/{name}", change=changed)
+                log.warning("limits_page_restored", directory=f"{self._root}/{name}", change=changed)
             image = files.read(page, abi.LIMITS_SIZE)
             now = _readable(image)
             wanted = change(now)
@@ -336,7 +336,7 @@ class FileControlPages:
             os.close(old)
         self._usage[name] = page
         if create and (changed := files.put_back(page, os.fstat(page), abi.USAGE_SIZE, USAGE_MODE)):
-            log.warning("usage page put back", reason=str(self._tampering(name, changed)))
+            log.warning("usage_page_restored", reason=str(self._tampering(name, changed)))
         return page
 
     def _read(self, page: int, name: str, cards: int) -> abi.Usage:

@@ -84,7 +84,7 @@ class Delivery:
             for entry in list(self._store.iterdir()):
                 if entry.name not in keep and entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry, ignore_errors=True)  # what stays is tried again in the next round
-                    log.info("library removed", sha256=entry.name)
+                    log.info("library_removed", sha256=entry.name)
 
     def _signs(self) -> tuple[object, ...]:
         if self._source is None:
@@ -104,11 +104,11 @@ class Delivery:
             target = self._store / sha256
             if target.is_dir() and not _holds(target, content):
                 # A disk fault or a hand in it. Those who have it mapped keep their files; the name is freed.
-                log.error("installed library is not what its name says", sha256=sha256)
+                log.error("installed_library_corrupt", sha256=sha256)
                 target.rename(self._store / f".broken-{secrets.token_hex(4)}")
             if not target.is_dir():
                 self._put(target, content)
-                log.info("library installed", sha256=sha256)
+                log.info("library_installed", sha256=sha256)
         except OSError as error:
             raise NodeUnready(
                 f"the libraries cannot be installed in {self._store}: {error.strerror or error}; "

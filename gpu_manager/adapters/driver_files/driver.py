@@ -84,7 +84,7 @@ class DriverFinder:
                 self._found = None
                 self._found = self._look()
                 self._signature = tuple(self._signs())  # anew: our links may lie in a directory that we watch
-                log.info("driver found", version=self._found.version, libraries=len(self._found.libraries))
+                log.info("driver_found", version=self._found.version, libraries=len(self._found.libraries))
             return self._found
 
     def _usual(self) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ class DriverFinder:
                 continue
             other = _VERSION.search(real)
             if version and other and other[1] != version:
-                log.warning("library of another driver left out", path=real, driver=version)
+                log.warning("library_of_other_driver_skipped", path=real, driver=version)
                 continue
             seen.add(soname)
             yield soname, self._source(directory, soname, real)

@@ -137,7 +137,7 @@ class DriverFiles:
         except NodeUnready as error:
             if fraction:
                 raise
-            log.warning("ldconfig's cache stays as the image has it", reason=str(error))
+            log.warning("ldconfig_cache_not_rebuilt", reason=str(error))
             return None
 
     def _hooks(self, installed: Delivered | None) -> tuple[tuple[RuntimeHook, ...], tuple[Mount, ...]]:
@@ -176,7 +176,7 @@ class DriverFiles:
         # Slow, and about names that nobody asks for any more: no Allocate must wait for it.
         for name in gone:
             self._records.remove(name)
-            log.info("injection forgotten", directory=name)
+            log.info("injection_record_removed", directory=name)
         settled = kept | frozenset(alive)
         used = self._records.libraries(settled)
         if used is None or self._delivery is None:
@@ -196,7 +196,7 @@ class DriverFiles:
             try:
                 self._finder.find()
             except NodeUnready as error:
-                log.warning("driver not found", reason=str(error))
+                log.warning("driver_not_found", reason=str(error))
 
     def _env(self, shares: Sequence[Share]) -> dict[str, str]:
         uuids = ",".join(share.card for share in shares)
@@ -278,7 +278,7 @@ class DriverFiles:
         """The operator's own nodes. A missing one would keep every container from starting: it is said."""
         absent = frozenset(path for path in self._extra if not self._host.exists(path))
         if absent - self._absent:
-            log.warning("extra devices left out: the node has none", devices=sorted(absent))
+            log.warning("extra_devices_absent", devices=sorted(absent))
         self._absent = absent
         for path in self._extra:
             if path not in absent and not path.startswith("/dev/nvidia"):

@@ -24,7 +24,7 @@ _SIZE_LIMIT = 64 << 20  # bytes; 110 pods are about 1 MiB
 _SECONDS = 1.0  # p99 was 21 to 180 ms on a saturated machine
 _REST_SECONDS = 10.0  # how long an absent kubelet is left in peace
 _LONG_REST_SECONDS = 300.0  # how long one that says no is
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class KubeletPods:
@@ -67,7 +67,7 @@ class KubeletPods:
                 self._rest(_LONG_REST_SECONDS, _CURES.get(status, f"it answers with {status}"))
                 return None
             if self.error is not None:
-                _log.info("kubelet_pods_restored")
+                log.info("kubelet_pods_restored")
             self.error = None
             return pods
 
@@ -99,7 +99,7 @@ class KubeletPods:
     def _rest(self, seconds: float, reason: str) -> None:
         self._rests_until = self._clock.monotonic() + seconds
         if self.error is None:
-            _log.warning("kubelet_pods_away", reason=reason, instead="the API server's watch")
+            log.warning("kubelet_pods_away", reason=reason, instead="the API server's watch")
         self.error = reason
 
 

@@ -15,7 +15,7 @@ from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Clock
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 # Answers that no repetition changes. 409, and 422 to a patch, are about the UID: a namesake has the name.
 FINAL = frozenset({400, 404, 405, 409, 410, 413, 415, 422})
 
@@ -88,7 +88,7 @@ class Outbox:
         if self._thread.is_alive():
             self._thread.join(seconds)
         if left:
-            _log.info("writes_unsent", count=left)
+            log.info("writes_unsent", count=left)
 
     def _enter(self, task: Task, delay: float) -> None:
         entry = self._entries.get(task.key)
@@ -105,7 +105,7 @@ class Outbox:
             if victim is None and task.expendable:
                 return
             lost = self._entries.pop(victim if victim is not None else keys[0])
-            _log.warning(
+            log.warning(
                 "write_dropped", subject=str(lost.task.key), reason="too many writes wait", room=self._room
             )
         self._entries[task.key] = _Entry(task, self._clock.monotonic() + delay)
@@ -159,15 +159,15 @@ class Outbox:
             pause = self._pause.seconds(self._away)
             self._quiet_until = self._clock.monotonic() + pause
             if self._away == 1:
-                _log.warning("writes_wait", reason=str(error))
+                log.warning("writes_wait", reason=str(error))
             self._put_off(entry, task, 0.0, entry.failures)
             return
         self._away = 0
         if task.final(error):
-            _log.info("write_refused", subject=str(task.key), reason=str(error))
+            log.info("write_refused", subject=str(task.key), reason=str(error))
             self._done(entry, task)
             return
         if entry.failures == 0:
-            _log.warning("write_put_off", subject=str(task.key), reason=str(error))
+            log.warning("write_put_off", subject=str(task.key), reason=str(error))
         wait = max(error.retry_after, self._pause.seconds(entry.failures + 1))
         self._put_off(entry, task, wait, entry.failures + 1)

@@ -20,7 +20,7 @@ from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.ports import Clock, KnownPod
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class KubePods(WatchedObjects):
@@ -115,7 +115,7 @@ class KubePods(WatchedObjects):
 
     def evict(self, pod: Pod, reason: str) -> None:
         """See :meth:`gpu_manager.ports.Pods.evict`; retried while a disruption budget holds it back."""
-        _log.warning("evicting", pod=pod.key, uid=pod.uid, reason=reason)
+        log.warning("evicting", pod=pod.key, uid=pod.uid, reason=reason)
         self._outbox.put(EvictPod(self._connection, self._in_api(pod)))
 
     def _twinned(self, pod: Pod) -> Pod:
@@ -153,7 +153,7 @@ class KubePods(WatchedObjects):
         try:
             return self._here(parse_pod(obj))
         except RequestInvalid as error:
-            _log.warning("pod_unreadable", reason=str(error))
+            log.warning("pod_unreadable", reason=str(error))
             return None
 
     def _here(self, pod: Pod) -> Pod:

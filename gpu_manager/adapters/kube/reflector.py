@@ -16,7 +16,7 @@ from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachabl
 from gpu_manager.domain.errors import NodeUnready
 
 Obj = Mapping[str, Any]
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Reflector:
                 self._round()
             except Refused as error:
                 if error.code == 410:
-                    _log.info("watch_expired", resource=self._name)
+                    log.info("watch_expired", resource=self._name)
                     self._version = None
                     self._failures += 1
                     if self._failures > 1:
@@ -156,7 +156,7 @@ class Reflector:
             return
         self._failures += 1
         if self._failures == 1:
-            _log.info("watch_ended_at_once", resource=self._name)
+            log.info("watch_ended_at_once", resource=self._name)
         self._stopped.wait(self._pause.seconds(self._failures))
 
     def _list(self) -> str:
@@ -187,7 +187,7 @@ class Reflector:
 
     def _fresh(self) -> None:
         if self.error is not None:
-            _log.info("watch_restored", resource=self._name)
+            log.info("watch_restored", resource=self._name)
         self.error = None
 
     def _wait(self, error: str) -> None:
@@ -195,7 +195,7 @@ class Reflector:
             return
         self._failures += 1
         if self.error is None:
-            _log.warning("watch_broken", resource=self._name, reason=error)
+            log.warning("watch_broken", resource=self._name, reason=error)
         self.error = error
         self._stopped.wait(self._pause.seconds(self._failures))
 

@@ -25,7 +25,7 @@ DEADLINE_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = (0.005, 0.015)  # the kubelet's limiter gives one token every 10 ms
 RECEIVE_BYTES: Final = 16 << 20  # as Kubernetes' own callers of this API
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def unix_target(path: Path) -> str:
@@ -117,7 +117,7 @@ class KubeletClient:
         except FileNotFoundError:
             return None  # a fresh node: the kubelet writes it with the first plugin
         except OSError as error:
-            _log.warning("checkpoint unreadable", path=str(self._checkpoint), reason=error.strerror)
+            log.warning("checkpoint_unreadable", path=str(self._checkpoint), reason=error.strerror)
             return None
         entries = self._parse(text)
         with self._lock:
@@ -135,7 +135,7 @@ class KubeletClient:
                 return parse_checkpoint(text, self._resources)
             except ValueError as error:
                 reason = str(error)
-        _log.warning("checkpoint unreadable", path=str(self._checkpoint), reason=reason)
+        log.warning("checkpoint_unreadable", path=str(self._checkpoint), reason=reason)
         return None
 
     def _enter(self) -> _Connection:

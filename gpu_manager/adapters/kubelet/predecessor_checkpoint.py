@@ -24,7 +24,7 @@ FILE_NAME: Final = "gpumanager_internal_checkpoint"
 MAX_BYTES: Final = 16 << 20  # a container takes some 200 bytes
 _MINOR: Final = re.compile(r"/dev/nvidia(\d{1,4})")
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def read_old_checkpoint(directory: Path) -> tuple[PredecessorPod, ...]:
@@ -39,15 +39,15 @@ def read_old_checkpoint(directory: Path) -> tuple[PredecessorPod, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        _log.warning("the predecessor's checkpoint is not used", path=str(path), reason=_reason(error))
+        log.warning("predecessor_checkpoint_ignored", path=str(path), reason=_reason(error))
         return ()
     found = []
     for uid, name, row in rows:
         try:
             found.append(_inherited(uid, name, row))
         except (ValueError, KeyError, TypeError) as error:
-            _log.warning(
-                "a record of the predecessor's checkpoint is not used",
+            log.warning(
+                "predecessor_checkpoint_record_ignored",
                 pod=str(uid)[:64],
                 container=str(name)[:64],
                 reason=_reason(error),

@@ -28,7 +28,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Link, Topology
 from gpu_manager.ports import CardUse, HealthChange, ProcessUse
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class NvmlCards:
@@ -167,7 +167,7 @@ class NvmlCards:
             try:
                 self._nvml.nvmlShutdown()
             except self._nvml.NVMLError as error:
-                _log.debug("nvml_shutdown_failed", why=sentence(error.value))
+                log.debug("nvml_shutdown_failed", why=sentence(error.value))
 
     def _current(self) -> tuple[WatchedCard, ...]:
         if not self.slots()[1]:

@@ -16,7 +16,7 @@ from gpu_manager.adapters.nvml.faults import CardFaults, FaultPolicy
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.ports import HealthChange
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 _WAIT_MS = 500  # bounds how late a change is told and how long stop() takes
 _STOP_SECONDS = 5.0  # a driver that hangs in the wait must not hang the agent's end
@@ -83,7 +83,7 @@ class EventWatch:
             try:
                 self._round()
             except self._nvml.NVMLError as error:
-                _log.warning("nvml_events_failed", why=sentence(error.value))
+                log.warning("nvml_events_failed", why=sentence(error.value))
                 self._release()
                 self._examine_all()
                 pause = _WAIT_MS / 1000
@@ -133,7 +133,7 @@ class EventWatch:
                     nvml.nvmlDeviceRegisterEvents(slot.handle, types, self._events)
             except nvml.NVMLError as error:
                 # The card is then only asked every few seconds: lost cards are still found, XIDs are not.
-                _log.warning("card_has_no_events", uuid=slot.card.uuid, why=sentence(error.value))
+                log.warning("card_has_no_events", uuid=slot.card.uuid, why=sentence(error.value))
 
     def _wait(self) -> Any | None:
         try:
@@ -146,7 +146,7 @@ class EventWatch:
     def _judge(self, event: Any) -> None:
         slot = self._slot_of(event.device)
         if slot is None:
-            _log.warning("event_of_unknown_card", type=event.eventType, data=event.eventData)
+            log.warning("event_of_unknown_card", type=event.eventType, data=event.eventData)
             self._examine_all()
             return
         uuid = slot.card.uuid
@@ -154,7 +154,7 @@ class EventWatch:
         if reason:
             self._faults.bad(uuid, reason)
         elif event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
-            _log.info("xid_of_a_program", uuid=uuid, card=slot.card.index, xid=int(event.eventData))
+            log.info("xid_of_a_program", uuid=uuid, card=slot.card.index, xid=int(event.eventData))
 
     def _reason(self, event: Any, slot: WatchedCard) -> str:
         nvml, kind = self._nvml, event.eventType
@@ -202,4 +202,4 @@ class EventWatch:
             try:
                 self._nvml.nvmlEventSetFree(events)
             except self._nvml.NVMLError as error:
-                _log.debug("event_set_not_freed", why=sentence(error.value))
+                log.debug("event_set_not_freed", why=sentence(error.value))

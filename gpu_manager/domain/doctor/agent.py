@@ -108,7 +108,7 @@ AGENT: Final = (
         severity=Severity.WARNING,
         what="libvcuda met something in a container that it should not meet.",
         cure=(
-            "The agent's log has each as `libvcuda notes`, with pod, process and reason; a pod that was "
+            "The agent's log has each as `library_message`, with pod, process and reason; a pod that was "
             "refused CUDA has an Event `VcudaNote` too."
         ),
         judge=_library_notes,

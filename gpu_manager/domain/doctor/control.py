@@ -121,8 +121,8 @@ CONTROL: Final = (
         ),
         cure=(
             "The service renews its own certificate after two thirds of its life: its log says "
-            "`certificate not renewed` and why. With cert-manager look at the Certificate; a Secret named in "
-            "certificates.secret is yours to renew."
+            "`certificate_renewal_failed` and why. With cert-manager look at the Certificate; a Secret named "
+            "in certificates.secret is yours to renew."
         ),
         judge=_webhook_expiry,
     ),

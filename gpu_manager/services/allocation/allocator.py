@@ -84,7 +84,7 @@ class Allocator:
             still = self._departed.outwait(answer, set(offered).difference(must))
         if answer.candidate is None:
             self._metrics.unidentified.labels(resource).inc()
-            log.warning("pod not identified", resource=resource, size=size, reason=answer.reason)
+            log.warning("pod_not_identified", resource=resource, size=size, reason=answer.reason)
         choice = IdChoice(resource, offered, must, size)
         return self._state.decide(choice, answer, self._pods.local(), still)
 
@@ -132,7 +132,7 @@ class Allocator:
             log.info("placed", pod=pod.key, container=allocation.container, **facts)
         else:
             likely = booked.decision.candidate
-            log.warning("granted to an unidentified pod", likely=likely.pod.key if likely else "", **facts)
+            log.warning("granted_to_unidentified_pod", likely=likely.pod.key if likely else "", **facts)
 
     def _refuse(self, decision: Decision, error: VcudaError) -> NoReturn:
         """Say it to the pod, and to the scheduler, which would send the next of that shape here at once."""

@@ -179,7 +179,7 @@ class Association:
         name = candidate.pod.namespace, candidate.pod.name
         fresh = self._ask(name, look)
         if name in look.unread:
-            log.warning("pod not confirmed, the watch's copy is used", pod=candidate.pod.key)
+            log.warning("pod_read_failed_watch_copy_used", pod=candidate.pod.key)
             self._metrics.association_unconfirmed.inc()
         if fresh is None:
             return candidate
@@ -218,7 +218,7 @@ class Association:
         try:
             pod = self._pods.fetch(*name)
         except NodeUnready as error:
-            log.warning("listed pod not to be had", pod="/".join(name), reason=str(error))
+            log.warning("listed_pod_unavailable", pod="/".join(name), reason=str(error))
             look.unread.add(name)
             return None
         look.local = self._pods.local()  # one answer of the kubelet's shows all its pods

@@ -77,7 +77,7 @@ def decide(
                 ids = planner.pick(books.node, choice, moved.cards)
         return ids, Decision(candidate)
     except (RequestInvalid, DoesNotFit) as error:
-        log.info("will be refused", pod=pod.key, container=container.name, reason=str(error))
+        log.info("pod_will_be_refused", pod=pod.key, container=container.name, reason=str(error))
         return planner.best_ids(books, choice), Decision(candidate, refusal=error)
 
 
@@ -91,7 +91,7 @@ def _retract(books: Books, candidate: ContainerCandidate, listed: Mapping[str, f
         return
     if any(ids and listed.get(resource) != ids for resource, ids in grant.ids.items()):
         books.retract(candidate.key)
-        log.warning("grant retracted", pod=candidate.pod.key, directory=grant.directory)
+        log.warning("grant_retracted", pod=candidate.pod.key, directory=grant.directory)
 
 
 def check_known(books: Books, resource: str, ids: frozenset[str]) -> None:
@@ -208,7 +208,7 @@ def _yield_to(
             return moved
     if resource == NVIDIA:
         raise DoesNotFit(_taken(books, named))
-    log.info("ids are tokens", pod=pod.key, container=container.name, resource=resource)
+    log.info("device_ids_not_followed", pod=pod.key, container=container.name, resource=resource)
     return allocation
 
 

@@ -125,7 +125,7 @@ class NodeState:
                 try:
                     planner.plan(books, pod, free_choice=False)
                 except (RequestInvalid, DoesNotFit) as error:
-                    log.info("assignment cannot be followed yet", pod=pod.key, reason=str(error))
+                    log.info("assignment_not_applicable_yet", pod=pod.key, reason=str(error))
         if named:
             self.changed()
 
@@ -264,7 +264,7 @@ class NodeState:
             with self._saved() as books:
                 released = tuple(a for key in keys for a in books.release(*key))
         except NodeUnready as error:
-            log.warning("release not saved", reason=str(error))
+            log.warning("release_not_saved", reason=str(error))
         return released
 
     # --- Inside ---------------------------------------------------------------------------------------

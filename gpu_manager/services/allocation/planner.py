@@ -102,7 +102,7 @@ def _plan_free(books: Books, pod: Pod, request: PodRequest, *, free_choice: bool
             if not free_choice:
                 raise
             log.warning(
-                "assignment not followed", pod=pod.key, reason=str(error), holders=_holders(ledger, chosen)
+                "assignment_not_followed", pod=pod.key, reason=str(error), holders=_holders(ledger, chosen)
             )
     _book(books, pod, place(request, cards, books.node.topology, ledger))
 
@@ -155,7 +155,7 @@ def plan_again(books: Books, pod: Pod) -> None:
     try:
         plan(books, pod, free_choice=True)
     except (RequestInvalid, DoesNotFit) as error:
-        log.info("plan not renewed", pod=pod.key, reason=str(error))
+        log.info("plan_not_renewed", pod=pod.key, reason=str(error))
 
 
 def _open_part(books: Books, pod: Pod) -> PodRequest:

@@ -118,7 +118,7 @@ class PreStart:
             ) from error
         self._metrics.association_corrected.inc()
         log.warning(
-            "association corrected", pod=entry.pod, container=entry.container, directory=grant.directory
+            "association_corrected", pod=entry.pod, container=entry.container, directory=grant.directory
         )
         return grant
 
@@ -189,7 +189,10 @@ class PreStart:
     def _refuse(self, entry: CheckpointEntry, pod: Pod | None, reason: str) -> None:
         self._metrics.proof_refusals.inc()
         log.error(
-            "start refused", pod=pod.key if pod else entry.pod, container=entry.container, reason=reason
+            "container_start_refused",
+            pod=pod.key if pod else entry.pod,
+            container=entry.container,
+            reason=reason,
         )
         if pod is not None:
             self._pods.event(

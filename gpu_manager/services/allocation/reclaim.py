@@ -83,7 +83,7 @@ class DepartedPods:
             return ""
         ledger = self._state.view.ledger
         names = sorted({a.pod_key for uid in going for a in ledger.of_pod(uid).values()})
-        log.warning("deleted pods' processes still run", pods=names[:5])
+        log.warning("deleted_pods_still_running", pods=names[:5])
         who = "a deleted pod" if len(going) == 1 else f"{len(going)} deleted pods"
         return f"processes of {who} still run and hold the room: it fits once they have ended"
 

@@ -115,7 +115,7 @@ def identify(books: Books, candidate: ContainerCandidate, listed: Mapping[str, f
         ids = {r: listed[r] for r in RESOURCES if listed.get(r)}
         books.put(Grant(allocation, grant.directory, legal_values.ceiling_of(pod) or 0, ids))
         planner.plan_again(books, pod)
-        log.info("pod identified", pod=pod.key, container=container.name, directory=grant.directory)
+        log.info("pod_identified", pod=pod.key, container=container.name, directory=grant.directory)
 
 
 def cards_for(books: Books, candidate: ContainerCandidate) -> tuple[CardUuid, ...]:

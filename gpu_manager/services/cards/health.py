@@ -22,7 +22,7 @@ from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import Cards, Clock, HealthChange, InventoryPublisher
 from gpu_manager.services.cards.links import KnownLinks
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 Listener = Callable[[tuple[CardState, ...]], None]
 
@@ -178,7 +178,7 @@ class Health:
             return self._failed(str(error))
         with self._turn:
             if self._trouble:
-                _log.info("cards_readable", after=self._trouble)
+                log.info("cards_readable", after=self._trouble)
             self._trouble, self._failures = "", 0
             self._fold(states)
             self._states = self._states or ()
@@ -225,7 +225,7 @@ class Health:
             if not self._trouble:
                 self._trouble_since = self._clock.monotonic()
             if reason != self._trouble:
-                _log.warning("cards_unreadable", why=reason)
+                log.warning("cards_unreadable", why=reason)
             self._trouble = reason
             self._failures += 1
             return min(self._times.retry_last, self._times.retry_first * 2.0 ** min(self._failures - 1, 16))
@@ -292,7 +292,7 @@ class Health:
 
     def _say(self, event: str, card: Card, **more: str) -> None:
         self._counts[event] += 1
-        _log.info(event, uuid=card.uuid, card=card.index, model=card.model, **more)
+        log.info(event, uuid=card.uuid, card=card.index, model=card.model, **more)
 
     # Without the lock.
 
@@ -304,7 +304,7 @@ class Health:
             self._cards.watch(self._hear)
             self._watching = True
         except VcudaError as error:
-            _log.warning("cards_unwatched", why=str(error))
+            log.warning("cards_unwatched", why=str(error))
             self._count("watch_failed")
 
     def _ask_cordons(self) -> frozenset[CardUuid]:
@@ -315,7 +315,7 @@ class Health:
             with self._turn:
                 self._counts["cordons_unreadable"] += 1
                 if self._counts["cordons_unreadable"] == 1:
-                    _log.warning("cordons_unreadable", why=str(error))
+                    log.warning("cordons_unreadable", why=str(error))
                 return self._cordoned
 
     def _tell(self, listener: Listener, states: tuple[CardState, ...]) -> None:

@@ -104,9 +104,9 @@ class InventoryService:
                 self.forget_vanished()
                 self.publish()
             except NodeUnready as error:
-                log.warning("inventory not published", reason=str(error))
+                log.warning("inventory_not_published", reason=str(error))
             except Exception:  # noqa: BLE001 - a run loop: the next round publishes
-                threads.failed("inventory lost")
+                threads.failed("inventory_failed")
 
     def wake(self) -> None:
         """Let ``run`` see that it is to stop."""

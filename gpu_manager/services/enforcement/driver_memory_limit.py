@@ -80,13 +80,13 @@ class DriverMemoryLimits:
         try:
             kind = self._backstop.hold(container_id, card, limit)
         except NodeUnready as error:
-            log.debug("memory backstop not set yet", container=container_id[:12], reason=str(error))
+            log.debug("driver_memory_limit_pending", container=container_id[:12], reason=str(error))
             return
         self._held[place] = kind
         if kind is None:
             self._retry[place] = self._clock.monotonic() + RETRY_SECONDS
         else:
-            log.info("memory backstop set", container=container_id[:12], card=card, bytes=limit, by=kind)
+            log.info("driver_memory_limit_set", container=container_id[:12], card=card, bytes=limit, by=kind)
 
     def _let_go(self, container_id: str, card: CardUuid) -> None:
         if self._held.pop((container_id, card)) is None:
@@ -94,4 +94,4 @@ class DriverMemoryLimits:
         try:
             self._backstop.let_go(container_id, card)
         except NodeUnready as error:
-            log.warning("memory backstop not lifted", container=container_id[:12], reason=str(error))
+            log.warning("driver_memory_limit_not_removed", container=container_id[:12], reason=str(error))

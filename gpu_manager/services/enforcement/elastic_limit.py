@@ -43,9 +43,9 @@ class ElasticLimit:
                 self._tenants.open(grant.directory, limits_of(grant))
             self._state.set_ceilings({g.key: g.ceiling for g in now}, {g.key: g.ceiling for g in stale})
         except NodeUnready as error:
-            log.warning("ceiling not changed", pod=pod.key, ceiling=ceiling, reason=str(error))
+            log.warning("elastic_limit_not_changed", pod=pod.key, ceiling=ceiling, reason=str(error))
             return
-        log.info("ceiling changed", pod=pod.key, before=stale[0].ceiling, now=ceiling)
+        log.info("elastic_limit_changed", pod=pod.key, before=stale[0].ceiling, now=ceiling)
 
 
 def _others(view: StateView, pod: Pod, ceiling: int) -> Sequence[Grant]:

@@ -205,7 +205,7 @@ class EvasionDetector:
                     self._tell(evader, pod, granted=grant is not None)
                     case = replace(case, told=True)
             elif before.suspicion.named:
-                log.info("evader not seen any more", **_fields(evader))
+                log.info("evasion_ended", **_fields(evader))
             if case.suspicion.named or case.suspicion.seen:
                 cases[accused] = case
         self._cases, self.evaders = cases, tuple(evaders)
@@ -213,7 +213,7 @@ class EvasionDetector:
 
     def _name(self, evader: Evader) -> None:
         self._metrics.evaders_named.labels(evader.reason.value).inc()
-        log.error("evader named", **_fields(evader), evidence=evader.evidence)
+        log.error("evasion_detected", **_fields(evader), evidence=evader.evidence)
 
     def _tell(self, evader: Evader, pod: Pod, *, granted: bool) -> None:
         """A pod that was granted nothing by us is named too, but it is not ours to evict."""
@@ -222,7 +222,7 @@ class EvasionDetector:
         evicts = self._evict and granted and pod.controlled and evader.reason in EVICTABLE
         if evicts and pod.uid not in self._evicted:
             self._evicted |= {pod.uid}
-            log.warning("evader evicted", **_fields(evader))
+            log.warning("evading_pod_evicted", **_fields(evader))
             self._pods.evict(pod, text)
             text += "; the pod is evicted"
         self._pods.event(pod, EVENT_EVADER, text, warning=True)

@@ -81,7 +81,7 @@ class LibraryMessages:
 
     def _next_window(self, grant: Grant, heard: _Heard, now: float) -> None:
         if heard.left_out:
-            log.info("notes of libvcuda left out", **_fields(grant), count=heard.left_out)
+            log.info("library_messages_dropped", **_fields(grant), count=heard.left_out)
         heard.since, heard.lines, heard.left_out = now, 0, 0
 
     def _tell_new(self, grant: Grant, heard: _Heard, notes: Sequence[LibraryMessage], now: float) -> None:
@@ -98,7 +98,7 @@ class LibraryMessages:
         if heard.lines < MOST_LINES:
             heard.lines += 1
             tell = log.warning if note.kind in TROUBLE else log.info
-            tell("libvcuda notes", **_fields(grant), kind=note.kind.value, note=text)
+            tell("library_message", **_fields(grant), kind=note.kind.value, note=text)
         else:
             heard.left_out += 1
         if note.kind not in FOR_THE_POD or now - heard.events.get(note.kind, -EVENT_SECONDS) < EVENT_SECONDS:

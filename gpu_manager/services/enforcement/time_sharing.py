@@ -104,7 +104,7 @@ class TimeSharing:
             except Exception:  # noqa: BLE001 - a run loop: pages are written by tenants
                 pause = SURVEY_SECONDS
                 self._metrics.scrape_errors.labels("coactivity").inc()
-                threads.failed("co-activity round lost")
+                threads.failed("time_sharing_round_failed")
 
     def step(self) -> float:
         """Do what is due; seconds until something is due again."""
@@ -201,7 +201,7 @@ class TimeSharing:
             return next((a for a in self._pages.activity(name) if a.card == card), None)
         except NodeUnready as error:
             self._metrics.scrape_errors.labels("pages").inc()
-            log.debug("activity not read", directory=name, reason=str(error))
+            log.debug("activity_unreadable", directory=name, reason=str(error))
             return None
 
     def _publish(self, name: str, card: CardUuid, told: tuple[float, float], now: float) -> None:
@@ -223,7 +223,7 @@ class TimeSharing:
             self._pages.publish(name, int(now * 1e9), corrections)
         except NodeUnready as error:
             self._metrics.scrape_errors.labels("pages").inc()
-            log.debug("correction not written", directory=name, reason=str(error))
+            log.debug("correction_not_written", directory=name, reason=str(error))
             return False
         self._beat[name] = now
         return True

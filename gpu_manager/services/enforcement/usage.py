@@ -137,7 +137,7 @@ class UsageSampler:
             cards, processes = self._cards.usage()
         except NodeUnready as error:
             self._metrics.scrape_errors.labels("cards").inc()
-            log.debug("cards not read", reason=str(error))
+            log.debug("cards_unreadable", reason=str(error))
             return {}, []
         return {use.uuid: use for use in cards}, list(processes)
 

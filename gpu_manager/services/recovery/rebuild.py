@@ -78,7 +78,7 @@ def rebuild(
             grants = {g.key: g for g in found}
         except NodeUnready as error:
             metrics.recovery_disagreements.labels("store").inc()
-            log.error("ledger not used", reason=str(error))
+            log.error("ledger_ignored", reason=str(error))
     pods = {f.pod.uid: f.pod for named in local.values() for f in named}
     held = _by_entry(entries) if entries is not None else _by_listing(listing or {}, local)
     records = {(record.pod, record.container): record for record in inherited}
@@ -101,8 +101,8 @@ def rebuild(
         try:
             books.plan((allocation,))
         except DoesNotFit:
-            log.info("plan dropped", pod=allocation.pod_key, container=allocation.container)
-    log.info("books rebuilt", grants=len(grants), stored=stored is not None, checkpoint=entries is not None)
+            log.info("plan_dropped", pod=allocation.pod_key, container=allocation.container)
+    log.info("ledger_rebuilt", grants=len(grants), stored=stored is not None, checkpoint=entries is not None)
     return books
 
 
@@ -141,7 +141,7 @@ def _grant(
     if stored is not None:
         if any(stored.ids.get(r) != ids for r, ids in truth.ids.items()):
             metrics.recovery_disagreements.labels("ids").inc()
-            log.warning("ids differ from the kubelet's, its own are used", pod=key[0], container=key[1])
+            log.warning("device_ids_differ_from_kubelet", pod=key[0], container=key[1])
             return replace(stored, ids={**stored.ids, **truth.ids})
         return stored
     metrics.recovery_disagreements.labels("missing").inc()
@@ -163,7 +163,7 @@ def _grant(
             shares = said
     if not shares:
         log.warning(
-            "ids of no card of this node", pod=key[0], container=key[1], cores=len(cores), memory=len(memory)
+            "device_ids_of_no_card", pod=key[0], container=key[1], cores=len(cores), memory=len(memory)
         )
         return None
     kind, order, ran = next(
@@ -177,7 +177,7 @@ def _grant(
     allocation = Allocation(
         key[0], key[1], kind, order, shares, pod.namespace if pod else "", pod.name if pod else ""
     )
-    log.info("grant recovered from the kubelet", pod=key[0], container=key[1], directory=directory)
+    log.info("grant_recovered_from_kubelet", pod=key[0], container=key[1], directory=directory)
     # A container that the kubelet has made was proven before; the checkpoint says now what it said then.
     ceiling = (ceiling_of(pod) if pod else None) or 0
     return Grant(allocation, directory, ceiling, truth.ids, proven=ran and told is not None)

@@ -125,6 +125,6 @@ class Reclaimer:
         orphans = frozenset(self._tenants.names()) - named
         for name in orphans & self._orphans:
             self._tenants.remove(name)
-            log.info("directory removed", directory=name)
+            log.info("directory_removed", directory=name)
         self._orphans = orphans
         self._injector.prune(named)
