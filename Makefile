@@ -105,8 +105,8 @@ manifests: $(TOOLS)/helm ## write what is rendered from the chart
 image: $(STAMP) ## build/image/gpu-manager.tar: the image of agent and admission, without registry or Docker
 	$(BIN)/python deploy/image/build.py
 
-release: $(STAMP) tools ## all that users install, under build/release; TAG=v1.2.3rc1 for a trial (needs mmdebstrap)
-	$(BIN)/python -m tools.release $(if $(TAG),--tag $(TAG))
+release: $(STAMP) tools ## all that users install, under build/release; TAG=v1.2.3rc1 for a trial, URL= where it is published (needs mmdebstrap)
+	$(BIN)/python -m tools.release $(if $(TAG),--tag $(TAG)) $(if $(URL),--url $(URL))
 
 CLUSTER_PACKAGES := runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux nftables mmdebstrap
 cluster-packages: ## what the cluster needs of Debian (as root)

@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "simulate": (["{pod}"], ASKS),
     "explain": (["{pod}", "--admission", "-"], ASKS),
     "cost": ([], ASKS),
-    "doctor": ([], ASKS | {"cryptography", "_cffi_backend", "_openssl"}),  # reads certificates
+    "doctor": ([], ASKS),
 }
 
 

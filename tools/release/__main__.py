@@ -18,6 +18,7 @@ from types import ModuleType
 
 from tools.release import ROOT
 from tools.release.notes import notes
+from tools.release.plugin import NAME, krew, plugin
 from tools.release.sbom import bill
 from tools.release.source import commit, commit_time, current_tag, export, version_of
 
@@ -28,16 +29,19 @@ def main() -> None:
         prog="make release", description="Build everything that a user installs."
     )
     parser.add_argument("--tag", default="", help="For a trial: v1.2.3rc1. Default: the tag of this commit.")
-    version = version_of(parser.parse_args().tag or current_tag())
+    parser.add_argument("--url", default="", help="Where the files are published: https://host/path.")
+    options = parser.parse_args()
+    version = version_of(options.tag or current_tag())
     place = ROOT / "build" / "release" / version
     shutil.rmtree(place, ignore_errors=True)
     source = place.with_name(f"{version}.source")
-    export(version, source)
+    export(version, source, options.url)
     place.mkdir(parents=True)
     environment = {**os.environ, "SOURCE_DATE_EPOCH": commit_time(), "REVISION": commit()}
     _python_packages(source, place, environment)
     _image(source, place, version, environment)
     _chart(source, place)
+    _plugin(source, place, version, options.url)
     build = _image_module(source)
     created = dt.datetime.fromtimestamp(int(commit_time()), dt.UTC).isoformat()
     lock = (source / "deploy/image/requirements.lock").read_text("utf-8")
@@ -94,6 +98,15 @@ def _image_module(source: Path) -> ModuleType:
 def _chart(source: Path, place: Path) -> None:
     helm = str(ROOT / "build/tools/helm")
     _run(helm, "package", str(source / "deploy/helm/gpu-manager"), "--destination", str(place), at=source)
+
+
+def _plugin(source: Path, place: Path, version: str, url: str) -> None:
+    program = plugin(source, version, int(commit_time()))
+    (place / NAME).write_bytes(program)
+    (place / NAME).chmod(0o755)
+    licence = (source / "LICENSE").read_bytes()
+    for name, data in krew(program, licence, version, url, int(commit_time())).items():
+        (place / name).write_bytes(data)
 
 
 def _checksums(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -51,8 +52,13 @@ def current_tag() -> str:
     return done.stdout.decode().strip()
 
 
-def export(version: str, target: Path) -> None:
+def export(version: str, target: Path, url: str = "") -> None:
     """Lay the commit out in ``target``, with ``version`` wherever the placeholder stands.
+
+    Args:
+        version: as :func:`version_of` gives it.
+        target: a directory that is made anew.
+        url: where the release is published, for the packages' metadata; empty: they name no address.
 
     Raises:
         SystemExit: a file does not carry the placeholder as often as it should.
@@ -68,6 +74,8 @@ def export(version: str, target: Path) -> None:
             sys.exit(f"{name} holds {PLACEHOLDER} {text.count(PLACEHOLDER)} times, {times} expected")
         if name == CHART:  # whose own version is SemVer's; appVersion is the image's tag
             text = text.replace(f"\nversion: {PLACEHOLDER}", f"\nversion: {chart_version(version)}")
+        if url and path.suffix == ".toml":
+            text += f"\n[project.urls]\nHomepage = {json.dumps(url)}\n"
         path.write_text(text.replace(PLACEHOLDER, version), "utf-8")
 
 

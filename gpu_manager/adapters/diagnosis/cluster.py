@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import yaml
-from cryptography import x509
 
+from gpu_manager.adapters.diagnosis.certificates import first_expiry
 from gpu_manager.adapters.kube.connection import Connection, Refused
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain.contract import (
@@ -144,7 +142,7 @@ class _Looked:
                             name=text(hook.get("name")),
                             mutating=kind == "mutating",
                             policy=text(hook.get("failurePolicy")) or "Fail",
-                            expires=_expiry(client.get("caBundle")),
+                            expires=first_expiry(client.get("caBundle")),
                             service="/".join(place),
                             pods=any(
                                 "pods" in _list(r.get("resources")) for r in mappings(hook.get("rules"))
@@ -174,7 +172,7 @@ class _Looked:
                 if error.code == 404:  # cert-manager's, or another name: its caBundle tells enough
                     continue
                 raise
-            return _expiry(mapping(secret.get("data")).get("tls.crt"))
+            return first_expiry(mapping(secret.get("data")).get("tls.crt"))
         return None
 
     def schedulers(self, namespaces: Sequence[str]) -> Iterator[SchedulerFacts]:
@@ -247,15 +245,6 @@ def _scheduler(where: str, page: str) -> Iterator[SchedulerFacts]:
     }
     profiles = tuple(text(p.get("schedulerName")) for p in mappings(config.get("profiles")))
     yield SchedulerFacts(where, profiles or ("default-scheduler",), CORE in managed)
-
-
-def _expiry(bundle: object) -> float | None:
-    """When the first of these PEM certificates ends (base64, as Kubernetes stores them); None without any."""
-    try:
-        found = x509.load_pem_x509_certificates(base64.b64decode(str(bundle or ""), validate=True))
-    except (ValueError, binascii.Error):
-        return None
-    return min((one.not_valid_after_utc.timestamp() for one in found), default=None)
 
 
 def _count(value: object) -> int | None:
