@@ -149,6 +149,33 @@ def test_the_assigned_card_is_waited_for_though_another_has_room(tmp_path: Path)
         assert rig.cards_of(new, "c") == (0,)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_card_is_waited_for_though_its_last_pods_name_is_used_again(
+    tmp_path: Path, *, restarted: bool
+) -> None:
+    """Kubelet and watch both show that name: the one a newer pod, the other still the pod that has gone."""
+    with NodeRig(tmp_path, cards(2), patience=30.0) as rig:
+        first, second = rig.states
+        old = pod("set-0", container(*FULL), on={"c": [(first, 60, 10 * GIB)]})
+        assert rig.admit(old).admitted
+        if restarted:
+            rig.restart_agent()
+        rig.pods.forget("default/set-0", watched=False)
+        rig.kubelet.delete(uid(old), force=True)
+        namesake = pod("set-0", container("c", 10, 4), on={"c": [(second, 10, GIB)]})
+        new = pod("new", container(*FULL), on={"c": [(first, 60, 10 * GIB)]})
+        for one in (namesake, new):
+            rig.pods.bind(rig.parsed(one), watched=False)
+        assert rig.kubelet.admit(namesake).admitted
+        rig.pods.looks = 0
+        with ThreadPoolExecutor(1) as pool:
+            coming = pool.submit(rig.kubelet.admit, new)
+            rig.until(lambda: rig.pods.looks > 6 or coming.done())
+            rig.pods.watch()
+            assert coming.result(20).admitted
+        assert rig.cards_of(new, "c") == (0,)
+
+
 @pytest.mark.parametrize("lists_ended", [False, True])
 def test_a_pod_that_has_ended_is_no_more_whether_the_kubelet_lists_it_or_not(
     tmp_path: Path, lists_ended: bool
