@@ -121,8 +121,8 @@ class DepartedPods:
                 held = next(iter(view.ledger.of_pod(uid).values()))
                 name = held.namespace, held.pod_name
                 namesake = uid not in living and taken.get("/".join(name), uid) != uid
-                # Ids that are offered again are a pod's that has ended, whatever the watch still shows: the name
-                # is a newer pod's, or a kubelet before 1.34 lists, without ids, who has ended as well.
+                # Ids offered again were a pod's that has ended, whatever the watch still shows: the name is a
+                # newer pod's, or a kubelet before 1.34 lists, without ids, who has ended as well.
                 over = uid in self._returned
                 if name in answer.active and (
                     not (namesake or over) or name in _listed_at(view, uid, answer.held)
