@@ -14,11 +14,13 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bench import soak
 from bench.rows import OUTPUT, Row
+from bench.soak import Outcome
 from bench.world import World
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
@@ -310,26 +312,41 @@ def leaked(world: World) -> int:
         time.sleep(0.5)
 
 
-def rows(*, full: bool) -> list[Row]:
-    """Run it."""
-    admissions = 100_000 if full else 5_000
+def measure(seed: int, admissions: int = soak.ADMISSIONS) -> Outcome:
+    """One run; what was wrong is told on stderr, and the agent's log is kept then."""
     started = time.monotonic()
-    with World(seed=SEED) as world:
-        driver = Driver(world, seed=SEED, kill_every=100)
+    with World(seed=seed) as world:
+        driver = Driver(world, seed=seed, kill_every=100)
         driver.run(admissions)
         driver.finish()
         left = leaked(world)
         if driver.counts["wrong"] or driver.counts["overcommit"] or left:
-            shutil.copy(world.log, OUTPUT.with_name("association-agent.log"))
+            shutil.copy(world.log, OUTPUT.with_name(f"association-agent-{seed}.log"))
     for complaint in driver.complaints[:20]:
         print(complaint, file=sys.stderr)
-    seconds = time.monotonic() - started
-    counted = ", ".join(f"{n} {what}" for what, n in sorted(driver.counts.items()))
-    note = f"seed {SEED}: {counted}, {seconds:.0f} s"
+    return Outcome(seed, dict(driver.counts), left, time.monotonic() - started)
+
+
+def rows(*, full: bool) -> list[Row]:
+    """A quick run of one seed, or all slices of the soak."""
+    if full:
+        outcomes = soak.run(measure, soak.wanted())
+        size = f"{len(outcomes)} of {soak.SLICES} slices"
+    else:
+        outcomes = [measure(SEED)]
+        size = f"seed {SEED}"
+    return sums(outcomes, size, full=full and len(outcomes) == soak.SLICES)
+
+
+def sums(outcomes: Sequence[Outcome], size: str, *, full: bool) -> list[Row]:
+    """The rows of some runs together; ``size`` says in the note how many they were."""
+    counts = sum((Counter(one.counts) for one in outcomes), Counter[str]())
+    counted = ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
+    note = f"{size}: {counted}, {sum(one.seconds for one in outcomes):.0f} s"
     figures = {
-        "association_wrong": driver.counts["wrong"],
-        "association_overcommit": driver.counts["overcommit"],
-        "association_leaked_ids": left,
+        "association_wrong": counts["wrong"],
+        "association_overcommit": counts["overcommit"],
+        "association_leaked_ids": sum(one.leaked for one in outcomes),
     }
     return [
         Row(name, n, "count", "= 0", full=full, note=note if name == "association_wrong" else "")

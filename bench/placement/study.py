@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import json
 import random
 import subprocess
@@ -13,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
+from bench.code_digest import code_digest
 from bench.placement.ours import Ours
 from bench.placement.policies import (
     BestFit,
@@ -232,23 +231,7 @@ def fingerprint(policy: str = "ours", *more: str) -> str:
             bench / "ours.py",
         ]
     files += [bench / f"{name}.py" for name in more]
-    digest = hashlib.sha256()
-    for file in files:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list) and body and _is_text(body[0]):
-                body[0] = ast.Pass()
-        digest.update(ast.dump(tree).encode())
-    return digest.hexdigest()[:12]
-
-
-def _is_text(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+    return code_digest(files)
 
 
 def commit() -> str:
