@@ -1,6 +1,6 @@
-/* What a launch costs: core_time <library> <launches> <null|stream> [own]. Prints the median and the 99th percentile of
- * rounds of 100 launches, both in ns a launch; `own` counts this thread's own time, so that others on the machine do
- * not. */
+/* What a launch costs: core_time <library> <launches> <null|stream> [own|paced]. Prints the median and the 99th percentile
+ * of rounds of 100 launches, both in ns a launch; `own` counts this thread's own time, so that others on the machine do
+ * not; `paced` begins a round every 200 us, since no driver takes a launch in less than 2 us. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 typedef int launch_fn(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                       void **);
-enum { ROUND = 100 };
+enum { ROUND = 100, PACE_NS = 200000 };
 
 static clockid_t which = CLOCK_MONOTONIC;
 
@@ -33,8 +33,10 @@ int main(int argc, char **argv) {
     int (*init)(unsigned) = (int (*)(unsigned))dlsym(library, "cuInit");
     if (!launch || !init || init(0))
         return 3;
-    if (argc > 4)
+    const char *how = argc > 4 ? argv[4] : "";
+    if (!strcmp(how, "own"))
         which = CLOCK_THREAD_CPUTIME_ID;
+    double pause_ns = strcmp(how, "paced") ? 0 : PACE_NS;
     long rounds = atol(argv[2]) / ROUND;
     double *took = malloc((size_t)rounds * sizeof *took);
     void *on = strcmp(argv[3], "null") ? &stream : NULL;
@@ -45,6 +47,8 @@ int main(int argc, char **argv) {
         for (int i = 0; i < ROUND; i++)
             launch(&function, 8, 1, 1, 32, 1, 1, 0, on, NULL, NULL);
         took[round] = (now_ns() - begin) / ROUND;
+        while (now_ns() - begin < pause_ns)
+            ;
     }
     qsort(took, (size_t)rounds, sizeof *took, ascending);
     printf("%.2f %.2f\n", took[rounds / 2], took[rounds * 99 / 100]);

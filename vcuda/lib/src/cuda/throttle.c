@@ -14,7 +14,7 @@
 #include <errno.h>
 #include <time.h>
 
-#define END_ONE_IN_MASK 31 /* a span ends early now and then, so that nothing hides behind an old average */
+#define END_ONE_IN_MASK 31 /* a measured span ends early now and then: nothing hides behind an old average */
 #define UNKNOWN_MOST 8     /* spans in flight on a stream while more work of unknown cost arrives */
 #define ROOM_NAP_NS 250000u
 
@@ -260,7 +260,7 @@ void throttle_end(struct throttled_work *work, CUresult result) {
         timing_span_remove(span, work->cost, work->expected_ns, work->paid_ns);
     if (span_plan_ends(&span->facts, span->measured, thread_state.budget.left_ns > 0, span->launches,
                        cost_seen(work->cost)) ||
-        is_sampled())
+        (span->measured && is_sampled()))
         close_slowly(span);
     else
         timing_span_put(work->meter, span);

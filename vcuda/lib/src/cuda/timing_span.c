@@ -155,6 +155,11 @@ static struct timing_span *take_open(struct stream_meter *meter) {
     return NULL;
 }
 
+/* All of the context's spans wait to be settled, as when the helper has had no processor for a while. */
+static bool is_exhausted(const struct context_meter *context_meter) {
+    return !(__atomic_load_n(&context_meter->free_head, __ATOMIC_RELAXED) & 0xffff);
+}
+
 /* With a look at the clock, and at the driver if need be. */
 static struct timing_span *__attribute__((noinline)) decide(struct stream_meter *meter, struct timing_span *span,
                                                             const struct cost *cost, struct measuring_budget *budget) {
@@ -193,7 +198,8 @@ struct timing_span *timing_span_take(struct stream_meter *meter, const struct co
                                      struct measuring_budget *budget) {
     struct timing_span *span = take_open(meter);
     uint64_t ns = cost_ns(cost);
-    if (!span || !span_plan_joins(&span->facts, span->measured, ns))
+    bool joins = span ? span_plan_joins(&span->facts, span->measured, ns) : is_exhausted(meter->context_meter);
+    if (!joins)
         return decide(meter, span, cost, budget);
     __atomic_store_n(&meter->clock.idle_at, __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED) + ns,
                      __ATOMIC_RELAXED);

@@ -347,7 +347,7 @@ static void after_launch(void *state, const struct launch *launch, uint64_t now)
     a->dice ^= a->dice << 5;
     if (span_plan_ends(&span->facts, span->measured, a->budget.left_ns > 0, span->launches,
                        cost_seen(cost_of(a, launch))) ||
-        !(a->dice & 31))
+        (span->measured && !(a->dice & 31)))
         close_span(a, launch->stream);
 }
 
