@@ -324,13 +324,12 @@ class DevicePlugin:
             self._allocator.registered()
             for server in self._servers:
                 if not self._stop.is_set():
-                    register(
-                        self._directory,
-                        server.resource,
-                        self.sockets[server.resource],
-                        options_of(server.resource),
-                    )
-                    self._metrics.registrations.labels(server.resource).inc()
+                    try:
+                        self._register(server, changed)
+                    except NodeUnready:
+                        if reasons:
+                            return RESTARTED if SocketChange.KUBELET in reasons else OWN_GONE
+                        raise
             self.registered.set()
             log.info("registered", resources=list(self.sockets))
             while not self._stop.is_set():
@@ -340,6 +339,12 @@ class DevicePlugin:
                     # A restarting kubelet cuts the streams a moment before its new socket is seen.
                     return RESTARTED if changed.wait(0.5) else "stream cut"
             return "stopped"
+
+    def _register(self, server: ResourceServer, changed: threading.Event) -> None:
+        """Raises NodeUnready: refused, not answered, or ``changed`` was set meanwhile."""
+        name = server.resource
+        register(self._directory, name, self.sockets[name], options_of(name), abandon=changed)
+        self._metrics.registrations.labels(name).inc()
 
     def _await_kubelet(self) -> None:
         socket = self._directory / KUBELET_SOCKET

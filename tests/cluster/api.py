@@ -35,7 +35,8 @@ class Api:
 
     def get(self, path: str, *, text: bool = False, **query: str) -> Any:
         """An object, or text."""
-        answer = self.request("GET", f"{path}?{urlencode(query)}" if query else path)
+        accept = "*/*" if text else "application/json"
+        answer = self.request("GET", f"{path}?{urlencode(query)}" if query else path, accept=accept)
         return answer.decode("utf-8", "replace") if text else json.loads(answer)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -56,12 +57,17 @@ class Api:
                 raise
 
     def request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, kind: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        kind: str = "application/json",
+        accept: str = "application/json",
     ) -> bytes:
         """Ask once. Raises ApiError."""
         context = ssl.create_default_context(cafile=str(self.authority))
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=self.seconds, context=context)
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind, "Accept": accept}
         if self.user:
             headers |= {"Impersonate-User": self.user, "Impersonate-Group": "system:masters"}
         try:

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, parse_checkpoint
-from gpu_manager.adapters.store import FileStore
-from gpu_manager.domain.contract import CARDS_ENV, CORE, LIMITS_PATH, MEMORY, decode_assignment
+from gpu_manager.domain.contract import ALLOCATION, CARDS_ENV, CORE, LIMITS_PATH, MEMORY
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from tests.cluster import layout
+from tests.cluster import decoding, layout
 from tests.cluster.cluster import Cluster
-from tests.cluster.pods import assignment
-from vcuda import page
-
-Shares = frozenset[tuple[str, int, int]]  # card, cores, bytes
+from tests.cluster.decoding import Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +118,7 @@ def containers(cluster: Cluster) -> Iterator[Held]:
         meta, status = pod["metadata"], pod["status"]
         if status.get("phase") != "Running" or "deletionTimestamp" in meta:
             continue
-        said = assignment(pod)
+        said = decoding.annotation(meta.get("annotations", {}).get(ALLOCATION))
         specs = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
         states = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
         running = {s["name"]: s["containerID"].rpartition("/")[2] for s in states if "running" in s["state"]}
@@ -132,10 +128,7 @@ def containers(cluster: Cluster) -> Iterator[Held]:
             if not cores or spec["name"] not in running:
                 continue
             shares = said.containers.get(spec["name"]) if said is not None else None
-            annotation = frozenset((u, a.cores, a.memory) for u, a in shares) if shares is not None else None
-            yield Held(
-                meta["name"], meta["uid"], spec["name"], cores, units, running[spec["name"]], annotation
-            )
+            yield Held(meta["name"], meta["uid"], spec["name"], cores, units, running[spec["name"]], shares)
 
 
 def living(cluster: Cluster) -> frozenset[str]:
@@ -163,18 +156,18 @@ def _ledger(cluster: Cluster) -> bytes | None:
     """The newest state. The agent writes over the older of two files: who reads one, then the other, may miss
     both of two saves in between, so it counts only if a second look finds the same.
     """
-    store = FileStore(cluster.scratch / "agent/ledger")
-    before, now = None, store.load()
+    directory = cluster.scratch / "agent/ledger"
+    before, now = None, decoding.ledger(directory)
     while before != now:
-        before, now = now, store.load()
+        before, now = now, decoding.ledger(directory)
     return now
 
 
 def checkpoint_of(cluster: Cluster) -> Mapping[tuple[str, str, str], tuple[frozenset[str], str | None]]:
     """(pod UID, container, resource) → ids and our JSON, from the kubelet's file."""
-    path = cluster.scratch / "kubelet/device-plugins" / FILE_NAME
-    entries = parse_checkpoint(path.read_bytes(), (CORE, MEMORY))
-    return {(e.pod, e.container, e.resource): (e.ids, e.annotation) for e in entries}
+    path = cluster.scratch / "kubelet/device-plugins/kubelet_internal_checkpoint"
+    entries = decoding.checkpoint(path.read_bytes())
+    return {key: (ids, copy) for key, ids, copy in entries if key[2] in (CORE, MEMORY)}
 
 
 def limits_in_force(held: Held) -> Shares | None:
@@ -187,17 +180,14 @@ def _page_of(pid: int) -> Shares | None:
         image = Path(f"/proc/{pid}/root{LIMITS_PATH}").read_bytes()
     except FileNotFoundError:
         return None
-    limits = page.read_limits(image)
-    return frozenset(
-        (page.uuid_text(c.uuid), round(c.core_limit or 0), c.memory_limit or 0) for c in limits.cards
-    )
+    return decoding.limits(image)
 
 
 def running(cluster: Cluster) -> Iterator[Running]:
     """Every container of the node that was given cards and has a process now."""
     capacity = {str(card.uuid): card.capacity(DEFAULT_UNIT).memory for card in cluster.cards}
     for path in _hierarchy().glob(f"{layout.CGROUP}/**/pod*/*/cgroup.procs"):
-        with contextlib.suppress(OSError, IndexError, page.PageError):  # it ends while we look
+        with contextlib.suppress(OSError, IndexError, struct.error, ValueError):  # it ends while we look
             pid = int(path.read_text("utf-8").split()[0])
             began, cards = _began(pid), cards_shown(pid)
             if not cards:
@@ -265,9 +255,9 @@ def compare(one: Held, books: Books) -> Iterator[str]:
         yield f"{one}: runs, and the ledger says that no start of it was proven"
     if sum(share[1] for share in ledger) != one.cores:
         yield f"{one}: asks for {one.cores} cores, the ledger has {ledger}"
-    decoded = decode_assignment(copy)
-    copied = decoded.containers.get(one.name, ()) if decoded is not None else ()
-    if frozenset((u, a.cores, a.memory) for u, a in copied) != ledger:
+    decoded = decoding.annotation(copy)
+    copied = decoded.containers.get(one.name) if decoded is not None else None
+    if copied != ledger:
         yield f"{one}: the checkpoint's copy says {copied}, the ledger {ledger}"
     prefixes = {uuid.removeprefix("GPU-")[:8] for uuid, _, _ in ledger}
     for ids in filter(None, (cores, units)):

@@ -87,9 +87,18 @@ def admission_ready(cluster: Cluster) -> bool:
 
 def ask(cluster: Cluster, path: str) -> str:
     """GET from the agent's port, through the API server."""
+    return str(cluster.api.get(_proxied(cluster, path), text=True))
+
+
+def ask_json(cluster: Cluster, path: str) -> Any:
+    """As :func:`ask`, of a page that has a form for programs."""
+    return cluster.api.get(_proxied(cluster, path))
+
+
+def _proxied(cluster: Cluster, path: str) -> str:
     pod = agent_pod(cluster)
     name = pod["metadata"]["name"] if pod is not None else "none"
-    return str(cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:5678/proxy{path}", text=True))
+    return f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:5678/proxy{path}"
 
 
 def containers(cluster: Cluster) -> set[str]:

@@ -115,6 +115,39 @@ def test_case_05_a_kubelet_that_was_down_for_longer_is_met_at_once(tmp_path: Pat
         rig.kubelet.stop()
 
 
+def test_case_05_a_kubelet_that_deletes_the_socket_it_is_told_of_is_not_waited_for(tmp_path: Path) -> None:
+    """A starting kubelet deletes every socket: one made a moment before is dialled for 10 s in vain, and the
+    first pods are admitted after 1 s.
+    """
+    rig = NodeRig(tmp_path, back_off=(0.1, 1.0))
+    directory = tmp_path / "device-plugins"
+    directory.mkdir()
+    told: list[str] = []
+    answered, release = threading.Event(), threading.Event()
+
+    class Starting(api_pb2_grpc.RegistrationServicer):
+        def Register(self, request: api_pb2.RegisterRequest, context: grpc.ServicerContext) -> api_pb2.Empty:  # noqa: N802
+            told.append(request.resource_name)
+            if len(told) == 1:
+                (directory / request.endpoint).unlink()
+                release.wait(30)
+            elif set(told[1:]) == set(SOCKETS):
+                answered.set()
+            return api_pb2.Empty()
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    api_pb2_grpc.add_RegistrationServicer_to_server(Starting(), server)
+    server.add_insecure_port(unix_target(directory / "kubelet.sock"))
+    server.start()
+    rig.start_agent(wait=False)
+    try:
+        assert answered.wait(8), told
+    finally:
+        release.set()
+        rig.stop_agent()
+        server.stop(0).wait()
+
+
 def test_case_06_an_own_socket_deleted_alone_is_made_again(rig: NodeRig) -> None:
     (rig.kubelet.device_plugins / SOCKETS[MEMORY]).unlink()
     rig.until(lambda: rig.kubelet.registrations[MEMORY] == 2)

@@ -65,6 +65,27 @@ def test_a_kubelet_that_does_not_answer_is_given_up(node):
     release.set()
 
 
+def test_a_registration_is_abandoned_once_a_socket_was_replaced(node):
+    """The kubelet dials a plugin whose socket it has itself deleted for 10 s, and answers only then."""
+    abandon, asked, release = threading.Event(), threading.Event(), threading.Event()
+    plugin = node.serve(CORE, devices("c", 1))
+
+    def describe() -> api_pb2.DevicePluginOptions:
+        asked.set()
+        release.wait(20)
+        return plugin.options
+
+    plugin.describe = describe
+    with ThreadPoolExecutor(1) as pool:
+        place = node.kubelet.device_plugins
+        registering = pool.submit(register, place, CORE, plugin.endpoint, OPTIONS, abandon=abandon)
+        assert asked.wait(10)
+        abandon.set()
+        with pytest.raises(NodeUnready, match="was abandoned: a socket was replaced"):
+            registering.result(5)
+        release.set()
+
+
 class Watching:
     def __init__(self, node: Node, own: list[str]) -> None:
         self.changes: queue.Queue[SocketChange] = queue.Queue()
@@ -103,6 +124,14 @@ def test_6_a_lost_or_replaced_own_socket_is_told_once(node):
         assert watching.changes.get(timeout=5) is SocketChange.OWN
         path.touch()
         node.kubelet.restart()  # comes after it, and is all that is told
+        assert watching.changes.get(timeout=5) is SocketChange.KUBELET
+    assert watching.changes.empty()
+
+
+def test_an_own_socket_that_is_missing_from_the_start_is_told_once(node):
+    with Watching(node, ["mine.sock"]) as watching:
+        assert watching.changes.get(timeout=5) is SocketChange.OWN
+        node.kubelet.restart()
         assert watching.changes.get(timeout=5) is SocketChange.KUBELET
     assert watching.changes.empty()
 

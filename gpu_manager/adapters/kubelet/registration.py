@@ -20,6 +20,7 @@ from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 API_VERSION: Final = "v1beta1"
 # The kubelet may take 10 s to dial back, and then asks for our options before it answers.
 REGISTER_SECONDS: Final = 15.0
+_ABANDON_SECONDS: Final = 0.05  # within which an abandoned call ends
 POLL_SECONDS: Final = 0.25  # above 1 s, pods that a restarted kubelet re-admits find no plugin and fail
 
 
@@ -30,14 +31,17 @@ def register(
     options: api_pb2.DevicePluginOptions,
     *,
     timeout: float = REGISTER_SECONDS,
+    abandon: threading.Event | None = None,
 ) -> None:
     """Tell the kubelet of ``directory`` that ``resource`` is served on the socket ``directory/endpoint``.
 
     The plugin must already serve there, on threads of its own: the kubelet calls back before it answers.
-    ``options`` should be what GetDevicePluginOptions answers; ``timeout`` is in seconds.
+    ``options`` should be what GetDevicePluginOptions answers; ``timeout`` is in seconds. Once ``abandon`` is
+    set the answer is not waited for: a kubelet that has deleted the plugin's socket dials it for 10 s.
 
     Raises:
-        NodeUnready: the kubelet is away, did not answer in time, or refused (its words are in the text).
+        NodeUnready: the kubelet is away, did not answer in time, or refused (its words are in the text); or
+            the call was abandoned.
     """
     socket = directory / KUBELET_SOCKET
     request = api_pb2.RegisterRequest(
@@ -48,7 +52,14 @@ def register(
         options=(("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)),
     )
     try:
-        api_pb2_grpc.RegistrationStub(channel).Register(request, timeout=timeout)
+        call = api_pb2_grpc.RegistrationStub(channel).Register.future(request, timeout=timeout)
+        answered = threading.Event()
+        call.add_done_callback(lambda _: answered.set())
+        while not answered.wait(_ABANDON_SECONDS):
+            if abandon is not None and abandon.is_set():
+                call.cancel()
+                raise NodeUnready(f"the registration of {resource} was abandoned: a socket was replaced")
+        call.result()
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or "no details"
         if code is grpc.StatusCode.UNAVAILABLE:
@@ -64,6 +75,9 @@ def register(
         channel.close()
 
 
+_MISSING: Final = (0, 0, 0)  # of an own socket at the start, where there should be one
+
+
 class SocketChange(Enum):
     """Why a plugin has to serve and register anew."""
 
@@ -74,9 +88,10 @@ class SocketChange(Enum):
 class SocketWatch:
     """Calls ``changed`` from a thread of its own whenever a plugin has to serve and register anew.
 
-    Make it when the own sockets exist and before registering, so that a kubelet that restarts in between
-    is seen. A kubelet that only goes away is no change: there is nobody to register with. ``own`` are
-    file names in ``directory``; ``interval`` is in seconds. After a change the watch goes on from there.
+    Make it once the own sockets have been made and before registering, so that a kubelet that restarts in
+    between is seen; one that is missing already has been deleted by such a kubelet, and counts as a change. A
+    kubelet that only goes away is no change: there is nobody to register with. ``own`` are file names in
+    ``directory``; ``interval`` is in seconds. After a change the watch goes on from there.
     """
 
     def __init__(
@@ -92,7 +107,7 @@ class SocketWatch:
         self._changed = changed
         self._interval = interval
         self._seen = _state(self._kubelet)
-        self._ours = [_state(path) for path in self._own]
+        self._ours: list[tuple[int, int, int] | None] = [_state(path) or _MISSING for path in self._own]
         self._end = threading.Event()
         self._thread = threads.forever("kubelet-watch", self._run)
 
