@@ -21,6 +21,7 @@ from gpu_manager.domain.contract import (
     ASSIGNED,
     CORE_LIMIT,
     GPU_MODEL,
+    GPU_UUID,
     MODEL_LABEL,
     NVIDIA,
     PLACEMENT,
@@ -34,7 +35,11 @@ from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
+from gpu_manager.domain.rules.legal_values import MOST_ASKING
 from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.services.allocation.books import Books
+from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.planner import plan
 from tests.fakes.extender import UNIT, bound, container, node, pod, uuid
 
 Obj = dict[str, Any]
@@ -75,6 +80,16 @@ CASES = {
     "illegal-and-never-granted": ([pod("a", 150, None, on="n1", annotations=says("a", ONE))], 100),
     "illegal-now-and-granted-before": (
         [pod("a", 30, None, on="n1", annotations={ASSIGNED: "true", **says("a", ONE, cores=30)})], 70,
+    ),
+    "more-containers-than-are-legal-and-granted-before": (
+        [
+            pod(
+                "a",
+                containers=[container("main", 30, 4), *(container(f"c{n}", 1, 1) for n in range(MOST_ASKING))],
+                on="n1",
+                annotations={ASSIGNED: "true", **says("a", ONE, cores=30)},
+            )
+        ], 70,
     ),
     "two-pods-in-one-place-the-older-first": (
         [
@@ -181,3 +196,49 @@ def test_what_is_seen_from_outside_is_the_agents_ledger(story: list[tuple[Obj, d
     cards = [state.card.uuid for state in here.cards]
     assert [books.ledger.booked(card) for card in cards] == [ledger.booked(card) for card in cards]
     assert books.gone == set(left)
+
+
+REWRITTEN = st.fixed_dictionaries(
+    {},
+    optional={
+        CORE_LIMIT: st.sampled_from(["99", "5", "150", "-1", "half"]),
+        PLACEMENT: st.sampled_from(["spread", "topology", "foo", ""]),
+        GPU_MODEL: st.sampled_from(["Tesla-T4", "A100", ",", "x" * 200]),
+        GPU_UUID: st.sampled_from([f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}", "all of them", ","]),
+    },
+)
+
+
+@given(st.lists(st.tuples(ASKED, REWRITTEN), max_size=8), st.none() | st.tuples(ASKED, REWRITTEN))
+@settings(deadline=None, max_examples=150)
+def test_the_agent_grants_a_bound_pod_what_the_extender_counts_whatever_was_annotated_since(
+    bound_pods: list[tuple[Any, dict[str, str]]], by_hand: tuple[Any, dict[str, str]] | None
+) -> None:
+    here = read_node(node("n1", 3))
+    chosen = Ledger((s.card for s in here.cards), UNIT)
+    agent = Books(NodeCards.of("n1", UNIT, here.cards, here.topology), ())
+    shown = []
+    for n, ((core, memory), rewritten) in enumerate(bound_pods):
+        obj = pod(f"p{n}", core, memory)
+        one = parse_pod(bound(obj, "n1", {}))
+        try:
+            placement = place(judged_request(one), here.cards, here.topology, chosen)
+        except DoesNotFit:
+            continue
+        chosen.commit(allocations_of(one, placement))
+        written = allocation_annotations(one, "n1", placement, here.cards, 0.0, assigned=False)
+        shown.append(bound(obj, "n1", {**written, **rewritten}))
+        plan(agent, parse_pod(shown[-1]), free_choice=False)
+    fits = True
+    if by_hand is not None:  # past the scheduler: nobody chose its cards
+        (core, memory), rewritten = by_hand
+        shown.append(bound(pod("by-hand", core, memory), "n1", rewritten))
+        try:
+            plan(agent, parse_pod(shown[-1]), free_choice=True)
+        except DoesNotFit:
+            fits = False
+    (books,) = cluster_of([node("n1", 3)], shown).with_cards
+    assert (books.unplaceable == ()) == fits
+    if fits:
+        cards = [state.card.uuid for state in here.cards]
+        assert [agent.ledger.booked(card) for card in cards] == [books.ledger.booked(card) for card in cards]

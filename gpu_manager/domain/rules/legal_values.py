@@ -107,13 +107,17 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
     amounts = check_amounts(pod, unit, minimum_cores)
     if not _names_ours(pod):
         return amounts  # the annotations of a pod without our resources are not checked
-    return (*amounts, *_check_count(pod), *check_annotations(pod))
+    return (*amounts, *check_annotations(pod))
 
 
 def check_amounts(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tuple[Violation, ...]:
-    """Return what is illegal in the amounts that its containers request, which are immutable."""
-    containers = tuple(v for c in pod.containers for v in check_container(c, unit, minimum_cores))
-    return (*containers, *_check_names(pod), *_check_init_containers(pod)) if _names_ours(pod) else containers
+    """Return what is illegal in the containers that request cards and in their amounts: both are
+    immutable.
+    """
+    found = tuple(v for c in pod.containers for v in check_container(c, unit, minimum_cores))
+    if not _names_ours(pod):
+        return found
+    return (*found, *_check_names(pod), *_check_init_containers(pod), *_check_count(pod))
 
 
 def _names_ours(pod: Pod) -> bool:

@@ -1,7 +1,9 @@
-"""The request of a pod: strict before it has cards (:func:`judged_request`), lenient afterwards.
+"""The request of a pod: strict before it is bound (:func:`judged_request`), lenient afterwards.
 
-A pod that is to get cards must satisfy every rule. A pod on a node holds what the node granted, whatever is
-written into its annotations later: :func:`booked_request`.
+A pod that looks for a node must satisfy every rule. A pod that is bound to a node asks for the amounts of its
+spec, which is immutable; its annotations may be changed at any time, so that they count only while all of
+them are legal. The agent grants a bound pod :func:`bound_request`; whoever counts it from outside takes
+:func:`booked_request`, which is the same, and None where the agent grants nothing.
 """
 
 from __future__ import annotations
@@ -36,15 +38,24 @@ def judged_request(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -
     return _request(pod, unit)
 
 
-def booked_request(pod: Pod, unit: int = DEFAULT_UNIT) -> PodRequest | None:
-    """Return the request to book for a pod on a node; None if its amounts are illegal: no node grants them.
+def bound_request(pod: Pod, unit: int = DEFAULT_UNIT) -> PodRequest:
+    """Return the request of a pod that is bound to a node; ``unit`` is bytes of one unit of memory.
 
-    The amounts are those of the spec, which is immutable. Annotations count only while all of them are legal,
-    and never reduce the amounts.
+    Without constraints and ceiling if any annotation is illegal.
+
+    Raises:
+        RequestInvalid: the amounts are illegal, so that no node grants them; the message has every reason.
     """
-    if any(check_amounts(pod, unit)):
-        return None
+    _raise_if_any(check_amounts(pod, unit))
     return _request(replace(pod, annotations={}) if any(check_annotations(pod)) else pod, unit)
+
+
+def booked_request(pod: Pod, unit: int = DEFAULT_UNIT) -> PodRequest | None:
+    """Return the :func:`bound_request` of a pod; None if no node grants its amounts."""
+    try:
+        return bound_request(pod, unit)
+    except RequestInvalid:
+        return None
 
 
 def container_request(container: Container, unit: int = DEFAULT_UNIT) -> Request | None:

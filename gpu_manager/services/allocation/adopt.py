@@ -12,8 +12,8 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.placement.place import follow
 from gpu_manager.domain.pod import ContainerKind, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
-from gpu_manager.domain.rules import legal_values
-from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
+from gpu_manager.domain.rules.pod_request import bound_request
 from gpu_manager.ports import CheckpointEntry
 from gpu_manager.services.allocation.books import Books, Grant
 
@@ -66,7 +66,7 @@ def adopt(books: Books, entry: CheckpointEntry, memory: frozenset[str], pod: Pod
         grant = Grant(
             allocation,
             told.directory,
-            (legal_values.ceiling_of(pod) if pod else None) or 0,
+            (legal_ceiling_of(pod) if pod else None) or 0,
             {entry.resource: entry.ids, **({MEMORY: memory} if memory else {})},
         )
         books.put(grant)
@@ -79,7 +79,7 @@ def adopt(books: Books, entry: CheckpointEntry, memory: frozenset[str], pod: Pod
 
 def _allowed(pod: Pod, container: str, cards: Sequence[CardUuid], books: Books) -> None:
     """The pod's own rules about cards (allow lists, count); its plan elsewhere is dropped."""
-    request = judged_request(pod, books.node.unit)
+    request = bound_request(pod, books.node.unit)
     own = replace(request, containers=tuple(c for c in request.containers if c.name == container))
     ledger = books.ledger.copy()
     ledger.release(pod.uid)

@@ -14,7 +14,7 @@ from gpu_manager.domain.contract import NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import ContainerKind, Pod
-from gpu_manager.domain.rules import legal_values
+from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.ports import KnownPod, Limit
 from gpu_manager.services.allocation import planner, unidentified_grants
 from gpu_manager.services.allocation.association import pod_of
@@ -162,7 +162,7 @@ def _book(
     if not named <= set(allocation.cards):
         allocation = _yield_to(books, resource, named, candidate, allocation)
     before = books.grants.get(allocation.key)
-    grant = before or Grant(allocation, secrets.token_hex(16), legal_values.ceiling_of(pod) or 0)
+    grant = before or Grant(allocation, secrets.token_hex(16), legal_ceiling_of(pod) or 0)
     grant = replace(grant, allocation=allocation, ids={**grant.ids, resource: ids})
     books.put(grant)
     chosen = (planner.assignment(books.node, pod) or {}).get(container.name)

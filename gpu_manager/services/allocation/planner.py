@@ -16,7 +16,7 @@ from gpu_manager.domain.placement.place import find, follow, place
 from gpu_manager.domain.placement.trial_placement import units_of
 from gpu_manager.domain.pod import Container, Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
-from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.rules.pod_request import bound_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.services.allocation.association import Identification
 from gpu_manager.services.allocation.books import Books
@@ -78,7 +78,7 @@ def plan(books: Books, pod: Pod, *, free_choice: bool) -> None:
     rest = tuple(c for c in request.containers if c.name not in tied)
     if bound:
         handed = {c.name: [(card, ZERO) for card in tied[c.name]] for c in bound}
-        placed = follow(replace(request, containers=bound), handed, books.node.cards, books.ledger)
+        placed = follow(replace(_anywhere(request), containers=bound), handed, books.node.cards, books.ledger)
         _book(books, pod, placed)
     try:
         _plan_free(books, pod, replace(request, containers=rest), free_choice=free_choice)
@@ -96,7 +96,7 @@ def _plan_free(books: Books, pod: Pod, request: PodRequest, *, free_choice: bool
     chosen = assignment(books.node, pod)
     if chosen is not None:
         try:
-            _book(books, pod, follow(request, chosen, cards, ledger))
+            _book(books, pod, follow(_anywhere(request), chosen, cards, ledger))
             return
         except DoesNotFit as error:
             if not free_choice:
@@ -144,10 +144,17 @@ def held_up(books: Books, pod: Pod, going: Iterable[PodUid], ending: Iterable[Po
 
 def _follows(node: NodeCards, request: PodRequest, chosen: Assigned, ledger: Ledger) -> bool:
     try:
-        follow(request, chosen, node.cards, ledger)
+        follow(_anywhere(request), chosen, node.cards, ledger)
     except DoesNotFit:
         return False
     return True
+
+
+def _anywhere(request: PodRequest) -> PodRequest:
+    """The request without allow lists: they were asked when its cards were chosen, and may have been
+    rewritten since, while the scheduler extender counts the pod on the cards it chose.
+    """
+    return replace(request, models=(), uuids=frozenset())
 
 
 def plan_again(books: Books, pod: Pod) -> None:
@@ -159,7 +166,7 @@ def plan_again(books: Books, pod: Pod) -> None:
 
 
 def _open_part(books: Books, pod: Pod) -> PodRequest:
-    request = judged_request(pod, books.node.unit)
+    request = bound_request(pod, books.node.unit)
     booked = {*books.ledger.of_pod(pod.uid), *books.meant_for(pod.uid)}
     return replace(request, containers=tuple(c for c in request.containers if c.name not in booked))
 
@@ -182,7 +189,7 @@ def _tied(books: Books, pod: Pod) -> Mapping[str, tuple[CardUuid, ...]]:
     """
     held = {a.container: a.cards for a in books.ledger.of_pod(pod.uid).values() if a.granted}
     tied: dict[str, tuple[CardUuid, ...]] = {}
-    for unit in units_of(judged_request(pod, books.node.unit)) or ():
+    for unit in units_of(bound_request(pod, books.node.unit)) or ():
         cards = next((held[c.name] for c in unit.members if c.name in held), None)
         if cards is not None:
             tied |= {c.name: cards for c in unit.members if c.name not in held}

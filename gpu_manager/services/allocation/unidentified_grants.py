@@ -21,7 +21,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.rules import legal_values
+from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.domain.rules.pod_request import container_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.services.allocation import planner
@@ -113,7 +113,7 @@ def identify(books: Books, candidate: ContainerCandidate, listed: Mapping[str, f
                 pod.uid, container.name, container.kind, order, shares, pod.namespace, pod.name
             )
         ids = {r: listed[r] for r in RESOURCES if listed.get(r)}
-        books.put(Grant(allocation, grant.directory, legal_values.ceiling_of(pod) or 0, ids))
+        books.put(Grant(allocation, grant.directory, legal_ceiling_of(pod) or 0, ids))
         planner.plan_again(books, pod)
         log.info("pod_identified", pod=pod.key, container=container.name, directory=grant.directory)
 

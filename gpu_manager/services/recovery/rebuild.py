@@ -26,7 +26,7 @@ from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
-from gpu_manager.domain.rules.pod_annotations import ceiling_of
+from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.ports import (
     CheckpointEntry,
     KnownPod,
@@ -179,7 +179,7 @@ def _grant(
     )
     log.info("grant_recovered_from_kubelet", pod=key[0], container=key[1], directory=directory)
     # A container that the kubelet has made was proven before; the checkpoint says now what it said then.
-    ceiling = (ceiling_of(pod) if pod else None) or 0
+    ceiling = (legal_ceiling_of(pod) if pod else None) or 0
     return Grant(allocation, directory, ceiling, truth.ids, proven=ran and told is not None)
 
 
