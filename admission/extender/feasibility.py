@@ -8,7 +8,7 @@ alike, and a call over thousands of nodes looks most of them up.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -243,7 +243,9 @@ class FeasibilityCheck:
             if isinstance(found, Refusal):
                 return with_terminating(found, view.node.lingering, view.charges)
             taken = dict(_taken(self.request, found))
-            charge = _by_model(view.node.cards, taken)
+            charge = _by_model(
+                (s.card.model, taken[s.card.uuid]) for s in view.node.cards if s.card.uuid in taken
+            )
             passed = dict(self._quota.passed(self._used, dict(charge))) if self._quota else {}
             if not passed:
                 return None
@@ -319,11 +321,11 @@ class FeasibilityCheck:
         trial = self._shape.placer.trial(cards, view.node.topology, ledger)
         if trial is None:
             return None
-        taken = trial.taken()
+        taken = tuple(trial.taken().items())
         return Fit(
             positions=tuple(trial.positions[c.name] for c in plain.containers),
-            taken=tuple(taken.items()),
-            charge=_by_model(cards, {cards[at].card.uuid: amount for at, amount in taken.items()}),
+            taken=taken,
+            charge=_by_model((cards[at].card.model, amount) for at, amount in taken),
         )
 
     def _ever(self, view: NodeView) -> bool:
@@ -391,9 +393,8 @@ def _taken(request: PodRequest, placement: Placement) -> list[tuple[CardUuid, Am
     return [(card, peak(held, card)) for card in dict.fromkeys(card for a in held for card in a.cards)]
 
 
-def _by_model(cards: Sequence[CardState], taken: Mapping[CardUuid, Amount]) -> tuple[tuple[str, Amount], ...]:
+def _by_model(taken: Iterable[tuple[str, Amount]]) -> tuple[tuple[str, Amount], ...]:
     charge: dict[str, Amount] = {}
-    for state in cards:
-        if state.card.uuid in taken:
-            charge[state.card.model] = charge.get(state.card.model, ZERO) + taken[state.card.uuid]
+    for model, amount in taken:
+        charge[model] = charge[model] + amount if model in charge else amount
     return tuple(sorted(charge.items()))

@@ -70,6 +70,8 @@ class Refusal:
 
 def closed_because(state: CardState, request: PodRequest, *, listed: bool = True) -> str:
     """Return why the pod may not use the card; empty if it may. ``listed``: the ledger has the card."""
+    if listed and state.open and not (request.uuids or request.models):
+        return ""  # nearly always
     if state.card.mig:
         return "in MIG mode, left alone"
     if not state.healthy:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.errors import DoesNotFit
@@ -60,6 +61,17 @@ class Allocation:
         return tuple(s.card for s in self.shares)
 
 
+class CardRoom(NamedTuple):
+    """A card in the books: what it has, what pods hold of it, and ``left``, cores and bytes, negative where
+    existing grants over-commit it. ``idle`` is set while no container holds any of it.
+    """
+
+    capacity: Amount
+    booked: Amount
+    left: tuple[int, int]
+    idle: bool
+
+
 def peak(allocations: Iterable[Allocation], card: CardUuid) -> Amount:
     """Return the peak amount of a card that one pod's allocations need over its phases."""
     init_peak, sidecars, apps = ZERO, ZERO, ZERO
@@ -82,7 +94,7 @@ class Ledger:
     nothing more is placed on that card.
     """
 
-    __slots__ = ("_booked", "_cards", "_pods", "unit")
+    __slots__ = ("_booked", "_cards", "_pods", "_rooms", "unit")
 
     def __init__(self, cards: Iterable[Card], unit: int, facts: Iterable[Allocation] = ()) -> None:
         """Create a ledger. ``facts`` are existing grants; they are recorded without a check."""
@@ -90,6 +102,7 @@ class Ledger:
         self._cards: dict[CardUuid, Amount] = {c.uuid: c.capacity(unit) for c in cards}
         self._pods: dict[PodUid, dict[str, Allocation]] = {}
         self._booked: dict[CardUuid, Amount] = {}
+        self._rooms: dict[CardUuid, CardRoom] = {}  # of cards that were asked about since they changed
         for allocation in facts:
             self._put(allocation)
 
@@ -103,6 +116,7 @@ class Ledger:
     def refit(self, cards: Iterable[Card]) -> None:
         """Set the node's cards as discovered now. Allocations on a vanished card stay booked."""
         self._cards = {c.uuid: c.capacity(self.unit) for c in cards}
+        self._rooms.clear()
 
     def commit(self, allocations: Iterable[Allocation]) -> None:
         """Book allocations, all or none. An allocation with the same key is replaced.
@@ -166,6 +180,17 @@ class Ledger:
         """Return the amount of the card that pods hold."""
         return self._booked.get(card, ZERO)
 
+    def room(self, card: CardUuid) -> CardRoom:
+        """Return :meth:`capacity`, :meth:`booked`, :meth:`free` and :meth:`idle` in one; kept until it
+        changes.
+        """
+        known = self._rooms.get(card)
+        if known is None:
+            capacity, booked = self.capacity(card), self.booked(card)
+            left = capacity.cores - booked.cores, capacity.memory - booked.memory
+            known = self._rooms[card] = CardRoom(capacity, booked, left, booked == ZERO)
+        return known
+
     def free(self, card: CardUuid) -> Amount:
         """Return capacity minus bookings; negative only if existing grants over-commit the card."""
         return self.capacity(card) - self.booked(card)
@@ -195,6 +220,7 @@ class Ledger:
             held[container] = allocation
         for card in cards:
             self._booked[card] = without[card] + peak(held.values(), card)
+            self._rooms.pop(card, None)
             if self._booked[card] == ZERO:
                 del self._booked[card]
         if not held:

@@ -5,7 +5,7 @@ The ledger is read, never written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from gpu_manager.domain.card import CardState
 from gpu_manager.domain.placement.explain import CardView, closed_because
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.pod import ContainerKind
-from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 
 
@@ -96,23 +96,22 @@ class TrialPlacement:
         self._request = request
         self.cards = cards
         self.unit = ledger.unit
-        self._capacity = [ledger.capacity(state.card.uuid) for state in cards]
-        asked = {c.name for c in request.containers}
+        self._rooms = [ledger.room(state.card.uuid) for state in cards]
         own = ledger.of_pod(request.uid).values()
         # Allocations of containers that are being placed again do not count; the pod's other ones do.
-        self._before: list[list[Allocation]] = [
-            [a for a in own if a.container not in asked and state.card.uuid in a.cards] for state in cards
-        ]
-        self._laid: list[list[ContainerRequest]] = [[] for _ in cards]
-        self._others = [
-            ledger.booked(state.card.uuid) - (peak(own, state.card.uuid) if own else ZERO) for state in cards
-        ]
-        # Cores and memory left, kept up as a sum, for without ordinary init containers that is the peak; None
-        # where there are such.
-        self._sums: list[tuple[int, int] | None] = [self._left_by_sum(at) for at in range(len(cards))]
+        self._before: Mapping[int, Sequence[Allocation]] = _kept(own, request, cards) if own else {}
+        self._laid: dict[int, list[ContainerRequest]] = {}
+        # What other pods hold; and cores and memory left, kept up as a sum, for without ordinary init
+        # containers that is the peak; None where there are such.
+        self._others = [room.booked for room in self._rooms]
+        self._sums: list[tuple[int, int] | None] = [room.left for room in self._rooms]
+        if own:
+            for at, state in enumerate(cards):
+                self._others[at] -= peak(own, state.card.uuid)
+                self._sums[at] = self._left_by_sum(at)
         self.closed = [
-            closed_because(state, request, listed=bool(self._capacity[at].cores))
-            for at, state in enumerate(cards)
+            closed_because(state, request, listed=bool(room.capacity.cores))
+            for state, room in zip(cards, self._rooms, strict=True)
         ]
         self.open = [at for at, reason in enumerate(self.closed) if not reason]
         self.positions: dict[str, tuple[int, ...]] = {}
@@ -141,9 +140,10 @@ class TrialPlacement:
         if len(members) == 1 and not self.held(at):
             need = self._amount(members[0], at)
         else:
-            held = (*self._before[at], *(self._allocation(c, at) for c in (*self._laid[at], *members)))
+            laid = (*self._laid.get(at, ()), *members)
+            held = (*self._before.get(at, ()), *(self._allocation(c, at) for c in laid))
             need = peak(held, self.cards[at].card.uuid)
-        left = self._capacity[at] - self._others[at] - need
+        left = self._rooms[at].capacity - self._others[at] - need
         return left.cores, left.memory
 
     def with_room(self, unit: Unit) -> list[tuple[int, int, int]]:
@@ -178,11 +178,12 @@ class TrialPlacement:
 
     def idle(self, at: int) -> bool:
         """True if no pod, this one included, holds any of the card."""
-        return not self.held(at) and self._others[at] == ZERO
+        others = self._others[at]
+        return not (others.cores or others.memory or self.held(at))
 
     def held(self, at: int) -> int:
         """Return the number of this pod's containers on the card."""
-        return len(self._before[at]) + len(self._laid[at])
+        return len(self._before.get(at, ())) + len(self._laid.get(at, ()))
 
     def put(self, unit: Unit, positions: Sequence[int]) -> None:
         """Put a unit on these cards: every member on all of them."""
@@ -191,7 +192,7 @@ class TrialPlacement:
             (container,), (at,) = unit.members, where
             self.positions[container.name] = where
             self._sums[at] = left[0] - unit.need[0], left[1] - unit.need[1]
-            self._laid[at].append(container)
+            self._laid.setdefault(at, []).append(container)
             return
         for container in unit.members:
             self.positions[container.name] = where
@@ -200,17 +201,19 @@ class TrialPlacement:
                     self._sums[at] = None
                 elif self._sums[at] is not None:
                     self._sums[at] = self.room(at, (container,))
-                self._laid[at].append(container)
+                self._laid.setdefault(at, []).append(container)
 
     def taken(self) -> dict[int, Amount]:
         """What the containers that were laid out need of each card at their worst moment, by position."""
         found: dict[int, Amount] = {}
-        for at, laid in enumerate(self._laid):
-            if any(c.kind is ContainerKind.INIT for c in laid):
+        for at, laid in sorted(self._laid.items()):
+            if len(laid) > 1 and any(c.kind is ContainerKind.INIT for c in laid):
                 found[at] = peak((self._allocation(c, at) for c in laid), self.cards[at].card.uuid)
-            elif laid and laid[0].request.cards:
-                found[at] = self._capacity[at]
-            elif laid:
+            elif laid[0].request.cards:
+                found[at] = self._rooms[at].capacity
+            elif len(laid) == 1:
+                found[at] = laid[0].request.amount
+            else:
                 requests = [c.request for c in laid]
                 found[at] = Amount(sum(r.cores for r in requests), sum(r.memory for r in requests))
         return found
@@ -236,18 +239,27 @@ class TrialPlacement:
 
     def _amount(self, container: ContainerRequest, at: int) -> Amount:
         request = container.request
-        return self._capacity[at] if request.cores >= CORES_PER_CARD else request.amount
+        return self._rooms[at].capacity if request.cores >= CORES_PER_CARD else request.amount
 
     def _allocation(self, container: ContainerRequest, at: int) -> Allocation:
         share = self.share(container, at)
         return Allocation(self._request.uid, container.name, container.kind, container.order, (share,))
 
     def _left_by_sum(self, at: int) -> tuple[int, int] | None:
-        held = self._before[at]
+        held = self._before.get(at, ())
         if any(a.kind is ContainerKind.INIT for a in held):
             return None
         card = self.cards[at].card.uuid
-        left = self._capacity[at] - self._others[at]
+        left = self._rooms[at].capacity - self._others[at]
         for share in (s for a in held for s in a.shares if s.card == card):
             left -= share.amount
         return left.cores, left.memory
+
+
+def _kept(
+    own: Iterable[Allocation], request: PodRequest, cards: Sequence[CardState]
+) -> dict[int, list[Allocation]]:
+    """What the pod holds and keeps, by position: all but the containers that are being placed again."""
+    asked = {c.name for c in request.containers}
+    stays = [a for a in own if a.container not in asked]
+    return {at: [a for a in stays if state.card.uuid in a.cards] for at, state in enumerate(cards)}
