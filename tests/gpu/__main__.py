@@ -4,13 +4,12 @@ Without a card it says so in one line, writes nothing and exits 0. A run that wa
 same --output. ``--stand-in`` runs the same on the stand-in driver: that proves this program, and measures no card.
 """
 
-# ruff: noqa: T201 - a program that prints, not a library
-
 from __future__ import annotations
 
 import argparse
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,11 +22,16 @@ from tests.gpu import cost, dispatch, endings, facts, frameworks, guesses, memor
 from tests.gpu.machine import BUILD, STAND_IN, Absent, Machine, stand_in_environment
 from tests.gpu.plan import Settings, spend
 from tests.gpu.results import OtherMachine, Results, rows
+from tests.gpu.unbroken import Ended, bounded, leave_terminal, say
 
 GROUPS = {
     "a": facts, "b": memory, "c": runtime, "d": dispatch, "e": cost, "f": share, "g": endings, "h": frameworks,
     "i": guesses,
 }  # fmt: skip
+
+
+PREPARED_WITHIN = 120.0
+"""Seconds: without what it finds no row can be judged."""
 
 
 def main() -> int:
@@ -47,10 +51,11 @@ def main() -> int:
         parser.error(f"--groups {arguments.groups}: some of {''.join(GROUPS)}")
     if arguments.stand_in and STAND_IN not in os.environ:
         return _dry_run()
+    leave_terminal()
     try:
         machine = Machine()
     except Absent as absent:
-        print(f"{absent}; nothing was measured")
+        say(f"{absent}; nothing was measured")
         return 0
     with machine:
         return _measure(machine, arguments)
@@ -61,24 +66,32 @@ def _measure(machine: Machine, arguments: argparse.Namespace) -> int:
     try:
         results = Results(path, facts.identity(machine))
     except OtherMachine as other:
-        print(other, file=sys.stderr)
+        say(str(other), sys.stderr)
         return 2
     machine.traces = path.with_suffix(".traces")
     title = f"{machine.card.model}, {machine.driver}"
-    print(f"DRY RUN, NOT A CARD: {title}" if machine.stand_in else title, flush=True)
+    say(f"DRY RUN, NOT A CARD: {title}" if machine.stand_in else title)
     chosen = {name: group.cases for name, group in GROUPS.items() if name in arguments.groups}
     settings = Settings(arguments.seconds)
-    facts.prepare(machine, settings)
     seconds = arguments.minutes * 60
-    for row in spend(machine, chosen, results, settings=settings, seconds=seconds, deep=not arguments.quick):
-        print(line(row), flush=True)
+    ended = 0
+    try:
+        with bounded(PREPARED_WITHIN):
+            facts.prepare(machine, settings)
+        for row in spend(
+            machine, chosen, results, settings=settings, seconds=seconds, deep=not arguments.quick
+        ):
+            say(line(row))
+    except Ended as end:
+        ended = 128 + end.signal
+        results.ended(str(end))
+        say(f"ended by {end}: the same command goes on after the last whole case", sys.stderr)
     results.close()
     measured = rows(path)
     missed = [row for row in measured if row["holds"] is False]
-    print(
-        f"{len(measured)} rows in {path}; {len(missed)} do not hold: {', '.join(str(row['name']) for row in missed) or 'none'}"
-    )
-    return 1 if missed and not machine.stand_in else 0
+    names = ", ".join(str(row["name"]) for row in missed) or "none"
+    say(f"{len(measured)} rows in {path}; {len(missed)} do not hold: {names}")
+    return ended or int(bool(missed) and not machine.stand_in)
 
 
 def line(row: Row) -> str:
@@ -93,11 +106,14 @@ def _dry_run() -> int:
     """Start over in an environment where every program finds the stand-in driver."""
     native = find_native_libraries()
     if native.driver is None:
-        print("there is no stand-in driver: this package was built without a C compiler", file=sys.stderr)
+        say("there is no stand-in driver: this package was built without a C compiler", sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="vcuda-gpu-card-") as state:
         command = [sys.executable, "-m", "tests.gpu", *sys.argv[1:]]
-        return os.spawnve(os.P_WAIT, sys.executable, command, stand_in_environment(native, state))
+        process = subprocess.Popen(command, env=stand_in_environment(native, state))
+        leave_terminal(process.send_signal)
+        status = process.wait()
+        return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":

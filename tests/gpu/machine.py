@@ -71,6 +71,7 @@ class Machine:
         self._asking = threading.Lock()
         self.tenants = FileControlPages(self.root / "pages")
         self.compiler = _compiler()
+        self._started: list[subprocess.Popen[str]] = []
         self.traces = self.root / "traces"
         """Where recorded traces go."""
         self.reserve = 0
@@ -84,6 +85,7 @@ class Machine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end_started()
         self.tenants.close()
         self.nvml.close()
         self._directory.cleanup()
@@ -134,7 +136,8 @@ class Machine:
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         """A process that sees this card alone, as card 0, whatever this machine or its environment has beside it."""
-        return subprocess.Popen(
+        self._started = [process for process in self._started if process.poll() is None]
+        process = subprocess.Popen(
             command,
             env={**env, "CUDA_VISIBLE_DEVICES": self.card.uuid},
             stdin=subprocess.PIPE,
@@ -142,6 +145,16 @@ class Machine:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self._started.append(process)
+        return process
+
+    def end_started(self) -> None:
+        """End the processes of a case that was cut, wherever they run."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        self._started.clear()
 
     def container(self, memory: int, cores: int = 100, ceiling: int | None = None) -> Container:
         """A container with these limits: bytes (at most half of the card), percent."""

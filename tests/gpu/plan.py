@@ -1,7 +1,5 @@
 """Spends the minutes that are there: group by group, the most telling cases first, the long ones last."""
 
-# ruff: noqa: T201 - a program that prints, not a library
-
 from __future__ import annotations
 
 import sys
@@ -12,9 +10,14 @@ from dataclasses import dataclass
 from bench.rows import Row
 from tests.gpu.machine import Machine
 from tests.gpu.results import Results
+from tests.gpu.unbroken import bounded, say
 
 PERIODS = 20
 """A row runs for at least so many periods of its slowest kernel: fewer can hold no bar."""
+BOUND, LEAST_BOUND = 4.0, 60.0
+"""A case is cut after so many times what it should take, and no earlier than after so many seconds."""
+GRACE = 30.0
+"""Seconds by which the last case may exceed the whole time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +76,37 @@ def spend(
         if begin + expected > until:
             left_out.append(name)
             continue
-        print(f"{name} …", file=sys.stderr, flush=True)
-        for row in _measured(machine, case):
+        say(f"{name} …", sys.stderr)
+        bound = min(max(LEAST_BOUND, BOUND * case.seconds), until + GRACE - begin)
+        for row in _measured(machine, case, begin + bound):
             results.row(name, row)
             yield row
         results.done(name, time.monotonic() - begin)
     if left_out:
         results.left_out(left_out)
-        print(f"no time was left for {', '.join(left_out)}", file=sys.stderr)
+        say(f"no time was left for {', '.join(left_out)}", sys.stderr)
 
 
-def _measured(machine: Machine, case: Case) -> Iterator[Row]:
-    """The case's rows. Whatever goes wrong in one ends that case alone: time on a card is too dear to lose the rest."""
-    try:
-        yield from case.rows(machine)
-    except Exception as error:  # noqa: BLE001 - see above; it becomes a row that does not hold
-        yield Row(f"gpu_{case.name}_ran", 0.0, "yes", "= 1", note=f"{type(error).__name__}: {error}"[:2000])
+def _measured(machine: Machine, case: Case, until: float) -> Iterator[Row]:
+    """The case's rows, until this moment of the monotonic clock.
+
+    Whatever goes wrong in one ends that case alone: time on a card is too dear to lose the rest.
+    """
+    rows: Iterator[Row] | None = None
+    while True:
+        try:
+            with bounded(max(0.001, until - time.monotonic())):
+                rows = iter(case.rows(machine)) if rows is None else rows
+                row = next(rows, None)
+        except Exception as error:  # noqa: BLE001 - see above; it becomes a row that does not hold
+            machine.end_started()
+            yield Row(
+                f"gpu_{case.name}_ran", 0.0, "yes", "= 1", note=f"{type(error).__name__}: {error}"[:2000]
+            )
+            return
+        if row is None:
+            return
+        yield row
 
 
 def missing(names: Sequence[str], unit: str, bar: str, why: str) -> Iterator[Row]:

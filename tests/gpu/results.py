@@ -56,6 +56,10 @@ class Results:
         """The time was out before these."""
         self._write({"left_out": cases})
 
+    def ended(self, why: str) -> None:
+        """Somebody ended the run here."""
+        self._write({"ended": why})
+
     def close(self) -> None:
         """No row is lost without it."""
         self._file.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import venv
@@ -285,3 +286,77 @@ def test_without_a_card_one_line_says_so_and_nothing_is_written(tmp_path: Path) 
     assert done.stdout.startswith("no card here: ")
     assert done.stdout.endswith("nothing was measured\n")
     assert not output.exists()
+
+
+def begun(output: Path) -> subprocess.Popen[str]:
+    """A dry run of the first group."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.gpu", "--stand-in", "--quick", "--seconds", "0.1", "--groups", "a",
+         "--output", str(output)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def cases_of(output: Path) -> set[str]:
+    return {line["case"] for line in map(json.loads, output.read_text().splitlines()) if "seconds" in line}
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_prints_and_its_terminal_hangs_up(tmp_path: Path) -> None:
+    run = begun(tmp_path / "gpu.jsonl")
+    with run:
+        assert run.stdout
+        assert run.stderr
+        assert "DRY RUN" in run.stdout.readline()
+        run.stdout.close()
+        run.stderr.close()
+        os.killpg(run.pid, signal.SIGHUP)
+        assert run.wait(100) == 0
+    assert cases_of(tmp_path / "gpu.jsonl") == {"a/machine", "a/locks", "a/smoke", "a/prepared"}
+
+
+def test_a_run_that_is_ended_says_so_and_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.jsonl"
+    run = begun(output)
+    with run:
+        assert run.stdout
+        while "gpu_locks_freed_ms" not in run.stdout.readline():
+            assert run.poll() is None
+        run.terminate()
+        _, err = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM
+    assert "ended by SIGTERM" in err
+    assert json.loads(output.read_text().splitlines()[-1]) == {"ended": "SIGTERM"}
+    before = cases_of(output)
+    with begun(output) as again:
+        shown, _ = again.communicate(timeout=100)
+    assert again.returncode == 0
+    assert before < cases_of(output)
+    assert "gpu_locks_of_descriptions" not in shown, "what was measured is not measured again"
+
+
+def test_a_case_that_never_ends_is_cut_by_its_own_bound_and_named(tmp_path: Path) -> None:
+    code = f"""
+import json, threading
+from pathlib import Path
+from tests.gpu import plan
+from tests.gpu.machine import Machine
+from tests.gpu.results import Results
+plan.LEAST_BOUND = 0.3
+def hangs(machine):
+    machine.bare("sleep", "1000")
+    threading.Event().wait()
+def two(settings):
+    yield plan.Case("hangs", 0.01, hangs)
+    yield plan.Case("next", 0.01, lambda machine: [plan.Row("after", 1, "yes", "= 1")])
+with Machine() as machine:
+    results = Results(Path({str(tmp_path / "r.jsonl")!r}), {{}})
+    for row in plan.spend(machine, {{"x": two}}, results, settings=plan.Settings(), seconds=100):
+        print(row.name, row.figure, row.note, len(machine._started))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=stand_in_environment(find_native_libraries(), str(tmp_path)),
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    cut, after = done.stdout.splitlines()
+    assert cut.startswith("gpu_hangs_ran 0.0 Overtime: cut after 0."), cut
+    assert (cut.split()[-1], after) == ("0", "after 1  0"), "its processes were ended, the next case measured"
