@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.native.driven import (
     Container,
     Program,
     held,
+    program,
 )
 
 LIMIT = 256 * MIB
@@ -448,3 +450,50 @@ def test_old_names_of_allocation_reach_the_account_too(container: Container, gue
         assert guest(name, *arguments).result == guest(f"real:{name}", *arguments).result
         assert held(container, guest) == 0
     assert guest("cuMemAlloc", OUT, LIMIT).result == OUT_OF_MEMORY
+
+
+def test_a_small_allocation_is_granted_where_its_granule_has_room(
+    container: Container, guest: Program
+) -> None:
+    pointers = []
+    while (answer := guest("cuMemAlloc_v2", OUT, 512 * 1024)).result == SUCCESS:
+        pointers.append(answer.value)
+    assert len(pointers) == 4 * (LIMIT - CONTEXT) // GRANULE, "four to a granule, the last granule too"
+    refused = container.usage.cards[0].refusals
+    guest("cuMemFree_v2", pointers[5])
+    assert guest("cuMemAlloc_v2", OUT, 512 * 1024 + 1).result == OUT_OF_MEMORY
+    assert guest("cuMemAllocPitch_v2", OUT, OUT, 512, 600, 4).result == SUCCESS
+    assert guest("cuMemAlloc_v2", OUT, 400 * 512).result == SUCCESS
+    assert guest("cuMemAlloc_v2", OUT, 512 * 25).result == OUT_OF_MEMORY
+    assert held(container, guest) == LIMIT - CONTEXT
+    assert container.usage.cards[0].peak == LIMIT
+    assert container.usage.cards[0].refusals == refused + 2, "what is granted is not counted as refused"
+
+
+def test_a_small_allocation_that_the_driver_puts_into_a_new_granule_at_the_limit_goes_back(
+    container: Container, guest: Program
+) -> None:
+    """Granules are one context's own: of another's the driver has no use."""
+    assert guest("cuMemAlloc_v2", OUT, 4096).result == SUCCESS
+    other = guest("cuCtxCreate_v2", OUT, 0, 0).value
+    container.change(memory_limit=container.charged())
+    assert guest("cuMemAlloc_v2", OUT, 4096).result == OUT_OF_MEMORY
+    assert guest("cuCtxDestroy_v2", other).result == SUCCESS
+    assert guest("cuMemAlloc_v2", OUT, 4096).result == SUCCESS
+    assert held(container, guest) == GRANULE
+
+
+@pytest.mark.parametrize("how", ["destroy", "reset"])
+def test_allocations_that_race_the_end_of_their_context_leave_no_charge(
+    container: Container, how: str
+) -> None:
+    container.change(memory_limit=1 << 30)
+    racer = subprocess.Popen(
+        [str(program("prog_ended", container.sanitize)), "250", how],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=container.env(),
+    )  # fmt: skip
+    with racer:
+        assert racer.stdout
+        assert racer.stdout.readline() == "done\n"
+        assert container.charged() == CONTEXT
+        assert container.program().start().card_used() == 2 * CONTEXT

@@ -108,13 +108,22 @@ static bool insert(struct shard *shard, const struct allocation *item, uint64_t 
     return true;
 }
 
+static const uint64_t never_changes;
+
 enum allocation_put allocation_put(const struct allocation *item, struct allocation *old) {
+    return allocation_put_while(item, old, &never_changes, 0);
+}
+
+enum allocation_put allocation_put_while(const struct allocation *item, struct allocation *old, const uint64_t *word,
+                                         uint64_t value) {
     fork_forgets(empty_in_child);
     uint64_t hash = hash_of(space_of(item->kind), item->key);
     struct shard *shard = lock_shard(hash);
     struct allocation *there = find(shard, space_of(item->kind), item->key, hash);
     enum allocation_put result = ALLOCATION_NEW;
-    if (there->kind) {
+    if (__atomic_load_n(word, __ATOMIC_SEQ_CST) != value) {
+        result = ALLOCATION_STALE;
+    } else if (there->kind) {
         *old = *there;
         *there = *item;
         result = ALLOCATION_REPLACED;
@@ -220,4 +229,16 @@ void allocation_sweep(uint32_t kinds, uint64_t owner, void (*each)(const struct 
         for (unsigned taken; (taken = take_batch(shard, kinds, owner, batch));)
             for (unsigned i = 0; i < taken; i++)
                 each(&batch[i], argument);
+}
+
+void allocation_visit(enum allocation_kind kind, uint64_t owner,
+                      void (*each)(const struct allocation *item, void *argument), void *argument) {
+    for (struct shard *shard = shards; shard < shards + SHARDS; shard++) {
+        spin_lock(&shard->busy);
+        const struct allocation *items = items_of(shard);
+        for (uint32_t i = 0; i < shard->room; i++)
+            if (items[i].kind == kind && items[i].owner == owner)
+                each(&items[i], argument);
+        spin_unlock(&shard->busy);
+    }
 }

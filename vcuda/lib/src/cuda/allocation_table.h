@@ -8,7 +8,7 @@
 /* Kinds of one space have keys of one kind, so that a pointer is found however it was allocated. */
 enum allocation_kind {
     ALLOCATION_LINEAR = 1, /* pointer: whole granules of its own */
-    ALLOCATION_SMALL,      /* pointer: part of a granule that others share */
+    ALLOCATION_SMALL,      /* pointer: part of a granule that others share, and carries the charge */
     ALLOCATION_ASYNC,      /* pointer: part of a pool, which carries the charge */
     ALLOCATION_GRAPH,      /* pointer: what a graph left allocated; owner is its pool, count the pool's epoch */
     ALLOCATION_GRANULE,    /* address / 2 MiB: a granule of small allocations; count says how many */
@@ -35,11 +35,16 @@ struct allocation {
     uint8_t kind;
 };
 
-enum allocation_put { ALLOCATION_NEW, ALLOCATION_REPLACED, ALLOCATION_FAILED };
+enum allocation_put { ALLOCATION_NEW, ALLOCATION_REPLACED, ALLOCATION_FAILED, ALLOCATION_STALE };
 
 /* Remember an item; *old gets the one that had its key, whose end nobody told us. ALLOCATION_FAILED: no memory for it.
  */
 enum allocation_put allocation_put(const struct allocation *item, struct allocation *old);
+
+/* The same, unless *word is no longer `value`: ALLOCATION_STALE. Who changes the word and sweeps afterwards finds every
+ * item that was put before. */
+enum allocation_put allocation_put_while(const struct allocation *item, struct allocation *old, const uint64_t *word,
+                                         uint64_t value);
 
 /* Remember an item unless its key is taken. */
 bool allocation_put_new(const struct allocation *item);
@@ -60,5 +65,9 @@ bool allocation_join(const struct allocation *item);
 /* Take out every item of these kinds (bits 1 << kind) with this owner and give it to `each`, which may call back. */
 void allocation_sweep(uint32_t kinds, uint64_t owner, void (*each)(const struct allocation *item, void *argument),
                       void *argument);
+
+/* Show `each` every item of this kind with this owner. It must not call back, and sees no state of one moment. */
+void allocation_visit(enum allocation_kind kind, uint64_t owner,
+                      void (*each)(const struct allocation *item, void *argument), void *argument);
 
 #endif

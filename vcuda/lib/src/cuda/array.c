@@ -2,6 +2,7 @@
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
 #include "cuda/claim.h"
+#include "cuda/context_registry.h"
 #include "cuda/discharge.h"
 #include "cuda/mem.h"
 #include "cuda/block.h"
@@ -145,13 +146,12 @@ static CUresult finish(struct claim *claim, CUresult result, uint64_t handle) {
     if (result != CUDA_SUCCESS) {
         claim_undo(claim);
     } else if (claim_counts(claim) && handle) {
-        struct allocation old, item = {.key = handle,
-                                       .bytes = claim->bytes,
-                                       .owner = claim->where.owner,
-                                       .card = (int8_t)claim->where.card,
-                                       .kind = ALLOCATION_ARRAY};
-        if (allocation_put(&item, &old) == ALLOCATION_REPLACED)
-            allocation_discharge(&old);
+        context_keep(&(struct allocation){.key = handle,
+                                          .bytes = claim->bytes,
+                                          .owner = claim->where.owner,
+                                          .card = (int8_t)claim->where.card,
+                                          .kind = ALLOCATION_ARRAY},
+                     claim->where.changes);
     }
     return result;
 }
@@ -235,11 +235,10 @@ static bool leave(uint64_t handle, struct allocation *item) {
 }
 
 static CUresult left(bool known, const struct allocation *item, uint64_t handle, CUresult result) {
-    struct allocation old;
     if (known && result == CUDA_SUCCESS)
         allocation_discharge(item);
-    else if (known && allocation_put(item, &old) == ALLOCATION_REPLACED)
-        allocation_discharge(&old);
+    else if (known)
+        context_keep(item, CONTEXT_UNSEEN);
     if (result == CUDA_SUCCESS && __atomic_load_n(&pins, __ATOMIC_RELAXED))
         allocation_sweep(1u << ALLOCATION_PIN, handle, unpin, NULL);
     return result;

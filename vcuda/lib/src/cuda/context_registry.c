@@ -30,16 +30,31 @@ static void drop(const struct allocation *item, void *unused) {
     allocation_discharge(item);
 }
 
+/* In this order: who finds the context's item afterwards, or the number of changes as it was, has put what the sweep
+ * will find. */
 void context_ended(uint64_t id) {
     struct allocation context;
+    bool known = id && allocation_take(ALLOCATION_CONTEXT, id, &context);
     context_forget();
     if (!id)
         return;
     allocation_sweep(OF_A_CONTEXT, id, drop, NULL);
-    if (allocation_take(ALLOCATION_CONTEXT, id, &context)) {
+    if (known) {
         account_return(context.card, context.bytes);
         pool_account_context_ended(context.card);
     }
+}
+
+bool context_seen(uint64_t id, int card, uint64_t seen) {
+    struct allocation old, item = {.key = id, .card = (int8_t)card, .kind = ALLOCATION_CONTEXT};
+    if (card < 0 || allocation_get(ALLOCATION_CONTEXT, id, &old))
+        return true;
+    item.bytes = account_context_bytes(card);
+    account_taken(card, item.bytes);
+    enum allocation_put put = allocation_put_while(&item, &old, &changes, seen);
+    if (put != ALLOCATION_NEW)
+        account_return(card, item.bytes);
+    return put != ALLOCATION_STALE;
 }
 
 /* ---- green and primary contexts
@@ -93,39 +108,32 @@ static void note_primary(CUcontext context, const struct current_context *where)
 
 /* A context that a thread works in. One that no call of ours has made came through the driver's export tables, as the
  * CUDA runtime's does: it is charged now, past the limit too, since it is there. */
-static void charge_found(CUcontext context, const struct current_context *where) {
+static bool charge_found(CUcontext context, const struct current_context *where) {
     struct allocation item;
     if (where->card < 0 || allocation_get(ALLOCATION_CONTEXT, where->owner, &item))
-        return;
+        return true;
     note_primary(context, where);
-    item = (struct allocation){.key = where->owner,
-                               .bytes = account_context_bytes(where->card),
-                               .card = (int8_t)where->card,
-                               .kind = ALLOCATION_CONTEXT};
-    if (allocation_put_new(&item))
-        account_taken(item.card, item.bytes);
+    return context_seen(where->owner, where->card, where->changes);
 }
 
 bool context_current(struct current_context *where) {
     /* What this thread found last. A destroyed context's handle may be used again: hence the number of changes. */
     static __thread struct {
         CUcontext context;
-        uint64_t changes;
         struct current_context found;
     } last __attribute__((tls_model("initial-exec")));
     CUcontext context = NULL;
     if (real.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
         return false;
-    uint64_t now = __atomic_load_n(&changes, __ATOMIC_SEQ_CST);
-    if (last.context != context || last.changes != now) {
-        struct current_context found;
+    while (last.context != context || last.found.changes != context_changes()) {
+        struct current_context found = {.changes = context_changes()};
         if (real.cuCtxGetDevice(&found.device) != CUDA_SUCCESS || !(found.owner = context_id_of(context)))
             return false;
         found.card = device_map_card(found.device);
+        if (!charge_found(context, &found))
+            continue;
         last.context = context;
-        last.changes = now;
         last.found = found;
-        charge_found(context, &found);
     }
     *where = last.found;
     return true;
@@ -152,4 +160,29 @@ int card_of_location(CUmemLocation location) {
     if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)
         return device_map_card(location.id);
     return context_current(&where) ? where.card : device_map_card(0);
+}
+
+/* ---- what contexts own ------------------------------------------------------------------------------------------- */
+
+/* The context that this thread works in, if it has come in the place of another on the card: a primary context that is
+ * made anew after a reset has the handle of the one before. */
+static uint64_t owner_instead(uint64_t before, int card) {
+    struct current_context where;
+    uint64_t owner = context_current(&where) && where.card == card ? context_owner(where.owner) : 0;
+    return owner != before ? owner : 0;
+}
+
+void context_keep(const struct allocation *item, uint64_t seen) {
+    struct allocation old, context, kept = *item;
+    enum allocation_put put;
+    while ((put = allocation_put_while(&kept, &old, &changes, seen)) == ALLOCATION_STALE) {
+        seen = context_changes();
+        if (!allocation_get(ALLOCATION_CONTEXT, kept.owner, &context) &&
+            !(kept.owner = owner_instead(kept.owner, kept.card))) {
+            allocation_discharge(&kept);
+            return;
+        }
+    }
+    if (put == ALLOCATION_REPLACED)
+        allocation_discharge(&old);
 }

@@ -9,14 +9,16 @@
 #include <stdint.h>
 
 #include "cu_types.h"
+#include "cuda/allocation_table.h"
 #include "cuda/context_id.h"
 
 #define CONTEXT_DEVICES 64 /* no process sees more */
 
 struct current_context {
     CUdevice device;
-    int card;       /* of the pages, or CARD_UNKNOWN or CARD_NONE */
-    uint64_t owner; /* the context's id: unlike its handle, never used twice */
+    int card;         /* of the pages, or CARD_UNKNOWN or CARD_NONE */
+    uint64_t owner;   /* the context's id: unlike its handle, never used twice */
+    uint64_t changes; /* context_changes() before it was found alive */
 };
 
 /* The calling thread's current context; false without one, and the driver will say so. A context that is seen for the
@@ -52,5 +54,15 @@ void context_forget(void);
 
 /* Give back everything charged for a context that is gone, and for itself. */
 void context_ended(uint64_t id);
+
+/* Remember what a context owns (`item->owner`), which was found alive when the number of changes was `changes`, or
+ * CONTEXT_UNSEEN. If it has ended since, its memory has too: the charge is given back. What had the item's key ended
+ * unseen. */
+#define CONTEXT_UNSEEN UINT64_MAX
+void context_keep(const struct allocation *item, uint64_t changes);
+
+/* A context that is there: charged now, past the limit too, unless it was before. False if contexts have changed
+ * since `changes`: then look again. */
+bool context_seen(uint64_t id, int card, uint64_t changes);
 
 #endif

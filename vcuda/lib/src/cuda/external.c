@@ -2,6 +2,7 @@
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
 #include "cuda/claim.h"
+#include "cuda/context_registry.h"
 #include "cuda/discharge.h"
 #include "cuda/mem.h"
 #include "interposer.h"
@@ -15,24 +16,23 @@ CUresult hook_cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_
     if (result != CUDA_SUCCESS) {
         claim_undo(&claim);
     } else if (claim_counts(&claim) && out) {
-        struct allocation old, item = {.key = (uint64_t)(uintptr_t)*out,
-                                       .bytes = claim.bytes,
-                                       .owner = claim.where.owner,
-                                       .card = (int8_t)claim.where.card,
-                                       .kind = ALLOCATION_EXTERNAL};
-        if (allocation_put(&item, &old) == ALLOCATION_REPLACED)
-            allocation_discharge(&old);
+        context_keep(&(struct allocation){.key = (uint64_t)(uintptr_t)*out,
+                                          .bytes = claim.bytes,
+                                          .owner = claim.where.owner,
+                                          .card = (int8_t)claim.where.card,
+                                          .kind = ALLOCATION_EXTERNAL},
+                     claim.where.changes);
     }
     return result;
 }
 
 CUresult hook_cuDestroyExternalMemory(CUexternalMemory memory) {
-    struct allocation item, old;
+    struct allocation item;
     bool known = memory && allocation_take(ALLOCATION_EXTERNAL, (uint64_t)(uintptr_t)memory, &item);
     CUresult result = real.cuDestroyExternalMemory(memory);
     if (known && result == CUDA_SUCCESS)
         allocation_discharge(&item);
     else if (known)
-        allocation_put(&item, &old);
+        context_keep(&item, CONTEXT_UNSEEN);
     return result;
 }

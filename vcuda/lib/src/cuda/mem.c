@@ -3,7 +3,8 @@
  * The driver hands out whole granules of 2 MiB; allocations below 1 MiB share them. The charge follows the granules:
  * one that holds a small allocation is charged once, from its first to its last, so that a tenant gains nothing from
  * what it leaves unused in between. Before the call nobody knows whether a small one will need a new granule: it
- * reserves one, and gives it back if it was not needed.
+ * reserves one, and gives it back if it was not needed. Where the limit leaves no room for one, it goes to the driver
+ * without, if a granule of its context has a gap that is large enough; what the driver puts elsewhere goes back.
  */
 #include "cuda/mem.h"
 
@@ -11,7 +12,10 @@
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
 #include "cuda/claim.h"
+#include "cuda/context_registry.h"
+#include "cuda/device_map.h"
 #include "cuda/discharge.h"
+#include "cuda/granule_gap.h"
 #include "cuda/pool_account.h"
 #include "interposer.h"
 #include "page.h"
@@ -21,11 +25,22 @@
 /* Rows are padded to this; where a driver pads more, the charge is corrected after the call. */
 #define PITCH 512
 
-/* An item with the same pointer was there: the driver handed it out again, so that memory had ended unseen. */
-static void put(const struct allocation *item) {
-    struct allocation old;
-    if (allocation_put(item, &old) == ALLOCATION_REPLACED)
-        allocation_discharge(&old);
+static bool is_small(uint64_t bytes) {
+    return bytes && bytes < SMALL;
+}
+
+/* Is there a charged granule that it lies in, or room for one more? */
+static bool join_granule(struct claim *claim, uint64_t number) {
+    struct allocation granule = {
+        .key = number, .bytes = GRANULE, .card = (int8_t)claim->where.card, .kind = ALLOCATION_GRANULE};
+    struct allocation counted;
+    if (!claim->bytes && allocation_count(ALLOCATION_GRANULE, number, 1, &counted))
+        return true;
+    if (!claim_resize(claim, GRANULE))
+        return false;
+    if (!allocation_join(&granule))
+        claim_resize(claim, 0);
+    return true;
 }
 
 /* Remember an allocation and settle its claim; false if the limit forbids what the driver took beyond it. */
@@ -33,20 +48,25 @@ static bool keep(struct claim *claim, uint64_t at, uint64_t bytes) {
     if (!claim_counts(claim))
         return true;
     struct allocation item = {.key = at, .owner = claim->where.owner, .card = (int8_t)claim->where.card};
-    if (bytes && bytes < SMALL && at / GRANULE == (at + bytes - 1) / GRANULE) {
-        struct allocation granule = {
-            .key = at / GRANULE, .bytes = GRANULE, .card = item.card, .kind = ALLOCATION_GRANULE};
-        item.kind = ALLOCATION_SMALL;
-        if (!allocation_join(&granule))
-            claim_resize(claim, 0);
-    } else {
-        if (!claim_resize(claim, granules(bytes)))
-            return false;
-        item.kind = ALLOCATION_LINEAR;
-        item.bytes = claim->bytes;
-    }
-    put(&item);
+    bool shares = is_small(bytes) && at / GRANULE == (at + bytes - 1) / GRANULE;
+    if (shares ? !join_granule(claim, at / GRANULE) : !claim_resize(claim, granules(bytes)))
+        return false;
+    item.kind = shares ? ALLOCATION_SMALL : ALLOCATION_LINEAR;
+    item.bytes = shares ? bytes : claim->bytes;
+    context_keep(&item, claim->where.changes);
     return true;
+}
+
+/* Reserve for a linear allocation. */
+static CUresult begin(struct claim *claim, uint64_t bytes) {
+    if (!is_small(bytes))
+        return claim_here(claim, granules(bytes));
+    CUresult result = claim_here(claim, 0);
+    if (result != CUDA_SUCCESS || claim->where.card == CARD_NONE)
+        return result;
+    if (claim_counts(claim) && !account_fits(claim->where.card, GRANULE) && granule_gap(claim->where.owner, bytes))
+        return CUDA_SUCCESS;
+    return claim_on(claim, claim->where.card, GRANULE);
 }
 
 /* The card is full though the share is not: with the page's leave, memory that can be moved out of the way. */
@@ -72,7 +92,7 @@ static CUresult finish(struct claim *claim, CUresult result, uint64_t at, uint64
 CUresult hook_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     struct claim claim;
     CUdeviceptr at = 0;
-    CUresult result = claim_here(&claim, granules(bytes));
+    CUresult result = begin(&claim, bytes);
     if (result != CUDA_SUCCESS)
         return result;
     result = oversubscribe(&at, bytes, real.cuMemAlloc_v2(out ? &at : NULL, bytes));
@@ -85,7 +105,7 @@ CUresult hook_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
 CUresult hook_cuMemAlloc(CUdeviceptr_v1 *out, unsigned int bytes) {
     struct claim claim;
     CUdeviceptr_v1 at = 0;
-    CUresult result = claim_here(&claim, granules(bytes));
+    CUresult result = begin(&claim, bytes);
     if (result != CUDA_SUCCESS)
         return result;
     result = finish(&claim, real.cuMemAlloc(out ? &at : NULL, bytes), at, bytes);
@@ -102,11 +122,12 @@ CUresult hook_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int fla
         return result;
     result = real.cuMemAllocManaged(out ? &at : NULL, bytes, flags);
     if (result == CUDA_SUCCESS && claim_counts(&claim)) /* it can be resident as a whole, and shares no granule */
-        put(&(struct allocation){.key = at,
-                                 .bytes = claim.bytes,
-                                 .owner = claim.where.owner,
-                                 .card = (int8_t)claim.where.card,
-                                 .kind = ALLOCATION_LINEAR});
+        context_keep(&(struct allocation){.key = at,
+                                          .bytes = claim.bytes,
+                                          .owner = claim.where.owner,
+                                          .card = (int8_t)claim.where.card,
+                                          .kind = ALLOCATION_LINEAR},
+                     claim.where.changes);
     else if (result != CUDA_SUCCESS)
         claim_undo(&claim);
     if (result == CUDA_SUCCESS && out)
@@ -128,7 +149,7 @@ CUresult hook_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, 
     struct claim claim;
     CUdeviceptr at = 0;
     size_t stride = 0;
-    CUresult result = claim_here(&claim, granules(rows(padded(width), height)));
+    CUresult result = begin(&claim, rows(padded(width), height));
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocPitch_v2(out ? &at : NULL, pitch ? &stride : NULL, width, height, element);
@@ -145,7 +166,7 @@ CUresult hook_cuMemAllocPitch(CUdeviceptr_v1 *out, unsigned int *pitch, unsigned
     struct claim claim;
     CUdeviceptr_v1 at = 0;
     unsigned int stride = 0;
-    CUresult result = claim_here(&claim, granules(rows(padded(width), height)));
+    CUresult result = begin(&claim, rows(padded(width), height));
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocPitch(out ? &at : NULL, pitch ? &stride : NULL, width, height, element);
@@ -162,11 +183,20 @@ bool mem_leave(CUdeviceptr pointer, struct allocation *item) {
     return pointer && allocation_take(ALLOCATION_LINEAR, pointer, item);
 }
 
+/* A free that failed: the memory is there, unless its context has ended meanwhile. Pools belong to no context. */
+static void put_back(const struct allocation *item) {
+    struct allocation old;
+    if (item->kind == ALLOCATION_LINEAR || item->kind == ALLOCATION_SMALL)
+        context_keep(item, CONTEXT_UNSEEN);
+    else if (allocation_put(item, &old) == ALLOCATION_REPLACED)
+        allocation_discharge(&old);
+}
+
 void mem_left(bool known, const struct allocation *item, CUresult result) {
     if (known && result == CUDA_SUCCESS)
         allocation_discharge(item);
     else if (known)
-        put(item);
+        put_back(item);
     else if (result == CUDA_SUCCESS)
         pool_account_touched(); /* a graph's memory, perhaps */
 }

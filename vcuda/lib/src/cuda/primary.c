@@ -130,6 +130,8 @@ CUresult hook_cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUd
     uint64_t id = id_of_green(out ? *out : NULL), primary = retained ? context_id_of(context) : 0;
     if (id && primary && id != primary)
         context_green(id, primary);
+    while (primary && !context_seen(primary, device_map_card(device), context_changes()))
+        ;
     retain_end(device, context, retained ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
     if (retained)
         real.cuDevicePrimaryCtxRelease_v2(device);

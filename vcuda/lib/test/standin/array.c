@@ -128,7 +128,10 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
         return CUDA_ERROR_INVALID_VALUE;
     int64_t bytes = shape_bytes(shape), charge = deferred(shape) ? 0 : granules(tiled_bytes(shape, shape->height > 1));
     struct array *array = calloc(1, sizeof *array);
-    process_lock();
+    if (!context_lock(context)) {
+        free(array);
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
     if (array && bytes > 0 && device_charge(context->device, charge)) {
         *array = (struct array){.next = arrays,
                                 .context = context,
@@ -259,7 +262,11 @@ CUresult model_cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_
     int64_t tiled = 0;
     mipmap->bytes = mipmap->level ? fill_levels(mipmap, shape, context, &tiled) : -1;
     mipmap->charged = deferred(shape) ? 0 : granules(tiled);
-    process_lock();
+    if (!context_lock(context)) {
+        free(mipmap->level);
+        free(mipmap);
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
     if (mipmap->bytes > 0 && device_charge(context->device, mipmap->charged)) {
         for (unsigned int level = 0; mipmap->charged && level < mipmap->levels; level++)
             mipmap->level[level].data = map_pages((size_t)mipmap->level[level].bytes);

@@ -61,7 +61,8 @@ CUresult model_cuCtxSetLimit(int limit, size_t value) {
     NEED_CONTEXT(context);
     if (limit < 0 || limit >= 16)
         return CUDA_ERROR_INVALID_VALUE;
-    process_lock();
+    if (!context_lock(context))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     int64_t grown = limit == 2 ? granules((int64_t)value) - granules(context->limit[2]) : 0;
     bool fits = device_charge(context->device, grown);
     if (fits)

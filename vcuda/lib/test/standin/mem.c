@@ -170,7 +170,8 @@ static CUresult alloc(CUdeviceptr *out, size_t bytes, enum kind kind) {
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
     uintptr_t at = 0;
-    process_lock();
+    if (!context_lock(context))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     CUresult result = memory_alloc(context, bytes, kind, &at);
     process_unlock();
     if (result == CUDA_SUCCESS)
@@ -274,7 +275,8 @@ CUresult model_cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
     uintptr_t at = 0;
     if (!out || flags > 7)
         return CUDA_ERROR_INVALID_VALUE;
-    process_lock();
+    if (!context_lock(context))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     CUresult result = memory_alloc(context, bytes, HOST, &at);
     if (result == CUDA_SUCCESS)
         map_find(at)->flags = flags;

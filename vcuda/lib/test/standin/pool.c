@@ -102,7 +102,8 @@ static CUresult alloc(CUdeviceptr *out, size_t bytes, struct pool *pool, CUstrea
     if (!config_read()->pools)
         return CUDA_ERROR_NOT_SUPPORTED;
     uintptr_t at = 0;
-    process_lock();
+    if (!context_lock(context))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     struct stream *stream = stream_of(context, handle);
     CUresult result;
     if (capturing(stream) && !config_read()->capture_ends) {

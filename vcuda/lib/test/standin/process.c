@@ -210,6 +210,14 @@ struct context *context_current(void) {
     return context->primary ? context->primary : context;
 }
 
+bool context_lock(const struct context *context) {
+    process_lock();
+    if (context->alive)
+        return true;
+    process_unlock();
+    return false;
+}
+
 int64_t granules(int64_t bytes) {
     return (bytes + GRANULE - 1) / GRANULE * GRANULE;
 }
@@ -230,6 +238,9 @@ struct context *context_primary(struct device *device) {
     return device->primary;
 }
 
+/* The malloc heap of kernels that a context has from the start. */
+enum { HEAP = 8 << 20 };
+
 static bool context_begin(struct context *context, unsigned int flags, unsigned int version) {
     struct device *device = context->device;
     if (!device_charge(device, granules(device->hold.config->context_bytes)))
@@ -243,7 +254,7 @@ static bool context_begin(struct context *context, unsigned int flags, unsigned 
     context->legacy.held_end = &context->legacy.held;
     context->limit[0] = 1024;
     context->limit[1] = 1 << 20;
-    context->limit[2] = 8 << 20;
+    context->limit[2] = HEAP;
     context->limit[4] = 2048;
     context->next = device->contexts;
     device->contexts = context;
@@ -302,7 +313,8 @@ void context_destroy(struct context *context) {
         pools_free(device);
         graph_memory_forget(device);
     }
-    device_charge(device, -granules(device->hold.config->context_bytes));
+    device_charge(device,
+                  -granules(device->hold.config->context_bytes) - (granules(context->limit[2]) - granules(HEAP)));
     leave_if_idle(device);
 }
 

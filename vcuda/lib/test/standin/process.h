@@ -170,6 +170,8 @@ extern __thread bool standin_per_thread;
 void process_lock(void);
 void process_unlock(void);
 struct context *context_current(void);
+/* Takes the process lock, unless another thread has destroyed the context since it was found. */
+bool context_lock(const struct context *context);
 struct device *device_of(CUdevice ordinal);
 struct context *context_primary(struct device *device);
 void context_destroy(struct context *context);
