@@ -16,7 +16,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from gpu_manager import threads
-from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.clock import SystemClock, boot_id
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy, detect, find_nvml
 from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit, DriverLimits
@@ -50,6 +50,7 @@ from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
+from gpu_manager.services.billing import BillMeter
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.cards.inventory import InventoryService
 from gpu_manager.services.enforcement import (
@@ -62,6 +63,7 @@ from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLim
 from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
 from gpu_manager.services.enforcement.library_messages import LibraryMessages
+from gpu_manager.services.enforcement.page_slots import PageSlots
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
@@ -97,6 +99,7 @@ class Agent:
             config.device_plugins, config.pod_resources, resources=LENDING if config.lending else SOCKETS
         )
         store = FileStore(config.state / "ledger")
+        bills = FileStore(config.state / "bills", what="bills", without="its sums begin anew")
         label = label_of(config.proc)
         tenants = FileControlPages(config.pages, config.policy, label=label)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
@@ -136,7 +139,19 @@ class Agent:
         self.inventory = InventoryService(
             self.state, allocator, departed, self.health, self._kube.node, self.plugin.announce, config.labels
         )
-        self.usage = UsageSampler(self.state, self.cards, pods, tenants, processes, clock, self.metrics)
+        self.usage = UsageSampler(
+            self.state,
+            self.cards,
+            pods,
+            tenants,
+            processes,
+            clock,
+            self.metrics,
+            PageSlots(tenants, processes),
+        )
+        self.bills = BillMeter(
+            self.state, lambda: self.usage.last, bills, clock, self.metrics, boot_id(config.proc)
+        )
         self.coactivity = TimeSharing(tenants, self.usage.seats, clock, self.metrics)
         self.watchdog = EvasionDetector(
             self.state,
@@ -170,6 +185,7 @@ class Agent:
                 self.usage,
                 version("gpu-manager"),
                 legacy=config.legacy_metrics,
+                bills=lambda: self.bills.told,
                 events=self.health.counts,
                 writes_dropped=lambda: self._kube.writes_dropped,
             )
@@ -208,11 +224,13 @@ class Agent:
         self.health.subscribe(self.inventory.cards_changed)
         self.state.changed = self._books_changed
         self._injector.restore()
+        self.bills.restore()
         self.health.start()
         self.http.start()
         self._threads = [
             threads.forever("device-plugin", self.plugin.run),
             threads.forever("inventory", lambda: self.inventory.run(self._stop)),
+            threads.forever("bills", lambda: self.bills.run(self._stop)),
             threads.forever("coactivity", lambda: self.coactivity.run(self._stop)),
             self._rounds("usage", usage.PERIOD_SECONDS, self.usage.sample, "sampler"),
             self._rounds("watchdog", evasion_detector.PERIOD_SECONDS, self.watchdog.look),
@@ -226,6 +244,7 @@ class Agent:
     def stop(self) -> None:
         """Stop everything; running containers keep their limits."""
         self._stop.set()
+        self.state.touched.set()
         self.inventory.wake()
         for thread in self._threads:
             thread.join(10)

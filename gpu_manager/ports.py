@@ -21,11 +21,16 @@ from gpu_manager.domain.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class CardUse:
-    """The usage of one card, in bytes and percent; ``None`` if the card does not report a value."""
+    """The usage of one card, in bytes and percent; ``None`` if the card does not report a value.
+
+    ``lists_processes``: a process that is not told of is not there; ``samples_processes``: it uses no time.
+    """
 
     uuid: CardUuid
     memory_used: int | None = None
     utilisation: float | None = None
+    lists_processes: bool = True
+    samples_processes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

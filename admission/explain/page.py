@@ -92,6 +92,7 @@ def graph(view: NodeView) -> dict[str, Any]:
         pod = view.bound.get(holder.pod)
         return {
             "planned": pod is not None and pod.reserved,
+            "ended": pod is not None and holder.container in pod.pod.ended_inits,
             "gone": None if pod is not None else str(holder.pod),
             "memory_used": None,
             "core_used": None,

@@ -1,8 +1,9 @@
-"""The ledger on disk (implements :class:`gpu_manager.ports.Store`).
+"""The ledger and the bills on disk (implements :class:`gpu_manager.ports.Store`).
 
-Two files, ``ledger.a`` and ``ledger.b``, in a directory of their own (0700). Each holds a whole state behind
-a header line: format, generation, length, SHA-256. A new state goes over the older one, and the newer stays
-as it is until that is durable: so at every instant, also in mid-write, one complete state is on disk.
+Two files, for the ledger ``ledger.a`` and ``ledger.b``, in a directory of their own (0700). Each holds a
+whole state behind a header line: format, generation, length, SHA-256. A new state goes over the older one,
+and the newer stays as it is until that is durable: so at every instant, also in mid-write, one complete state
+is on disk.
 
 It is written in place, because the kubelet waits for it in every Allocate: that costs one flush of a few
 pages, where a fresh file renamed into place costs two commits of the file system's journal. Only a file that
@@ -27,13 +28,13 @@ import structlog
 from gpu_manager.domain.errors import NodeUnready
 
 FORMAT = 1
-NAMES, FRESH = ("ledger.a", "ledger.b"), "ledger.new"
 SIZE_LIMIT = 64 << 20  # bytes; a node's books are some hundred KiB, so more is not ours
 
+REBUILDS = "it rebuilds its books from the kubelet's checkpoint"
+
 _ROOM = 64 << 10  # bytes; files are made in multiples of it, and twice as large as need be
-_VERSION = re.compile(rb"gpu-manager ledger v(\d{1,9}) ")
-_HEADER = re.compile(_VERSION.pattern + rb"generation=(\d{1,18}) sha256=([0-9a-f]{64}) bytes=(\d{1,9})\n")
-_GIVEN_UP = b"gpu-manager ledger given up\n"  # at the start of a file: what was to be saved here was refused
+_VERSION = rb"gpu-manager %s v(\d{1,9}) "
+_HEADER = _VERSION + rb"generation=(\d{1,18}) sha256=([0-9a-f]{64}) bytes=(\d{1,9})\n"
 _HEADER_LIMIT = 256
 _CURES = {
     errno.ENOSPC: "the disk is full: free space there",
@@ -113,7 +114,14 @@ class DiskFiles:
 class FileStore:
     """Keeps one state in ``directory``. ``warning`` says what :meth:`load` found wrong and got over."""
 
-    def __init__(self, directory: Path, files: Files | None = None) -> None:
+    def __init__(
+        self, directory: Path, files: Files | None = None, *, what: str = "ledger", without: str = REBUILDS
+    ) -> None:
+        """``what`` is kept, in one small word; ``without`` says what the agent does if it is lost."""
+        self._what, self._without = what, without
+        # At the start of a file: what was to be saved here was refused.
+        self._given_up = f"gpu-manager {what} given up\n".encode()
+        self._names, self._fresh = (f"{what}.a", f"{what}.b"), f"{what}.new"
         self._directory = directory
         self._files = files or DiskFiles()
         self._lock = threading.Lock()
@@ -136,8 +144,8 @@ class FileStore:
             self.warning = None
             if found is None and wrong:
                 raise NodeUnready(
-                    f"no readable ledger in {self._directory}: {', '.join(wrong)}. Move both files away and "
-                    f"restart the agent: it rebuilds its books from the kubelet's checkpoint"
+                    f"no readable {self._what} in {self._directory}: {', '.join(wrong)}. Move both files "
+                    f"away and restart the agent: {self._without}"
                 )
             if found is None:
                 return None
@@ -156,16 +164,18 @@ class FileStore:
             NodeUnready: it could not be written; the state before is still there.
         """
         if len(state) > SIZE_LIMIT:
-            raise NodeUnready(f"the ledger has {len(state)} bytes, more than {SIZE_LIMIT}: this is not sane")
+            raise NodeUnready(
+                f"the {self._what} has {len(state)} bytes, more than {SIZE_LIMIT}: this is not sane"
+            )
         with self._lock:
             target = None
             try:
                 self._prepare()
                 if not self._known:
                     self._look()
-                name, generation = self._newest or (NAMES[1], 0)
-                target = NAMES[1 - NAMES.index(name)]
-                self._put(self._directory / target, _framed(state, generation + 1))
+                name, generation = self._newest or (self._names[1], 0)
+                target = self._names[1 - self._names.index(name)]
+                self._put(self._directory / target, _framed(self._what, state, generation + 1))
                 self._newest = (target, generation + 1)
             except OSError as error:
                 self._give_up(target)
@@ -176,7 +186,7 @@ class FileStore:
             self._files.overwrite(path, data)
             return
         room = -(-2 * len(data) // _ROOM) * _ROOM
-        fresh = self._directory / FRESH
+        fresh = self._directory / self._fresh
         self._files.write(fresh, data.ljust(room, b"\0"))
         self._files.rename(fresh, path)
         self._files.sync(self._directory)
@@ -185,18 +195,18 @@ class FileStore:
         """What was refused must not be found by the next start, in whatever part it got to the disk."""
         self._known = False
         with contextlib.suppress(OSError):
-            (self._directory / FRESH).unlink(missing_ok=True)  # on a full disk it is in the way
+            (self._directory / self._fresh).unlink(missing_ok=True)  # on a full disk it is in the way
         if target is not None:
             with contextlib.suppress(OSError):
                 handle = os.open(self._directory / target, os.O_WRONLY | _OPEN)
                 try:
-                    _write(handle, _GIVEN_UP)
+                    _write(handle, self._given_up)
                 finally:
                     os.close(handle)
 
     def _look(self) -> tuple[_Saved | None, list[str]]:
         """The newest complete state, and what is wrong with the other file (with both if there is none)."""
-        found = {name: self._read(name) for name in NAMES}
+        found = {name: self._read(name) for name in self._names}
         whole = [one for one in found.values() if isinstance(one, _Saved)]
         newest = max(whole, key=lambda one: one.generation, default=None)
         self._newest = (newest.name, newest.generation) if newest else None
@@ -232,16 +242,16 @@ class FileStore:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 return "is no plain file"
             data = file.read(SIZE_LIMIT + _HEADER_LIMIT)
-        return None if data.startswith(_GIVEN_UP) else _verify(name, data)
+        return None if data.startswith(self._given_up) else _verify(self._what, name, data)
 
     def _unready(self, verb: str, error: OSError) -> NodeUnready:
         cure = _CURES.get(error.errno or 0, error.strerror or str(error))
-        return NodeUnready(f"cannot {verb} the ledger in {self._directory}: {cure}")
+        return NodeUnready(f"cannot {verb} the {self._what} in {self._directory}: {cure}")
 
 
-def _framed(state: bytes, generation: int) -> bytes:
+def _framed(what: str, state: bytes, generation: int) -> bytes:
     digest = _digest(state, generation)
-    header = f"gpu-manager ledger v{FORMAT} generation={generation} sha256={digest} bytes={len(state)}\n"
+    header = f"gpu-manager {what} v{FORMAT} generation={generation} sha256={digest} bytes={len(state)}\n"
     return header.encode() + state
 
 
@@ -250,11 +260,11 @@ def _digest(state: bytes, generation: int) -> str:
     return hashlib.sha256(b"%d:" % generation + state).hexdigest()
 
 
-def _verify(name: str, data: bytes) -> _Saved | str:
-    version = _VERSION.match(data)
+def _verify(what: str, name: str, data: bytes) -> _Saved | str:
+    version = re.match(_VERSION % what.encode(), data)
     if version is not None and int(version[1]) != FORMAT:
         return f"has format {int(version[1])} and this agent reads format {FORMAT}: upgrade the agent"
-    match = _HEADER.match(data[:_HEADER_LIMIT])
+    match = re.match(_HEADER % what.encode(), data[:_HEADER_LIMIT])
     if match is None:
         return f"is torn (no header in its {len(data)} bytes)"
     generation, length = int(match[2]), int(match[4])

@@ -106,7 +106,7 @@ def _free(card: dict[str, Any]) -> str:
 
 
 def _holder(holder: dict[str, Any]) -> str:
-    planned = " (planned)" if holder["planned"] else ""
+    planned = " (planned)" if holder["planned"] else " (ended)" if holder.get("ended") else ""
     return f"{holder['namespace']}/{holder['pod']} {holder['container']} {holder['cores']}{planned}"
 
 

@@ -53,6 +53,7 @@ class Container:
     privileged: bool = False
     graphics: bool = False  # NVIDIA_DRIVER_CAPABILITIES, as written in the pod, asks for graphics
     running: bool = False
+    over: bool = False  # an ordinary init container that has done its work
     gpus: Fraction | None = None  # whole cards under NVIDIA's name, as written in limits
     lent: bool = False  # ``core`` stands for ``gpus``: this node gives cards under that name too
     runtime_id: str = ""  # the container id without its "containerd://", once the runtime made it
@@ -152,6 +153,11 @@ class Pod:
         """True once all its containers have ended for good."""
         return self.phase in ("Succeeded", "Failed")
 
+    @property
+    def ended_inits(self) -> frozenset[str]:
+        """The ordinary init containers that have ended: they hold their share no more, the pod its peak."""
+        return frozenset(c.name for c in self.containers if c.over)
+
     def container(self, name: str) -> Container | None:
         """Return the container of that name, or None."""
         return next((c for c in self.containers if c.name == name), None)
@@ -247,9 +253,11 @@ def _container(
             return None
 
     sidecar = plain is ContainerKind.INIT and entry.get("restartPolicy") == "Always"
+    kind = ContainerKind.SIDECAR if sidecar else plain
+    now = _mapping(state.get("state"), f"{where}: state")
     return Container(
         name=name,
-        kind=ContainerKind.SIDECAR if sidecar else plain,
+        kind=kind,
         core=quantity(limits, CORE, "limits"),
         memory_units=quantity(limits, MEMORY, "limits"),
         core_request=quantity(requests, CORE, "requests"),
@@ -257,9 +265,15 @@ def _container(
         gpus=_gpus(limits.get(NVIDIA)),
         graphics=_wants_graphics(entry.get("env")),
         privileged=security.get("privileged") not in (None, False),
-        running=bool(_mapping(state.get("state"), f"{where}: state").get("running")),
+        running=bool(now.get("running")),
+        over=kind is ContainerKind.INIT and _succeeded(now.get("terminated"), f"{where}: terminated"),
         runtime_id=_text(state.get("containerID"), f"{where}: containerID").rpartition("://")[2],
     )
+
+
+def _succeeded(terminated: object, where: str) -> bool:
+    """True for the end of a container that will not be started again: its exit code is 0."""
+    return terminated is not None and _mapping(terminated, where).get("exitCode") == 0
 
 
 def _gpus(value: object) -> Fraction | None:

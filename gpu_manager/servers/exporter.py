@@ -18,11 +18,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from gpu_manager import threads
+from gpu_manager.domain.billing import Bills
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
-from gpu_manager.servers import series
+from gpu_manager.servers import bill_series, series
 from gpu_manager.servers.series import View
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
@@ -47,6 +48,7 @@ class Exporter(Collector):
         version: str,
         *,
         legacy: bool = True,
+        bills: Callable[[], Bills] = Bills,
         events: Callable[[], Mapping[str, int]] = dict,
         writes_dropped: Callable[[], int] = int,
     ) -> None:
@@ -54,6 +56,7 @@ class Exporter(Collector):
         self._usage = usage
         self._version = version
         self._legacy = legacy
+        self._bills = bills
         self._events = events
         self._writes_dropped = writes_dropped
 
@@ -71,6 +74,8 @@ class Exporter(Collector):
         yield from series.containers(view)
         if self._legacy:
             yield from series.legacy(view)
+        yield from bill_series.booked(view)
+        yield from bill_series.bills(self._bills(), view.node.name)
         yield from _node(view, self._version, max(0.0, time.monotonic() - sample.at))
         yield _by_label(_EVENTS, self._events())
         yield _by_label(_FAILURES, threads.failures())
@@ -84,6 +89,8 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield from series.containers(view)
     if legacy:
         yield from series.legacy(view)
+    yield from bill_series.booked(view)
+    yield from bill_series.bills(Bills(), "")
     yield from _node(view, "", 0.0)
     yield _by_label(_EVENTS, {})
     yield _by_label(_FAILURES, {})

@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.placement.ledger import Allocation, Share
+from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, Amount
 from gpu_manager.ports import CardUse
 from gpu_manager.services.allocation.books import Grant, Key
@@ -44,13 +45,22 @@ class View:
         return str(state.card.index) if state else ""
 
     def named(self) -> tuple[Grant, ...]:
-        """The grants that can be shown: one for each name."""
+        """The grants that can be shown: one for each name, none that has ended."""
         by_name = {
             (g.allocation.namespace, g.allocation.pod_name, g.allocation.container): g
-            for g in self.grants.values()
-            if g.allocation.pod_name
+            for key, g in self.grants.items()
+            if g.allocation.pod_name and key not in self.sample.ended
         }
         return tuple(by_name.values())
+
+    def by_pod(self) -> Iterable[Sequence[Allocation]]:
+        """What each pod with a name holds that has not ended, its ended init containers included."""
+        pods: dict[PodUid, list[Allocation]] = {}
+        for g in self.grants.values():
+            if g.allocation.pod_name:
+                pods.setdefault(g.allocation.pod, []).append(g.allocation)
+        ended = self.sample.ended
+        return [held for held in pods.values() if not ended.issuperset(a.key for a in held)]
 
     def uses(self) -> dict[tuple[Key, CardUuid], ShareUse]:
         """The last sample, by container and card."""

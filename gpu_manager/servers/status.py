@@ -113,12 +113,14 @@ class Status:
 
     def graph(self) -> dict[str, Any]:
         """The node's cards, who holds what of them, and how they are joined."""
-        used = {(u.key, u.share.card): u for u in self._usage.last.shares}
+        sample = self._usage.last
+        used = {(u.key, u.share.card): u for u in sample.shares}
 
         def more(holder: Allocation, card: CardUuid) -> Mapping[str, Any]:
             use = used.get((holder.key, card))
             return {
                 "planned": not holder.granted,
+                "ended": holder.key in sample.ended,
                 "memory_used": use.held if use else None,
                 "core_used": use.core if use else None,
             }

@@ -39,17 +39,21 @@ function part(holder, share, used) {
   return make("div", { class: kind, hue: hue(named(holder)), width: `${share * 100}%`, title: told(holder) }, inner);
 }
 
+// An init container that has ended holds its pod's share on: it is named, and drawn in no bar.
+const when = (holder, before, after = "") =>
+  holder.planned ? `${before}not started yet${after}` : holder.ended ? `${before}ended${after}` : "";
+
 function told(holder) {
   const time = holder.core_used === null ? "" : `, uses ${percent(holder.core_used)} of the card`;
   const memory = holder.memory_used === null ? "" : `, ${gib(holder.memory_used)}`;
-  return `${named(holder)}: ${holder.cores} cores, ${gib(holder.memory)} booked${time}${memory}${holder.planned ? ", not started yet" : ""}`;
+  return `${named(holder)}: ${holder.cores} cores, ${gib(holder.memory)} booked${time}${memory}${when(holder, ", ")}`;
 }
 
 function line(holder) {
   const core = holder.core_used === null ? "–" : Math.round(holder.core_used * 100);
   const memory = holder.memory_used === null ? "–" : +(holder.memory_used / GIB).toFixed(1);
   return make("li", { hue: hue(named(holder)) }, make("b", { "aria-hidden": "true" }),
-    make("span", { text: named(holder) + (holder.planned ? " (not started yet)" : "") }),
+    make("span", { text: named(holder) + when(holder, " (", ")") }),
     make("em", { text: `${core} of ${holder.cores} cores, ${memory} of ${gib(holder.memory)}` }));
 }
 
@@ -66,7 +70,7 @@ function drawn(card) {
   const condition = state(card);
   const time = make("div", { class: "bar", "aria-hidden": "true" });
   const memory = make("div", { class: "bar thin", "aria-hidden": "true" });
-  for (const holder of card.holders) {
+  for (const holder of card.holders.filter((one) => !one.ended)) {
     time.append(part(holder, holder.cores / 100, holder.core_used === null ? null : holder.core_used * 100 / holder.cores));
     memory.append(part(holder, card.memory ? holder.memory / card.memory : 0, holder.memory_used === null ? null : holder.memory_used / holder.memory));
   }
@@ -90,7 +94,7 @@ function wanted(node, card, words) {
 
 function sums(nodes) {
   const cards = nodes.flatMap((node) => node.cards);
-  const holders = cards.flatMap((card) => card.holders);
+  const holders = cards.flatMap((card) => card.holders).filter((holder) => !holder.ended);
   const total = (list, value) => list.reduce((sum, one) => sum + value(one), 0);
   const seen = holders.filter((holder) => holder.core_used !== null);
   return [

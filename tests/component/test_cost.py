@@ -20,25 +20,41 @@ from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.web import given, send, serving
 
-HOURS = {  # what a day of two namespaces gives, by metric: card-hours and byte-hours
-    "core_limit_ratio": {"vision": 7.2, "nlp": 24.0},
-    "core_usage_ratio": {"vision": 2.4},
-    "memory_limit_bytes": {"vision": 5 * 24 * 2**30, "nlp": 40 * 24 * 2**30},
-    "memory_used_bytes": {"vision": 24 * 2**30},
+CORES, BYTES = "core_seconds", "memory_byte_seconds"
+USED, WASTED = "core_used_seconds", "core_wasted_seconds"
+# What counters went up by in a day, in core-hours and GiB-hours, by namespace; one node of two was replaced.
+HOURS = {
+    "vision": {CORES: 720, USED: 240, WASTED: 480, BYTES: 120},
+    "nlp": {CORES: 2400, BYTES: 960},
 }
+DAY_BEFORE = 1000.0  # the value of every counter a day ago
 
 
-def answer(text: str) -> dict[str, Any]:
-    found = [name for name in HOURS if f"vcuda_container_{name}" in text]
-    values = dict(HOURS[found[0]])
-    if len(found) == 2:
-        values = {who: values[who] - used for who, used in HOURS[found[1]].items()}
-    label = "label_team" if "kube_pod_labels" in text else ""
-    result = [
-        {"metric": {"namespace": who, **({label: "=red"} if label else {})}, "value": [1.5, str(hours)]}
-        for who, hours in values.items()
+def hours(figure: str, value: float) -> float:
+    return value * 3600 * (1 << 30 if "byte" in figure else 1)
+
+
+def series(name: str, namespace: str, value: float, **more: str) -> dict[str, Any]:
+    labels = {"__name__": name, "namespace": namespace, **more}
+    return {"metric": labels, "value": [1.5, str(value)]}
+
+
+def answer(text: str, *, start: bool) -> list[dict[str, Any]]:
+    """As Prometheus answers about the counters at the range's start, and at its end."""
+    if "kube_pod_labels" in text:
+        return [
+            {"metric": {"namespace": who, "pod": "p", "label_team": "=red"}, "value": [1.5, "1"]}
+            for who in HOURS
+        ]
+    level = "pod" if "vcuda_pod_" in text else "namespace"
+    own = {"pod": "p", "uid": "u"} if level == "pod" else {"node": "n1"}
+    return [
+        series(
+            f"vcuda_{level}_{figure}_total", who, DAY_BEFORE + (0 if start else hours(figure, value)), **own
+        )
+        for who, figures in HOURS.items()
+        for figure, value in figures.items()
     ]
-    return {"status": "success", "data": {"resultType": "vector", "result": result}}
 
 
 class Standin:
@@ -47,6 +63,7 @@ class Standin:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.paths: list[str] = []
+        self.moments: list[float] = []
         self.status, self.body = 200, b""
         self.url = ""
 
@@ -60,7 +77,11 @@ def standing() -> Iterator[Standin]:
         parameters = given(handler).decode() if handler.command == "POST" else where.query
         standin.paths.append(where.path)
         standin.asked.append(parse_qs(parameters)["query"][0])
-        send(handler, standin.body or json.dumps(answer(standin.asked[-1])).encode(), standin.status)
+        start = float(parse_qs(parameters)["time"][0]) < max(standin.moments, default=0.0)
+        standin.moments.append(float(parse_qs(parameters)["time"][0]))
+        result = answer(standin.asked[-1], start=start)
+        data = {"status": "success", "data": {"resultType": "vector", "result": result}}
+        send(handler, standin.body or json.dumps(data).encode(), standin.status)
 
     with serving(respond) as standin.url:
         yield standin
@@ -77,11 +98,11 @@ def test_the_bill_of_a_day_by_namespace(standin: Standin, capsys: pytest.Capture
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[2] == ["NAMESPACE", "CORE-HOURS", "USED", "WASTED", "GIB-HOURS", "USED", "WASTED"]
     assert lines[3] == ["nlp", "2400.00", "-", "-", "960.00", "-", "-"], "what was not measured is not zero"
-    assert lines[4] == ["vision", "720.00", "240.00", "480.00", "120.00", "24.00", "96.00"]
+    assert lines[4] == ["vision", "720.00", "240.00", "480.00", "120.00", "-", "-"]
     assert lines[5][:3] == ["total", "3120.00", "240.00"]
-    assert standin.asked[0] == (
-        "sum_over_time((sum by (namespace) ((vcuda_container_core_limit_ratio)))[86400s:60s]) * 60 / 3600"
-    )
+    assert standin.asked[0].startswith('last_over_time({__name__=~"vcuda_namespace_(core_seconds_total|')
+    assert standin.asked[0].endswith("[86400s])")
+    assert standin.moments[0] - standin.moments[1] == pytest.approx(86400)
 
 
 def test_a_spreadsheet_gets_plain_cells_and_programs_get_numbers(
@@ -93,12 +114,12 @@ def test_a_spreadsheet_gets_plain_cells_and_programs_get_numbers(
     assert rows[1]["team"] == "'=red", "no formula"
     assert rows[0]["core_hours_used"] == ""
     assert float(rows[1]["core_hours_wasted"]) == 480
-    assert "[5400s:60s]" in standin.asked[0]
-    assert '{namespace="vision"}' in standin.asked[0]
-    assert "group_left (label_team)" in standin.asked[0]
+    assert "max by (namespace, pod, label_team)" in standin.asked[0]
+    assert "[5400s]" in standin.asked[1]
+    assert 'namespace="vision"' in standin.asked[1]
     assert run([*arguments, "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [line["gib_hours_wasted"] for line in document["lines"]] == [None, 96]
+    assert [line["core_hours_wasted"] for line in document["lines"]] == [None, 480]
 
 
 def test_a_month_is_asked_for_from_its_first_second_to_its_last(
@@ -107,7 +128,7 @@ def test_a_month_is_asked_for_from_its_first_second_to_its_last(
     assert run(["cost", "--prometheus", standin.url, "--month", "2024-02", "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["from"], document["to"]) == ("2024-02-01T00:00:00+00:00", "2024-03-01T00:00:00+00:00")
-    assert f"[{29 * 86400}s:60s]" in standin.asked[0]
+    assert f"[{29 * 86400}s]" in standin.asked[0]
 
 
 def test_a_cluster_is_asked_through_its_api_server(
@@ -141,7 +162,6 @@ def test_a_cluster_is_asked_through_its_api_server(
         (["--month", "2026-13"], "write it like 2026-10"),
         (["--month", "0000-01"], "no such month"),
         (["--month", "9998-01"], "has not begun"),
-        (["--step", "0s"], "write it like 90m"),
         (["-n", 'a"} or vector(1) #'], "lower-case letters"),
     ],
 )

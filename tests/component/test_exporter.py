@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
@@ -23,10 +24,12 @@ from gpu_manager.servers.exporter import Exporter, describe
 from gpu_manager.servers.guards import describe as describe_guards
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.unidentified_grants import UNIDENTIFIED
+from gpu_manager.services.billing import SAVE_SECONDS, BillMeter
+from gpu_manager.services.enforcement.page_slots import PageSlots
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
 from tests.fakes.node import NODE, NodeRig, container, pod
-from tests.fakes.ports import FakeCards, FakeClock
+from tests.fakes.ports import FakeCards, FakeClock, FakeStore
 from tests.fakes.state import put
 
 SOURCES = Path(__file__).parents[2] / "gpu_manager"
@@ -47,14 +50,48 @@ def counters(metrics: ServiceMetrics) -> dict[str, Counter]:
     return {name: found for name, found in vars(metrics).items() if isinstance(found, Counter)}
 
 
+class Slots:
+    """Who holds a slot in which page, by the number inside the container: here it is the host's."""
+
+    def __init__(self) -> None:
+        self.holders: set[int] = set()
+        self.sees = True
+
+    def registered(self, name: str) -> frozenset[int]:
+        return frozenset(self.holders)
+
+    def attacks(self, name: str) -> tuple[int, str]:
+        raise NotImplementedError
+
+    def notes(self, name: str) -> Sequence[LibraryMessage]:
+        raise NotImplementedError
+
+    def host_pid(self) -> bool:
+        return self.sees
+
+    def inner_pid(self, pid: int) -> int | None:
+        return pid
+
+
 class Board:
     """A node and what a scrape of it shows."""
 
     def __init__(self, rig: NodeRig) -> None:
         self.rig = rig
         self.cards = FakeCards(rig.states)
+        self.slots = Slots()
         self.usage = UsageSampler(
-            rig.state, self.cards, rig.pods, rig.tenants, rig.processes, rig.clock, rig.metrics
+            rig.state,
+            self.cards,
+            rig.pods,
+            rig.tenants,
+            rig.processes,
+            rig.clock,
+            rig.metrics,
+            PageSlots(self.slots, self.slots),
+        )
+        self.bills = BillMeter(
+            rig.state, lambda: self.usage.last, FakeStore(), rig.clock, rig.metrics, "boot"
         )
         self.events: dict[str, int] = {}
         self.dropped = 0
@@ -64,6 +101,7 @@ class Board:
                 rig.state,
                 self.usage,
                 "1.2.3",
+                bills=lambda: self.bills.told,
                 events=lambda: self.events,
                 writes_dropped=lambda: self.dropped,
             )
@@ -88,6 +126,19 @@ class Board:
         obj = pod(name, container("c", cores, memory))
         assert self.rig.admit(obj).admitted
         return obj
+
+    def watch(self, obj: dict[str, object]) -> None:
+        """The watch shows the pod as the kubelet reports it."""
+        uid = obj["metadata"]["uid"]  # type: ignore[index]  # a pod object
+        self.rig.pods.bind(parse_pod(self.rig.kubelet.pod(uid)))
+
+    def start(self, obj: dict[str, object], pid: int = 0) -> None:
+        """Its container runs, with this process on the node."""
+        uid = obj["metadata"]["uid"]  # type: ignore[index]  # a pod object
+        assert self.rig.kubelet.start_container(uid, "c", container_id="c" * 64) is not None
+        self.watch(obj)
+        if pid:
+            self.rig.processes.containers[pid] = (PodUid(uid), "c" * 64)
 
 
 @pytest.fixture
@@ -115,6 +166,10 @@ def everything(board: Board) -> None:
     for counted in counters(board.rig.metrics).values():
         (counted.labels("x") if counted._labelnames else counted).inc()
     board.usage.sample()
+    assert isinstance(board.rig.clock, FakeClock)
+    board.bills.look()
+    board.rig.clock.pass_(SAVE_SECONDS)
+    board.bills.look()
 
 
 def test_case_57_every_family_follows_promtools_rules(board: Board) -> None:
@@ -218,7 +273,8 @@ def test_a_released_pod_leaves_no_series_behind(board: Board) -> None:
 def test_what_the_driver_cannot_tell_has_no_series(board: Board) -> None:
     board.admit("whole", 100, 0)
     first, second = (s.card.uuid for s in board.rig.states[:2])
-    board.cards.uses = [CardUse(first, None, None), CardUse(second, GIB, None)]
+    silent = {"lists_processes": False, "samples_processes": False}
+    board.cards.uses = [CardUse(first, None, None, **silent), CardUse(second, GIB, None, **silent)]
     board.usage.sample()
     assert board.of("vcuda_card_memory_used_bytes") == [GIB]
     assert board.of("vcuda_card_utilization_ratio") == []
@@ -244,6 +300,72 @@ def test_whole_cards_are_measured_by_the_drivers_processes(board: Board) -> None
     assert board.of("vcuda_container_memory_used_bytes", pod="whole") == [3 * GIB]
     assert board.of("vcuda_container_core_usage_ratio", pod="whole") == [0.5]
     assert board.of("container_gpu_memory_total", pod_name="whole", gpu_memory="total") == [3072]
+
+
+def test_a_whole_card_that_nobody_works_on_is_used_at_zero_where_that_can_be_known(board: Board) -> None:
+    one = board.admit("whole", 100, 0)
+    uuid = board.rig.states[board.rig.cards_of(one, "c")[0]].card.uuid
+    board.cards.uses = [CardUse(uuid, 0, 0.0)]
+    board.usage.sample()
+    assert board.of("vcuda_container_core_usage_ratio", pod="whole") == [], "not started yet"
+    board.start(one)
+    board.usage.sample()
+    assert board.of("vcuda_container_core_usage_ratio", pod="whole") == [0.0]
+    assert board.of("vcuda_container_memory_used_bytes", pod="whole") == [0]
+    board.cards.uses = [CardUse(uuid, 0, 0.0, samples_processes=False)]
+    board.usage.sample()
+    assert board.of("vcuda_container_core_usage_ratio", pod="whole") == []
+    assert board.of("vcuda_container_memory_used_bytes", pod="whole") == [0]
+    board.slots.sees = False
+    board.usage.sample()
+    assert board.of("vcuda_container_memory_used_bytes", pod="whole") == []
+
+
+def test_what_goes_past_the_page_is_used_too(board: Board) -> None:
+    one = board.admit("part", 30, 20)
+    (index,) = board.rig.cards_of(one, "c")
+    uuid = board.rig.states[index].card.uuid
+    (name,) = board.rig.tenants.limits
+    board.rig.tenants.uses[name] = (TenantUse(uuid, GIB, 10.0, 0.0, 0, 1),)
+    board.start(one, pid=41)
+    board.rig.processes.containers[42] = board.rig.processes.containers[41]
+    board.cards.uses = [CardUse(uuid, GIB, 60.0)]
+    board.cards.processes = [ProcessUse(uuid, 41, GIB, 20.0), ProcessUse(uuid, 42, 0, 40.0)]
+    board.slots.holders = {41}
+    board.usage.sample()
+    assert board.of("vcuda_container_core_usage_ratio", pod="part") == [pytest.approx(0.4)]
+    board.slots.holders = {41, 42}
+    board.usage.sample()
+    assert board.of("vcuda_container_core_usage_ratio", pod="part") == [0.0], "the page accounts for both"
+
+
+def test_an_init_container_that_has_ended_has_no_series_and_is_billed_once(board: Board) -> None:
+    obj = pod("two", container("c", 50, 20), init=[container("prepare", 50, 20)])
+    assert board.rig.admit(obj).admitted
+    board.usage.sample()
+    assert board.of("vcuda_container_core_limit_ratio") == [0.5, 0.5]
+    obj["status"]["initContainerStatuses"] = [{"name": "prepare", "state": {"terminated": {"exitCode": 0}}}]
+    board.rig.pods.bind(parse_pod(obj))
+    board.usage.sample()
+    assert board.of("vcuda_container_core_limit_ratio") == [0.5]
+    assert board.of("container_request_gpu_utilization") == [0.5]
+    assert board.of("vcuda_pod_core_booked_ratio", pod="two") == [0.5]
+    assert isinstance(board.rig.clock, FakeClock)
+    for _ in range(2):
+        board.bills.look()
+        board.rig.clock.pass_(SAVE_SECONDS)
+    board.bills.look()
+    assert board.of("vcuda_namespace_core_seconds_total") == [50 * 2 * SAVE_SECONDS]
+
+
+def test_a_pod_that_has_ended_leaves_the_series_before_it_leaves_the_books(board: Board) -> None:
+    one = board.admit("job", 30, 20)
+    board.usage.sample()
+    board.rig.pods.bind(replace(parse_pod(one), phase="Succeeded"))
+    board.usage.sample()
+    assert board.of("vcuda_container_core_limit_ratio") == []
+    assert board.of("vcuda_pod_core_booked_ratio") == []
+    assert board.rig.state.view.grants
 
 
 def test_a_fractions_figures_come_from_its_page(board: Board) -> None:
@@ -364,7 +486,8 @@ def test_the_description_is_what_a_scrape_has(board: Board) -> None:
     assert described == found
 
 
-def test_when_a_counter_was_born_is_no_series_of_its_own(board: Board) -> None:
+def test_when_a_counter_was_born_is_a_series_of_its_own_for_bills_alone(board: Board) -> None:
     everything(board)
-    assert "_created" not in board.text()
-    assert "_created" not in generate_openmetrics(board.registry).decode()
+    for text in (board.text(), generate_openmetrics(board.registry).decode()):
+        born = {line.split("{")[0] for line in text.splitlines() if "_created" in line and line[0] != "#"}
+        assert all(re.fullmatch(r"vcuda_(pod|namespace)_[a-z_]+_seconds_created", one) for one in born), born

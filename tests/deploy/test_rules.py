@@ -16,6 +16,8 @@ GROUPS = yaml.safe_load(RULES.read_text())["groups"]
 ALERTS = {rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule}
 
 C = 'namespace="a",pod="p",container="c",uuid="u",card="0"'
+P = 'namespace="a",pod="p",uid="1"'
+N = 'namespace="a",node="n"'
 # Alert: series that make it fire, series that do not.
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "VcudaCardUnhealthy": ({"vcuda_card_healthy": "0x30"}, {"vcuda_card_healthy": "1x30"}),
@@ -145,25 +147,34 @@ def test_every_alert_says_what_is_wrong_how_grave_it_is_and_what_to_do() -> None
 def test_an_hour_of_thirty_cores_costs_thirty_core_hours_and_only_what_is_known_is_waste(
     tmp_path: Path,
 ) -> None:
-    other = C.replace('"c"', '"d"')
+    other = P.replace('"p"', '"q"')
     gib = 1 << 30
     series = {
-        f"vcuda_container_core_limit_ratio{{{C}}}": "0.3x59",
-        f"vcuda_container_core_usage_ratio{{{C}}}": "0.1x59",
-        f"vcuda_container_memory_limit_bytes{{{C}}}": f"{5 * gib}x59",
-        f"vcuda_container_memory_used_bytes{{{C}}}": f"{gib}x59",
-        f"vcuda_container_core_limit_ratio{{{other}}}": "1x29 stale",  # half an hour, use unknown
-        'kube_pod_labels{namespace="a",pod="p",label_team="t"}': "1x59",
+        f"vcuda_pod_core_booked_ratio{{{P}}}": "0.3x60",
+        f"vcuda_pod_core_booked_ratio{{{other}}}": "1x30 stale",
+        f"vcuda_container_memory_used_bytes{{{C}}}": f"{gib}x60",
+        **{
+            f"vcuda_namespace_{figure}_total{{{N}}}": f"0+{step}x60"
+            for figure, step in {
+                "core_seconds": 80 * 60,
+                "core_used_seconds": 10 * 60,
+                "core_wasted_seconds": 20 * 60,
+                "memory_byte_seconds": 5 * gib * 60,
+                "memory_used_byte_seconds": gib * 60,
+                "memory_wasted_byte_seconds": 4 * gib * 60,
+            }.items()
+        },
+        'kube_pod_labels{namespace="a",pod="p",label_team="t"}': "1x60",
     }
 
-    def costs(metric: str, value: float, labels: str = '{namespace="a"}', at: str = "59m") -> dict[str, Any]:
+    def costs(metric: str, value: float, labels: str = '{namespace="a"}', at: str = "60m") -> dict[str, Any]:
         return {
             "expr": f"round({metric}, 0.001)",
             "eval_time": at,
             "exp_samples": [{"labels": labels, "value": value}],
         }
 
-    hour = "sum_over_time_1h"
+    hour = "increase_1h"
     expected = [
         costs(f"namespace:vcuda_booked_core_hours:{hour}", 30 + 50),
         costs(f"namespace:vcuda_used_core_hours:{hour}", 10),
@@ -171,7 +182,8 @@ def test_an_hour_of_thirty_cores_costs_thirty_core_hours_and_only_what_is_known_
         costs(f"namespace:vcuda_booked_memory_gib_hours:{hour}", 5),
         costs(f"namespace:vcuda_used_memory_gib_hours:{hour}", 1),
         costs(f"namespace:vcuda_wasted_memory_gib_hours:{hour}", 4),
-        costs("namespace_team:vcuda_booked_cores:sum", 130, '{namespace="a", label_team="t"}', "20m"),
+        costs("namespace:vcuda_booked_cores:sum", 130, at="20m"),
+        costs("namespace_team:vcuda_booked_cores:sum", 30, '{namespace="a", label_team="t"}', "20m"),
         costs("namespace_team:vcuda_used_memory_bytes:sum", gib, '{namespace="a", label_team="t"}', "20m"),
     ]
     judge(tmp_path, ("an hour", series, expected))

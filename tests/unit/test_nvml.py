@@ -91,7 +91,7 @@ def test_a_mig_card_is_listed_and_left_alone():
     assert mig.healthy
     assert not plain.card.mig
     uses, processes = cards.usage()
-    assert uses[0] == CardUse(mig.card.uuid, 3 * GIB, None)
+    assert uses[0] == CardUse(mig.card.uuid, 3 * GIB, None, lists_processes=False, samples_processes=False)
     assert processes == []
 
 
@@ -146,7 +146,7 @@ def test_a_card_that_cannot_tell_its_memory_is_not_shared():
 def test_what_a_card_does_not_support_is_absent_not_zero():
     gpu = Gpu(0, gpu_percent=None, samples=None, compute={7: None})
     uses, processes = cards_of(FakeNvml(gpu)).usage()
-    assert uses == [CardUse(uses[0].uuid, 3 * GIB, None)]
+    assert uses == [CardUse(uses[0].uuid, 3 * GIB, None, samples_processes=False)]
     assert processes == [ProcessUse(uses[0].uuid, 7, None, None)]
 
 

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.adapters.store import FORMAT, NAMES, DiskFiles, FileStore
+from gpu_manager.adapters.store import FORMAT, DiskFiles, FileStore
 from gpu_manager.domain.errors import NodeUnready
+
+NAMES = ("ledger.a", "ledger.b")
 
 
 class PowerCutError(Exception):

@@ -46,35 +46,29 @@ class UsageReader:
         memory = self.memory(handle)
         used = memory.used if memory is not None else None
         if card.mig:
-            return CardUse(card.uuid, used), ()
+            return CardUse(card.uuid, used, lists_processes=False, samples_processes=False), ()
         rates = maybe(self._nvml, self._nvml.nvmlDeviceGetUtilizationRates, handle)
-        use = CardUse(card.uuid, used, float(rates.gpu) if rates is not None else None)
-        return use, self._processes(handle, card.uuid)
+        running, busy = self._running(handle), self._utilisation(handle, card.uuid)
+        use = CardUse(
+            card.uuid,
+            used,
+            float(rates.gpu) if rates is not None else None,
+            lists_processes=running is not None,
+            samples_processes=busy is not None,
+        )
+        return use, _processes(card.uuid, running or (), busy)
 
-    def _processes(self, handle: Any, uuid: CardUuid) -> Sequence[ProcessUse]:
-        memory: dict[int, int | None] = {}
-        for process in self._running(handle):
-            # A process in several lists (compute and graphics) shows the same bytes in each: not a sum.
-            if not process.pid:
-                continue  # it lives in a PID namespace that we do not see
-            known, told = memory.get(process.pid), process.usedGpuMemory
-            memory[process.pid] = max((m for m in (known, told) if m is not None), default=None)
-        busy = self._utilisation(handle, uuid)
-        idle = None if busy is None else 0.0  # the driver samples, and had nothing to say of this process
-        return [
-            ProcessUse(uuid, pid, memory.get(pid), (busy or {}).get(pid, idle))
-            for pid in sorted(memory.keys() | (busy or {}).keys())
-        ]
-
-    def _running(self, handle: Any) -> Iterable[Any]:
-        nvml = self._nvml
+    def _running(self, handle: Any) -> list[Any] | None:
+        """Every process on the card, some twice; None where the driver lists none of any kind."""
+        nvml, found = self._nvml, None
         for kind in ("Compute", "Graphics", "MPSCompute"):
             for version in (3, 2):  # R510 and newer, R450 and newer
                 call = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v{version}")
                 listed = maybe(nvml, call, handle)
                 if listed is not None:
-                    yield from listed
+                    found = [*(found or ()), *listed]
                     break
+        return found
 
     def _utilisation(self, handle: Any, uuid: CardUuid) -> dict[int, float] | None:
         """SM percent by pid since the last call; None where the card keeps no such samples.
@@ -102,3 +96,19 @@ class UsageReader:
                 at[sample.timeStamp] = max(at.get(sample.timeStamp, 0), sample.smUtil)
         self._seen[uuid] = max((stamp for at in moments.values() for stamp in at), default=since)
         return {pid: sum(at.values()) / len(at) for pid, at in moments.items()}
+
+
+def _processes(uuid: CardUuid, running: Iterable[Any], busy: dict[int, float] | None) -> list[ProcessUse]:
+    """``running`` as NVML lists them, ``busy`` the SM percent by pid, None where no samples are kept."""
+    memory: dict[int, int | None] = {}
+    for process in running:
+        # A process in several lists (compute and graphics) shows the same bytes in each: not a sum.
+        if not process.pid:
+            continue  # it lives in a PID namespace that we do not see
+        known, told = memory.get(process.pid), process.usedGpuMemory
+        memory[process.pid] = max((m for m in (known, told) if m is not None), default=None)
+    idle = None if busy is None else 0.0  # the driver samples, and had nothing to say of this process
+    return [
+        ProcessUse(uuid, pid, memory.get(pid), (busy or {}).get(pid, idle))
+        for pid in sorted(memory.keys() | (busy or {}).keys())
+    ]

@@ -1,7 +1,8 @@
 """``kubectl vcuda cost``: core-hours, GiB-hours and waste, by namespace, pod or a label of the pods.
 
-An hour is counted minute by minute where a container was there, so that one that ran for ten minutes pays for
-ten. Waste is what was booked and not used, container by container, where both are known.
+The figures are the agents' own sums, which outlive the pods, so that a job of ten seconds pays for ten. A pod
+is booked at the peak over its phases. Waste is what was held and not used, container by container, where both
+are known.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import csv
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -18,10 +19,11 @@ from typing import Annotated, Any, Final
 
 from gpu_manager.adapters import prometheus
 from gpu_manager.arguments import Option
+from gpu_manager.cli.kubectl.billed_time import Range, increases
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in, object_name
 from gpu_manager.cli.output import Output, columns, emit
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.resources import CORES_PER_CARD, GIB
+from gpu_manager.domain.resources import GIB
 
 USUAL: Final = "monitoring/prometheus-k8s:9090"
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
@@ -41,40 +43,26 @@ class Form(Enum):
     YAML = "yaml"
 
 
-# Column: (metric or difference, factor to cores and GiB).
+# Column: (figure of the agents' counters, its factor to hours of cores and GiB).
 _FIGURES: Final = {
-    "core_hours": ("vcuda_container_core_limit_ratio{S}", CORES_PER_CARD),
-    "core_hours_used": ("vcuda_container_core_usage_ratio{S}", CORES_PER_CARD),
-    "core_hours_wasted": (
-        "clamp_min(vcuda_container_core_limit_ratio{S} - vcuda_container_core_usage_ratio{S}, 0)",
-        CORES_PER_CARD,
-    ),
-    "gib_hours": ("vcuda_container_memory_limit_bytes{S}", 1 / GIB),
-    "gib_hours_used": ("vcuda_container_memory_used_bytes{S}", 1 / GIB),
-    "gib_hours_wasted": (
-        "clamp_min(vcuda_container_memory_limit_bytes{S} - vcuda_container_memory_used_bytes{S}, 0)",
-        1 / GIB,
-    ),
+    "core_hours": ("core_seconds", 1 / 3600),
+    "core_hours_used": ("core_used_seconds", 1 / 3600),
+    "core_hours_wasted": ("core_wasted_seconds", 1 / 3600),
+    "gib_hours": ("memory_byte_seconds", 1 / GIB / 3600),
+    "gib_hours_used": ("memory_used_byte_seconds", 1 / GIB / 3600),
+    "gib_hours_wasted": ("memory_wasted_byte_seconds", 1 / GIB / 3600),
 }
+# Used and wasted: both 0 while something was booked means that nothing was measured.
+_MEASURED: Final = (("core_hours_used", "core_hours_wasted"), ("gib_hours_used", "gib_hours_wasted"))
 _TITLES: Final = ("CORE-HOURS", "USED", "WASTED", "GIB-HOURS", "USED", "WASTED")
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """By what is summed: titles, labels of the result, and what the metrics are joined with first."""
+    """By what is summed: titles, and the pods' label where that is one."""
 
     titles: tuple[str, ...]
-    labels: tuple[str, ...]
-    joined: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """From and to, and between two looks; all in seconds."""
-
-    start: float
-    end: float
-    step: int
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +87,6 @@ def command(
     ] = "namespace",
     since: Annotated[str, Option(help="How far back: 90m, 24h, 7d.")] = "24h",
     month: Annotated[str, Option(help="A calendar month instead, in UTC: 2026-10.")] = "",
-    step: Annotated[str, Option(help="Between two looks; shorter-lived containers may be missed.")] = "1m",
     namespace: Annotated[str, Option("--namespace", "-n", help="This one alone; default: all.")] = "",
     output: Annotated[Form, Option("--output", "-o", help="Form of the bill.")] = Form.TABLE,
     token: Annotated[
@@ -114,7 +101,7 @@ def command(
     """
     if namespace:
         object_name(namespace, "--namespace")
-    grouping, span = _grouping(by), _range(since, month, _duration("--step", step), time.time())
+    grouping, span = _grouping(by), _range(since, month, time.time())
     if address.startswith(("http://", "https://")):
         lines = bill(prometheus.by_address(address, token), grouping, span, namespace)
     else:
@@ -153,15 +140,14 @@ def _through_api_server(
 
 def _grouping(by: str) -> Grouping:
     if by == "namespace":
-        return Grouping(("NAMESPACE",), ("namespace",))
+        return Grouping(("NAMESPACE",))
     if by == "pod":
-        return Grouping(("NAMESPACE", "POD"), ("namespace", "pod"))
+        return Grouping(("NAMESPACE", "POD"))
     kind, _, key = by.partition("=")
     if kind != "label" or not _LABEL.fullmatch(key):
         raise RequestInvalid(f"--by is {quoted(by)}: use namespace, pod, or label=KEY")
     label = "label_" + re.sub(r"[^A-Za-z0-9_]", "_", key)  # as kube-state-metrics names it
-    joined = f" * on (namespace, pod) group_left ({label}) max by (namespace, pod, {label}) (kube_pod_labels)"
-    return Grouping(("NAMESPACE", key.upper()), ("namespace", label), joined)
+    return Grouping(("NAMESPACE", key.upper()), label)
 
 
 def _duration(option: str, text: str) -> int:
@@ -172,9 +158,9 @@ def _duration(option: str, text: str) -> int:
     return seconds
 
 
-def _range(since: str, month: str, step: int, now: float) -> Range:
+def _range(since: str, month: str, now: float) -> Range:
     if not month:
-        return Range(now - _duration("--since", since), now, step)
+        return Range(now - _duration("--since", since), now)
     match = _MONTH.fullmatch(month)
     if match is None:
         raise RequestInvalid(f"--month is {quoted(month)}: write it like 2026-10")
@@ -186,23 +172,51 @@ def _range(since: str, month: str, step: int, now: float) -> Range:
         raise RequestInvalid(f"--month is {quoted(month)}: there is no such month") from None
     if start.timestamp() >= now:
         raise RequestInvalid(f"--month is {quoted(month)}: it has not begun")
-    return Range(start.timestamp(), min(end.timestamp(), now), step)
+    return Range(start.timestamp(), min(end.timestamp(), now))
 
 
 def bill(way: prometheus.Way, grouping: Grouping, span: Range, namespace: str = "") -> list[CostLine]:
     """The lines, the largest first. Raises NodeUnready."""
     found: dict[tuple[str, ...], dict[str, float]] = {}
-    length = max(span.step, round(span.end - span.start))
-    selector = f'{{namespace="{namespace}"}}' if namespace else ""
-    for name, (expression, factor) in _FIGURES.items():
-        vector = expression.replace("{S}", selector)
-        summed = f"sum by ({', '.join(grouping.labels)}) (({vector}){grouping.joined})"
-        text = f"sum_over_time(({summed})[{length}s:{span.step}s]) * {span.step} / 3600"
-        for point in prometheus.query(way, text, span.end):
-            who = tuple(point.labels.get(label, "") for label in grouping.labels)
-            found.setdefault(who, {})[name] = point.value * factor
-    lines = [CostLine(who, {name: figures.get(name) for name in _FIGURES}) for who, figures in found.items()]
+    for who, amounts in _billed(way, grouping, span, namespace):
+        line = found.setdefault(who, dict.fromkeys(_FIGURES, 0.0))
+        for name, (figure, factor) in _FIGURES.items():
+            line[name] += amounts.get(figure, 0.0) * factor
+    lines = [CostLine(who, _known(figures)) for who, figures in found.items() if any(figures.values())]
     return sorted(lines, key=lambda line: (-(line.figures["core_hours"] or 0.0), line.who))
+
+
+def _billed(
+    way: prometheus.Way, grouping: Grouping, span: Range, namespace: str
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, float]]]:
+    """Whose line, and what to add to it."""
+    if grouping.titles == ("NAMESPACE",):
+        for (name, _), amounts in increases(way, "namespace", ("namespace", "node"), span, namespace).items():
+            yield (name,), amounts
+        return
+    labels = _pod_labels(way, grouping.label, span, namespace) if grouping.label else {}
+    pods = increases(way, "pod", ("namespace", "pod", "uid"), span, namespace)
+    for (name, pod, _), amounts in pods.items():
+        yield (name, labels.get((name, pod), "") if grouping.label else pod), amounts
+
+
+def _pod_labels(
+    way: prometheus.Way, label: str, span: Range, namespace: str
+) -> Mapping[tuple[str, str], str]:
+    """(namespace, pod) → the value of the label, of pods that were there in that time."""
+    selector = f'{{namespace="{namespace}"}}' if namespace else ""
+    text = f"max by (namespace, pod, {label}) (last_over_time(kube_pod_labels{selector}[{span.seconds}s]))"
+    found = prometheus.query(way, text, span.end)
+    return {
+        (p.labels.get("namespace", ""), p.labels.get("pod", "")): p.labels[label]
+        for p in found
+        if label in p.labels
+    }
+
+
+def _known(figures: Mapping[str, float]) -> Mapping[str, float | None]:
+    unknown = {name for pair in _MEASURED if not any(figures[name] for name in pair) for name in pair}
+    return {name: None if name in unknown else value for name, value in figures.items()}
 
 
 # What people and programs get.

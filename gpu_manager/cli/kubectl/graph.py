@@ -61,6 +61,7 @@ def _graph(books: NodeBooks) -> Mapping[str, Any]:
     def more(holder: Allocation, _: CardUuid) -> Mapping[str, Any]:
         return {
             "planned": books.guessed(holder.pod),
+            "ended": books.ended(holder),
             "gone": str(holder.pod) if holder.pod in gone else None,
         }
 

@@ -79,7 +79,7 @@ def _shown(allocation: Allocation, login: Login, everywhere: bool) -> bool:
 def _rows(books: NodeBooks, used: _Used) -> Iterator[_Row]:
     cards = {s.card.uuid: s.card for s in books.node.cards}
     gone = books.gone
-    named = (a for a in books.ledger if a.pod not in gone)
+    named = (a for a in books.ledger if a.pod not in gone and not books.ended(a))
     for allocation in sorted(named, key=lambda a: (a.namespace, a.pod_name, a.order)):
         for share in allocation.shares:
             card = cards[share.card]

@@ -92,6 +92,11 @@ class NodeBooks:
         """True if nobody says which cards the pod has."""
         return pod in self.charges and self.charges[pod].guessed
 
+    def ended(self, holder: Allocation) -> bool:
+        """True for an ordinary init container that has ended; its pod holds the peak over its phases."""
+        charge = self.charges.get(holder.pod)
+        return charge is not None and holder.container in charge.pod.ended_inits
+
     def judge(self, request: PodRequest) -> Placement | Refusal:
         """Where a pod that asks so would lie here now, or why nowhere."""
         found = judge(request, self.node.cards, self.node.topology, self.ledger)

@@ -19,7 +19,9 @@ def node_json(
     ledger: Ledger,
     more: Callable[[Allocation, CardUuid], Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Cores are hundredths of a card, memory is bytes. ``more`` is what the caller knows of a holder."""
+    """Cores are hundredths of a card, memory is bytes. ``more`` is what the caller knows of a holder:
+    at least whether it is ``planned``, and ``ended`` for an init container that has done its work.
+    """
     return {
         "node": node,
         "unit": ledger.unit,
@@ -68,7 +70,7 @@ def node_text(graph: Mapping[str, Any]) -> str:
         )
         lines.append(printable(f"|---card {card['index']} ({card['model']}, {card['uuid']}): {free}{state}"))
         for holder in card["holders"]:
-            planned = ", planned" if holder["planned"] else ""
+            planned = ", planned" if holder["planned"] else ", ended" if holder["ended"] else ""
             name = f"{holder['namespace']}/{holder['pod']} {holder['container']}"
             if (uid := holder.get("gone")) is not None:
                 name = f"gone, its processes still run (pod {uid or 'unknown'})"

@@ -68,6 +68,7 @@ class NodeState:
         self._partner: Key | None = None
         self._never: frozenset[PodUid] = frozenset()
         self.changed: Callable[[], None] = lambda: None
+        self.touched = threading.Event()  # set by every change of the books, saved or not
 
     # --- Looks: the lock, for the time of a copy at most ----------------------------------------------
 
@@ -274,7 +275,10 @@ class NodeState:
         """Every change of the books is within this: under the lock, and seen by the next view."""
         with self._lock:
             self._view = None
-            yield self._books
+            try:
+                yield self._books
+            finally:
+                self.touched.set()
 
     @contextmanager
     def _saved(self, undo: Callable[[Books], object] = lambda _: None) -> Iterator[Books]:

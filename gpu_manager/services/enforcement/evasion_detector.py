@@ -7,7 +7,7 @@ it is wished for, an eviction. Nothing is said of a container of which a figure 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -17,18 +17,17 @@ from gpu_manager.domain.contract import EVENT_EVADER
 from gpu_manager.domain.enforcement.evasion import (
     EVICTABLE,
     ContainerEvidence,
-    ContainerProcess,
     EvasionReason,
     Suspicion,
     judge,
     weigh,
 )
-from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.ports import HostProcesses, PageEvidence, Pods, ProcessUse
+from gpu_manager.ports import HostProcesses, PageEvidence, Pods
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.enforcement.page_slots import PageSlots, without_slots
 from gpu_manager.services.enforcement.usage import Sample, ShareUse
 from gpu_manager.services.metrics import ServiceMetrics
 
@@ -80,6 +79,7 @@ class EvasionDetector:
         self._pods = pods
         self._witness = witness
         self._host = host
+        self._slots = PageSlots(witness, host)
         self._metrics = metrics
         self._evict = evict
         self._seen_at: float | None = None
@@ -143,13 +143,13 @@ class EvasionDetector:
                 None, held=False
             )  # the kubelet gave it a card: what lacks is in our books
         if use is None:
-            return ContainerEvidence(_processes(seen) if there else None, held=False)
+            return ContainerEvidence(without_slots(seen) if there else None, held=False)
         if grant is None:
             return ContainerEvidence(None, held=True)  # released between the sampler's two looks
         if use.enforcement == "exclusive" or not grant.directory:
-            return ContainerEvidence(_processes(seen) if there else None, held=True)
+            return ContainerEvidence(without_slots(seen) if there else None, held=True)
         return ContainerEvidence(
-            self._registered(grant, seen) if there else None,
+            self._slots.of(grant.directory, seen) if there else None,
             held=True,
             limited=True,
             memory_limit=use.share.amount.memory,
@@ -157,21 +157,6 @@ class EvasionDetector:
             claimed_memory=use.memory if use.enforcement == "active" else None,
             claimed_busy=use.core if use.enforcement == "active" else None,
             tampering=self._tampering(grant, use),
-        )
-
-    def _registered(self, grant: Grant, seen: Sequence[ProcessUse]) -> tuple[ContainerProcess, ...]:
-        """The driver's processes, and whether each holds a slot. An idle container costs nothing."""
-        if not seen:
-            return ()
-        inner = {p.pid: self._host.inner_pid(p.pid) for p in seen}
-        try:
-            holders = self._witness.registered(grant.directory)
-        except NodeUnready:
-            return _processes(seen)
-        return tuple(
-            ContainerProcess(p.pid, p.memory, p.utilisation, None if own is None else own in holders)
-            for p in seen
-            for own in (inner[p.pid],)
         )
 
     def _tampering(self, grant: Grant, use: ShareUse) -> str | None:
@@ -231,10 +216,6 @@ class EvasionDetector:
 def _asks(pod: Pod | None, name: str) -> bool:
     container = pod.container(name) if pod else None
     return container is None or container.asks
-
-
-def _processes(seen: Iterable[ProcessUse]) -> tuple[ContainerProcess, ...]:
-    return tuple(ContainerProcess(p.pid, p.memory, p.utilisation) for p in seen)
 
 
 def _evader(

@@ -5,7 +5,7 @@ A scrape renders the last sample and asks nobody. What cannot be read is left ou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -14,16 +14,19 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import Unaccounted
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports import Cards, CardUse, Clock, ControlPages, Pods, Processes, ProcessUse, TenantUse
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.enforcement.ended_containers import EndedContainers
+from gpu_manager.services.enforcement.page_slots import PageSlots
 from gpu_manager.services.enforcement.time_sharing import CardTenant
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
 PERIOD_SECONDS = 1.0
+_SILENT = CardUse(CardUuid(""), lists_processes=False, samples_processes=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class Sample:
     """Everything seen at one moment (``at``: monotonic seconds).
 
     ``processes`` are the driver's, by the container whose cgroup they are in, granted that card or not; a
-    card that is not in ``cards`` told nothing of its processes either.
+    card that is not in ``cards`` told nothing of its processes either. ``ended`` are granted containers that
+    run no more, although the books still hold their share.
     """
 
     at: float
@@ -65,6 +69,7 @@ class Sample:
     cards: Mapping[CardUuid, CardUse] = field(default_factory=dict)
     shares: tuple[ShareUse, ...] = ()
     processes: Mapping[tuple[Key, CardUuid], Sequence[ProcessUse]] = field(default_factory=dict)
+    ended: frozenset[Key] = frozenset()
 
 
 @dataclass(slots=True)
@@ -88,14 +93,18 @@ class UsageSampler:
         processes: Processes,
         clock: Clock,
         metrics: ServiceMetrics,
+        slots: PageSlots | None = None,
     ) -> None:
+        """``slots`` tells processes that are not in the page's account; without it all are taken to be."""
         self._state = state
+        self._slots = slots
         self._cards = cards
         self._pods = pods
         self._tenants = tenants
         self._processes = processes
         self._clock = clock
         self._metrics = metrics
+        self._ended = EndedContainers(pods, processes)
         self._before: dict[tuple[Key, CardUuid], _Before] = {}
         self._unaccounted: dict[tuple[Key, CardUuid], Unaccounted] = {}
         self.last = Sample(clock.monotonic())
@@ -105,16 +114,22 @@ class UsageSampler:
         now = self._clock.monotonic()
         grants = self._state.view.grants
         card_uses, processes = self._card_figures()
-        by_share = self._by_share(processes) if processes else {}
+        containers = self._containers()
+        started = frozenset(containers.values())
+        by_share = self._by_share(containers, processes) if processes else {}
         shares = [
             use
             for grant in grants.values()
-            for use in (self._fraction(grant, now, by_share) if _paged(grant) else _whole(grant, by_share))
+            for use in (
+                self._fraction(grant, now, by_share)
+                if _paged(grant)
+                else self._whole(grant, by_share, card_uses, started)
+            )
         ]
         shares = [self._weighed(use, by_share, card_uses) for use in shares]
         self._before = {k: v for k, v in self._before.items() if k[0] in grants}
         self._unaccounted = {k: v for k, v in self._unaccounted.items() if k[0] in grants}
-        self.last = Sample(now, grants, card_uses, tuple(shares), by_share)
+        self.last = Sample(now, grants, card_uses, tuple(shares), by_share, self._ended.among(grants))
         return self.last
 
     def seats(self) -> list[CardTenant]:
@@ -190,33 +205,73 @@ class UsageSampler:
             )
         place = grant.key, share.card
         before = self._before.get(place)
-        if before is not None and before.use is use and _is_idle(before.shown, share, pids):
+        busy = any(p.utilisation for p in processes)
+        if not busy and before is not None and before.use is use and _is_idle(before.shown, share, pids):
             before.at = now
             return before.shown
         core = 0.0
         if before is not None and now > before.at and use.busy_seconds >= before.use.busy_seconds:
             core = min(1.0, (use.busy_seconds - before.use.busy_seconds) / (now - before.at))
+        core = min(1.0, core + self._past_the_page(grant, processes))
         shown = ShareUse(
             grant.key, share, "active", use.memory, core, use.throttled_seconds, use.refusals, pids
         )
         self._before[place] = _Before(now, use, shown)
         return shown
 
-    def _by_share(self, processes: Iterable[ProcessUse]) -> dict[tuple[Key, CardUuid], list[ProcessUse]]:
-        """NVML's host processes by the container whose cgroup they are in."""
-        containers = {
-            (f.pod.uid, c.runtime_id): (f.pod, c.name)
+    def _past_the_page(self, grant: Grant, processes: Sequence[ProcessUse]) -> float:
+        """The share of the card's time that the driver saw go to processes without a slot in the page."""
+        busy = [p for p in processes if p.utilisation]
+        if self._slots is None or not busy:
+            return 0.0
+        hidden = (p for p in self._slots.of(grant.directory, busy) if p.registered is False)
+        return sum(p.utilisation or 0.0 for p in hidden) / 100
+
+    def _whole(
+        self,
+        grant: Grant,
+        by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]],
+        cards: Mapping[CardUuid, CardUse],
+        started: Collection[Key],
+    ) -> Iterable[ShareUse]:
+        """Whole cards have no page: NVML's processes are what is known. None on the card is no use of it,
+        where the card tells of its processes, those of the whole node can be seen, and it is known which are
+        the container's.
+        """
+        known = grant.key in started and self._slots is not None and self._slots.sees_host()
+        for share in grant.allocation.shares:
+            processes = by_share.get((grant.key, share.card), [])
+            memory = [p.memory for p in processes if p.memory is not None]
+            card = cards.get(share.card, _SILENT)
+            idle = known and not processes
+            yield ShareUse(
+                grant.key,
+                share,
+                "exclusive" if share.whole else "unknown",
+                memory=sum(memory) if memory else 0 if idle and card.lists_processes else None,
+                core=0.0 if idle and card.samples_processes else _driver_share(processes),
+                pids=tuple(sorted(p.pid for p in processes)),
+            )
+
+    def _containers(self) -> dict[tuple[PodUid, str], Key]:
+        """(pod UID, the runtime's id) → the container, of those that the runtime has made."""
+        return {
+            (PodUid(f.pod.uid), c.runtime_id): (PodUid(f.pod.uid), c.name)
             for found in self._pods.local().values()
             for f in found
             for c in f.pod.containers
             if c.runtime_id
         }
+
+    def _by_share(
+        self, containers: Mapping[tuple[PodUid, str], Key], processes: Iterable[ProcessUse]
+    ) -> dict[tuple[Key, CardUuid], list[ProcessUse]]:
+        """NVML's host processes by the container whose cgroup they are in."""
         by_share: dict[tuple[Key, CardUuid], list[ProcessUse]] = {}
         for process in processes:
             owner = self._processes.container_of(process.pid)
-            named: tuple[Pod, str] | None = containers.get(owner) if owner else None
-            if named is not None:
-                key: Key = (PodUid(named[0].uid), named[1])
+            key = containers.get(owner) if owner else None
+            if key is not None:
                 by_share.setdefault((key, process.uuid), []).append(process)
         return by_share
 
@@ -241,18 +296,3 @@ def _driver_share(processes: Sequence[ProcessUse]) -> float | None:
 
 def _paged(grant: Grant) -> bool:
     return bool(grant.directory) and not any(s.whole for s in grant.allocation.shares)
-
-
-def _whole(grant: Grant, by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]]) -> Iterable[ShareUse]:
-    """Whole cards have no page: NVML's processes are what is known, and nothing is said without them."""
-    for share in grant.allocation.shares:
-        processes = by_share.get((grant.key, share.card), [])
-        memory = [p.memory for p in processes if p.memory is not None]
-        yield ShareUse(
-            grant.key,
-            share,
-            "exclusive" if share.whole else "unknown",
-            memory=sum(memory) if memory else None,
-            core=_driver_share(processes),
-            pids=tuple(sorted(p.pid for p in processes)),
-        )

@@ -1,0 +1,148 @@
+"""What pods held of cards over time, and what of it they used: the sums that bills are made of.
+
+A gauge that is read every 30 seconds cannot bill a job of ten. So the node itself adds up, by pod and by
+namespace, and its sums outlive the pod. A pod is billed at the peak over its phases, as it is booked: from
+its first grant until it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from gpu_manager.domain.placement.ledger import Allocation, peak
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.untrusted import mapping
+
+KEPT_SECONDS: Final = 300.0  # how long the sums of a pod that has ended are told: ten usual scrapes
+KEPT_PODS: Final = 2000  # ended ones; the oldest go first
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one pod holds at one moment, over all its cards, and uses.
+
+    Cores are hundredths of a card, memory is bytes. What is not measured is neither used nor wasted.
+    """
+
+    namespace: str
+    pod: str
+    booked: Amount
+    cores_used: float = 0.0
+    cores_wasted: float = 0.0
+    memory_used: float = 0.0
+    memory_wasted: float = 0.0
+
+
+@dataclass(slots=True)
+class Sums:
+    """Sums since ``since`` (seconds since 1970), of cores times seconds and bytes times seconds."""
+
+    since: float
+    core_seconds: float = 0.0
+    core_used_seconds: float = 0.0
+    core_wasted_seconds: float = 0.0
+    memory_byte_seconds: float = 0.0
+    memory_used_byte_seconds: float = 0.0
+    memory_wasted_byte_seconds: float = 0.0
+
+    def add(self, held: Holding, seconds: float) -> None:
+        """So long it was held."""
+        self.core_seconds += held.booked.cores * seconds
+        self.core_used_seconds += held.cores_used * seconds
+        self.core_wasted_seconds += held.cores_wasted * seconds
+        self.memory_byte_seconds += held.booked.memory * seconds
+        self.memory_used_byte_seconds += held.memory_used * seconds
+        self.memory_wasted_byte_seconds += held.memory_wasted * seconds
+
+
+FIGURES: Final = tuple(f.name for f in fields(Sums) if f.name != "since")
+
+
+@dataclass(slots=True)
+class PodSums:
+    """A pod's name, its sums, and when it ended (seconds since 1970; None: it has not)."""
+
+    namespace: str
+    pod: str
+    sums: Sums
+    ended: float | None = None
+
+
+@dataclass(slots=True)
+class Bills:
+    """The sums of one node. Not thread-safe."""
+
+    namespaces: dict[str, Sums] = field(default_factory=dict)
+    pods: dict[PodUid, PodSums] = field(default_factory=dict)
+
+    def add(self, held: Mapping[PodUid, Holding], seconds: float, now: float) -> None:
+        """These pods held so much for the last ``seconds``; ``now`` is seconds since 1970."""
+        began = now - seconds
+        for uid, one in held.items():
+            pod = self.pods.setdefault(uid, PodSums(one.namespace, one.pod, Sums(began)))
+            pod.ended = None
+            pod.sums.add(one, seconds)
+            self.namespaces.setdefault(one.namespace, Sums(began)).add(one, seconds)
+
+    def close(self, there: Collection[PodUid], now: float) -> bool:
+        """Whoever is not ``there`` has ended; True if that is news. The sums of who ended long ago go."""
+        news = False
+        for uid, pod in self.pods.items():
+            if pod.ended is None and uid not in there:
+                pod.ended, news = now, True
+        ended = sorted((pod.ended, uid) for uid, pod in self.pods.items() if pod.ended is not None)
+        surplus = len(ended) - KEPT_PODS
+        for place, (at, uid) in enumerate(ended):
+            if now - at >= KEPT_SECONDS or place < surplus:
+                del self.pods[uid]
+        return news
+
+
+def booked_peak(allocations: Iterable[Allocation]) -> Amount:
+    """What one pod is booked with on all its cards together: on each card the peak over its phases."""
+    held = tuple(allocations)
+    cards = {card for allocation in held for card in allocation.cards}
+    return sum((peak(held, card) for card in cards), ZERO)
+
+
+def encode_bills(bills: Bills) -> dict[str, Any]:
+    """As :func:`decode_bills` reads it."""
+    return {
+        "namespaces": {name: _row(sums) for name, sums in bills.namespaces.items()},
+        "pods": {
+            uid: {"namespace": p.namespace, "pod": p.pod, "ended": p.ended, "sums": _row(p.sums)}
+            for uid, p in bills.pods.items()
+        },
+    }
+
+
+def decode_bills(data: object) -> Bills:
+    """What :func:`encode_bills` wrote. Raises ValueError: something else did."""
+    try:
+        found = mapping(data)
+        return Bills(
+            {str(name): _sums(row) for name, row in dict(found["namespaces"]).items()},
+            {
+                PodUid(str(uid)): PodSums(
+                    str(one["namespace"]), str(one["pod"]), _sums(one["sums"]), _time(one["ended"])
+                )
+                for uid, one in dict(found["pods"]).items()
+            },
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"these are no bills: {error!r}") from error
+
+
+def _row(sums: Sums) -> list[float]:
+    return [getattr(sums, f.name) for f in fields(Sums)]
+
+
+def _sums(row: Any) -> Sums:
+    return Sums(*(float(value) for value in row))
+
+
+def _time(value: Any) -> float | None:
+    return None if value is None else float(value)

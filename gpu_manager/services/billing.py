@@ -1,0 +1,154 @@
+"""The node's bills: what each pod and each namespace held and used of cards, added up and kept on the disk.
+
+What is told is what the disk holds. So no sum ever goes back, whatever ends the agent: a counter that goes
+back would be taken for one that began anew, and billed twice.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from gpu_manager.domain.billing import Bills, Holding, booked_peak, decode_bills, encode_bills
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.placement.ledger import Allocation
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.ports import Clock, Store
+from gpu_manager.services.allocation.books import Key
+from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.enforcement.usage import Sample, ShareUse
+from gpu_manager.services.metrics import ServiceMetrics
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 1.0
+NEWS_SECONDS, SAVE_SECONDS = 3.0, 10.0  # between two writes: after a pod began or ended, else
+_CALM_SECONDS = 0.02  # an Allocate that has just changed the books is answered first
+
+
+class BillMeter:
+    """One thread looks; anyone reads ``told``."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        sample: Callable[[], Sample],
+        store: Store,
+        clock: Clock,
+        metrics: ServiceMetrics,
+        boot: str,
+    ) -> None:
+        """``boot`` names this boot of the node: time in which it was off is on no bill."""
+        self._state = state
+        self._sample = sample
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._boot = boot
+        self._bills = Bills()
+        self._at = self._saved = clock.monotonic()
+        self._held: dict[PodUid, Holding] = {}
+        self._news = False
+        self.told = Bills()
+
+    def restore(self) -> None:
+        """Go on from what is on the disk; called once the books are rebuilt.
+
+        A pod that was there before and is there now held its share also while no agent ran.
+        """
+        try:
+            stored = self._store.load()
+            if stored is None:
+                return
+            data = json.loads(stored)
+            self._bills = decode_bills(data["bills"])
+            at = float(data["at"]) if data["boot"] == self._boot else self._at
+        except (NodeUnready, ValueError, KeyError, TypeError) as error:
+            log.error("bills_lost", reason=str(error))
+            self._metrics.scrape_errors.labels("bills").inc()
+            return
+        self.told = copy.deepcopy(self._bills)
+        self._at = min(at, self._at)
+        running = {uid for uid, pod in self._bills.pods.items() if pod.ended is None}
+        held = {uid: one for uid, one in self._holdings().items() if uid in running}
+        self._held = {uid: Holding(one.namespace, one.pod, one.booked) for uid, one in held.items()}
+
+    def run(self, stop: threading.Event) -> None:
+        """Look once a second, and soon after each change of the books; a last time when stopped."""
+        while not stop.is_set():
+            if self._state.touched.wait(LOOK_SECONDS):
+                stop.wait(_CALM_SECONDS)
+                self._state.touched.clear()
+            self.look()
+        self._save()
+
+    def look(self) -> None:
+        """Add what was held since the last look."""
+        at, now = self._clock.monotonic(), self._clock.now()
+        self._bills.add(self._held, at - self._at, now)
+        self._at = at
+        before, self._held = self._held, self._holdings()
+        self._news |= self._bills.close(self._held.keys(), now) or not self._held.keys() <= before.keys()
+        pause = at - self._saved
+        due = NEWS_SECONDS if self._news else SAVE_SECONDS
+        if pause >= due and (self._held or self._news):
+            self._save()
+
+    def _save(self) -> None:
+        self._saved = self._clock.monotonic()
+        data = {"boot": self._boot, "at": self._at, "bills": encode_bills(self._bills)}
+        try:
+            self._store.save(json.dumps(data).encode())
+        except NodeUnready as error:
+            log.error("bills_not_saved", reason=str(error))
+            self._metrics.scrape_errors.labels("bills").inc()
+            return
+        self._news = False
+        self.told = copy.deepcopy(self._bills)
+
+    def _holdings(self) -> dict[PodUid, Holding]:
+        """Every pod with a name that was granted something and has not ended."""
+        view, sample = self._state.view, self._sample()
+        pods: dict[PodUid, list[Key]] = {}
+        for key, grant in view.grants.items():
+            if grant.allocation.pod_name:
+                pods.setdefault(key[0], []).append(key)
+        uses: dict[PodUid, list[ShareUse]] = {}
+        for use in sample.shares:
+            if use.key not in sample.ended:
+                uses.setdefault(use.key[0], []).append(use)
+        return {
+            uid: _holding(view.ledger.of_pod(uid).values(), uses.get(uid, ()))
+            for uid, keys in pods.items()
+            if not sample.ended.issuperset(keys)
+        }
+
+
+def _holding(allocations: Iterable[Allocation], uses: Iterable[ShareUse]) -> Holding:
+    """The pod's peak is booked. Waste is counted container by container, where its use is known."""
+    held, known = tuple(allocations), tuple(uses)
+    booked, first = booked_peak(held), held[0]
+    cores = [(u.core * CORES_PER_CARD, u.share.amount.cores) for u in known if u.core is not None]
+    memory = [(float(u.held), u.share.amount.memory) for u in known if u.held is not None]
+    return Holding(
+        first.namespace,
+        first.pod_name,
+        booked,
+        cores_used=sum(used for used, _ in cores),
+        cores_wasted=_wasted(cores, booked.cores),
+        memory_used=sum(used for used, _ in memory),
+        memory_wasted=_wasted(memory, booked.memory),
+    )
+
+
+def _wasted(uses: Sequence[tuple[float, int]], booked: int) -> float:
+    """Of (used, limit) pairs. App containers hold their limits while init containers run before them, but the
+    pod is booked with the peak alone: no more than that is wasted.
+    """
+    idle = sum(max(0.0, limit - used) for used, limit in uses)
+    return min(idle, max(0.0, booked - sum(min(used, limit) for used, limit in uses)))
