@@ -5,8 +5,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
 BUILT := $(VENV)/.built
+STAMP := $(VENV)/.installed
+TEST := $(VENV)/.test
+CHECK := $(VENV)/.check
+DOCS := $(VENV)/.docs
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -17,6 +20,12 @@ setup: $(STAMP) ## virtual environment with the locked dependencies, and this pr
 $(STAMP): $(BUILT) requirements-dev.lock
 	@echo "Downloading and installing what it is tested with: one to five minutes, the first time only"
 	$(INSTALL) -r requirements-dev.lock
+	touch $@ $(TEST) $(CHECK) $(DOCS)
+
+# What one target needs beside the product: parts of requirements-dev.lock.
+$(TEST) $(CHECK) $(DOCS): $(VENV)/.%: requirements-%.lock $(BUILT)
+	@echo "Downloading and installing what make $* needs: a minute, the first time only"
+	$(INSTALL) -r $<
 	touch $@
 
 # What the product itself needs, and the project built: enough to run it. Locks are complete, so nothing is resolved.
@@ -32,7 +41,7 @@ $(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock deploy/i
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable . --editable ./sandbox
 	touch $@
 
-check: $(STAMP) ## format, lint, types, floors, spelling
+check: $(CHECK) ## format, lint, types, floors, spelling
 	ruff format --check .
 	ruff check .
 	mypy
@@ -40,25 +49,25 @@ check: $(STAMP) ## format, lint, types, floors, spelling
 	codespell
 	find vcuda/lib -name '*.[ch]' | xargs clang-format --dry-run --Werror
 
-format: $(STAMP) ## let the formatters decide
+format: $(CHECK) ## let the formatters decide
 	ruff format .
 	ruff check --fix .
 	find vcuda/lib -name '*.[ch]' | xargs clang-format -i
 
-test: $(STAMP) ## every test that needs neither card nor cluster
+test: $(TEST) ## every test that needs neither card nor cluster
 	python -m pytest -n auto tests/unit tests/component
 
-native: $(STAMP) ## libvcuda and its stand-in drivers: built, sanitised, tested
+native: $(TEST) ## libvcuda and its stand-in drivers: built, sanitised, tested
 	python -m pytest -n auto -m "not timed" tests/native
 	python -m pytest -m timed tests/native
 
 TSAN := page_attach page_ledger token_bucket memory_table memory_model threads
 TRITON := build/triton
-triton-check: $(STAMP) ## Triton's own look-up of the driver, from its wheel (300 MB), in a container as it is delivered (root)
+triton-check: $(TEST) ## Triton's own look-up of the driver, from its wheel (300 MB), in a container as it is delivered (root)
 	test -d $(TRITON) || $(BIN)/python -m pip download --quiet --no-deps -d $(TRITON) triton
 	TRITON_WHEEL=$$(ls $(CURDIR)/$(TRITON)/triton-*.whl) python -m pytest -v -k triton tests/native/test_ldcache_hook.py
 
-native-tsan: $(STAMP) ## what threads and processes share, under the thread sanitizer
+native-tsan: $(TEST) ## what threads and processes share, under the thread sanitizer
 	VCUDA_SANITIZE=thread python -m pytest --timeout 600 $(TSAN:%=tests/native/test_%.py)
 
 demo: $(BUILT) ## a node with 8 simulated cards, and pods that share them
@@ -82,10 +91,10 @@ gpu-kit: $(STAMP) ## build/gpu-kit: the same in one folder, for a machine with a
 soak: $(STAMP) ## 100,000 shuffled admissions with faults, in 20 slices that are kept; SEEDS=1-5 for some of them
 	$(if $(SEEDS),BENCH_SEEDS=$(SEEDS) )python -m bench --only association --full
 
-reference: $(STAMP) ## write the pages of docs that are made from the code; a test keeps them equal
+reference: $(BUILT) ## write the pages of docs that are made from the code; a test keeps them equal
 	python -m tools.docs
 
-docs: $(STAMP) ## the documentation as a site under build/site; a broken link fails
+docs: $(DOCS) ## the documentation as a site under build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 
 TOOLS := build/tools
@@ -142,11 +151,12 @@ wheel: $(STAMP) ## build the wheel and try it in an empty environment
 	build/wheel/venv/bin/python -m pip install --quiet --no-deps build/wheel/*.whl
 	cd build/wheel && venv/bin/gpu-manager version && venv/bin/gpu-manager check ../../docs/examples/nginx.yaml && { venv/bin/gpu-manager sandbox 2>&1 || true; } | grep -q gpu-manager-sandbox==
 
+LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q
 lock: ## resolve the dependencies anew
-	uv pip compile pyproject.toml --group dev --extra admission --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements-dev.lock
-	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -o requirements.lock
-	uv pip compile pyproject.toml --extra admission --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -c requirements-dev.lock -o deploy/image/requirements.lock
-	uv pip compile --group build --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q -c requirements-dev.lock -o requirements-build.lock
+	$(LOCK) pyproject.toml --group dev --extra admission -o requirements-dev.lock
+	$(LOCK) pyproject.toml -o requirements.lock
+	$(LOCK) pyproject.toml --extra admission -c requirements-dev.lock -o deploy/image/requirements.lock
+	for group in build test check docs; do $(LOCK) --group $$group -c requirements-dev.lock -o requirements-$$group.lock; done
 
 ci: check proto-check test native deploy-check wheel docs demo ## what a commit must pass
 

@@ -9,7 +9,8 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from admission.webhook.admission_review import ReviewVerdict
-from gpu_manager.scrape import scrape
+from gpu_manager import threads
+from gpu_manager.scrape import SampledCounter, scrape
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 
@@ -52,6 +53,14 @@ class AdmissionMetrics:
         for verb in ("mutate", "validate"):
             self._seconds.labels(verb)
         self.registry.register(_Build(version))
+        self.registry.register(
+            SampledCounter(
+                "vcuda_admission_thread_failures",
+                "Unexpected errors in the service's own threads, which went on",
+                "thread",
+                threads.failures,
+            )
+        )
 
     def judged(self, verb: str, verdict: ReviewVerdict, seconds: float) -> None:
         """One review was answered."""

@@ -23,6 +23,7 @@ from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
+from gpu_manager.scrape import counter_by_label
 from gpu_manager.servers import bill_series, series
 from gpu_manager.servers.series import View
 from gpu_manager.services.allocation.node_cards import NodeCards
@@ -77,8 +78,8 @@ class Exporter(Collector):
         yield from bill_series.booked(view)
         yield from bill_series.bills(self._bills(), view.node.name)
         yield from _node(view, self._version, max(0.0, time.monotonic() - sample.at))
-        yield _by_label(_EVENTS, self._events())
-        yield _by_label(_FAILURES, threads.failures())
+        yield counter_by_label(*_EVENTS, self._events())
+        yield counter_by_label(*_FAILURES, threads.failures())
         yield _writes_dropped(self._writes_dropped())
 
 
@@ -92,8 +93,8 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield from bill_series.booked(view)
     yield from bill_series.bills(Bills(), "")
     yield from _node(view, "", 0.0)
-    yield _by_label(_EVENTS, {})
-    yield _by_label(_FAILURES, {})
+    yield counter_by_label(*_EVENTS, {})
+    yield counter_by_label(*_FAILURES, {})
     yield _writes_dropped(0)
 
 
@@ -135,14 +136,6 @@ def _off_card(view: View, resource: str) -> int:
         not ids.cards_of(resource, g.ids.get(resource, ())) <= set(g.allocation.cards)
         for g in view.grants.values()
     )
-
-
-def _by_label(family: tuple[str, str, str], counts: Mapping[str, int]) -> Metric:
-    name, text, label = family
-    counter = CounterMetricFamily(name, text, labels=(label,))
-    for value, count in sorted(counts.items()):
-        counter.add_metric((value,), count)
-    return counter
 
 
 def fragmentation(ledger: Ledger, node: NodeCards) -> float | None:

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from prometheus_client import CollectorRegistry
+
+from gpu_manager import threads
+from gpu_manager.scrape import SampledCounter, scrape
 from sandbox.api.access import AccessGate, AccessRules, User
 from sandbox.api.faults import ApiFaults, CutConnection
 from sandbox.api.kinds import REVIEW_GROUPS, Target, discovery, parse_path
@@ -95,6 +99,8 @@ class Router:
             return VerbOutcome(VERSION)
         if path in ("/healthz", "/readyz", "/livez"):
             return VerbOutcome({}, text=b"ok")
+        if path == "/metrics":
+            return VerbOutcome({}, text=scrape(_metrics(), "")[0])
         if path == "/openapi/v2":
             return VerbOutcome({}, text=b"")  # no schema, in protobuf: kubectl then checks nothing by itself
         found = discovery(path)
@@ -176,6 +182,14 @@ def _selection(target: Target, query: Mapping[str, str]) -> Predicate:
     by_field = field_selector(query.get("fieldSelector", ""), target.resource)
     by_label = label_selector(query.get("labelSelector", ""))
     return lambda obj: by_field(obj) and by_label(obj)
+
+
+def _metrics() -> CollectorRegistry:
+    """What went wrong in the sandbox's own threads; a real API server has its own metrics here."""
+    registry = CollectorRegistry()
+    text = "Unexpected errors in the sandbox's own threads, which went on"
+    registry.register(SampledCounter("vcuda_sandbox_thread_failures", text, "thread", threads.failures))
+    return registry
 
 
 def _json(request: ApiRequest) -> Any:

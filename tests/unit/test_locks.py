@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("requirements.lock", "requirements-build.lock", "deploy/image/requirements.lock")
+GROUPS = ("build", "test", "check", "docs")
+PARTS = ("requirements.lock", "deploy/image/requirements.lock", *(f"requirements-{g}.lock" for g in GROUPS))
 
 
 def pins(name: str) -> dict[str, frozenset[str]]:
@@ -29,7 +30,8 @@ def test_every_pin_is_one_that_is_tested(name: str) -> None:
     assert {p: h for p, h in part.items() if tested.get(p) != h} == {}
 
 
-def test_what_the_library_is_built_with_is_locked() -> None:
-    group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["build"]
-    wanted = {re.split(r"[<>=]", requirement)[0] for requirement in group}
-    assert wanted <= {pin.partition("==")[0] for pin in pins("requirements-build.lock")}
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_group_is_locked_whole(name: str) -> None:
+    group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"][name]
+    wanted = {re.split(r"[<>=]", entry)[0].lower() for entry in group if isinstance(entry, str)}
+    assert wanted <= {pin.partition("==")[0] for pin in pins(f"requirements-{name}.lock")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,12 +20,11 @@ STRUCTS = "vcuda/page.py"  # mirrors the C structs, which have names of their ow
 CONTRACT = "gpu_manager/domain/contract.py"
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            place = path.relative_to(ROOT).as_posix()
-            if not place.startswith(GENERATED):
-                yield place, ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def sources() -> list[tuple[str, ast.Module]]:
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    places = [(path.relative_to(ROOT).as_posix(), path) for path in paths]
+    return [(p, ast.parse(path.read_text("utf-8"))) for p, path in places if not p.startswith(GENERATED)]
 
 
 def test_a_public_class_name_exists_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,13 +34,14 @@ def calls(tree: ast.AST) -> Iterator[str]:
             yield from (ast.unparse(base).rpartition(".")[2] for base in node.bases)
 
 
+@functools.cache
+def sources() -> list[tuple[str, ast.Module]]:
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    return [(str(file.relative_to(ROOT)), ast.parse(file.read_text(encoding="utf-8"))) for file in files]
+
+
 def files_that_call(*names: str) -> set[str]:
-    return {
-        str(file.relative_to(ROOT))
-        for package in PACKAGES
-        for file in (ROOT / package).rglob("*.py")
-        if set(names) & set(calls(ast.parse(file.read_text(encoding="utf-8"))))
-    }
+    return {place for place, tree in sources() if set(names) & set(calls(tree))}
 
 
 def test_threads_are_made_in_one_file() -> None:
@@ -54,11 +56,10 @@ def test_pools_are_where_somebody_hears_of_an_error() -> None:
 
 def test_whatever_is_caught_without_a_name_is_counted() -> None:
     silent = [
-        f"{file.relative_to(ROOT)}:{node.lineno}"
-        for package in PACKAGES
-        for file in (ROOT / package).rglob("*.py")
-        if file.name != "shim.py"  # a process of its own, whose child tells its parent over a pipe
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        f"{place}:{node.lineno}"
+        for place, tree in sources()
+        if not place.endswith("/shim.py")  # a process of its own, whose child tells its parent over a pipe
+        for node in ast.walk(tree)
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
         and not {"failed", "inc"} & set(calls(node))
