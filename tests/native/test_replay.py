@@ -37,7 +37,7 @@ def replay(built: Path, *arguments: str | Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode in (0, 1), done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
@@ -164,6 +164,8 @@ def test_the_traces_are_what_their_program_writes_and_say_that_they_are_made_up(
             0.98,
         ),  # events and queries take 2 % of a launching thread's time at most
         ("decode-eager", "libvcuda", 30, 0.99),
+        ("dataloader-stalls", "libvcuda", 50, 0.99),
+        ("dataloader-stalls", "libvcuda", 30, 0.94),
         ("training-step", "libvcuda", 99, 1.0),
         ("training-step", "libvcuda", 50, 1.0),
     ],

@@ -54,7 +54,7 @@ struct vcuda_card_limits {
     uint64_t reserved1;
     uint32_t core_limit_q8;   /* percent x 256 of GPU time in each window */
     uint32_t core_ceiling_q8; /* percent x 256; equal to the limit when hard */
-    uint64_t burst_ns;        /* credit never exceeds this */
+    uint64_t burst_ns;        /* what idling saves up; more where the window is known to have room for it */
     uint64_t debt_ns;         /* credit never falls below minus this */
     uint64_t window_ns;       /* the limit holds over each window of this length */
     uint32_t gain_q8;         /* charge = elapsed x gain / 256; 0 means 256 */

@@ -50,6 +50,10 @@ uint64_t bucket_burst(const struct vcuda_card_limits *limits, uint32_t share_q8)
     return least(least(limits->burst_ns, REFILL_MOST_NS), bucket_income(limits->window_ns / 10, share_q8));
 }
 
+uint64_t bucket_window_burst(const struct vcuda_card_limits *limits, uint32_t share_q8) {
+    return most(bucket_burst(limits, share_q8), bucket_income(limits->window_ns / 10 * 4, share_q8));
+}
+
 int64_t bucket_refilled(int64_t credit, uint64_t wall_ns, uint32_t share_q8, uint64_t burst_ns, uint64_t debt_ns) {
     int64_t floor = -(int64_t)least(debt_ns, REFILL_MOST_NS), cap = (int64_t)least(burst_ns, REFILL_MOST_NS);
     if (credit < floor)
@@ -104,7 +108,7 @@ static uint64_t debt_of(const struct vcuda_card_usage *usage, const struct vcuda
 
 /* Who moves the stamp brings the credit for what lies between. A stamp of the future is no stamp of ours. */
 int64_t bucket_refill(struct vcuda_card_usage *usage, const struct vcuda_card_limits *limits, uint32_t share_q8,
-                      uint64_t now) {
+                      uint64_t burst_ns, uint64_t now) {
     uint64_t stamp = __atomic_load_n(&usage->refill_ns, __ATOMIC_RELAXED);
     int64_t credit = __atomic_load_n(&usage->credit_ns, __ATOMIC_RELAXED);
     if (stamp <= now && now - stamp < REFILL_LEAST_NS)
@@ -115,7 +119,7 @@ int64_t bucket_refill(struct vcuda_card_usage *usage, const struct vcuda_card_li
     uint64_t debt = debt_of(usage, limits);
     int64_t new;
     do
-        new = bucket_refilled(credit, wall, share_q8, bucket_burst(limits, share_q8), debt);
+        new = bucket_refilled(credit, wall, share_q8, burst_ns, debt);
     while (!swap(&usage->credit_ns, &credit, new));
     return new;
 }

@@ -35,6 +35,10 @@ uint64_t bucket_wall(uint64_t credit_ns, uint32_t share_q8);
  * small and a lowered one is low at once. */
 uint64_t bucket_burst(const struct vcuda_card_limits *limits, uint32_t share_q8);
 
+/* The same where it is known that the window has room for it: four tenths of a window's worth, so that a program whose
+ * need lies within its share may take it in bursts. */
+uint64_t bucket_window_burst(const struct vcuda_card_limits *limits, uint32_t share_q8);
+
 /* Credit after `wall_ns` more: never above the burst, never below minus the debt. */
 int64_t bucket_refilled(int64_t credit, uint64_t wall_ns, uint32_t share_q8, uint64_t burst_ns, uint64_t debt_ns);
 
@@ -71,9 +75,9 @@ bool bucket_is_silent(const struct vcuda_limits_view *view, uint64_t now);
 /* ---- the words of the usage page
  * ------------------------------------------------------------------------------------- */
 
-/* Bring credit up to date; returns it. */
+/* Bring credit up to date; returns it. `burst_ns`: the most that may be saved up. */
 int64_t bucket_refill(struct vcuda_card_usage *usage, const struct vcuda_card_limits *limits, uint32_t share_q8,
-                      uint64_t now);
+                      uint64_t burst_ns, uint64_t now);
 
 /* Spend `amount` if there is more credit than `floor`: long work runs when its turn comes and is paid off
  * afterwards. */

@@ -17,20 +17,32 @@ uint64_t admission_room_ns(const struct admission *a) {
 /* How long until the last window has room for more; 0: now. Work of other processes that is not measured yet is not
  * seen: it is some milliseconds. Where others are at work on the card, what credit there is may be what they kept this
  * container from having, and is no pause's. */
+static bool is_shared(const struct admission *a) {
+    return bucket_sharers(a->view, a->card, a->now) > 256;
+}
+
 static uint64_t window_full_ns(const struct admission *a, uint32_t share) {
     uint64_t used = __atomic_load_n(&a->usage->busy_ns, __ATOMIC_RELAXED) + a->ahead_ns;
     uint64_t full = window_cap_wait_ns(a->cap, a->view->card[a->card].window_ns, share, used, a->now);
-    return bucket_sharers(a->view, a->card, a->now) > 256 ? 0 : full;
+    return is_shared(a) ? 0 : full;
+}
+
+/* What a pause may have saved up. More than the limits' burst only if the window keeps it from coming on top of what
+ * was used before the pause, and if nobody else waits for the card. */
+static uint64_t burst_ns(const struct admission *a, const struct vcuda_card_limits *limits, uint32_t share) {
+    if (is_shared(a) || !window_cap_is_steady(a->cap, limits->window_ns, a->now))
+        return bucket_burst(limits, share);
+    return bucket_window_burst(limits, share);
 }
 
 uint64_t admission_credit_ns(const struct admission *a, uint64_t ns, uint64_t *taken_ns) {
     const struct vcuda_card_limits *limits = &a->view->card[a->card];
     uint32_t share = bucket_share(a->view, a->card, a->now);
-    int64_t credit = bucket_refill(a->usage, limits, share, a->now);
+    uint64_t full = window_full_ns(a, share);
+    int64_t credit = bucket_refill(a->usage, limits, share, burst_ns(a, limits, share), a->now);
     uint64_t slice = bucket_slice(share);
     uint64_t debt = bucket_debt(limits->debt_ns, longest(a));
     int64_t floor = -(int64_t)bucket_seniority(a->waited_ns, share, debt);
-    uint64_t full = window_full_ns(a, share);
     if (share >= BUCKET_WHOLE_Q8) /* the card itself is the limit */
         floor = INT64_MIN;
     else if (full)

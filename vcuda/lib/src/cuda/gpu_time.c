@@ -5,7 +5,8 @@
 #define UNSURE_LEAST_NS 10000u
 #define UNSURE_MOST_NS 500000u
 #define BUDGET_MOST_NS 100000
-#define BUDGET_FIRST_NS 1000 /* of a new thread: one span, so that threads of one launch are measured too */
+#define BUDGET_FIRST_NS 1000 /* of a new thread: one span, so that threads of one launch are measured too, ... */
+#define NEWCOMER_NS 250000u  /* ... one of them in so long: a span costs some microseconds */
 /* However quickly a call returns, what it leaves the driver to do costs about so much. */
 #define CALL_LEAST_NS 1000u
 
@@ -42,10 +43,19 @@ void stream_clock_corrected(struct stream_clock *clock, uint64_t expected_ns, ui
     clock->idle_at = later(end > expected_ns ? end - expected_ns : 0, clock->run_from);
 }
 
-bool measuring_allowed(struct measuring_budget *budget, uint64_t now) {
+static bool is_given_first(uint64_t *newcomers, uint64_t now) {
+    uint64_t last = __atomic_load_n(newcomers, __ATOMIC_RELAXED);
+    return (now < last || now - last >= NEWCOMER_NS) &&
+           __atomic_compare_exchange_n(newcomers, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+bool measuring_allowed(struct measuring_budget *budget, uint64_t *newcomers, uint64_t now) {
     uint64_t passed = now > budget->at ? now - budget->at : 0;
     int64_t earned = (int64_t)(passed < UINT64_C(1000000000) ? passed : UINT64_C(1000000000)) * MEASURING_PERCENT / 100;
-    budget->left_ns = budget->at ? budget->left_ns + earned : BUDGET_FIRST_NS;
+    if (budget->at)
+        budget->left_ns += earned;
+    else if (is_given_first(newcomers, now))
+        budget->left_ns = BUDGET_FIRST_NS;
     if (budget->left_ns > BUDGET_MOST_NS)
         budget->left_ns = BUDGET_MOST_NS;
     budget->at = now;

@@ -45,7 +45,9 @@ struct measuring_budget {
     int64_t left_ns;
 };
 
-bool measuring_allowed(struct measuring_budget *budget, uint64_t now);
+/* `newcomers`: when a new thread was last given its first budget; one for all threads of the process, so that a program
+ * that starts a thread for each launch does not measure each of them. */
+bool measuring_allowed(struct measuring_budget *budget, uint64_t *newcomers, uint64_t now);
 
 /* The thread was held back by its limit: what it measures until it is next takes no time from it. */
 void measuring_is_free(struct measuring_budget *budget);

@@ -12,6 +12,7 @@
 
 uint32_t meter_captures;
 uint64_t meter_ahead_ns[VCUDA_MAX_CARDS];
+static uint64_t newcomers; /* when a new thread last measured at once */
 
 /* The list of free spans: (changes << 16 | number + 1). */
 static struct timing_span *take_free(struct context_meter *context_meter) {
@@ -166,7 +167,7 @@ static struct timing_span *__attribute__((noinline)) decide(struct stream_meter 
     int saved = errno;
     uint64_t now = vcuda_now_ns();
     struct stream_clock clock = clock_of(meter);
-    bool may_measure = measuring_allowed(budget, now) || cost_seen(cost) < SPAN_PLAN_FIRST;
+    bool may_measure = measuring_allowed(budget, &newcomers, now) || cost_seen(cost) < SPAN_PLAN_FIRST;
     enum stream_state state = stream_clock_state(&clock, now);
     if (may_measure && span_plan_asks(state, span != NULL)) {
         enum stream_state said = ask(meter);

@@ -53,7 +53,16 @@ uint64_t window_cap_wait_ns(struct window_cap *cap, uint64_t window_ns, uint32_t
             note(cap, share_q8, used_ns, now);
         full = excess(cap, window, now);
     }
+    if (cap->share_q8 != share_q8 || cap->steady_since < cap->known_ns) {
+        cap->share_q8 = share_q8;
+        __atomic_store_n(&cap->steady_since, now, __ATOMIC_RELAXED);
+    }
     spin_unlock(&cap->busy);
     uint64_t wall = full ? bucket_wall(full, share_q8) : 0;
     return wall < window ? wall : window;
+}
+
+bool window_cap_is_steady(const struct window_cap *cap, uint64_t window_ns, uint64_t now) {
+    uint64_t since = __atomic_load_n(&cap->steady_since, __ATOMIC_RELAXED);
+    return since && now > since && now - since > window_ns;
 }

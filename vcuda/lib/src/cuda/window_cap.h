@@ -23,6 +23,8 @@ struct window_cap {
     int64_t income_ns;              /* of the share, up to then */
     int64_t left_ns;                /* of the income, then: less what was used, which may be more */
     uint64_t known_ns;              /* no mark before this */
+    uint32_t share_q8;              /* in force then, ... */
+    uint64_t steady_since;          /* ... and since when */
     int64_t mark[WINDOW_CAP_MARKS]; /* what was left, at each whole step */
 };
 
@@ -30,5 +32,9 @@ struct window_cap {
  * room in the last window for more work, 0: now. It is never more than a window. */
 uint64_t window_cap_wait_ns(struct window_cap *cap, uint64_t window_ns, uint32_t share_q8, uint64_t used_ns,
                             uint64_t now);
+
+/* Is the whole of the last window known, and was the share the same in all of it? What a pause saved up is then what
+ * the window has room for. */
+bool window_cap_is_steady(const struct window_cap *cap, uint64_t window_ns, uint64_t now);
 
 #endif

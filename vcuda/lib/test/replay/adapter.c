@@ -40,6 +40,7 @@ struct adapter {
     struct vcuda_card_usage usage;
     struct window_cap cap;
     struct measuring_budget budget;
+    uint64_t newcomers;
     struct card_clock clock;
     struct busy_intervals busy;
     uint64_t run; /* tells its kinds of work from those of other runs */
@@ -270,7 +271,7 @@ static void take_span(struct adapter *a, uint32_t number, const struct cost *cos
         stream_clock_launched(&stream->clock, now, false, ns);
         return;
     }
-    bool may_ask = measuring_allowed(&a->budget, now) || cost_seen(cost) < SPAN_PLAN_FIRST;
+    bool may_ask = measuring_allowed(&a->budget, &a->newcomers, now) || cost_seen(cost) < SPAN_PLAN_FIRST;
     enum stream_state said = stream_clock_state(&stream->clock, now);
     if (may_ask && span_plan_asks(said, span != NULL)) {
         bool drained = driver_stream_query(a->driver, number);
