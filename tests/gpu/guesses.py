@@ -16,21 +16,28 @@ from tests.gpu.plan import Case, Settings
 AGREE = "= 1"
 
 
+SUBJECTS = ("memory", "pools", "graphs", "exports", "contexts", "time", "processes")
+"""Each a C program, whose table names its questions."""
+
+
 def cases(settings: Settings) -> Iterator[Case]:
-    """One case a question; the program names them."""
-    for question in questions():
-        yield Case(question, 3, partial(_asked, question))
+    """One case a question."""
+    for question, subject in questions().items():
+        yield Case(question, 3, partial(_asked, subject, question))
 
 
-def questions() -> list[str]:
-    """As the program's table has them."""
-    text = (PROGRAMS / "guesses.c").read_text(encoding="utf-8")
-    table = text[text.index("questions[] = {") :]
-    return [line.split('"')[1] for line in table.splitlines() if line.strip().startswith('{"')]
+def questions() -> Mapping[str, str]:
+    """Question → its subject, as the programs' tables have them."""
+    found = {}
+    for subject in SUBJECTS:
+        text = (PROGRAMS / f"guesses_{subject}.c").read_text(encoding="utf-8")
+        table = text[text.index("questions[] = {") :]
+        found |= {line.split('"')[1]: subject for line in table.splitlines() if line.strip().startswith('{"')}
+    return found
 
 
-def _asked(question: str, machine: Machine) -> Iterable[Row]:
-    program = machine.compiled("guesses")
+def _asked(subject: str, question: str, machine: Machine) -> Iterable[Row]:
+    program = machine.compiled(f"guesses_{subject}")
     assert machine.native.driver
     modelled = stand_in_environment(machine.native, str(machine.root / "modelled"))
     here = _answers(machine.bare(program, question))

@@ -141,7 +141,7 @@ from tests.gpu import guesses
 from tests.gpu.machine import Machine
 guesses._answers = lambda process, at=[0]: at.__setitem__(0, at[0] + 1) or process.communicate() and {"kib": str(at[0])}
 with Machine() as machine:
-    print(*[(row.figure, row.note) for row in guesses._asked("odd_sizes", machine)])
+    print(*[(row.figure, row.note) for row in guesses._asked("memory", "odd_sizes", machine)])
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=stand_in_environment(find_native_libraries(), str(tmp_path)),

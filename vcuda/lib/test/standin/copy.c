@@ -1,4 +1,5 @@
-/* Copies and sets: their contents at once, their time on the stream. */
+/* Copies and sets: their contents at once, their time on the stream. What a graph's copies and sets write is not
+ * modelled. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>
@@ -18,16 +19,25 @@ static bool is_host(const void *pointer) {
     return host;
 }
 
+static bool is_captured(CUstream handle) {
+    struct context *context = context_current();
+    if (!context)
+        return false;
+    process_lock();
+    bool captured = capturing(stream_of(context, handle));
+    process_unlock();
+    return captured;
+}
+
 /* The work on the stream, or the node in its capture. `wait`: the call returns when it is done. */
-static CUresult submit(CUstream handle, size_t bytes, bool over_bus, int node, bool wait) {
+static CUresult submit(CUstream handle, size_t bytes, bool over_bus, const CUgraphNodeParams *node, bool wait) {
     NEED_CONTEXT(context);
     int64_t length = LEAST_NS + (int64_t)(bytes / (over_bus ? BUS_RATE : CARD_RATE));
     process_lock();
     struct stream *stream = stream_of(context, handle);
     CUresult result = CUDA_SUCCESS;
     if (capturing(stream)) {
-        CUgraphNodeParams params = {.type = node};
-        result = wait ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : capture_timed(stream, &params, length);
+        result = wait ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : capture_timed(stream, node, length);
         wait = false;
     } else {
         exec_work(stream, length, false);
@@ -38,6 +48,8 @@ static CUresult submit(CUstream handle, size_t bytes, bool over_bus, int node, b
     return result;
 }
 
+static const CUgraphNodeParams copied = {.type = NODE_MEMCPY};
+
 static CUresult copy(void *to, const void *from, size_t bytes, CUstream stream, bool wait) {
     NEED_CONTEXT(context);
     (void)context;
@@ -45,8 +57,9 @@ static CUresult copy(void *to, const void *from, size_t bytes, CUstream stream, 
         return CUDA_SUCCESS;
     if (!to || !from)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = submit(stream, bytes, is_host(to) || is_host(from), NODE_MEMCPY, wait);
-    if (result == CUDA_SUCCESS)
+    bool captured = is_captured(stream);
+    CUresult result = submit(stream, bytes, is_host(to) || is_host(from), &copied, wait);
+    if (result == CUDA_SUCCESS && !captured)
         memmove(to, from, bytes < MOVED_MAX ? bytes : MOVED_MAX);
     return result;
 }
@@ -123,8 +136,9 @@ CUresult copy_rows(const CUDA_MEMCPY3D *shape) {
 
 static CUresult copy_shape(const CUDA_MEMCPY3D *shape, CUstream stream, bool async) {
     bool host = shape->src_type == MEMORY_HOST || shape->dst_type == MEMORY_HOST;
-    CUresult result = submit(stream, shape->width * shape->height * shape->depth, host, NODE_MEMCPY, !async && host);
-    return result == CUDA_SUCCESS ? copy_rows(shape) : result;
+    bool captured = is_captured(stream);
+    CUresult result = submit(stream, shape->width * shape->height * shape->depth, host, &copied, !async && host);
+    return result == CUDA_SUCCESS && !captured ? copy_rows(shape) : result;
 }
 static CUresult copy_2d(const CUDA_MEMCPY2D *flat, CUstream stream, bool async) {
     if (!flat)
@@ -201,10 +215,18 @@ static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, size_t width, 
     struct memory *memory = map_find((uintptr_t)to);
     bool inside = memory && ((rows - 1) * pitch + count * width) <= memory->bytes - ((uintptr_t)to - memory->base);
     process_unlock();
-    if (!inside || to % width)
+    bool captured = is_captured(stream); /* memory of a graph has an address before there is any */
+    if ((!inside && !captured) || to % width)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = submit(stream, count * width * rows, false, NODE_MEMSET, false);
-    for (size_t at = 0; result == CUDA_SUCCESS && at < rows; at++)
+    CUgraphNodeParams node = {.type = NODE_MEMSET,
+                              .memset = {.dst = to,
+                                         .pitch = pitch,
+                                         .value = value,
+                                         .element_size = (unsigned int)width,
+                                         .width = count,
+                                         .height = rows}};
+    CUresult result = submit(stream, count * width * rows, false, &node, false);
+    for (size_t at = 0; result == CUDA_SUCCESS && !captured && at < rows; at++)
         set_row((char *)AT(to) + at * pitch, value, width, count);
     return result;
 }

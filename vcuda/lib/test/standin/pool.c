@@ -21,7 +21,18 @@ static void shrink(struct pool *pool, int64_t keep) {
 
 void pool_sync(struct device *device) {
     for (struct pool *pool = device->pools; pool; pool = pool->next)
-        shrink(pool, pool->threshold);
+        if (!pool->destroyed)
+            shrink(pool, pool->threshold);
+}
+
+static void end(struct pool *pool) {
+    shrink(pool, 0);
+    for (struct pool **at = &pool->device->pools; *at; at = &(*at)->next)
+        if (*at == pool) {
+            *at = pool->next;
+            break;
+        }
+    free(pool);
 }
 
 static struct pool *pool_new(struct device *device, int location_type) {
@@ -44,12 +55,15 @@ struct pool *pool_default(struct device *device) {
     return device->default_pool;
 }
 
-/* The default pool outlives its contexts but holds nothing then. */
+/* The default pool outlives its contexts but holds nothing then; one that was destroyed ends with its last memory. */
 void pools_free(struct device *device) {
-    for (struct pool *pool = device->pools; pool; pool = pool->next) {
+    for (struct pool *pool = device->pools, *next; pool; pool = next) {
+        bool destroyed = pool->destroyed;
+        next = pool->next;
         for (struct memory *memory; (memory = map_of_pool(pool));)
             pool_release(memory);
-        shrink(pool, 0);
+        if (!destroyed)
+            shrink(pool, 0);
     }
 }
 
@@ -86,9 +100,12 @@ CUresult pool_alloc(struct pool *pool, size_t bytes, uintptr_t *out) {
 }
 
 void pool_release(struct memory *memory) {
-    memory->pool->used -= ((int64_t)memory->bytes + 511) / 512 * 512;
+    struct pool *pool = memory->pool;
+    pool->used -= ((int64_t)memory->bytes + 511) / 512 * 512;
     munmap((void *)memory->base, memory->backed);
     map_remove(memory->base);
+    if (pool->destroyed && !map_of_pool(pool))
+        end(pool);
 }
 
 static struct pool *current_pool(struct device *device) {
@@ -111,8 +128,10 @@ static CUresult alloc(CUdeviceptr *out, size_t bytes, struct pool *pool, CUstrea
         result = capture_alloc(stream, &params);
         at = (uintptr_t)params.alloc.pointer;
     } else {
-        pool = pool ? pool : current_pool(context->device);
-        result = pool ? pool_alloc(pool, bytes, &at) : CUDA_ERROR_OUT_OF_MEMORY;
+        pool = pool ? pool : current_pool(stream->context->device);
+        result = !pool             ? CUDA_ERROR_OUT_OF_MEMORY
+                 : pool->destroyed ? CUDA_ERROR_INVALID_VALUE
+                                   : pool_alloc(pool, bytes, &at);
     }
     process_unlock();
     if (result == CUDA_SUCCESS)
@@ -164,22 +183,16 @@ CUresult model_cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
     *out = pool;
     return pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
+/* What was allocated of it lives on, and the pool with it. */
 CUresult model_cuMemPoolDestroy(CUmemoryPool pool) {
-    if (!pool || pool->implicit)
+    if (!pool || pool->implicit || pool->destroyed)
         return CUDA_ERROR_INVALID_VALUE;
     process_lock();
-    struct device *device = pool->device;
-    for (struct memory *memory; (memory = map_of_pool(pool));)
-        pool_release(memory);
-    shrink(pool, 0);
-    if (device->current_pool == pool)
-        device->current_pool = NULL;
-    for (struct pool **at = &device->pools; *at; at = &(*at)->next)
-        if (*at == pool) {
-            *at = pool->next;
-            break;
-        }
-    free(pool);
+    if (pool->device->current_pool == pool)
+        pool->device->current_pool = NULL;
+    pool->destroyed = true;
+    if (!map_of_pool(pool))
+        end(pool);
     process_unlock();
     return CUDA_SUCCESS;
 }

@@ -73,6 +73,8 @@ int standin_enter(const char *name) {
     int code = standin_injected(name);
     if (code)
         return code;
+    if (process.ended)
+        return CUDA_ERROR_DEINITIALIZED;
     if (process.forked)
         return works_before_init(name) && strcmp(name, "cuInit") != 0 ? 0 : CUDA_ERROR_NOT_INITIALIZED;
     if (!__atomic_load_n(&process.ready, __ATOMIC_ACQUIRE) && !works_before_init(name))
@@ -97,6 +99,12 @@ void process_unlock(void) {
 /* As with the real driver, CUDA cannot be used in a child of fork once the parent has initialised it. */
 static void in_child(void) {
     process.forked = true;
+    standin_gate = 1;
+}
+
+/* What the process still calls while it exits is refused; what it holds goes with it. */
+static void at_exit(void) {
+    process.ended = true;
     standin_gate = 1;
 }
 
@@ -171,6 +179,7 @@ static CUresult start(void) {
     }
     process.devices = count;
     pthread_atfork(NULL, NULL, in_child);
+    atexit(at_exit);
     return CUDA_SUCCESS;
 }
 

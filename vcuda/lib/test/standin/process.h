@@ -126,7 +126,7 @@ struct pool {
     struct pool *next;
     int64_t reserved, reserved_high, used, used_high, threshold, max_bytes;
     int location_type, handle_types, flags[4];
-    bool implicit;
+    bool implicit, destroyed;
 };
 
 /* An allocation or mapping, found by any address in it. */
@@ -155,7 +155,7 @@ struct backing {
 struct process {
     pthread_mutex_t lock;
     pthread_cond_t progress;
-    bool ready, forked;
+    bool ready, forked, ended;
     int devices;
     struct device device[MAX_CARDS];
     struct pool *host_pool;

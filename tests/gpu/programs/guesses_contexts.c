@@ -1,0 +1,63 @@
+/* What contexts and streams take, and which pointers the resolver gives: see guesses.h. */
+#include "guesses.h"
+
+static void streams(void) {
+    FIND(cuStreamCreate, 2000, (void **, unsigned int));
+    void *made;
+    for (int at = 0; at < 100; at++)
+        must(cuStreamCreate(&made, 1), "cuStreamCreate");
+    taken("100_streams");
+}
+static void heap(void) {
+    FIND(cuCtxSetLimit, 3010, (int, size_t));
+    answer("set", cuCtxSetLimit(HEAP_LIMIT, 64 * MIB));
+    taken("heap_of_64_mib");
+}
+static void second_context(void) {
+    FIND(cuCtxCreate, 3020, (void **, unsigned int, int));
+    FIND(cuCtxDestroy, 4000, (void *));
+    FIND(cuCtxSetCurrent, 4000, (void *));
+    void *second;
+    must(cuCtxCreate(&second, 0, device), "cuCtxCreate");
+    taken("second_context");
+    allocate(64 * MIB);
+    answer("destroy", cuCtxDestroy(second));
+    must(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    taken("after_destroy");
+}
+static void resolver(void) {
+    static const char *const names[][2] = {
+        {"cuMemAlloc", "cuMemAlloc_v2"},
+        {"cuMemFree", "cuMemFree_v2"},
+        {"cuMemGetInfo", "cuMemGetInfo_v2"},
+        {"cuLaunchKernel", "cuLaunchKernel"},
+        {"cuLaunchKernelEx", "cuLaunchKernelEx"},
+        {"cuGraphLaunch", "cuGraphLaunch"},
+        {"cuMemAllocAsync", "cuMemAllocAsync"},
+        {"cuMemFreeAsync", "cuMemFreeAsync"},
+        {"cuMemCreate", "cuMemCreate"},
+        {"cuMemRelease", "cuMemRelease"},
+        {"cuStreamEndCapture", "cuStreamEndCapture"},
+        {"cuEventQuery", "cuEventQuery"},
+        {"cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"},
+        {"cuCtxDestroy", "cuCtxDestroy_v2"},
+    };
+    int other = 0;
+    for (size_t at = 0; at < sizeof names / sizeof *names; at++) {
+        void *found = NULL, *symbol = dlsym(library, names[at][1]);
+        if (resolve(names[at][0], &found, 12020, 0, NULL) != 0 || found != symbol)
+            other++;
+    }
+    answer("pointers_that_are_no_exported_symbol", other);
+}
+
+static const struct question questions[] = {
+    {"streams", streams},
+    {"heap", heap},
+    {"second_context", second_context},
+    {"resolver", resolver},
+};
+
+int main(int argc, char **argv) {
+    return ask(questions, sizeof questions / sizeof *questions, argc, argv);
+}
