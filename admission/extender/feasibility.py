@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView, named
 from admission.cluster.snapshot import Snapshot
+from admission.extender.free_cards import FreeCards
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.cluster.quota import EXCEEDED, NamespaceQuota, refusal
 from gpu_manager.domain.cluster.terminating import with_terminating
@@ -28,6 +29,7 @@ from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest
 
+SEVERAL: Final = 32  # nodes of which nothing is remembered, above which they are judged in one go
 LATE = "not judged in time: the pod has many containers, and the nodes differ much; it is asked about again"
 
 
@@ -91,6 +93,7 @@ class FeasibilityJudge:
         self._most_shapes, self._most_answers = most_shapes, most_answers
         self._lock = threading.Lock()
         self._shapes: dict[PodRequest, _Shape] = {}
+        self._free = FreeCards()
 
     def ask(
         self, occupant: PodView, request: PodRequest, snapshot: Snapshot, quota: NamespaceQuota | None
@@ -104,7 +107,7 @@ class FeasibilityJudge:
             if shape.size > self._most_answers // 2:
                 shape.clear()
             self._shapes[plain] = shape  # the newest last
-        return FeasibilityCheck(occupant, request, shape, snapshot, quota)
+        return FeasibilityCheck(occupant, request, shape, snapshot, quota, self._free)
 
     def _make_room(self) -> None:
         """Forget the requests asked longest ago."""
@@ -114,10 +117,12 @@ class FeasibilityJudge:
 
 
 class Verdicts(NamedTuple):
-    """What was said of many nodes: each one's kind, and by kind a node of it and the answer for all."""
+    """What was said of many nodes: each one's kind, and by kind a node of it and the answer for all: None
+    where the pod fits and it was not worked out where.
+    """
 
     kinds: Sequence[Hashable]
-    found: Mapping[Hashable, tuple[NodeView | None, Fit | Unfit]]
+    found: Mapping[Hashable, tuple[NodeView | None, Fit | Unfit | None]]
 
 
 class FeasibilityCheck:
@@ -130,8 +135,10 @@ class FeasibilityCheck:
         shape: _Shape,
         snapshot: Snapshot,
         quota: NamespaceQuota | None,
+        free: FreeCards,
     ) -> None:
         self.request = request
+        self._free = free
         self._pod = occupant.pod
         self._shape = shape
         self._quota = quota
@@ -158,8 +165,9 @@ class FeasibilityCheck:
 
     def _is_like_others(self, view: NodeView) -> bool:
         """True if the answer for the node is that for all nodes of its state."""
-        special = view.problem or view.node.refused or view.nominated or view.name == self._own_node
-        return self._alike and not special
+        if not self._alike or (self._own_node and view.name == self._own_node):
+            return False
+        return bool(view.kind) or not (view.problem or view.node.refused or view.nominated)
 
     def over(self, views: Sequence[NodeView | None], late: Callable[[], bool] = lambda: False) -> Verdicts:
         """:meth:`on` for many nodes, None for an unknown one: those of one kind are judged once.
@@ -174,15 +182,66 @@ class FeasibilityCheck:
         if own is not None and own in views:
             kinds = [own if view is own else kind for view, kind in zip(views, kinds, strict=True)]
         first = dict(zip(reversed(kinds), reversed(views), strict=True))
-        found: dict[Hashable, tuple[NodeView | None, Fit | Unfit]] = {}
+        found: dict[Hashable, tuple[NodeView | None, Fit | Unfit | None]] = {}
+        new: dict[Hashable, NodeView] = {}
         for kind, view in first.items():
             if view is None:
                 found[kind] = view, Unfit.NODE
-            elif self._is_like_others(view) and view.state in self._on:
-                found[kind] = view, self._on[view.state]
+            elif (known := self._on.get(view.state)) is not None and self._is_like_others(view):
+                found[kind] = view, known
             else:
-                found[kind] = view, Unfit.LATE if late() else self.on(view)
+                new[kind] = view
+        if len(new) > SEVERAL and len(self.request.containers) == 1 and self._alike and self._quota is None:
+            found |= self._at_once(new)
+        else:
+            found |= {kind: (view, Unfit.LATE if late() else self.on(view)) for kind, view in new.items()}
         return Verdicts(kinds, found)
+
+    def _at_once(
+        self, new: Mapping[Hashable, NodeView]
+    ) -> dict[Hashable, tuple[NodeView | None, Fit | Unfit | None]]:
+        """Whether the one container fits these nodes, without looking for its cards on each."""
+        views = [view for view in new.values() if self._is_like_others(view)]
+        rooms = dict(
+            zip(
+                (view.state for view in views),
+                self._free.with_room(self.request, views).tolist(),
+                strict=True,
+            )
+        )
+        found: dict[Hashable, tuple[NodeView | None, Fit | Unfit | None]] = {}
+        for kind, view in new.items():
+            if not self._is_like_others(view):
+                found[kind] = view, self.on(view)
+            elif rooms[view.state]:
+                found[kind] = view, None
+            else:
+                no = self._on[view.state] = Unfit.ROOM if self._ever(view) else Unfit.NEVER
+                found[kind] = view, no
+        return found
+
+    def candidates(self, verdicts: Verdicts, most: int) -> Mapping[Hashable, tuple[NodeView, Fit]]:
+        """The nodes that fit, by kind, and where the pod would lie there, the most promising first.
+
+        Where that was not worked out before it is now, for ``most`` of them: the others are left out.
+        """
+        fitting = [
+            (kind, view, found)
+            for kind, (view, found) in verdicts.found.items()
+            if view is not None and not isinstance(found, Unfit)
+        ]
+        if len(fitting) > most and not self.request.uuids:
+            order = self._free.promising(self.request, [view for _, view, _ in fitting])
+            fitting = [fitting[at] for at in order]
+        chosen: dict[Hashable, tuple[NodeView, Fit]] = {}
+        for kind, view, found in fitting:
+            if found is None and most > 0:
+                most -= 1
+                now = self.on(view)
+                found = now if isinstance(now, Fit) else None
+            if found is not None:
+                chosen[kind] = view, found
+        return chosen
 
     def _judge(self, view: NodeView) -> Fit | Unfit:
         no = self._before_cards(view)

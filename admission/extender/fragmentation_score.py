@@ -16,7 +16,7 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState
 from admission.extender.feasibility import Fit
 from admission.extender.multi_gpu_count import MultiGpuCount
-from admission.extender.ranking import BestFit, Cost, RankedNode
+from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode
 from gpu_manager import threads
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
@@ -82,7 +82,7 @@ class LeastFragmentation:
         """The one that is asked now."""
         return self._current().scorer
 
-    def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> list[Cost]:
+    def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> Sequence[Cost | None]:
         """See :class:`~admission.extender.ranking.NodePolicy`."""
         if request.placement is PlacementPolicy.SPREAD:
             return self._plain.costs(request, candidates)
@@ -92,11 +92,15 @@ class LeastFragmentation:
         found: dict[_Key, tuple[Cost, NodeChange, Loss]] = {}
         new: dict[_Key, NodeChange] = {}
         keys: list[_Key] = [(c.fit, c.view.cpu, cpu) for c in candidates]
-        for key, candidate in zip(keys, candidates, strict=True):
+        for key in keys:
             known = epoch.known.get(key)
             if known is not None:
                 found[key] = known
-            elif key not in new:
+        most = MOST_PRICED if len(found) < MOST_PRICED else MOST_PRICED // 4
+        for key, candidate in zip(keys, candidates, strict=True):
+            if len(new) == most:
+                break
+            if key not in found and key not in new:
                 new[key] = move_of(request.uid, candidate.view, candidate.fit, cpu)
         if new:
             if any(room.model not in epoch.scorer.stock for move in new.values() for room in move.before):
@@ -107,8 +111,8 @@ class LeastFragmentation:
         prices = self._prices(epoch)
         costs = {key: in_all(cost, loss, prices) for key, (cost, _, loss) in found.items()}
         if request.placement is PlacementPolicy.TOPOLOGY:
-            return [(-found[key][1].joined, *costs[key]) for key in keys]
-        return [costs[key] for key in keys]
+            return [(-found[key][1].joined, *costs[key]) if key in costs else None for key in keys]
+        return [costs.get(key) for key in keys]
 
     def prices(self) -> list[float]:
         """What the loss of a place for several cards costs now."""
@@ -208,7 +212,7 @@ def move_of(uid: PodUid, view: NodeView, fit: Fit, cpu: int) -> NodeChange:
     spare = view.cpu
     if spare is not None and own:
         spare += own.cpu
-    free = [_free(view, ledger, at) for at in range(len(view.node.cards))]
+    free = _free(view, ledger)
     before = _rooms(view, free, spare)
     for at, amount in fit.taken:
         cores, units = free[at]
@@ -219,24 +223,27 @@ def move_of(uid: PodUid, view: NodeView, fit: Fit, cpu: int) -> NodeChange:
 
 def rooms_of(view: NodeView) -> Rooms:
     """What is free on a node as it is."""
-    return _rooms(view, [_free(view, view.ledger, at) for at in range(len(view.node.cards))], view.cpu)
+    return _rooms(view, _free(view, view.ledger), view.cpu)
 
 
-def _free(view: NodeView, ledger: Ledger, at: int) -> tuple[int, int]:
-    """Cores and units free on a card; 100 cores only where nobody holds any of it."""
-    uuid = view.node.cards[at].card.uuid
-    room = ledger.free(uuid)
-    most = CORES_PER_CARD if ledger.idle(uuid) else CORES_PER_CARD - 1
-    return max(0, min(room.cores, most)), max(0, room.memory // view.node.unit)
+def _free(view: NodeView, ledger: Ledger) -> list[tuple[int, int]]:
+    """Cores and units free on each card; 100 cores only where nobody holds any of it."""
+    unit, free = view.node.unit, []
+    for state in view.node.cards:
+        room = ledger.room(state.card.uuid)
+        cores, memory = room.left
+        most = CORES_PER_CARD if room.idle else CORES_PER_CARD - 1
+        free.append((max(0, min(cores, most)), max(0, memory) // unit))
+    return free
 
 
 def _rooms(view: NodeView, free: Sequence[tuple[int, int]], cpu: int | None) -> Rooms:
     """What is free by model and size of card; cards that take no work are left out."""
-    unit = view.node.unit
+    unit, ledger = view.node.unit, view.ledger
     kinds: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for state, room in zip(view.node.cards, free, strict=True):
         if state.open:
-            kind = state.card.model, state.card.capacity(unit).memory // unit
+            kind = state.card.model, ledger.room(state.card.uuid).capacity.memory // unit
             kinds.setdefault(kind, []).append(room)
     return tuple(
         FreeShape(model, size, cpu, tuple(sorted(cards))) for (model, size), cards in sorted(kinds.items())

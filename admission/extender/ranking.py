@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, count
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from zlib import crc32
 
 from admission.cluster.node_view import NodeView
@@ -14,6 +14,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 
 BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
+MOST_PRICED: Final = 256  # nodes that one question works out: the scheduler waits for the answer
 _MOST = 1 << 16  # costs remembered
 
 Cost = tuple[Any, ...]  # compared with those of the same call alone
@@ -30,8 +31,12 @@ class RankedNode:
 class NodePolicy(Protocol):
     """The choice among nodes."""
 
-    def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> Sequence[Cost]:
-        """One cost for each, the lowest wins. It depends on what the nodes hold, never on their names."""
+    def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> Sequence[Cost | None]:
+        """One cost for each, the lowest wins. It depends on what the nodes hold, never on their names.
+
+        ``candidates`` come with the most promising first: where only so many can be worked out, the others
+        get None, and their turn when the kind of request is asked about again.
+        """
 
 
 class BestFit:

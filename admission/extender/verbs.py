@@ -24,7 +24,7 @@ from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.binding import Binder
 from admission.extender.feasibility import LATE, FeasibilityCheck, FeasibilityJudge, Fit, Unfit, Verdicts
 from admission.extender.preemption import choose
-from admission.extender.ranking import BEST, NodePolicy, RankedNode, scores
+from admission.extender.ranking import BEST, MOST_PRICED, NodePolicy, RankedNode, scores
 from admission.extender.wire import (
     ExtenderArgs,
     Obj,
@@ -135,14 +135,16 @@ class Extender:
             return Reply(filter_answer(args, (), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT])))
         views = self._views(args, snapshot)
         verdicts = question.over(views, self._deadline(question.request))
-        fits = {kind for kind, (_, found) in verdicts.found.items() if isinstance(found, Fit)}
+        fits = {kind for kind, (_, found) in verdicts.found.items() if not isinstance(found, Unfit)}
         fitting = list(compress(args.names, map(fits.__contains__, verdicts.kinds)))
         if not fitting and any(found is Unfit.LATE for _, found in verdicts.found.values()):
             return self._filter_error(LATE)  # an error is tried again soon, and what was judged is remembered
         failed, lasting = _reasons(question, verdicts, args.names, views)
         self._binder.offers.remember(occupant.uid, fitting)
         if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
-            self._expect(question, occupant, *verdicts.found[fits.pop()])
+            view, found = verdicts.found[fits.pop()]
+            if view is not None:
+                self._expect(question, occupant, view, found or question.on(view))
         self._count("filtered", "fits" if fitting else "refused")
         if not fitting:
             self._refused(occupant.uid, snapshot.turn)
@@ -164,18 +166,18 @@ class Extender:
         known: dict[tuple[int, int | None], int] = {}  # what a cost depends on → place among the candidates
         candidates: list[RankedNode] = []
         at: dict[Hashable, int] = {}  # kind of node → that place
-        for kind, (view, found) in verdicts.found.items():
-            if view is not None and isinstance(found, Fit):
-                at[kind] = known.setdefault((id(found), view.cpu), len(candidates))
-                if at[kind] == len(candidates):
-                    candidates.append(RankedNode(view, found))
+        for kind, (view, found) in question.candidates(verdicts, MOST_PRICED).items():
+            at[kind] = known.setdefault((id(found), view.cpu), len(candidates))
+            if at[kind] == len(candidates):
+                candidates.append(RankedNode(view, found))
         costs = self._policy.costs(question.request, candidates)
-        by_kind = {kind: costs[place] for kind, place in at.items()}
+        by_kind = {kind: cost for kind, place in at.items() if (cost := costs[place]) is not None}
         given = scores(args.names, verdicts.kinds, by_kind)
         if candidates:
             chosen = given.index(BEST)
-            fit = candidates[at[verdicts.kinds[chosen]]].fit
-            self._expect(question, occupant, views[chosen], fit)
+            view = views[chosen]
+            if view is not None:
+                self._expect(question, occupant, view, candidates[at[verdicts.kinds[chosen]]].fit)
         return Reply(priority_answer(args.names, given))
 
     def bind(self, body: bytes) -> Reply:
@@ -219,7 +221,7 @@ class Extender:
         quota = self._quota.current
         namespace = quota.of(occupant.pod.namespace) if quota else None
         verdicts = self._judge.ask(occupant, request, snapshot, namespace).over(views)
-        return any(isinstance(found, Fit) for _, found in verdicts.found.values())
+        return any(not isinstance(found, Unfit) for _, found in verdicts.found.values())
 
     def _deadline(self, request: PodRequest) -> Callable[[], bool]:
         """Whether the question that begins now has taken too long; one container never does."""
@@ -257,11 +259,11 @@ class Extender:
         return self._judge.ask(occupant, request, snapshot, namespace), snapshot
 
     def _expect(
-        self, question: FeasibilityCheck, occupant: PodView, view: NodeView | None, fit: Fit | Unfit
+        self, question: FeasibilityCheck, occupant: PodView, view: NodeView, fit: Fit | Unfit
     ) -> None:
         """Count the pod as lying there; only as the watch shows it, for a question can say anything."""
         known = self._cluster.pod(occupant.uid)
-        if self._clock is None or view is None or isinstance(fit, Unfit) or known is None:
+        if self._clock is None or isinstance(fit, Unfit) or known is None:
             return
         if known.pod.containers == occupant.pod.containers and self._binder.binds(known.pod):
             until = self._clock.monotonic() + EXPECT_SECONDS

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from admission.cluster.pod_view import pod_view
 from admission.cluster.snapshot import NODES, PODS, ClusterState
-from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit
+from admission.extender.feasibility import SEVERAL, FeasibilityCheck, FeasibilityJudge, Fit
+from admission.extender.fragmentation_score import LeastFragmentation
+from admission.extender.ranking import MOST_PRICED, RankedNode
 from admission.extender.wire import priority_answer
+from gpu_manager.domain.contract import GPU_MODEL, PLACEMENT
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.rules.request import PodRequest
 from tests.fakes.extender import UNIT, node, pod
 
 _CLOSED = st.lists(st.integers(0, 1), max_size=2, unique=True)
@@ -72,3 +77,80 @@ def test_many_at_a_time_are_judged_as_each_alone(
         else:
             assert alone is together
     assert verdicts.found[verdicts.kinds[-1]][0] is None
+
+
+def part_used(nodes: int, seed: int) -> ClusterState:
+    """Nodes of one to six cards of two models, hardly two of them alike."""
+    dice, cluster = random.Random(seed), ClusterState(UNIT)
+    sizes = [dice.randint(1, 6) for _ in range(nodes)]
+    cluster.replace(
+        NODES,
+        [
+            node(
+                f"n{at}",
+                size,
+                model=dice.choices(("T4", "A100"), k=size),
+                closed=dice.choices(range(size), k=at % 2),
+            )
+            for at, size in enumerate(sizes)
+        ],
+    )
+    shapes = [(dice.randint(1, 99), dice.randint(1, 60)) for _ in range(4 * nodes)]
+    held = [pod(f"p{n}", *shape, on=f"n{dice.randrange(nodes)}") for n, shape in enumerate(shapes)]
+    cluster.replace(PODS, held)
+    return cluster
+
+
+def asked(
+    cluster: ClusterState, core: int, memory: int | None, **annotations: str
+) -> tuple[FeasibilityCheck, PodRequest]:
+    obj = pod("new", core, memory, annotations=annotations)
+    one = parse_pod(obj)
+    request = judged_request(one, UNIT)
+    return FeasibilityJudge().ask(pod_view(one, obj), request, cluster.snapshot(), None), request
+
+
+def test_many_new_nodes_are_judged_in_one_go_as_each_alone() -> None:
+    fits = 0
+    for seed in range(12):
+        dice, cluster = random.Random(seed), part_used(SEVERAL + 30, seed)
+        views = [*cluster.snapshot().nodes.values()]
+        for _ in range(6):
+            core, memory = dice.choice(
+                [(100, None), (200, None), (300, None)] + [(dice.randint(1, 99), dice.randint(1, 64))] * 4
+            )
+            wishes = dice.choice([{}, {}, {GPU_MODEL: "A100"}, {GPU_MODEL: "T4,V100"}, {PLACEMENT: "spread"}])
+            question, _ = asked(cluster, core, memory, **wishes)
+            alone, _ = asked(cluster, core, memory, **wishes)
+            verdicts = question.over(views)
+            chosen = question.candidates(verdicts, 1 << 20)
+            for view, kind in zip(views, verdicts.kinds, strict=True):
+                here = alone.on(view)
+                if isinstance(here, Fit):
+                    fits += 1
+                    assert verdicts.found[kind][1] is None, "it fits; where was not asked"
+                    assert chosen[kind][1].positions == here.positions
+                else:
+                    assert verdicts.found[kind][1] is here
+                    assert kind not in chosen
+    assert fits > 1000, "the clusters are neither full nor empty"
+
+
+def test_of_a_new_kind_of_request_so_many_nodes_are_priced_at_once_and_all_in_the_end() -> None:
+    cluster = part_used(2 * MOST_PRICED, 1)
+    views, policy = [*cluster.snapshot().nodes.values()], LeastFragmentation(cluster)
+    question, request = asked(cluster, 17, 3)
+
+    def costs() -> list[object]:
+        found = question.candidates(question.over(views), MOST_PRICED).values()
+        return list(policy.costs(request, [RankedNode(view, fit) for view, fit in found]))
+
+    first = costs()
+    assert len(first) == MOST_PRICED
+    assert None not in first
+    left = [costs() for _ in range(8)][-1]
+    assert len(left) > MOST_PRICED
+    assert None not in left
+    best = min(cost for cost in left if isinstance(cost, tuple))
+    found = min(cost for cost in first if isinstance(cost, tuple))
+    assert sum(cost < found for cost in left if isinstance(cost, tuple)) <= len(left) // 20, (found, best)

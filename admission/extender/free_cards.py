@@ -1,0 +1,142 @@
+"""What is free on the cards of thousands of nodes, as arrays: which of them have room for one part of a
+card or for some whole cards, and in what order to look at those that have.
+
+A question about a kind of request that was not asked before is answered from here at once; where exactly
+the pod would lie is worked out by the domain's placement, and only on the nodes that come into question.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from admission.cluster.node_view import NodeView
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest, Request, matches_model
+
+_MOST_ROWS: Final = 1 << 16  # states of nodes remembered
+_NOTHING: Final = -1  # cores of a card that takes no work, or is not there
+
+_Ints = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
+
+
+class FreeCards:
+    """Rows of cards by :attr:`~admission.cluster.node_view.NodeView.state`, made when first asked about.
+
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._forget()
+
+    def with_room(self, request: PodRequest, views: Sequence[NodeView]) -> _Bools:
+        """Return which nodes have room for the one container of a request without a list of UUIDs.
+
+        Exact: the domain's placement finds cards on these and on no others.
+        """
+        with self._lock:
+            at = self._rows_of(views)
+            return self._fitting(request, request.containers[0].request, at).sum(1) >= max(
+                1, request.containers[0].request.cards
+            )
+
+    def promising(self, request: PodRequest, views: Sequence[NodeView]) -> list[int]:
+        """Return the places of the nodes in ``views`` in the order in which to look at them.
+
+        Nodes that would be left alike (the card's free cores, an idle card broken, the number of idle cards)
+        are one group, the fullest first; the order takes one of each group in turn, so that its beginning has
+        some of every kind.
+        """
+        with self._lock:
+            at = self._rows_of(views)
+            total = self._total[at]
+            if len(request.containers) > 1:
+                return np.argsort(total, kind="stable").tolist()
+            asked = request.containers[0].request
+            fits = self._fitting(request, asked, at)
+            if asked.cards:
+                left = self._idle[at].sum(1)
+                broken = np.zeros_like(left)
+                model = self._model[at, fits.argmax(1)]
+            else:
+                sign = -1 if request.placement is PlacementPolicy.SPREAD else 1
+                free = np.where(fits, sign * self._cores[at], CORES_PER_CARD + 1)
+                card = free.argmin(1)
+                left = free.min(1)
+                broken, model = self._idle[at, card], self._model[at, card]
+        order = np.lexsort((total, model, left, broken))
+        group = np.stack((broken[order], left[order], model[order]))
+        starts = np.flatnonzero(np.r_[True, (group[:, 1:] != group[:, :-1]).any(0)]) if len(order) else order
+        place = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
+        return order[np.argsort(place, kind="stable")].tolist()
+
+    # Every method below is called with the lock held.
+
+    def _forget(self) -> None:
+        self._rows: dict[int, int] = {}
+        self._models: dict[str, int] = {}
+        self._make(1024, 8)
+
+    def _make(self, rows: int, cards: int) -> None:
+        self._cores: _Ints = np.full((rows, cards), _NOTHING, np.int64)
+        self._memory: _Ints = np.zeros((rows, cards), np.int64)
+        self._model: _Ints = np.full((rows, cards), _NOTHING, np.int64)
+        self._idle: _Bools = np.zeros((rows, cards), np.bool_)
+        self._total: _Ints = np.zeros(rows, np.int64)
+
+    def _fitting(self, request: PodRequest, asked: Request, at: _Ints) -> _Bools:
+        """Row by row, the cards of which the request could take one."""
+        fits: _Bools = (
+            self._idle[at]
+            if asked.cards
+            else (self._cores[at] >= asked.cores) & (self._memory[at] >= asked.memory)
+        )
+        if request.models:
+            allowed = [n for model, n in self._models.items() if _allowed(request, model)]
+            fits = fits & np.isin(self._model[at], allowed)
+        return fits
+
+    def _rows_of(self, views: Sequence[NodeView]) -> _Ints:
+        try:
+            return np.fromiter((self._rows[view.state] for view in views), np.int64, len(views))
+        except KeyError:
+            if len(self._rows) > _MOST_ROWS:
+                self._forget()
+            for view in views:
+                if view.state not in self._rows:
+                    self._add(view)
+            return np.fromiter((self._rows[view.state] for view in views), np.int64, len(views))
+
+    def _add(self, view: NodeView) -> None:
+        row, cards = len(self._rows), view.node.cards
+        self._grow(row + 1, len(cards))
+        for at, state in enumerate(cards):
+            if not state.open:
+                continue
+            room = view.ledger.room(state.card.uuid)
+            if room.capacity.cores:
+                self._cores[row, at], self._memory[row, at] = room.left
+                self._idle[row, at] = room.idle
+                self._model[row, at] = self._models.setdefault(state.card.model, len(self._models))
+        self._total[row] = self._cores[row].clip(0).sum()
+        self._rows[view.state] = row
+
+    def _grow(self, rows: int, cards: int) -> None:
+        old = self._cores, self._memory, self._model, self._idle, self._total
+        had = self._cores.shape
+        if rows <= had[0] and cards <= had[1]:
+            return
+        self._make(had[0] * (1 if rows <= had[0] else 2), max(cards, had[1]))
+        new = self._cores, self._memory, self._model, self._idle, self._total
+        for before, now in zip(old, new, strict=True):
+            now[tuple(map(slice, before.shape))] = before
+
+
+def _allowed(request: PodRequest, model: str) -> bool:
+    return any(matches_model(wanted, model) for wanted in request.models)
