@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
@@ -13,9 +15,30 @@ hypothesis.settings.register_profile("shared machine", deadline=None)
 hypothesis.settings.load_profile("shared machine")
 
 
+class StandardOutput:
+    """Writes where structlog's own logger does, to the stdout of the moment.
+
+    A thread may write its last line while its test ends. pytest has then closed the stdout that the thread
+    has just looked up, which must not become the thread's failure.
+    """
+
+    def __getattr__(self, level: str) -> Callable[[str], None]:
+        return self._write
+
+    @staticmethod
+    def _write(line: str) -> None:
+        with contextlib.suppress(ValueError):  # I/O operation on closed file
+            sys.stdout.write(f"{line}\n")
+
+
 @pytest.fixture(autouse=True)
 def log_as_shipped() -> Iterator[None]:
     """Commands that run in the test's own process configure the log of the whole process."""
-    structlog.reset_defaults()
+    _configure()
     yield
+    _configure()  # for threads that end after the test
+
+
+def _configure() -> None:
     structlog.reset_defaults()
+    structlog.configure(logger_factory=lambda *_: StandardOutput())

@@ -40,6 +40,13 @@ def api() -> Iterator[StandInApi]:
 
 
 @pytest.fixture
+def kubectl_login(api: StandInApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``kubectl vcuda`` finds it, and no admission service is named."""
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path / "config")))
+    monkeypatch.delenv("VCUDA_ADMISSION", raising=False)
+
+
+@pytest.fixture
 def core(api: StandInApi) -> Iterator[Any]:
     """The official client on it."""
     from kubernetes import client  # noqa: PLC0415  # takes a second to import, and few files need it

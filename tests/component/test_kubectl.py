@@ -1,108 +1,19 @@
-"""``kubectl vcuda`` over the API stand-in: an agent and an admission service behind its proxies."""
+"""``kubectl vcuda`` over the API stand-in: what containers hold and use, quota, cordons."""
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
-import http.client
 import json
-import ssl
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
-from admission.app import compose
-from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership
 from gpu_manager.cli.kubectl.main import PROGRAM, run
-from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.contract import (
-    ALLOCATION,
-    CORDON,
-    CORE,
-    INVENTORY,
-    MEMORY,
-    TOKEN_HEADER,
-    Assignment,
-    Inventory,
-    encode_assignment,
-    encode_inventory,
-)
-from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.domain.topology import Link, Topology
+from gpu_manager.domain.contract import CORDON, INVENTORY
 from sandbox.api import StandInApi
-from tests.fakes.node import container, pod
-from tests.fakes.sandbox import until
+from tests.fakes.kubectl import MANIFEST, a_node, a_share, an_agent, said
 
-ADMISSION = "/api/v1/namespaces/kube-system/services/https:gpu-quota-admission:443/proxy"
-AGENT_POD = "/api/v1/namespaces/kube-system/pods/agent-1:5678/proxy"
-
-
-def a_node(api: StandInApi, name: str = "n1", cards: int = 2, **status: Any) -> None:
-    states = tuple(CardState(Card(i, CardUuid(f"GPU-{i}"), "V100", 16 * GIB)) for i in range(cards))
-    inventory = Inventory(256 << 20, states, Topology.uniform(cards, Link.parse("SYS")))
-    annotations = {INVENTORY: encode_inventory(inventory)}
-    api.create(
-        {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {
-                "name": name,
-                "annotations": annotations,
-                "labels": {"tencent.com/gpu-model": "V100"},
-            },
-            "status": {"allocatable": {CORE: str(100 * cards), MEMORY: "128", **status}},
-        }
-    )
-
-
-def a_share(
-    api: StandInApi, name: str, cores: int, card: str | None = "GPU-0", **meta: Any
-) -> Mapping[str, Any]:
-    """A pod that is bound; on that card, or on none that is said."""
-    made = api.create(
-        {**pod(name, container("c", cores, 8)), "metadata": {"name": name, "namespace": "default", **meta}}
-    )
-    if not made["spec"].get("nodeName"):
-        api.bind(name, "n1", made["metadata"]["namespace"])
-    if card is not None:
-        shares = {"c": ((CardUuid(card), Amount(cores, 2 * GIB)),)}
-        said = encode_assignment(Assignment("n1", made["metadata"]["uid"], shares))
-        api.patch(
-            "pods", name, {"metadata": {"annotations": {ALLOCATION: said}}}, made["metadata"]["namespace"]
-        )
-    return made
-
-
-def an_agent(api: StandInApi, page: Any, code: int = 200) -> None:
-    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "gpu-manager-daemonset", "uid": "u"}
-    api.create(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "agent-1", "namespace": "kube-system", "ownerReferences": [owner]},
-            "spec": {"nodeName": "n1", "containers": [{"name": "agent", "image": "a"}]},
-        }
-    )
-    api.patch("pods", "agent-1", {"status": {"phase": "Running"}}, "kube-system", subresource="status")
-    api.serve_behind(AGENT_POD, lambda *_: (code, json.dumps(page).encode()))
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInApi]:
-    with StandInApi() as running:
-        monkeypatch.setenv("KUBECONFIG", str(running.kubeconfig(tmp_path / "config")))
-        monkeypatch.delenv("VCUDA_ADMISSION", raising=False)
-        yield running
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    captured = capsys.readouterr()
-    return captured.out, captured.err
+pytestmark = pytest.mark.usefixtures("kubectl_login")
 
 
 def test_top_shows_shares_with_what_the_nodes_agent_says_is_used(
@@ -208,114 +119,6 @@ def test_a_running_pod_with_an_odd_annotation_holds_what_it_holds(
     assert "no controller would make it anew" in said(capsys)[0]
 
 
-MANIFEST = """apiVersion: apps/v1
-kind: Deployment
-metadata: {name: web}
-spec:
-  template:
-    spec:
-      containers: [{name: c, resources: {limits: {tencent.com/vcuda-core: %d, tencent.com/vcuda-memory: 8}}}]
-"""
-
-
-def test_explain_judges_a_manifest_that_is_not_created(
-    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    a_node(api, cards=1)
-    a_share(api, "train", 60)
-    file = tmp_path / "web.yaml"
-    file.write_text(MANIFEST % 30)
-    assert run(["explain", str(file), "-n", "ml", "--admission", "-"]) == 0
-    out, err = said(capsys)
-    assert out.startswith("pod ml/web\nthere is room now: on n1 it would get 30 cores, 2 GiB of card 0\n")
-    assert "judged by this program" in err
-    file.write_text(MANIFEST % 50)
-    assert run(["explain", str(file), "-o", "json"]) == 1
-    (answer,) = json.loads(said(capsys)[0])["pods"]
-    assert answer["nodes"][0]["cards"][0]["reason"].startswith("50 cores asked, 40 free")
-    file.write_text(MANIFEST % 150)
-    assert run(["explain", str(file)]) == 1
-    assert "never runs" in said(capsys)[0]
-    assert run(["explain", "train"]) == 0
-    assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
-
-
-def test_explain_repeats_why_a_pod_has_failed(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
-    a_node(api, cards=1)
-    a_share(api, "late", 60)
-    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Pod was rejected: no card"}
-    api.patch("pods", "late", {"status": status}, subresource="status")
-    assert run(["explain", "late", "--admission", "-"]) == 1
-    lines = said(capsys)[0].splitlines()
-    assert lines[1:3] == [
-        "ended on node n1, and holds nothing any more",
-        "it failed: UnexpectedAdmissionError: Pod was rejected: no card",
-    ]
-    assert "make it anew" in lines[3]
-    assert run(["explain", "late", "--admission", "-", "-o", "json"]) == 1
-    assert json.loads(said(capsys)[0])["pods"][0]["failed"].startswith("UnexpectedAdmissionError: ")
-
-
-def test_explain_tells_a_pod_that_waits_for_something_else_so(
-    api: StandInApi, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a_node(api, cards=1)
-    for name, units in (("picky", 8), ("large", 800)):
-        waiting = pod(name, container("c", 30, units))
-        waiting["spec"].pop("nodeName")
-        api.create(waiting)
-    assert run(["explain", "picky", "--admission", "-"]) == 0
-    out, _ = said(capsys)
-    assert (
-        "\nwaits, but not for cards: there is room now: on n1 it would get 30 cores, 2 GiB of card 0. " in out
-    )
-    assert run(["explain", "large", "--admission", "-"]) == 1
-    assert "\nwaits: the one node with cards has no room now; n1: " in said(capsys)[0]
-
-
-def test_the_admission_service_is_asked_with_the_callers_token_in_a_header_that_survives_the_proxy(
-    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    a_node(api)
-    a_share(api, "train", 30)
-    asked: list[tuple[str, str, str | None, str]] = []
-
-    def service(path: str, method: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        assert "authorization" not in headers
-        asked.append((path, method, headers.get(TOKEN_HEADER.lower()), body.decode()))
-        if path.startswith("/quota"):
-            row = {"namespace": "default", "model": "V100", "cores": 100, "cores_used": 130}
-            return 200, json.dumps({"quota": [{**row, "memory": None, "memory_used": 1 << 30}]}).encode()
-        answer = {
-            "pod": "default/x",
-            "line": "waits: \x1b[2J",
-            "counts": {"room": 1},
-            "total": 1,
-            "nodes": [7],
-        }
-        return 200, json.dumps({**answer, "quota": ["1 of 2 cards"]}).encode()
-
-    api.serve_behind(ADMISSION, service)
-    assert run(["explain", "train"]) == 1
-    out, err = said(capsys)
-    assert "\x1b" not in out
-    assert "quota: 1 of 2 cards" in out
-    assert "judged by the admission service" in err
-    file = tmp_path / "web.yaml"
-    file.write_text(MANIFEST % 30)
-    assert run(["explain", str(file)]) == 1
-    said(capsys)
-    assert run(["quota", "default"]) == 1  # 1.3 of 1
-    assert said(capsys)[0].splitlines()[1].split() == ["default", "V100", "1", "1.3", "-", "1", "GiB"]
-    assert [(path, method) for path, method, _, _ in asked] == [
-        ("/explain/default/train", "GET"),
-        ("/explain", "POST"),
-        ("/quota?namespace=default", "GET"),
-    ]
-    assert {token for _, _, token, _ in asked} == {"Bearer sandbox-admin"}
-    assert json.loads(asked[1][3])["metadata"] == {"name": "web", "namespace": "default"}
-
-
 def test_without_the_service_quota_comes_from_the_config_map_and_says_so(
     api: StandInApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,168 +140,12 @@ def test_without_the_service_quota_comes_from_the_config_map_and_says_so(
     assert "no quota limits namespace default" in said(capsys)[0]
 
 
-def test_doctor_sees_the_clusters_troubles_and_names_each_cure(
-    api: StandInApi, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a_node(api, **{"nvidia.com/gpu": "1"})
-    a_share(api, "stray", 30)
-    api.patch("pods", "stray", {"status": {"phase": "Running"}}, subresource="status")
-    client = {"service": {"name": "gpu-quota-admission", "namespace": "kube-system"}, "caBundle": "bm9uZQ=="}
-    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
-    api.create(
-        {
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "ValidatingWebhookConfiguration",
-            "metadata": {"name": "gpu"},
-            "webhooks": [
-                {"name": "v", "clientConfig": client, "rules": rules, "failurePolicy": "Ignore"},
-            ],
-        }
-    )
-    assert run(["doctor", "-o", "json"]) == 1
-    report = json.loads(said(capsys)[0])
-    found = {finding["check"] for finding in report["findings"]}
-    assert {
-        "two-plugins-on-node",
-        "agent-absent",
-        "webhook-missing",
-        "webhook-certificate",
-        "webhook-down",
-        "webhook-fails-open",
-        "scheduler-without-extender",
-    } <= found
-    assert "pod-without-card" in report["passed"]
-    assert all(finding["cure"] for finding in report["findings"])
-
-
-def test_doctor_finds_nothing_wrong_with_a_cluster_that_is_whole(
-    api: StandInApi, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a_node(api)
-    made = a_share(api, "train", 30)
-    assert made
-    a_whole_cluster(api)
-    assert run(["doctor"]) == 0, said(capsys)
-    assert "0 in trouble, 0 with a warning, 0 not looked at" in said(capsys)[0]
-
-
-def test_doctor_says_what_it_may_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with StandInApi(authorize=lambda _, access: access.resource in ("nodes", "pods")) as api:
-        a_node(api)
-        config = str(api.kubeconfig(tmp_path / "config"))
-        assert run(["doctor", "--kubeconfig", config]) in (0, 1)
-        out = said(capsys)[0]
-    assert "not looked at: webhook configurations" in out
-    assert "you lack this right" in " ".join(out.split())
-
-
-def authority() -> str:
-    """A certificate of a year, as caBundle has it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now)
-        .not_valid_after(now + dt.timedelta(days=365))
-        .sign(key, hashes.SHA256())
-    )
-    return base64.b64encode(made.public_bytes(serialization.Encoding.PEM)).decode()
-
-
-def a_whole_cluster(api: StandInApi) -> None:
-    scheduler = {
-        "kind": "KubeSchedulerConfiguration",
-        "profiles": [{"schedulerName": "default-scheduler"}],
-        "extenders": [{"managedResources": [{"name": CORE}]}],
-    }
-    meta = {"name": "scheduler", "namespace": "kube-system"}
-    data = {"config.yaml": json.dumps(scheduler), "other": "KubeSchedulerConfiguration: ["}
-    api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
-    an_agent(api, {})
-    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    api.patch("pods", "agent-1", {"status": ready, "metadata": {}}, "kube-system", subresource="status")
-    api.patch("pods", "agent-1", {"metadata": {"labels": {"app": "agent"}}}, "kube-system")
-    api.create(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "DaemonSet",
-            "metadata": {"name": "gpu-manager-daemonset", "namespace": "kube-system"},
-            "spec": {"selector": {"matchLabels": {"app": "agent"}}, "template": {"spec": {}}},
-        }
-    )
-    client = {"service": {"name": "gpu-quota-admission", "namespace": "kube-system"}, "caBundle": authority()}
-    for kind in ("Mutating", "Validating"):
-        api.create(
-            {
-                "apiVersion": "admissionregistration.k8s.io/v1",
-                "kind": f"{kind}WebhookConfiguration",
-                "metadata": {"name": "gpu"},
-                "webhooks": [{"name": "v", "clientConfig": client}],
-            }
-        )
-    labels = {"kubernetes.io/service-name": "gpu-quota-admission"}
-    api.create(
-        {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {"name": "a", "namespace": "kube-system", "labels": labels},
-            "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": True}}],
-        }
-    )
-
-
 def test_kubectl_completes_commands_options_and_values() -> None:
     assert "graph" in PROGRAM.completions(["gr"])
     assert "--all-namespaces" in PROGRAM.completions(["top", "--"])
     assert PROGRAM.completions(["top", "-o", "w"]) == ["wide"]
     assert PROGRAM.completions(["nosuch", "a\"'b"]) == []
     assert set(PROGRAM.commands) <= set(PROGRAM.completions([""]))
-
-
-def test_the_real_admission_service_behind_the_proxy_answers_for_what_the_caller_may_see(
-    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    a_node(api, cards=1)
-    a_share(api, "train", 60)
-    service = compose(
-        AdmissionSettings(
-            address="127.0.0.1",
-            port=0,
-            api_url=api.url,
-            extender=ExtenderEndpoint(port=0),
-            leadership=Leadership(LeaderMode.ALONE),
-            drain_seconds=0,
-        )
-    )
-    service.start()
-
-    def passed_on(path: str, method: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        # As API servers reach a service by https: they look at no certificate of it.
-        context = ssl._create_unverified_context()
-        connection = http.client.HTTPSConnection("127.0.0.1", service.port, context=context, timeout=10)
-        kept = ("accept", "content-type", TOKEN_HEADER.lower())
-        try:
-            connection.request(method, path, body, {k: v for k, v in headers.items() if k in kept})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-    api.serve_behind(ADMISSION, passed_on)
-    file = tmp_path / "web.yaml"
-    file.write_text(MANIFEST % 50)
-    try:
-        until(lambda: all(service.ready().values()))
-        assert run(["explain", str(file)]) == 1
-        out, err = said(capsys)
-        assert "judged by the admission service" in err
-        assert "ask 40 cores" in out
-        assert "50 cores asked, 40 free" in out
-        assert run(["explain", "train"]) == 0
-        assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
-    finally:
-        service.stop()
 
 
 def test_cards_are_closed_and_opened_whichever_node_they_are_in(

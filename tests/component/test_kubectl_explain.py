@@ -1,0 +1,167 @@
+"""``kubectl vcuda explain`` over the API stand-in, with and without an admission service behind its proxy."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from admission.app import compose
+from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership
+from gpu_manager.cli.kubectl.main import run
+from gpu_manager.domain.contract import TOKEN_HEADER
+from sandbox.api import StandInApi
+from tests.fakes.kubectl import MANIFEST, a_node, a_share, said
+from tests.fakes.node import container, pod
+from tests.fakes.sandbox import until
+
+pytestmark = pytest.mark.usefixtures("kubectl_login")
+
+ADMISSION = "/api/v1/namespaces/kube-system/services/https:gpu-quota-admission:443/proxy"
+
+
+def test_explain_judges_a_manifest_that_is_not_created(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_node(api, cards=1)
+    a_share(api, "train", 60)
+    file = tmp_path / "web.yaml"
+    file.write_text(MANIFEST % 30)
+    assert run(["explain", str(file), "-n", "ml", "--admission", "-"]) == 0
+    out, err = said(capsys)
+    assert out.startswith("pod ml/web\nthere is room now: on n1 it would get 30 cores, 2 GiB of card 0\n")
+    assert "judged by this program" in err
+    file.write_text(MANIFEST % 50)
+    assert run(["explain", str(file), "-o", "json"]) == 1
+    (answer,) = json.loads(said(capsys)[0])["pods"]
+    assert answer["nodes"][0]["cards"][0]["reason"].startswith("50 cores asked, 40 free")
+    file.write_text(MANIFEST % 150)
+    assert run(["explain", str(file)]) == 1
+    assert "never runs" in said(capsys)[0]
+    assert run(["explain", "train"]) == 0
+    assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
+
+
+def test_explain_repeats_why_a_pod_has_failed(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
+    a_node(api, cards=1)
+    a_share(api, "late", 60)
+    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Pod was rejected: no card"}
+    api.patch("pods", "late", {"status": status}, subresource="status")
+    assert run(["explain", "late", "--admission", "-"]) == 1
+    lines = said(capsys)[0].splitlines()
+    assert lines[1:3] == [
+        "ended on node n1, and holds nothing any more",
+        "it failed: UnexpectedAdmissionError: Pod was rejected: no card",
+    ]
+    assert "make it anew" in lines[3]
+    assert run(["explain", "late", "--admission", "-", "-o", "json"]) == 1
+    assert json.loads(said(capsys)[0])["pods"][0]["failed"].startswith("UnexpectedAdmissionError: ")
+
+
+def test_explain_tells_a_pod_that_waits_for_something_else_so(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api, cards=1)
+    for name, units in (("picky", 8), ("large", 800)):
+        waiting = pod(name, container("c", 30, units))
+        waiting["spec"].pop("nodeName")
+        api.create(waiting)
+    assert run(["explain", "picky", "--admission", "-"]) == 0
+    out, _ = said(capsys)
+    assert (
+        "\nwaits, but not for cards: there is room now: on n1 it would get 30 cores, 2 GiB of card 0. " in out
+    )
+    assert run(["explain", "large", "--admission", "-"]) == 1
+    assert "\nwaits: the one node with cards has no room now; n1: " in said(capsys)[0]
+
+
+def test_the_admission_service_is_asked_with_the_callers_token_in_a_header_that_survives_the_proxy(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_node(api)
+    a_share(api, "train", 30)
+    asked: list[tuple[str, str, str | None, str]] = []
+
+    def service(path: str, method: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        assert "authorization" not in headers
+        asked.append((path, method, headers.get(TOKEN_HEADER.lower()), body.decode()))
+        if path.startswith("/quota"):
+            row = {"namespace": "default", "model": "V100", "cores": 100, "cores_used": 130}
+            return 200, json.dumps({"quota": [{**row, "memory": None, "memory_used": 1 << 30}]}).encode()
+        answer = {
+            "pod": "default/x",
+            "line": "waits: \x1b[2J",
+            "counts": {"room": 1},
+            "total": 1,
+            "nodes": [7],
+        }
+        return 200, json.dumps({**answer, "quota": ["1 of 2 cards"]}).encode()
+
+    api.serve_behind(ADMISSION, service)
+    assert run(["explain", "train"]) == 1
+    out, err = said(capsys)
+    assert "\x1b" not in out
+    assert "quota: 1 of 2 cards" in out
+    assert "judged by the admission service" in err
+    file = tmp_path / "web.yaml"
+    file.write_text(MANIFEST % 30)
+    assert run(["explain", str(file)]) == 1
+    said(capsys)
+    assert run(["quota", "default"]) == 1  # 1.3 of 1
+    assert said(capsys)[0].splitlines()[1].split() == ["default", "V100", "1", "1.3", "-", "1", "GiB"]
+    assert [(path, method) for path, method, _, _ in asked] == [
+        ("/explain/default/train", "GET"),
+        ("/explain", "POST"),
+        ("/quota?namespace=default", "GET"),
+    ]
+    assert {token for _, _, token, _ in asked} == {"Bearer sandbox-admin"}
+    assert json.loads(asked[1][3])["metadata"] == {"name": "web", "namespace": "default"}
+
+
+def test_the_real_admission_service_behind_the_proxy_answers_for_what_the_caller_may_see(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_node(api, cards=1)
+    a_share(api, "train", 60)
+    service = compose(
+        AdmissionSettings(
+            address="127.0.0.1",
+            port=0,
+            api_url=api.url,
+            extender=ExtenderEndpoint(port=0),
+            leadership=Leadership(LeaderMode.ALONE),
+            drain_seconds=0,
+        )
+    )
+    service.start()
+
+    def passed_on(path: str, method: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        # As API servers reach a service by https: they look at no certificate of it.
+        context = ssl._create_unverified_context()
+        connection = http.client.HTTPSConnection("127.0.0.1", service.port, context=context, timeout=10)
+        kept = ("accept", "content-type", TOKEN_HEADER.lower())
+        try:
+            connection.request(method, path, body, {k: v for k, v in headers.items() if k in kept})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    api.serve_behind(ADMISSION, passed_on)
+    file = tmp_path / "web.yaml"
+    file.write_text(MANIFEST % 50)
+    try:
+        until(lambda: all(service.ready().values()))
+        assert run(["explain", str(file)]) == 1
+        out, err = said(capsys)
+        assert "judged by the admission service" in err
+        assert "ask 40 cores" in out
+        assert "50 cores asked, 40 free" in out
+        assert run(["explain", "train"]) == 0
+        assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
+    finally:
+        service.stop()
