@@ -244,8 +244,8 @@ def _pair(names: int, bar: str, *, full: bool) -> Row:
         scheduler.bind(pod, str(max(scores, key=lambda entry: entry["Score"])["Host"]))
     kinds = len({view.kind for view in scheduler.cluster.snapshot().nodes.values()})
     note = (
-        f"filter and prioritize, processor time; {CARDS} cards a node, {held} pods there, {kinds} kinds of
-        nodes;" f" every 20th pod of a new kind; median {percentile(took, 50) * 1e3:.1f} ms, most"
+        f"filter and prioritize, processor time; {CARDS} cards a node, {held} pods there, {kinds} kinds of"
+        f" nodes; every 20th pod of a new kind; median {percentile(took, 50) * 1e3:.1f} ms, most"
         f" {max(took) * 1e3:.1f} ms; wall p99 {percentile(waited, 99) * 1e3:.1f} ms; with the threads beside"
         f" {service / calls * 1e3:.1f} ms a pod; in-process"
     )

@@ -232,15 +232,14 @@ class FeasibilityCheck:
         ]
         if len(fitting) > most and not self.request.uuids:
             order = self._free.promising(self.request, [view for _, view, _ in fitting])
-            fitting = [fitting[at] for at in order]
+            fitting = [fitting[at] for at in order.tolist()]
         chosen: dict[Hashable, tuple[NodeView, Fit]] = {}
         for kind, view, found in fitting:
-            if found is None and most > 0:
-                most -= 1
-                now = self.on(view)
-                found = now if isinstance(now, Fit) else None
             if found is not None:
                 chosen[kind] = view, found
+            elif most > 0 and isinstance(now := self.on(view), Fit):
+                chosen[kind] = view, now
+                most -= 1
         return chosen
 
     def _judge(self, view: NodeView) -> Fit | Unfit:

@@ -40,13 +40,13 @@ class FreeCards:
 
         Exact: the domain's placement finds cards on these and on no others.
         """
+        asked = request.containers[0].request
         with self._lock:
-            at = self._rows_of(views)
-            return self._fitting(request, request.containers[0].request, at).sum(1) >= max(
-                1, request.containers[0].request.cards
-            )
+            cards = self._fitting(request, asked, self._rows_of(views)).sum(1)
+        enough: _Bools = cards >= max(1, asked.cards)
+        return enough
 
-    def promising(self, request: PodRequest, views: Sequence[NodeView]) -> list[int]:
+    def promising(self, request: PodRequest, views: Sequence[NodeView]) -> _Ints:
         """Return the places of the nodes in ``views`` in the order in which to look at them.
 
         Nodes that would be left alike (the card's free cores, an idle card broken, the number of idle cards)
@@ -57,7 +57,7 @@ class FreeCards:
             at = self._rows_of(views)
             total = self._total[at]
             if len(request.containers) > 1:
-                return np.argsort(total, kind="stable").tolist()
+                return np.argsort(total, kind="stable")
             asked = request.containers[0].request
             fits = self._fitting(request, asked, at)
             if asked.cards:
@@ -74,7 +74,7 @@ class FreeCards:
         group = np.stack((broken[order], left[order], model[order]))
         starts = np.flatnonzero(np.r_[True, (group[:, 1:] != group[:, :-1]).any(0)]) if len(order) else order
         place = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
-        return order[np.argsort(place, kind="stable")].tolist()
+        return order[np.argsort(place, kind="stable")]
 
     # Every method below is called with the lock held.
 

@@ -175,9 +175,9 @@ class Extender:
         given = scores(args.names, verdicts.kinds, by_kind)
         if candidates:
             chosen = given.index(BEST)
-            view = views[chosen]
-            if view is not None:
-                self._expect(question, occupant, view, candidates[at[verdicts.kinds[chosen]]].fit)
+            taken = views[chosen]
+            if taken is not None:
+                self._expect(question, occupant, taken, candidates[at[verdicts.kinds[chosen]]].fit)
         return Reply(priority_answer(args.names, given))
 
     def bind(self, body: bytes) -> Reply:
