@@ -100,7 +100,7 @@ def cluster(bare: Cluster) -> Iterator[Cluster]:
     product.install(bare, admission=True)
     yield bare
     # A pod that the kubelet alone has shown, its whole life between two watches, is remembered for two minutes.
-    auditor.settled(bare, 120 + 2 * chosen().reclaim_seconds + 10, leaks=True)
+    auditor.settled(bare, 120 + 4 * chosen().reclaim_seconds, leaks=True)
 
 
 @pytest.fixture

@@ -217,6 +217,8 @@ state = "/run/containerd"
 disabled_plugins = ["io.containerd.nri.v1.nri"]
 [grpc]
   address = "{CONTAINERD}"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "/var/lib/containerd/opt"  # its own /opt/containerd would be the machine's
 [plugins."io.containerd.cri.v1.images"]
   [plugins."io.containerd.cri.v1.images".pinned_images]
     sandbox = "docker.io/{PAUSE}"

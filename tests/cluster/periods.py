@@ -27,8 +27,12 @@ class Periods:
 
     @property
     def given_back_seconds(self) -> float:
-        """The longest that the agent keeps what a dead pod held: 60 s after it registered, then two rounds."""
-        return 60 + 2 * self.reclaim_seconds
+        """The longest that the agent keeps what a dead pod held, and its directory.
+
+        Nothing is concluded for 60 s after it registered; then the pod is missed in two rounds and its directory
+        in two, of which one is the same.
+        """
+        return 60 + 4 * self.reclaim_seconds
 
 
 SHIPPED: Final = Periods("shipped", {}, (), reclaim_seconds=30)

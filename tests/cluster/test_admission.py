@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -149,19 +150,21 @@ def test_pods_spill_over_to_a_further_node(cluster: Cluster, pods: Pods, second:
         assert len({uuid for uuid, _ in said.containers["c"]}) == 4
 
 
+@contextmanager
+def quota(cluster: Cluster, namespaces: Mapping[str, Any]) -> Iterator[None]:
+    """The quota's ConfigMap, there until the end of ``with``."""
+    place = "/api/v1/namespaces/kube-system/configmaps"
+    meta, data = {"name": "gpuquota"}, {"gpu_quota": json.dumps(namespaces)}
+    cluster.api.post(place, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
+    try:
+        yield
+    finally:
+        cluster.api.delete(f"{place}/gpuquota")
+
+
 def test_a_namespaces_quota_is_held(cluster: Cluster, pods: Pods) -> None:
     model = cluster.cards[0].model
-    quota = {"default": {"quota": {model: 1, "*": 1}}}
-    place = "/api/v1/namespaces/kube-system/configmaps"
-    meta = {"name": "gpuquota"}
-    body = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": meta,
-        "data": {"gpu_quota": json.dumps(quota)},
-    }
-    cluster.api.post(place, body)
-    try:
+    with quota(cluster, {"default": {"quota": {model: 1, "*": 1}}}):
         cluster.wait(
             lambda: not verdict(cluster, pod("two", container("c", 200)), "default")[0],
             20,
@@ -169,8 +172,6 @@ def test_a_namespaces_quota_is_held(cluster: Cluster, pods: Pods) -> None:
         )
         assert "ExceedsGPUQuota" in verdict(cluster, pod("two", container("c", 200)), "default")[1]
         assert verdict(cluster, pod("one", container("c", 100)), "default")[0]
-    finally:
-        cluster.api.delete(f"{place}/gpuquota")
     cluster.wait(
         lambda: verdict(cluster, pod("two", container("c", 200)), "default")[0], 20, "the quota stays"
     )
