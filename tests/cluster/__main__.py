@@ -1,12 +1,13 @@
-"""``python -m tests.cluster build|up|down|status|soak MINUTES|starts|record``: the cluster by hand."""
+"""``python -m tests.cluster build|up|down|status|soak MINUTES|starts|release DIRECTORY|record``: the cluster by hand."""
 
 # ruff: noqa: T201 - a program that prints, not a library
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from tests.cluster import build, product, record, soak, starts
+from tests.cluster import build, product, record, release_trial, soak, starts
 from tests.cluster.cluster import Cluster, NotRunningError
 from tests.cluster.parts import ROOT, MissingError
 
@@ -36,6 +37,8 @@ def main() -> int:
             result = starts.measure(cluster).as_json()
             record.keep("starts", result, cluster.parts)
             print(result)
+        elif words[:1] == ["release"] and len(words) == 2:
+            return release_trial.main(Path(words[1]))
         elif words == ["record"]:
             print(f"{record.RESULTS.relative_to(ROOT)}: {', '.join(record.commit()) or 'nothing was run'}")
         else:

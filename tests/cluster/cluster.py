@@ -70,8 +70,12 @@ class Cluster:
 
     # Life.
 
-    def up(self) -> None:
-        """Start everything; a cluster that runs already stays. Raises MissingError."""
+    def up(self, product: Path = PRODUCT) -> None:
+        """Start everything, with the image in ``product``; a cluster that runs already stays.
+
+        Raises:
+            MissingError: something must be installed or built first.
+        """
         parts = self.parts
         running = self._running()
         if running is not None:
@@ -87,7 +91,7 @@ class Cluster:
         if native.client is None or native.driver is None:
             raise MissingError("the stand-in driver is not built: make setup")
         archives = images.make(parts, native, self.cards, self.scratch / "images")
-        if not PRODUCT.exists():
+        if not product.exists():
             raise MissingError("the image is not built: make image")
         self.pki.make(layout.SERVER, layout.NODE, ("127.0.0.1", layout.ADDRESS, layout.SERVICE))
         layout.write_files(self.pki, self.scratch, resource_limits=_may_lower_oom_score())
@@ -101,7 +105,7 @@ class Cluster:
         for part in layout.ORDER[2:-2]:
             self.start(part)
         self.wait(lambda: self.inside("test", "-S", layout.CONTAINERD).returncode == 0, 20, "no containerd")
-        for archive in (*archives, PRODUCT):
+        for archive in (*archives, product):
             self.load(archive)
         self.start("kubelet")
         self.wait(self.node_ready, 60, "the node is not ready")

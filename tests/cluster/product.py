@@ -16,6 +16,7 @@ from tests.cluster.parts import ROOT
 from tests.cluster.periods import chosen
 
 CHART: Final = ROOT / "deploy/helm/gpu-manager"
+SIMULATED: Final = "values-simulated.yaml"
 NAMESPACE: Final = "kube-system"
 STATE: Final = "/var/lib/gpu-manager"
 CONTROL: Final = "cards.yaml"  # below the agent's state directory
@@ -25,8 +26,19 @@ ADMISSION: Final = "app.kubernetes.io/component=admission"
 WAIT_SECONDS: Final = 180
 
 
-def install(cluster: Cluster, *, admission: bool, **more: str) -> None:
-    """Install or upgrade; returns when every pod of it is ready. ``more``: further chart values."""
+def install(
+    cluster: Cluster,
+    *,
+    admission: bool,
+    chart: Path = CHART,
+    simulated: Path = CHART / SIMULATED,
+    **more: str,
+) -> None:
+    """Install or upgrade; returns when every pod of it is ready.
+
+    ``chart`` is a directory or an archive, ``simulated`` its file of values for a cluster without cards, ``more``
+    are further values.
+    """
     values = {
         "cards.source": f"simulated:{PROFILE}",
         "admission.enabled": str(admission).lower(),
@@ -35,11 +47,11 @@ def install(cluster: Cluster, *, admission: bool, **more: str) -> None:
         **more,
     }
     pairs = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-    simulated = ("-f", str(CHART / "values-simulated.yaml"))
     timeout = f"--timeout={WAIT_SECONDS}s"
     # Not --wait: helm judges a DaemonSet by its whole fleet, and further nodes of the cluster are not real.
     cluster.helm(
-        "upgrade", "--install", "gpu-manager", str(CHART), "-n", NAMESPACE, timeout, *simulated, *pairs
+        *("upgrade", "--install", "gpu-manager", str(chart), "-n", NAMESPACE, timeout),
+        *("-f", str(simulated), *pairs),
     )
     cluster.wait(lambda: newest(cluster) and agent_ready(cluster), WAIT_SECONDS, "the agent is not ready")
     if admission:
