@@ -46,6 +46,7 @@ from gpu_manager.services.allocation.annotation_writeback import AnnotationWrite
 from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.books_format import decode_held_cards
+from gpu_manager.services.allocation.leave import serve_the_last
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
@@ -137,7 +138,14 @@ class Agent:
         )
         self.health = Health(self.cards, self._kube.node, clock)
         self.inventory = InventoryService(
-            self.state, allocator, departed, self.health, self._kube.node, self.plugin.announce, config.labels
+            self.state,
+            allocator,
+            departed,
+            self.health,
+            self._kube.node,
+            self.plugin.announce,
+            config.labels,
+            self.plugin.offering,
         )
         self.usage = UsageSampler(
             self.state,
@@ -262,6 +270,9 @@ class Agent:
         gc.freeze()  # what exists now stays: collecting it again would pause every Allocate for 25 ms
         log.info("running", node=self._config.node, port=self.http.port)
         ending.wait()
+        log.info("leaving")
+        self.inventory.leave()
+        serve_the_last(self.state, self._kube.pods, SystemClock())
         log.info("stopping")
         self.stop()
 

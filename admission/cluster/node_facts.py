@@ -16,6 +16,7 @@ from gpu_manager.domain.untrusted import mapping
 
 Intern = Callable[[Hashable], int]  # the same number for equal values
 NO_DEVICE = "no GPU device"  # the predecessor's words
+AWAY = "its agent is starting or has left: pods wait until it serves again"
 _SYS = Link.parse("SYS")
 
 
@@ -45,6 +46,8 @@ def node_facts(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:
         )
     elif not report.cards:
         problem = NO_DEVICE
+    elif not report.serving:
+        problem = AWAY
     return NodeFacts(report, problem, _hardware(report, intern), allocatable(obj))
 
 

@@ -178,7 +178,8 @@ class Inventory:
     """The inventory of a node: cards with their state, the links between them, the memory unit in bytes.
 
     ``refused`` lists amounts (cores, memory bytes) that the node refused in the last 30 s, ``lingering`` the
-    shares of pods that the API no longer has.
+    shares of pods that the API no longer has. ``serving`` is False while the node's agent starts or leaves,
+    and after it has left: the kubelet may refuse a pod that is bound there then.
     """
 
     unit: int
@@ -186,6 +187,7 @@ class Inventory:
     topology: Topology
     refused: tuple[Amount, ...] = ()
     lingering: tuple[TerminatingShare, ...] = ()
+    serving: bool = True
 
 
 def encode_inventory(inventory: Inventory) -> str:
@@ -211,6 +213,7 @@ def encode_inventory(inventory: Inventory) -> str:
             "links": [[str(link) for link in row] for row in inventory.topology.links],
             "refused": [{"cores": a.cores, "memory": a.memory} for a in inventory.refused],
             **({"lingering": [_left(one) for one in inventory.lingering]} if inventory.lingering else {}),
+            **({} if inventory.serving else {"serving": False}),
         },
         separators=(",", ":"),
     )
@@ -237,6 +240,7 @@ def decode_inventory(text: str | None) -> Inventory | None:
                 for left in (_lingering(_map(one)) for one in _list(data.get("lingering", [])))
                 if any(state.card.uuid == left.card for state in cards)
             ),
+            serving=_flag(data.get("serving", True)),
         )
     except (KeyError, TypeError, ValueError):
         return None

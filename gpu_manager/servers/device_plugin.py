@@ -95,6 +95,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
     ) -> None:
         self.resource = resource
         self._lending = lending
+        self.offered = False  # the kubelet has been sent the devices
         self.cut = threading.Event()  # a stream ended that we did not end: only a new registration helps
         self._state = state
         self._allocator = allocator
@@ -151,6 +152,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
             )
             yield api_pb2.ListAndWatchResponse(devices=devices)
             sent = devices
+            self.offered = True  # the stream has taken it and asks for the next
 
     def GetPreferredAllocation(  # noqa: N802
         self, request: api_pb2.PreferredAllocationRequest, context: grpc.ServicerContext
@@ -253,6 +255,10 @@ class DevicePlugin:
         self._back_off = back_off
         self._servers: tuple[ResourceServer, ...] = ()
         self.registered = threading.Event()
+
+    def offering(self) -> bool:
+        """True if the kubelet has every resource's devices: a pod that comes now finds them."""
+        return bool(self._servers) and all(server.offered for server in self._servers)
 
     def announce(self) -> None:
         """Cards may have changed."""

@@ -133,9 +133,9 @@ def told(cluster: Cluster) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
 
 
-def registrations(cluster: Cluster) -> list[dict[str, Any]]:
-    """Of each resource with the kubelet."""
-    return [line for line in told(cluster) if line["event"] == "registered"]
+def offers(cluster: Cluster) -> list[dict[str, Any]]:
+    """Each list of devices that the kubelet was sent."""
+    return [line for line in told(cluster) if line["event"] == "devices_sent"]
 
 
 def first_asked(cluster: Cluster) -> dict[str, str]:

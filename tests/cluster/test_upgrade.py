@@ -14,6 +14,7 @@ from gpu_manager.domain.contract import LIBRARY_DIR
 from tests.cluster import auditor, images, product
 from tests.cluster.cluster import Cluster
 from tests.cluster.parts import PRODUCT
+from tests.cluster.periods import chosen
 from tests.cluster.pods import Pods, container, pod, run_client
 from tests.cluster.test_limits import GIB, allocated
 
@@ -71,7 +72,8 @@ def test_running_containers_keep_library_and_limits_over_an_upgrade_of_both(
 
     assert old_sets < sets(cluster), "the old library goes only with its last container"
     pods.delete("kept", "again")
-    cluster.wait(lambda: not old_sets & sets(cluster), 90, "the old library stays")
+    given_back = chosen().given_back_seconds
+    cluster.wait(lambda: not old_sets & sets(cluster), given_back, "the old library stays")
     assert allocated(run_client(pods, "next", "alloc-to-limit")) == 5 * GIB
 
 

@@ -53,6 +53,7 @@ def node(
     lingering: Sequence[TerminatingShare] = (),
     labels: Mapping[str, str] | None = None,
     inventory: bool = True,
+    serving: bool = True,
     lends: bool = False,
 ) -> Obj:
     """A core/v1 Node with its inventory, memory in bytes a card."""
@@ -62,7 +63,9 @@ def node(
         for i in range(cards)
     )
     text = encode_inventory(
-        Inventory(unit, states, Topology.uniform(cards, Link.parse(link)), tuple(refused), tuple(lingering))
+        Inventory(
+            unit, states, Topology.uniform(cards, Link.parse(link)), tuple(refused), tuple(lingering), serving
+        )
     )
     counts = {CORE: str(100 * cards), MEMORY: str(cards * (memory // unit))}
     if lends:

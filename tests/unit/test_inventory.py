@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -38,11 +38,16 @@ class Board:
         self.rig, self.node = rig, FakeNodeObject()
         self.cards = FakeCards(rig.states)
         self.health = Health(self.cards, self.node, rig.clock)
-        self.inventory = InventoryService(
-            rig.state, rig.allocator, rig.departed, self.health, self.node, rig.plugin.announce, {"zone": "a"}
-        )
+        self.inventory = self.inventory_of(lambda: True)
         self.health.subscribe(self.inventory.cards_changed)
         self.look()
+
+    def inventory_of(self, offering: Callable[[], bool]) -> InventoryService:
+        rig, labels = self.rig, {"zone": "a"}
+        announce = rig.plugin.announce
+        return InventoryService(
+            rig.state, rig.allocator, rig.departed, self.health, self.node, announce, labels, offering
+        )
 
     def look(self) -> None:
         self.health.discover()

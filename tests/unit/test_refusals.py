@@ -47,6 +47,7 @@ def from_filter() -> Iterator[str]:
     yield from failed(World([node("n1")], kept), pod("a", 30))
     yield from failed(World([node("n1", inventory=False)]), pod("a"))
     yield from failed(World([node("n1", cards=0)]), pod("a"))
+    yield from failed(World([node("n1", serving=False)]), pod("a"))
     yield from failed(World([node("n1")]), pod("a"), ["n2"])
     yield from failed(World([node("n1", unit=UNIT * 2)]), pod("a"))
     yield from failed(World([node("n1", refused=[Amount(30, 4 * UNIT)])]), pod("a"))

@@ -83,6 +83,13 @@ SAYINGS: Final = (
                 "`nvidia-smi -L` on the node; cards in MIG mode are left alone.",
             ),
             RefusalText(
+                "agent-away",
+                "its agent is starting or has left: pods wait until it serves again",
+                "The node's agent is being replaced, or was removed. The kubelet would refuse a pod that came now.",
+                "Nothing to do while the DaemonSet is rolled out; if it stays, look for the agent's pod on the "
+                "node.",
+            ),
+            RefusalText(
                 "node-not-known",
                 "no GPU device: this node is not known here yet",
                 "The scheduler has seen a node that this service's watch has not shown yet.",

@@ -33,8 +33,8 @@ class NodeReport:
     """A node with its cards; ``cards`` is empty, and ``published`` False, while it publishes no inventory.
 
     ``unit`` is bytes of one unit of memory; ``refused`` lists amounts that its agent refused a moment ago;
-    ``lingering`` is what pods hold that the API no longer has. ``lends``: it offers whole cards under
-    NVIDIA's name too. ``pool`` and ``model`` are its labels.
+    ``lingering`` is what pods hold that the API no longer has; ``serving`` is False while its agent starts or
+    leaves. ``lends``: it offers whole cards under NVIDIA's name too. ``pool`` and ``model`` are its labels.
     """
 
     name: str
@@ -44,6 +44,7 @@ class NodeReport:
     published: bool = False
     refused: frozenset[Amount] = frozenset()
     lingering: tuple[TerminatingShare, ...] = ()
+    serving: bool = True
     lends: bool = False
     pool: str = ""
     model: str = ""
@@ -79,6 +80,7 @@ def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
         published=True,
         refused=frozenset(inventory.refused),
         lingering=inventory.lingering,
+        serving=inventory.serving,
         lends=whole_number(mapping(mapping(obj.get("status")).get("capacity")).get(NVIDIA)) > 0,
     )
 

@@ -33,6 +33,7 @@ from gpu_manager.services.cards.health import Health
 log = structlog.get_logger(__name__)
 
 PERIOD_SECONDS = 5.0  # refusals leave the inventory within this time after their 30 s
+STARTING_SECONDS = 0.25  # pods wait until it is published that the kubelet has our devices
 LINGERING_SECONDS = 1.0  # what deleted pods' processes held does, after the last of them has ended
 
 
@@ -48,7 +49,9 @@ class InventoryService:
         inventory: InventoryPublisher,
         announce: Callable[[], None],
         labels: Mapping[str, str],
+        offering: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``offering``: the kubelet has been sent our devices; until it first has, no pod may come."""
         self._state = state
         self._allocator = allocator
         self._departed = departed
@@ -59,6 +62,14 @@ class InventoryService:
         self._published: tuple[str, Mapping[str, str]] | None = None
         self._news = threading.Event()
         self._period = PERIOD_SECONDS
+        self._offering = offering
+        self._served = False  # offered once: a kubelet that restarts keeps its pods waiting itself
+        self._leaving = False
+
+    def leave(self) -> None:
+        """Tell schedulers that this agent ends: no pod is to come any more. Returns at once."""
+        self._leaving = True
+        self.changed()
 
     def cards_changed(self, states: tuple[CardState, ...]) -> None:
         """Cards came, went, or changed their state."""
@@ -75,9 +86,13 @@ class InventoryService:
         node, lent = self._state.node, self._state.offer.lent
         cards = tuple(replace(s, held=NVIDIA) if s.card.uuid in lent else s for s in node.cards)
         lingering = self._departed.lingering()
+        self._served = self._served or self._offering()
+        serving = self._served and not self._leaving
         self._period = LINGERING_SECONDS if lingering else PERIOD_SECONDS
+        if not self._served:
+            self._period = STARTING_SECONDS
         text = encode_inventory(
-            Inventory(node.unit, cards, node.topology, self._allocator.refused(), lingering)
+            Inventory(node.unit, cards, node.topology, self._allocator.refused(), lingering, serving)
         )
         labels = {**self._labels, **model_labels(node.cards)}
         if self._published == (text, labels):

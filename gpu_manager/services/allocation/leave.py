@@ -1,0 +1,57 @@
+"""The agent's orderly end: it serves until no pod is on its way to this node any more.
+
+The kubelet refuses, for good, a pod that it admits while no plugin serves. So schedulers are told first; then
+the pods that they have sent already are waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from gpu_manager.domain.pod import Pod
+from gpu_manager.ports import Clock, Pods
+from gpu_manager.services.allocation.node_state import NodeState
+
+log = structlog.get_logger(__name__)
+
+QUIET_SECONDS = 2.0  # for schedulers to take in that the agent leaves, and for their last pods to show here
+LONGEST_SECONDS = 20.0  # of the 30 s that the kubelet gives a pod to end
+_LOOK_SECONDS = 0.1
+
+
+def serve_the_last(
+    state: NodeState,
+    pods: Pods,
+    clock: Clock,
+    *,
+    pause: Callable[[float], object] = time.sleep,
+) -> bool:
+    """Return once nobody has been on the way here for :data:`QUIET_SECONDS`.
+
+    False if somebody still is after :data:`LONGEST_SECONDS`.
+    """
+    began = since = clock.monotonic()
+    while (now := clock.monotonic()) - since < QUIET_SECONDS:
+        coming = awaited(state, pods)
+        if coming and now - began >= LONGEST_SECONDS:
+            log.warning("left_before_pods_were_admitted", pods=coming[:5])
+            return False
+        since = now if coming else since
+        pause(_LOOK_SECONDS)
+    return True
+
+
+def awaited(state: NodeState, pods: Pods) -> list[str]:
+    """The pods that are bound to this node, ask for cards, and that the kubelet has yet to admit."""
+    ledger = state.view.ledger
+    known = (found for named in pods.local().values() for found in named if not found.tombstone)
+    return sorted(
+        found.pod.key for found in known if _arriving(found.pod) and not ledger.granted(found.pod.uid)
+    )
+
+
+def _arriving(pod: Pod) -> bool:
+    return pod.asks and not (pod.started or pod.terminal or pod.deleting)
