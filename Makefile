@@ -31,13 +31,13 @@ $(TEST) $(CHECK) $(DOCS): $(VENV)/.%: requirements-%.lock $(BUILT)
 # What the product itself needs, and the project built: enough to run it. Locks are complete, so nothing is resolved.
 INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --no-deps --no-compile
 LIBVCUDA := $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/src/*/* vcuda/lib/hook/* vcuda/lib/include/* vcuda/lib/gen/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/client* vcuda/lib/test/standin/*)
-$(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock deploy/image/requirements.lock $(LIBVCUDA)
+$(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock requirements-sandbox.lock deploy/image/requirements.lock $(LIBVCUDA)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is needed (Debian: apt-get install python3-venv)"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) # pip comes last: without it the last try was interrupted
 	@echo "Downloading and installing what it runs with, and building the library: a minute or two, the first time only"
-	$(INSTALL) -r deploy/image/requirements.lock -r requirements-build.lock
+	$(INSTALL) -r deploy/image/requirements.lock -r requirements-build.lock -r requirements-sandbox.lock
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable . --editable ./sandbox
 	touch $@
 
@@ -159,7 +159,7 @@ lock: ## resolve the dependencies anew
 	$(LOCK) pyproject.toml --group dev --extra admission -o requirements-dev.lock
 	$(LOCK) pyproject.toml -o requirements.lock
 	$(LOCK) pyproject.toml --extra admission -c requirements-dev.lock -o deploy/image/requirements.lock
-	for group in build test check docs; do $(LOCK) --group $$group -c requirements-dev.lock -o requirements-$$group.lock; done
+	for group in build sandbox test check docs; do $(LOCK) --group $$group -c requirements-dev.lock -o requirements-$$group.lock; done
 
 ci: check proto-check test native deploy-check wheel docs demo ## what a commit must pass
 

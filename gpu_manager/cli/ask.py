@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Option
-from gpu_manager.cli.output import Form, Output, emit
+from gpu_manager.cli.output import Form, Output, coloured, columns, emit
 from gpu_manager.domain.contract import HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
 from gpu_manager.domain.resources import format_bytes
@@ -70,29 +69,16 @@ def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -
 
 
 def _show_cards(cards: list[dict[str, Any]]) -> None:
-    """A table on a terminal, plain lines elsewhere."""
-    rows = [(c, _state(c), [_holder(h) for h in c["holders"]] or ["idle"]) for c in cards]
-    if not sys.stdout.isatty():
-        for card, state, holders in rows:
-            print(printable(f"  card {card['index']}: {_free(card)} free, {state}; {', '.join(holders)}"))
-        return
-    from rich.console import Console  # noqa: PLC0415  # only here
-    from rich.table import Table  # noqa: PLC0415  # same
-    from rich.text import Text  # noqa: PLC0415  # same
-
-    table = Table(show_edge=False, pad_edge=False)
-    for title in ("card", "model", "free", "state", "who holds it"):
-        table.add_column(title, overflow="fold")
-    for card, state, holders in rows:
-        cells = (
-            str(card["index"]),
-            printable(card["model"]),
-            _free(card),
-            printable(state),
-            "\n".join(map(printable, holders)),
-        )
-        table.add_row(*(Text(cell, style="" if state == "open" else "red") for cell in cells))
-    Console().print(table)
+    """A row a card, and one more for each further holder; cards that take no share are red on a terminal."""
+    rows, colours = [], [""]
+    for card in cards:
+        first, *others = [_holder(h) for h in card["holders"]] or ["idle"]
+        rows.append((str(card["index"]), card["model"], _free(card), _state(card), first))
+        rows += [("", "", "", "", holder) for holder in others]
+        colours += ["" if _state(card) == "open" else "red"] * (1 + len(others))
+    table = columns(("card", "model", "free", "state", "who holds it"), rows)
+    for line, colour in zip(table.splitlines(), colours, strict=True):
+        print(coloured(line, colour) if colour else line)
 
 
 def _state(card: dict[str, Any]) -> str:
