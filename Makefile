@@ -137,10 +137,13 @@ soak-cluster: cluster-build tools image ## pods come and go for MINUTES (10) on 
 cluster-starts: cluster-build tools image ## how much longer a pod takes to start with a share, on the real cluster
 	$(BIN)/python -m tests.cluster starts
 
+cluster-rollouts: cluster-build tools image ## the agent replaced ten times under load: no pod may fail (root)
+	$(BIN)/python -m tests.cluster rollouts
+
 release-trial: cluster-build tools ## the newest of build/release tried as a user would, on a cluster made anew (root)
 	$(BIN)/python -m tests.cluster release $$(ls -td $(CURDIR)/build/release/*/ | head -1)
 
-cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster and cluster-starts into bench/results
+cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster, cluster-starts and cluster-rollouts into bench/results
 	$(BIN)/python -m tests.cluster record
 
 cluster-down: ## end the cluster and remove every trace of it
@@ -166,4 +169,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check format test native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts release-trial cluster-record cluster-down
+.PHONY: help release reference setup check format test native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts release-trial cluster-record cluster-down

@@ -14,6 +14,7 @@ from bench.rows import Row
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "cluster.json"
 ENOUGH: Final = 1000  # starts of a soak that counts as full
+ENOUGH_ROLLOUTS: Final = 10
 
 
 def rows(*, full: bool) -> Iterator[Row]:
@@ -27,6 +28,7 @@ def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:
     yield _starts(results.get("starts"))
     for key in ("wrong", "unexpected_admission_errors", "leaks"):
         yield _soak(f"soak_{key}", key, results.get("soak"))
+    yield _rollouts(results.get("rollouts"))
     yield from _suite(results.get("e2e"))
     for key in sorted(key for key in results if key.startswith("e2e-")):
         found = results[key]
@@ -52,6 +54,14 @@ def _soak(name: str, key: str, found: Mapping[str, Any] | None) -> Row:
         note += f", {found['forced']} deleted by force; books compared {found['looks']} times, {gap}"
     full = found["starts"] >= ENOUGH
     return Row(name, found[key], "count", "= 0", full=full, note=f"{note}; {_on(found)}")
+
+
+def _rollouts(found: Mapping[str, Any] | None) -> Row:
+    name, unit, bar = "agent_replaced_failed", "pods", "= 0"
+    if found is None:
+        return Row(name, None, unit, bar, note="never run: make cluster-rollouts")
+    note = f"{found['rollouts']} rollouts, {found['created']} pods created; {_on(found)}"
+    return Row(name, found["failed"], unit, bar, full=found["rollouts"] >= ENOUGH_ROLLOUTS, note=note)
 
 
 def _suite(found: Mapping[str, Any] | None) -> Iterator[Row]:

@@ -1,4 +1,7 @@
-"""``python -m tests.cluster build|up|down|status|soak MINUTES|starts|release DIRECTORY|record``: the cluster by hand."""
+"""The cluster by hand.
+
+``python -m tests.cluster build|up|down|status|soak MINUTES|starts|rollouts [COUNT]|release DIRECTORY|record``
+"""
 
 # ruff: noqa: T201 - a program that prints, not a library
 
@@ -7,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.cluster import build, product, record, release_trial, soak, starts
+from tests.cluster import build, product, record, release_trial, rollouts, soak, starts
 from tests.cluster.cluster import Cluster, NotRunningError
 from tests.cluster.parts import ROOT, MissingError
 
@@ -37,6 +40,12 @@ def main() -> int:
             result = starts.measure(cluster).as_json()
             record.keep("starts", result, cluster.parts)
             print(result)
+        elif words[:1] == ["rollouts"] and len(words) <= 2:
+            cluster.up()
+            product.install(cluster, admission=True)
+            rolled = rollouts.measure(cluster, int(words[1]) if words[1:] else rollouts.ROLLOUTS)
+            record.keep("rollouts", rolled.as_json(), cluster.parts)
+            return 1 if rolled.failed else 0
         elif words[:1] == ["release"] and len(words) == 2:
             return release_trial.main(Path(words[1]))
         elif words == ["record"]:

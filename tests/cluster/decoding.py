@@ -62,7 +62,7 @@ def ledger(directory: Path) -> bytes | None:
             continue
         if header := _LEDGER.match(content):
             state = content[header.end() : header.end() + int(header[3])]
-            if hashlib.sha256(state).hexdigest().encode() == header[2]:
+            if hashlib.sha256(header[1] + b":" + state).hexdigest().encode() == header[2]:
                 states[int(header[1])] = state
     return states[max(states)] if states else None
 

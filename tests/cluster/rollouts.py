@@ -1,0 +1,123 @@
+"""The agent's DaemonSet restarted again and again while a controller's pods come and go: how many of them fail.
+
+``python -m tests.cluster rollouts [COUNT]``. ``kubectl rollout restart`` as operators do it; a pod that the kubelet
+refuses while no agent serves is Failed for ever, and counts against a Job's backoffLimit.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.cluster import auditor, product
+from tests.cluster.api import ApiError
+from tests.cluster.beside import Beside
+from tests.cluster.cluster import Cluster
+from tests.cluster.pods import PATH, Pods, container, pod
+
+ROLLOUTS: Final = 10
+AT_ONCE: Final = 4  # pods of a batch
+KEPT: Final = 24  # pods at a time
+DAEMONSET: Final = "daemonset/gpu-manager-daemonset"
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """What was counted; ``failed`` must be 0."""
+
+    rollouts: int = 0
+    created: int = 0
+    failed: int = 0
+    seconds: list[float] = field(default_factory=list)  # of each rollout, until the next agent is ready
+
+    def as_json(self) -> dict[str, object]:
+        """For the record."""
+        return {
+            "rollouts": self.rollouts,
+            "created": self.created,
+            "failed": self.failed,
+            "longest_seconds": round(max(self.seconds, default=0.0), 1),
+        }
+
+
+class Load(Beside):
+    """Creates pods in batches and deletes the oldest; each that fails is told of once, and deleted."""
+
+    def __init__(self, cluster: Cluster, pods: Pods) -> None:
+        super().__init__("load")
+        self.created = 0
+        self.failed: list[str] = []
+        self._cluster, self._pods = cluster, pods
+        self._alive: list[str] = []
+
+    def _run(self) -> None:
+        while not self._stop.wait(1.0):
+            for _ in range(AT_ONCE):
+                name = f"load-{self.created}"
+                try:
+                    self._pods.try_create(pod(name, container("c", 15, 10)))
+                except ApiError as error:
+                    if error.code not in (0, 500, 503):
+                        raise
+                    continue
+                self.created += 1
+                self._alive.append(name)
+            self.look()
+            while len(self._alive) > KEPT:
+                self._cluster.api.delete(f"{PATH}/{self._alive.pop(0)}")
+
+    def look(self) -> None:
+        """Count who has failed."""
+        for found in self._cluster.api.get(PATH, fieldSelector="status.phase=Failed")["items"]:
+            name, status = found["metadata"]["name"], found["status"]
+            self.failed.append(f"{name}: {status.get('reason')}: {status.get('message')}")
+            self._cluster.api.delete(f"{PATH}/{name}", 0)
+            self._alive = [one for one in self._alive if one != name]
+
+
+def measure(cluster: Cluster, count: int = ROLLOUTS) -> Rollouts:
+    """So many rollouts under load; every book agrees in the end."""
+    result, pods = Rollouts(), Pods(cluster)
+    try:
+        with Load(cluster, pods) as load:
+            for _ in range(count):
+                began = time.monotonic()
+                _roll(cluster)
+                result.seconds.append(time.monotonic() - began)
+                result.rollouts += 1
+                result.created, result.failed = load.created, len(load.failed)
+                _say(f"{result.as_json()} {load.failed[-1:]}")
+        load.look()
+        result.created, result.failed = load.created, len(load.failed)
+        auditor.settled(cluster)
+    finally:
+        pods.clear()
+    return result
+
+
+def _roll(cluster: Cluster) -> None:
+    """Restart the DaemonSet; returns once its new pod has run pods for a while."""
+    before = _agent(cluster)
+    cluster.kubectl("-n", product.NAMESPACE, "rollout", "restart", DAEMONSET)
+    cluster.wait(lambda: _agent(cluster) not in ("", before), 120, "no other agent")
+    cluster.wait(lambda: product.agent_ready(cluster), 120, "the other agent is not ready")
+    bound = set(_bound(cluster))
+    cluster.wait(lambda: len(set(_bound(cluster)) - bound) >= AT_ONCE, 60, "no pod runs with the other agent")
+
+
+def _agent(cluster: Cluster) -> str:
+    found = product.agent_pod(cluster)
+    return found["metadata"]["uid"] if found is not None else ""
+
+
+def _bound(cluster: Cluster) -> Iterator[str]:
+    for found in cluster.api.get(PATH, fieldSelector="status.phase=Running")["items"]:
+        yield found["metadata"]["uid"]
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
