@@ -28,12 +28,12 @@ MIB: Final = 1 << 20
 GRACE_SECONDS: Final = 15.0  # kubectl reads annotations, which are written after the start
 
 
-def booked(cluster: Cluster, pods: Collection[str]) -> Holdings:
-    """What the ledger on disk holds for these pods (UIDs)."""
+def booked(cluster: Cluster, pods: Collection[str], *, ended: bool = True) -> Holdings:
+    """What the ledger on disk holds for these pods (UIDs); ``ended``: for their ended init containers too."""
     return {
         (row["ns"], row["name"], row["container"], uuid): (cores, size)
         for row in Books.of(cluster).rows
-        if row["pod"] in pods
+        if row["pod"] in pods and (ended or row["kind"] != "init")
         for uuid, cores, size in row["shares"]
     }
 
@@ -90,26 +90,28 @@ def metrics(cluster: Cluster) -> Holdings:
 
 _CORES: Final = "vcuda_container_core_limit_ratio"
 _MEMORY: Final = "vcuda_container_memory_limit_bytes"
-VIEWS: Final[Mapping[str, Callable[[Cluster], Holdings]]] = {
-    "/graph": graph,
-    "/metric": metrics,
-    "kubectl vcuda graph": kubectl_graph,
-    "kubectl vcuda top": kubectl_top,
+# View → how to read it, and whether it shows what an init container holds that has ended.
+VIEWS: Final[Mapping[str, tuple[Callable[[Cluster], Holdings], bool]]] = {
+    "/graph": (graph, True),
+    "/metric": (metrics, False),
+    "kubectl vcuda graph": (kubectl_graph, True),
+    "kubectl vcuda top": (kubectl_top, False),
 }
 
 
 def disagreements(cluster: Cluster) -> list[str]:
     """How each view differs from the ledger, in words; empty is good. Ask while nothing is being admitted."""
     pods, found = running(cluster), list[str]()
-    books, names = booked(cluster, pods), set(pods.values())
-    for name, view in VIEWS.items():
+    names = set(pods.values())
+    for name, (view, ended) in VIEWS.items():
+        books = booked(cluster, pods, ended=ended)
         shown = {key: held for key, held in view(cluster).items() if key[:2] in names}
         found += [
             f"{name}: {'/'.join(key)} has {shown.get(key)}, the ledger {books.get(key)}"
             for key in sorted(shown.keys() | books.keys())
             if shown.get(key) != books.get(key)
         ]
-    return [*found, *_sums(cluster, books, names)]
+    return [*found, *_sums(cluster, pods, names)]
 
 
 def agreed(cluster: Cluster, seconds: float = GRACE_SECONDS) -> None:
@@ -126,16 +128,19 @@ def agreed(cluster: Cluster, seconds: float = GRACE_SECONDS) -> None:
         raise AssertionError("\n".join(last)) from None
 
 
-def _sums(cluster: Cluster, books: Holdings, names: Collection[tuple[str, str]]) -> Iterator[str]:
+def _sums(cluster: Cluster, pods: Collection[str], names: Collection[tuple[str, str]]) -> Iterator[str]:
     """The views that show what a container has of all its cards: the predecessor's metrics and ``/usage``."""
-    containers: defaultdict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
-    for (namespace, pod, name, _), held in books.items():
-        containers[namespace, pod, name].append(held)
-    asked = {
-        key: (sum(cores for cores, _ in held) / 100, sum(size for _, size in held) / MIB)
-        for key, held in containers.items()
-    }
-    for view, found in (("the predecessor's metrics", _predecessors(cluster)), ("/usage", _usage(cluster))):
+    for view, found, ended in (
+        ("the predecessor's metrics", _predecessors(cluster), False),
+        ("/usage", _usage(cluster), True),
+    ):
+        containers: defaultdict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
+        for (namespace, pod, name, _), held in booked(cluster, pods, ended=ended).items():
+            containers[namespace, pod, name].append(held)
+        asked = {
+            key: (sum(cores for cores, _ in held) / 100, sum(size for _, size in held) / MIB)
+            for key, held in containers.items()
+        }
         shown = {key: amounts for key, amounts in found.items() if key[:2] in names}
         if shown != asked:
             yield f"{view}: {shown}, by the ledger {asked}"
