@@ -17,6 +17,6 @@ def test_every_view_shows_what_the_ledger_holds(cluster: Cluster, pods: Pods) ->
     )
     auditor.settled(cluster)
     views.agreed(cluster)
-    assert len(views.booked(cluster, views.running(cluster))) == 9, "of a container each, and two cards of one"
+    assert len(views.booked(cluster, views.running(cluster))) == 9, "eight containers, one with two cards"
     pods.delete("pair", "whole")
     views.agreed(cluster)
