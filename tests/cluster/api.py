@@ -48,8 +48,12 @@ class Api:
         return json.loads(self.request("PATCH", path, body, MERGE))
 
     def delete(self, path: str, grace: int | None = None) -> None:
-        """Delete; one that is gone already is no error."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        """Delete, and what belongs to it in the background; one that is gone already is no error."""
+        body: dict[str, Any] = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": "Background",
+        }
         try:
             self.request("DELETE", path, body if grace is None else {**body, "gracePeriodSeconds": grace})
         except ApiError as error:

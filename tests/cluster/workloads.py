@@ -54,7 +54,7 @@ class Workload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cluster.api.delete(f"{self._path}/{self.name}?propagationPolicy=Background")
+        self._cluster.api.delete(f"{self._path}/{self.name}")
         self._cluster.wait(lambda: not self.pods(), 90, f"pods of {self.name} stay")
 
     def patch(self, spec: Mapping[str, Any]) -> None:
