@@ -22,6 +22,7 @@ class Churn(Beside):
         super().__init__("churn")
         self.made: list[str] = []
         self.alive: list[str] = []
+        self.failed: list[str] = []  # why, of those that are deleted by now
         self._cluster, self._pods = cluster, pods
         self._dice = random.Random(seed)
 
@@ -41,5 +42,8 @@ class Churn(Beside):
                 self.made.append(name)
                 self.alive.append(name)
                 while len(self.alive) > KEPT:
+                    status = self._pods.get(self.alive[0])["status"]
+                    if status.get("phase") == "Failed":
+                        self.failed.append(f"{status.get('reason')}: {status.get('message')}")
                     self._cluster.api.delete(f"{PATH}/{self.alive[0]}")
                     self.alive.pop(0)
