@@ -71,7 +71,7 @@ _POD = (
         "Its namespace's quota changed, or room came back: schedulers look again.",
     ),
 )
-_LINGERS = "what deleted pods hold whose processes still run"
+_LINGERS = "what deleted pods hold whose processes still run, and whether the agent serves"
 _NODE = (
     (c.INVENTORY, "agent", "JSON", f"The cards: state, links, what was refused last, {_LINGERS}."),
     (c.CORDON, "`gpu-manager cordon`", "card UUIDs, comma-separated", "Cards that take nothing new."),
