@@ -12,7 +12,7 @@ import pytest
 
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import CORE, EVENT_REFUSED, MEMORY, NVIDIA
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
@@ -313,3 +313,50 @@ def test_whatever_comes_in_whatever_order_everybody_has_what_he_asked_for(tmp_pa
         passes(rig)
         assert len(rig.state.view.ledger) == 0
         assert rig.tenants.limits == {}
+
+
+@pytest.mark.parametrize("policy", [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE])
+@pytest.mark.parametrize("named", [True, False])
+def test_ids_that_are_given_again_unasked_are_proof_that_their_pods_are_gone(
+    tmp_path: Path, policy: NumaPolicy, named: bool
+) -> None:
+    """Two cards a NUMA node, a fraction on each of node 0, both deleted: 200 cores are exactly what is aligned."""
+    states = on_nodes(4, 2)
+    with DirectRig(tmp_path, states, clock=FakeClock(), numa=policy) as rig:
+        old = [
+            pod(f"old{card}", container("c", 50, 8), on={"c": [(states[card], 50, 2 * GIB)]})
+            for card in (0, 1)
+        ]
+        for one in old:
+            assert rig.admit(one).admitted
+            rig.start(one)
+        for one in old:
+            rig.delete(one, force=True)
+            rig.kubelet.reap(uid(one))
+        chosen = {"c": [(states[card], 100, 16 * GIB) for card in (0, 1)]} if named else None
+        new = pod("new", container("c", 200, 0), on=chosen)
+        result = rig.admit(new)
+        assert result.admitted, result.message
+        rig.start(new)
+        assert rig.cards_of(new, "c") == (0, 1)
+        assert not any(rig.state.view.ledger.of_pod(uid(one)) for one in old)
+
+
+def test_ids_given_again_unasked_are_refused_while_their_pod_is_there_or_its_processes_run(
+    tmp_path: Path,
+) -> None:
+    states = on_nodes(2, 1)
+    with DirectRig(tmp_path, states, clock=FakeClock(), numa=NumaPolicy.SINGLE, patience=0.25) as rig:
+        old = pod("old", container("c", 100, 0), on={"c": [(states[0], 100, 16 * GIB)]})
+        assert rig.admit(old).admitted
+        rig.start(old)
+        ids = rig.state.view.grants[uid(old), "c"].ids[CORE]
+        with pytest.raises(DoesNotFit, match="still held by default/old"):
+            rig.allocator.allocate(CORE, tuple(ids)[:50])
+        rig.processes.living.add(uid(old))
+        rig.delete(old, force=True)
+        with pytest.raises(DoesNotFit, match="processes of a deleted pod still run"):
+            rig.allocator.allocate(CORE, tuple(ids))
+        rig.processes.living.clear()
+        rig.allocator.allocate(CORE, tuple(ids))
+        assert rig.state.view.ledger.of_pod(uid(old)) == {}

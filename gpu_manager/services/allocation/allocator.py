@@ -1,7 +1,8 @@
 """The kubelet's two calls of an admission: GetPreferredAllocation decides, Allocate obeys.
 
 What is held and planned is :class:`NodeState`'s; this file asks the world for what its transactions need, and
-makes ready on the node what they have booked. Allocate itself asks nobody.
+makes ready on the node what they have booked. Allocate asks nobody, but for ids that were another pod's:
+whether that is gone.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class Allocator:
         return self._state.decide(choice, answer, self._pods.local(), still)
 
     def allocate(self, resource: str, devices: Sequence[str]) -> Injection:
-        """Grant ids; idempotent. Asks neither the kubelet nor the API server.
+        """Grant ids; idempotent. Asks neither the kubelet nor the API server, but for ids that were another
+        pod's and come without a question: whether that is gone, and waits some seconds for its processes.
 
         Raises:
             RequestInvalid: unknown ids, or the pod is not legal as written.
@@ -101,6 +103,8 @@ class Allocator:
             try:
                 decision = self._state.whose(resource, ids, self._pods.local())
                 try:
+                    if not decision.certain and (still := self._departed.given_again(ids)):
+                        raise DoesNotFit(still)
                     with self._state.allocate(resource, ids, decision) as booked:
                         injection = self._make_ready(booked) if resource in CARRIERS else Injection()
                 except VcudaError as error:

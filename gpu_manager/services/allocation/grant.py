@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -13,11 +13,10 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.pod import ContainerKind, Pod
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.ports import KnownPod, Limit
 from gpu_manager.services.allocation import planner, unidentified_grants
-from gpu_manager.services.allocation.association import pod_of
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.planner import IdChoice
 
@@ -118,7 +117,7 @@ def whose(
         return answered[1]
     owners = books.owners(ids)
     if len(owners) == 1 and all(books.owners((device,)) for device in ids):
-        pod = pod_of(local, next(iter(owners)))
+        pod = _there(local, next(iter(owners)))
         container = reuser(pod, ids, resource, books.holds) if pod else None
         if pod is not None and container is not None:
             return Decision(ContainerCandidate(pod, container))
@@ -127,6 +126,12 @@ def whose(
     told, decision = answered
     fits = decision.candidate is not None and decision.candidate.container.wants(resource) == len(ids)
     return decision if fits and (not told or told & ids) else None
+
+
+def _there(local: Mapping[str, Sequence[KnownPod]], uid: PodUid) -> Pod | None:
+    """The pod of that UID; None if it has ended or is deleted: it uses nothing again."""
+    known = (f for found in local.values() for f in found if f.pod.uid == uid)
+    return next((f.pod for f in known if not (f.tombstone or f.pod.terminal)), None)
 
 
 def book(books: Books, resource: str, ids: frozenset[str], decision: Decision) -> Booked:
@@ -140,7 +145,7 @@ def book(books: Books, resource: str, ids: frozenset[str], decision: Decision) -
     candidate = decision.candidate
     if candidate is None or not decision.certain:
         if not unidentified_grants.owns(books, ids):
-            raise DoesNotFit(f"device ids of {resource} are still held by another pod")
+            raise _held_by(books, resource, books.owners(ids))
         return Booked(resource, ids, unidentified_grants.book(books, resource, ids, candidate), decision)
     try:
         if decision.refusal is not None:
@@ -187,10 +192,12 @@ def undo(books: Books, booked: Booked) -> None:
 def _check_free(books: Books, resource: str, ids: frozenset[str], pod: Pod) -> None:
     foreign = books.owners(ids) - {pod.uid}
     if foreign:
-        holder = next((a for uid in foreign for a in books.ledger.of_pod(uid).values()), None)
-        raise DoesNotFit(
-            f"device ids of {resource} are still held by {holder.pod_key if holder else 'another pod'}"
-        )
+        raise _held_by(books, resource, foreign)
+
+
+def _held_by(books: Books, resource: str, pods: Iterable[PodUid]) -> DoesNotFit:
+    names = sorted({a.pod_key for uid in pods for a in books.ledger.of_pod(uid).values()})
+    return DoesNotFit(f"device ids of {resource} are still held by {names[0] if names else 'another pod'}")
 
 
 def _yield_to(

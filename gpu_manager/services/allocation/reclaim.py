@@ -81,6 +81,30 @@ class DepartedPods:
             self._outlasted = going | self._outlasted.intersection(self._state.view.ledger.pods)
         if not going or not self._in_the_way(answer, going, frozenset()):
             return ""
+        return self._still_running(going)
+
+    def given_again(self, ids: Collection[str]) -> str:
+        """Give back what pods held whose ids the kubelet allocates again without having asked for a
+        preference.
+
+        The kubelet has given up these pods, so those that the API has deleted or ended are over once their
+        processes are, for which it waits some seconds. The API itself is asked: the watch may show neither a
+        pod that is new nor the end of an old one. Returns whose processes still run at the end, for the
+        refusal; empty if nobody's. No lock is held while it waits.
+        """
+        view = self._state.view
+        known = view.ledger.pods
+        owners = [uid for uid in self._state.owners(ids) if uid in known and not is_unidentified(uid)]
+        held = [(uid, next(iter(view.ledger.of_pod(uid).values()))) for uid in owners[:_MOST_ASKED]]
+        running = self._free(self._forgotten(held))
+        for _ in range(self._looks):
+            if not running:
+                return ""
+            self._pause.wait(_LOOK_SECONDS)
+            running = self._free(running)
+        return self._still_running(running) if running else ""
+
+    def _still_running(self, going: Collection[PodUid]) -> str:
         ledger = self._state.view.ledger
         names = sorted({a.pod_key for uid in going for a in ledger.of_pod(uid).values()})
         log.warning("deleted_pods_still_running", pods=names[:5])
