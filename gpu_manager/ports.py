@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.enforcement.driver_overhead import Excess
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.placement.ledger import Share
@@ -169,7 +170,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class TenantUse:
-    """The usage of one card in a container's usage page, clamped to possible values."""
+    """The usage of one card in a container's usage page, clamped to possible values.
+
+    ``memory`` is bytes charged. Of what is charged on all cards, ``movable`` bytes are of managed memory, and
+    of ``untold`` bytes the library cannot tell whether others hold them.
+    """
 
     card: CardUuid
     memory: int
@@ -177,6 +182,8 @@ class TenantUse:
     throttled_seconds: float
     refusals: int
     processes: int
+    movable: int = 0
+    untold: int = 0
 
 
 class ControlPages(Protocol):
@@ -202,12 +209,14 @@ class ControlPages(Protocol):
 class Correction:
     """Corrections of a container's limits on one card that only the host can compute; ``None`` keeps a value.
 
-    ``gain`` and ``co_active`` are factors; ``host_adjust``: bytes that the driver counts beyond the account.
+    ``gain`` and ``co_active`` are factors; ``host_adjust``: bytes that the driver counts beyond the account;
+    ``excess``: what the account holds beyond the driver's count.
     """
 
     gain: float | None = None
     co_active: float | None = None
     host_adjust: int | None = None
+    excess: Excess | None = None
 
 
 @dataclass(frozen=True, slots=True)

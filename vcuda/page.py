@@ -20,7 +20,7 @@ from typing import Final
 from vcuda.crc import crc32c
 
 ABI_MAJOR: Final = 1
-ABI_MINOR: Final = 1
+ABI_MINOR: Final = 2
 MAX_CARDS: Final = 16
 MAX_SLOTS: Final = 1024
 COPY_SIZE: Final = 4096
@@ -38,7 +38,7 @@ MAX_BYTES: Final = (1 << 48) - 1
 MAX_NS: Final = (1 << 63) - 1
 
 _HEADER: Final = struct.Struct("<8sHHIQIHHII8xQQ16s48s")
-_CARD: Final = struct.Struct("<16sQQQQIIQQQIIII32s")
+_CARD: Final = struct.Struct("<16sQQQQIIQQQIIIIQQ16s")
 _CRC_OFFSET: Final = 12
 _USAGE_HEADER: Final = struct.Struct("<8sHHI16sII")
 _COUNTERS: Final = struct.Struct("<QQ112xQQQQQ64s")
@@ -48,8 +48,8 @@ _NOTES_WRITTEN_OFFSET: Final = 384
 _NOTE: Final = struct.Struct("<QQIIIIQQQ64s8x")
 _NOTES_OFFSET: Final = 512
 _NOTE_TEXT: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_ .:-")
-_CARD_USAGE: Final = struct.Struct("<QQQQ96xqQ112xQQQQQ88xQQQQ96x")
-_SLOT: Final = struct.Struct("<IIQQQQ24x16I16Q")
+_CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQ88xQQQQ96x")
+_SLOT: Final = struct.Struct("<IIQQQQQQ8x16I16Q")
 
 _FAIL_OPEN, _ELASTIC, _OVERSUBSCRIBE = 1, 2, 4
 _MEMORY_LIMITED, _CORES_LIMITED = 1, 2
@@ -79,9 +79,10 @@ class CardLimits:
     ``memory_limit``, ``context_reserve``, ``host_adjust`` in bytes; ``core_limit`` and
     ``core_ceiling`` in percent (steps of 1/256); ``gain`` and ``co_active`` are factors (steps of 1/256).
     ``core_ceiling`` of ``None`` equals the limit. ``context_reserve`` is charged for each context of each
-    process; ``host_adjust`` is what the driver counts beyond all charges. ``co_active`` is the number of
-    processes, of any container, that use the card at once: the driver switches between processes. The
-    defaults, a burst of 20 ms, a debt of 200 ms and a window of 1 s, kept the limit best in the model
+    process; ``host_adjust`` is what the driver counts beyond all charges, ``host_excess`` what is charged
+    beyond its count, ``host_counted`` that count, both of the moment ``host_looked_ns``. ``co_active`` is the
+    number of processes, of any container, that use the card at once: the driver switches between processes.
+    The defaults, a burst of 20 ms, a debt of 200 ms and a window of 1 s, kept the limit best in the model
     (docs/isolation).
     """
 
@@ -91,6 +92,9 @@ class CardLimits:
     core_ceiling: float | None = None
     context_reserve: int = 0
     host_adjust: int = 0
+    host_excess: int = 0
+    host_looked_ns: int = 0
+    host_counted: int = 0
     burst_ns: int = 20_000_000
     debt_ns: int = 200_000_000
     window_ns: int = 1_000_000_000
@@ -127,6 +131,7 @@ class CardUsage:
     peak: int
     refusals: int
     refused_bytes: int
+    excess_returned: int
     credit_ns: int
     refill_ns: int
     busy_ns: int
@@ -142,7 +147,11 @@ class CardUsage:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A registered process. ``pid`` is valid only in its namespace; it is alive if its byte lock is held."""
+    """A registered process. ``pid`` is valid only in its namespace; it is alive if its byte lock is held.
+
+    ``charged`` is bytes by card; of them all ``movable`` are of managed memory, and of ``untold`` the library
+    cannot tell whether others hold them.
+    """
 
     index: int
     pid: int
@@ -150,6 +159,8 @@ class Slot:
     start_time: int
     nonce: int
     heartbeat_ns: int
+    movable: int
+    untold: int
     inflight: tuple[int, ...]
     charged: tuple[int, ...]
 
@@ -233,7 +244,7 @@ def _encode_card(card: CardLimits) -> bytes:
             card.memory_limit or 0,
             card.context_reserve,
             card.host_adjust,
-            0,
+            card.host_excess,
             _q8(limit, "core limit"),
             _q8(ceiling, "core ceiling"),
             card.burst_ns,
@@ -243,7 +254,9 @@ def _encode_card(card: CardLimits) -> bytes:
             _q8(card.co_active, "co-activity", 1),
             mode,
             0,
-            bytes(32),
+            card.host_looked_ns,
+            card.host_counted,
+            bytes(16),
         )
     except struct.error as error:
         raise PageError(
@@ -276,9 +289,8 @@ def _encode_copy(limits: Limits, generation: int) -> bytes:
 
 
 def _decode_card(copy: bytes, offset: int) -> CardLimits:
-    (uuid, memory, reserve, adjust, _, core, ceiling, burst, debt, window, gain, active, mode, _, _) = (
-        _CARD.unpack_from(copy, offset)
-    )
+    (uuid, memory, reserve, adjust, excess, core, ceiling, burst, debt, window, gain, active, mode, _, looked,
+     counted, _) = _CARD.unpack_from(copy, offset)  # fmt: skip
     limited = bool(mode & _CORES_LIMITED)
     return CardLimits(
         uuid=uuid,
@@ -287,6 +299,9 @@ def _decode_card(copy: bytes, offset: int) -> CardLimits:
         core_ceiling=ceiling / 256 if limited else None,
         context_reserve=reserve,
         host_adjust=adjust,
+        host_excess=excess,
+        host_looked_ns=looked,
+        host_counted=counted,
         burst_ns=burst,
         debt_ns=debt,
         window_ns=window,
@@ -394,13 +409,14 @@ def _usage_header(image: bytes) -> tuple[bytes, int]:
 
 
 def _read_card(image: bytes, index: int) -> CardUsage:
-    (charged, peak, refusals, refused, credit, refill, busy, throttle, launches, cut, starved, last, longest,
-     window, start) = _CARD_USAGE.unpack_from(image, 4096 + index * _CARD_USAGE.size)  # fmt: skip
+    (charged, peak, refusals, refused, returned, credit, refill, busy, throttle, launches, cut, starved, last,
+     longest, window, start) = _CARD_USAGE.unpack_from(image, 4096 + index * _CARD_USAGE.size)  # fmt: skip
     return CardUsage(
         charged=charged & MAX_BYTES,
         peak=min(peak, MAX_BYTES),
         refusals=min(refusals, MAX_NS),
         refused_bytes=min(refused, MAX_BYTES),
+        excess_returned=returned & MAX_BYTES,
         credit_ns=max(credit, _I64_MIN + 1),
         refill_ns=min(refill, MAX_NS),
         busy_ns=min(busy, MAX_NS),
@@ -421,12 +437,25 @@ def _read_slots(image: bytes, count: int, cards: int) -> tuple[Slot, ...]:
         offset = USAGE_HEAD_SIZE + index * SLOT_SIZE
         if image[offset] != _SLOT_LIVE:
             continue  # the common case, without unpacking 256 bytes
-        state, pid, namespace, start, nonce, beat, *words = _SLOT.unpack_from(image, offset)
+        state, pid, namespace, start, nonce, beat, movable, untold, *words = _SLOT.unpack_from(image, offset)
         if state != _SLOT_LIVE:
             continue
         inflight = tuple(words[:cards])
         charged = tuple(min(word, MAX_BYTES) for word in words[MAX_CARDS : MAX_CARDS + cards])
-        slots.append(Slot(index, pid, namespace, start, nonce, min(beat, MAX_NS), inflight, charged))
+        slots.append(
+            Slot(
+                index,
+                pid,
+                namespace,
+                start,
+                nonce,
+                min(beat, MAX_NS),
+                min(movable, MAX_BYTES),
+                min(untold, MAX_BYTES),
+                inflight,
+                charged,
+            )
+        )
     return tuple(slots)
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gpu_manager.adapters.driver_files.driver import COMPANIONS
-from gpu_manager.domain.enforcement.driver_overhead import Unaccounted
+from gpu_manager.domain.enforcement.driver_overhead import Excess, Unaccounted
 from gpu_manager.ports import Correction, Limit, TenantUse
 
 if TYPE_CHECKING:
@@ -103,12 +103,16 @@ def agent(container: Container, period: float = 1.0) -> Iterator[None]:
     def watch() -> None:
         seen = Unaccounted()
         while not stop.wait(period):
+            looked_ns = time.monotonic_ns()
             driver = machine.memory_of(*container.pids)
             if driver is None:
                 continue
-            seen = seen.seen(driver, container.use().memory, container.memory)
+            use = container.use()
+            seen = seen.seen(driver, use.memory, container.memory)
             container.beyond = seen.bytes
-            told = Correction(host_adjust=seen.bytes)
+            told = Correction(
+                host_adjust=seen.bytes, excess=Excess.seen(looked_ns, driver, use.memory, use.movable)
+            )
             machine.tenants.publish(container.name, time.monotonic_ns(), {machine.card.uuid: told})
 
     thread = threading.Thread(target=watch, name="agent", daemon=True)

@@ -78,8 +78,8 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
         ),
         (
             "card_limits", page._CARD, 0,
-            ("uuid memory_limit context_reserve host_adjust reserved1 core_limit_q8 core_ceiling_q8 burst_ns "
-            "debt_ns window_ns gain_q8 co_active_q8 mode reserved0 reserved"),
+            ("uuid memory_limit context_reserve host_adjust host_excess core_limit_q8 core_ceiling_q8 burst_ns "
+            "debt_ns window_ns gain_q8 co_active_q8 mode reserved0 host_looked_ns host_counted reserved"),
         ),
         ("usage", page._USAGE_HEADER, 0, "magic abi_major abi_minor size build_id slot_high reserved0"),
         (
@@ -89,12 +89,12 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
         ),
         (
             "card_usage", page._CARD_USAGE, 0,
-            ("charged peak refusals refused_bytes credit_ns refill_ns busy_ns throttle_ns launches debt_cut_ns starved "
+            ("charged peak refusals refused_bytes excess_returned credit_ns refill_ns busy_ns throttle_ns launches debt_cut_ns starved "
             "last_busy_ns longest_ns window_busy_ns window_start_ns"),
         ),
         ("usage", page._NOTES_WRITTEN, page._NOTES_WRITTEN_OFFSET, "notes"),
         ("note", page._NOTE, 0, "number when_ns code pid card reserved0 bytes used limit text"),
-        ("slot", page._SLOT, 0, "state pid pid_namespace start_time nonce heartbeat_ns inflight charged"),
+        ("slot", page._SLOT, 0, "state pid pid_namespace start_time nonce heartbeat_ns movable untold inflight charged"),
     ],
 )  # fmt: skip
 def test_every_value_python_reads_lies_where_c_puts_it(

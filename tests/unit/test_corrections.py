@@ -49,11 +49,15 @@ class Rig:
         """A new one, that knows nothing of what another wrote."""
         return TimeSharing(self.pages, self.usage.seats, self.node.clock, self.node.metrics)
 
-    def second(self, *, driver: int | None, account: int, process: bool = True) -> int:
+    def second(
+        self, *, driver: int | None, account: int, process: bool = True, untold: int = 0, movable: int = 0
+    ) -> int:
         """What the page says after a second in which driver and account counted so much."""
         self.cards.uses = [CardUse(self.card)]
         self.cards.processes = [ProcessUse(self.card, 42, driver, 10.0)] if process else []
-        self.node.tenants.uses = {self.name: (TenantUse(self.card, account, 0.0, 0.0, 0, 1),)}
+        self.node.tenants.uses = {
+            self.name: (TenantUse(self.card, account, 0.0, 0.0, 0, 1, movable, untold),)
+        }
         return self.sampled()
 
     def sampled(self) -> int:
@@ -124,3 +128,20 @@ def test_what_has_not_changed_is_not_written(rig: Rig) -> None:
     before = rig.page.read_bytes()
     rig.second(driver=528 * MIB, account=0)
     assert rig.page.read_bytes() == before
+
+
+def test_what_nobody_can_tell_of_is_judged_by_the_next_sample_and_only_while_it_waits(rig: Rig) -> None:
+    def excess() -> tuple[int, int, int]:
+        card = page.read_limits(rig.page.read_bytes()).cards[0]
+        return card.host_excess, card.host_looked_ns, card.host_counted
+
+    rig.second(driver=GIB, account=2 * GIB)
+    assert excess() == (0, 0, 0), "nothing waits"
+    rig.second(driver=GIB, account=3 * GIB, untold=GIB, movable=GIB)
+    assert excess() == (GIB, int(rig.node.clock.monotonic() * 1e9), GIB)
+    rig.second(driver=GIB, account=3 * GIB, untold=GIB, movable=GIB)
+    assert excess()[1] == int(rig.node.clock.monotonic() * 1e9), "of this second, not of the last"
+    rig.second(driver=None, account=3 * GIB, untold=GIB, movable=GIB)
+    assert excess() == (0, 0, 0), "a process whose memory is not told"
+    rig.second(driver=GIB, account=2 * GIB, movable=GIB)
+    assert excess() == (0, 0, 0)

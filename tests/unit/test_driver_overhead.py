@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.domain.enforcement.driver_overhead import SAMPLES, Unaccounted
+from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, SAMPLES, Excess, Unaccounted
 
 MIB = 1 << 20
 LIMIT = 5 << 30
@@ -59,3 +59,15 @@ def test_a_page_that_is_wiped_hides_nothing_for_longer_than_the_samples(
 ) -> None:
     held = min(driver for driver, _ in samples[-SAMPLES:])
     assert after([(driver, 0) for driver, _ in samples]) == min(held, LIMIT)
+
+
+def test_the_excess_is_what_the_account_holds_beyond_the_driver_and_what_may_be_elsewhere() -> None:
+    seen = Excess.seen(7, driver=300 * MIB, account=1000 * MIB, movable=500 * MIB)
+    assert (seen.bytes, seen.looked_ns, seen.counted) == (200 * MIB, 7, 300 * MIB)
+
+
+@given(COUNT, COUNT, COUNT)
+def test_without_an_excess_nothing_is_said(driver: int, account: int, movable: int) -> None:
+    seen = Excess.seen(7, driver, account, movable)
+    assert seen.bytes == max(0, account - movable - driver)
+    assert (seen == NO_EXCESS) == (not seen.bytes)

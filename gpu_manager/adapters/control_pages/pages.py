@@ -21,6 +21,7 @@ import structlog
 
 from gpu_manager.adapters.control_pages import tenant_files as files
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.driver_overhead import Excess
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage, LibraryMessageKind
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.ports import Activity, Correction, Limit, TenantUse
@@ -179,6 +180,8 @@ class FileControlPages:
                 throttled_seconds=line.throttle_ns * _NS,
                 refusals=line.refusals,
                 processes=len(slots),
+                movable=min(sum(slot.movable for slot in slots), abi.MAX_BYTES),
+                untold=min(sum(slot.untold for slot in slots), abi.MAX_BYTES),
             )
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         )
@@ -410,11 +413,15 @@ def _corrected(card: abi.CardLimits, corrections: Mapping[CardUuid, Correction])
     told = corrections.get(CardUuid(abi.uuid_text(card.uuid)))
     if told is None:
         return card
+    excess = told.excess or Excess(card.host_excess, card.host_looked_ns, card.host_counted)
     return replace(
         card,
         gain=card.gain if told.gain is None else told.gain,
         co_active=card.co_active if told.co_active is None else told.co_active,
         host_adjust=card.host_adjust if told.host_adjust is None else told.host_adjust,
+        host_excess=excess.bytes,
+        host_looked_ns=excess.looked_ns,
+        host_counted=min(excess.counted, abi.MAX_BYTES),
     )
 
 

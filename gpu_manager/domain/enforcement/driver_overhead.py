@@ -1,10 +1,15 @@
-"""Memory that a container holds beyond its account: contexts, code loaded late, other driver libraries.
+"""What the driver counts of a container's memory against its account.
+
+Beyond the account are contexts, code loaded late, other driver libraries.
 
 The library charges what programs request; the driver takes more. The agent reports to the library what the
 driver counts for the container's processes beyond the account, and the library adds it to the usage.
 
 A tenant can write the account, but not the driver's count. So the correction is never negative: an account
 that is too high only reduces the container's own room, and one that is too low is corrected upwards.
+
+The account can also be too high by itself: memory that was exported stays charged where the library
+cannot tell whether others hold it. How much of that is gone, the driver's count shows: the excess.
 """
 
 from __future__ import annotations
@@ -32,3 +37,25 @@ class Unaccounted:
     def bytes(self) -> int:
         """The minimum of the last samples, in bytes: it rises late and falls at once."""
         return min(self.last) if len(self.last) == SAMPLES else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """What a container's account holds beyond the driver's count (``counted``), in bytes, of one sample.
+
+    ``looked_ns`` (CLOCK_MONOTONIC) lies before both were read: what is let go of later is not judged by it.
+    As a correction it falls, so one sample is enough, and if it was too much the next ones correct upwards.
+    """
+
+    bytes: int = 0
+    looked_ns: int = 0
+    counted: int = 0
+
+    @classmethod
+    def seen(cls, looked_ns: int, driver: int, account: int, movable: int) -> Excess:
+        """Of a sample. ``movable`` bytes of the account need not be on the card: managed memory."""
+        beyond = account - movable - driver
+        return cls(beyond, looked_ns, driver) if beyond > 0 else NO_EXCESS
+
+
+NO_EXCESS: Final = Excess()

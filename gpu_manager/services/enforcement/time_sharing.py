@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
 
 from gpu_manager import threads
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess
 from gpu_manager.domain.enforcement.time_sharing import CardActivity, SharedCard
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Activity, ActivityPages, Clock, Correction
@@ -43,7 +44,7 @@ _JITTER: Final = 0.6180339887498949
 class CardTenant:
     """A container on a card: its directory's name, whether it used the card lately, and which share of the
     card's time the driver saw it use, where that is known. ``beyond``: bytes that the driver counts on top of
-    its account.
+    its account; ``excess``: what it does not count of it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class CardTenant:
     at_work: bool
     truth: float | None = None
     beyond: int = 0
+    excess: Excess = NO_EXCESS
 
 
 @dataclass(slots=True)
@@ -90,7 +92,7 @@ class TimeSharing:
         self._metrics = metrics
         self._watched: dict[CardUuid, _Watched] = {}
         self._published: dict[tuple[str, CardUuid], tuple[float, float]] = {}
-        self._adjusted: dict[tuple[str, CardUuid], int] = {}
+        self._adjusted: dict[tuple[str, CardUuid], tuple[int, Excess]] = {}
         self._beat: dict[str, float] = {}
         self._survey_at = 0.0
         self._rhythm = 0.0
@@ -154,14 +156,14 @@ class TimeSharing:
 
     def _adjust(self, seat: CardTenant, now: float) -> None:
         """Memory beyond the account, if it is another than the page says; at first sight all corrections."""
-        place = seat.name, seat.card
-        if self._adjusted.get(place) == seat.beyond:
+        place, figures = (seat.name, seat.card), (seat.beyond, seat.excess)
+        if self._adjusted.get(place) == figures:
             return
-        told = Correction(host_adjust=seat.beyond)
+        told = Correction(host_adjust=seat.beyond, excess=seat.excess)
         if place not in self._adjusted:
-            told = Correction(gain=1.0, co_active=1.0, host_adjust=seat.beyond)
+            told = replace(told, gain=1.0, co_active=1.0)
         if self._write(seat.name, now, {seat.card: told}):
-            self._adjusted[place] = seat.beyond
+            self._adjusted[place] = figures
 
     def _part(self, card: CardUuid, seats: Iterable[CardTenant]) -> None:
         """Nobody to share with: no factor may stay behind."""

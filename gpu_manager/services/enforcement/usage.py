@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.enforcement.driver_overhead import Unaccounted
+from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess, Unaccounted
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import PodUid
@@ -33,7 +33,8 @@ _SILENT = CardUse(CardUuid(""), lists_processes=False, samples_processes=False)
 class ShareUse:
     """One container on one card. Bytes, ratios of one card, seconds; ``None`` is not known.
 
-    ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code).
+    ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code),
+    ``excess`` what it does not count of it.
     ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
     ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read); ``reason`` says why.
     """
@@ -48,6 +49,7 @@ class ShareUse:
     pids: tuple[int, ...] = ()
     reason: str = ""
     beyond: int = 0
+    excess: Excess = NO_EXCESS
 
     @property
     def held(self) -> int | None:
@@ -126,7 +128,8 @@ class UsageSampler:
                 else self._whole(grant, by_share, card_uses, started)
             )
         ]
-        shares = [self._weighed(use, by_share, card_uses) for use in shares]
+        looked_ns = int(now * 1e9)
+        shares = [self._weighed(use, by_share, card_uses, looked_ns) for use in shares]
         self._before = {k: v for k, v in self._before.items() if k[0] in grants}
         self._unaccounted = {k: v for k, v in self._unaccounted.items() if k[0] in grants}
         self.last = Sample(now, grants, card_uses, tuple(shares), by_share, self._ended.among(grants))
@@ -142,6 +145,7 @@ class UsageSampler:
                 at_work=bool(use.core),
                 truth=_driver_share(sample.processes.get((use.key, use.share.card), ())),
                 beyond=use.beyond,
+                excess=use.excess,
             )
             for use in sample.shares
             if use.enforcement == "active"
@@ -175,6 +179,7 @@ class UsageSampler:
         use: ShareUse,
         by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]],
         cards: Mapping[CardUuid, CardUse],
+        looked_ns: int,
     ) -> ShareUse:
         """With what the driver counts beyond the account; where it tells nothing, with what it told last."""
         if use.enforcement != "active" or use.memory is None:
@@ -185,15 +190,21 @@ class UsageSampler:
         if not processes and before is None:
             return use  # most containers idle most of the time
         known = [p.memory for p in processes if p.memory is not None]
+        excess = NO_EXCESS
         if use.share.card in cards and len(known) == len(processes):
             found = (before or Unaccounted()).seen(sum(known), use.memory, use.share.amount.memory)
             if processes:
                 self._unaccounted[place] = found
+                read = self._before.get(place)
+                if read is not None and read.use.untold:
+                    excess = Excess.seen(looked_ns, sum(known), use.memory, read.use.movable)
             else:
                 self._unaccounted.pop(place)
         else:
             found = before or Unaccounted()
-        return replace(use, beyond=found.bytes) if found.bytes != use.beyond else use
+        if found.bytes == use.beyond and excess == use.excess:
+            return use
+        return replace(use, beyond=found.bytes, excess=excess)
 
     def _share(
         self, grant: Grant, share: Share, use: TenantUse | None, now: float, processes: list[ProcessUse]

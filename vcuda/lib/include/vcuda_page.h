@@ -27,7 +27,7 @@
 #endif
 
 #define VCUDA_ABI_MAJOR 1
-#define VCUDA_ABI_MINOR 1
+#define VCUDA_ABI_MINOR 2
 #define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
 #define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
 #define VCUDA_MAX_CARDS 16
@@ -51,7 +51,7 @@ struct vcuda_card_limits {
     uint64_t memory_limit;    /* bytes */
     uint64_t context_reserve; /* bytes charged for each context of a process on this card */
     uint64_t host_adjust;     /* bytes that the driver counts for the container beyond `charged`; added to it */
-    uint64_t reserved1;
+    uint64_t host_excess;     /* bytes of `charged`, less `movable`, that the driver does not count. Since minor 2 */
     uint32_t core_limit_q8;   /* percent x 256 of GPU time in each window */
     uint32_t core_ceiling_q8; /* percent x 256; equal to the limit when hard */
     uint64_t burst_ns;        /* what idling saves up; more where the window is known to have room for it */
@@ -61,7 +61,9 @@ struct vcuda_card_limits {
     uint32_t co_active_q8;    /* processes, of all containers, at work on the card at once x 256; 0 means 256 */
     uint32_t mode;            /* VCUDA_MODE_* */
     uint32_t reserved0;
-    uint64_t reserved[4];
+    uint64_t host_looked_ns; /* CLOCK_MONOTONIC before driver and usage were read for host_excess. Since minor 2 */
+    uint64_t host_counted;   /* bytes that the driver counted for the container then */
+    uint64_t reserved[2];
 };
 
 struct vcuda_limits_copy {
@@ -101,6 +103,7 @@ struct vcuda_card_usage {
     uint64_t peak;                         /* highest bytes seen */
     uint64_t refusals;                     /* allocations refused by the limit */
     uint64_t refused_bytes;                /* size of the last one */
+    uint64_t excess_returned;              /* time:16 | bytes:48: how much of which host_excess was given back */
 
     _Alignas(VCUDA_LINE) int64_t credit_ns; /* GPU time this container may still use */
     uint64_t refill_ns;                     /* CLOCK_MONOTONIC up to which credit has been given */
@@ -127,7 +130,10 @@ struct vcuda_slot {
     uint64_t start_time;    /* field 22 of /proc/self/stat, clock ticks */
     uint64_t nonce;
     uint64_t heartbeat_ns; /* CLOCK_MONOTONIC, last sign of life of the library */
-    uint64_t reserved[3];
+    /* Since minor 2, of what is charged on all cards: */
+    uint64_t movable; /* bytes that need not be on a card: managed memory */
+    uint64_t untold;  /* bytes let go of, of which the library cannot tell whether others hold them */
+    uint64_t reserved[1];
     uint32_t inflight[VCUDA_MAX_CARDS]; /* streams with unsettled work, by card */
     uint64_t charged[VCUDA_MAX_CARDS];  /* bytes, by card */
 };

@@ -89,6 +89,27 @@ static void raise_peak(struct vcuda_card_usage *card, uint64_t bytes) {
         ;
 }
 
+void ledger_add_movable(uint64_t bytes) {
+    struct vcuda_slot *slot = vcuda_slot();
+    if (slot)
+        __atomic_fetch_add(&slot->movable, bytes, __ATOMIC_SEQ_CST);
+}
+
+uint64_t ledger_movable(void) {
+    const struct vcuda_usage *usage = vcuda_usage();
+    uint64_t sum = 0;
+    for (unsigned i = 0, high = usage ? slots_high(usage) : 0; i < high; i++)
+        if (__atomic_load_n(&usage->slot[i].state, __ATOMIC_ACQUIRE) == VCUDA_SLOT_LIVE)
+            sum += load(&usage->slot[i].movable) & VCUDA_CHARGED_MASK;
+    return sum < VCUDA_CHARGED_MASK ? sum : VCUDA_CHARGED_MASK;
+}
+
+void ledger_set_untold(uint64_t bytes) {
+    struct vcuda_slot *slot = vcuda_slot();
+    if (slot)
+        __atomic_store_n(&slot->untold, bytes, __ATOMIC_SEQ_CST);
+}
+
 /* What this process holds by its own count. Anybody in the container can write zeros over the page; a process alone is
  * past its limit all the same. */
 static uint64_t own[VCUDA_MAX_CARDS];

@@ -19,6 +19,14 @@ bool vcuda_charge_taken(int card, uint64_t bytes);
 /* Give back what was charged; never below what this process holds. */
 void vcuda_discharge(int card, uint64_t bytes);
 
+/* Of what this process is charged, on all cards: managed memory (less, where negative); and the sum of the container.
+ */
+void ledger_add_movable(uint64_t bytes);
+uint64_t ledger_movable(void);
+
+/* Bytes that this process has let go of and that stay charged until the host tells whether they are gone. */
+void ledger_set_untold(uint64_t bytes);
+
 /* In the child of a fork: what the parent holds is not its own. */
 void ledger_forget(void);
 

@@ -104,6 +104,8 @@ static bool is_live(const struct vcuda_slot *slot) {
 
 /* Under the byte's lock: the amounts go first, so that a kill in between leaves a slot to be cleared again. */
 static void clear(struct vcuda_slot *slot) {
+    __atomic_store_n(&slot->movable, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slot->untold, 0, __ATOMIC_SEQ_CST);
     for (int i = 0; i < VCUDA_MAX_CARDS; i++) {
         __atomic_store_n(&slot->charged[i], 0, __ATOMIC_SEQ_CST);
         __atomic_store_n(&slot->inflight[i], 0, __ATOMIC_RELAXED);

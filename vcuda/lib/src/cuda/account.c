@@ -80,3 +80,42 @@ void account_return(int card, uint64_t bytes) {
     if (card >= 0 && bytes)
         vcuda_discharge(card, bytes);
 }
+
+void account_movable(uint64_t bytes) {
+    ledger_add_movable(bytes);
+}
+
+void account_movable_return(int card, uint64_t bytes) {
+    account_return(card, bytes);
+    ledger_add_movable(-bytes);
+}
+
+/* What the host saw of the charge beyond the driver's count, as far as it is still charged: others of the container
+ * draw on the same figure, and what is charged may have been given back for other reasons. */
+static uint64_t still_beyond(int card, const struct vcuda_card_limits *limits, uint64_t returned) {
+    uint64_t seen = limits->host_excess > returned ? limits->host_excess - returned : 0;
+    uint64_t charged = vcuda_charged(card), elsewhere = ledger_movable();
+    uint64_t now = charged > elsewhere ? charged - elsewhere : 0;
+    uint64_t beyond = now > limits->host_counted ? now - limits->host_counted : 0;
+    return seen < beyond ? seen : beyond;
+}
+
+/* With oversubscription memory may be off the card for other reasons than that it is gone. */
+uint64_t account_seen_gone(int card, uint64_t bytes, uint64_t let_go_ns) {
+    const struct vcuda_limits_view *view = vcuda_limits();
+    const struct vcuda_card_limits *limits = limits_of(card);
+    struct vcuda_usage *usage = vcuda_usage();
+    if (!usage || !limits || (view->flags & VCUDA_FLAG_OVERSUBSCRIBE) || limits->host_looked_ns <= let_go_ns)
+        return 0;
+    uint64_t *word = &usage->card[card].excess_returned, old = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    uint64_t time = limits->host_looked_ns >> 20 << VCUDA_CHARGED_BITS; /* about a millisecond; 16 bits of them stay */
+    for (;;) {
+        uint64_t returned = (old & ~VCUDA_CHARGED_MASK) == time ? old & VCUDA_CHARGED_MASK : 0;
+        uint64_t left = still_beyond(card, limits, returned), mine = (bytes < left ? bytes : left) / GRANULE * GRANULE;
+        if (!mine)
+            return 0;
+        if (__atomic_compare_exchange_n(word, &old, time | (returned + mine), false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST))
+            return mine;
+    }
+}

@@ -32,6 +32,14 @@ void account_taken(int card, uint64_t bytes);
 
 void account_return(int card, uint64_t bytes);
 
+/* Of what is charged, so much is managed memory, which need not be on the card; and the end of such memory. */
+void account_movable(uint64_t bytes);
+void account_movable_return(int card, uint64_t bytes);
+
+/* Of `bytes` let go of at this time, of which nothing in the container tells whether others hold them: how many the
+ * host has seen since to be gone from the card. Each is told once; the caller returns them. */
+uint64_t account_seen_gone(int card, uint64_t bytes, uint64_t let_go_ns);
+
 /* The card's limits; NULL if it has no memory limit, or is no card of ours. */
 const struct vcuda_card_limits *account_limits(int card);
 

@@ -29,8 +29,7 @@ static void empty_in_child(void) {
 }
 
 static uint8_t space_of(enum allocation_kind kind) {
-    return kind == ALLOCATION_SMALL || kind == ALLOCATION_ASYNC || kind == ALLOCATION_GRAPH ? ALLOCATION_LINEAR
-                                                                                            : (uint8_t)kind;
+    return kind >= ALLOCATION_LINEAR && kind <= ALLOCATION_GRAPH ? ALLOCATION_LINEAR : (uint8_t)kind;
 }
 
 static uint64_t hash_of(uint8_t space, uint64_t key) {

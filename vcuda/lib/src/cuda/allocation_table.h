@@ -9,6 +9,7 @@
 enum allocation_kind {
     ALLOCATION_LINEAR = 1, /* pointer: whole granules of its own */
     ALLOCATION_SMALL,      /* pointer: part of a granule that others share, and carries the charge */
+    ALLOCATION_MANAGED,    /* pointer: whole granules, which may be elsewhere than on the card */
     ALLOCATION_ASYNC,      /* pointer: part of a pool, which carries the charge */
     ALLOCATION_GRAPH,      /* pointer: what a graph left allocated; owner is its pool, count the pool's epoch */
     ALLOCATION_GRANULE,    /* address / 2 MiB: a granule of small allocations; count says how many */

@@ -2,6 +2,7 @@
 
 #include "cuda/device_map.h"
 #include "cuda/exported.h"
+#include "cuda/imported.h"
 
 /* A binding ends with its object: what other processes may have of that, they may still hold. */
 static void unbind(const struct allocation *binding, void *is_shared) {
@@ -19,7 +20,7 @@ void block_end(const struct allocation *block) {
     }
     bool is_shared = block->owner != 0;
     allocation_sweep(1u << ALLOCATION_BINDING, block->key, unbind, &is_shared);
-    exported_unhold((int)(block->owner & INT32_MAX) - 1);
+    imported_unhold((int)(block->owner & INT32_MAX) - 1);
 }
 
 bool block_hold(uint64_t handle) {

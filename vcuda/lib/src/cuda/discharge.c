@@ -15,6 +15,8 @@ void allocation_discharge(const struct allocation *item) {
         pool_account_freed(item);
     else if (item->kind == ALLOCATION_GRAPH)
         graph_freed(item);
+    else if (item->kind == ALLOCATION_MANAGED)
+        account_movable_return(item->card, item->bytes);
     else if (item->kind != ALLOCATION_SMALL)
         account_return(item->card, item->bytes);
     else if (allocation_count(ALLOCATION_GRANULE, item->key / GRANULE, -1, &granule) && !granule.count)

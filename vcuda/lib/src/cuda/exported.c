@@ -4,11 +4,11 @@
  *
  *   export   take a lock on a byte of the file, its number drawn at random, through the descriptor that the driver
  * made; open the file once more, as a witness that can ask who has locks import   keep a copy of the descriptor while
- * the import is held, so that the maker's lock lives as long let go   the memory is free once the witness finds no
- * lock; a thread asks again while anything waits for that
+ * the import is held, so that the maker's lock lives as long (imported.c) let go   the memory is free once the witness
+ * finds no lock; a thread asks again while anything waits for that
  *
- * Where there is no descriptor (a fabric handle), or none that can be locked or opened again, nothing tells: the memory
- * stays charged until the process ends. docs/adr/0006-exported-memory.md.
+ * Where there is no descriptor (a fabric handle), or none that can be locked or opened again, nothing here tells: the
+ * memory stays charged until the host has seen that the card has it no more. docs/adr/0006-exported-memory.md.
  */
 #define _GNU_SOURCE
 #include "cuda/exported.h"
@@ -26,6 +26,7 @@
 #include "cuda/account.h"
 #include "cuda/thread.h"
 #include "fork.h"
+#include "ledger.h"
 #include "lock.h"
 #include "page.h"
 
@@ -42,35 +43,28 @@ struct mark {
     uint64_t device, inode;
 };
 
-/* Let go of here, and not known to be free. */
+/* Let go of here at this time, and not known to be free. */
 struct waiting {
     struct waiting *next;
-    uint64_t name, bytes;
+    uint64_t name, bytes, since_ns;
     int card;
 };
 
-/* Copies of descriptors of what is imported: a child of fork must not keep them open. */
-struct held {
-    struct held *next;
-    int fd;
-};
+/* Does anything hold it? */
+enum answer { NOTHING, SOMETHING, NOT_TOLD };
 
-static bool busy; /* lock of the three lists */
+static bool busy; /* lock of both lists */
 static struct mark *marks;
 static struct waiting *waiting;
-static struct held *held_list;
 static bool is_asking; /* the thread runs */
 static bool settling;  /* one at a time */
 
 static void forget_in_child(void) {
-    for (struct held *held = held_list; held; held = held->next)
-        close(held->fd);
     for (struct mark *mark = marks; mark; mark = mark->next)
         if (mark->witness >= 0)
             close(mark->witness);
     marks = NULL;
     waiting = NULL;
-    held_list = NULL;
     busy = is_asking = settling = false;
 }
 
@@ -145,13 +139,14 @@ void exported_as(uint64_t name, int fd) {
 }
 
 /* Is anything open that it was exported as? The program may have closed the witness, whose number is another file's
- * then: that counts as yes. */
-static bool is_open(const struct mark *mark) {
+ * then. */
+static enum answer is_open(const struct mark *mark) {
     struct flock range;
     uint64_t device, inode;
-    return mark->witness < 0 || !identity(mark->witness, &device, &inode) || device != mark->device ||
-           inode != mark->inode || !lock(mark->witness, F_OFD_GETLK, &range, F_WRLCK, mark->byte) ||
-           range.l_type != F_UNLCK;
+    if (mark->witness < 0 || !identity(mark->witness, &device, &inode) || device != mark->device ||
+        inode != mark->inode || !lock(mark->witness, F_OFD_GETLK, &range, F_WRLCK, mark->byte))
+        return NOT_TOLD;
+    return range.l_type != F_UNLCK ? SOMETHING : NOTHING;
 }
 
 /* Move the marks of a name from one list to another. */
@@ -170,23 +165,47 @@ static void move_marks(struct mark **from, struct mark **to, uint64_t name) {
     spin_unlock(&busy);
 }
 
-static bool is_free(uint64_t name) {
-    struct mark *its = NULL;
-    bool open = false;
-    move_marks(&marks, &its, name);
-    for (struct mark *mark = its; mark; mark = mark->next)
-        open |= is_open(mark);
-    if (open) {
-        move_marks(&its, &marks, name);
-        return false;
-    }
-    while (its) {
-        struct mark *mark = its;
-        its = mark->next;
-        if (mark->witness >= 0)
+static void forget(struct mark *list) {
+    while (list) {
+        struct mark *mark = list;
+        list = mark->next;
+        if (mark->witness >= 0 && is_open(mark) != NOT_TOLD) /* else its number may be another file's */
             close(mark->witness);
         free(mark);
     }
+}
+
+/* Who holds what was exported by this name? Once nothing does, its marks are gone. */
+static enum answer holds(uint64_t name) {
+    struct mark *its = NULL;
+    bool open = false, unknown = false;
+    move_marks(&marks, &its, name);
+    for (struct mark *mark = its; mark; mark = mark->next) {
+        enum answer one = is_open(mark);
+        open |= one == SOMETHING;
+        unknown |= one == NOT_TOLD;
+    }
+    if (open || unknown)
+        move_marks(&its, &marks, name);
+    else
+        forget(its);
+    return open ? SOMETHING : unknown ? NOT_TOLD : NOTHING;
+}
+
+/* Give back what is known to be free of it; true if that is all. Adds to *untold what nothing tells of. */
+static bool is_returned(struct waiting *item, uint64_t *untold) {
+    enum answer answer = holds(item->name);
+    if (answer == SOMETHING)
+        return false;
+    uint64_t gone = answer == NOTHING ? item->bytes : account_seen_gone(item->card, item->bytes, item->since_ns);
+    account_return(item->card, gone);
+    item->bytes -= gone;
+    *untold += item->bytes;
+    if (item->bytes)
+        return false;
+    struct mark *its = NULL;
+    move_marks(&marks, &its, item->name);
+    forget(its);
     return true;
 }
 
@@ -206,16 +225,16 @@ void exported_settle(void) {
     struct waiting *all = waiting;
     __atomic_store_n(&waiting, NULL, __ATOMIC_RELEASE);
     spin_unlock(&busy);
+    uint64_t untold = 0;
     while (all) {
         struct waiting *item = all;
         all = item->next;
-        if (is_free(item->name)) {
-            account_return(item->card, item->bytes);
+        if (is_returned(item, &untold))
             free(item);
-        } else {
+        else
             push(item);
-        }
     }
+    ledger_set_untold(untold);
     spin_unlock(&settling);
     errno = saved;
 }
@@ -251,49 +270,15 @@ void exported_let_go(uint64_t name, int card, uint64_t bytes) {
     for (struct mark *mark = marks; mark; mark = mark->next)
         is_known |= mark->name == name;
     spin_unlock(&busy);
-    bool waits = is_known && !is_free(name);
+    bool waits = is_known && holds(name) != NOTHING;
     struct waiting *item = waits ? calloc(1, sizeof *item) : NULL; /* without memory for it, charged for good */
     if (item) {
-        *item = (struct waiting){.name = name, .bytes = bytes, .card = card};
+        *item = (struct waiting){.name = name, .bytes = bytes, .since_ns = vcuda_now_ns(), .card = card};
         push(item);
+        exported_settle();
         start_asking();
     } else if (!waits) {
         account_return(card, bytes);
     }
-    errno = saved;
-}
-
-int exported_hold(int fd) {
-    int saved = errno;
-    struct held *held = calloc(1, sizeof *held);
-    fork_forgets(forget_in_child);
-    int copy = held ? fcntl(fd, F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR) : -1;
-    if (copy < 0)
-        free(held);
-    if (copy >= 0) {
-        held->fd = copy;
-        spin_lock(&busy);
-        held->next = held_list;
-        held_list = held;
-        spin_unlock(&busy);
-    }
-    errno = saved;
-    return copy;
-}
-
-void exported_unhold(int fd) {
-    int saved = errno;
-    struct held *found = NULL;
-    spin_lock(&busy);
-    for (struct held **at = &held_list; *at; at = &(*at)->next)
-        if ((*at)->fd == fd) {
-            found = *at;
-            *at = found->next;
-            break;
-        }
-    spin_unlock(&busy);
-    if (found)
-        close(fd);
-    free(found);
     errno = saved;
 }

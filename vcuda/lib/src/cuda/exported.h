@@ -17,8 +17,4 @@ void exported_let_go(uint64_t name, int card, uint64_t bytes);
 /* Look again at what waits for others to let go. */
 void exported_settle(void);
 
-/* What was imported from `fd` is held: returns a descriptor that tells its maker so while it is open, -1 without. */
-int exported_hold(int fd);
-void exported_unhold(int held);
-
 #endif

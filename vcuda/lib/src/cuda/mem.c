@@ -121,15 +121,17 @@ CUresult hook_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int fla
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocManaged(out ? &at : NULL, bytes, flags);
-    if (result == CUDA_SUCCESS && claim_counts(&claim)) /* it can be resident as a whole, and shares no granule */
+    if (result == CUDA_SUCCESS && claim_counts(&claim)) { /* it can be resident as a whole, and shares no granule */
+        account_movable(claim.bytes);
         context_keep(&(struct allocation){.key = at,
                                           .bytes = claim.bytes,
                                           .owner = claim.where.owner,
                                           .card = (int8_t)claim.where.card,
-                                          .kind = ALLOCATION_LINEAR},
+                                          .kind = ALLOCATION_MANAGED},
                      claim.where.changes);
-    else if (result != CUDA_SUCCESS)
+    } else if (result != CUDA_SUCCESS) {
         claim_undo(&claim);
+    }
     if (result == CUDA_SUCCESS && out)
         *out = at;
     return result;
@@ -186,7 +188,7 @@ bool mem_leave(CUdeviceptr pointer, struct allocation *item) {
 /* A free that failed: the memory is there, unless its context has ended meanwhile. Pools belong to no context. */
 static void put_back(const struct allocation *item) {
     struct allocation old;
-    if (item->kind == ALLOCATION_LINEAR || item->kind == ALLOCATION_SMALL)
+    if (item->kind == ALLOCATION_LINEAR || item->kind == ALLOCATION_SMALL || item->kind == ALLOCATION_MANAGED)
         context_keep(item, CONTEXT_UNSEEN);
     else if (allocation_put(item, &old) == ALLOCATION_REPLACED)
         allocation_discharge(&old);

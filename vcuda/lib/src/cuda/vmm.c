@@ -12,6 +12,7 @@
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
 #include "cuda/exported.h"
+#include "cuda/imported.h"
 #include "interposer.h"
 
 CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *prop,
@@ -81,13 +82,13 @@ CUresult hook_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHand
 CUresult hook_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *os_handle, int type) {
     CUmemGenericAllocationHandle handle = 0;
     bool refused, counted = account_open(&refused) && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    int held = counted ? exported_hold((int)(intptr_t)os_handle) : -1;
+    int held = counted ? imported_hold((int)(intptr_t)os_handle) : -1;
     CUresult result = real.cuMemImportFromShareableHandle(out ? &handle : NULL, os_handle, type);
     struct allocation import = {
         .key = handle, .owner = (uint64_t)(held + 1), .count = 1, .card = CARD_NONE, .kind = ALLOCATION_PHYSICAL};
-    bool is_new = result == CUDA_SUCCESS && counted && !block_hold(handle) && allocation_put_new(&import);
+    bool is_new = result == CUDA_SUCCESS && !block_hold(handle) && counted && allocation_put_new(&import);
     if (held >= 0 && !is_new)
-        exported_unhold(held);
+        imported_unhold(held);
     if (result == CUDA_SUCCESS && out)
         *out = handle;
     return result;

@@ -56,11 +56,20 @@ enum { HELD_BYTE = 0x7fff0000 };
 /* As <fcntl.h> has them for GNU sources. */
 enum { GET_LOCK = 36, SET_LOCK = 37 };
 
-/* Another open file of the same block, which holds it; -1 if it cannot be had. */
-static int open_again(int fd) {
-    char path[32];
+enum { BY_DESCRIPTOR = 1, BY_FABRIC = 8 };
+
+/* What a fabric handle says: bytes that anybody may copy, and that hold nothing by themselves. */
+struct fabric {
+    int pid, fd;
+    ino_t inode;
+    char rest[64 - 2 * sizeof(int) - sizeof(ino_t)];
+};
+
+/* Another open file of the same block, of whatever process, which holds it; -1 if it cannot be had. */
+static int open_again(int pid, int fd) {
+    char path[48];
     struct flock held = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = HELD_BYTE, .l_len = 1};
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
     int again = open(path, O_RDWR | O_CLOEXEC);
     if (again >= 0 && fcntl(again, SET_LOCK, &held) != 0) {
         close(again);
@@ -285,29 +294,47 @@ CUresult model_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHan
                                             unsigned long long flags) {
     if (!out || flags)
         return CUDA_ERROR_INVALID_VALUE;
-    if (type != 1)
-        return CUDA_ERROR_NOT_SUPPORTED; /* file descriptors only */
+    if (type != BY_DESCRIPTOR && type != BY_FABRIC)
+        return CUDA_ERROR_NOT_SUPPORTED;
     process_lock();
     struct physical *physical = find(handle);
-    int fd = physical && (physical->props.handle_types & 1) ? open_again(physical->fd) : -1;
-    if (fd >= 0)
+    bool able = physical && (physical->props.handle_types & type);
+    int fd = able && type == BY_DESCRIPTOR ? open_again(getpid(), physical->fd) : -1;
+    able &= fd >= 0 || type == BY_FABRIC;
+    if (able && type == BY_DESCRIPTOR)
+        *(int *)out = fd;
+    else if (able)
+        *(struct fabric *)out = (struct fabric){.pid = getpid(), .fd = physical->fd, .inode = physical->inode};
+    if (able)
         physical->exported = true;
     process_unlock();
-    if (fd < 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    *(int *)out = fd;
-    return CUDA_SUCCESS;
+    return able ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
+
+/* An open file of what was exported so, which holds it; -1 if it is gone, or is none. */
+static int open_exported(void *raw, int type) {
+    const struct fabric *fabric = raw;
+    if (type == BY_DESCRIPTOR)
+        return open_again(getpid(), (int)(intptr_t)raw);
+    int fd = type == BY_FABRIC && fabric ? open_again(fabric->pid, fabric->fd) : -1;
+    if (fd >= 0 && inode_of(fd) != fabric->inode) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
 CUresult model_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *raw, int type) {
     NEED_CONTEXT(context);
     struct stat status;
-    int fd = type == 1 ? open_again((int)(intptr_t)raw) : -1;
+    int fd = open_exported(raw, type);
     if (!out || fd < 0 || fstat(fd, &status) != 0 || status.st_size <= 0) {
         if (fd >= 0)
             close(fd);
         return CUDA_ERROR_INVALID_VALUE;
     }
-    CUmemAllocationProp props = {.type = 1, .handle_types = 1, .location = {LOCATION_DEVICE, context->device->ordinal}};
+    CUmemAllocationProp props = {
+        .type = 1, .handle_types = type, .location = {LOCATION_DEVICE, context->device->ordinal}};
     process_lock();
     struct physical *own = blocks;
     while (own && own->inode != status.st_ino)
