@@ -16,7 +16,18 @@ from rich.table import Table
 from bench.rows import MACHINE, OUTPUT, Row, machine
 
 # Group → module with rows(full: bool) -> Iterable[Row].
-GROUPS = ("association", "allocate", "agent", "cli", "admission", "placement", "hooks", "limits", "cluster")
+GROUPS = (
+    "association",
+    "allocate",
+    "agent",
+    "bills",
+    "cli",
+    "admission",
+    "placement",
+    "hooks",
+    "limits",
+    "cluster",
+)
 
 
 def main() -> int:

@@ -157,9 +157,7 @@ class Agent:
             self.metrics,
             PageSlots(tenants, processes),
         )
-        self.bills = BillMeter(
-            self.state, lambda: self.usage.last, bills, clock, self.metrics, boot_id(config.proc)
-        )
+        self.bills = BillMeter(self.state, self.usage, bills, clock, self.metrics, boot_id(config.proc))
         self.coactivity = TimeSharing(tenants, self.usage.seats, clock, self.metrics)
         self.watchdog = EvasionDetector(
             self.state,
@@ -314,6 +312,7 @@ class Agent:
     def _pod_changed(self, found: KnownPod) -> None:
         if found.tombstone or found.pod.terminal:
             self.inventory.changed()  # its processes may still run
+            self.state.touched.set()
         if not found.tombstone:
             self.state.introduce(found.pod)
             self._ceilings.follow(found.pod)

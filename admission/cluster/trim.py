@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
-from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.untrusted import mapping, mappings
 
 _OURS: Final = "tencent.com/"
 _GROUPS: Final = ("initContainers", "containers")
@@ -43,7 +43,10 @@ def slim_pod(obj: Obj) -> Obj | None:
     return {
         "metadata": {**_picked(meta, _META), "annotations": _annotations(meta)},
         "spec": {**_picked(spec, _SPEC), **containers},
-        "status": _picked(mapping(obj.get("status")), _STATUS),
+        "status": {
+            **_picked(mapping(obj.get("status")), _STATUS),
+            "initContainerStatuses": list(_ended(mapping(obj.get("status")).get("initContainerStatuses"))),
+        },
     }
 
 
@@ -61,6 +64,17 @@ def _named(container: Obj) -> Iterator[str]:
     """The resources that it names."""
     resources = mapping(container.get("resources"))
     return (key for part in ("limits", "requests") for key in mapping(resources.get(part)))
+
+
+def _ended(statuses: object) -> Iterator[Obj]:
+    """Of the init containers' statuses those that say an end, and of them the exit code."""
+    for one in mappings(statuses):
+        state = mapping(one.get("state"))
+        if "terminated" in state:
+            yield {
+                "name": one.get("name"),
+                "state": {"terminated": _picked(mapping(state["terminated"]), ("exitCode",))},
+            }
 
 
 def _annotations(meta: Obj) -> Obj:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import structlog
 
@@ -21,13 +21,13 @@ from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.ports import Clock, Store
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.enforcement.usage import Sample, ShareUse
+from gpu_manager.services.enforcement.usage import ShareUse, UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
-NEWS_SECONDS, SAVE_SECONDS = 3.0, 10.0  # between two writes: after a pod began or ended, else
+NEWS_SECONDS, SAVE_SECONDS = 1.0, 10.0  # between two writes: after a pod began or ended, else
 _CALM_SECONDS = 0.02  # an Allocate that has just changed the books is answered first
 
 
@@ -37,7 +37,7 @@ class BillMeter:
     def __init__(
         self,
         state: NodeState,
-        sample: Callable[[], Sample],
+        usage: UsageSampler,
         store: Store,
         clock: Clock,
         metrics: ServiceMetrics,
@@ -45,7 +45,7 @@ class BillMeter:
     ) -> None:
         """``boot`` names this boot of the node: time in which it was off is on no bill."""
         self._state = state
-        self._sample = sample
+        self._usage = usage
         self._store = store
         self._clock = clock
         self._metrics = metrics
@@ -59,7 +59,9 @@ class BillMeter:
     def restore(self) -> None:
         """Go on from what is on the disk; called once the books are rebuilt.
 
-        A pod that was there before and is there now held its share also while no agent ran.
+        Who is there now held its share also while no agent ran: nobody was granted anything meanwhile, and
+        what was granted in the last second before is not on the disk yet. Of a pod that has ended meanwhile
+        nobody knows when: half of that time is billed.
         """
         try:
             stored = self._store.load()
@@ -74,12 +76,18 @@ class BillMeter:
             return
         self.told = copy.deepcopy(self._bills)
         self._at = min(at, self._at)
-        running = {uid for uid, pod in self._bills.pods.items() if pod.ended is None}
-        held = {uid: one for uid, one in self._holdings().items() if uid in running}
-        self._held = {uid: Holding(one.namespace, one.pod, one.booked) for uid, one in held.items()}
+        known = {uid for uid, pod in self._bills.pods.items() if pod.ended is not None}
+        there = self._holdings()
+        granted = {
+            uid: _unmeasured(one) for uid, one in self._holdings(frozenset()).items() if uid not in known
+        }
+        self._held = {uid: one for uid, one in granted.items() if uid in there}
+        away = self._clock.monotonic() - self._at
+        ended = {uid: one for uid, one in granted.items() if uid not in there}
+        self._bills.add(ended, away / 2, self._clock.now())
 
     def run(self, stop: threading.Event) -> None:
-        """Look once a second, and soon after each change of the books; a last time when stopped."""
+        """Look once a second, and soon after each change of books or pods; a last time when stopped."""
         while not stop.is_set():
             if self._state.touched.wait(LOOK_SECONDS):
                 stop.wait(_CALM_SECONDS)
@@ -111,22 +119,29 @@ class BillMeter:
         self._news = False
         self.told = copy.deepcopy(self._bills)
 
-    def _holdings(self) -> dict[PodUid, Holding]:
-        """Every pod with a name that was granted something and has not ended."""
-        view, sample = self._state.view, self._sample()
+    def _holdings(self, ended: frozenset[Key] | None = None) -> dict[PodUid, Holding]:
+        """Every pod with a name that was granted something and has not ended: as it is now, or as given."""
+        view, sample = self._state.view, self._usage.last
+        if ended is None:
+            ended = self._usage.ended.among(view.grants)
         pods: dict[PodUid, list[Key]] = {}
         for key, grant in view.grants.items():
             if grant.allocation.pod_name:
                 pods.setdefault(key[0], []).append(key)
         uses: dict[PodUid, list[ShareUse]] = {}
         for use in sample.shares:
-            if use.key not in sample.ended:
+            if use.key not in ended:
                 uses.setdefault(use.key[0], []).append(use)
         return {
             uid: _holding(view.ledger.of_pod(uid).values(), uses.get(uid, ()))
             for uid, keys in pods.items()
-            if not sample.ended.issuperset(keys)
+            if not ended.issuperset(keys)
         }
+
+
+def _unmeasured(held: Holding) -> Holding:
+    """What it held in a time in which nobody looked at its use."""
+    return Holding(held.namespace, held.pod, held.booked)
 
 
 def _holding(allocations: Iterable[Allocation], uses: Iterable[ShareUse]) -> Holding:

@@ -90,9 +90,7 @@ class Board:
             rig.metrics,
             PageSlots(self.slots, self.slots),
         )
-        self.bills = BillMeter(
-            rig.state, lambda: self.usage.last, FakeStore(), rig.clock, rig.metrics, "boot"
-        )
+        self.bills = BillMeter(rig.state, self.usage, FakeStore(), rig.clock, rig.metrics, "boot")
         self.events: dict[str, int] = {}
         self.dropped = 0
         self.registry = rig.registry

@@ -20,16 +20,17 @@ from gpu_manager.domain.billing import (
     encode_bills,
 )
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.topology import Topology
+from gpu_manager.ports import KnownPod
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.billing import SAVE_SECONDS, BillMeter
-from gpu_manager.services.enforcement.usage import Sample, ShareUse
+from gpu_manager.services.enforcement.usage import Sample, ShareUse, UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
-from tests.fakes.ports import FakeClock, FakeStore, cards
+from tests.fakes.ports import FakeCards, FakeClock, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
 
 UNIT = 256 << 20
 
@@ -113,9 +114,18 @@ class Node:
         self.metrics = ServiceMetrics(CollectorRegistry())
         books = Books(node, self.grants.values())
         self.state = NodeState(books, FakeStore(), self.metrics)
-        self.meter = BillMeter(
-            self.state, lambda: self.sample, self.store, self.clock, self.metrics, self.boot
+        self.pods = FakePods()
+        usage = UsageSampler(
+            self.state,
+            FakeCards(cards()),
+            self.pods,
+            FakeTenants(),
+            FakeProcesses(blind=True),
+            self.clock,
+            self.metrics,
         )
+        usage.last = self.sample
+        self.meter = BillMeter(self.state, usage, self.store, self.clock, self.metrics, self.boot)
         self.meter.restore()
 
     def grant(self, *allocations: Allocation) -> None:
@@ -192,7 +202,7 @@ def test_a_pod_without_a_name_and_one_that_has_ended_are_on_no_bill() -> None:
     node = Node()
     unnamed = Allocation(PodUid("x"), "c", APP, 0, (Share(cards()[1].card.uuid, Amount(10, GIB)),))
     gone = allocation("gone", "c", APP, 0, 20)
-    node.sample = Sample(0.0, ended=frozenset({gone.key}))
+    node.pods.known = {"a/gone": [KnownPod(Pod(PodUid("gone"), "a", "gone", (), phase="Failed"))]}
     node.grant(unnamed, gone)
     node.pass_(SAVE_SECONDS)
     assert not node.meter.told.namespaces
@@ -207,6 +217,7 @@ def test_waste_is_what_was_held_and_not_used_and_no_more_than_was_booked() -> No
         ShareUse(main.key, main.shares[0], "active", memory=0, core=0.0),
     )
     node.sample = Sample(0.0, shares=shares)
+    node.start()
     node.grant(prepare, main)
     node.pass_(SAVE_SECONDS)
     sums = node.meter.told.namespaces["a"]

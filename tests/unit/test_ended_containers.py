@@ -9,8 +9,8 @@ import pytest
 
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.ports import KnownPod
-from gpu_manager.services.enforcement.ended_containers import EndedContainers
-from tests.fakes.ports import FakePods, FakeProcesses
+from gpu_manager.services.enforcement.ended_containers import ABSENT_SECONDS, EndedContainers
+from tests.fakes.ports import FakeClock, FakePods, FakeProcesses
 
 UID = PodUid("u1")
 KEYS = frozenset({(UID, "prepare"), (UID, "main")})
@@ -32,10 +32,12 @@ def pod(phase: str = "Running", prepare: dict[str, Any] | None = None, **init: A
 class Node:
     def __init__(self) -> None:
         self.pods, self.processes = FakePods(), FakeProcesses()
-        self.ended = EndedContainers(self.pods, self.processes)
+        self.clock = FakeClock()
+        self.ended = EndedContainers(self.pods, self.processes, self.clock)
 
     def show(self, shown: Pod | None, *, tombstone: bool = False) -> frozenset[str]:
         self.pods.known = {"a/p": [KnownPod(shown, tombstone=tombstone)]} if shown else {}
+        self.clock.pass_(ABSENT_SECONDS)
         return frozenset(name for _, name in self.ended.among(KEYS))
 
 

@@ -6,46 +6,58 @@ since the kubelet would refuse to give the ids to another pod. A series or a bil
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.ports import KnownPod, Pods, Processes
+from gpu_manager.ports import Clock, KnownPod, Pods, Processes
 from gpu_manager.services.allocation.books import Key
+
+ABSENT_SECONDS = 1.0  # how long a pod that the watch does not show has no process before it has ended
 
 
 class EndedContainers:
-    """Of one node. Not thread-safe: the thread that samples asks once a second."""
+    """Of one node. Thread-safe."""
 
-    def __init__(self, pods: Pods, processes: Processes) -> None:
+    def __init__(self, pods: Pods, processes: Processes, clock: Clock) -> None:
         self._pods = pods
         self._processes = processes
-        self._absent: frozenset[PodUid] = frozenset()  # not at the API in the last look, without a process
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._absent: dict[PodUid, float] = {}  # not at the API and without a process, and since when
         self._ended: frozenset[PodUid] = frozenset()
 
     def among(self, granted: Collection[Key]) -> frozenset[Key]:
         """Those of these containers that have ended for good.
 
         All of a pod's have, once the API shows its end or its object is gone, and no process of it runs. A
-        pod that the API does not show at all may be about to start: it has ended if two looks find it so. Of
-        a pod that lives, ordinary init containers have that have done their work.
+        pod that the API does not show at all may be about to start: it has ended once it was so for a second.
+        Of a pod that lives, ordinary init containers have that have done their work.
         """
         local = _by_uid(self._pods.local())
-        absent: set[PodUid] = set()
+        with self._lock:
+            ended = self._ended_pods({uid for uid, _ in granted}, local)
+        return frozenset(key for key in granted if key[0] in ended or _is_over(local.get(key[0]), key[1]))
+
+    def _ended_pods(self, granted: set[PodUid], local: Mapping[PodUid, KnownPod]) -> frozenset[PodUid]:
+        """Under the lock."""
+        now = self._clock.monotonic()
+        absent: dict[PodUid, float] = {}
         ended: set[PodUid] = set()
-        for uid in {uid for uid, _ in granted}:
+        for uid in granted:
             found = local.get(uid)
             if found is not None and not found.tombstone and not found.pod.terminal:
                 continue
             # A pod's UID never comes back: who has ended is not looked for among the processes again.
             alive = False if uid in self._ended else self._processes.alive(uid)
             if found is None and alive is False:
-                absent.add(uid)
-                if uid in self._absent:
+                absent[uid] = self._absent.get(uid, now)
+                if now - absent[uid] >= ABSENT_SECONDS:
                     ended.add(uid)
             elif found is not None and not alive:
                 ended.add(uid)
-        self._absent, self._ended = frozenset(absent), frozenset(ended)
-        return frozenset(key for key in granted if key[0] in ended or _is_over(local.get(key[0]), key[1]))
+        self._absent, self._ended = absent, frozenset(ended)
+        return self._ended
 
 
 def _is_over(found: KnownPod | None, container: str) -> bool:

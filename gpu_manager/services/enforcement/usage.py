@@ -106,7 +106,7 @@ class UsageSampler:
         self._processes = processes
         self._clock = clock
         self._metrics = metrics
-        self._ended = EndedContainers(pods, processes)
+        self.ended = EndedContainers(pods, processes, clock)
         self._before: dict[tuple[Key, CardUuid], _Before] = {}
         self._unaccounted: dict[tuple[Key, CardUuid], Unaccounted] = {}
         self.last = Sample(clock.monotonic())
@@ -132,7 +132,7 @@ class UsageSampler:
         shares = [self._weighed(use, by_share, card_uses, looked_ns) for use in shares]
         self._before = {k: v for k, v in self._before.items() if k[0] in grants}
         self._unaccounted = {k: v for k, v in self._unaccounted.items() if k[0] in grants}
-        self.last = Sample(now, grants, card_uses, tuple(shares), by_share, self._ended.among(grants))
+        self.last = Sample(now, grants, card_uses, tuple(shares), by_share, self.ended.among(grants))
         return self.last
 
     def seats(self) -> list[CardTenant]:
