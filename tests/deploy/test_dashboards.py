@@ -313,8 +313,14 @@ def test_the_bill_comes_from_this_prometheus(seen: Seen, by: str, capsys: pytest
         "-o",
         "json",
     ]
-    assert run(["cost", *arguments]) == 0
-    lines = [x for x in json.loads(capsys.readouterr().out)["lines"] if x["namespace"] != "research"]
+
+    def bill() -> list[dict[str, Any]]:
+        """Nothing until the agent has saved, and Prometheus has seen, what it measured."""
+        assert run(["cost", *arguments]) == 0
+        lines = [x for x in json.loads(capsys.readouterr().out)["lines"] if x["namespace"] != "research"]
+        return [] if any(line["core_hours_used"] is None for line in lines) else lines
+
+    lines = until(bill, 20)
     assert len(lines) == (4 if by == "pod" else 2)
     for line in lines:
         assert 0 < line["core_hours"] <= 70 / 60
