@@ -122,7 +122,14 @@ class Measure(Protocol):
     def __call__(self, *, full: bool) -> Iterable[Row]: ...
 
 
-ROWS: tuple[Measure, ...] = (forward, memory_call, preload_start, cuinit, hooks_launch.rows)
+ROWS: tuple[Measure, ...] = (
+    forward,
+    memory_call,
+    preload_start,
+    cuinit,
+    hooks_launch.rows,
+    hooks_launch.streams,
+)
 
 
 def rows(*, full: bool) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import tempfile
@@ -72,6 +73,28 @@ def rows(*, full: bool) -> Iterable[Row]:
         _, high = timed(interposer, env, launches // EIGHT, "stream", "own", EIGHT)
     yield Row("launch_8proc_p99_ns", round(high - bare_high, 1), "ns", "≤ 150", bare_high, full,
               f"worst of 8 processes of one container on {os.cpu_count()} cores, rounds of 100")  # fmt: skip
+
+
+FEW, MANY, OWN = 4, 600, 0
+"""Streams that launches take in turns; 0: one that is made for each launch and destroyed after it."""
+
+
+def streams(*, full: bool) -> Iterable[Row]:
+    """What the library adds to a launch where streams are many, over what it adds where they are few."""
+    added: dict[int, float] = {}
+    command = [str(compiled("core_streams.c"))]
+    with container(50.0) as env:
+        for _ in range(15 if full else 5):
+            for count in (FEW, MANY, OWN):
+                bare, interposer = (
+                    float(subprocess.check_output([*command, str(library), "12000", str(count)], env=env))
+                    for library in (_driver(), built_interposer() / "sandbox/libcuda.so.1")
+                )
+                added[count] = min(added.get(count, math.inf), interposer - bare)
+    worst = max(added[MANY], added[OWN]) / added[FEW]
+    yield Row("many_streams_ratio", round(worst, 2), "ratio", "≤ 2", round(added[FEW], 1), full,
+              f"a launch costs {added[FEW]:.0f} ns more on {FEW} streams, {added[MANY]:.0f} on {MANY}, "
+              f"{added[OWN]:.0f} with making and destroying its own; events free, 2 us a launch")  # fmt: skip
 
 
 def _driver() -> Path:

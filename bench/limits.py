@@ -13,7 +13,14 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
-from bench import limits_dispatch, limits_evader, limits_share, limits_shared_memory, limits_threads
+from bench import (
+    limits_dispatch,
+    limits_evader,
+    limits_settle,
+    limits_share,
+    limits_shared_memory,
+    limits_threads,
+)
 from bench.native import container
 from bench.rows import Row
 from tests.native.driven import Container, program
@@ -125,6 +132,7 @@ PARTS: Mapping[str, Measure] = {
     "split": limits_share.together,
     "waiting": limits_share.waiting,
     "change": limits_share.changes,
+    "settle": limits_settle.rows,
     "dispatch": limits_dispatch.rows,
     "threads": limits_threads.rows,
 }

@@ -27,6 +27,8 @@ EXPORT int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
         uuid[i] = (unsigned char)i;
     return device;
 }
+EXPORT int cuStreamCreate(void **stream, unsigned flags) { return *stream = malloc(1), flags > 1; }
+EXPORT int cuStreamDestroy_v2(void *stream) { return free(stream), stream == NULL; }
 EXPORT int cuStreamGetCtx(void *stream, void **context) { return *context = &something, stream == NULL; }
 EXPORT int cuEventCreate(void **event, unsigned flags) { return *event = malloc(1), (int)flags; }
 EXPORT int cuEventRecord(void *event, void *stream) { return (void)stream, event == NULL; }

@@ -1,15 +1,18 @@
-"""The credit arithmetic on a virtual clock: vcuda/lib/test/unit_token_bucket.c says what holds."""
+"""The arithmetic of credit and of GPU time: vcuda/lib/test/unit_token_bucket.c and unit_gpu_time.c say what holds."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 
-from tests.native.core_world import built_interposer
+import pytest
+
+from tests.native.tools import build_tests
 
 
-def test_credit_spans_and_costs_hold_on_a_virtual_clock() -> None:
-    program = built_interposer(os.environ.get("VCUDA_SANITIZE", "")) / "unit_token_bucket"
+@pytest.mark.parametrize("unit", ["unit_token_bucket", "unit_gpu_time"])
+def test_the_arithmetic_holds_on_a_virtual_clock(unit: str) -> None:
+    program = build_tests(unit, sanitize=os.environ.get("VCUDA_SANITIZE", "")) / unit
     done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "all hold\n"

@@ -1,6 +1,5 @@
 /* Capture: while a stream is captured nothing runs, so nothing is charged, held back or measured there; and ends of
  * streams. How many captures there are is kept too high rather than too low: then it only costs a question a launch. */
-#include "cuda/context_registry.h"
 #include "cuda/graph_pool.h"
 #include "cuda/stream_meter.h"
 #include "interposer.h"
@@ -62,7 +61,6 @@ END(cuStreamEndCaptureToCig_ptsz, true, (CUstream stream), (stream))
 static void stream_ends(CUstream stream) {
     stream_meter_ends(stream);
     graph_pools_stream_ends(stream);
-    context_forget();
 }
 
 CUresult hook_cuStreamDestroy(CUstream stream) {

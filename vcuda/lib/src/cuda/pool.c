@@ -9,7 +9,7 @@
 #include "cuda/graphmem.h"
 #include "cuda/mem.h"
 #include "cuda/pool_account.h"
-#include "cuda/timing_span.h"
+#include "cuda/stream_meter.h"
 #include "interposer.h"
 
 typedef CUresult capturing_fn(CUstream stream, int *status);
@@ -77,7 +77,8 @@ static CUresult account_of(CUmemoryPool pool, CUstream stream, struct pool_accou
     *account = NULL;
     if (!account_open(&refused))
         return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
-    uint64_t now = context_changes() + __atomic_load_n(&pool_changes, __ATOMIC_SEQ_CST);
+    uint64_t now = context_changes() + __atomic_load_n(&pool_changes, __ATOMIC_SEQ_CST) +
+                   __atomic_load_n(&meter_epoch, __ATOMIC_SEQ_CST);
     if (last.account && last.pool == pool && last.stream == stream && last.changes == now) {
         *account = last.account;
         return CUDA_SUCCESS;

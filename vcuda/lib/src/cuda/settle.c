@@ -256,6 +256,7 @@ static void bury(struct context_meter *context_meter, uint64_t now) {
                     timing_span_drop(span);
             }
             __atomic_store_n(&meter->key[0], 0, __ATOMIC_RELEASE);
+            __atomic_store_n(&meter->use, METER_ENDED, __ATOMIC_RELEASE);
         }
     collect(context_meter);
     context_meter->lost = true;

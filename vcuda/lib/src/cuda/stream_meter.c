@@ -13,6 +13,7 @@
 #define STREAM_LEGACY ((CUstream)1)
 #define STREAM_PER_THREAD ((CUstream)2)
 #define PATIENCE_NS 1000000000u
+#define STREAM_METERS_MAPPED 128 /* at a time */
 
 uint64_t meter_epoch;
 struct context_meter *context_meters;
@@ -109,23 +110,50 @@ static CUstream named(CUstream stream, bool per_thread) {
     return stream ? stream : per_thread ? STREAM_PER_THREAD : STREAM_LEGACY;
 }
 
+static bool is_of(const struct stream_meter *meter, const uint64_t key[3]) {
+    return __atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) == key[0] && meter->key[1] == key[1] &&
+           meter->key[2] == key[2];
+}
+
 static struct stream_meter *find_stream_meter(struct stream_meter *meter, const uint64_t key[3]) {
-    for (; meter; meter = meter->next)
-        if (__atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) == key[0] && meter->key[1] == key[1] &&
-            meter->key[2] == key[2])
-            return meter;
-    return NULL;
+    while (meter && !is_of(meter, key))
+        meter = meter->next;
+    return meter;
+}
+
+static enum meter_use use_of(const struct stream_meter *meter) {
+    return __atomic_load_n(&meter->use, __ATOMIC_ACQUIRE);
+}
+
+/* An ended one, for the same stream or for another; false if somebody else was quicker. */
+static bool use_again(struct stream_meter *meter, enum meter_use use) {
+    uint32_t ended = METER_ENDED;
+    return __atomic_compare_exchange_n(&meter->use, &ended, use, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+/* Many to a mapping: hundreds that each began a page of their own would contend for the same few lines of a cache.
+ * Under the settling lock. */
+static struct stream_meter *new_stream_meter(void) {
+    static struct stream_meter *next, *end;
+    if (next == end) {
+        if (!(next = map(STREAM_METERS_MAPPED * sizeof *next)))
+            return end = NULL;
+        end = next + STREAM_METERS_MAPPED;
+    }
+    return next++;
 }
 
 /* Under the settling lock. */
 static struct stream_meter *add_stream_meter(struct stream_meter **bucket, const uint64_t key[3], CUstream stream,
                                              struct context_meter *context_meter) {
     struct stream_meter *meter = __atomic_load_n(bucket, __ATOMIC_ACQUIRE);
-    while (meter && (meter->key[0] || __atomic_load_n(&meter->unsettled, __ATOMIC_ACQUIRE)))
+    while (meter && (use_of(meter) != METER_ENDED || __atomic_load_n(&meter->unsettled, __ATOMIC_ACQUIRE) ||
+                     !use_again(meter, METER_TAKEN)))
         meter = meter->next;
     bool new = !meter;
-    if (new && !(meter = map(sizeof *meter)))
+    if (new && !(meter = new_stream_meter()))
         return NULL;
+    __atomic_store_n(&meter->key[0], 0, __ATOMIC_RELEASE); /* no other is found by half of a key */
     meter->stream = stream;
     meter->context_meter = context_meter;
     meter->card = context_meter->card;
@@ -135,6 +163,7 @@ static struct stream_meter *add_stream_meter(struct stream_meter **bucket, const
     meter->key[1] = key[1];
     meter->key[2] = key[2];
     __atomic_store_n(&meter->key[0], key[0], __ATOMIC_RELEASE);
+    __atomic_store_n(&meter->use, METER_LIVES, __ATOMIC_RELEASE);
     if (new) {
         meter->next = *bucket;
         __atomic_store_n(bucket, meter, __ATOMIC_RELEASE);
@@ -149,24 +178,56 @@ static CUcontext context_of(CUstream stream) {
     return real.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
 }
 
-struct stream_meter *stream_meter_of(CUstream stream, bool per_thread) {
+/* How a stream is known: by whom, and in which list. */
+struct identity {
+    CUstream stream;
     struct current_context where;
+    uint64_t key[3];
+    struct stream_meter **bucket;
+};
+
+static bool identify(struct identity *identity, CUstream stream, bool per_thread) {
     stream = named(stream, per_thread);
-    if (!context_of_stream(stream, &where) || where.card < 0)
-        return NULL;
-    uint64_t key[3] = {(uint64_t)(uintptr_t)stream, where.owner,
-                       stream == STREAM_PER_THREAD ? (uint64_t)(uintptr_t)&thread_token : 0};
+    if (!context_of_stream(stream, &identity->where) || identity->where.card < 0)
+        return false;
+    uint64_t *key = identity->key;
+    identity->stream = stream;
+    key[0] = (uint64_t)(uintptr_t)stream;
+    key[1] = identity->where.owner;
+    key[2] = stream == STREAM_PER_THREAD ? (uint64_t)(uintptr_t)&thread_token : 0;
     uint64_t hash = (key[0] ^ key[1] << 7 ^ key[2] >> 6) * UINT64_C(0x9e3779b97f4a7c15);
-    struct stream_meter **bucket = &stream_meters[hash >> 56];
-    struct stream_meter *meter = find_stream_meter(__atomic_load_n(bucket, __ATOMIC_ACQUIRE), key);
+    identity->bucket = &stream_meters[hash >> 56];
+    return true;
+}
+
+/* The meter if there is one: what has launched nothing has none. */
+static struct stream_meter *known(const struct identity *identity) {
+    return find_stream_meter(__atomic_load_n(identity->bucket, __ATOMIC_ACQUIRE), identity->key);
+}
+
+/* The same of a stream that lives: a handle that is used again goes on where the stream before it ended. */
+static struct stream_meter *living(const struct identity *identity) {
+    struct stream_meter *meter = known(identity);
+    bool again = meter && use_of(meter) == METER_ENDED && use_again(meter, METER_LIVES);
+    if (!meter || (use_of(meter) == METER_LIVES && is_of(meter, identity->key)))
+        return meter;
+    if (again) /* it had become another's, which ended too */
+        __atomic_store_n(&meter->use, METER_ENDED, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+struct stream_meter *stream_meter_of(CUstream stream, bool per_thread) {
+    struct identity identity;
+    if (!identify(&identity, stream, per_thread))
+        return NULL;
+    struct stream_meter *meter = living(&identity);
     if (meter)
         return meter;
-    struct context_meter *context_meter = context_meter_of(&where, context_of(stream));
+    struct context_meter *context_meter = context_meter_of(&identity.where, context_of(identity.stream));
     if (!context_meter || !meter_lock(true))
         return NULL;
-    meter = find_stream_meter(__atomic_load_n(bucket, __ATOMIC_ACQUIRE), key);
-    if (!meter)
-        meter = add_stream_meter(bucket, key, stream, context_meter);
+    if (!(meter = living(&identity)))
+        meter = add_stream_meter(identity.bucket, identity.key, identity.stream, context_meter);
     meter_unlock();
     return meter;
 }
@@ -196,14 +257,21 @@ static bool has_open(const struct stream_meter *meter) {
     return false;
 }
 
-void stream_meter_flush(CUstream stream, bool per_thread) {
-    int saved = errno;
-    struct stream_meter *meter =
-        __atomic_load_n(&context_meters, __ATOMIC_ACQUIRE) ? stream_meter_of(stream, per_thread) : NULL;
+static struct stream_meter *flushed(struct identity *identity, CUstream stream, bool per_thread) {
+    if (!__atomic_load_n(&context_meters, __ATOMIC_ACQUIRE) || !identify(identity, stream, per_thread))
+        return NULL;
+    struct stream_meter *meter = known(identity);
     if (meter && has_open(meter)) {
         bool capturing = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) && stream_is_capturing(stream, per_thread);
         flush(meter, !capturing);
     }
+    return meter;
+}
+
+void stream_meter_flush(CUstream stream, bool per_thread) {
+    struct identity identity;
+    int saved = errno;
+    flushed(&identity, stream, per_thread);
     errno = saved;
 }
 
@@ -226,17 +294,16 @@ void stream_meter_flush_context(void) {
 }
 
 void stream_meter_ends(CUstream stream) {
-    if ((uintptr_t)stream <= 2 || !__atomic_load_n(&context_meters, __ATOMIC_ACQUIRE))
-        return;
+    struct identity identity;
     int saved = errno;
-    struct stream_meter *meter = stream_meter_of(stream, false);
+    struct stream_meter *meter = (uintptr_t)stream > 2 ? flushed(&identity, stream, false) : NULL;
     if (meter) {
-        stream_meter_flush(stream, false);
-        bool locked = meter_lock(true);
-        __atomic_store_n(&meter->key[0], 0, __ATOMIC_RELEASE);
-        __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
+        bool locked = meter_lock(true); /* nobody else records on the stream from here on */
+        if (is_of(meter, identity.key))
+            __atomic_store_n(&meter->use, METER_ENDED, __ATOMIC_RELEASE);
         if (locked)
             meter_unlock();
     }
+    __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
     errno = saved;
 }

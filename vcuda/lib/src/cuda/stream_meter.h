@@ -4,7 +4,7 @@
 
 #include "cuda/timing_span.h"
 
-/* Raised whenever a stream or context ends: what threads remember of meters is to be asked again. */
+/* Raised whenever a stream or context ends: what threads remember of streams is to be asked again. */
 extern uint64_t meter_epoch;
 
 /* The meter of a stream for the calling thread, made if need be; NULL if its card is none of the pages'. */

@@ -97,7 +97,6 @@ static struct stream_meter *__attribute__((noinline)) find_slowly(CUstream strea
     int saved = errno;
     uint64_t epoch = __atomic_load_n(&meter_epoch, __ATOMIC_SEQ_CST);
     struct stream_meter *meter = stream_meter_of(stream, per_thread);
-    fork_forgets(empty_pockets);
     thread_state.stream = stream;
     thread_state.per_thread = per_thread;
     thread_state.context = context;
@@ -180,6 +179,7 @@ static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, 
 static void __attribute__((noinline)) pay_slowly(struct stream_meter *meter, uint64_t ns, bool unknown) {
     struct vcuda_usage *usage = vcuda_usage();
     int saved = errno;
+    fork_forgets(empty_pockets);
     struct wait wait = {.since = vcuda_now_ns()};
     wait.now = wait.since;
     while (usage && !__atomic_load_n(&meter->context_meter->lost, __ATOMIC_RELAXED) &&

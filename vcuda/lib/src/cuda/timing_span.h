@@ -59,13 +59,18 @@ struct context_meter {
     struct timing_span span[TIMING_SPANS];
 };
 
-/* A stream. Never freed; one that ended is used again. */
+/* Of a stream that lives, of one that ended, or about to be another's. */
+enum meter_use { METER_LIVES, METER_ENDED, METER_TAKEN };
+
+/* A stream. Never freed. One that ended is used again: for a stream of the same handle at once, as if it had gone on,
+ * for another one when its work is settled. */
 struct stream_meter {
     struct stream_meter *next;
-    uint64_t key[3]; /* handle, context's id, thread for its own default stream; key[0] == 0: free */
+    uint64_t key[3]; /* handle, context's id, thread for its own default stream; key[0] == 0: its context ended */
     CUstream stream; /* as any thread with the context current can name it */
     struct context_meter *context_meter;
     int card;
+    uint32_t use;              /* enum meter_use */
     bool others_may_record;    /* false for a thread's default stream */
     struct stream_clock clock; /* any thread, without a lock: it is an estimate */
     int64_t settled_to;        /* only the one that settles: the end of what it has settled, in the card's time */

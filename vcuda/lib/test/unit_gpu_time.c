@@ -1,0 +1,138 @@
+/* GPU time from host times and events, by hand: each check prints a line if it fails; the program's answer is how many
+ * did. Whole programs are replayed through the same arithmetic in test/replay. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cuda/gpu_time.h"
+#include "cuda/span_plan.h"
+
+#define US UINT64_C(1000)
+#define NOW (1000 * US)
+#define OFFSET 5000000 /* of the card's clock over the host's */
+
+static int failures;
+
+#define CHECK(condition)                                                                                               \
+    do                                                                                                                 \
+        if (!(condition)) {                                                                                            \
+            failures++;                                                                                                \
+            printf("%s:%d %s\n", __FILE__, __LINE__, #condition);                                                      \
+        }                                                                                                              \
+    while (0)
+
+static void a_stream_is_busy_for_what_was_launched_and_idle_after_that(void) {
+    struct stream_clock clock = {0};
+    stream_clock_launched(&clock, NOW, true, 100 * US);
+    stream_clock_launched(&clock, NOW + 10 * US, false, 100 * US);
+    CHECK(clock.run_from == NOW && clock.idle_at == NOW + 200 * US);
+    CHECK(stream_clock_state(&clock, NOW + 20 * US) == STREAM_BUSY);
+    CHECK(stream_clock_state(&clock, NOW + 150 * US) == STREAM_UNSURE); /* within half of what the run takes */
+    CHECK(stream_clock_state(&clock, NOW + 250 * US) == STREAM_UNSURE);
+    CHECK(stream_clock_state(&clock, NOW + 310 * US) == STREAM_IDLE);
+    stream_clock_launched(&clock, NOW + 900 * US, true, 10 * US);
+    CHECK(clock.run_from == NOW + 900 * US && clock.idle_at == NOW + 910 * US);
+}
+
+static void what_the_driver_says_of_a_stream_moves_its_end(void) {
+    struct stream_clock clock = {.run_from = NOW, .idle_at = NOW + 200 * US};
+    stream_clock_observed(&clock, NOW + 50 * US, true);
+    CHECK(clock.idle_at == NOW + 50 * US);
+    stream_clock_observed(&clock, NOW + 90 * US, false);
+    CHECK(clock.idle_at < NOW + 90 * US && clock.idle_at >= NOW + 80 * US); /* about to end, for all that is known */
+    clock.idle_at = NOW + 200 * US;
+    stream_clock_corrected(&clock, 100 * US, 40 * US);
+    CHECK(clock.idle_at == NOW + 140 * US);
+    stream_clock_corrected(&clock, UINT64_MAX, 0);
+    CHECK(clock.idle_at == clock.run_from);
+}
+
+static void measuring_takes_its_percentage_of_a_threads_time(void) {
+    uint64_t newcomers = 0, spent = 0;
+    struct measuring_budget budget = {0};
+    for (uint64_t at = NOW; at < NOW + 100000 * US; at += 5 * US)
+        if (measuring_allowed(&budget, &newcomers, at)) {
+            measuring_spent(&budget, 4 * US);
+            spent += 4 * US;
+        }
+    CHECK(spent >= 1950 * US && spent <= 2010 * US); /* of 100 ms */
+    measuring_spent(&budget, UINT64_MAX);
+    CHECK(!measuring_allowed(&budget, &newcomers, NOW + 100001 * US));
+    measuring_is_free(&budget);
+    CHECK(measuring_allowed(&budget, &newcomers, NOW + 100002 * US));
+}
+
+static void few_of_many_new_threads_measure_at_once(void) {
+    uint64_t newcomers = 0;
+    int measured = 0;
+    for (int i = 0; i < 1000; i++) {
+        struct measuring_budget thread = {0};
+        measured += measuring_allowed(&thread, &newcomers, NOW + (uint64_t)i * 20 * US);
+    }
+    CHECK(measured >= 75 && measured <= 80); /* 20 ms, one in 250 us */
+}
+
+static void a_measured_span_lies_where_its_events_lie(void) {
+    struct card_clock clock = {0};
+    struct span_facts facts = {.idle = true, .launched_at = NOW, .lead_ns = 3 * US, .expected_ns = 100 * US};
+    int64_t start = (int64_t)NOW - 3000 + OFFSET;
+    struct gpu_interval ran = gpu_time_measured(&facts, start, 103000, 256, &clock);
+    CHECK(clock.known && clock.offset_ns == OFFSET);
+    CHECK(ran.from == start + 3000 && ran.to == start + 103000); /* the record's lead is no work */
+    ran = gpu_time_measured(&facts, start, 1000, 256, &clock);
+    CHECK(ran.from == ran.to);
+    ran = gpu_time_measured(&facts, start, -5, 256, &clock);
+    CHECK(ran.from == start && ran.to == start);
+    facts.idle = false;
+    facts.late_ns = 50 * US; /* between the last launch and the end's record */
+    ran = gpu_time_measured(&facts, start, 130000, 256, &clock);
+    CHECK(ran.to == start + 100000); /* as expected, which lies between */
+    ran = gpu_time_measured(&facts, start, 130000, 512, &clock);
+    CHECK(ran.to == start + 130000); /* two take turns: twice as long, but no longer than to the record */
+    ran = gpu_time_measured(&facts, start, 300000, 256, &clock);
+    CHECK(ran.to == start + 250000);
+}
+
+static void a_span_without_events_is_as_long_as_expected_and_over_when_its_stream_has_drained(void) {
+    struct card_clock clock = {.offset_ns = OFFSET, .known = true};
+    struct span_facts facts = {.launched_at = NOW, .expected_ns = 100 * US};
+    int64_t launched = (int64_t)NOW + OFFSET;
+    struct gpu_interval ran = gpu_time_expected(&facts, launched + 20000, 256, &clock);
+    CHECK(ran.from == launched + 20000 && ran.to == launched + 120000); /* after what the stream ran before */
+    facts.drained_by = NOW + 70 * US;
+    ran = gpu_time_expected(&facts, launched + 20000, 256, &clock);
+    CHECK(ran.to == launched + 70000);
+    ran = gpu_time_expected(&facts, launched + 90000, 256, &clock);
+    CHECK(ran.from == ran.to);
+    facts = (struct span_facts){.idle = true, .launched_at = NOW, .expected_ns = 100 * US};
+    ran = gpu_time_expected(&facts, launched + 20000, 512, &clock);
+    CHECK(ran.from == launched && ran.to == launched + 200000);
+}
+
+static void small_work_shares_a_span_and_new_work_is_measured_alone(void) {
+    struct span_facts facts = {.expected_ns = 15 * US};
+    CHECK(span_plan_joins(&facts, false, 5 * US) && !span_plan_joins(&facts, false, 6 * US));
+    CHECK(!span_plan_joins(&facts, true, 1));
+    CHECK(span_plan_ends(&facts, true, true, 1, SPAN_PLAN_FIRST - 1));
+    CHECK(!span_plan_ends(&facts, true, true, 1, SPAN_PLAN_FIRST));
+    CHECK(span_plan_ends(&facts, true, true, SPAN_PLAN_LAUNCHES, SPAN_PLAN_FIRST));
+    facts.expected_ns = SPAN_PLAN_SOON_NS;
+    CHECK(span_plan_ends(&facts, true, true, 2, SPAN_PLAN_FIRST));
+    CHECK(!span_plan_ends(&facts, true, false, 2, SPAN_PLAN_FIRST));
+    facts.expected_ns = SPAN_PLAN_NS;
+    CHECK(span_plan_ends(&facts, false, false, 2, SPAN_PLAN_FIRST));
+    CHECK(span_plan_asks(STREAM_UNSURE, true) && span_plan_asks(STREAM_BUSY, false));
+    CHECK(!span_plan_asks(STREAM_BUSY, true) && !span_plan_asks(STREAM_IDLE, false));
+}
+
+int main(void) {
+    a_stream_is_busy_for_what_was_launched_and_idle_after_that();
+    what_the_driver_says_of_a_stream_moves_its_end();
+    measuring_takes_its_percentage_of_a_threads_time();
+    few_of_many_new_threads_measure_at_once();
+    a_measured_span_lies_where_its_events_lie();
+    a_span_without_events_is_as_long_as_expected_and_over_when_its_stream_has_drained();
+    small_work_shares_a_span_and_new_work_is_measured_alone();
+    if (!failures)
+        printf("all hold\n");
+    return failures;
+}
