@@ -116,6 +116,13 @@ def command(
         list[str] | None,
         Option(help="schedulerNames whose pods are bound here; --scheduler-name, else any."),
     ] = None,
+    nodes_by_capacity: Annotated[  # noqa: FBT002  # the way to a flag
+        bool,
+        Option(
+            "--nodes-by-capacity",
+            help="Judge nodes without an inventory, such as the predecessor's, by their capacity.",
+        ),
+    ] = False,
     runtime_class: Annotated[str, Option(help="runtimeClassName for pods that name none.")] = "",
     deny_node_name: Annotated[  # noqa: FBT002  # the way to a flag
         bool, Option("--deny-node-name", help="Refuse spec.nodeName instead of warning.")
@@ -196,6 +203,7 @@ def command(
                 seconds=lease_seconds,
             ),
             binds_for=frozenset(bind_scheduler or filter(None, (scheduler_name,))),
+            nodes_by_capacity=nodes_by_capacity,
             quota_map=_named(quota_configmap),
             unseen_namespaces=frozenset({NAMESPACE, namespace, *(exclude_namespace or ())}),
             drain_seconds=drain_seconds,

@@ -121,6 +121,7 @@ class AdmissionSettings:
     With ``certificate`` and ``key`` those files are served and watched (cert-manager); without, the service
     signs for itself. ``probes``: host and port at which the kubelet asks whether the program is alive and
     ready, None for nowhere. ``binds_for``: schedulerNames whose pods are bound here, empty for any;
+    ``nodes_by_capacity``: nodes without an inventory are judged by their capacity (the predecessor's agent);
     ``quota_map`` is namespace and name; pods of ``unseen_namespaces`` never pass the webhooks.
     """
 
@@ -138,6 +139,7 @@ class AdmissionSettings:
     extender: ExtenderEndpoint = field(default_factory=ExtenderEndpoint)
     leadership: Leadership = field(default_factory=Leadership)
     binds_for: frozenset[str] = frozenset()
+    nodes_by_capacity: bool = False
     quota_map: tuple[str, str] = (NAMESPACE, QUOTA_MAP)
     unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})
     drain_seconds: float = 5.0

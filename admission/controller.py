@@ -54,7 +54,7 @@ class SchedulingController:
         self._outside = outside
         self._figures = figures
         self._clock = clock
-        self.cluster = ClusterState(terms.unit)
+        self.cluster = ClusterState(terms.unit, by_capacity=settings.nodes_by_capacity)
         self.judge = FeasibilityJudge()
         self._inherited: bool | None = None  # whether the first list had a pod that waits
         watches = {

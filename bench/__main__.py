@@ -39,7 +39,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.part and arguments.part not in (known := parts(arguments.only)):
         there = ", ".join(known) or "its parts"
-        parser.error(f"--part {arguments.part}: with --only limits or placement, one of {there}")
+        parser.error(f"--part {arguments.part}: one of {there}")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     rows: list[Row] = []
     for group in (arguments.only,) if arguments.only else GROUPS:

@@ -8,6 +8,7 @@ from typing import Any
 
 from admission.cluster.host_cpu import allocatable
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.cluster.accounting import card_by_index
 from gpu_manager.domain.cluster.node_report import NodeReport, read_node, what_counts, whole_number
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
@@ -51,9 +52,11 @@ def node_facts(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:
     return NodeFacts(report, problem, _hardware(report, intern), allocatable(obj))
 
 
-def template_facts(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:
-    """The same of a node that does not exist yet, such as a cluster autoscaler's template: where there is no
-    inventory the cards are taken for alike, as many as its capacity counts.
+def facts_by_capacity(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:
+    """Read a node that may publish no inventory: a cluster autoscaler's template, or one of the
+    predecessor's agent.
+
+    Without an inventory the cards are taken for alike, as many as its capacity counts.
     """
     facts = node_facts(obj, unit, intern)
     cards = () if facts.report.published else _by_capacity(obj, facts.report.model, unit)
@@ -65,8 +68,10 @@ def template_facts(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFac
 
 def node_fingerprint(obj: Mapping[str, Any]) -> Hashable:
     """Equal for objects of a node from which the same facts are read, as after a heartbeat."""
-    cpu = mapping(mapping(obj.get("status")).get("allocatable")).get("cpu")
-    return what_counts(obj), cpu if isinstance(cpu, str) else None
+    status = mapping(obj.get("status"))
+    cpu, capacity = mapping(status.get("allocatable")).get("cpu"), mapping(status.get("capacity"))
+    said = cpu, capacity.get(CORE), capacity.get(MEMORY)
+    return what_counts(obj), tuple(value if isinstance(value, str) else None for value in said)
 
 
 def _hardware(report: NodeReport, intern: Intern) -> int:
@@ -82,4 +87,4 @@ def _by_capacity(obj: Mapping[str, Any], model: str, unit: int) -> tuple[CardSta
     capacity = mapping(mapping(obj.get("status")).get("capacity"))
     count = min(whole_number(capacity.get(CORE)) // CORES_PER_CARD, MAX_CARDS)
     memory = whole_number(capacity.get(MEMORY)) // count * unit if count else 0
-    return tuple(CardState(Card(i, CardUuid(f"capacity-{i}"), model, memory)) for i in range(count))
+    return tuple(CardState(Card(i, card_by_index(i), model, memory)) for i in range(count))

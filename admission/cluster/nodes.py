@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final
 
-from admission.cluster.node_facts import NodeFacts, node_facts, node_fingerprint, template_facts
+from admission.cluster.node_facts import NodeFacts, facts_by_capacity, node_facts, node_fingerprint
 from admission.cluster.node_view import NodeView, build_view
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.cluster.accounting import Used
@@ -27,9 +27,10 @@ def name_of(obj: Mapping[str, Any]) -> str:
 class Nodes:
     """Not thread-safe. ``unit``: bytes of one unit of memory; ``turn`` rises with every :meth:`build`."""
 
-    def __init__(self, unit: int) -> None:
+    def __init__(self, unit: int, *, by_capacity: bool = False) -> None:
         self.turn = 0
         self._unit = unit
+        self._read = facts_by_capacity if by_capacity else node_facts
         self._facts: dict[str, NodeFacts] = {}
         self._said: dict[str, Hashable] = {}  # what of the node's object the facts came from
         self._views: dict[str, NodeView] = {}
@@ -43,7 +44,7 @@ class Nodes:
         name, said = name_of(obj), node_fingerprint(obj)
         if self._said.get(name) == said:
             return False
-        self._facts[name] = node_facts(obj, self._unit, self._intern)
+        self._facts[name] = self._read(obj, self._unit, self._intern)
         self._said[name] = said
         return True
 
@@ -81,7 +82,7 @@ class Nodes:
 
     def imagined(self, obj: Mapping[str, Any]) -> NodeView:
         """An empty node by its object alone, from its capacity where it has no inventory."""
-        facts = template_facts(obj, self._unit, self._intern)
+        facts = facts_by_capacity(obj, self._unit, self._intern)
         return build_view(facts, (), (), self._intern, cpu=facts.cpu)
 
     def _build(self, name: str, here: Sequence[PodView], others_cpu: int) -> None:

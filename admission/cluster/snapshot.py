@@ -46,12 +46,16 @@ class Snapshot:
 
 
 class ClusterState:
-    """Thread-safe. Nobody waits for the outside while the lock is held."""
+    """Thread-safe. Nobody waits for the outside while the lock is held.
 
-    def __init__(self, unit: int) -> None:
+    ``unit``: bytes of one unit of memory. ``by_capacity``: nodes that publish no inventory are judged by
+    their capacity.
+    """
+
+    def __init__(self, unit: int, *, by_capacity: bool = False) -> None:
         self.unit = unit
         self._lock = threading.RLock()
-        self._nodes = Nodes(unit)
+        self._nodes = Nodes(unit, by_capacity=by_capacity)
         self._pods: dict[PodUid, PodView] = {}
         self._names: dict[str, PodUid] = {}
         self._reserved: dict[PodUid, PodView] = {}

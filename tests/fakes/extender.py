@@ -208,11 +208,12 @@ class World:
         judge: FeasibilityJudge | None = None,
         schedulers: frozenset[str] = frozenset({"gpu-scheduler"}),
         expecting: bool = False,
+        by_capacity: bool = False,
         clock: FakeClock | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
         self.api = FakeApi()
-        self.cluster = ClusterState(UNIT)
+        self.cluster = ClusterState(UNIT, by_capacity=by_capacity)
         self.quota = QuotaBook()
         self.leads = True
         self.counts: dict[tuple[str, str], int] = {}

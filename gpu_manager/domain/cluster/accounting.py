@@ -15,12 +15,18 @@ from dataclasses import dataclass, replace
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_report import NodeReport, usual_unit
 from gpu_manager.domain.cluster.terminating import terminating_allocations, with_terminating
-from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, decode_assignment
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    ASSIGNED,
+    PREDICATE_INDEX,
+    PREDICATE_NODE,
+    decode_assignment,
+)
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.place import Placement, find, judge
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import booked_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
@@ -126,11 +132,32 @@ def placed_pod(pod: Pod) -> PlacedPod:
 
 
 def assigned_cards(pod: Pod) -> Assigned | None:
-    """What its annotation says of its cards; None if that is not about this very pod on its node."""
+    """What its annotations say of its cards; None if that is not about this very pod on its node.
+
+    Of a pod that the predecessor's scheduler placed they give indices: these name the cards of a node that
+    publishes no inventory (:func:`card_by_index`), and none of another.
+    """
     said = decode_assignment(pod.annotations.get(ALLOCATION))
+    if said is None and pod.node and pod.annotations.get(PREDICATE_NODE) == pod.node:
+        return dict(_by_index(pod)) or None
     if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
         return None
     return {name: tuple(shares) for name, shares in said.containers.items()}
+
+
+def card_by_index(index: int) -> CardUuid:
+    """The name of a card of a node that publishes no inventory, by the index that the predecessor counts
+    by.
+    """
+    return CardUuid(f"capacity-{index}")
+
+
+def _by_index(pod: Pod) -> Iterator[tuple[str, tuple[tuple[CardUuid, Amount], ...]]]:
+    apps = [c.name for c in pod.containers if c.kind is ContainerKind.APP]
+    for n, name in enumerate(apps):
+        indices = pod.annotations.get(f"{PREDICATE_INDEX}{n}", "").split(",")
+        if all(index.isascii() and index.isdecimal() and len(index) < 4 for index in indices):
+            yield name, tuple((card_by_index(int(index)), ZERO) for index in indices)
 
 
 def cluster_books(nodes: Sequence[NodeReport], pods: Iterable[Pod]) -> tuple[NodeBooks, ...]:
