@@ -21,6 +21,9 @@ from tests.cluster.pods import PATH, Pods, container, pod
 ROLLOUTS: Final = 10
 AT_ONCE: Final = 4  # pods of a batch
 KEPT: Final = 24  # pods at a time
+PENDING: Final = (
+    8  # of them that do not run yet: a controller makes no more than it wants, however slow the node
+)
 DAEMONSET: Final = "daemonset/gpu-manager-daemonset"
 
 
@@ -54,8 +57,9 @@ class Load(Beside):
         self._alive: list[str] = []
 
     def _run(self) -> None:
-        while not self._stop.wait(1.0):
-            for _ in range(AT_ONCE):
+        while not self._stop.wait(0.5):
+            self.look()
+            for _ in range(min(AT_ONCE, PENDING - self._pending())):
                 name = f"load-{self.created}"
                 try:
                     self._pods.try_create(pod(name, container("c", 15, 10)))
@@ -65,9 +69,11 @@ class Load(Beside):
                     continue
                 self.created += 1
                 self._alive.append(name)
-            self.look()
             while len(self._alive) > KEPT:
                 self._cluster.api.delete(f"{PATH}/{self._alive.pop(0)}")
+
+    def _pending(self) -> int:
+        return len(self._cluster.api.get(PATH, fieldSelector="status.phase=Pending")["items"])
 
     def look(self) -> None:
         """Count who has failed."""
