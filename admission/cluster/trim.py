@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, OUR_PREFIX
 from gpu_manager.domain.untrusted import mapping, mappings
 
-_OURS: Final = "tencent.com/"
 _GROUPS: Final = ("initContainers", "containers")
 _META: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "labels")
 _SPEC: Final = ("nodeName", "priority", "schedulerName", "overhead")
@@ -53,7 +52,7 @@ def slim_pod(obj: Obj) -> Obj | None:
 def slim_node(obj: Obj) -> Obj:
     """A core/v1 Node with what is read here."""
     meta = mapping(obj.get("metadata"))
-    labels = {k: v for k, v in mapping(meta.get("labels")).items() if _OURS in k}
+    labels = {k: v for k, v in mapping(meta.get("labels")).items() if OUR_PREFIX in k}
     return {
         "metadata": {"name": meta.get("name"), "labels": labels, "annotations": _annotations(meta)},
         "status": _picked(mapping(obj.get("status")), _NODE_STATUS),
@@ -78,7 +77,7 @@ def _ended(statuses: object) -> Iterator[Obj]:
 
 
 def _annotations(meta: Obj) -> Obj:
-    return {k: v for k, v in mapping(meta.get("annotations")).items() if _OURS in k}
+    return {k: v for k, v in mapping(meta.get("annotations")).items() if OUR_PREFIX in k}
 
 
 def _picked(obj: Obj, keys: tuple[str, ...]) -> dict[str, Any]:

@@ -40,6 +40,32 @@ PREDICATE_INDEX: Final = "tencent.com/predicate-gpu-idx-"
 ASSIGNED: Final = "tencent.com/gpu-assigned"
 # Written into a pending pod when its namespace's quota changes, so that schedulers requeue it.
 QUOTA_SEEN: Final = "tencent.com/vcuda-quota-seen"
+POD_ANNOTATIONS: Final = (
+    CORE_LIMIT,
+    GPU_MODEL,
+    GPU_UUID,
+    PLACEMENT,
+    PRELOAD,
+    ALLOCATION,
+    PREDICATE_NODE,
+    PREDICATE_TIME,
+    ASSIGNED,
+    QUOTA_SEEN,
+)
+OUR_PREFIX: Final = "tencent.com/"
+# Resources by which other systems share cards; here nobody counts them.
+FOREIGN_RESOURCES: Final = (
+    "nvidia.com/gpumem",
+    "nvidia.com/gpumem-percentage",
+    "nvidia.com/gpucores",
+    "nvidia.com/gpu.shared",
+    "aliyun.com/gpu-mem",
+    "aliyun.com/gpu-core.percentage",
+    "volcano.sh/vgpu-number",
+    "volcano.sh/vgpu-memory",
+    "volcano.sh/vgpu-memory-percentage",
+    "volcano.sh/vgpu-cores",
+)
 # Annotations of the CRI container (the predecessor's).
 CRI_CORE: Final = CORE
 CRI_MEMORY: Final = MEMORY

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fractions import Fraction
 from typing import NewType
 
-from gpu_manager.domain.contract import CAPABILITIES_ENV, CORE, MEMORY, NVIDIA
+from gpu_manager.domain.contract import CAPABILITIES_ENV, CORE, FOREIGN_RESOURCES, MEMORY, NVIDIA, OUR_PREFIX
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
 from gpu_manager.domain.untrusted import text
@@ -21,6 +21,7 @@ PodUid = NewType("PodUid", str)
 
 _GRAPHICS = frozenset({"graphics", "display", "ngx", "all"})
 _SHOWN = 8  # complaints about one pod in one text
+_LONGEST_NAME = 317  # characters of a qualified name of Kubernetes
 
 # A static pod comes from a file of the node. The kubelet knows it by a digest of that file (MD5: 32 hex), and
 # makes a copy of it in the API, its mirror, which has a UID of its own and names the digest twice.
@@ -56,6 +57,7 @@ class Container:
     over: bool = False  # an ordinary init container that has done its work
     gpus: Fraction | None = None  # whole cards under NVIDIA's name, as written in limits
     lent: bool = False  # ``core`` stands for ``gpus``: this node gives cards under that name too
+    strange: tuple[str, ...] = ()  # resources that share cards, but not by a name that is known here
     runtime_id: str = ""  # the container id without its "containerd://", once the runtime made it
 
     @property
@@ -263,12 +265,19 @@ def _container(
         core_request=quantity(requests, CORE, "requests"),
         memory_units_request=quantity(requests, MEMORY, "requests"),
         gpus=_gpus(limits.get(NVIDIA)),
+        strange=_strange((*limits, *requests)),
         graphics=_wants_graphics(entry.get("env")),
         privileged=security.get("privileged") not in (None, False),
         running=bool(now.get("running")),
         over=kind is ContainerKind.INIT and _succeeded(now.get("terminated"), f"{where}: terminated"),
         runtime_id=_text(state.get("containerID"), f"{where}: containerID").rpartition("://")[2],
     )
+
+
+def _strange(names: Iterable[object]) -> tuple[str, ...]:
+    found = {name for name in names if isinstance(name, str) and len(name) <= _LONGEST_NAME}
+    ours = {name for name in found if name.startswith(OUR_PREFIX)} - {CORE, MEMORY}
+    return tuple(sorted(ours | (found & set(FOREIGN_RESOURCES)))[:_SHOWN])
 
 
 def _succeeded(terminated: object, where: str) -> bool:

@@ -34,6 +34,7 @@ from gpu_manager.domain.rules.pod_annotations import (
 )
 from gpu_manager.domain.rules.request import Request
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.rules.unknown_names import unknown_names
 
 __all__ = [
     "MOST_ASKING",
@@ -126,7 +127,7 @@ def _names_ours(pod: Pod) -> bool:
 
 def warn_pod(pod: Pod, unit: int = DEFAULT_UNIT) -> tuple[Violation, ...]:
     """Return what is legal in the pod but probably a mistake."""
-    return tuple(v for c in pod.containers for v in _warn_container(c, unit))
+    return (*(v for c in pod.containers for v in _warn_container(c, unit)), *unknown_names(pod))
 
 
 # Each check yields its violations in the order of the manifest.

@@ -256,6 +256,20 @@ class Rule(Enum):
         "Leave `schedulerName` out: the admission service writes it.",
         warning=True,
     )
+    RESOURCE_UNKNOWN = RuleText(
+        "resource-unknown",
+        "{field} is no resource of this system{hint}",
+        "No node offers a resource by that name: a pod that asks for it waits for ever.",
+        f"Write `{CORE}` and `{MEMORY}`; `kubectl vcuda migrate` translates manifests of other systems.",
+        warning=True,
+    )
+    ANNOTATION_UNKNOWN = RuleText(
+        "annotation-unknown",
+        "annotation {field} means nothing here{hint}",
+        "A misspelt annotation would be ignored in silence.",
+        "Correct its name, or remove it.",
+        warning=True,
+    )
     NO_CARD_FITS = RuleText(
         "no-card-fits",
         "{reason}",

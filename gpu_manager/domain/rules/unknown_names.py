@@ -1,0 +1,47 @@
+"""Names in a pod that mean nothing here: misspelt, or another system's. They are legal, and a mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+from gpu_manager.domain.contract import (
+    CORE,
+    CORE_LIMIT,
+    FOREIGN_RESOURCES,
+    GPU_MODEL,
+    GPU_UUID,
+    MEMORY,
+    OUR_PREFIX,
+    PLACEMENT,
+    POD_ANNOTATIONS,
+    PREDICATE_INDEX,
+    PRELOAD,
+)
+from gpu_manager.domain.errors import printable
+from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+
+_FOR_PEOPLE = (CORE_LIMIT, GPU_MODEL, GPU_UUID, PLACEMENT, PRELOAD)
+_ALIKE = 0.7  # of difflib's ratio, without the prefix
+_MOST = 8  # annotations of one pod that are complained of
+_LONGEST = 317  # characters of a qualified name of Kubernetes
+
+
+def unknown_names(pod: Pod) -> Iterator[Violation]:
+    """Yield a warning for each, with the name that was probably meant."""
+    for container in pod.containers:
+        for name in container.strange:
+            others = f", but another's: ask for {CORE} and {MEMORY}"
+            hint = others if name in FOREIGN_RESOURCES else _meant(name, (CORE, MEMORY))
+            yield violation(Rule.RESOURCE_UNKNOWN, container.name, printable(name), "", hint=hint)
+    ours = (key for key in pod.annotations if key.startswith(OUR_PREFIX) and len(key) <= _LONGEST)
+    unknown = sorted(k for k in ours if k not in POD_ANNOTATIONS and not k.startswith(PREDICATE_INDEX))
+    for key in unknown[:_MOST]:
+        yield violation(Rule.ANNOTATION_UNKNOWN, "", printable(key), "", hint=_meant(key, _FOR_PEOPLE))
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    short = {one.removeprefix(OUR_PREFIX): one for one in known}
+    close = get_close_matches(name.removeprefix(OUR_PREFIX), short, n=1, cutoff=_ALIKE)
+    return f": did you mean {short[close[0]]}?" if close else ""
