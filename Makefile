@@ -56,8 +56,18 @@ format: $(CHECK) ## let the formatters decide
 	ruff check --fix .
 	find vcuda/lib -name '*.[ch]' | xargs clang-format -i
 
-test: $(TEST) ## every test that needs neither card nor cluster
-	python -m pytest -n auto tests/unit tests/component
+test: unit component ## every test that needs neither card nor cluster
+
+unit: $(TEST) ## unit tests alone, and the lines of domain, services and admission that they run
+	rm -rf build/coverage && mkdir -p build/coverage
+	coverage run -m pytest -n auto tests/unit
+	coverage combine --quiet
+	coverage report --skip-covered --fail-under=100 --include='gpu_manager/domain/*'
+	coverage report --skip-covered --fail-under=85 --include='gpu_manager/services/*'
+	coverage report --skip-covered --fail-under=90 --include='admission/*'
+
+component: $(TEST) ## tests of several parts together
+	python -m pytest -n auto tests/component
 
 native: $(TEST) ## libvcuda and its stand-in drivers: built, sanitised, tested
 	python -m pytest -n auto -m "not timed" tests/native
@@ -171,4 +181,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check format test native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts release-trial cluster-record cluster-down
+.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts release-trial cluster-record cluster-down

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import http.client
 import json
@@ -17,14 +16,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from prometheus_client import CollectorRegistry
 
 from admission.__main__ import run
-from admission.config import ExtenderEndpoint
-from admission.extender.cluster_metrics import ClusterMetrics
-from admission.extender.verbs import Reply, Route
 from admission.serving.certs import ClientGuard
-from admission.serving.extender_app import build_extender
 from admission.serving.https_server import HttpsServer, Peers
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.https import Caller, trusting, visit
@@ -72,76 +66,6 @@ class Authority:
             )
         )
         return paths
-
-
-class Table:
-    """An extender that says which of its handlers was called."""
-
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route("/scheduler/filter", "filter", lambda _: Reply(b'"filter"')),
-            Route("/scheduler/bind", "bind", lambda _: Reply(b'"bind"'), guarded=True),
-        )
-
-
-def call(app: Any, path: str, client: tuple[str, int] | None) -> tuple[int, bytes]:
-    """One request as an ASGI server hands it in."""
-    said: list[Any] = []
-    body = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
-
-    async def receive() -> Any:
-        return next(body)
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    scope = {
-        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-        "headers": [], "client": client, "server": ("x", 1), "scheme": "http", "http_version": "1.1",
-        "root_path": "", "asgi": {"version": "3.0"},
-    }  # fmt: skip
-    asyncio.run(app(scope, receive, send))
-    return said[0]["status"], b"".join(m.get("body", b"") for m in said[1:])
-
-
-def app(peers: Peers) -> Any:
-    door, table = ExtenderEndpoint(), Table()
-    return build_extender(door, table, peers, ClusterMetrics(CollectorRegistry()), "1", lambda: False)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("client", "may"),
-    [
-        (("127.0.0.1", 1), True),
-        (("127.8.9.1", 1), False),
-        (("127.0.0.6", 1), False),  # a mesh's proxy calls from there for whoever called it
-        (("::1", 1), True),
-        (("::ffff:127.0.0.1", 1), True),
-        (("10.0.0.7", 1), False),
-        (("::ffff:10.0.0.7", 1), False),
-        (("fe80::1", 1), False),
-        (("localhost", 1), False),
-        (None, False),
-    ],
-)
-def test_bind_is_for_loopback_and_filter_for_all(client: tuple[str, int] | None, may: bool) -> None:
-    made = app(Peers())
-    assert call(made, "/scheduler/filter", client) == (200, b'"filter"')
-    status, body = call(made, "/scheduler/bind", client)
-    assert (status, b"--extender-client-ca-file" in body) == ((200, False) if may else (403, True))
-
-
-def test_a_certificate_of_the_right_name_binds_from_anywhere() -> None:
-    peers = Peers()
-    made = app(peers)
-    for name, status in ((SCHEDULER, 200), ("system:node:n1", 403)):
-        peers.come(
-            ("10.0.0.7", 9), {"subject": ((("organizationName", SCHEDULER),), (("commonName", name),))}
-        )
-        assert call(made, "/scheduler/bind", ("10.0.0.7", 9))[0] == status
-        assert call(made, "/scheduler/bind", ("10.0.0.7", 10))[0] == 403
-        peers.go(("10.0.0.7", 9))
-        assert call(made, "/scheduler/bind", ("10.0.0.7", 9))[0] == 403
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from bench.books import disagreement, random_cluster
 from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.accounting import NodeBooks, allocations_of
-from gpu_manager.domain.cluster.node_report import read_node
+from gpu_manager.domain.cluster.node_report import read_node, usual_unit, whole_number
 from gpu_manager.domain.cluster.terminating import terminating_shares
 from gpu_manager.domain.contract import (
     ALLOCATION,
@@ -242,3 +242,17 @@ def test_the_agent_grants_a_bound_pod_what_the_extender_counts_whatever_was_anno
     if fits:
         cards = [state.card.uuid for state in here.cards]
         assert [agent.ledger.booked(card) for card in cards] == [books.ledger.booked(card) for card in cards]
+
+
+def test_the_unit_is_the_most_usual_one_and_what_is_no_count_is_none() -> None:
+    assert usual_unit([]) == usual_unit([read_node(node("n1"))]) == UNIT
+    assert [whole_number(value) for value in (None, "3", "-3", "2500m", "many")] == [0, 3, 0, 2, 0]
+
+
+def test_an_init_container_that_has_ended_is_no_holder_of_its_own() -> None:
+    here = pod("a", 60, on="n1", annotations=says("a", ONE))
+    cluster = ClusterState(UNIT)
+    cluster.replace(NODES, [node("n1")])
+    cluster.replace(PODS, [here])
+    (books,) = cluster.snapshot().nodes.values()
+    assert [books.ended(holder) for holder in books.ledger] == [False]

@@ -214,3 +214,8 @@ def test_every_name_of_ours_is_in_our_domain_and_said_once() -> None:
     ]
     assert len(keys) > 10
     assert {k for k in keys if keys.count(k) > 1} <= {contract.CORE, contract.MEMORY, contract.GPU_MODEL}
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"v": 1, "unit": true}', '{"v": 1, "unit": -1}'])
+def test_an_inventory_that_cannot_be_read_is_none(text: str) -> None:
+    assert contract.decode_inventory(text) is None

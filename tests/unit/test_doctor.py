@@ -325,3 +325,38 @@ def test_many_cases_of_one_fault_are_counted_not_listed() -> None:
 def test_the_page_of_the_docs_names_every_check() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
     assert [line[4:] for line in page.splitlines() if line.startswith("### ")] == [c.id for c in CHECKS]
+
+
+@pytest.mark.parametrize(
+    ("group", "unknown", "whys"),
+    [
+        (
+            "agent",
+            AgentFacts("http://127.0.0.1:5678", "0.1.0", {"registered": True}),
+            {"the agent's metrics cannot be read"},
+        ),
+        (
+            "kubelet",
+            KubeletFacts(socket=True, pod_resources=True),
+            {
+                "/sys/fs/cgroup cannot be read",
+                "the kubelet's checkpoint cannot be read: run as root",
+                "the directory of static pods cannot be read",
+                "the cgroup drivers of kubelet and runtime are not both known",
+            },
+        ),
+        (
+            "runtime",
+            RuntimeFacts("nvidia", "why", runtimes={"nvidia": ""}),
+            {
+                "the kubelet's configuration does not say which socket it uses",
+                "no configuration shows whether the runtime reads CDI specs",
+                "the version of libnvidia-container, or that of the cgroups, is not known",
+            },
+        ),
+        ("cluster", ClusterFacts(nodes=(NODE,)), {"the API server did not show daemonsets"}),
+    ],
+)
+def test_a_fact_that_is_not_known_is_said(group: str, unknown: Any, whys: set[str]) -> None:
+    report = examine(replace(GOOD, **{group: unknown}))
+    assert whys <= {skipped.why for skipped in report.skipped}

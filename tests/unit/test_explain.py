@@ -10,6 +10,7 @@ from gpu_manager.domain.placement.explain import (
     LINE_LIMIT,
     CardView,
     Refusal,
+    closed_because,
     explain_placement,
     explain_shares,
     nearest_request,
@@ -272,3 +273,9 @@ def test_the_nearest_request_never_asks_for_more() -> None:
     views = [CardView(i, CardUuid(f"GPU-{i}"), Amount(100, 16 * GIB), idle=True, closed="") for i in range(3)]
     for cards, nearest in ((1, 100), (2, 200), (5, 300)):
         assert nearest_request(Request(cards * 100, 0), views, DEFAULT_UNIT) == Request(nearest, 0)
+
+
+def test_a_card_that_is_given_away_whole_says_under_which_name():
+    state = CardState(Card(0, CardUuid("GPU-0"), "T4", 16 * GIB), held="nvidia.com/gpu")
+    request = PodRequest(PodUid("u"), (), models=("T4",))
+    assert closed_because(state, request) == "given away whole as nvidia.com/gpu"

@@ -213,3 +213,14 @@ def test_a_hundred_thousand_levels_are_refused_like_any_list(place: str) -> None
         parse_pod({place: nested(100_000)})
     with pytest.raises(RequestInvalid, match="a list is not a Kubernetes quantity"):
         parse_pod({"spec": {"containers": [{"name": "a", "resources": {"limits": {CORE: nested(100_000)}}}]}})
+
+
+def test_a_count_of_whole_cards_that_is_no_number_is_the_api_servers_to_refuse() -> None:
+    limits = {CORE: "30", MEMORY: "8", "nvidia.com/gpu": "some"}
+    made = parse_pod(
+        {
+            "metadata": {"name": "a", "namespace": "default", "uid": "u"},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]},
+        }
+    )
+    assert made.containers[0].gpus is None

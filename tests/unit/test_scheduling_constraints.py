@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_manager.domain.label_selectors import meets
 from gpu_manager.domain.whatif.scheduling_constraints import (
     ANYWHERE,
     DAEMONS,
@@ -157,3 +158,17 @@ anything = st.recursive(
 def test_whatever_objects_say_the_answer_is_a_sentence_or_nothing(node, spec):
     assert isinstance(node_constraints(node).bars(pod_constraints(spec)), str)
     assert isinstance(node_constraints({"metadata": node, "spec": spec}).bars(pod_constraints(spec)), str)
+
+
+def test_a_closed_node_says_so_before_anything_else():
+    assert NodeConstraints(closed="is being deleted", cordoned=True).bars(ANYWHERE) == "is being deleted"
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "holds"),
+    [("5", "4", True), ("4", "4", False), ("x", "4", False), (None, "4", False), ("5", "four", False)],
+)
+def test_more_than_a_number_holds_for_numbers_alone(value, bound, holds):
+    labels = {} if value is None else {"key": value}
+    assert meets(labels, (("key", "Gt", frozenset({bound})),)) is holds
+    assert not meets({"key": "5"}, (("key", "Gt", frozenset({"1", "2"})),))

@@ -297,3 +297,25 @@ def test_the_agent_never_loads_the_score_nor_numpy():
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_departures_count_against_arrivals_in_the_mix() -> None:
+    arrivals = Arrivals()
+    for _ in range(10):
+        arrivals.add(RequestShape(50, 20))
+    alive = arrivals.mix().turnover
+    arrivals.leave(5)
+    assert arrivals.mix().turnover > alive
+
+
+def test_where_pods_leave_again_a_request_goes_to_the_card_that_is_fuller_after_it():
+    arrivals = Arrivals()
+    shape = RequestShape(10, 20)
+    for _ in range(10):
+        arrivals.add(shape)
+        arrivals.leave()
+    scorer = Scorer(arrivals.mix(), STOCK)
+    rooms = [FreeShape("A", UNITS, None, ((cores, UNITS),)) for cores in (20, 90)]
+    full, empty = scorer.costs([((room,), (room.less(shape, room.free[0]),)) for room in rooms])
+    assert full < empty
+    assert len(scorer.waste) == 4

@@ -14,9 +14,10 @@ from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.topology import SELF, Link, Topology
 from gpu_manager.domain.whatif.defragmentation import DisruptionAllowance, defragment
-from gpu_manager.domain.whatif.host_resources import HostResources
+from gpu_manager.domain.whatif.disruption_budgets import read_budget
+from gpu_manager.domain.whatif.host_resources import HostResources, host_of_node, host_of_pod
 from gpu_manager.domain.whatif.scheduling_constraints import NodeConstraints, PodConstraints
-from gpu_manager.domain.whatif.simulation import SimNode, SimPod, drain, nodes_needed, simulate
+from gpu_manager.domain.whatif.simulation import SimNode, SimPod, drain, nodes_needed, simulate, why_not
 
 UNITS = 64
 quick = settings(deadline=None, max_examples=100, derandomize=True)
@@ -412,3 +413,25 @@ def test_a_forecast_never_overcommits_and_loses_no_pod(wanted):
     more = nodes_needed([node("n0")], pods, node("kind"))
     assert not more.refused
     sound(more.nodes)
+
+
+def test_without_nodes_the_reason_is_that_there_are_none():
+    assert why_not([], pod("a", 30)) == "no node publishes cards"
+    assert "no node publishes cards" in str(defragment([], pod("a", 30), [], 3))
+
+
+def test_the_pods_of_the_only_node_have_nowhere_to_go():
+    alone = simulate([node("n1")], [pod("a", 30)]).nodes[0]
+    assert drain([alone], "n1").refused == {"default/a": "no other node publishes cards"}
+
+
+def test_what_a_node_and_a_pod_say_of_the_host_is_read():
+    asked = {"spec": {"containers": [{"resources": {"requests": {"cpu": "1500m", "memory": "1Ki"}}}]}}
+    assert host_of_pod(asked) == HostResources(1500, 1024, 1)
+    offered = host_of_node({"status": {"allocatable": {"cpu": "2", "pods": "110"}}})
+    assert (offered.cpu, offered.pods) == (2000, 110)
+    assert offered.memory > 1 << 50
+
+
+def test_an_object_without_a_name_is_no_budget():
+    assert read_budget({"metadata": {"name": "a"}, "spec": {}}) is None

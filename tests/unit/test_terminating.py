@@ -121,3 +121,12 @@ def test_people_see_what_a_deleted_pod_still_holds() -> None:
     (seen,) = cluster_of(nodes, [pod("gone", 60, uid="uid-gone", on="n1")]).with_cards
     assert not seen.gone
     assert seen.ledger.booked(card).cores == 60
+
+
+def test_beyond_so_many_pods_the_rest_is_told_by_card_alone() -> None:
+    rows = [held(f"u{n:03}", CARDS[n % 2].uuid, 1, 1) for n in range(MOST + 50)]
+    ledger = Ledger(CARDS, MIB, rows)
+    told = terminating_shares(ledger, ledger.pods)
+    assert len(told) == MOST
+    assert [one.pod for one in told[-2:]] == ["", ""]
+    assert sum((one.amount for one in told), ZERO) == Amount(MOST + 50, (MOST + 50) * MIB)

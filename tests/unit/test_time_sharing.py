@@ -238,3 +238,10 @@ def test_one_page_that_is_gone_stops_nobody() -> None:
     spend(service, pages, 2)
     assert pages.factors("a")[-1] > 1.5
     assert pages.factors("c") == []
+
+
+def test_a_container_that_is_not_seen_any_more_has_no_factor() -> None:
+    card = SharedCard()
+    card.sample(STEP, {"a": CardActivity(1, 0), "b": CardActivity(1, 0)})
+    card.sample(STEP, {"a": CardActivity(1, 0)})
+    assert set(card.factors()) == {"a"}

@@ -75,3 +75,11 @@ def test_a_pod_of_twice_as_many_containers_costs_twice_as_much():
         return made[0]
 
     assert calls(60) < 2.5 * calls(30)
+
+
+def test_an_init_container_has_room_where_its_pods_peak_has():
+    request = PodRequest(PodUid("uid"), ())
+    trial = TrialPlacement(request, CARDS, Ledger((s.card for s in CARDS), DEFAULT_UNIT))
+    for memory, fits in ((DEFAULT_UNIT, True), (1 << 50, False)):
+        setup = ContainerRequest("setup", ContainerKind.INIT, 0, Request(50, memory))
+        assert trial.has_room(0, Unit((setup,), 0)) is fits
