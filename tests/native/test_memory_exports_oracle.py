@@ -9,13 +9,15 @@ import pytest
 
 from tests.native.driven import CONTEXT, Container
 from tests.native.export_player import ExportPlayer
+from tests.native.tools import FULL
 from tests.oracle.random_exports import communicators, random_history
 
-HISTORIES = 10
+BLOCKS, HISTORIES = (4, 10) if FULL else (1, 12)
+COMMUNICATORS = 100 if FULL else 25
 ROOM = 8 << 30
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(BLOCKS))
 def test_the_account_follows_random_histories_of_exports(tmp_path: Path, block: int) -> None:
     for seed in range(block * HISTORIES, (block + 1) * HISTORIES):
         base = tmp_path / str(seed)
@@ -31,11 +33,11 @@ def test_the_account_follows_random_histories_of_exports(tmp_path: Path, block: 
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_hundred_communicators_leave_nothing_charged(tmp_path: Path, ranks: int) -> None:
+def test_communicators_leave_nothing_charged(tmp_path: Path, ranks: int) -> None:
     """With room for two at a time: NCCL's buffers are exported, mapped by the neighbour, and let go of by their maker
     first."""
     with Container(tmp_path, ranks * (CONTEXT + 2 * (96 << 20))) as container:
         player = ExportPlayer(container)
-        player.play(communicators(100, ranks=ranks).calls, judge=False)
+        player.play(communicators(COMMUNICATORS, ranks=ranks).calls, judge=False)
         player.look_again(ranks * CONTEXT)
         assert container.charged() == ranks * CONTEXT

@@ -9,15 +9,14 @@ import pytest
 
 from tests.native.driven import Container
 from tests.native.graph_player import Verdict, judge
+from tests.native.tools import FULL
 
-HISTORIES = 50  # a block
-
-
+BLOCKS, HISTORIES = (4, 50) if FULL else (1, 20)
 MILLISECONDS_10 = 15_000_000  # bytes that the modelled card sets in that time
 
 
 @pytest.mark.parametrize("set_bytes", [0, MILLISECONDS_10])
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(BLOCKS))
 def test_what_graphs_take_is_charged_and_what_fits_is_launched(
     tmp_path: Path, block: int, set_bytes: int
 ) -> None:

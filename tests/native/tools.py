@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIB = ROOT / "vcuda" / "lib"
+FULL = bool(os.environ.get("FULL"))
+"""``make native FULL=1``: random cases in their thousands; otherwise as many as find what was ever found wrong."""
 
 
 def tool(name: str) -> str:
