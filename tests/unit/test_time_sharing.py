@@ -101,6 +101,23 @@ def test_what_was_used_before_supports_a_claim_for_two_seconds_at_most() -> None
     assert believed * STEP == pytest.approx(TRUST_CAP_SECONDS, abs=0.2)
 
 
+def test_who_is_new_on_the_card_counts_before_the_driver_reports_it() -> None:
+    card, first, new = SharedCard(), Tenant(), Tenant()
+    for _ in range(int(10 / STEP)):
+        card.sample(
+            STEP, {"first": first.seen(0.0), "new": CardActivity(0, 0, present=False)}, {"first": 1.0}
+        )
+    published = []
+    for step in range(int(6 / STEP)):
+        truth = {"first": 1.0, "new": 0.0} if step * STEP < 2 else {"first": 0.5, "new": 0.5}
+        card.sample(STEP, {"first": first.seen(0.0), "new": new.seen(0.0)}, truth)
+        if step % 4 == 3:
+            factors = card.factors()
+            first.factor, new.factor = factors["first"], factors["new"]
+            published.append(first.factor)
+    assert min(published) > 1.95
+
+
 def test_what_the_driver_saw_refutes_a_forged_page() -> None:
     card, forger, honest = SharedCard(), Tenant(), Tenant()
     for step in range(800):

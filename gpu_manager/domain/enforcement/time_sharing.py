@@ -26,7 +26,10 @@ PRIOR_SECONDS: Final = 1.0
 GAIN_LEAST: Final = 0.5
 GAIN_MOST: Final = 2.0
 SMOOTHING: Final = 0.4
-"""Weight of the newest period in the published factor; 1 for a container that is or was alone."""
+"""Weight of the newest period in the published factor; 1 for a container that is alone, and more in the first
+periods after one came or went, so that these count alike."""
+UNSEEN_SECONDS: Final = 2.5
+"""From a container's first work until the driver's figure counts: it is of the second before it is read."""
 _MARGIN: Final = 1.25
 """The driver's figure is a percentage of a past window: it overrules only claims far beyond it."""
 
@@ -47,11 +50,12 @@ class CardActivity:
 class _Tenant:
     trust: float = TRUST_SECONDS
     busy_ns: int | None = None
+    since_first_work: float = 0.0
     inverse: float = 0.0
     in_flight: float = 0.0
     others: float = 0.0
     factor: float = 1.0
-    alone: bool = True  # in the last period
+    periods: int = 0  # since a container came or went
     left_alone: bool = True  # as of the last sample
     gain: float = 1.0
     charged: float = 0.0  # GPU seconds since the last comparison, without the gain
@@ -65,6 +69,7 @@ class SharedCard:
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
         self._sampled = 0.0
+        self._present: frozenset[str] = frozenset()
 
     def sample(
         self, seconds: float, seen: Mapping[str, CardActivity], truth: Mapping[str, float] | None = None
@@ -82,7 +87,11 @@ class SharedCard:
             for name, one in seen.items()
         }
         total = sum(believed.values())
-        present = sum(one.present for one in seen.values())
+        present_names = frozenset(name for name, one in seen.items() if one.present)
+        present = len(present_names)
+        if present_names != self._present:
+            self._present = present_names
+            self._restart()
         self._sampled += seconds
         for name, one in seen.items():
             tenant = self._tenants[name]
@@ -100,12 +109,19 @@ class SharedCard:
             inverse = tenant.inverse / tenant.in_flight if tenant.in_flight else 1 / (1 + others)
             if tenant.left_alone:
                 inverse = 1.0
-            weight = 1.0 if tenant.left_alone or tenant.alone else SMOOTHING
+            tenant.periods += 1
+            weight = 1.0 if tenant.left_alone else max(SMOOTHING, 1 / tenant.periods)
             tenant.factor = 1 / (1 / tenant.factor + weight * (inverse - 1 / tenant.factor))
-            tenant.alone = tenant.left_alone
             tenant.inverse = tenant.in_flight = tenant.others = 0.0
         self._sampled = 0.0
         return {name: tenant.factor for name, tenant in self._tenants.items()}
+
+    def _restart(self) -> None:
+        """A container came or went: what was sampled before says nothing about the time from now on."""
+        for tenant in self._tenants.values():
+            tenant.inverse = tenant.in_flight = tenant.others = 0.0
+            tenant.periods = 0
+        self._sampled = 0.0
 
     def gains(self, seconds: float, truth: Mapping[str, float]) -> dict[str, float]:
         """Return factors for the charges, so that they divide the card as the driver saw it divided.
@@ -136,7 +152,9 @@ class SharedCard:
         raw = used / tenant.gain
         tenant.charged += raw
         supported = raw * tenant.factor * LAG
-        if truth is not None:
+        if seen.at_work or tenant.since_first_work:
+            tenant.since_first_work += seconds
+        if truth is not None and tenant.since_first_work > UNSEEN_SECONDS:
             supported = min(supported, (truth * _MARGIN + 0.02) * seconds * tenant.factor)
         tenant.trust = min(TRUST_CAP_SECONDS, tenant.trust + supported)
         claimed = seen.at_work * seconds
