@@ -7,35 +7,15 @@
  * of that priority that does not. Prints "running", and at the end, when all its work
  * is done and has been accounted for, the seconds that it launched for and how many launches it made.
  */
-#include <dlfcn.h>
+#include "core_program.h"
+
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { STREAMS = 16, LENGTHS = 9, SETTLE_MS = 50, AWAKE_US = 23000, REST_US = 2000 };
 
-static void *library;
-
 static double now_us(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec * 1e-3;
-}
-
-static void must(int result, const char *what) {
-    if (result) {
-        fprintf(stderr, "%s: %d\n", what, result);
-        exit(1);
-    }
-}
-
-static void *find(const char *name) {
-    void *found = dlsym(library, name);
-    if (!found)
-        exit(3);
-    return found;
+    return now_s() * 1e6;
 }
 
 /* Evenly from 0 to 1; the same in every run. */
@@ -55,9 +35,7 @@ int main(int argc, char **argv) {
         return 64;
     setvbuf(stdout, NULL, _IOLBF, 0);
     sched_setscheduler(0, SCHED_RR, &(struct sched_param){.sched_priority = 5});
-    library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library)
-        return 2;
+    open_driver();
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) =
         find("cuLaunchKernel");
     int (*synchronize)(void *) = find("cuStreamSynchronize"), (*synchronize_all)(void) = find("cuCtxSynchronize");

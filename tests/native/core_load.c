@@ -5,12 +5,10 @@
  *
  * The windows start after the first seconds, which are not judged.
  */
-#include <dlfcn.h>
+#include "core_program.h"
+
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { BURST = 30, BURST_PAUSE_MS = 40, NODES = 16, RELAXED = 2 };
 
@@ -18,28 +16,8 @@ static int (*launch_kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsi
                             void **);
 static int (*synchronize)(void *), (*graph_launch)(void *, void *), (*record)(void *, void *), (*wait_event)(void *);
 static int (*set_current)(void *), (*create_stream)(void **, unsigned), (*create_event)(void **, unsigned);
-static void *library, *function, *context;
+static void *function, *context;
 static double length_s, window_s, begin_s, first_s, end_s;
-
-static double now_s(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static void must(int result, const char *what) {
-    if (result) {
-        fprintf(stderr, "%s: %d\n", what, result);
-        exit(1);
-    }
-}
-
-static void *find(const char *name) {
-    void *found = dlsym(library, name);
-    if (!found)
-        exit(3);
-    return found;
-}
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static long done, window_done, judged;
@@ -145,9 +123,7 @@ int main(int argc, char **argv) {
     length_s = atof(argv[2]) * 1e-6;
     window_s = argc > 4 ? atof(argv[4]) * 1e-3 : 1.0;
     first_s = argc > 5 ? atof(argv[5]) : 0;
-    library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library)
-        return 2;
+    open_driver();
     launch_kernel = find("cuLaunchKernel");
     synchronize = find("cuStreamSynchronize");
     graph_launch = find("cuGraphLaunch");

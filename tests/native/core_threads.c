@@ -3,39 +3,17 @@
  *   core_threads threads <kernel us> <seconds> <launches a thread>   prints "launches <a second>"
  *   core_threads cards <kernel us> <seconds>                         feeds cards 0 and 1 in turn; prints "done"
  */
-#include <dlfcn.h>
+#include "core_program.h"
+
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { CARDS = 2 };
 
-static void *library, *context[CARDS], *function[CARDS], *stream[CARDS];
+static void *context[CARDS], *function[CARDS], *stream[CARDS];
 static int (*launch_kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                             void **);
 static int (*set_current)(void *);
-
-static double now_s(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static void must(int result, const char *what) {
-    if (result) {
-        fprintf(stderr, "%s: %d\n", what, result);
-        exit(1);
-    }
-}
-
-static void *find(const char *name) {
-    void *found = dlsym(library, name);
-    if (!found)
-        exit(3);
-    return found;
-}
 
 static void launch(int card) {
     must(launch_kernel(function[card], 64, 1, 1, 32, 1, 1, 0, stream[card], NULL, NULL), "cuLaunchKernel");
@@ -66,9 +44,7 @@ int main(int argc, char **argv) {
     int cards = !strcmp(argv[1], "cards") ? CARDS : 1;
     long each = argc > 4 ? atol(argv[4]) : 1, launches = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library)
-        return 2;
+    open_driver();
     launch_kernel = find("cuLaunchKernel");
     set_current = find("cuCtxSetCurrent");
     must(((int (*)(unsigned))find("cuInit"))(0), "cuInit");

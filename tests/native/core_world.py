@@ -65,7 +65,8 @@ def compiled(source: str, *options: str) -> Path:
     target = built_interposer() / Path(source).stem
     with (built_interposer() / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists() or target.stat().st_mtime < (HERE / source).stat().st_mtime:
+        newest = max(path.stat().st_mtime for path in (HERE / source, HERE / "core_program.h"))
+        if not target.exists() or target.stat().st_mtime < newest:
             run(
                 tool("cc"),
                 "-O2",
