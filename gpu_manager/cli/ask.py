@@ -88,6 +88,8 @@ def _state(card: dict[str, Any]) -> str:
 
 
 def _free(card: dict[str, Any]) -> str:
+    if not card.get("open", True):
+        return "0 cores, 0 B"
     return f"{card['cores_free']} cores, {format_bytes(card['memory_free'])}"
 
 

@@ -135,6 +135,7 @@ HTTP_PORT: Final = 5678
 TOKEN_HEADER: Final = "X-Vcuda-Authorization"  # noqa: S105  # a header's name
 
 VERSION: Final = 1
+_LONGEST_REASON = 160  # characters of why a card is closed
 _LONGEST_JSON = 1 << 20  # characters; Kubernetes holds all annotations of an object under 256 KiB
 
 
@@ -233,6 +234,7 @@ def encode_inventory(inventory: Inventory) -> str:
                     "cordoned": s.cordoned,
                     "mig": s.card.mig,
                     **({"held": s.held} if s.held else {}),
+                    **({"why": s.reason[:_LONGEST_REASON]} if s.reason and not s.open else {}),
                 }
                 for s in inventory.cards
             ],
@@ -293,6 +295,7 @@ def _card_state(card: dict[str, Any]) -> CardState:
         ),
         healthy=_flag(card.get("healthy", True)),
         cordoned=_flag(card.get("cordoned", False)),
+        reason=_text(card.get("why", ""))[:_LONGEST_REASON],
         held=_text(card.get("held", "")),
     )
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.contract import (
     Assignment,
     Inventory,
@@ -22,6 +23,7 @@ from gpu_manager.domain.contract import (
     encode_inventory,
     encode_uuids,
 )
+from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import GIB, MIB, ZERO, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 
@@ -100,6 +102,25 @@ def test_a_card_in_mig_mode_can_be_booked_for_nothing() -> None:
     assert Card(0, CardUuid("GPU-a"), "A100", memory=GIB, mig=True).capacity(MIB) == ZERO
     assert not CardState(Card(0, CardUuid("GPU-a"), "A100", memory=GIB, mig=True)).open
     assert Card(0, CardUuid("GPU-a"), "A100", memory=GIB, reserved=2 * GIB).capacity(MIB) == Amount(100, 0)
+
+
+def test_why_a_card_is_closed_travels_with_the_inventory_in_bounds() -> None:
+    cards = tuple(
+        CardState(Card(n, CardUuid(f"GPU-{n}"), "T4", GIB), healthy=not reason, reason=reason)
+        for n, reason in enumerate(("", "XID 79: fallen off the bus", "x" * 1000))
+    )
+    read = decode_inventory(encode_inventory(Inventory(MIB, cards, Topology.uniform(3, Link(LinkKind.SYS)))))
+    assert read is not None
+    assert [s.reason for s in read.cards] == ["", "XID 79: fallen off the bus", "x" * 160]
+
+
+def test_a_closed_card_is_not_said_to_be_free() -> None:
+    closed = CardState(Card(0, CardUuid("GPU-a"), "T4", 4 * GIB), healthy=False, reason="XID 79")
+    ledger = Ledger((closed.card,), MIB)
+    graph = node_json("n", (closed,), Topology.uniform(1, Link(LinkKind.SYS)), ledger, lambda *_: {})
+    text = node_text(graph)
+    assert "closed, 0 of 100 cores and 0 B of 4 GiB booked, unhealthy: XID 79" in text
+    assert "free" not in text
 
 
 def test_what_lingers_on_a_card_that_the_node_does_not_list_is_not_heard() -> None:

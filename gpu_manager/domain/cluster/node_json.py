@@ -35,6 +35,7 @@ def node_json(
                 "cordoned": state.cordoned,
                 "mig": state.card.mig,
                 "reason": state.reason,
+                "open": state.open,
                 "cores_free": ledger.free(state.card.uuid).cores,
                 "memory": state.card.capacity(ledger.unit).memory,
                 "memory_free": ledger.free(state.card.uuid).memory,
@@ -61,12 +62,16 @@ def node_text(graph: Mapping[str, Any]) -> str:
     """What :func:`node_json` gives, as text, one line a card and one a holder; it cannot move the cursor."""
     lines = [f"{printable(graph['node'])}: {len(graph['cards'])} cards"]
     for card in graph["cards"]:
-        state = "" if card["healthy"] else f", unhealthy: {card['reason']}"
+        reason = f": {card['reason']}" if card["reason"] else ""
+        state = "" if card["healthy"] else f", unhealthy{reason}"
         state += ", cordoned" if card["cordoned"] else ""
         state += ", MIG (left alone)" if card["mig"] else ""
         free = (
             f"{card['cores_free']} of {CORES_PER_CARD} cores free, "
             f"{format_bytes(card['memory_free'])} of {format_bytes(card['memory'])} free"
+            if card["open"]
+            else f"closed, {CORES_PER_CARD - card['cores_free']} of {CORES_PER_CARD} cores and "
+            f"{format_bytes(card['memory'] - card['memory_free'])} of {format_bytes(card['memory'])} booked"
         )
         lines.append(printable(f"|---card {card['index']} ({card['model']}, {card['uuid']}): {free}{state}"))
         for holder in card["holders"]:
