@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY
-from tests.cluster import auditor, layout, product, record
+from tests.cluster import auditor, layout, product, record, views
 from tests.cluster.cluster import Cluster
 from tests.cluster.footprint import Footprint
 from tests.cluster.listing import ask
@@ -95,6 +95,7 @@ class Soak:
         self._wrong(_settled(self._cluster))
         if listed:  # nothing is being admitted
             self._wrong(listed_otherwise(self._cluster))
+            self._wrong(_seen_otherwise(self._cluster))
         gone = self._dice.sample(sorted(self._alive), k=(len(self._alive) + 1) // 2)
         for name in gone:
             self._alive.pop(name)
@@ -196,6 +197,15 @@ def _settled(cluster: Cluster) -> list[str]:
     """What still disagrees after the write-back has had its time."""
     try:
         auditor.settled(cluster, 10)
+    except AssertionError as error:
+        return str(error).splitlines()
+    return []
+
+
+def _seen_otherwise(cluster: Cluster) -> list[str]:
+    """What the agent's pages, the metrics and kubectl show otherwise than the books."""
+    try:
+        views.agreed(cluster)
     except AssertionError as error:
         return str(error).splitlines()
     return []
