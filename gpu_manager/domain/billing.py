@@ -18,6 +18,7 @@ from gpu_manager.domain.untrusted import mapping
 
 KEPT_SECONDS: Final = 300.0  # how long the sums of a pod that has ended are told: ten usual scrapes
 KEPT_PODS: Final = 2000  # ended ones; the oldest go first
+KEPT_DAYS: Final = 90  # how long the sums of a namespace are told after its last pod here
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,13 @@ class Holding:
 
 @dataclass(slots=True)
 class Sums:
-    """Sums since ``since`` (seconds since 1970), of cores times seconds and bytes times seconds."""
+    """Sums since ``since``, of cores times seconds and bytes times seconds; the last was added at ``until``.
+
+    Both are seconds since 1970.
+    """
 
     since: float
+    until: float
     core_seconds: float = 0.0
     core_used_seconds: float = 0.0
     core_wasted_seconds: float = 0.0
@@ -48,8 +53,9 @@ class Sums:
     memory_used_byte_seconds: float = 0.0
     memory_wasted_byte_seconds: float = 0.0
 
-    def add(self, held: Holding, seconds: float) -> None:
-        """So long it was held."""
+    def add(self, held: Holding, seconds: float, now: float) -> None:
+        """So long it was held, until now."""
+        self.until = now
         self.core_seconds += held.booked.cores * seconds
         self.core_used_seconds += held.cores_used * seconds
         self.core_wasted_seconds += held.cores_wasted * seconds
@@ -58,7 +64,7 @@ class Sums:
         self.memory_wasted_byte_seconds += held.memory_wasted * seconds
 
 
-FIGURES: Final = tuple(f.name for f in fields(Sums) if f.name != "since")
+FIGURES: Final = tuple(f.name for f in fields(Sums) if f.name not in ("since", "until"))
 
 
 @dataclass(slots=True)
@@ -82,10 +88,10 @@ class Bills:
         """These pods held so much for the last ``seconds``; ``now`` is seconds since 1970."""
         began = now - seconds
         for uid, one in held.items():
-            pod = self.pods.setdefault(uid, PodSums(one.namespace, one.pod, Sums(began)))
+            pod = self.pods.setdefault(uid, PodSums(one.namespace, one.pod, Sums(began, now)))
             pod.ended = None
-            pod.sums.add(one, seconds)
-            self.namespaces.setdefault(one.namespace, Sums(began)).add(one, seconds)
+            pod.sums.add(one, seconds, now)
+            self.namespaces.setdefault(one.namespace, Sums(began, now)).add(one, seconds, now)
 
     def close(self, there: Collection[PodUid], now: float) -> bool:
         """Whoever is not ``there`` has ended; True if that is news. The sums of who ended long ago go."""
@@ -98,6 +104,9 @@ class Bills:
         for place, (at, uid) in enumerate(ended):
             if now - at >= KEPT_SECONDS or place < surplus:
                 del self.pods[uid]
+        old = [name for name, sums in self.namespaces.items() if now - sums.until > KEPT_DAYS * 86400]
+        for name in old:
+            del self.namespaces[name]
         return news
 
 

@@ -1,7 +1,7 @@
 """The families of the bills on ``/metric``: counters by namespace and by pod, with when each began.
 
 A pod's are told for some minutes after its end, so that the shortest job is on some scrape; a namespace's for
-good, so that no job is missed by who looks seldom.
+months, so that no job is missed by who looks seldom.
 """
 
 from __future__ import annotations

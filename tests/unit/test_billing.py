@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from gpu_manager.domain.billing import (
+    KEPT_DAYS,
     KEPT_PODS,
     KEPT_SECONDS,
     Bills,
@@ -55,7 +56,7 @@ def test_who_was_there_for_ten_seconds_pays_for_ten() -> None:
     assert bills.pods[PodUid("2")].sums.memory_byte_seconds == 10 * GIB
 
 
-def test_the_sums_of_a_pod_are_told_a_while_after_its_end_and_those_of_its_namespace_for_good() -> None:
+def test_the_sums_of_a_pod_are_told_a_while_after_its_end_and_those_of_its_namespace_for_months() -> None:
     bills = Bills()
     bills.add({PodUid("1"): holding(30)}, 10, now=100)
     assert bills.close((), now=100)
@@ -63,7 +64,10 @@ def test_the_sums_of_a_pod_are_told_a_while_after_its_end_and_those_of_its_names
     assert PodUid("1") in bills.pods
     bills.close((), now=100 + KEPT_SECONDS)
     assert not bills.pods
+    bills.close((), now=100 + KEPT_DAYS * 86400)
     assert bills.namespaces["a"].core_seconds == 300
+    bills.close((), now=101 + KEPT_DAYS * 86400)
+    assert not bills.namespaces
 
 
 def test_a_storm_of_jobs_does_not_fill_the_memory() -> None:
