@@ -22,6 +22,9 @@ class AnyMachine:
     def lacks(self, package: str) -> str | None:
         return "it is not here" if package == "torch" else None
 
+    def end_started(self) -> None:
+        """No case starts a process."""
+
 
 def measured(*figures: float) -> Any:
     return lambda machine: [Row(f"row_{figure:g}", figure, "points", "≤ 1") for figure in figures]
