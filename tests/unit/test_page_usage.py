@@ -108,7 +108,9 @@ def test_a_live_slot_is_read_and_a_free_one_is_not() -> None:
     image = bytearray(page.build_usage())
     struct.pack_into("<I", image, 32, 3)
     at = page.USAGE_HEAD_SIZE + 2 * page.SLOT_SIZE
-    struct.pack_into("<IIQQQQQQ8x16I16Q", image, at, 1, 42, 77, 5, 9, 11, 13, 17, *range(16), *range(100, 116))
+    struct.pack_into(
+        "<IIQQQQQQ8x16I16Q", image, at, 1, 42, 77, 5, 9, 11, 13, 17, *range(16), *range(100, 116)
+    )
     (slot,) = page.read_usage(bytes(image), 2).slots
     assert slot == page.Slot(2, 42, 77, 5, 9, 11, 13, 17, (0, 1), (100, 101))
     struct.pack_into("<I", image, at, 0x101)
