@@ -79,7 +79,8 @@ def function(name: str, models: dict[str, Model], failed: str) -> str:
     call = f"model_{model.name}({model.arguments})"
     if model.result.startswith("const"):
         return f"EXPORT {model.result}{name}({model.parameters}) {{ return {call}; }}\n"
-    gate = f'int refused = __builtin_expect(standin_gate, 0) ? standin_enter("{name}") : 0;'
+    closed = "__builtin_expect(__atomic_load_n(&standin_gate, __ATOMIC_RELAXED), 0)"
+    gate = f'int refused = {closed} ? standin_enter("{name}") : 0;'
     body = f"    if (refused)\n        return ({model.result})refused;\n"
     if base == name:
         body += f"    return {call};\n"

@@ -73,7 +73,7 @@ int standin_enter(const char *name) {
     int code = standin_injected(name);
     if (code)
         return code;
-    if (process.ended)
+    if (__atomic_load_n(&process.ended, __ATOMIC_ACQUIRE))
         return CUDA_ERROR_DEINITIALIZED;
     if (process.forked)
         return works_before_init(name) && strcmp(name, "cuInit") != 0 ? 0 : CUDA_ERROR_NOT_INITIALIZED;
@@ -104,8 +104,8 @@ static void in_child(void) {
 
 /* What the process still calls while it exits is refused; what it holds goes with it. */
 static void at_exit(void) {
-    process.ended = true;
-    standin_gate = 1;
+    __atomic_store_n(&process.ended, true, __ATOMIC_RELEASE); /* other threads may still be at work */
+    __atomic_store_n(&standin_gate, 1, __ATOMIC_RELEASE);
 }
 
 /* A card of the machine by what CUDA_VISIBLE_DEVICES says: an index, a UUID or the beginning of one. */
@@ -193,7 +193,7 @@ CUresult model_cuInit(unsigned int flags) {
     if (result == CUDA_SUCCESS && !process.ready) {
         __atomic_store_n(&process.ready, true, __ATOMIC_RELEASE);
         pthread_once(&failures_once, read_failures);
-        standin_gate = failures > 0 || trace_wanted();
+        __atomic_store_n(&standin_gate, failures > 0 || trace_wanted(), __ATOMIC_RELEASE);
     }
     process_unlock();
     return result;
