@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.defrag import false_proofs
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.placement.ledger import Ledger, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
@@ -247,6 +248,7 @@ def test_nobody_is_moved_to_a_node_that_would_not_take_it():
     assert defragment([shut(node("n1"))], asked).reason == 'no node takes it: "n1" is cordoned'
 
 
+ON_N2 = PodConstraints(affinity=(((), (("metadata.name", "In", frozenset({"n2"})),)),))
 ON_N1 = PodConstraints(affinity=(((), (("metadata.name", "In", frozenset({"n1"})),)),))
 
 
@@ -435,3 +437,46 @@ def test_what_a_node_and_a_pod_say_of_the_host_is_read():
 
 def test_an_object_without_a_name_is_no_budget():
     assert read_budget({"metadata": {"name": "a"}, "spec": {}}) is None
+
+
+def on_one_card(name, *pods):
+    """A node of one card with these pods on it."""
+    here = replace(node(name, 1), constraints=NodeConstraints(name))
+    for each in pods:
+        here = lying(here, each, 0)
+    return here
+
+
+def test_where_the_best_place_of_one_leaves_another_without_the_next_is_taken():
+    nodes = [
+        on_one_card("n1", pod("a", 50), pod("b", 40, constraints=ON_N2)),
+        on_one_card("n2", pod("c", 50, stays="none makes it anew")),
+        on_one_card("n3", pod("d", 40, stays="none makes it anew")),
+    ]
+    plan = defragment(nodes, pod("train", 100))
+    assert {m.pod: m.target for m in plan.moves} == {"default/a": "n3", "default/b": "n2"}
+    assert plan.proven
+    sound(plan.after)
+    hurried = defragment(nodes, pod("train", 100), most_steps=0)
+    assert hurried.placement is None
+    assert not hurried.proven
+
+
+def test_a_smaller_set_that_others_elsewhere_stand_in_the_way_of_is_no_proof():
+    """The pod of n1 could go to n2, if that of n2 went to n3: two moves. On one node it takes three."""
+    nodes = [
+        on_one_card("n1", pod("a", 60)),
+        on_one_card("n2", pod("keeps-2", 30, stays="it stays"), pod("b", 30)),
+        on_one_card("n3", pod("keeps-3", 70, stays="it stays")),
+        on_one_card("n4", pod("x", 20), pod("y", 20), pod("z", 20)),
+    ]
+    plan = defragment(nodes, pod("train", 100))
+    assert len(plan.moves) == 3
+    assert not plan.proven
+
+
+def test_no_proof_is_false():
+    false, proven, found = false_proofs(range(60))
+    assert false == []
+    assert proven > 30, "the answer still says so where it is so"
+    assert found > 30

@@ -6,7 +6,7 @@ of the books. Which sets of pods are worth a look, :mod:`gpu_manager.domain.what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -27,6 +27,7 @@ MOST_SETS = 50_000  # of pods that might move, listed for one size; beyond, the 
 MOST_LOOKED = 500_000  # sets of one card's pods looked through for these, in all
 MOST_TRIED = 10_000  # of them laid out anew, in all
 MOST_MOVES = 6
+MOST_STEPS = 20_000  # places looked at for moved pods beyond the first that offers itself, in all
 _SHOWN = 5  # pods that must stay, for people
 
 
@@ -52,7 +53,8 @@ class PodMove:
 
 @dataclass(frozen=True, slots=True)
 class DefragPlan:
-    """The plan: these moves, and the pod then lies at ``placement``. ``proven``: no smaller set exists.
+    """The plan: these moves, and the pod then lies at ``placement``. ``proven``: fewer moves do not do it,
+    not even on several nodes.
 
     None where nothing helps: then ``reason`` says why.
     """
@@ -72,6 +74,7 @@ def defragment(
     most_moves: int = MOST_MOVES,
     most_tried: int = MOST_TRIED,
     most_looked: int = MOST_LOOKED,
+    most_steps: int = MOST_STEPS,
 ) -> DefragPlan:
     """The smallest set of moves on one node that makes the pod fit there, all moved pods placed again.
 
@@ -82,11 +85,11 @@ def defragment(
     if (placed := cluster.settle(pod)) is not None:
         return DefragPlan(placed, before=tuple(nodes), after=tuple(cluster.now.values()))
     looks = SearchBudget(most_looked)
-    view, candidates = _View(cluster), _candidate_nodes(nodes, pod, budgets, looks)
+    view, candidates = _View(cluster, most_steps), _candidate_nodes(nodes, pod, budgets, looks)
     proven, tried = True, 0
     for size in range(1, most_moves + 1):
         sets, whole = _sets(candidates, size)
-        proven = proven and whole and looks.left > 0
+        proven = proven and whole and looks.left > 0 and not view.doubtful(size)
         for eviction_set in sets:
             if not _within(eviction_set.pods, budgets):
                 continue
@@ -96,6 +99,9 @@ def defragment(
             found = view.carried_out(eviction_set, pod)
             if found is not None:
                 return replace(found, proven=proven, before=tuple(nodes))
+    if reason := _never(nodes, pod):
+        return DefragPlan(None, reason=reason)
+    proven = proven and not view.doubtful(most_moves + 1)
     reason = _why_not(nodes, pod, budgets, most_moves)
     return DefragPlan(None, proven=proven, reason=reason if proven else f"{reason}; not every set was tried")
 
@@ -131,9 +137,18 @@ def _sets(candidates: Sequence[NodeEvictions], size: int) -> tuple[list[Eviction
 class _View:
     """The cluster as it stands, for many what-ifs of which each changes one node and a few more."""
 
-    def __init__(self, cluster: SimCluster) -> None:
+    def __init__(self, cluster: SimCluster, most_steps: int) -> None:
         self._cluster = cluster
         self._ranked: dict[Shape, list[NodeOption]] = {}
+        self._steps = most_steps
+        self._stuck = MOST_MOVES + 1  # the smallest set that makes room while its pods find no place
+        self._unsure = False  # whether another order or arrangement might have found one
+
+    def doubtful(self, moves: int) -> bool:
+        """True if fewer moves than that might do it after all: by a set that was tried in vain, with other
+        pods moved out of its way elsewhere, or laid out in another way.
+        """
+        return self._unsure or self._stuck < moves - 1
 
     def carried_out(self, eviction_set: EvictionSet, pod: SimPod) -> DefragPlan | None:
         """The whole plan, if every moved pod finds a place once ``pod`` lies where it should; else None."""
@@ -142,25 +157,47 @@ class _View:
         placement: Placement | None = room.takes(pod)
         if placement is None:
             return None
-        changed = {node.name: room.with_pod(pod, placement)}
-        moves = []
-        for running in sorted(eviction_set.pods, key=lambda r: (-r.weight, r.name)):
-            offer = min(self._offers(running, changed), key=lambda offer: offer.rank, default=None)
-            if offer is None:
-                return None
-            changed[offer.node.name], placed = offer.taken(running)
-            moves.append(PodMove(running.name, node.name, node.held(running.uid), placed.node, placed.cards))
-        after = tuple(changed.get(name, same) for name, same in self._cluster.now.items())
-        return DefragPlan(
-            PodPlacement(pod.name, node.name, node.indices(placement)), tuple(moves), after=after
+        leave = sorted(eviction_set.pods, key=lambda r: (-r.weight, r.name))
+        start = {node.name: room.with_pod(pod, placement)}
+        each = all(any(True for _ in self._offers(running, start)) for running in leave)
+        found = self._places(leave, start) if each else None
+        if found is None:
+            self._stuck = min(self._stuck, len(leave))
+            self._unsure |= room.free.cores >= pod.weight + min(r.weight for r in leave)
+            return None
+        changed, placed = found
+        moves = tuple(
+            PodMove(running.name, node.name, node.held(running.uid), to.node, to.cards)
+            for running, to in zip(leave, placed, strict=True)
         )
+        after = tuple(changed.get(name, same) for name, same in self._cluster.now.items())
+        return DefragPlan(PodPlacement(pod.name, node.name, node.indices(placement)), moves, after=after)
 
-    def _offers(self, pod: SimPod, changed: dict[str, SimNode]) -> Iterator[NodeOption]:
-        """The best of the nodes that stand as they were, and those of the others."""
+    def _places(
+        self, pods: Sequence[SimPod], changed: Mapping[str, SimNode]
+    ) -> tuple[Mapping[str, SimNode], tuple[PodPlacement, ...]] | None:
+        """A place for each, so that all have one: where the best place of one leaves another without, the
+        next.
+        """
+        if not pods:
+            return changed, ()
+        for at, offer in enumerate(sorted(self._offers(pods[0], changed), key=lambda offer: offer.rank)):
+            if at and not self._steps:
+                self._unsure = True
+                return None
+            self._steps -= bool(at)
+            node, placed = offer.taken(pods[0])
+            rest = self._places(pods[1:], {**changed, node.name: node})
+            if rest is not None:
+                return rest[0], (placed, *rest[1])
+        return None
+
+    def _offers(self, pod: SimPod, changed: Mapping[str, SimNode]) -> Iterator[NodeOption]:
+        """Every node that would take the pod, as it stands or as it was changed."""
         shape = pod.shape
         if shape not in self._ranked:
             self._ranked[shape] = sorted(self._cluster.offers(pod).values(), key=lambda offer: offer.rank)
-        yield from islice((o for o in self._ranked[shape] if o.node.name not in changed), 1)
+        yield from (o for o in self._ranked[shape] if o.node.name not in changed)
         for node in changed.values():
             offer = NodeOption.of(node, pod)
             if offer is not None:
@@ -171,9 +208,8 @@ def _gave_up(tried: int) -> str:
     return f"none of the first {tried} sets of pods makes room on one node; not every set was tried"
 
 
-def _why_not(
-    nodes: Sequence[SimNode], pod: SimPod, budgets: Sequence[DisruptionAllowance], most_moves: int
-) -> str:
+def _never(nodes: Sequence[SimNode], pod: SimPod) -> str:
+    """Why no move can help; empty where one might."""
     if not nodes:
         return "no node publishes cards"
     able = [node for node in nodes if not node.constraints.bars(pod.constraints)]
@@ -188,6 +224,14 @@ def _why_not(
         return (
             f"{free} cores are free in the whole cluster, {pod.weight} are asked: no move makes more of them"
         )
+    return ""
+
+
+def _why_not(
+    nodes: Sequence[SimNode], pod: SimPod, budgets: Sequence[DisruptionAllowance], most_moves: int
+) -> str:
+    able = [node for node in nodes if not node.constraints.bars(pod.constraints)]
+    that = "" if len(able) == len(nodes) else " that it may go to"
     running_pods = [running for node in able for running in node.pods.values()]
     kept = [f"{r.name} ({why})" for r in running_pods if (why := _stays(r, pod, budgets))]
     movable = len(running_pods) - len(kept)
