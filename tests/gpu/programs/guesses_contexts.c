@@ -51,10 +51,35 @@ static void resolver(void) {
     answer("pointers_that_are_no_exported_symbol", other);
 }
 
+/* Do small allocations of two contexts share a granule? */
+static void granules_of_contexts(void) {
+    FIND(cuCtxCreate, 3020, (void **, unsigned int, int));
+    void *second;
+    allocate(4096);
+    must(cuCtxCreate(&second, 0, device), "cuCtxCreate");
+    long long before = (long long)free_bytes();
+    allocate(4096);
+    answer("4_kib_in_a_second_context_kib", (before - (long long)free_bytes()) / 1024);
+}
+static void reset(void) {
+    FIND(cuDevicePrimaryCtxReset, 7000, (int));
+    FIND(cuDevicePrimaryCtxRetain, 7000, (void **, int));
+    FIND(cuCtxSetCurrent, 4000, (void *));
+    void *again;
+    allocate_async(64 * MIB);
+    answer("reset", cuDevicePrimaryCtxReset(device));
+    must(cuDevicePrimaryCtxRetain(&again, device), "cuDevicePrimaryCtxRetain");
+    answer("same_handle", again == context);
+    must(cuCtxSetCurrent(again), "cuCtxSetCurrent");
+    taken("pool_memory_after_reset");
+}
+
 static const struct question questions[] = {
     {"streams", streams},
     {"heap", heap},
     {"second_context", second_context},
+    {"granules_of_contexts", granules_of_contexts},
+    {"reset", reset},
     {"resolver", resolver},
 };
 

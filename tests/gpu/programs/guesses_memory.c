@@ -69,6 +69,17 @@ static void array(void) {
     taken("1000_by_1000_of_16_bytes");
 }
 
+static void pitch(void) {
+    FIND(cuMemAllocPitch, 3020, (pointer *, size_t *, size_t, size_t, unsigned int));
+    static const size_t widths[] = {1, 513, 1000};
+    for (int at = 0; at < 3; at++) {
+        pointer memory;
+        size_t found = 0;
+        must(cuMemAllocPitch(&memory, &found, widths[at], 16, 4), "cuMemAllocPitch");
+        printf("pitch_of_%zu %zu\n", widths[at], found);
+    }
+}
+
 static const struct question questions[] = {
     {"small_allocations", small_allocations},
     {"odd_sizes", odd_sizes},
@@ -77,6 +88,7 @@ static const struct question questions[] = {
     {"mapped", mapped},
     {"managed", managed},
     {"array", array},
+    {"pitch", pitch},
 };
 
 int main(int argc, char **argv) {

@@ -41,8 +41,38 @@ static void be_killed(int ready) {
             pause();
 }
 
+/* In a handler that was registered before cuInit, and so runs after what that registered. */
+static int (*ask_at_exit)(size_t *, size_t *);
+static void at_exit(void) {
+    size_t left, total;
+    if (ask_at_exit)
+        answer("cuMemGetInfo_at_exit", ask_at_exit(&left, &total));
+}
+static void called_at_exit(void) {
+    FIND(cuMemGetInfo, 3020, (size_t *, size_t *));
+    ask_at_exit = cuMemGetInfo;
+}
+static void forked(void) {
+    FIND(cuMemGetInfo, 3020, (size_t *, size_t *));
+    FIND(cuInit, 2000, (unsigned));
+    for (int again = 0; again < 2; again++) {
+        int status = 0;
+        pid_t child = fork();
+        if (child == 0) {
+            size_t left, total;
+            alarm(5);
+            _exit(again ? cuInit(0) : cuMemGetInfo(&left, &total));
+        }
+        waitpid(child, &status, 0);
+        answer(again ? "cuInit_in_a_child" : "cuMemGetInfo_in_a_child",
+               WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
+    }
+}
+
 static const struct question questions[] = {
     {"killed_with_a_child", killed_with_a_child},
+    {"called_at_exit", called_at_exit},
+    {"forked", forked},
 };
 
 int main(int argc, char **argv) {
@@ -51,5 +81,6 @@ int main(int argc, char **argv) {
         be_killed(atoi(argv[2]));
         return 1;
     }
+    atexit(at_exit);
     return ask(questions, sizeof questions / sizeof *questions, argc, argv);
 }
