@@ -331,7 +331,7 @@ def test_a_run_that_is_ended_says_so_and_goes_on_with_the_same_command(tmp_path:
         shown, _ = again.communicate(timeout=100)
     assert again.returncode == 0
     assert before < cases_of(output)
-    assert "gpu_locks_of_descriptions" not in shown, "what was measured is not measured again"
+    assert "gpu_machine_packages" not in shown, "what was measured is not measured again"
 
 
 def test_a_case_that_never_ends_is_cut_by_its_own_bound_and_named(tmp_path: Path) -> None:
