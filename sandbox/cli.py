@@ -52,6 +52,12 @@ def command(
         Path | None,
         Option(help="Another build of the library and stand-in driver than the installed one."),
     ] = None,
+    topology_policy: Annotated[
+        str, Option(help="The kubelet's: none, best-effort, restricted or single-numa-node.")
+    ] = "none",
+    nvidia_resource: Annotated[  # the way to a flag
+        bool, Option("--nvidia-resource", help="Whole cards as nvidia.com/gpu too, as with the agent's flag.")
+    ] = False,
     demo: Annotated[bool, Option("--demo", help="Show what it does, check it, and end.")] = False,
 ) -> int:
     """Keep a node with simulated cards up until Ctrl-C: the real agent and admission around stand-ins.
@@ -70,8 +76,12 @@ def command(
         return run(profile, port or None, directory, native, admission=admission)
     objects = [obj for name in apply or () for _, obj in load_objects(name)]
     from sandbox.control import SandboxOrder, send  # noqa: PLC0415  # gRPC, only where it is needed
+    from sandbox.kubelet import NumaPolicy  # noqa: PLC0415  # as above
     from sandbox.simulated_cluster import SandboxSettings, default_directory  # noqa: PLC0415  # as above
 
+    if topology_policy not in {policy.value for policy in NumaPolicy}:
+        known = ", ".join(policy.value for policy in NumaPolicy)
+        raise RequestInvalid(f"--topology-policy {printable(topology_policy)}: one of {known}")
     place = (directory or default_directory()).absolute()
     order = SandboxOrder(objects, list(delete or ()), list(fault or ()))
     if order:
@@ -79,7 +89,17 @@ def command(
             return 0
         if delete or fault:
             raise RequestInvalid(f"no sandbox runs in {place}: start one with gpu-manager sandbox")
-    return _keep(SandboxSettings(place, profile, port, scheduler, admission, native), order)
+    settings = SandboxSettings(
+        place,
+        profile,
+        port,
+        scheduler,
+        admission,
+        native,
+        numa=NumaPolicy(topology_policy),
+        nvidia_resource=nvidia_resource,
+    )
+    return _keep(settings, order)
 
 
 def _keep(settings: SandboxSettings, order: SandboxOrder) -> int:

@@ -33,7 +33,7 @@ from sandbox.api import ADMIN_TOKEN, StandInApi
 from sandbox.extender import ExtenderClient
 from sandbox.http_client import LoopbackClient
 from sandbox.kept_process import KeptProcess
-from sandbox.kubelet import StandInKubelet
+from sandbox.kubelet import NumaPolicy, StandInKubelet
 from sandbox.node import NodeLoop
 from sandbox.pod_worker import FIRST_PAUSE
 from sandbox.processes import ProcessTable
@@ -63,7 +63,8 @@ _OUR_DIRECTORIES: Final = ("bin", "cards", "containers", "kubelet", "logs", "pag
 class SandboxSettings:
     """What a sandbox is made of. ``port`` 0 is any free one; ``scheduler`` off waits for another one;
     ``admission`` off leaves its webhooks and extender out, as where it is not installed; ``native`` is a
-    build of the library and the stand-in driver, if not the installed one.
+    build of the library and the stand-in driver, if not the installed one. ``numa`` is the kubelet's topology
+    policy; with ``nvidia_resource`` the agent offers whole cards as ``nvidia.com/gpu`` too.
     """
 
     directory: Path
@@ -74,6 +75,8 @@ class SandboxSettings:
     native: Path | None = None
     restart_pause: float = FIRST_PAUSE
     seed: int | None = None
+    numa: NumaPolicy = NumaPolicy.NONE
+    nvidia_resource: bool = False
 
 
 class Sandbox:
@@ -109,7 +112,7 @@ class Sandbox:
         self.admission = AdmissionProcess(_two_ports(self.port)) if self._program is not None else None
         self.api = StandInApi(tokens=TOKENS, hooks=self.admission.hooks() if self.admission else ())
         seed = settings.seed if settings.seed is not None else int.from_bytes(os.urandom(4))
-        self.kubelet = StandInKubelet(directory / "kubelet", seed=seed)
+        self.kubelet = StandInKubelet(directory / "kubelet", seed=seed, numa=settings.numa)
         self.runtime = Runtime(
             directory,
             self.processes,
@@ -138,7 +141,8 @@ class Sandbox:
         }
         if self.native.complete:
             pairs |= {"--libraries": self.native.libraries, "--stand-in": self.native.driver}
-        return [str(word) for pair in pairs.items() for word in pair]
+        flags = ["--nvidia-resource"] if self.settings.nvidia_resource else []
+        return [*(str(word) for pair in pairs.items() for word in pair), *flags]
 
     # Life.
 

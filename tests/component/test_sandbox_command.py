@@ -122,6 +122,14 @@ def test_an_unknown_profile_is_refused_with_those_there_are(
     assert "a100x8" in line
 
 
+def test_an_unknown_topology_policy_is_refused_with_those_there_are(
+    capsys: pytest.CaptureFixture[str], place: Path
+) -> None:
+    line = refusal(capsys, ["--directory", str(place), "--topology-policy", "strict"])
+    assert "strict: one of none, best-effort, restricted, single-numa-node" in line
+    assert not place.exists()
+
+
 def test_a_matrix_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], place: Path) -> None:
     place.mkdir()
     text = place / "matrix.txt"
