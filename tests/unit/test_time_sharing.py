@@ -154,6 +154,18 @@ def test_no_page_makes_a_factor_below_one_or_a_gain_out_of_bounds(
         assert all(GAIN_LEAST <= gain <= GAIN_MOST for gain in card.gains(1.0, truth).values())
 
 
+def test_what_was_charged_to_a_container_alone_changes_no_gain() -> None:
+    card, first, new = SharedCard(), Tenant(), Tenant()
+    for _ in range(int(10 / STEP)):
+        card.sample(STEP, {"first": first.seen(0.0), "new": CardActivity(0, 0, present=False)})
+    card.compare_from_now()
+    first.factor = new.factor = 2.0
+    for _ in range(int(1 / STEP)):
+        card.sample(STEP, {"first": first.seen(0.0), "new": new.seen(0.0)})
+    gains = card.gains(1.0, {"first": 0.5, "new": 0.5})
+    assert gains == pytest.approx({"first": 1.0, "new": 1.0}, abs=0.02)
+
+
 def test_gains_bring_charges_to_the_division_that_the_driver_saw() -> None:
     card = SharedCard()
     busy = {"a": 0.0, "b": 0.0}

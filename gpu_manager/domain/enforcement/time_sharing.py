@@ -123,6 +123,11 @@ class SharedCard:
             tenant.periods = 0
         self._sampled = 0.0
 
+    def compare_from_now(self) -> None:
+        """What was charged so far is not compared with what the driver sees next."""
+        for tenant in self._tenants.values():
+            tenant.charged = 0.0
+
     def gains(self, seconds: float, truth: Mapping[str, float]) -> dict[str, float]:
         """Return factors for the charges, so that they divide the card as the driver saw it divided.
 

@@ -174,6 +174,7 @@ class TimeSharing:
         """What was charged since the last survey against what the driver saw, while they really share."""
         before, watched.compared_at = watched.compared_at, now if watched.contended else None
         if before is None or not watched.contended:
+            watched.shared.compare_from_now()
             return
         for name, gain in watched.shared.gains(now - before, watched.truth).items():
             self._publish(name, card, (self._published.get((name, card), _ALONE)[0], gain), now)
