@@ -96,7 +96,11 @@ class HttpClient:
         self._pools.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
 
     def close(self) -> None:
-        """Let go of idle connections."""
+        """Close idle connections; a manager that is cleared alone leaves that to the garbage collector."""
+        for key in self._pools.pools.keys():  # noqa: SIM118 - no mapping: it refuses to be iterated
+            pool = self._pools.pools.get(key)
+            if pool is not None:
+                pool.close()
         self._pools.clear()
 
     def ask(
