@@ -245,9 +245,10 @@ def _pair(names: int, bar: str, *, full: bool) -> Row:
     held = scheduler.fill(50_000)
     for _ in range(100):  # the choice among nodes learns what is asked for
         scheduler.place(scheduler.pod(), scheduler.random.sample(scheduler.names, 8))
-    spare_pauses()  # as the service does by itself
     took, waited, service = [], [], 0.0
     for number in range(calls):
+        if number % 50 == 0:
+            spare_pauses()  # as the service does by itself every few seconds
         new = scheduler.random.randint(1, 99), scheduler.random.randint(1, 60)
         pod = scheduler.pod(new if number % 20 == 0 else None)
         question = scheduler.question(pod, scheduler.names)
