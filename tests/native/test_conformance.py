@@ -222,7 +222,7 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
             "core_calls: a_capture_on_one_thread_survives_measured_work_on_others",
         ),
         "every way to launch, graphs too": ("core_calls: every_launch_is_charged_and_held_to_the_limit",),
-        "bursts": ("core_share: the_share_is_kept_at_every_limit", "token_bucket: credit_spans_and_costs_"),
+        "bursts": ("core_share: the_share_is_kept_at_every_limit", "token_bucket: the_arithmetic_holds_on"),
         "limits that change under a program": (
             "core_share: a_change_of_the_limit_is_seen_at_once",
             "core_share: a_waiting_process_sees_a_raised_limit",
@@ -232,7 +232,7 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
             "core_share: without_a_host_the_last_limits_stay_in_force",
             "core_tenants: a_dead_host_leaves_no_container_without_a_limit",
         ),
-        "a clock that jumps": ("token_bucket: credit_spans_and_costs_hold_on_a_virtual_clock",),
+        "a clock that jumps": ("token_bucket: the_arithmetic_holds_on_a_virtual_clock",),
     },
     "robustness": {
         "a limits page that is missing, truncated, of another version, garbage": (
