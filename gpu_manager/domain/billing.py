@@ -7,8 +7,10 @@ its first grant until it has ended.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Final
 
 from gpu_manager.domain.placement.ledger import Allocation, peak
@@ -37,7 +39,7 @@ class Holding:
     memory_wasted: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sums:
     """Sums since ``since``, of cores times seconds and bytes times seconds; the last was added at ``until``.
 
@@ -53,21 +55,24 @@ class Sums:
     memory_used_byte_seconds: float = 0.0
     memory_wasted_byte_seconds: float = 0.0
 
-    def add(self, held: Holding, seconds: float, now: float) -> None:
+    def plus(self, held: Holding, seconds: float, now: float) -> Sums:
         """So long it was held, until now."""
-        self.until = now
-        self.core_seconds += held.booked.cores * seconds
-        self.core_used_seconds += held.cores_used * seconds
-        self.core_wasted_seconds += held.cores_wasted * seconds
-        self.memory_byte_seconds += held.booked.memory * seconds
-        self.memory_used_byte_seconds += held.memory_used * seconds
-        self.memory_wasted_byte_seconds += held.memory_wasted * seconds
+        return Sums(
+            self.since,
+            now,
+            self.core_seconds + held.booked.cores * seconds,
+            self.core_used_seconds + held.cores_used * seconds,
+            self.core_wasted_seconds + held.cores_wasted * seconds,
+            self.memory_byte_seconds + held.booked.memory * seconds,
+            self.memory_used_byte_seconds + held.memory_used * seconds,
+            self.memory_wasted_byte_seconds + held.memory_wasted * seconds,
+        )
 
 
 FIGURES: Final = tuple(f.name for f in fields(Sums) if f.name not in ("since", "until"))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class PodSums:
     """A pod's name, its sums, and when it ended (seconds since 1970; None: it has not)."""
 
@@ -76,29 +81,39 @@ class PodSums:
     sums: Sums
     ended: float | None = None
 
+    @cached_property
+    def text(self) -> str:
+        """It as JSON; of a pod that has ended, of which there may be thousands, made once."""
+        return json.dumps(
+            {"namespace": self.namespace, "pod": self.pod, "ended": self.ended, "sums": _row(self.sums)}
+        )
+
 
 @dataclass(slots=True)
 class Bills:
-    """The sums of one node. Not thread-safe."""
+    """The sums of one node. Not thread-safe; what is in it does not change, so that a copy is cheap."""
 
     namespaces: dict[str, Sums] = field(default_factory=dict)
     pods: dict[PodUid, PodSums] = field(default_factory=dict)
+
+    def copy(self) -> Bills:
+        """As they are now."""
+        return Bills(dict(self.namespaces), dict(self.pods))
 
     def add(self, held: Mapping[PodUid, Holding], seconds: float, now: float) -> None:
         """These pods held so much for the last ``seconds``; ``now`` is seconds since 1970."""
         began = now - seconds
         for uid, one in held.items():
-            pod = self.pods.setdefault(uid, PodSums(one.namespace, one.pod, Sums(began, now)))
-            pod.ended = None
-            pod.sums.add(one, seconds, now)
-            self.namespaces.setdefault(one.namespace, Sums(began, now)).add(one, seconds, now)
+            pod, whole = self.pods.get(uid), self.namespaces.get(one.namespace)
+            sums = (pod.sums if pod else Sums(began, now)).plus(one, seconds, now)
+            self.pods[uid] = PodSums(one.namespace, one.pod, sums)
+            self.namespaces[one.namespace] = (whole or Sums(began, now)).plus(one, seconds, now)
 
     def close(self, there: Collection[PodUid], now: float) -> bool:
         """Whoever is not ``there`` has ended; True if that is news. The sums of who ended long ago go."""
-        news = False
-        for uid, pod in self.pods.items():
-            if pod.ended is None and uid not in there:
-                pod.ended, news = now, True
+        gone = [uid for uid, pod in self.pods.items() if pod.ended is None and uid not in there]
+        for uid in gone:
+            self.pods[uid] = replace(self.pods[uid], ended=now)
         ended = sorted((pod.ended, uid) for uid, pod in self.pods.items() if pod.ended is not None)
         surplus = len(ended) - KEPT_PODS
         for place, (at, uid) in enumerate(ended):
@@ -107,7 +122,7 @@ class Bills:
         old = [name for name, sums in self.namespaces.items() if now - sums.until > KEPT_DAYS * 86400]
         for name in old:
             del self.namespaces[name]
-        return news
+        return bool(gone)
 
 
 def booked_peak(allocations: Iterable[Allocation]) -> Amount:
@@ -117,15 +132,11 @@ def booked_peak(allocations: Iterable[Allocation]) -> Amount:
     return sum((peak(held, card) for card in cards), ZERO)
 
 
-def encode_bills(bills: Bills) -> dict[str, Any]:
-    """As :func:`decode_bills` reads it."""
-    return {
-        "namespaces": {name: _row(sums) for name, sums in bills.namespaces.items()},
-        "pods": {
-            uid: {"namespace": p.namespace, "pod": p.pod, "ended": p.ended, "sums": _row(p.sums)}
-            for uid, p in bills.pods.items()
-        },
-    }
+def encode_bills(bills: Bills) -> str:
+    """As JSON, which :func:`decode_bills` reads once it is parsed."""
+    namespaces = json.dumps({name: _row(sums) for name, sums in bills.namespaces.items()})
+    pods = ",".join(f"{json.dumps(uid)}:{pod.text}" for uid, pod in bills.pods.items())
+    return f'{{"namespaces":{namespaces},"pods":{{{pods}}}}}'
 
 
 def decode_bills(data: object) -> Bills:

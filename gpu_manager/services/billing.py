@@ -6,10 +6,10 @@ back would be taken for one that began anew, and billed twice.
 
 from __future__ import annotations
 
-import copy
 import json
 import threading
 from collections.abc import Iterable, Sequence
+from operator import is_
 
 import structlog
 
@@ -17,7 +17,7 @@ from gpu_manager.domain.billing import Bills, Holding, booked_peak, decode_bills
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.ports import Clock, Store
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState
@@ -53,6 +53,7 @@ class BillMeter:
         self._bills = Bills()
         self._at = self._saved = clock.monotonic()
         self._held: dict[PodUid, Holding] = {}
+        self._peaks: dict[PodUid, tuple[tuple[Allocation, ...], Amount]] = {}
         self._news = False
         self.told = Bills()
 
@@ -74,7 +75,7 @@ class BillMeter:
             log.error("bills_lost", reason=str(error))
             self._metrics.scrape_errors.labels("bills").inc()
             return
-        self.told = copy.deepcopy(self._bills)
+        self.told = self._bills.copy()
         self._at = min(at, self._at)
         known = {uid for uid, pod in self._bills.pods.items() if pod.ended is not None}
         there = self._holdings()
@@ -109,15 +110,15 @@ class BillMeter:
 
     def _save(self) -> None:
         self._saved = self._clock.monotonic()
-        data = {"boot": self._boot, "at": self._at, "bills": encode_bills(self._bills)}
+        head = f'{{"boot":{json.dumps(self._boot)},"at":{json.dumps(self._at)},"bills":'
         try:
-            self._store.save(json.dumps(data).encode())
+            self._store.save(f"{head}{encode_bills(self._bills)}}}".encode())
         except NodeUnready as error:
             log.error("bills_not_saved", reason=str(error))
             self._metrics.scrape_errors.labels("bills").inc()
             return
         self._news = False
-        self.told = copy.deepcopy(self._bills)
+        self.told = self._bills.copy()
 
     def _holdings(self, ended: frozenset[Key] | None = None) -> dict[PodUid, Holding]:
         """Every pod with a name that was granted something and has not ended: as it is now, or as given."""
@@ -132,11 +133,19 @@ class BillMeter:
         for use in sample.shares:
             if use.key not in ended:
                 uses.setdefault(use.key[0], []).append(use)
-        return {
-            uid: _holding(view.ledger.of_pod(uid).values(), uses.get(uid, ()))
+        held = {
+            uid: tuple(view.ledger.of_pod(uid).values())
             for uid, keys in pods.items()
             if not ended.issuperset(keys)
         }
+        self._peaks = {uid: self._peak(uid, allocations) for uid, allocations in held.items()}
+        return {uid: _holding(*self._peaks[uid], uses.get(uid, ())) for uid in held}
+
+    def _peak(self, uid: PodUid, held: tuple[Allocation, ...]) -> tuple[tuple[Allocation, ...], Amount]:
+        """What a pod holds, and its peak: worked out anew only where that has changed."""
+        before = self._peaks.get(uid)
+        same = before is not None and len(before[0]) == len(held) and all(map(is_, before[0], held))
+        return before if before is not None and same else (held, booked_peak(held))
 
 
 def _unmeasured(held: Holding) -> Holding:
@@ -144,10 +153,9 @@ def _unmeasured(held: Holding) -> Holding:
     return Holding(held.namespace, held.pod, held.booked)
 
 
-def _holding(allocations: Iterable[Allocation], uses: Iterable[ShareUse]) -> Holding:
+def _holding(held: tuple[Allocation, ...], booked: Amount, uses: Iterable[ShareUse]) -> Holding:
     """The pod's peak is booked. Waste is counted container by container, where its use is known."""
-    held, known = tuple(allocations), tuple(uses)
-    booked, first = booked_peak(held), held[0]
+    known, first = tuple(uses), held[0]
     cores = [(u.core * CORES_PER_CARD, u.share.amount.cores) for u in known if u.core is not None]
     memory = [(float(u.held), u.share.amount.memory) for u in known if u.held is not None]
     return Holding(
