@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
 NEWS_SECONDS, SAVE_SECONDS = 1.0, 10.0  # between two writes: after a pod began or ended, else
-_CALM_SECONDS = 0.02  # an Allocate that has just changed the books is answered first
+_CALM_SECONDS = 0.2  # changes come in bursts, and an Allocate is answered first; ends are as late as begins
 
 
 class BillMeter:
