@@ -53,6 +53,7 @@ POD_ANNOTATIONS: Final = (
     QUOTA_SEEN,
 )
 OUR_PREFIX: Final = "tencent.com/"
+LONGEST_NAME: Final = 317  # characters of a qualified name of Kubernetes: prefix, slash, name
 # Resources by which other systems share cards; here nobody counts them.
 FOREIGN_RESOURCES: Final = (
     "nvidia.com/gpumem",

@@ -12,7 +12,15 @@ from enum import Enum
 from fractions import Fraction
 from typing import NewType
 
-from gpu_manager.domain.contract import CAPABILITIES_ENV, CORE, FOREIGN_RESOURCES, MEMORY, NVIDIA, OUR_PREFIX
+from gpu_manager.domain.contract import (
+    CAPABILITIES_ENV,
+    CORE,
+    FOREIGN_RESOURCES,
+    LONGEST_NAME,
+    MEMORY,
+    NVIDIA,
+    OUR_PREFIX,
+)
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
 from gpu_manager.domain.untrusted import text
@@ -21,7 +29,6 @@ PodUid = NewType("PodUid", str)
 
 _GRAPHICS = frozenset({"graphics", "display", "ngx", "all"})
 _SHOWN = 8  # complaints about one pod in one text
-_LONGEST_NAME = 317  # characters of a qualified name of Kubernetes
 
 # A static pod comes from a file of the node. The kubelet knows it by a digest of that file (MD5: 32 hex), and
 # makes a copy of it in the API, its mirror, which has a UID of its own and names the digest twice.
@@ -275,7 +282,7 @@ def _container(
 
 
 def _strange(names: Iterable[object]) -> tuple[str, ...]:
-    found = {name for name in names if isinstance(name, str) and len(name) <= _LONGEST_NAME}
+    found = {name for name in names if isinstance(name, str) and len(name) <= LONGEST_NAME}
     ours = {name for name in found if name.startswith(OUR_PREFIX)} - {CORE, MEMORY}
     return tuple(sorted(ours | (found & set(FOREIGN_RESOURCES)))[:_SHOWN])
 

@@ -11,6 +11,7 @@ from gpu_manager.domain.contract import (
     FOREIGN_RESOURCES,
     GPU_MODEL,
     GPU_UUID,
+    LONGEST_NAME,
     MEMORY,
     OUR_PREFIX,
     PLACEMENT,
@@ -25,7 +26,6 @@ from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 _FOR_PEOPLE = (CORE_LIMIT, GPU_MODEL, GPU_UUID, PLACEMENT, PRELOAD)
 _ALIKE = 0.7  # of difflib's ratio, without the prefix
 _MOST = 8  # annotations of one pod that are complained of
-_LONGEST = 317  # characters of a qualified name of Kubernetes
 
 
 def unknown_names(pod: Pod) -> Iterator[Violation]:
@@ -35,7 +35,7 @@ def unknown_names(pod: Pod) -> Iterator[Violation]:
             others = f", but another's: ask for {CORE} and {MEMORY}"
             hint = others if name in FOREIGN_RESOURCES else _meant(name, (CORE, MEMORY))
             yield violation(Rule.RESOURCE_UNKNOWN, container.name, printable(name), "", hint=hint)
-    ours = (key for key in pod.annotations if key.startswith(OUR_PREFIX) and len(key) <= _LONGEST)
+    ours = (key for key in pod.annotations if key.startswith(OUR_PREFIX) and len(key) <= LONGEST_NAME)
     unknown = sorted(k for k in ours if k not in POD_ANNOTATIONS and not k.startswith(PREDICATE_INDEX))
     for key in unknown[:_MOST]:
         yield violation(Rule.ANNOTATION_UNKNOWN, "", printable(key), "", hint=_meant(key, _FOR_PEOPLE))
