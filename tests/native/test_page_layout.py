@@ -10,6 +10,7 @@ import pytest
 
 from tests.native.tools import LIB, run
 from vcuda import page
+from vcuda.page import limits, usage
 
 HEADER = LIB / "include" / "vcuda_page.h"
 STRUCTS = ("card_limits", "limits_copy", "card_usage", "slot", "note", "usage")
@@ -72,29 +73,29 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
     ("name", "layout", "start", "names"),
     [
         (
-            "limits_copy", page._HEADER, 0,
+            "limits_copy", limits._HEADER, 0,
             ("magic abi_major abi_minor crc generation size header_size card_size card_count flags "
             "heartbeat_ns reserved1 identity reserved"),
         ),
         (
-            "card_limits", page._CARD, 0,
+            "card_limits", limits._CARD, 0,
             ("uuid memory_limit context_reserve host_adjust host_excess core_limit_q8 core_ceiling_q8 burst_ns "
             "debt_ns window_ns gain_q8 co_active_q8 mode reserved0 host_looked_ns host_counted reserved"),
         ),
-        ("usage", page._USAGE_HEADER, 0, "magic abi_major abi_minor size build_id slot_high reserved0"),
+        ("usage", usage._USAGE_HEADER, 0, "magic abi_major abi_minor size build_id slot_high reserved0"),
         (
-            "usage", page._COUNTERS, page._COUNTERS_OFFSET,
+            "usage", usage._COUNTERS, usage._COUNTERS_OFFSET,
             ("generation_seen limits_invalid unknown_symbols routed_by_name slots_exhausted slots_reaped repairs "
             "unknown_name"),
         ),
         (
-            "card_usage", page._CARD_USAGE, 0,
+            "card_usage", usage._CARD_USAGE, 0,
             ("charged peak refusals refused_bytes excess_returned credit_ns refill_ns busy_ns throttle_ns launches debt_cut_ns starved "
             "last_busy_ns longest_ns window_busy_ns window_start_ns"),
         ),
-        ("usage", page._NOTES_WRITTEN, page._NOTES_WRITTEN_OFFSET, "notes"),
-        ("note", page._NOTE, 0, "number when_ns code pid card reserved0 bytes used limit text"),
-        ("slot", page._SLOT, 0, "state pid pid_namespace start_time nonce heartbeat_ns movable untold inflight charged"),
+        ("usage", usage._NOTES_WRITTEN, usage._NOTES_WRITTEN_OFFSET, "notes"),
+        ("note", usage._NOTE, 0, "number when_ns code pid card reserved0 bytes used limit text"),
+        ("slot", usage._SLOT, 0, "state pid pid_namespace start_time nonce heartbeat_ns movable untold inflight charged"),
     ],
 )  # fmt: skip
 def test_every_value_python_reads_lies_where_c_puts_it(
@@ -114,15 +115,15 @@ def test_every_member_of_the_header_is_known_to_python() -> None:
 
 
 def test_sizes_agree(facts: dict[str, int]) -> None:
-    assert facts["card_limits"] == page._CARD.size
-    assert facts["limits_copy.card"] == page._HEADER.size
+    assert facts["card_limits"] == limits._CARD.size
+    assert facts["limits_copy.card"] == limits._HEADER.size
     assert facts["limits_copy"] == facts["VCUDA_COPY_SIZE"] == page.COPY_SIZE
     assert facts["VCUDA_LIMITS_SIZE"] == page.LIMITS_SIZE
-    assert facts["card_usage"] == page._CARD_USAGE.size
-    assert facts["slot"] == page._SLOT.size == page.SLOT_SIZE
+    assert facts["card_usage"] == usage._CARD_USAGE.size
+    assert facts["slot"] == usage._SLOT.size == page.SLOT_SIZE
     assert facts["usage.slot"] == page.USAGE_HEAD_SIZE
-    assert facts["note"] == page._NOTE.size
-    assert facts["usage.note"] == page._NOTES_OFFSET
+    assert facts["note"] == usage._NOTE.size
+    assert facts["usage.note"] == usage._NOTES_OFFSET
     assert facts["usage.note"] + facts["VCUDA_NOTES"] * facts["note"] <= facts["usage.card"]
     assert facts["usage"] == facts["VCUDA_USAGE_SIZE"] == page.USAGE_SIZE
 
@@ -138,10 +139,10 @@ def test_constants_agree(facts: dict[str, int]) -> None:
     assert all(facts[f"VCUDA_NOTE_{code.name}"] == code for code in page.NoteCode)
     assert sum(name.startswith("VCUDA_NOTE_") for name in facts) == len(page.NoteCode)
     assert facts["VCUDA_CHARGED_MASK"] == page.MAX_BYTES
-    assert facts["VCUDA_SLOT_LIVE"] == page._SLOT_LIVE
-    flags = (page._FAIL_OPEN, page._ELASTIC, page._OVERSUBSCRIBE)
+    assert facts["VCUDA_SLOT_LIVE"] == usage._SLOT_LIVE
+    flags = (limits._FAIL_OPEN, limits._ELASTIC, limits._OVERSUBSCRIBE)
     assert flags == tuple(facts[f"VCUDA_FLAG_{name}"] for name in ("FAIL_OPEN", "ELASTIC", "OVERSUBSCRIBE"))
-    modes = (page._MEMORY_LIMITED, page._CORES_LIMITED)
+    modes = (limits._MEMORY_LIMITED, limits._CORES_LIMITED)
     assert modes == tuple(facts[f"VCUDA_MODE_{name}"] for name in ("MEMORY_LIMITED", "CORES_LIMITED"))
 
 

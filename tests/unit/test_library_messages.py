@@ -17,20 +17,21 @@ from gpu_manager.domain.enforcement.library_messages import (
 )
 from gpu_manager.domain.resources import GIB
 from vcuda import page
+from vcuda.page import usage
 
 
 def written(*notes: bytes, count: int | None = None) -> bytes:
     """A usage page with these notes in its ring."""
     image = bytearray(page.build_usage())
-    struct.pack_into("<Q", image, page._NOTES_WRITTEN_OFFSET, len(notes) if count is None else count)
+    struct.pack_into("<Q", image, usage._NOTES_WRITTEN_OFFSET, len(notes) if count is None else count)
     for place, note in enumerate(notes):
-        start = page._NOTES_OFFSET + place * page._NOTE.size
+        start = usage._NOTES_OFFSET + place * usage._NOTE.size
         image[start : start + len(note)] = note
     return bytes(image)
 
 
 def record(number: int, code: int = 1, card: int = 0, text: bytes = b"") -> bytes:
-    return page._NOTE.pack(number, 5_000_000_000, code, 17, card, 0, 3, 2, 1, text)
+    return usage._NOTE.pack(number, 5_000_000_000, code, 17, card, 0, 3, 2, 1, text)
 
 
 def test_a_page_without_notes_has_none() -> None:
@@ -49,13 +50,14 @@ def test_a_card_that_the_container_has_not_is_no_card() -> None:
 
 
 @given(
-    st.binary(min_size=page._NOTE.size, max_size=page._NOTE.size * page.MAX_NOTES), st.integers(0, 2**64 - 1)
+    st.binary(min_size=usage._NOTE.size, max_size=usage._NOTE.size * page.MAX_NOTES),
+    st.integers(0, 2**64 - 1),
 )
 def test_whatever_a_tenant_writes_is_few_bounded_and_harmless_text(ring: bytes, count: int) -> None:
     notes = page.read_usage(written(ring, count=count), 2).notes
     assert len(notes) <= page.MAX_NOTES
     for note in notes:
-        assert set(note.text) <= page._NOTE_TEXT
+        assert set(note.text) <= usage._NOTE_TEXT
         assert len(note.text) <= 63
         assert max(note.number, note.when_ns, note.bytes, note.used, note.limit) < 2**63
         assert note.card in (None, 0, 1)

@@ -2,7 +2,7 @@
  *
  * Two files, made by the host before the container starts, mapped by the library at
  * /etc/vcuda/limits (read-only) and /etc/vcuda/usage (writable by the tenant).
- * vcuda/page.py is the same layout in Python; tests/native/test_page_layout.py holds them equal.
+ * vcuda/page/ is the same layout in Python; tests/native/test_page_layout.py holds them equal.
  *
  * Rules
  *  - little-endian, fixed width, no pointers, sizes never change; a reserved byte is zero;

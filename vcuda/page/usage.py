@@ -1,0 +1,268 @@
+"""Encoder and decoder of the ``usage`` page: what the library tells the host.
+
+The tenant can write this page: every reader here checks bounds, clamps every number and trusts none.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+from vcuda.page.layout import ABI_MAJOR, ABI_MINOR, MAX_CARDS, PageError
+
+MAX_SLOTS: Final = 1024
+USAGE_SIZE: Final = 320 * 1024
+USAGE_HEAD_SIZE: Final = 4096 + MAX_CARDS * 512
+"""Bytes before the first slot: header and card lines."""
+SLOT_SIZE: Final = 256
+MAX_NOTES: Final = 24
+USAGE_MAGIC: Final = b"VCUDAUSG"
+MAX_BYTES: Final = (1 << 48) - 1
+"""Maximum memory of a card line: the high 16 bits of ``charged`` are the repair epoch."""
+MAX_NS: Final = (1 << 63) - 1
+
+_USAGE_HEADER: Final = struct.Struct("<8sHHI16sII")
+_COUNTERS: Final = struct.Struct("<QQ112xQQQQQ64s")
+_COUNTERS_OFFSET: Final = 128
+_NOTES_WRITTEN: Final = struct.Struct("<Q")
+_NOTES_WRITTEN_OFFSET: Final = 384
+_NOTE: Final = struct.Struct("<QQIIIIQQQ64s8x")
+_NOTES_OFFSET: Final = 512
+_NOTE_TEXT: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_ .:-")
+_CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQ88xQQQQ96x")
+_SLOT: Final = struct.Struct("<IIQQQQQQ8x16I16Q")
+_SLOT_LIVE = 1
+_I64_MIN: Final = -(1 << 63)
+
+
+class NoteCode(IntEnum):
+    """The kind of a note; a newer library may have others."""
+
+    MEMORY_REFUSED = 1
+    CUDA_REFUSED = 2
+    UNKNOWN_FUNCTION = 3
+    ROUTED_BY_NAME = 4
+    LIMITS_LOST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CardUsage:
+    """The usage of one card by all of the tenant's processes, by their own account."""
+
+    charged: int
+    peak: int
+    refusals: int
+    refused_bytes: int
+    excess_returned: int
+    credit_ns: int
+    refill_ns: int
+    busy_ns: int
+    throttle_ns: int
+    launches: int
+    debt_cut_ns: int
+    starved: int
+    last_busy_ns: int
+    longest_ns: int
+    window_busy_ns: int
+    window_start_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A registered process. ``pid`` is valid only in its namespace; it is alive if its byte lock is held.
+
+    ``charged`` is bytes by card; of them all ``movable`` are of managed memory, and of ``untold`` the library
+    cannot tell whether others hold them.
+    """
+
+    index: int
+    pid: int
+    pid_namespace: int
+    start_time: int
+    nonce: int
+    heartbeat_ns: int
+    movable: int
+    untold: int
+    inflight: tuple[int, ...]
+    charged: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A message of a process to the host. ``code`` may be unknown to :class:`NoteCode`; ``card`` may be None.
+
+    ``bytes``, ``used`` and ``limit`` are bytes. ``text`` is untrusted and reduced to at most 63 letters,
+    digits and ``_ .:-``.
+    """
+
+    number: int
+    when_ns: int
+    code: int
+    pid: int
+    card: int | None
+    bytes: int
+    used: int
+    limit: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The usage page, clamped. ``unknown_name`` is untrusted text reduced to ``[A-Za-z0-9_]``.
+
+    ``notes`` are the newest ones in the page, oldest first.
+    """
+
+    build_id: bytes
+    slot_high: int
+    generation_seen: int
+    limits_invalid: int
+    unknown_symbols: int
+    routed_by_name: int
+    slots_exhausted: int
+    slots_reaped: int
+    repairs: int
+    unknown_name: str
+    notes: tuple[Note, ...]
+    cards: tuple[CardUsage, ...]
+    slots: tuple[Slot, ...] = field(repr=False)
+
+
+def build_usage() -> bytes:
+    """Return a new usage file: no process, no usage."""
+    header = _USAGE_HEADER.pack(USAGE_MAGIC, ABI_MAJOR, ABI_MINOR, USAGE_SIZE, bytes(16), 0, 0)
+    return header.ljust(USAGE_SIZE, b"\0")
+
+
+def usage_extent(head: bytes) -> int:
+    """Return how many bytes of a usage file are in use, from its first 4 KiB: typically 12 KiB of 320.
+
+    Never more than the full size, whatever the tenant wrote. Raises PageError if this is no usage page.
+    """
+    return USAGE_HEAD_SIZE + _usage_header(head)[1] * SLOT_SIZE
+
+
+def _usage_header(image: bytes) -> tuple[bytes, int]:
+    """(build id, slot_high clamped)."""
+    if len(image) < _USAGE_HEADER.size:
+        raise PageError(f"a usage page has {USAGE_SIZE} bytes, not {len(image)}")
+    magic, major, _, size, build_id, slot_high, _ = _USAGE_HEADER.unpack_from(image)
+    if magic != USAGE_MAGIC:
+        raise PageError("the usage page has no magic")
+    if major != ABI_MAJOR:
+        raise PageError(f"the usage page's ABI is {major}, ours {ABI_MAJOR}")
+    if size != USAGE_SIZE:
+        raise PageError(f"the usage page says that it has {size} bytes, not {USAGE_SIZE}")
+    return build_id, min(slot_high, MAX_SLOTS)
+
+
+def _read_card(image: bytes, index: int) -> CardUsage:
+    (charged, peak, refusals, refused, returned, credit, refill, busy, throttle, launches, cut, starved, last,
+     longest, window, start) = _CARD_USAGE.unpack_from(image, 4096 + index * _CARD_USAGE.size)  # fmt: skip
+    return CardUsage(
+        charged=charged & MAX_BYTES,
+        peak=min(peak, MAX_BYTES),
+        refusals=min(refusals, MAX_NS),
+        refused_bytes=min(refused, MAX_BYTES),
+        excess_returned=returned & MAX_BYTES,
+        credit_ns=max(credit, _I64_MIN + 1),
+        refill_ns=min(refill, MAX_NS),
+        busy_ns=min(busy, MAX_NS),
+        throttle_ns=min(throttle, MAX_NS),
+        launches=min(launches, MAX_NS),
+        debt_cut_ns=min(cut, MAX_NS),
+        starved=min(starved, MAX_NS),
+        last_busy_ns=min(last, MAX_NS),
+        longest_ns=min(longest, MAX_NS),
+        window_busy_ns=min(window, MAX_NS),
+        window_start_ns=min(start, MAX_NS),
+    )
+
+
+def _read_slots(image: bytes, count: int, cards: int) -> tuple[Slot, ...]:
+    slots = []
+    for index in range(count):
+        offset = USAGE_HEAD_SIZE + index * SLOT_SIZE
+        if image[offset] != _SLOT_LIVE:
+            continue  # the common case, without unpacking 256 bytes
+        state, pid, namespace, start, nonce, beat, movable, untold, *words = _SLOT.unpack_from(image, offset)
+        if state != _SLOT_LIVE:
+            continue
+        inflight = tuple(words[:cards])
+        charged = tuple(min(word, MAX_BYTES) for word in words[MAX_CARDS : MAX_CARDS + cards])
+        slots.append(
+            Slot(
+                index,
+                pid,
+                namespace,
+                start,
+                nonce,
+                min(beat, MAX_NS),
+                min(movable, MAX_BYTES),
+                min(untold, MAX_BYTES),
+                inflight,
+                charged,
+            )
+        )
+    return tuple(slots)
+
+
+def _read_note(image: bytes, place: int, cards: int) -> Note:
+    number, when, code, pid, card, _, asked, used, limit, text = _NOTE.unpack_from(
+        image, _NOTES_OFFSET + place * _NOTE.size
+    )
+    word = text.split(b"\0", 1)[0][:63].decode("ascii", "replace")
+    return Note(
+        number=min(number, MAX_NS),
+        when_ns=min(when, MAX_NS),
+        code=code,
+        pid=pid,
+        card=card if card < cards else None,
+        bytes=min(asked, MAX_NS),
+        used=min(used, MAX_BYTES),
+        limit=min(limit, MAX_BYTES),
+        text="".join(c for c in word if c in _NOTE_TEXT),
+    )
+
+
+def _read_notes(image: bytes, cards: int) -> tuple[Note, ...]:
+    (written,) = _NOTES_WRITTEN.unpack_from(image, _NOTES_WRITTEN_OFFSET)
+    if not written:
+        return ()  # the common case
+    notes = (_read_note(image, place, cards) for place in range(MAX_NOTES))
+    return tuple(sorted((note for note in notes if note.number), key=lambda note: note.number))
+
+
+def read_usage(image: bytes, cards: int) -> Usage:
+    """Decode the usage of the first ``cards`` cards, clamped to what the types can hold.
+
+    ``image`` is the file from its start to at least :func:`usage_extent` (the whole file is fine).
+    Slots are those marked LIVE; only the byte lock tells whether the process is alive.
+    Raises PageError if this is no usage page of our ABI, or is shorter than it says.
+    """
+    if not 0 <= cards <= MAX_CARDS:
+        raise PageError(f"a usage page has {MAX_CARDS} cards at most, not {cards}")
+    build_id, slot_high = _usage_header(image)
+    if len(image) < USAGE_HEAD_SIZE + slot_high * SLOT_SIZE:
+        raise PageError(f"the usage page ends after {len(image)} bytes, within its slots")
+    seen, invalid, unknown, by_name, exhausted, reaped, repairs, name = _COUNTERS.unpack_from(
+        image, _COUNTERS_OFFSET
+    )
+    text = name.split(b"\0", 1)[0].decode("ascii", "replace")
+    return Usage(
+        build_id=build_id,
+        slot_high=slot_high,
+        generation_seen=seen,
+        limits_invalid=min(invalid, MAX_NS),
+        unknown_symbols=min(unknown, MAX_NS),
+        routed_by_name=min(by_name, MAX_NS),
+        slots_exhausted=min(exhausted, MAX_NS),
+        slots_reaped=min(reaped, MAX_NS),
+        repairs=min(repairs, MAX_NS),
+        unknown_name="".join(c for c in text if c.isascii() and (c.isalnum() or c == "_")),
+        notes=_read_notes(image, cards),
+        cards=tuple(_read_card(image, i) for i in range(cards)),
+        slots=_read_slots(image, slot_high, cards),
+    )
