@@ -10,8 +10,11 @@ import hypothesis
 import pytest
 import structlog
 
-# On a machine that does something else beside, any example may take a second: that says nothing of the code.
-hypothesis.settings.register_profile("shared machine", deadline=None)
+# On a machine that does something else beside, any example may take a second, and so may making it: that says
+# nothing of the code.
+hypothesis.settings.register_profile(
+    "shared machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("shared machine")
 
 

@@ -14,7 +14,7 @@ import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 from urllib.parse import urlencode, urlsplit
 
 import urllib3
@@ -51,6 +51,14 @@ class HttpLimits:
     connect: float = 5.0
     answer: float = 10.0
     largest: int = 16 << 20
+
+
+class Asked(TypedDict, total=False):
+    """What a request may carry: parameters of its URL, a body, headers."""
+
+    query: Mapping[str, str] | None
+    body: bytes | None
+    headers: Mapping[str, str] | None
 
 
 class HttpClient:
@@ -103,18 +111,10 @@ class HttpClient:
                 pool.close()
         self._pools.clear()
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> HttpAnswer:
+    def ask(self, method: str, path: str, **asked: Unpack[Asked]) -> HttpAnswer:
         """The whole answer, whatever its status; redirects are not followed. Raises NoAnswer."""
         ends = time.monotonic() + self.limits.answer
-        response = self.open(method, path, query=query, body=body, headers=headers)
+        response = self.open(method, path, **asked)
         try:
             data = self._whole(response, ends)
         except FOREIGN as error:
@@ -126,26 +126,18 @@ class HttpClient:
         response.release_conn()
         return HttpAnswer(response.status, data, {k.lower(): v for k, v in response.headers.items()})
 
-    def open(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> urllib3.BaseHTTPResponse:
+    def open(self, method: str, path: str, **asked: Unpack[Asked]) -> urllib3.BaseHTTPResponse:
         """An answer that has begun: read it, then close or release it. Raises NoAnswer."""
         url = self._base + path
-        if query:
+        if query := asked.get("query"):
             url += ("&" if "?" in url else "?") + urlencode(query)
         for again in (method in self._repeatable, False):
             try:
                 return self._pools.urlopen(
                     method,
                     url,
-                    body=body,
-                    headers=dict(headers or {}),
+                    body=asked.get("body"),
+                    headers=dict(asked.get("headers") or {}),
                     timeout=urllib3.Timeout(connect=self.limits.connect, read=self.limits.answer),
                     retries=False,
                     redirect=False,

@@ -16,7 +16,6 @@ from typing import Any, Final
 from gpu_manager.domain.placement.ledger import Allocation, peak
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
-from gpu_manager.domain.untrusted import mapping
 
 KEPT_SECONDS: Final = 300.0  # how long the sums of a pod that has ended are told: ten usual scrapes
 KEPT_PODS: Final = 2000  # ended ones; the oldest go first
@@ -74,8 +73,9 @@ FIGURES: Final = tuple(f.name for f in fields(Sums) if f.name not in ("since", "
 
 @dataclass(frozen=True)
 class PodSums:
-    """A pod's name, its sums, and when it ended (seconds since 1970; None: it has not)."""
+    """A pod's UID and name, its sums, and when it ended (seconds since 1970; None: it has not)."""
 
+    uid: PodUid
     namespace: str
     pod: str
     sums: Sums
@@ -83,10 +83,9 @@ class PodSums:
 
     @cached_property
     def text(self) -> str:
-        """It as JSON; of a pod that has ended, of which there may be thousands, made once."""
-        return json.dumps(
-            {"namespace": self.namespace, "pod": self.pod, "ended": self.ended, "sums": _row(self.sums)}
-        )
+        """A line of JSON. The line of an ended pod, of which there may be thousands, is encoded once."""
+        row = _row(self.sums)
+        return json.dumps([self.uid, self.namespace, self.pod, self.ended, row])
 
 
 @dataclass(slots=True)
@@ -106,7 +105,7 @@ class Bills:
         for uid, one in held.items():
             pod, whole = self.pods.get(uid), self.namespaces.get(one.namespace)
             sums = (pod.sums if pod else Sums(began, now)).plus(one, seconds, now)
-            self.pods[uid] = PodSums(one.namespace, one.pod, sums)
+            self.pods[uid] = PodSums(uid, one.namespace, one.pod, sums)
             self.namespaces[one.namespace] = (whole or Sums(began, now)).plus(one, seconds, now)
 
     def close(self, there: Collection[PodUid], now: float) -> bool:
@@ -132,28 +131,31 @@ def booked_peak(allocations: Iterable[Allocation]) -> Amount:
     return sum((peak(held, card) for card in cards), ZERO)
 
 
-def encode_bills(bills: Bills) -> str:
-    """As JSON, which :func:`decode_bills` reads once it is parsed."""
-    namespaces = json.dumps({name: _row(sums) for name, sums in bills.namespaces.items()})
-    pods = ",".join(f"{json.dumps(uid)}:{pod.text}" for uid, pod in bills.pods.items())
-    return f'{{"namespaces":{namespaces},"pods":{{{pods}}}}}'
+def encode_bills(bills: Bills, boot: str, at: float) -> bytes:
+    """The file of a node's bills: a line of JSON about the node and its namespaces, then one for each pod.
+
+    Args:
+        bills: the sums.
+        boot: ID of the node's boot.
+        at: seconds since that boot at which the sums were last added to.
+    """
+    namespaces = {name: _row(sums) for name, sums in bills.namespaces.items()}
+    head = json.dumps({"boot": boot, "at": at, "namespaces": namespaces})
+    return "\n".join([head, *(pod.text for pod in bills.pods.values())]).encode()
 
 
-def decode_bills(data: object) -> Bills:
-    """What :func:`encode_bills` wrote. Raises ValueError: something else did."""
+def decode_bills(data: bytes) -> tuple[Bills, str, float]:
+    """The sums, boot and time that :func:`encode_bills` wrote. Raises ValueError for any other file."""
     try:
-        found = mapping(data)
-        return Bills(
-            {str(name): _sums(row) for name, row in dict(found["namespaces"]).items()},
-            {
-                PodUid(str(uid)): PodSums(
-                    str(one["namespace"]), str(one["pod"]), _sums(one["sums"]), _time(one["ended"])
-                )
-                for uid, one in dict(found["pods"]).items()
-            },
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"these are no bills: {error!r}") from error
+        head, *rows = (json.loads(line) for line in data.splitlines())
+        namespaces = {str(name): _sums(row) for name, row in head["namespaces"].items()}
+        pods = [
+            PodSums(PodUid(str(uid)), str(namespace), str(pod), _sums(row), _time(ended))
+            for uid, namespace, pod, ended, row in rows
+        ]
+        return Bills(namespaces, {pod.uid: pod for pod in pods}), str(head["boot"]), float(head["at"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"this is no file of bills: {error!r}") from error
 
 
 def _row(sums: Sums) -> list[float]:

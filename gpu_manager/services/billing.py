@@ -6,7 +6,6 @@ back would be taken for one that began anew, and billed twice.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterable, Sequence
 from operator import is_
@@ -68,15 +67,14 @@ class BillMeter:
             stored = self._store.load()
             if stored is None:
                 return
-            data = json.loads(stored)
-            self._bills = decode_bills(data["bills"])
-            at = float(data["at"]) if data["boot"] == self._boot else self._at
-        except (NodeUnready, ValueError, KeyError, TypeError) as error:
+            self._bills, boot, at = decode_bills(stored)
+        except (NodeUnready, ValueError) as error:
             log.error("bills_lost", reason=str(error))
             self._metrics.scrape_errors.labels("bills").inc()
             return
         self.told = self._bills.copy()
-        self._at = min(at, self._at)
+        if boot == self._boot:
+            self._at = min(at, self._at)
         known = {uid for uid, pod in self._bills.pods.items() if pod.ended is not None}
         there = self._holdings()
         granted = {
@@ -110,9 +108,8 @@ class BillMeter:
 
     def _save(self) -> None:
         self._saved = self._clock.monotonic()
-        head = f'{{"boot":{json.dumps(self._boot)},"at":{json.dumps(self._at)},"bills":'
         try:
-            self._store.save(f"{head}{encode_bills(self._bills)}}}".encode())
+            self._store.save(encode_bills(self._bills, self._boot, self._at))
         except NodeUnready as error:
             log.error("bills_not_saved", reason=str(error))
             self._metrics.scrape_errors.labels("bills").inc()

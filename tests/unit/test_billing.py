@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 import pytest
@@ -83,9 +82,22 @@ def test_what_is_written_is_read_again_and_what_is_not_ours_is_refused() -> None
     bills = Bills()
     bills.add({PodUid("1"): holding(30), PodUid("2"): holding(1, "b", "q")}, 10, now=100)
     bills.close((PodUid("1"),), now=101)
-    assert decode_bills(json.loads(encode_bills(bills))) == bills
-    for data in (None, [], {}, {"namespaces": {"a": [1]}, "pods": {"x": 3}}, {"namespaces": 1, "pods": 2}):
-        with pytest.raises(ValueError, match="no bills"):
+    written = encode_bills(bills, "boot", 7.5)
+    assert decode_bills(written) == (bills, "boot", 7.5)
+    head = written.splitlines()[0]
+    for data in (
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"{",
+        head[:-9],
+        head + b"\n3",
+        head + b'\n["x"]',
+        b"\xff",
+        written[:-9],
+    ):
+        with pytest.raises(ValueError, match="no file of bills"):
             decode_bills(data)
 
 
