@@ -3,6 +3,9 @@
 Three layers, the seldom changed first: Python as Debian ships it, the locked dependencies, the project. The
 archive is an OCI layout that ``docker load`` reads too. The same sources give the same layers: entries are
 sorted, owned by root and dated by ``SOURCE_DATE_EPOCH`` or the commit.
+
+An image for another architecture needs its cross compiler and nothing else: packages and wheels are
+extracted, and none of their programs runs.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -51,16 +54,17 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="deploy/image/build.py", description="Build the image.")
     parser.add_argument("--output", type=Path, default=ROOT / "build/image/gpu-manager.tar")
-    output: Path = parser.parse_args().output
-    machine = platform.machine()
-    if machine not in ARCHITECTURES:
-        sys.exit(f"no image for {machine}: there are {', '.join(ARCHITECTURES)}")
+    parser.add_argument("--work", type=Path, default=ROOT / "build/image", help="Where stages are kept.")
+    parser.add_argument("--machine", default=platform.machine(), choices=ARCHITECTURES)
+    options = parser.parse_args()
+    output: Path = options.output
+    machine: str = options.machine
     if shutil.which("mmdebstrap") is None:
         sys.exit("mmdebstrap is needed (Debian: apt-get install mmdebstrap)")
-    work = output.parent
+    work = options.work / ARCHITECTURES[machine]
     work.mkdir(parents=True, exist_ok=True)
     dated = commit_time()
-    stages = (debian(work, machine), dependencies(work, machine), project(work))
+    stages = (debian(work, machine), dependencies(work, machine), project(work, machine))
     image = describe(machine, dated)
     image.layers.extend(pack(stage, dated) for stage in stages)
     write_archive(image, output, dated)
@@ -103,7 +107,8 @@ def debian(work: Path, machine: str) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     tar = work / "debian.tar"
     hook = "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"
-    options = ["--quiet", "--variant=extract", f"--architectures={ARCHITECTURES[machine]}", hook]
+    options = ["--quiet", "--variant=extract", "--skip=check/qemu", hook]
+    options.append(f"--architectures={ARCHITECTURES[machine]}")
     run("mmdebstrap", *options, f"--include={','.join(PACKAGES)}", SUITE, str(tar))
     target.mkdir()
     run("tar", "-C", str(target), "--exclude=./dev/*", "--no-same-owner", "-xf", str(tar))
@@ -136,15 +141,17 @@ def dependencies(work: Path, machine: str) -> Path:
     return target
 
 
-def project(work: Path) -> Path:
+def project(work: Path, machine: str) -> Path:
     """The project's wheel, and its programs."""
     target, wheels = work / "project", work / "wheel"
     for old in (target, wheels):
         shutil.rmtree(old, ignore_errors=True)
-    pip("wheel", "--no-build-isolation", "--no-deps", f"--wheel-dir={wheels}", str(ROOT))
+    wheel_of = ["wheel", "--no-build-isolation", "--no-deps", f"--wheel-dir={wheels}", str(ROOT)]
+    pip(*wheel_of, environment=compiling(machine))
     site = target / SITE
     [wheel] = wheels.glob("*.whl")
-    pip("install", "--no-deps", "--no-compile", "--no-index", f"--target={site}", str(wheel))
+    foreign = ["--only-binary=:all:", f"--platform=linux_{machine}"]
+    pip("install", "--no-deps", "--no-compile", "--no-index", *foreign, f"--target={site}", str(wheel))
     prune(site, ("bin", "*.dist-info/direct_url.json"))
     compile_all(site, f"/{SITE}")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
@@ -155,6 +162,26 @@ def project(work: Path) -> Path:
         (programs / name).write_text(SCRIPT.format(module=module, function=function), "utf-8")
         (programs / name).chmod(0o755)
     return target
+
+
+def compiling(machine: str) -> dict[str, str]:
+    """The environment in which a wheel for ``machine`` is built.
+
+    Raises:
+        SystemExit: it is not this machine, and its cross compiler is not installed.
+    """
+    if machine == platform.machine():
+        return dict(os.environ)
+    compiler = f"{machine}-linux-gnu-gcc"
+    if shutil.which(compiler) is None:
+        package = f"gcc-{machine.replace('_', '-')}-linux-gnu"
+        sys.exit(f"{compiler} is needed to build for {machine} (Debian: apt-get install {package})")
+    cmake = {"SYSTEM_NAME": "Linux", "SYSTEM_PROCESSOR": machine, "C_COMPILER": compiler}
+    return {
+        **os.environ,
+        "CMAKE_ARGS": " ".join(f"-DCMAKE_{name}={value}" for name, value in cmake.items()),
+        "_PYTHON_HOST_PLATFORM": f"linux-{machine}",  # what sysconfig says, and so the wheel's name
+    }
 
 
 def compile_all(directory: Path, inside: str) -> None:
@@ -198,14 +225,15 @@ def git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def pip(*arguments: str) -> None:
+def pip(*arguments: str, environment: Mapping[str, str] | None = None) -> None:
     """Run this interpreter's pip."""
-    run(sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments)
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(*pip, *arguments, environment=environment)
 
 
-def run(*command: str) -> None:
+def run(*command: str, environment: Mapping[str, str] | None = None) -> None:
     """Run a program; its failure ends this one, with its words on the terminal."""
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     if code:
         sys.exit(f"{command[0]} failed with {code}: {' '.join(command)}")
 

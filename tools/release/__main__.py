@@ -12,13 +12,13 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
 from tools.release import ROOT
 from tools.release.notes import notes
-from tools.release.plugin import NAME, krew, plugin
 from tools.release.sbom import bill
 from tools.release.source import commit, commit_time, current_tag, export, version_of
 
@@ -38,11 +38,13 @@ def main() -> None:
     export(version, source, options.url)
     place.mkdir(parents=True)
     environment = {**os.environ, "SOURCE_DATE_EPOCH": commit_time(), "REVISION": commit()}
+    build = _image_module(source)
     _python_packages(source, place, environment)
-    _image(source, place, version, environment)
+    for machine, name in build.ARCHITECTURES.items():
+        _wheel(source, place, {**build.compiling(machine), **environment})
+        _image(source, place / f"gpu-manager-{version}-{name}.oci.tar", machine, environment)
     _chart(source, place)
     _plugin(source, place, version, options.url)
-    build = _image_module(source)
     created = dt.datetime.fromtimestamp(int(commit_time()), dt.UTC).isoformat()
     lock = (source / "deploy/image/requirements.lock").read_text("utf-8")
     (place / f"gpu-manager-{version}.cdx.json").write_text(
@@ -56,34 +58,21 @@ def main() -> None:
 
 
 def _python_packages(source: Path, place: Path, environment: Mapping[str, str]) -> None:
-    wheel = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps")
-    _run(
-        *wheel,
-        f"--wheel-dir={place}",
-        str(source),
-        str(source / "sandbox"),
-        at=source,
-        environment=environment,
-    )
+    """The sdist, and the sandbox's wheel, which fits every machine."""
+    _wheel(source / "sandbox", place, environment)
     code = f"from scikit_build_core.build import build_sdist; build_sdist({str(place)!r})"
     _run(sys.executable, "-c", code, at=source, environment=environment)
 
 
-def _image(source: Path, place: Path, version: str, environment: Mapping[str, str]) -> None:
-    machine = os.uname().machine
-    output = source / "build/image/gpu-manager.tar"
+def _wheel(source: Path, place: Path, environment: Mapping[str, str]) -> None:
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps")
+    _run(*pip, f"--wheel-dir={place}", str(source), at=source, environment=environment)
+
+
+def _image(source: Path, output: Path, machine: str, environment: Mapping[str, str]) -> None:
     # The stages that do not depend on the version are kept between builds.
-    kept = ROOT / "build" / "image"
-    for stage in ("debian", "dependencies"):
-        if (kept / stage).is_dir():
-            (source / "build/image").mkdir(parents=True, exist_ok=True)
-            shutil.copytree(kept / stage, source / "build/image" / stage, symlinks=True)
-            for stamp in (f"{stage}.packages", f"{stage}.lock"):
-                if (kept / stamp).exists():
-                    shutil.copy(kept / stamp, source / "build/image" / stamp)
-    _run(sys.executable, "deploy/image/build.py", f"--output={output}", at=source, environment=environment)
-    name = _image_module(source).ARCHITECTURES[machine]
-    shutil.move(output, place / f"gpu-manager-{version}-{name}.oci.tar")
+    options = (f"--machine={machine}", f"--output={output}", f"--work={ROOT / 'build/image'}")
+    _run(sys.executable, "deploy/image/build.py", *options, at=source, environment=environment)
 
 
 def _image_module(source: Path) -> ModuleType:
@@ -101,12 +90,10 @@ def _chart(source: Path, place: Path) -> None:
 
 
 def _plugin(source: Path, place: Path, version: str, url: str) -> None:
-    program = plugin(source, version, int(commit_time()))
-    (place / NAME).write_bytes(program)
-    (place / NAME).chmod(0o755)
-    licence = (source / "LICENSE").read_bytes()
-    for name, data in krew(program, licence, version, url, int(commit_time())).items():
-        (place / name).write_bytes(data)
+    """In a Python without site: this one's would import the working tree instead of the commit."""
+    path = os.pathsep.join((str(source), sysconfig.get_path("purelib")))
+    made = (sys.executable, "-S", "-m", "tools.release.plugin", version, commit_time(), str(place), url)
+    _run(*made, at=source, environment={**os.environ, "PYTHONPATH": path})
 
 
 def _checksums(place: Path) -> None:

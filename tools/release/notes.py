@@ -10,8 +10,7 @@ NOT_RUN: Final = """\
 ## Not run
 
 - `kubectl-vcuda` is one Python file without compiled parts; it was run on Linux, not on macOS.
-- The images and wheels for arm64, where they are part of this release, were built and not run on such a
-machine.
+- The image and the wheel for arm64 were built by a cross compiler on another machine and were not run.
 """
 
 

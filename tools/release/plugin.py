@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import io
 import marshal
+import sys
 import tarfile
 import time
 import zipfile
@@ -23,6 +24,7 @@ from typing import Final
 import grimp
 
 from gpu_manager.cli.kubectl.main import COMMANDS
+from tools.release import ROOT
 
 NAME: Final = "kubectl-vcuda"
 LIBRARIES: Final = ("urllib3", "PyYAML")
@@ -131,3 +133,16 @@ def krew(program: bytes, licence: bytes, version: str, url: str, dated: int) -> 
         name=NAME,
     )
     return {name: data, "vcuda.krew.yaml": manifest.encode()}
+
+
+def main(version: str, dated: str, place: str, url: str = "") -> None:
+    """Write the program, krew's archive and its manifest of the tree that this file lies in."""
+    program = plugin(ROOT, version, int(dated))
+    made = krew(program, (ROOT / "LICENSE").read_bytes(), version, url, int(dated))
+    for name, data in {NAME: program, **made}.items():
+        Path(place, name).write_bytes(data)
+    Path(place, NAME).chmod(0o755)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
