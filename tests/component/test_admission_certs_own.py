@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import base64
+import ssl
 import time
 from typing import Any
 
 import pytest
 
-from admission.app import compose
+from admission.app import AdmissionProgram, compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, OwnCertificates
 from admission.serving.authority import SelfSigned
 from admission.serving.certs import Switch
+from admission.serving.metrics import AdmissionMetrics
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ADMIN_TOKEN, StandInApi
-from tests.fakes.https import Caller, trusting
+from tests.fakes.https import HOST, Caller, trusting, visit
 from tests.fakes.reviews import review
 from tests.fakes.sandbox import until
 from tests.fakes.vault import DAY, NAME, Clock, trusts
@@ -86,6 +88,34 @@ def test_the_whole_of_it_works_against_an_api_server(api: StandInApi, kube: Kube
     assert switch.pair not in (None, first)
 
 
+def test_a_certificate_that_expires_in_the_running_service_is_replaced_at_once(
+    api: StandInApi, kube: KubeCertificates
+) -> None:
+    """As on a node that was suspended for months: nobody is made to wait for what nobody accepts any more."""
+    api.create(configuration("ValidatingWebhookConfiguration"))
+    switch, time_ = Switch(), [time.time() - 100 * DAY]
+    keeper = SelfSigned(kube, switch, Clock(time_), names=(HOST,), life_days=90, settle_seconds=3600)
+    settings = AdmissionSettings(address="127.0.0.1", port=0)
+    program = AdmissionProgram(settings, keeper, switch, AdmissionMetrics("0"), check_seconds=0.01)
+    program.start()
+    try:
+        expired = switch.pair
+        with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+            visit(program.port, trusting(authority(api)))
+        time_[0] = time.time()
+        until(lambda: switch.pair != expired)
+        assert visit(program.port, trusting(authority(api))).status == 200
+    finally:
+        program.stop()
+
+
+def authority(api: StandInApi) -> bytes:
+    """What the API server trusts: the same for all webhooks."""
+    hooks = api.get("validatingwebhookconfigurations", "admission")["webhooks"]  # type: ignore[index]
+    (bundle,) = {hook["clientConfig"]["caBundle"] for hook in hooks}
+    return base64.b64decode(bundle)
+
+
 def test_an_api_server_that_is_gone_is_unready(api: StandInApi, kube: KubeCertificates) -> None:
     api.stop()
     for call in (kube.load, kube.anchors, lambda: kube.save({}, None), lambda: kube.anchor("/x", "1", {})):
@@ -103,8 +133,7 @@ def test_the_program_as_deployed_signs_for_itself_and_tells_the_api_server(api: 
     )
     program.start()
     try:
-        hooks = api.get("validatingwebhookconfigurations", "admission")["webhooks"]  # type: ignore[index]
-        context = trusting(*{base64.b64decode(hook["clientConfig"]["caBundle"]) for hook in hooks})
+        context = trusting(authority(api))
         context.check_hostname = False  # its name is the Service's
         with Caller(program.port, context) as caller:
             assert caller.post("/validate", review())[0] == 200
