@@ -126,8 +126,12 @@ manifests: $(TOOLS)/helm ## write what is rendered from the chart
 image: $(STAMP) ## build/image/gpu-manager.tar: the image of agent and admission, without registry or Docker
 	$(BIN)/python deploy/image/build.py
 
-release: $(STAMP) tools ## all that users install, under build/release; TAG=v1.2.3rc1 for a trial, URL= where it is published (needs mmdebstrap)
+release: $(STAMP) tools ## all that users install, under build/release; TAG=v1.2.3rc1 for a trial, URL= where it is published
 	$(BIN)/python -m tools.release $(if $(TAG),--tag $(TAG)) $(if $(URL),--url $(URL))
+
+RELEASE_PACKAGES := mmdebstrap $(if $(filter aarch64,$(shell uname -m)),gcc-x86-64-linux-gnu libc6-dev-amd64-cross,gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+release-packages: ## what a release needs of Debian (as root)
+	apt-get install --yes --no-install-recommends $(RELEASE_PACKAGES)
 
 CLUSTER_PACKAGES := runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux nftables mmdebstrap
 cluster-packages: ## what the cluster needs of Debian (as root)
@@ -181,4 +185,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts release-trial cluster-record cluster-down
+.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts release-trial cluster-record cluster-down

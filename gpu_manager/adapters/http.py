@@ -53,7 +53,7 @@ class HttpLimits:
     largest: int = 16 << 20
 
 
-class Asked(TypedDict, total=False):
+class RequestParts(TypedDict, total=False):
     """What a request may carry: parameters of its URL, a body, headers."""
 
     query: Mapping[str, str] | None
@@ -111,10 +111,10 @@ class HttpClient:
                 pool.close()
         self._pools.clear()
 
-    def ask(self, method: str, path: str, **asked: Unpack[Asked]) -> HttpAnswer:
+    def ask(self, method: str, path: str, **parts: Unpack[RequestParts]) -> HttpAnswer:
         """The whole answer, whatever its status; redirects are not followed. Raises NoAnswer."""
         ends = time.monotonic() + self.limits.answer
-        response = self.open(method, path, **asked)
+        response = self.open(method, path, **parts)
         try:
             data = self._whole(response, ends)
         except FOREIGN as error:
@@ -126,18 +126,18 @@ class HttpClient:
         response.release_conn()
         return HttpAnswer(response.status, data, {k.lower(): v for k, v in response.headers.items()})
 
-    def open(self, method: str, path: str, **asked: Unpack[Asked]) -> urllib3.BaseHTTPResponse:
+    def open(self, method: str, path: str, **parts: Unpack[RequestParts]) -> urllib3.BaseHTTPResponse:
         """An answer that has begun: read it, then close or release it. Raises NoAnswer."""
         url = self._base + path
-        if query := asked.get("query"):
+        if query := parts.get("query"):
             url += ("&" if "?" in url else "?") + urlencode(query)
         for again in (method in self._repeatable, False):
             try:
                 return self._pools.urlopen(
                     method,
                     url,
-                    body=asked.get("body"),
-                    headers=dict(asked.get("headers") or {}),
+                    body=parts.get("body"),
+                    headers=dict(parts.get("headers") or {}),
                     timeout=urllib3.Timeout(connect=self.limits.connect, read=self.limits.answer),
                     retries=False,
                     redirect=False,
