@@ -124,6 +124,10 @@ class Verdicts(NamedTuple):
     kinds: Sequence[Hashable]
     found: Mapping[Hashable, tuple[NodeView | None, Fit | Unfit | None]]
 
+    def refused(self) -> dict[Hashable, tuple[NodeView | None, Unfit]]:
+        """The kinds of nodes on which the pod does not fit."""
+        return {kind: (view, no) for kind, (view, no) in self.found.items() if isinstance(no, Unfit)}
+
 
 class FeasibilityCheck:
     """One pod over one snapshot. Used by one thread."""
@@ -184,10 +188,14 @@ class FeasibilityCheck:
         first = dict(zip(reversed(kinds), reversed(views), strict=True))
         found: dict[Hashable, tuple[NodeView | None, Fit | Unfit | None]] = {}
         new: dict[Hashable, NodeView] = {}
+        known_on = self._on.get
         for kind, view in first.items():
             if view is None:
                 found[kind] = view, Unfit.NODE
-            elif (known := self._on.get(view.state)) is not None and self._is_like_others(view):
+            # A number says already that the node is like all of its state.
+            elif (known := known_on(view.state)) is not None and (
+                type(kind) is int or self._is_like_others(view)
+            ):
                 found[kind] = view, known
             else:
                 new[kind] = view
@@ -225,19 +233,17 @@ class FeasibilityCheck:
 
         Where that was not worked out before it is now, for ``most`` of them: the others are left out.
         """
-        fitting = [
-            (kind, view, found)
-            for kind, (view, found) in verdicts.found.items()
-            if view is not None and not isinstance(found, Unfit)
-        ]
-        if len(fitting) > most and not self.request.uuids:
-            order = self._free.promising(self.request, [view for _, view, _ in fitting])
-            fitting = [fitting[at] for at in order.tolist()]
+        found = verdicts.found
+        kinds = [kind for kind, (view, no) in found.items() if view is not None and type(no) is not Unfit]
+        if len(kinds) > most and not self.request.uuids:
+            views = [view for kind in kinds if (view := found[kind][0]) is not None]
+            kinds = list(map(kinds.__getitem__, self._free.promising(self.request, views).tolist()))
         chosen: dict[Hashable, tuple[NodeView, Fit]] = {}
-        for kind, view, found in fitting:
-            if found is not None:
-                chosen[kind] = view, found
-            elif most > 0 and isinstance(now := self.on(view), Fit):
+        for kind in kinds:
+            view, fit = found[kind]
+            if type(fit) is Fit and view is not None:
+                chosen[kind] = view, fit
+            elif most > 0 and view is not None and isinstance(now := self.on(view), Fit):
                 chosen[kind] = view, now
                 most -= 1
         return chosen

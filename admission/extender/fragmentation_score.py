@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from itertools import islice
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState
 from admission.extender.feasibility import Fit
 from admission.extender.multi_gpu_count import MultiGpuCount
+from admission.extender.node_rooms import NodeChange, NodeRooms
 from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode
 from gpu_manager import threads
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
+from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.placement.trial_placement import units_of
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
-from gpu_manager.domain.score.multi_gpu_slots import Loss, Rooms
-from gpu_manager.domain.score.request_mix import Arrivals, FreeShape, RequestShape, Stock
+from gpu_manager.domain.score.multi_gpu_slots import Loss
+from gpu_manager.domain.score.request_mix import Arrivals, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer, in_all
 
 _MOST = 1 << 16  # costs remembered
@@ -35,20 +35,12 @@ _CARD = CardUuid("")
 _Key = tuple[Fit, int | None, int]  # where it would lie, free CPU there, CPU asked
 
 
-class NodeChange(NamedTuple):
-    """A node before and after, and how well the cards that the pod takes are joined."""
-
-    before: Rooms
-    after: Rooms
-    joined: int
-
-
 class _Epoch:
     """One scorer, and what it has said."""
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: Scorer, rooms: NodeRooms) -> None:
         self.scorer = scorer
-        self.tally = MultiGpuCount(scorer.places, rooms_of)
+        self.tally = MultiGpuCount(scorer.places, rooms)
         self.known: dict[_Key, tuple[Cost, NodeChange, Loss]] = {}
 
     def add(self, moves: dict[_Key, NodeChange]) -> None:
@@ -71,6 +63,7 @@ class LeastFragmentation:
         self._cluster = cluster
         self._aside = aside or _in_a_thread
         self._plain = BestFit()
+        self._rooms = NodeRooms()
         self._lock = threading.Lock()
         self._arrivals = Arrivals()
         self._epoch: _Epoch | None = None
@@ -89,30 +82,32 @@ class LeastFragmentation:
         own = self._cluster.pod(request.uid)
         cpu = own.cpu if own else 0
         epoch = self._current()
-        found: dict[_Key, tuple[Cost, NodeChange, Loss]] = {}
-        new: dict[_Key, NodeChange] = {}
-        keys: list[_Key] = [(c.fit, c.view.cpu, cpu) for c in candidates]
-        for key in keys:
-            known = epoch.known.get(key)
-            if known is not None:
-                found[key] = known
-        most = MOST_PRICED if len(found) < MOST_PRICED else MOST_PRICED // 4
-        for key, candidate in zip(keys, candidates, strict=True):
-            if len(new) == most:
-                break
-            if key not in found and key not in new:
-                new[key] = move_of(request.uid, candidate.view, candidate.fit, cpu)
-        if new:
-            if any(room.model not in epoch.scorer.stock for move in new.values() for room in move.before):
-                epoch = self._start()
-            epoch.add(new)
-            found |= {key: epoch.known[key] for key in new}
+        keys: list[_Key] = [(fit, view.cpu, cpu) for view, fit in candidates]
+        found = list(map(epoch.known.get, keys))
+        if None in found:
+            epoch = self._work_out(epoch, request.uid, cpu, keys, candidates)
+            found = [each or epoch.known.get(key) for each, key in zip(found, keys, strict=True)]
         self._remember(request, keys)
         prices = self._prices(epoch)
-        costs = {key: in_all(cost, loss, prices) for key, (cost, _, loss) in found.items()}
+        costs = [each and (in_all(each[0], each[2], prices) if each[2] else each[0]) for each in found]
         if request.placement is PlacementPolicy.TOPOLOGY:
-            return [(-found[key][1].joined, *costs[key]) if key in costs else None for key in keys]
-        return [costs.get(key) for key in keys]
+            # The better joined first: the second of a cost is the joined cards' sum, negative.
+            return [cost and (cost[1], *cost) for cost in costs]
+        return costs
+
+    def _work_out(
+        self, epoch: _Epoch, uid: PodUid, cpu: int, keys: Sequence[_Key], candidates: Sequence[RankedNode]
+    ) -> _Epoch:
+        """The costs of the first candidates that are not known, as many as a scheduler can wait for."""
+        new = {key: place for place, key in enumerate(keys) if key not in epoch.known}
+        most = MOST_PRICED if len(keys) - len(new) < MOST_PRICED else MOST_PRICED // 4
+        moves = {
+            key: self._rooms.change(uid, *candidates[place], cpu) for key, place in islice(new.items(), most)
+        }
+        if any(room.model not in epoch.scorer.stock for move in moves.values() for room in move.before):
+            epoch = self._start()
+        epoch.add(moves)
+        return epoch
 
     def prices(self) -> list[float]:
         """What the loss of a place for several cards costs now."""
@@ -143,7 +138,7 @@ class LeastFragmentation:
         """A scorer for the cluster as it is now, at once."""
         stock = stock_of(self._cluster.snapshot().nodes.values())
         with self._lock:
-            self._epoch = _Epoch(Scorer(self._arrivals.mix(), stock))
+            self._epoch = _Epoch(Scorer(self._arrivals.mix(), stock), self._rooms)
             return self._epoch
 
     def _refresh(self) -> None:
@@ -154,7 +149,7 @@ class LeastFragmentation:
             keys = [key for keys in self._recent.values() for key in keys]
             known = old.known if old else {}
         try:
-            epoch = _Epoch(Scorer(mix, stock))
+            epoch = _Epoch(Scorer(mix, stock), self._rooms)
             moves = {key: known[key][1] for key in keys if key in known}
             epoch.add({k: m for k, m in moves.items() if all(room.model in stock for room in m.before)})
             with self._lock:
@@ -203,48 +198,3 @@ def shapes_of(occupant: PodView, unit: int) -> list[RequestShape]:
             RequestShape(amount.cores, -(-amount.memory // unit), 0 if shapes else occupant.cpu, models)
         )
     return shapes
-
-
-def move_of(uid: PodUid, view: NodeView, fit: Fit, cpu: int) -> NodeChange:
-    """The node as it is without the pod, and as it would be with it."""
-    own = view.bound.get(uid)
-    ledger = view.without([uid]) if own else view.ledger
-    spare = view.cpu
-    if spare is not None and own:
-        spare += own.cpu
-    free = _free(view, ledger)
-    before = _rooms(view, free, spare)
-    for at, amount in fit.taken:
-        cores, units = free[at]
-        free[at] = max(0, cores - amount.cores), max(0, units - amount.memory // view.node.unit)
-    joined = view.node.topology.sum([at for at, _ in fit.taken]) if len(fit.taken) > 1 else 0
-    return NodeChange(before, _rooms(view, free, None if spare is None else spare - cpu), joined)
-
-
-def rooms_of(view: NodeView) -> Rooms:
-    """What is free on a node as it is."""
-    return _rooms(view, _free(view, view.ledger), view.cpu)
-
-
-def _free(view: NodeView, ledger: Ledger) -> list[tuple[int, int]]:
-    """Cores and units free on each card; 100 cores only where nobody holds any of it."""
-    unit, free = view.node.unit, []
-    for state in view.node.cards:
-        room = ledger.room(state.card.uuid)
-        cores, memory = room.left
-        most = CORES_PER_CARD if room.idle else CORES_PER_CARD - 1
-        free.append((max(0, min(cores, most)), max(0, memory) // unit))
-    return free
-
-
-def _rooms(view: NodeView, free: Sequence[tuple[int, int]], cpu: int | None) -> Rooms:
-    """What is free by model and size of card; cards that take no work are left out."""
-    unit, ledger = view.node.unit, view.ledger
-    kinds: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    for state, room in zip(view.node.cards, free, strict=True):
-        if state.open:
-            kind = state.card.model, ledger.room(state.card.uuid).capacity.memory // unit
-            kinds.setdefault(kind, []).append(room)
-    return tuple(
-        FreeShape(model, size, cpu, tuple(sorted(cards))) for (model, size), cards in sorted(kinds.items())
-    )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import ClusterState
-from gpu_manager.domain.score.multi_gpu_slots import MultiGpuSlots, Rooms
+from admission.extender.node_rooms import NodeRooms
+from gpu_manager.domain.score.multi_gpu_slots import MultiGpuSlots
 
 
 class MultiGpuCount:
     """For one scorer. Not thread-safe."""
 
-    def __init__(self, places: MultiGpuSlots, rooms_of: Callable[[NodeView], Rooms]) -> None:
+    def __init__(self, places: MultiGpuSlots, rooms: NodeRooms) -> None:
         self._places = places
-        self._rooms_of = rooms_of
+        self._rooms = rooms
         self._turn = 0
         self._seen: dict[str, tuple[int, ...]] = {}  # node → free cores, and places of each shape
         self._alike: dict[tuple[int, int | None], tuple[int, ...]] = {}
@@ -45,6 +44,6 @@ class MultiGpuCount:
     def _count(self, view: NodeView) -> tuple[int, ...]:
         key = view.state, view.cpu
         if key not in self._alike:
-            rooms = self._rooms_of(view)
+            rooms = self._rooms.of(view)
             self._alike[key] = sum(room.cores for room in rooms), *self._places.of(rooms)
         return self._alike[key]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import compress, count
 from typing import Any, Final, Protocol
 from zlib import crc32
@@ -14,18 +13,15 @@ from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 
 BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
+RANKED: Final = 2  # parts of a cost that count in the scores of all but the best
 MOST_PRICED: Final = 256  # nodes that one question works out: the scheduler waits for the answer
 _MOST = 1 << 16  # costs remembered
 
 Cost = tuple[Any, ...]  # compared with those of the same call alone
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankedNode:
-    """A node on which the pod fits, and where it would lie there."""
-
-    view: NodeView
-    fit: Fit
+RankedNode = tuple[NodeView, Fit]
+"""A node on which the pod fits, and where it would lie there."""
 
 
 class NodePolicy(Protocol):
@@ -55,11 +51,12 @@ class BestFit:
         known = self._known
         if len(known) > _MOST:
             known.clear()
-        return [known.get(c.fit) or known.setdefault(c.fit, _cost(request, c)) for c in candidates]
+        return [
+            known.get(fit) or known.setdefault(fit, _cost(request, view, fit)) for view, fit in candidates
+        ]
 
 
-def _cost(request: PodRequest, candidate: RankedNode) -> Cost:
-    view, fit = candidate.view, candidate.fit
+def _cost(request: PodRequest, view: NodeView, fit: Fit) -> Cost:
     node, ledger = view.node, view.ledger
     taken = dict(fit.taken)
     broken, idle, left, free, content = 0, 0, ZERO, 0, list[float]()
@@ -78,23 +75,28 @@ def _cost(request: PodRequest, candidate: RankedNode) -> Cost:
         fill = (-left.cores, -left.memory, -idle, -free)
     elif request.placement is PlacementPolicy.TOPOLOGY:
         fill = (-node.topology.sum({at for at, _ in fit.taken}), *fill)
-    return (*fill, len(node.cards), *content)
+    return (fill, len(node.cards), *content)
 
 
 def scores(names: Sequence[str], kinds: Sequence[Hashable], costs: Mapping[Hashable, Cost]) -> list[int]:
     """What each node gets: exactly one 10, the others 0 to 8 by rank, 0 where the pod does not fit.
 
-    ``costs`` are those of each of the ``kinds`` on which it fits. Nodes of equal cost get equal scores, but
-    for the one chosen among the best: the first by name. They are alike in all that the policy sees, so that
-    the name decides nothing.
+    ``costs`` are those of each of the ``kinds`` on which it fits. The rank goes by the first :data:`RANKED`
+    parts of the cost, so that nodes of equal cost get equal scores, but for the one chosen among the best:
+    the least by the whole cost, then the first by name. Those are alike in all that the policy sees, so
+    that the name decides nothing.
     """
-    ranked = sorted(set(costs.values()))  # few, for thousands of nodes
+    given = dict.fromkeys(kinds, 0)
+    if not costs:
+        return [0] * len(kinds)
+    parts = {kind: cost[:RANKED] for kind, cost in costs.items()}
+    ranked = sorted(set(parts.values()))
     steps = max(1, len(ranked) - 1)
-    score = {cost: SECOND - SECOND * rank // steps for rank, cost in enumerate(ranked)}
-    by_kind = {**dict.fromkeys(kinds, 0), **{kind: score[cost] for kind, cost in costs.items()}}
-    given = list(map(by_kind.__getitem__, kinds))
-    if ranked:
-        best = {kind for kind, cost in costs.items() if cost == ranked[0]}
-        among = map(best.__contains__, kinds)
-        given[min(compress(zip(names, count(), strict=False), among))[1]] = BEST
-    return given
+    score = {part: SECOND - SECOND * rank // steps for rank, part in enumerate(ranked)}
+    given.update({kind: score[part] for kind, part in parts.items()})
+    least = min(costs[kind] for kind, part in parts.items() if part == ranked[0])
+    best = {kind for kind, part in parts.items() if part == ranked[0] and costs[kind] == least}
+    answer = list(map(given.__getitem__, kinds))
+    among = map(best.__contains__, kinds)
+    answer[min(compress(zip(names, count(), strict=False), among))[1]] = BEST
+    return answer

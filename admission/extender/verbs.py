@@ -10,7 +10,7 @@ bind comes: without that, a burst of pods would be sent to the same card and mos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import compress
@@ -24,7 +24,8 @@ from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.binding import Binder
 from admission.extender.feasibility import LATE, FeasibilityCheck, FeasibilityJudge, Fit, Unfit, Verdicts
 from admission.extender.preemption import choose
-from admission.extender.ranking import BEST, MOST_PRICED, NodePolicy, RankedNode, scores
+from admission.extender.ranking import BEST, MOST_PRICED, NodePolicy, scores
+from admission.extender.reasons import FULL_LINES, reasons
 from admission.extender.wire import (
     ExtenderArgs,
     Obj,
@@ -48,12 +49,8 @@ from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)
 
-FULL_LINES: Final = 8  # nodes told of card by card where none takes the pod; kube-scheduler joins them all
 JUDGE_SECONDS: Final = 0.1  # of one question: the scheduler asks about one pod after the other
 EXPECT_SECONDS: Final = 5.0  # from a scheduler's choice to its bind
-_BRIEF_LIMIT = 300  # characters of any other
-_MOST_BRIEFS = 64  # distinct ones in one answer
-_UNKNOWN: Final = "no GPU device: this node is not known here yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,23 @@ class Route:
     verb: str
     handle: Callable[[bytes], Reply]
     guarded: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Filtered:
+    """Filter's last answer: a scheduler has its nodes prioritized next, as a rule before anything changes."""
+
+    occupant: PodView
+    snapshot: Snapshot
+    quota: object
+    names: tuple[str, ...]
+    views: Sequence[NodeView | None]
+    verdicts: Verdicts
+
+    def answers(self, occupant: PodView, snapshot: Snapshot, quota: object, names: tuple[str, ...]) -> bool:
+        """True if the same pod is asked about for just these nodes, and nothing has changed."""
+        same = self.occupant is occupant and self.snapshot is snapshot and self.quota is quota
+        return same and self.names == names
 
 
 class Extender:
@@ -103,6 +117,7 @@ class Extender:
         self._clock = clock
         self._minimum_cores = minimum_cores
         self._count = count
+        self._filtered: _Filtered | None = None
         self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # what was asked about just now
 
     def routes(self) -> tuple[Route, ...]:
@@ -135,16 +150,28 @@ class Extender:
             return Reply(filter_answer(args, (), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT])))
         views = self._views(args, snapshot)
         verdicts = question.over(views, self._deadline(question.request))
-        fits = {kind for kind, (_, found) in verdicts.found.items() if not isinstance(found, Unfit)}
-        fitting = list(compress(args.names, map(fits.__contains__, verdicts.kinds)))
+        refused = verdicts.refused()
+        fits = verdicts.found.keys() - refused.keys()
+        among = list(map(fits.__contains__, verdicts.kinds))
+        fitting = list(compress(args.names, among))
         if not fitting and any(found is Unfit.LATE for _, found in verdicts.found.values()):
             return self._filter_error(LATE)  # an error is tried again soon, and what was judged is remembered
-        failed, lasting = _reasons(question, verdicts, args.names, views)
+        left_out = map(refused.__contains__, verdicts.kinds)
+        nodes = list(compress(zip(args.names, views, verdicts.kinds, strict=True), left_out))
+        # Where a node takes the pod kube-scheduler drops the reasons: one in full shows what they are.
+        failed, lasting = reasons(question, refused, nodes, full=1 if fitting else FULL_LINES)
         self._binder.offers.remember(occupant.uid, fitting)
         if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
             view, found = verdicts.found[fits.pop()]
             if view is not None:
                 self._expect(question, occupant, view, found or question.on(view))
+        elif fitting:  # what it asks next
+            kept = Verdicts(
+                list(compress(verdicts.kinds, among)), {kind: verdicts.found[kind] for kind in fits}
+            )
+            self._filtered = _Filtered(
+                occupant, snapshot, self._quota.current, tuple(fitting), list(compress(views, among)), kept
+            )
         self._count("filtered", "fits" if fitting else "refused")
         if not fitting:
             self._refused(occupant.uid, snapshot.turn)
@@ -161,23 +188,21 @@ class Extender:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
         if not occupant.pod.asks or self._unready():
             return Reply(priority_answer(args.names, [0] * len(args.names)))
-        views = self._views(args, snapshot)
-        verdicts = question.over(views, self._deadline(question.request))
-        known: dict[tuple[int, int | None], int] = {}  # what a cost depends on → place among the candidates
-        candidates: list[RankedNode] = []
-        at: dict[Hashable, int] = {}  # kind of node → that place
-        for kind, (view, found) in question.candidates(verdicts, MOST_PRICED).items():
-            at[kind] = known.setdefault((id(found), view.cpu), len(candidates))
-            if at[kind] == len(candidates):
-                candidates.append(RankedNode(view, found))
-        costs = self._policy.costs(question.request, candidates)
-        by_kind = {kind: cost for kind, place in at.items() if (cost := costs[place]) is not None}
+        filtered = self._filtered
+        if filtered is not None and filtered.answers(occupant, snapshot, self._quota.current, args.names):
+            views, verdicts = filtered.views, filtered.verdicts
+        else:
+            views = self._views(args, snapshot)
+            verdicts = question.over(views, self._deadline(question.request))
+        candidates = question.candidates(verdicts, MOST_PRICED)
+        costs = self._policy.costs(question.request, list(candidates.values()))
+        by_kind = {k: cost for k, cost in zip(candidates, costs, strict=True) if cost is not None}
         given = scores(args.names, verdicts.kinds, by_kind)
-        if candidates:
+        if by_kind:
             chosen = given.index(BEST)
             taken = views[chosen]
             if taken is not None:
-                self._expect(question, occupant, taken, candidates[at[verdicts.kinds[chosen]]].fit)
+                self._expect(question, occupant, taken, candidates[verdicts.kinds[chosen]][1])
         return Reply(priority_answer(args.names, given))
 
     def bind(self, body: bytes) -> Reply:
@@ -283,48 +308,3 @@ class Extender:
     def _filter_error(self, error: str) -> Reply:
         self._count("filtered", "error")
         return Reply(filter_error(error))
-
-
-def _reasons(
-    question: FeasibilityCheck, verdicts: Verdicts, names: Sequence[str], views: Sequence[NodeView | None]
-) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Why each node fails: a few in full, the rest in words that a scheduler can count, all bounded."""
-    failed: dict[str, str] = {}
-    lasting: dict[str, str] = {}
-    refused = {kind: found for kind, (_, found) in verdicts.found.items() if isinstance(found, Unfit)}
-    words = _Briefs(question)
-    # Where a node takes the pod kube-scheduler drops the reasons: one in full shows what they are.
-    full = 0 if len(refused) == len(verdicts.found) else FULL_LINES - 1
-    among = map(refused.__contains__, verdicts.kinds)
-    for name, view, kind in compress(zip(names, views, verdicts.kinds, strict=True), among):
-        no = refused[kind]
-        if view is None:
-            failed[name] = _UNKNOWN
-            continue
-        if no in (Unfit.ROOM, Unfit.NEVER) and full < FULL_LINES:
-            text, full = question.why(view), full + 1
-        else:
-            text = words.of(kind, view, no)
-        (lasting if no.lasting else failed)[name] = text
-    return failed, lasting
-
-
-class _Briefs:
-    """One answer's short reasons: each kind of node's is written once, and there are so many and no more."""
-
-    def __init__(self, question: FeasibilityCheck) -> None:
-        self._question = question
-        self._by_kind: dict[Hashable, str] = {}
-        self._distinct: set[str] = set()
-
-    def of(self, kind: Hashable, view: NodeView, no: Unfit) -> str:
-        known = self._by_kind.get(kind)
-        if known is not None:
-            return known
-        text = self._question.brief(view, no)[:_BRIEF_LIMIT]
-        if len(self._distinct) < _MOST_BRIEFS:
-            self._distinct.add(text)
-        elif text not in self._distinct:
-            text = f"left out ({no.value})"
-        self._by_kind[kind] = text
-        return text

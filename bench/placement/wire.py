@@ -17,7 +17,8 @@ from typing import Any, Final
 from admission.cluster.snapshot import NODES, PODS, ClusterState
 from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRules
 from admission.extender.feasibility import FeasibilityJudge, Fit
-from admission.extender.fragmentation_score import LeastFragmentation, move_of
+from admission.extender.fragmentation_score import LeastFragmentation
+from admission.extender.node_rooms import NodeRooms
 from admission.extender.verbs import Extender
 from admission.quota.quota_book import QuotaBook
 from bench.placement.trace import MOST_PODS, Node, Pod
@@ -93,6 +94,7 @@ class Wire:
         self._hosts = {node.name: _Host(node.name, node.cpu, node.cpu, node.memory) for node in nodes}
         self._cluster.replace(NODES, [_object(node) for node in nodes])
         self._cluster.replace(PODS, [])
+        self._rooms = NodeRooms()
         self.uneven = 0  # answers in which not exactly one node got the 10
 
     def place(self, pod: Pod, number: int) -> str:
@@ -125,7 +127,7 @@ class Wire:
             best = max(score.values())
             return self._chance.choice([name for name, each in score.items() if each == best])
         nodes = self._cluster.snapshot().nodes
-        moves = [move_of(PodUid(""), nodes[host.name], _NOTHING, pod.shape.cpu) for host in able]
+        moves = [self._rooms.change(PodUid(""), nodes[host.name], _NOTHING, pod.shape.cpu) for host in able]
         scorer, prices = self._ranking.scorer, self._ranking.prices()
         costs = scorer.costs([(move.before, move.after) for move in moves])
         losses = [scorer.places.lost(move.before, move.after) for move in moves]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from admission.cluster.snapshot import NODES
 from admission.extender.feasibility import LATE, FeasibilityJudge
-from admission.extender.verbs import FULL_LINES, JUDGE_SECONDS
+from admission.extender.reasons import FULL_LINES
+from admission.extender.verbs import JUDGE_SECONDS
 from gpu_manager.domain.contract import ALLOCATION, GPU_MODEL, GPU_UUID, PLACEMENT, decode_assignment
 from gpu_manager.domain.placement.place import follow
 from gpu_manager.domain.pod import parse_pod
@@ -157,6 +158,23 @@ def test_exactly_one_node_gets_ten_and_the_others_eight_at_most():
 
 def test_among_nodes_alike_the_name_alone_decides():
     assert World([node("b"), node("a")]).prioritize(pod("x"), ["b", "a"]) == {"a": 10, "b": 8}
+
+
+def test_what_filter_found_holds_for_prioritize_until_something_changes():
+    world = World([node("n1"), node("n2"), node("n3")], [pod("x", 40, 4, on="n2")])
+    world.create(obj := pod("a", 100, None))
+    fitting = world.filter(obj)["NodeNames"]
+    assert fitting == ["n1", "n2", "n3"]
+    at_once = world.prioritize(obj, fitting)
+    assert at_once["n2"] == 10
+    world.filter(other := pod("b", 100, None))
+    assert world.prioritize(obj, fitting) == at_once, "another pod's answer is not taken"
+    world.filter(obj)
+    assert world.prioritize(obj, ["n3", "n1"]) == {"n3": 8, "n1": 10}, "nor that for other nodes"
+    world.filter(obj)
+    world.create(pod("y", 100, None, on="n2"))
+    assert world.prioritize(obj, fitting)["n2"] == 0, "nor one from before a change"
+    assert world.prioritize(other, fitting)["n2"] == 0
 
 
 def test_a_pod_that_fits_nowhere_gets_no_ten():

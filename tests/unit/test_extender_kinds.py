@@ -12,7 +12,7 @@ from admission.cluster.pod_view import pod_view
 from admission.cluster.snapshot import NODES, PODS, ClusterState
 from admission.extender.feasibility import SEVERAL, FeasibilityCheck, FeasibilityJudge, Fit
 from admission.extender.fragmentation_score import LeastFragmentation
-from admission.extender.ranking import MOST_PRICED, RankedNode
+from admission.extender.ranking import MOST_PRICED
 from admission.extender.wire import priority_answer
 from gpu_manager.domain.contract import GPU_MODEL, PLACEMENT
 from gpu_manager.domain.pod import parse_pod
@@ -143,7 +143,7 @@ def test_of_a_new_kind_of_request_so_many_nodes_are_priced_at_once_and_all_in_th
 
     def costs() -> list[object]:
         found = question.candidates(question.over(views), MOST_PRICED).values()
-        return list(policy.costs(request, [RankedNode(view, fit) for view, fit in found]))
+        return list(policy.costs(request, list(found)))
 
     first = costs()
     assert len(first) == MOST_PRICED

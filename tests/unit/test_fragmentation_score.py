@@ -3,8 +3,9 @@
 import random
 
 from admission.cluster.snapshot import NODES, PODS
-from admission.extender.fragmentation_score import LeastFragmentation, rooms_of, shapes_of, stock_of
+from admission.extender.fragmentation_score import LeastFragmentation, shapes_of, stock_of
 from admission.extender.multi_gpu_count import MultiGpuCount
+from admission.extender.node_rooms import NodeRooms
 from admission.extender.verbs import Extender
 from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.resources import GIB
@@ -95,7 +96,7 @@ def test_what_was_remembered_is_what_a_fresh_one_finds():
         kept = world.prioritize(obj, fitting)
         scorer, old = world.policy.scorer, world.policy
         fresh = LeastFragmentation(world.cluster, aside=at_once)
-        fresh._epoch = type(old._epoch)(scorer)
+        fresh._epoch = type(old._epoch)(scorer, NodeRooms())
         world.extender._policy = fresh
         assert world.prioritize(obj, fitting) == kept
         world.extender._policy = old
@@ -203,7 +204,7 @@ def test_the_places_left_are_counted_up_and_down_as_if_counted_anew():
             world.cluster.apply(PODS, "ADDED", obj)
             there.append(obj)
         kept = epoch.tally.prices(world.cluster)
-        assert kept == MultiGpuCount(epoch.scorer.places, rooms_of).prices(world.cluster)
+        assert kept == MultiGpuCount(epoch.scorer.places, NodeRooms()).prices(world.cluster)
     assert len(kept) == 2
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from admission.extender.verbs import FULL_LINES
+from admission.extender.reasons import FULL_LINES
 from gpu_manager.domain.contract import GPU_UUID, POOL_LABEL
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, args, node, pod

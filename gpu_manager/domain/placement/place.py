@@ -87,7 +87,7 @@ class PodPlacer:
         if self._units is None:
             return None
         trial = TrialPlacement(self._request, cards, ledger)
-        if trial.lacks(self._least):
+        if len(self._units) > 1 and trial.lacks(self._least):  # of one the cards are looked at just once
             return None
         found = _solve(self._request, self._units, trial, topology, ledger)
         return found if isinstance(found, TrialPlacement) else None
@@ -102,6 +102,8 @@ def _solve(
     failed = _lay_out(trial, units, request.placement, topology)
     if failed is None:
         return trial
+    if len(units) == 1:
+        return failed
     second = TrialPlacement(request, trial.cards, ledger)
     seats = _search(second, units)
     if seats is None:
@@ -229,8 +231,8 @@ def _search(trial: TrialPlacement, units: Sequence[Unit]) -> list[tuple[Unit, in
     parts = [unit for unit in units if unit.cards == 0]
     idle = sum(trial.idle(at) for at in trial.open)
     spare = idle - sum(unit.cards for unit in units)
-    if len(units) == 1 or not 0 < len(parts) <= SEARCHED or spare < 0:
-        return None  # one after the other was exact already, or it is impossible, or too large
+    if not 0 < len(parts) <= SEARCHED or spare < 0:
+        return None  # it is impossible, or too large
     if not all(any(trial.fits(at, unit.members) for at in trial.open) for unit in parts):
         return None
     everyone = (1 << len(parts)) - 1
