@@ -82,4 +82,4 @@ def test_an_init_container_has_room_where_its_pods_peak_has():
     trial = TrialPlacement(request, CARDS, Ledger((s.card for s in CARDS), DEFAULT_UNIT))
     for memory, fits in ((DEFAULT_UNIT, True), (1 << 50, False)):
         setup = ContainerRequest("setup", ContainerKind.INIT, 0, Request(50, memory))
-        assert trial.has_room(0, Unit((setup,), 0)) is fits
+        assert trial.fits(0, (setup,)) is fits

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import Bug, DoesNotFit, quoted
@@ -193,22 +194,17 @@ def _check(trial: TrialPlacement, unit: Unit, at: int) -> None:
 def _lay_out(
     trial: TrialPlacement, units: Sequence[Unit], policy: PlacementPolicy, topology: Topology
 ) -> Unit | None:
-    """Lay the units out one after the other; the first that finds no cards is returned.
-
-    Best fit puts equal parts of cards on one card as long as there is room: only the first is compared with
-    all cards.
-    """
-    last: tuple[tuple[int, int], tuple[int, ...]] | None = None  # what the last part asked, and where it lies
-    for unit in units:
-        need = unit.need
-        if last is not None and need == last[0] and trial.has_room(last[1][0], unit):
-            trial.put(unit, last[1])
+    """Lay the units out one after the other; the first that finds no cards is returned."""
+    for parts, group in groupby(units, key=lambda unit: unit.need is not None):
+        if parts and policy is PlacementPolicy.BINPACK and trial.summed:
+            if (failed := trial.put_best_fit(list(group))) is not None:  # as binpack puts each, but at once
+                return failed
             continue
-        positions = _choose(trial, unit, policy, topology)
-        if positions is None:
-            return unit
-        trial.put(unit, positions)
-        last = (need, positions) if need and policy is PlacementPolicy.BINPACK else None
+        for unit in group:
+            positions = _choose(trial, unit, policy, topology)
+            if positions is None:
+                return unit
+            trial.put(unit, positions)
     return None
 
 

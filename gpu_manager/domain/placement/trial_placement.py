@@ -5,6 +5,7 @@ The ledger is read, never written.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -109,6 +110,7 @@ class TrialPlacement:
             for at, state in enumerate(cards):
                 self._others[at] -= peak(own, state.card.uuid)
                 self._sums[at] = self._left_by_sum(at)
+        self._before_sums = list(self._sums)
         self.closed = [
             closed_because(state, request, listed=bool(room.capacity.cores))
             for state, room in zip(cards, self._rooms, strict=True)
@@ -160,13 +162,6 @@ class TrialPlacement:
                 found.append((cores, memory, at))
         return found
 
-    def has_room(self, at: int, unit: Unit) -> bool:
-        """True if the unit fits on the card."""
-        sums = self._sums[at]
-        if unit.need is None or sums is None:
-            return self.fits(at, unit.members)
-        return sums[0] >= unit.need[0] and sums[1] >= unit.need[1]
-
     def left(self, at: int, members: Sequence[ContainerRequest] = ()) -> Amount:
         """:meth:`room` as an amount."""
         return Amount(*self.room(at, members))
@@ -188,12 +183,6 @@ class TrialPlacement:
     def put(self, unit: Unit, positions: Sequence[int]) -> None:
         """Put a unit on these cards: every member on all of them."""
         where = tuple(positions)
-        if unit.need is not None and (left := self._sums[where[0]]) is not None:
-            (container,), (at,) = unit.members, where
-            self.positions[container.name] = where
-            self._sums[at] = left[0] - unit.need[0], left[1] - unit.need[1]
-            self._laid.setdefault(at, []).append(container)
-            return
         for container in unit.members:
             self.positions[container.name] = where
             for at in where:
@@ -203,19 +192,42 @@ class TrialPlacement:
                     self._sums[at] = self.room(at, (container,))
                 self._laid.setdefault(at, []).append(container)
 
+    def put_best_fit(self, units: Sequence[Unit]) -> Unit | None:
+        """Put parts of cards, each on the open card with the least left: by cores, then memory, then index.
+
+        Return the first unit for which no card has room, None if all have one. Every unit has a ``need``, and
+        every open card a sum (see :attr:`summed`).
+        """
+        cards = sorted((*left, at) for at in self.open if (left := self._sums[at]) is not None)
+        for unit in units:
+            (container,), (cores, memory) = unit.members, unit.need or (0, 0)
+            place = bisect_left(cards, (cores,))
+            while place < len(cards) and cards[place][1] < memory:
+                place += 1
+            if place == len(cards):
+                return unit
+            has_cores, has_memory, at = cards.pop(place)
+            left = has_cores - cores, has_memory - memory
+            insort(cards, (*left, at))
+            self._sums[at] = left
+            self.positions[container.name] = (at,)
+            self._laid.setdefault(at, []).append(container)
+        return None
+
+    @property
+    def summed(self) -> bool:
+        """True if what each open card has left is a plain sum: no ordinary init container lies there."""
+        return None not in map(self._sums.__getitem__, self.open)
+
     def taken(self) -> dict[int, Amount]:
         """What the containers that were laid out need of each card at their worst moment, by position."""
         found: dict[int, Amount] = {}
         for at, laid in sorted(self._laid.items()):
-            if len(laid) > 1 and any(c.kind is ContainerKind.INIT for c in laid):
+            before, now = self._before_sums[at], self._sums[at]
+            if before is None or now is None:
                 found[at] = peak((self._allocation(c, at) for c in laid), self.cards[at].card.uuid)
-            elif laid[0].request.cards:
-                found[at] = self._rooms[at].capacity
-            elif len(laid) == 1:
-                found[at] = laid[0].request.amount
             else:
-                requests = [c.request for c in laid]
-                found[at] = Amount(sum(r.cores for r in requests), sum(r.memory for r in requests))
+                found[at] = Amount(before[0] - now[0], before[1] - now[1])
         return found
 
     def lacks(self, least: LeastNeed) -> bool:
