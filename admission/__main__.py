@@ -39,8 +39,10 @@ OLD_FLAGS: Final = {
 
 def command(
     old_words: Annotated[list[str], Rest],
-    webhook_address: Annotated[str, Option(help="Where the webhooks listen.")] = "0.0.0.0",
-    webhook_port: Annotated[int, Option(help="Their port; 0 for a free one.")] = 9443,
+    webhook_address: Annotated[
+        str, Option(help="Address of the webhooks; every one of the pod, IPv4 and IPv6, if not given.")
+    ] = "",
+    webhook_port: Annotated[int, Option(help="Port of the webhooks; 0 for a free one.")] = 9443,
     tls_cert_file: Annotated[
         Path | None, Option(help="Serving certificate, watched; without it the service signs itself.")
     ] = None,
@@ -222,7 +224,7 @@ def _host_port(flag: str, text: str, example: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or not port.isascii() or int(port) > 65535:
         raise RequestInvalid(f"{flag} is {quoted(text)}: use HOST:PORT, such as {example}")
-    return host.strip("[]") or "0.0.0.0", int(port)
+    return host.strip("[]"), int(port)
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT
 QUOTA = f"{NAMESPACE}/{QUOTA_MAP}"  # the predecessor's ConfigMap
 SCHEDULER_USER = "system:kube-scheduler"  # the common name in kube-scheduler's client certificate
 EXTENDER = "127.0.0.1:3456"  # the predecessor's flag and its default
-PROBES = "0.0.0.0:9440"
+PROBES = ":9440"
 # Who may write the annotations that say which cards a pod holds.
 TRUSTED_USERS = frozenset(
     f"system:serviceaccount:{NAMESPACE}:{account}" for account in (AGENT_NAME, ADMISSION_NAME)
@@ -127,7 +127,7 @@ class AdmissionSettings:
 
     terms: ClusterTerms = field(default_factory=ClusterTerms)
     bounds: InflightBounds = field(default_factory=InflightBounds)
-    address: str = "0.0.0.0"
+    address: str = ""
     port: int = 9443
     probes: tuple[str, int] | None = None
     connections: ConnectionBounds = field(default_factory=ConnectionBounds)

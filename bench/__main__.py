@@ -21,6 +21,7 @@ GROUPS = (
     "allocate",
     "agent",
     "bills",
+    "nodes",
     "cli",
     "admission",
     "placement",

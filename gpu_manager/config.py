@@ -33,7 +33,7 @@ class Config:
     state: Path = Path(STATE_DIR)
     pages: Path = Path(PAGES_DIR)
     old_checkpoint: Path = Path(OLD_CHECKPOINT_DIR)
-    http_address: str = "0.0.0.0"
+    http_address: str = ""  # every address, of IPv4 and IPv6
     http_port: int = HTTP_PORT
     http_token: str | None = None
     cards: str = "nvml"

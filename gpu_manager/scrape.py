@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+
+_WEIGHT: Final = re.compile(r"[01](\.[0-9]{0,3})?", re.ASCII)
 
 
 class SampledCounter(Collector):
@@ -35,8 +40,41 @@ def counter_by_label(name: str, text: str, label: str, counts: Mapping[str, int]
 
 def scrape(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     """The page and its content type, as ``Accept`` asks for; in the oldest format if that cannot be read."""
+    formats = itertools.takewhile(lambda one: not _is_oldest(one), _by_weight(accept))
     try:
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = choose_encoder(",".join(formats))
     except (TypeError, ValueError):  # the library compares "version=abc" with numbers
         encode, content_type = choose_encoder("")
     return encode(registry), content_type
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Whether ``Accept-Encoding`` allows gzip."""
+    names = [one.split(";")[0].strip().lower() for one in _by_weight(accept_encoding)]
+    return "gzip" in names
+
+
+def _by_weight(header: str) -> list[str]:
+    """The choices of an ``Accept`` header, the preferred first, without those of weight 0 (RFC 9110, 12.4.2).
+
+    A weight that is no number counts as 1, as if there were none.
+    """
+    weighted = [(_weight(one), one) for one in header.split(",")]
+    return [one for weight, one in sorted(weighted, key=lambda pair: -pair[0]) if weight > 0]
+
+
+def _weight(choice: str) -> float:
+    for parameter in choice.split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            found = _WEIGHT.fullmatch(value.strip())
+            return float(value) if found else 1.0
+    return 1.0
+
+
+def _is_oldest(choice: str) -> bool:
+    """Whether the choice is met by the text format 0.0.4, which the library gives where nothing else fits."""
+    media_type, *parameters = (part.strip() for part in choice.split(";"))
+    if media_type == "text/plain":
+        return not any(one.startswith("version=1.") for one in parameters)
+    return media_type in ("*/*", "text/*")

@@ -19,6 +19,7 @@ from admission.config import ConnectionBounds
 from admission.serving.connections import Connections, ServerProtocol
 from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.listening import bound, spoken
 
 _KEEP_ALIVE_SECONDS: Final = 120  # longer than API servers and schedulers keep idle connections
 _START_SECONDS: Final = 10.0
@@ -171,19 +172,6 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _bound(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    # asyncio turns Nagle's delay off only for sockets that say that they are TCP.
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((address, port))
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
 class HttpsServer:
     """Serves an ASGI application on one address from :meth:`start` to :meth:`stop`.
 
@@ -203,7 +191,8 @@ class HttpsServer:
         peers: Peers | None = None,
         evicted: Callable[[], None] = lambda: None,
     ) -> None:
-        """Bind. ``port`` 0 takes a free one; ``grace_seconds`` is what requests get to end.
+        """Bind. An empty ``address`` is every address of the host, of IPv6 and IPv4; ``port`` 0 takes a free
+        one; ``grace_seconds`` is what requests get to end.
 
         ``peers`` learns which certificates clients show; ``evicted`` is called for each connection that was
         closed because ``bounds`` were reached.
@@ -215,10 +204,10 @@ class HttpsServer:
             NodeUnready: the address is taken or not ours.
         """
         try:
-            self._socket = _bound(address, port)
+            self._socket = bound(address, port)
         except OSError as error:
             raise NodeUnready(
-                f"cannot listen on {address}:{port}: {error.strerror or error}; choose another"
+                f"cannot listen on {spoken(address, port)}: {error.strerror}; choose another"
             ) from error
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(

@@ -58,7 +58,9 @@ def command(
     checkpoint_path: Annotated[
         Path, Option(help="The predecessor's checkpoint, read while there are no books of ours.")
     ] = Path(OLD_CHECKPOINT_DIR),
-    http_address: Annotated[str, Option(help="Where metrics are served.")] = "0.0.0.0",
+    http_address: Annotated[
+        str, Option(help="Address that serves metrics; every one of the node, IPv4 and IPv6, if not given.")
+    ] = "",
     http_port: Annotated[
         int, Option(min=0, max=65535, help="Port of metrics; 0 for a free one.")
     ] = HTTP_PORT,

@@ -1,34 +1,34 @@
 """Serves the status pages over HTTP: read-only, bounded in time and number, with a bearer token if asked.
 
-Anybody on the network may talk to this port: a peer that talks slowly, or never, costs one of a fixed number
-of connections, and that for some seconds only.
+Anybody on the network may talk to this port: what one peer may keep open, and for how long, is bounded by
+:mod:`gpu_manager.servers.connections`. Health is answered at once, whatever else is asked.
 """
 
 from __future__ import annotations
 
-import contextlib
+import gzip
 import hmac
-import socket
-import sys
-import threading
-import time
+import io
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import structlog
 
-from gpu_manager import threads, ui
+from gpu_manager import ui
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.listening import bound, spoken
+from gpu_manager.scrape import accepts_gzip
+from gpu_manager.servers.connections import DEFAULT_BOUNDS, Bounds, ConnectionLoop
 from gpu_manager.servers.status import TEXT, Status
 
 log = structlog.get_logger(__name__)
 
-CONNECTION_SECONDS: Final = 10.0
-MOST_CONNECTIONS: Final = 64
+_COMPRESSED_FROM: Final = 1024  # bytes; a shorter answer fits into one packet
+_COMPRESSION_LEVEL: Final = 1  # a scrape becomes a tenth of its size for little processor time
 
 
 class StatusServer:
@@ -41,91 +41,45 @@ class StatusServer:
         port: int,
         token: str | None = None,
         *,
-        connection_seconds: float = CONNECTION_SECONDS,
+        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
-        """Bind. ``port`` 0 takes a free one; with ``token`` all but health asks for a bearer token. A
-        connection ends after ``connection_seconds``, however slowly its peer talks.
+        """Bind. An empty ``address`` is every address of the host, of IPv6 and IPv4; ``port`` 0 takes a free
+        one. With ``token`` all but health asks for a bearer token.
 
         Raises:
             NodeUnready: the address is taken or not ours.
         """
-        handler = type("Handler", (_Handler,), {"status": status, "token": token})
         try:
-            self._server = _Server((address, port), handler, connection_seconds)
-        except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "ports go up to 65535"
+            listening = bound(address, port)
+        except OSError as error:
             raise NodeUnready(
-                f"cannot listen on {address}:{port}: {reason}; choose another --http-port or --http-address"
+                f"cannot listen on {spoken(address, port)}: {error.strerror}; "
+                "choose another --http-port or --http-address"
             ) from error
-        self.port: int = self._server.server_address[1]
-        self._thread = threads.forever("http", lambda: self._server.serve_forever(poll_interval=0.5))
+        self.port: int = listening.getsockname()[1]
 
-    def start(self) -> None:
-        """Begin to answer."""
-        self._thread.start()
+        def respond(request: bytes, peer: str) -> bytes:
+            return _Handler(request, peer, status, token).wfile.getvalue()
 
-    def stop(self) -> None:
-        """Stop answering and close every socket."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
-        self._server.end_connections(0.0)
-
-
-class _Server(ThreadingHTTPServer):
-    """A thread a connection, at most so many, none for longer than its time."""
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 64
-
-    def __init__(self, address: tuple[str, int], handler: type[_Handler], seconds: float) -> None:
-        self._seconds = seconds
-        self._lock = threading.Lock()
-        self._open: dict[socket.socket, float] = {}
-        super().__init__(address, handler)
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """False, which closes the connection, while too many are open."""
-        with self._lock:
-            if len(self._open) >= MOST_CONNECTIONS:
-                return False
-            self._open[request] = time.monotonic()
-            return True
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        self.end_connections(self._seconds)
-
-    def end_connections(self, older_than: float) -> None:
-        """Break connections of that age, in seconds; their threads then end by themselves."""
-        now = time.monotonic()
-        with self._lock:
-            old = [one for one, since in self._open.items() if now - since >= older_than]
-            for one in old:
-                with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that went away is no news; a fault of ours is."""
-        error = sys.exception()
-        if isinstance(error, OSError):
-            log.debug("http_connection_lost", client=client_address[0], reason=str(error))
-        else:
-            log.error("http_request_failed", client=client_address[0], exc_info=error)
+        loop = ConnectionLoop(listening, respond, bounds)
+        self.start, self.stop = loop.start, loop.stop
 
 
 class _Handler(BaseHTTPRequestHandler):
-    status: Status
-    token: str | None
-    timeout = CONNECTION_SECONDS
+    """Answers one request; the answer is in ``wfile``."""
+
     server_version = "gpu-manager"
     sys_version = ""
+    rfile: io.BytesIO
+    wfile: io.BytesIO
+
+    def __init__(self, request: bytes, peer: str, status: Status, token: str | None) -> None:
+        self._status = status
+        self._token = token
+        self.rfile = io.BytesIO(request)
+        self.wfile = io.BytesIO()
+        self.client_address = (peer, 0)
+        self.handle()
 
     def do_GET(self) -> None:  # http.server's name
         try:
@@ -138,10 +92,15 @@ class _Handler(BaseHTTPRequestHandler):
             return
         path = asked.rstrip("/") or "/"
         open_to_all = path in ("/healthz", "/readyz") or ui.asset(path) is not None
-        if self.token is not None and not open_to_all and not self._authorised(self.token):
+        if self._token is not None and not open_to_all and not self._authorised(self._token):
             self._send(HTTPStatus.UNAUTHORIZED, TEXT, b"a bearer token is needed\n")
             return
-        self._send(*self.status.answer(path, self.headers.get("Accept", "")))
+        status, content_type, body = self._status.answer(path, self.headers.get("Accept", ""))
+        more = {"Vary": "Accept, Accept-Encoding"}
+        if len(body) >= _COMPRESSED_FROM and accepts_gzip(self.headers.get("Accept-Encoding", "")):
+            body = gzip.compress(body, _COMPRESSION_LEVEL)
+            more["Content-Encoding"] = "gzip"
+        self._send(status, content_type, body, more)
 
     do_HEAD = do_GET  # noqa: N815
 

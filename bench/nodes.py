@@ -1,0 +1,75 @@
+"""The agent on a node as it is: whether hostile neighbours can silence its port."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+
+from bench.rows import Row, in_memory, percentile
+from bench.world import World
+
+PARTS = ("silence",)
+_CONNECTIONS = 1000
+_PROBE_SECONDS, _SCRAPE_SECONDS = 5.0, 10.0  # the chart's timeout of a probe, Prometheus' of a scrape
+_PODS = 50
+
+
+def rows(*, full: bool, only: str = "") -> list[Row]:
+    """Run it; ``only`` is one of :data:`PARTS`."""
+    return [_silenced(full=full)] if only in ("", "silence") else []
+
+
+def _silenced(*, full: bool) -> Row:
+    seconds = 60 if full else 15
+    with ExitStack() as stack:
+        pages = stack.enter_context(in_memory()) / "pages"
+        world = stack.enter_context(World(profile="a100x8", seed=3, reclaim_seconds=30.0, pages=pages))
+        for _ in range(_PODS):
+            world.kubelet.admit(world.bind(world.create([("c", 10, 10)]), None))
+        address = f"http://127.0.0.1:{world.port}"
+        bare = [_answer(f"{address}/metric", _SCRAPE_SECONDS) for _ in range(10)]
+        with subprocess.Popen(
+            [sys.executable, "-m", "bench.hostile_connections", str(world.port), str(_CONNECTIONS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as hostile:
+            if hostile.stdout is None or hostile.stdin is None or hostile.stdout.readline() != "open\n":
+                raise RuntimeError("the hostile connections were not opened")
+            scrapes, probes, until = [], [], time.monotonic() + seconds
+            while time.monotonic() < until:
+                probes += [_answer(f"{address}/{name}", _PROBE_SECONDS) for name in ("healthz", "readyz")]
+                scrapes.append(_answer(f"{address}/metric", _SCRAPE_SECONDS))
+                time.sleep(0.2)
+            hostile.stdin.close()
+            opened = int(hostile.stdout.readline())
+    lost = sum(one is None for one in (*scrapes, *probes))
+    took = [one for one in scrapes if one is not None]
+    probed = [one for one in probes if one is not None]
+    return Row(
+        "silenced_scrapes",
+        lost,
+        "requests",
+        "= 0",
+        full=full,
+        note=f"of {len(scrapes)} scrapes and {len(probes)} probes in {seconds} s, beside {_CONNECTIONS} "
+        "connections of 50 addresses, silent, half a request, or a scrape whose answer is not read, opened "
+        f"{opened} times; a scrape took at most {max(took, default=0) * 1e3:.0f} ms, a probe "
+        f"{max(probed, default=0) * 1e3:.0f}; with nobody else connected a scrape took "
+        f"{percentile([one or 0.0 for one in bare], 50) * 1e3:.0f} ms (median)",
+    )
+
+
+def _answer(url: str, timeout: float) -> float | None:
+    """Seconds to a whole answer of 200; None if there was none."""
+    started = time.perf_counter()
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
+            answer.read()
+    except (urllib.error.URLError, OSError):
+        return None
+    return time.perf_counter() - started
