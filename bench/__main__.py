@@ -23,6 +23,7 @@ GROUPS = (
     "bills",
     "nodes",
     "cli",
+    "migrate",
     "admission",
     "placement",
     "hooks",

@@ -13,13 +13,16 @@ from typing import Annotated
 
 from gpu_manager.adapters.manifests import LONGEST_BYTES, read_objects
 from gpu_manager.arguments import Argument, Option
+from gpu_manager.cli.kubectl.migrate.left_over import left_over
 from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationFinding, MigrationTerms, System
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
-from gpu_manager.cli.kubectl.migrate.text import documents, json_text, rewrite
+from gpu_manager.cli.kubectl.migrate.text import Rewritten, documents, json_text, rewrite
 from gpu_manager.cli.kubectl.migrate.translate import translate
 from gpu_manager.cli.output import painted
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.resources import MIB, format_number, parse_quantity
+
+_BAD = (FindingKind.LOST, FindingKind.LEFT, FindingKind.REFUSED)
 
 
 class MigrateOutput(Enum):
@@ -35,6 +38,8 @@ class From(Enum):
     AUTO = "auto"
     GPU_MANAGER = "gpu-manager"
     HAMI = "hami"
+    VOLCANO = "volcano"
+    KAI = "kai"
     GPUSHARE = "gpushare"
     NVIDIA = "nvidia"
     VGPU_MANAGER = "vgpu-manager"
@@ -70,13 +75,14 @@ def command(
     ] = 0,
     gpushare_unit: Annotated[str, Option(help="What one aliyun.com/gpu-mem counts: 1Gi or 1Mi.")] = "1Gi",
 ) -> int:
-    """Turn manifests of gpu-manager, HAMi, Aliyun gpushare, NVIDIA time-slicing or vgpu-manager into ours.
+    """Turn manifests of other systems into ours: of gpu-manager, HAMi, Volcano, KAI, Run:ai, Aliyun gpushare,
+    NVIDIA time-slicing and MPS, and vgpu-manager.
 
     Every pod template is translated, whatever kind of workload it is in, and judged by the rules of check;
-    one that breaks a rule is left as it was. Lists and several documents stay as they are, and so do
-    comments, but in a document that had to be written anew (it is named). With -o yaml the new manifests go
-    to standard output and all else to standard error. Exit code: 0 all translated, 1 something has no
-    equivalent or was refused, 2 bad input.
+    one that breaks a rule is left as it was. A name of these systems that is left anywhere else is named.
+    Lists, several documents, comments and anchors stay as they are, but in a document that had to be written
+    anew (it is named). With -o yaml the new manifests go to standard output and all else to standard error.
+    Exit code: 0 all translated, 1 something has no equivalent, is left or was refused, 2 bad input.
     """
     terms = MigrationTerms(
         cores=cores,
@@ -97,8 +103,7 @@ def command(
         texts = [one.new if one.new.endswith("\n") else one.new + "\n" for one in done]
         _write([texts[0], *(t if t.startswith("---") else "---\n" + t for t in texts[1:])])
         print("\n".join(report), file=sys.stderr)
-    bad = (FindingKind.LOST, FindingKind.REFUSED)
-    return 1 if any(f.kind in bad for one in done for f in one.findings) else 0
+    return 1 if any(f.kind in _BAD for one in done for f in one.findings) else 0
 
 
 def _bytes(option: str, text: str) -> int:
@@ -134,14 +139,26 @@ def migrate(name: str, data: bytes, terms: MigrationTerms, system: System | None
         new, found = translate(document.value, terms, system)
         text = old_text = json_text(document.value) if document.is_json else document.text
         if new != document.value:
-            text, kept = rewrite(document, new)
-            if not kept:
-                told = "written anew, for the change cannot be made line by line: its comments are lost"
-                found.append(MigrationFinding(FindingKind.CHANGED, f"document {document.number}", told))
+            is_refused = any(f.kind is FindingKind.REFUSED for f in found)
+            made = rewrite(document, new, strict=is_refused)
+            text = made.text
+            if made.value != new:  # a value that others refer to changed with them
+                found = [f for f in found if f.kind is not FindingKind.LEFT] + list(left_over(made.value))
+            found += [
+                MigrationFinding(FindingKind.CHANGED, f"document {document.number}", told)
+                for told in _of_the_text(made)
+            ]
         texts.append(text)
         old.append(old_text)
         findings += found
     return Migrated(name, "".join(old), "".join(texts), tuple(findings))
+
+
+def _of_the_text(made: Rewritten) -> Iterator[str]:
+    if made.anew:
+        yield "written anew, for the change cannot be made in place: its comments and anchors are lost"
+    if made.comments:
+        yield f"comments removed with their lines: {', '.join(made.comments)}"
 
 
 # What people see.
@@ -178,8 +195,6 @@ def _report(one: Migrated, *, several: bool) -> Iterator[str]:
             where = finding.where
             yield printable(where)
         yield printable(f"  {finding.kind.value:13} {finding.text}")
-    counts = {
-        kind: sum(f.kind is kind for f in one.findings) for kind in (FindingKind.LOST, FindingKind.REFUSED)
-    }
+    counts = {kind: sum(f.kind is kind for f in one.findings) for kind in _BAD}
     bad = ", ".join(f"{count} {kind.value}" for kind, count in counts.items() if count)
     yield f"{bad}: see docs/migration" if bad else "everything has its equivalent"

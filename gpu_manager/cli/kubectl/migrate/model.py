@@ -73,7 +73,11 @@ Fate = Becomes | Lost | Needless
 class System:
     """One system. ``resources`` are its own by exact name; ``state`` are prefixes of annotations and labels
     that its parts wrote; ``marks`` are prefixes of annotations by which a pod is known to be its; ``paths``
-    are pieces of commands and variables that lead nowhere here.
+    are pieces of commands and variables that lead nowhere here. A name in ``variables`` may end in ``*``.
+
+    Some ask elsewhere too: ``variable_amounts`` are variables of a container, ``annotation_amounts`` are
+    annotations of the pod, for the container that ``container_annotation`` names (the first without it);
+    each with what reads its text.
     """
 
     name: str
@@ -84,11 +88,22 @@ class System:
     selectors: Mapping[str, Fate] = field(default_factory=dict)
     variables: Mapping[str, Fate] = field(default_factory=dict)
     labels: Mapping[str, Fate] = field(default_factory=dict)
+    variable_amounts: Mapping[str, Callable[[str], Fraction]] = field(default_factory=dict)
+    annotation_amounts: Mapping[str, Callable[[str], Fraction]] = field(default_factory=dict)
+    container_annotation: str = ""
     state: tuple[str, ...] = ()
     schedulers: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     paths: Mapping[str, str] = field(default_factory=dict)
     drops_runtime_class: bool = True
+
+    def variable(self, name: str) -> Fate | None:
+        """What becomes of a variable; None if it is none of the system's."""
+        found = self.variables.get(name)
+        if found is None:
+            starts = ((key[:-1], fate) for key, fate in self.variables.items() if key.endswith("*"))
+            found = next((fate for start, fate in starts if name.startswith(start)), None)
+        return found
 
 
 class FindingKind(Enum):
@@ -97,6 +112,7 @@ class FindingKind(Enum):
     CHANGED = "changed"
     KEPT = "kept"
     LOST = "no equivalent"
+    LEFT = "left"
     REFUSED = "refused"
 
 

@@ -1,0 +1,335 @@
+"""One pod template from another system's words to ours, and what is lost on the way. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from gpu_manager.cli.kubectl.migrate.model import (
+    Becomes,
+    Fate,
+    FindingKind,
+    Lost,
+    MigratedShare,
+    MigrationFinding,
+    MigrationTerms,
+    System,
+)
+from gpu_manager.cli.kubectl.migrate.systems import MIG, PREDECESSOR, SYSTEMS, TIME_SLICING
+from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY, NVIDIA
+from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes, format_number, parse_quantity
+
+_GROUPS = ("initContainers", "containers")
+
+
+class PodTemplate:
+    """One pod template while it is changed in place."""
+
+    def __init__(self, pod: dict[str, Any], where: str, terms: MigrationTerms) -> None:
+        self._pod = pod
+        self._where = where
+        self._terms = terms
+        self._spec: dict[str, Any] = pod["spec"]
+        self._findings: list[MigrationFinding] = []
+        self._containers = [c for group in _GROUPS for c in self._list(self._spec, group)]
+        self._ceilings: list[int | None] = []
+
+    def translate(self, system: System | None) -> list[MigrationFinding] | None:
+        """Change it; None if it asks for nothing of the system. Raises RequestInvalid where it cannot be."""
+        names = {name for c in self._containers for limits in self._amounts(c) for name in limits}
+        for mig in sorted(name for name in names if name.startswith(MIG)):
+            raise RequestInvalid(f"{mig} asks for a MIG slice: cards in MIG mode are left to NVIDIA's plugin")
+        found = system or self._system(names)
+        if found is None or not (names & set(found.resources) or self._annotated(found)):
+            return None
+        self._check_annotated_container(found)
+        for container in self._containers:
+            self._container(container, found)
+        self._wishes(found)
+        self._remove_state(found)
+        self._scheduling(found)
+        self._ceiling()
+        if self._spec.get("resourceClaims"):
+            self._tell(
+                FindingKind.LOST,
+                "resourceClaims are left as they are: devices of a claim are not ours to share",
+            )
+        return self._findings
+
+    def _system(self, names: set[str]) -> System | None:
+        annotations = self._annotations
+        shared = set(TIME_SLICING.resources)
+        sure = [
+            s
+            for s in SYSTEMS
+            if names & (set(s.resources) - (shared if s is not TIME_SLICING else {NVIDIA}))
+            or (names & set(s.resources) and self._spec.get("schedulerName") in s.schedulers)
+            or (names & set(s.resources) and s.marks and any(str(a).startswith(s.marks) for a in annotations))
+            or self._annotated(s)
+        ]
+        plain = names & shared and not any(names & shared & set(s.resources) for s in sure)
+        if len(sure) + bool(plain) > 1:
+            titles = " and ".join([*(s.title for s in sure), *([TIME_SLICING.title] if plain else [])])
+            raise RequestInvalid(f"asks by the names of {titles} at once: which is meant? say it with --from")
+        return sure[0] if sure else (TIME_SLICING if plain else None)
+
+    # Amounts that stand in annotations.
+
+    @property
+    def _annotations(self) -> dict[str, Any]:
+        return self._map(self._map(self._pod, "metadata"), "annotations")
+
+    def _annotated(self, system: System) -> bool:
+        return any(name in self._annotations for name in system.annotation_amounts)
+
+    def _check_annotated_container(self, system: System) -> None:
+        wanted = self._annotations.get(system.container_annotation)
+        if wanted is not None and all(c.get("name") != wanted for c in self._containers):
+            raise RequestInvalid(f"{system.container_annotation}: there is no container {quoted(wanted)}")
+
+    def _of_annotations(self, container: dict[str, Any], system: System) -> dict[str, Fraction]:
+        """What the pod's annotations ask for this container."""
+        wanted = self._annotations.get(system.container_annotation)
+        first = self._list(self._spec, "containers")[0]
+        if container is not first if wanted is None else container.get("name") != wanted:
+            return {}
+        return {
+            name: self._read(read, self._annotations[name], name)
+            for name, read in system.annotation_amounts.items()
+            if name in self._annotations
+        }
+
+    def _of_variables(self, container: dict[str, Any], system: System) -> dict[str, Fraction]:
+        """What the container's variables ask for."""
+        found = {}
+        for entry in self._list(container, "env"):
+            name = str(entry.get("name"))
+            if read := system.variable_amounts.get(name):
+                if not isinstance(entry.get("value"), str):
+                    raise RequestInvalid(f"{name} has no value in the manifest: write it there")
+                found[name] = self._read(read, entry["value"], name)
+        return found
+
+    @staticmethod
+    def _read(read: Callable[[str], Fraction], value: object, name: str) -> Fraction:
+        try:
+            return read(str(value))
+        except RequestInvalid as error:
+            raise RequestInvalid(f"{name}: {error}") from error
+
+    # Containers.
+
+    def _container(self, container: dict[str, Any], system: System) -> None:
+        name, (limits, requests) = container.get("name"), self._amounts(container)
+        asked = {
+            resource: self._quantity(limits.get(resource, requests.get(resource)), resource, name)
+            for resource in system.resources
+            if limits.get(resource, requests.get(resource)) is not None
+        }
+        try:
+            asked |= self._of_annotations(container, system)
+            if asked:
+                asked |= self._of_variables(container, system)
+        except RequestInvalid as error:
+            raise RequestInvalid(f"container {quoted(name)}: {error}") from error
+        self._environment(container, system)
+        if not asked:
+            return
+        try:
+            share = system.share(asked, self._terms)
+        except RequestInvalid as error:
+            raise RequestInvalid(f"container {quoted(name)}: {error}") from error
+        before = {k: v for k, v in {**requests, **limits}.items() if k in system.resources}
+        before |= {k: format_number(v) for k, v in asked.items() if k not in system.resources}
+        self._write(container, system, share)
+        after = {k: v for k, v in self._amounts(container)[0].items() if k in (CORE, MEMORY)}
+        if before != after or any(k in requests and k not in self._amounts(container)[1] for k in before):
+            was = ", ".join(f"{k.rpartition('/')[2]} {v}" for k, v in before.items())
+            self._tell(FindingKind.CHANGED, f"container {quoted(name)}: {self._shown(share)} (was {was})")
+        for note in share.notes if share else ():
+            self._tell(FindingKind.CHANGED, f"container {quoted(name)}: {note}")
+        if share and 0 < share.cores < CORES_PER_CARD:
+            self._ceilings.append(share.ceiling)
+
+    def _write(self, container: dict[str, Any], system: System, share: MigratedShare | None) -> None:
+        resources = _made(container, "resources")
+        ours: dict[str, Any] = {}
+        if share is not None:
+            limits, requests = self._amounts(container)
+            told = {**requests, **limits} if system is PREDECESSOR else {}
+            for resource, value in ((CORE, share.cores), (MEMORY, share.units)):
+                if value:
+                    ours[resource] = told.get(resource, _number(value))
+        for group in ("limits", "requests"):
+            amounts = resources.get(group)
+            if not isinstance(amounts, dict):
+                continue
+            for resource in system.resources:
+                if resource not in ours:
+                    amounts.pop(resource, None)
+            if not amounts and group == "requests":
+                del resources[group]
+        if ours:
+            _made(resources, "limits").update(ours)
+
+    def _shown(self, share: MigratedShare | None) -> str:
+        if share is None:
+            return "asks for no card"
+        if share.units is None:
+            return f"{format_number(Fraction(share.cores))} cores, whole cards with all their memory"
+        size = format_bytes(int(share.units * self._terms.unit))
+        cores, units = (format_number(Fraction(value)) for value in (share.cores, share.units))
+        return f"{cores} cores, {units} units ({size})"
+
+    def _environment(self, container: dict[str, Any], system: System) -> None:
+        kept, name = [], container.get("name")
+        for entry in self._list(container, "env"):
+            fate = system.variable(str(entry.get("name")))
+            if fate is None:
+                kept.append(entry)
+                continue
+            self._tell(_kind(fate), f"container {quoted(name)}: {entry['name']} removed: {_why(fate)}")
+        if isinstance(container.get("env"), list) and len(kept) < len(container["env"]):
+            container["env"] = kept
+            if not kept:
+                del container["env"]
+        texts = [
+            *(str(container.get(group) or "") for group in ("command", "args")),
+            *(str(entry.get("value", "")) for entry in kept),
+        ]
+        for path, why in system.paths.items():
+            if any(path in text for text in texts):
+                self._tell(FindingKind.LOST, f"container {quoted(name)} uses {path}: {why}")
+
+    # The pod.
+
+    def _wishes(self, system: System) -> None:
+        for holder, group, fates in (
+            (self._pod.get("metadata"), "annotations", system.annotations),
+            (self._pod.get("metadata"), "labels", system.labels),
+            (self._spec, "nodeSelector", system.selectors),
+        ):
+            values = self._map(holder, group)
+            for key in [key for key in values if key in fates]:
+                self._wish(values, key, fates[key])
+            if isinstance(holder, dict) and group in holder and not values:
+                del holder[group]
+
+    def _wish(self, values: dict[str, Any], key: str, fate: Fate) -> None:
+        text = str(values.pop(key))
+        if not isinstance(fate, Becomes):
+            self._tell(_kind(fate), f"{key} removed: {_why(fate)}")
+            return
+        value = fate.change(text) if fate.values is None else fate.values.get(text)
+        if value is None:
+            known = ", ".join(fate.values or ())
+            self._tell(FindingKind.LOST, f"{key}: {quoted(text)} removed (what has an equivalent: {known})")
+        elif not value:
+            self._tell(FindingKind.CHANGED, f"{key}: {quoted(text)} removed: it is always so here")
+        else:
+            self._annotate(fate, key, text, value)
+
+    def _annotate(self, fate: Becomes, key: str, text: str, value: str) -> None:
+        annotations = _made(_made(self._pod, "metadata"), "annotations")
+        if annotations.get(fate.key, value) != value:
+            has = quoted(annotations[fate.key])
+            self._tell(FindingKind.LOST, f"{key}: {quoted(text)} removed: {fate.key} is {has} already")
+            return
+        annotations[fate.key] = value
+        if (key, text) != (fate.key, value):
+            was = f"{key}: {quoted(text)}" if key == fate.key else key
+            note = f"; {fate.note}" if fate.note else ""
+            self._tell(FindingKind.CHANGED, f"{was} is now {fate.key}: {quoted(value)}{note}")
+
+    def _remove_state(self, system: System) -> None:
+        meta = self._map(self._pod, "metadata")
+        gone = []
+        for group in ("annotations", "labels"):
+            values = self._map(meta, group)
+            keys = [k for k in values if system.state and str(k).startswith(system.state)]
+            for key in keys:
+                del values[key]
+            if keys and not values:
+                del meta[group]
+            gone += keys
+        if self._pod.get("metadata") == {}:
+            del self._pod["metadata"]
+        if gone:
+            self._tell(
+                FindingKind.CHANGED,
+                f"removed what the scheduler or agent of old had written: {', '.join(gone)}",
+            )
+
+    def _scheduling(self, system: System) -> None:
+        scheduler = self._spec.get("schedulerName")
+        if scheduler in system.schedulers:
+            del self._spec["schedulerName"]
+            self._tell(FindingKind.CHANGED, f"schedulerName {scheduler} removed: our webhook writes ours")
+        if system.drops_runtime_class and self._spec.get("runtimeClassName") == "nvidia":
+            del self._spec["runtimeClassName"]
+            self._tell(
+                FindingKind.CHANGED,
+                "runtimeClassName nvidia removed: our webhook writes one where nodes need it",
+            )
+
+    def _ceiling(self) -> None:
+        wanted = [ceiling for ceiling in self._ceilings if ceiling is not None]
+        if not wanted:
+            return
+        if len(wanted) < len(self._ceilings):
+            told = (
+                f"{CORE_LIMIT} not written: it holds for the whole pod, and some of its containers have a "
+                "fixed share"
+            )
+            self._tell(FindingKind.LOST, told)
+            return
+        annotations = _made(_made(self._pod, "metadata"), "annotations")
+        annotations.setdefault(CORE_LIMIT, str(max(wanted)))
+
+    # Reading, with care: people wrote it.
+
+    def _amounts(self, container: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        resources = self._map(container, "resources")
+        return self._map(resources, "limits"), self._map(resources, "requests")
+
+    def _quantity(self, value: object, resource: str, name: object) -> Fraction:
+        try:
+            return parse_quantity(value.strip() if isinstance(value, str) else value)
+        except RequestInvalid as error:
+            raise RequestInvalid(f"container {quoted(name)}: {resource}: {error}") from error
+
+    @staticmethod
+    def _map(holder: object, key: str) -> dict[str, Any]:
+        found = holder.get(key) if isinstance(holder, dict) else None
+        return found if isinstance(found, dict) else {}
+
+    @staticmethod
+    def _list(holder: dict[str, Any], key: str) -> list[dict[str, Any]]:
+        found = holder.get(key)
+        return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+    def _tell(self, kind: FindingKind, text: str) -> None:
+        self._findings.append(MigrationFinding(kind, self._where, text))
+
+
+def _made(holder: dict[str, Any], key: str) -> dict[str, Any]:
+    """The map under the key, new where there was none."""
+    found = holder.get(key)
+    if not isinstance(found, dict):
+        found = holder[key] = {}
+    return found
+
+
+def _number(value: Fraction | int) -> int | str:
+    exact = Fraction(value)
+    return int(exact) if exact.denominator == 1 else format_number(exact)
+
+
+def _kind(fate: Fate) -> FindingKind:
+    return FindingKind.LOST if isinstance(fate, Lost) else FindingKind.CHANGED
+
+
+def _why(fate: Fate) -> str:
+    return fate.note if isinstance(fate, Becomes) else fate.why

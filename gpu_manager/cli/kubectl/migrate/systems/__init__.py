@@ -1,0 +1,18 @@
+"""The systems, one table each: what their names become here, are not needed for, or have no equal in.
+
+Names and meanings are those of the projects' documentation and source as of mid 2026.
+"""
+
+from typing import Final
+
+from gpu_manager.cli.kubectl.migrate.systems.gpushare import GPUSHARE
+from gpu_manager.cli.kubectl.migrate.systems.hami import HAMI, VOLCANO
+from gpu_manager.cli.kubectl.migrate.systems.kai import KAI
+from gpu_manager.cli.kubectl.migrate.systems.nvidia import TIME_SLICING
+from gpu_manager.cli.kubectl.migrate.systems.predecessor import PREDECESSOR
+from gpu_manager.cli.kubectl.migrate.systems.vgpu_manager import VGPU_MANAGER
+
+SYSTEMS: Final = (PREDECESSOR, GPUSHARE, VGPU_MANAGER, HAMI, VOLCANO, KAI, TIME_SLICING)
+MIG: Final = "nvidia.com/mig-"
+
+__all__ = ["MIG", "PREDECESSOR", "SYSTEMS", "TIME_SLICING"]

@@ -1,0 +1,129 @@
+"""NVIDIA's plugin: whole cards, turns on a shared card, or parts of one under MPS."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from math import ceil
+from typing import Final
+
+from gpu_manager.cli.kubectl.migrate.model import (
+    Becomes,
+    Lost,
+    MigratedShare,
+    MigrationTerms,
+    Needless,
+    System,
+    card_memory,
+    fraction,
+    several,
+    units_of,
+    whole,
+)
+from gpu_manager.cli.kubectl.migrate.systems.words import MODEL_NOTE, Asked, number
+from gpu_manager.domain.contract import GPU_MODEL, NVIDIA
+from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.resources import CORES_PER_CARD, format_number
+
+_GPU, _SHARED = NVIDIA, "nvidia.com/gpu.shared"
+_MPS_PERCENT, _MPS_MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_MPS_SIZES: Final = {"G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
+
+
+def _nvidia(asked: Asked, terms: MigrationTerms) -> MigratedShare | None:
+    name = _SHARED if _SHARED in asked else _GPU
+    count = whole(asked.get(name, Fraction(0)), name)
+    if count == 0:
+        return None
+    if _MPS_PERCENT in asked or _MPS_MEMORY in asked:
+        return _mps(asked, terms, count, name)
+    if terms.replicas is None:
+        if name == _SHARED:
+            raise RequestInvalid(
+                f"{_SHARED} is a turn on a card whose number of users stands in the plugin's configuration: "
+                "give --replicas and --card-memory"
+            )
+        told = f"{_GPU} taken for whole cards; if time-slicing shares them, give --replicas and --card-memory"
+        return MigratedShare(count * CORES_PER_CARD, None, None, (told,))
+    if count > 1:
+        raise RequestInvalid(
+            f"{name} is {count}: turns on a card, perhaps of one card, which do not add up; ask for one part "
+            "of a card, or for whole cards"
+        )
+    cores = CORES_PER_CARD // terms.replicas
+    units = card_memory(terms, name) // terms.replicas // terms.unit
+    note = f"1 of {terms.replicas} turns: {cores} cores, up to 100 while the card is idle"
+    return MigratedShare(cores, units, CORES_PER_CARD, (note,))
+
+
+def _mps(asked: Asked, terms: MigrationTerms, count: int, name: str) -> MigratedShare:
+    """What a client of MPS may use: threads in percent of a card, and memory."""
+    percent, pinned = asked.get(_MPS_PERCENT), asked.get(_MPS_MEMORY)
+    if percent is not None and not 0 < percent <= CORES_PER_CARD:
+        raise RequestInvalid(f"{_MPS_PERCENT} is {format_number(percent)}: it goes from 1 to 100")
+    if percent in (None, CORES_PER_CARD) and pinned is None:
+        return MigratedShare(count * CORES_PER_CARD, None, None, ("MPS without a limit: whole cards",))
+    if count > 1:
+        raise several(count, name)
+    notes: tuple[str, ...] = ()
+    cores = ceil(percent or 0)
+    if percent and cores != percent:
+        notes = (f"{_MPS_PERCENT} {format_number(percent)} rounded up to {cores} cores",)
+    if pinned is not None:
+        size, of = pinned, _MPS_MEMORY
+    elif terms.replicas:
+        size, of = Fraction(card_memory(terms, name), terms.replicas), "the memory of one replica"
+    else:
+        size, of = (
+            Fraction(card_memory(terms, _MPS_PERCENT) * cores, CORES_PER_CARD),
+            "the part of the memory",
+        )
+        notes = (*notes, f"{_MPS_PERCENT} says nothing of memory: as large a part of it assumed")
+    units, rounded = units_of(size, terms, of)
+    if cores == CORES_PER_CARD:
+        whole_card = "all of a card's time was asked for: a whole card, with all its memory"
+        return MigratedShare(CORES_PER_CARD, None, None, (*notes, whole_card))
+    return fraction(cores, units, terms, (*notes, *rounded))
+
+
+def _pinned(text: str) -> Fraction:
+    """Bytes from ``0=2G`` or ``0=2G,1=2G``, as MPS reads it."""
+    sizes = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*[^=\s]+\s*=\s*([0-9]{1,9})([GMK])B?\s*", part, re.IGNORECASE)
+        if found is None:
+            raise RequestInvalid(f"{_MPS_MEMORY} is {quoted(text)}: write it as 0=2G")
+        sizes.add(int(found[1]) * _MPS_SIZES[found[2].upper()])
+    if len(sizes) > 1:
+        raise RequestInvalid(f"{_MPS_MEMORY} is {quoted(text)}: one limit for one card is translated")
+    return Fraction(sizes.pop())
+
+
+def _product(text: str) -> str:
+    return text.removesuffix("-SHARED").removeprefix("NVIDIA-")
+
+
+_ITS_PLUGIN = "set up by its own plugin, which does not run on these nodes"
+_NO_DAEMON = "no MPS daemon takes part here: the library in the container holds the share"
+TIME_SLICING: Final = System(
+    name="nvidia",
+    title="NVIDIA time-slicing",
+    resources=(_GPU, _SHARED),
+    share=_nvidia,
+    selectors={
+        "nvidia.com/gpu.product": Becomes(GPU_MODEL, change=_product, note=MODEL_NOTE),
+        "nvidia.com/gpu.sharing-strategy": Needless(_ITS_PLUGIN),
+        "nvidia.com/gpu.replicas": Needless(_ITS_PLUGIN),
+        "nvidia.com/device-plugin.config": Needless(_ITS_PLUGIN),
+        "nvidia.com/mps.capable": Needless(_ITS_PLUGIN),
+    },
+    variables={
+        _MPS_PERCENT: Needless("the share of time is tencent.com/vcuda-core"),
+        _MPS_MEMORY: Needless("the share of memory is tencent.com/vcuda-memory"),
+        "CUDA_MPS_PIPE_DIRECTORY": Needless(_NO_DAEMON),
+        "CUDA_MPS_LOG_DIRECTORY": Needless(_NO_DAEMON),
+        "CUDA_MPS_CLIENT_PRIORITY": Lost("pods are ranked by PriorityClass"),
+        "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": Needless(_NO_DAEMON),
+    },
+    variable_amounts={_MPS_PERCENT: number, _MPS_MEMORY: _pinned},
+)
