@@ -9,7 +9,7 @@ from typing import Final
 from tests.cluster.api import ApiError
 from tests.cluster.beside import Beside
 from tests.cluster.cluster import Cluster
-from tests.cluster.pods import PATH, Pods, container, pod
+from tests.cluster.pods import PATH, Pods, container, pod, why_failed
 
 PAUSE_SECONDS: Final = 0.4
 KEPT: Final = 12  # pods at a time
@@ -44,6 +44,6 @@ class Churn(Beside):
                 while len(self.alive) > KEPT:
                     status = self._pods.get(self.alive[0])["status"]
                     if status.get("phase") == "Failed":
-                        self.failed.append(f"{status.get('reason')}: {status.get('message')}")
+                        self.failed.append(why_failed(status))
                     self._cluster.api.delete(f"{PATH}/{self.alive[0]}")
                     self.alive.pop(0)

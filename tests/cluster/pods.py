@@ -233,3 +233,10 @@ def run_client(pods: Pods, name: str, *arguments: str, container: str = "") -> s
         check=False,
     )
     return done.stdout + done.stderr
+
+
+def why_failed(status: Mapping[str, Any]) -> str:
+    """Of a failed pod's status: why the kubelet would not admit it, or else why a container ended."""
+    containers = (one["state"].get("terminated", {}) for one in status.get("containerStatuses", []))
+    said = next((one for one in (status, *containers) if "reason" in one), status)
+    return f"{said.get('reason')}: {said.get('message')}"
