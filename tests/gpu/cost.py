@@ -38,7 +38,7 @@ LOOP_LIMITS = (99, 50)
 
 def cases(settings: Settings) -> Iterator[Case]:
     """Calls first. Then whole loops: iterations at 99 over bare, at 50 over half of bare."""
-    times = settings.count(3)
+    times = 3 if settings.seconds >= 1 else 1
     yield Case("calls", 4 * times * 4, partial(_calls, times=times))
     runs, seconds = 1 + len(LOOP_LIMITS), settings.seconds
     yield Case("loop_kernels", 3 * runs * (seconds + 2), partial(_loop, "kernels", seconds=seconds, times=3))

@@ -32,7 +32,7 @@ class Settings:
 
     def count(self, wanted: int) -> int:
         """How often something is repeated."""
-        return wanted if self.seconds >= 1 else max(4, round(wanted * self.seconds / 10))
+        return wanted if self.seconds >= 1 else min(wanted, max(4, round(wanted * self.seconds / 10)))
 
 
 @dataclass(frozen=True, slots=True)

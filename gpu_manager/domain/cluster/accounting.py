@@ -1,10 +1,10 @@
-"""Who holds what of a node's cards, seen from outside: worked out from the node's report and its pods. Pure.
+"""Accounting: who holds what of a node's cards, derived from the node's report and its pods. Pure.
 
-The one accounting: scheduler extender, quota, the cluster's page and ``kubectl vcuda`` all ask here. The
+The scheduler extender, quota, the cluster's page and ``kubectl vcuda`` all use this one accounting. The
 agent shows its own :class:`~gpu_manager.domain.placement.ledger.Ledger`, and tests hold the two equal.
-A pod is charged on the cards that its annotation names. Where none does (bound by hand, annotation lost or
-forged) it is charged where the node's own policy would put it, and if it does not fit, on the cards with most
-left: no amount is ever left out.
+A pod is charged on the cards that its annotation names. A pod without a valid annotation (bound by hand,
+annotation lost or forged) is charged where the node's own policy would put it or, if it does not fit, on the
+cards with the most left: no amount is ever left out.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ Used = Mapping[str, Mapping[str, Amount]]
 
 @dataclass(frozen=True, slots=True)
 class PlacedPod:
-    """A pod and what its annotation says of its cards: None unless that is about this pod on this node."""
+    """A pod and the cards that its annotation names; None if it has none about this pod on this node."""
 
     pod: Pod
     assigned: Assigned | None = None
 
     @property
     def uid(self) -> PodUid:
-        """What the books are keyed by."""
+        """The key of the pod in the books."""
         return self.pod.uid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Charge:
-    """What one pod holds of its node; ``usage`` is the same by model of card.
+    """What one pod holds of its node; ``usage`` is its sum by card model.
 
-    ``guessed``: no annotation says its cards, so they depend on who else is there. ``unplaceable``: no card
-    had room for it, and it is charged where most was left.
+    ``guessed``: no annotation names its cards, so they depend on the other pods of the node. ``unplaceable``:
+    no card had room for it, and it is charged where the most was left.
     """
 
     placed: PlacedPod
@@ -73,7 +73,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeBooks:
-    """A node, who holds what of it, and why; nobody changes any of it."""
+    """A node and the charges of its pods; immutable."""
 
     node: NodeReport
     ledger: Ledger
@@ -81,30 +81,30 @@ class NodeBooks:
 
     @property
     def name(self) -> str:
-        """The node's name."""
+        """Name of the node."""
         return self.node.name
 
     @property
     def gone(self) -> frozenset[PodUid]:
-        """Pods that the API no longer has and whose processes still run."""
+        """Pods that are deleted from the API but whose processes still run."""
         return frozenset(self.ledger.pods) - self.charges.keys()
 
     @property
     def unplaceable(self) -> tuple[Pod, ...]:
-        """Pods that are on the node and for which no card had room."""
+        """Pods on the node for which no card had room."""
         return tuple(charge.pod for charge in self.charges.values() if charge.unplaceable)
 
     def guessed(self, pod: PodUid) -> bool:
-        """True if nobody says which cards the pod has."""
+        """True if no annotation names the pod's cards."""
         return pod in self.charges and self.charges[pod].guessed
 
     def ended(self, holder: Allocation) -> bool:
-        """True for an ordinary init container that has ended; its pod holds the peak over its phases."""
+        """True for an ordinary init container that has ended; its pod still holds the peak of its phases."""
         charge = self.charges.get(holder.pod)
         return charge is not None and holder.container in charge.pod.ended_inits
 
     def judge(self, request: PodRequest) -> Placement | Refusal:
-        """Where a pod that asks so would lie here now, or why nowhere."""
+        """The placement of a pod with this request here, or why it does not fit."""
         found = judge(request, self.node.cards, self.node.topology, self.ledger)
         return (
             with_terminating(found, self.node.lingering, self.charges)
@@ -113,29 +113,29 @@ class NodeBooks:
         )
 
     def without(self, pods: Iterable[PodUid]) -> Ledger:
-        """The books as if these pods were gone."""
+        """A copy of the books without these pods."""
         ledger = self.ledger.copy()
         for pod in pods:
             ledger.release(pod)
         return ledger
 
     def usage(self) -> Iterator[tuple[tuple[str, str], Amount]]:
-        """What each pod holds by (namespace, model)."""
+        """What each pod holds, by (namespace, card model)."""
         for charge in self.charges.values():
             for model, amount in charge.usage:
                 yield (charge.pod.namespace, model), amount
 
 
 def placed_pod(pod: Pod) -> PlacedPod:
-    """The pod as the books see it."""
+    """The pod with the cards of its annotation."""
     return PlacedPod(pod, assigned_cards(pod))
 
 
 def assigned_cards(pod: Pod) -> Assigned | None:
-    """What its annotations say of its cards; None if that is not about this very pod on its node.
+    """The cards that the pod's annotations name; None if they are not about this very pod on its node.
 
-    Of a pod that the predecessor's scheduler placed they give indices: these name the cards of a node that
-    publishes no inventory (:func:`card_by_index`), and none of another.
+    The predecessor's scheduler writes indices. They name cards only on a node that publishes no inventory
+    (:func:`card_by_index`).
     """
     said = decode_assignment(pod.annotations.get(ALLOCATION))
     if said is None and pod.node and pod.annotations.get(PREDICATE_NODE) == pod.node:
@@ -146,9 +146,7 @@ def assigned_cards(pod: Pod) -> Assigned | None:
 
 
 def card_by_index(index: int) -> CardUuid:
-    """The name of a card of a node that publishes no inventory, by the index that the predecessor counts
-    by.
-    """
+    """Name for a card of a node that publishes no inventory, from the predecessor's index."""
     return CardUuid(f"capacity-{index}")
 
 
@@ -161,9 +159,9 @@ def _by_index(pod: Pod) -> Iterator[tuple[str, tuple[tuple[CardUuid, Amount], ..
 
 
 def cluster_books(nodes: Sequence[NodeReport], pods: Iterable[Pod]) -> tuple[NodeBooks, ...]:
-    """The books of every node, by name; a node that pods name and nobody reports has no cards.
+    """Node name → books. A node that pods name but that does not exist has no cards.
 
-    ``pods``: all of the cluster, those on a node with cards lent under NVIDIA's name
+    ``pods``: all pods of the cluster; those on a node that offers ``nvidia.com/gpu`` with their lent cards
     (:meth:`~gpu_manager.domain.pod.Pod.with_lent_cards`).
     """
     unit = usual_unit(nodes)
@@ -181,7 +179,7 @@ def cluster_books(nodes: Sequence[NodeReport], pods: Iterable[Pod]) -> tuple[Nod
 
 
 def used_by_namespace(books: Iterable[NodeBooks]) -> Used:
-    """What the pods of each namespace hold, by model: what quotas are judged by."""
+    """Namespace → card model → what its pods hold; quotas are judged by it."""
     used: dict[str, dict[str, Amount]] = {}
     for one in books:
         for (namespace, model), amount in one.usage():
@@ -191,13 +189,13 @@ def used_by_namespace(books: Iterable[NodeBooks]) -> Used:
 
 
 def ledger_of(node: NodeReport, charges: Mapping[PodUid, Charge], before: NodeBooks | None = None) -> Ledger:
-    """The node's books; ``before`` is how it was, to start from where little has changed."""
+    """The node's ledger; ``before`` is an earlier state of it, to start from where little has changed."""
     patched = _patched(before, node, charges)
     return _fresh(node, charges) if patched is None else patched
 
 
 def book_as_fact(ledger: Ledger, node: NodeReport, allocations: Sequence[Allocation]) -> Ledger:
-    """The books with these as facts, whether they fit or not."""
+    """A ledger with these allocations booked as facts, whether they fit or not."""
     return Ledger((s.card for s in node.cards), node.unit, (*ledger, *allocations))
 
 
@@ -208,9 +206,9 @@ def _fresh(node: NodeReport, charges: Mapping[PodUid, Charge]) -> Ledger:
 
 
 def _patched(before: NodeBooks | None, node: NodeReport, charges: Mapping[PodUid, Charge]) -> Ledger | None:
-    """The old books with what differs; None where that is no shorter, or where a fact breaks them."""
+    """The old ledger, changed where it differs; None where that is not cheaper or a fact contradicts it."""
     if before is None or before.node is not node or node.lingering:
-        return None  # with each pod that comes or goes, what lingers of it may count or not
+        return None  # a pod that comes or goes decides whether its terminating share counts
     old = before.charges
     gone = [uid for uid in old if uid not in charges or charges[uid].allocations != old[uid].allocations]
     come = [
@@ -229,13 +227,13 @@ def _patched(before: NodeBooks | None, node: NodeReport, charges: Mapping[PodUid
     return ledger
 
 
-# What each pod is charged.
+# Charges of pods.
 
 
 def charge_all(
     node: NodeReport, pods: Iterable[PlacedPod], known: Mapping[PodUid, Charge] | None = None
 ) -> dict[PodUid, Charge]:
-    """What each pod on the node holds. ``known`` are charges made before by the same report."""
+    """The charge of each pod on the node. ``known`` are earlier charges by the same report."""
     charges: dict[PodUid, Charge] = {}
     unplaced: list[_Unplaced] = []
     for placed in pods:
@@ -261,7 +259,7 @@ def charge_all(
 
 @dataclass(frozen=True, slots=True)
 class _Unplaced:
-    """A pod of which not every container's cards are known; ``certain`` are those that are."""
+    """A pod with containers whose cards are unknown; ``certain`` are the allocations that are known."""
 
     placed: PlacedPod
     request: PodRequest
@@ -269,7 +267,7 @@ class _Unplaced:
 
     @property
     def rest(self) -> PodRequest:
-        """What is to be placed yet."""
+        """The request of the containers without known cards."""
         done = {a.container for a in self.certain}
         return replace(
             self.request, containers=tuple(c for c in self.request.containers if c.name not in done)
@@ -277,7 +275,7 @@ class _Unplaced:
 
 
 def _alike(before: PlacedPod, now: PlacedPod) -> bool:
-    """True if both are charged the same on the same node: a pod that is bound after it was expected there."""
+    """True if both are charged alike on the same node, as a pod before and after its binding."""
     return before is now or (
         (before.pod.namespace, before.pod.name) == (now.pod.namespace, now.pod.name)
         and before.pod.containers == now.pod.containers
@@ -286,12 +284,12 @@ def _alike(before: PlacedPod, now: PlacedPod) -> bool:
 
 
 def _is_ours(placed: PlacedPod, node: NodeReport) -> bool:
-    """False for a pod that has the cards of another vendor's plugin."""
+    """False for a pod whose cards come from another vendor's device plugin."""
     return not placed.pod.lent or (bool(node.cards) and (node.lends or placed.assigned is not None))
 
 
 def _granted_all_the_same(placed: PlacedPod, node: NodeReport) -> Charge:
-    """Of a pod that no node would take now: what its agent says that it was given before, by other rules."""
+    """What the agent granted, by earlier rules, to a pod whose request is illegal today."""
     pod = placed.pod
     shares: dict[str, tuple[Share, ...]] = {}
     if placed.assigned is not None and pod.annotations.get(ASSIGNED) == "true":
@@ -304,7 +302,7 @@ def _granted_all_the_same(placed: PlacedPod, node: NodeReport) -> Charge:
 
 
 def _certain(placed: PlacedPod, request: PodRequest, node: NodeReport) -> Iterator[Allocation]:
-    """The containers whose cards are known: named, on this node, as many as asked."""
+    """Allocations of the containers whose annotation names as many cards of this node as they ask for."""
     capacity = {state.card.uuid: state.card.capacity(node.unit) for state in node.cards}
     for container in request.containers:
         named = (placed.assigned or {}).get(container.name, ())
@@ -313,7 +311,7 @@ def _certain(placed: PlacedPod, request: PodRequest, node: NodeReport) -> Iterat
             continue
         asked = container.request.amount
         shares = tuple(
-            # A lie upwards costs the liar's own card at most; a lie downwards is not heard.
+            # An annotation may raise the charge, which costs its own pod's card at most, but not lower it.
             Share(
                 uuid,
                 capacity[uuid] if container.request.cards else asked.peak(_at_most(said, capacity[uuid])),
@@ -330,7 +328,7 @@ def _at_most(said: Amount, card: Amount) -> Amount:
 def _guess(
     node: NodeReport, charges: Mapping[PodUid, Charge], unplaced: Sequence[_Unplaced]
 ) -> dict[PodUid, Charge]:
-    """Pods whose cards nobody has said: the oldest first, each where the node's own policy puts it."""
+    """Place pods without known cards, the oldest first, each where the node's own policy puts it."""
     held = [a for charge in charges.values() for a in charge.allocations]
     certainly = [a for one in unplaced for a in one.certain]
     seen = {*charges, *(one.placed.uid for one in unplaced)}
@@ -351,7 +349,7 @@ def _guess(
 
 
 def _where_most_is_left(request: PodRequest, node: NodeReport, ledger: Ledger) -> Placement:
-    """Cards for a pod that is on the node though it does not fit."""
+    """Cards with the most left, for a pod that is on the node though it does not fit."""
     placement: dict[str, tuple[Share, ...]] = {}
     taken: dict[CardUuid, Amount] = {}
     for container in request.containers:
@@ -373,7 +371,7 @@ def _where_most_is_left(request: PodRequest, node: NodeReport, ledger: Ledger) -
 
 
 def allocations_of(pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:
-    """A placement as what the pod's containers hold, in the kubelet's order."""
+    """A placement as allocations of the pod's containers, in the kubelet's order."""
     for order, container in enumerate(pod.containers):
         if container.name in placement:
             yield Allocation(
@@ -396,7 +394,7 @@ def _allocation(pod: Pod, container: ContainerRequest, shares: tuple[Share, ...]
 def usage_by_model(
     allocations: Sequence[Allocation], models: Mapping[CardUuid, str]
 ) -> tuple[tuple[str, Amount], ...]:
-    """What one pod's allocations count for, by the model of the card given, each card at its peak."""
+    """A pod's allocations summed by card model, each card at its peak over the pod's phases."""
     usage: dict[str, Amount] = {}
     for card in dict.fromkeys(card for a in allocations for card in a.cards):
         model = models.get(card, "")
@@ -409,7 +407,7 @@ def _usage(allocations: Sequence[Allocation], node: NodeReport) -> tuple[tuple[s
 
 
 def _usage_by_label(request: PodRequest, node: NodeReport) -> tuple[tuple[str, Amount], ...]:
-    """Without an inventory: by the model that the node's label names."""
+    """A pod's request under the model that the node's label names, for a node without an inventory."""
     card = CardUuid("")
     held = [
         Allocation(request.uid, c.name, c.kind, c.order, (Share(card, c.request.amount),))

@@ -1,4 +1,4 @@
-"""A node's cards and who holds what of them: what agent, admission and ``kubectl vcuda`` show, as JSON."""
+"""The JSON of a node's cards and their holders, which agent, admission and ``kubectl vcuda`` show."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def node_json(
     ledger: Ledger,
     more: Callable[[Allocation, CardUuid], Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Cores are hundredths of a card, memory is bytes. ``more`` is what the caller knows of a holder:
-    at least whether it is ``planned``, and ``ended`` for an init container that has done its work.
+    """A node as JSON. Cores are hundredths of a card, memory is bytes.
+
+    ``more`` gives further fields of a holder: at least ``planned``, and ``ended`` for an init container that
+    has ended.
     """
     return {
         "node": node,
@@ -59,7 +61,7 @@ def node_json(
 
 
 def node_text(graph: Mapping[str, Any]) -> str:
-    """What :func:`node_json` gives, as text, one line a card and one a holder; it cannot move the cursor."""
+    """The result of :func:`node_json` as text, a line for each card and holder, no control characters."""
     lines = [f"{printable(graph['node'])}: {len(graph['cards'])} cards"]
     for card in graph["cards"]:
         reason = f": {card['reason']}" if card["reason"] else ""

@@ -1,4 +1,4 @@
-"""What a node says of itself in its own object: its cards, their links, and what the API does not show."""
+"""A node's report, read from its Node object: cards, links, and shares of pods that the API has forgotten."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NO_LINKS: Final = Topology(())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeReport:
-    """A node with its cards; ``cards`` is empty, and ``published`` False, while it publishes no inventory.
+    """A node with its cards; without an inventory ``cards`` is empty and ``published`` False.
 
-    ``unit`` is bytes of one unit of memory; ``refused`` lists amounts that its agent refused a moment ago;
-    ``lingering`` is what pods hold that the API no longer has; ``serving`` is False while its agent starts or
-    leaves. ``lends``: it offers whole cards under NVIDIA's name too. ``pool`` and ``model`` are its labels.
+    ``unit`` is the bytes of one unit of memory; ``refused`` lists amounts that its agent refused recently;
+    ``lingering`` is held by pods that the API no longer has; ``serving`` is False while its agent starts or
+    stops; ``lends``: it offers whole cards as ``nvidia.com/gpu`` too; ``pool`` and ``model`` are its labels.
     """
 
     name: str
@@ -51,14 +51,14 @@ class NodeReport:
 
     @property
     def models(self) -> Mapping[CardUuid, str]:
-        """Card → model."""
+        """Card UUID → model."""
         return {state.card.uuid: state.card.model for state in self.cards}
 
 
 def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
-    """Read a core/v1 Node; what is not what it should be is absent.
+    """Read a core/v1 Node; malformed parts count as absent.
 
-    ``unit``: bytes of one unit as the cluster counts, for a node that does not say how it counts.
+    ``unit``: bytes of one unit of memory in this cluster, for a node that does not say its own.
     """
     meta = mapping(obj.get("metadata"))
     annotations, labels = mapping(meta.get("annotations")), mapping(meta.get("labels"))
@@ -86,7 +86,7 @@ def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
 
 
 def what_counts(obj: Mapping[str, Any]) -> Hashable:
-    """What of a core/v1 Node :func:`read_node` reads: equal for equal reports."""
+    """The parts of a core/v1 Node that :func:`read_node` reads: equal for equal reports."""
     meta = mapping(obj.get("metadata"))
     annotations, labels = mapping(meta.get("annotations")), mapping(meta.get("labels"))
     shown = [annotations.get(key) for key in (INVENTORY, CORDON)]
@@ -96,13 +96,13 @@ def what_counts(obj: Mapping[str, Any]) -> Hashable:
 
 
 def usual_unit(nodes: Iterable[NodeReport]) -> int:
-    """Bytes of one unit of memory, as most of the nodes that publish cards count."""
+    """Bytes of one unit of memory on most of the nodes that publish cards."""
     most = Counter(node.unit for node in nodes if node.published).most_common(1)
     return most[0][0] if most else DEFAULT_UNIT
 
 
 def whole_number(value: object) -> int:
-    """A quantity of a node's capacity as a count; 0 for none, or for what cannot be read."""
+    """A quantity of a node's capacity as a whole number; 0 if absent or malformed."""
     try:
         return max(0, int(Fraction(0) if value is None else parse_quantity(value)))
     except RequestInvalid:

@@ -1,15 +1,15 @@
-"""How much of which model a namespace may hold: the predecessor's ConfigMap, read unchanged and extended.
+"""Quota: how much of which card model a namespace may hold; the predecessor's ConfigMap and extensions.
 
 ::
 
-    {"team-a": {"quota":  {"V100": 4, "*": 6},      cards, by model; "*": of all models together
+    {"team-a": {"quota":  {"V100": 4, "*": 6},      cards, by model; "*": all models together
                 "memory": {"V100": 65536},          MiB, by model
                 "pool":   ["blue"]},                nodes labelled with one of these pools only
      "*":      {"quota":  {"*": 1}}}                every namespace that is not named, each for itself
 
-A model is named whole or by a word of it (``V100`` is any V100). A namespace that is named may use the
-models that its ``quota`` names (or its ``memory``, if that is all it has), and no others; one that is not
-named, with no ``"*"`` beside it, may use everything. Every key that matches the model of a card counts.
+A key is a model's whole name or a word of it (``V100`` is any V100). A namespace with an entry may use only
+the models that its ``quota`` names, or its ``memory`` if it has no ``quota``. A namespace without an entry is
+held to ``"*"``, and is not limited where there is none. Every key that matches a card's model counts.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class QuotaLine:
         )
 
     def words(self, asked: Amount) -> str:
-        """The sums: what there is, what is used, what is asked, what would still fit."""
+        """The line as a sentence: limit, use, the request, and what would still fit."""
         room = self.room.peak(ZERO)
         parts = []
         if self.cores is not None:
@@ -142,41 +142,41 @@ def _matches(key: str, model: str) -> bool:
 
 
 def _sum(amounts: Mapping[str, Amount], key: str) -> Amount:
-    """What counts for the key. Cards whose model nobody says (their node is gone) count for every key."""
+    """The amounts under the key. Cards of unknown model, whose node is gone, count under every key."""
     return sum((amount for model, amount in amounts.items() if not model or _matches(key, model)), ZERO)
 
 
 def cards(cores: int) -> str:
-    """Hundredths as cards (``0.3``, ``4``)."""
+    """Hundredths of a card as a number of cards (``0.3``, ``4``)."""
     return format_number(Fraction(cores, CORES_PER_CARD))
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The whole table; :meth:`of` finds a namespace's part."""
+    """The quotas of all namespaces; :meth:`of` finds the one that applies."""
 
     namespaces: Mapping[str, NamespaceQuota]
 
     def of(self, namespace: str) -> NamespaceQuota | None:
-        """The namespace's quota; None if it is not limited."""
+        """The quota that applies to the namespace; None if it is not limited."""
         return self.namespaces.get(namespace) or self.namespaces.get(ANY)
 
     def usage(self, used: Used) -> Iterator[tuple[str, QuotaLine]]:
-        """Every line of every limited namespace that is named or holds something, by name."""
+        """The lines of every limited namespace that has an entry or holds something, sorted by name."""
         for namespace in sorted({*self.namespaces, *used} - {ANY}):
             quota = self.of(namespace)
             for line in quota.lines(used.get(namespace, {})) if quota else ():
                 yield namespace, line
 
     def only(self, namespace: str) -> Quota:
-        """The part of one namespace, which it may have by ``"*"`` too."""
+        """The quotas with one namespace alone, whose entry may be that of ``"*"``."""
         mine = self.of(namespace)
         return Quota({namespace: mine} if mine else {})
 
     def rows(self, used: Used) -> list[dict[str, Any]]:
-        """The same for programs: what ``/quota`` and ``kubectl vcuda quota`` show.
+        """The lines of :meth:`usage` as JSON, for ``/quota`` and ``kubectl vcuda quota``.
 
-        Amounts: hundredths of a card, bytes; None where a part is not limited.
+        Cores are hundredths of a card, memory is bytes; None where a part is not limited.
         """
         return [
             {
@@ -195,7 +195,7 @@ NO_QUOTA: Final = Quota({})
 
 
 def refusal(namespace: str, reasons: Iterable[str]) -> str:
-    """The sentence for a pod that its namespace's quota keeps out."""
+    """The message for a pod that exceeds its namespace's quota."""
     return f"{EXCEEDED}: namespace {quoted(namespace)}: {'; '.join(dict.fromkeys(reasons))}"
 
 
@@ -203,12 +203,12 @@ def refusal(namespace: str, reasons: Iterable[str]) -> str:
 
 
 def read_quota(obj: Mapping[str, Any] | None, place: tuple[str, str] = QUOTA_PLACE) -> Quota:
-    """Read the ConfigMap; where there is none, or nothing is written in it, nobody is limited.
+    """Read the ConfigMap; without one, or with an empty one, no namespace is limited.
 
-    ``place``: its namespace and name, for texts.
+    ``place``: its namespace and name, for messages.
 
     Raises:
-        NodeUnready: it is not what the docstring above shows; the text says where.
+        NodeUnready: it has another shape than this module's docstring shows; the text says where.
     """
     written = mapping((obj or {}).get("data")).get(QUOTA_KEY)
     try:
@@ -219,7 +219,7 @@ def read_quota(obj: Mapping[str, Any] | None, place: tuple[str, str] = QUOTA_PLA
 
 
 def parse_quota(text: str) -> Quota:
-    """Read the value of the key. Raises RequestInvalid: it is not what the docstring above shows."""
+    """Read the value of the key. Raises RequestInvalid: it has another shape."""
     try:
         data = json.loads(text, parse_float=_fraction) if len(text) <= _LONGEST else None
     except (ValueError, RecursionError) as error:
@@ -230,7 +230,7 @@ def parse_quota(text: str) -> Quota:
 
 
 def _fraction(text: str) -> Fraction:
-    """The number; -1, which is no count either, for one that would fill the memory (``1e999999999``)."""
+    """The number exactly; -1, which is refused later, for one that would fill memory (``1e999999999``)."""
     return Fraction(text) if len(text.lower().partition("e")[2]) <= 4 else Fraction(-1)
 
 

@@ -1,7 +1,7 @@
-"""What deleted pods still hold: a pod that the API has forgotten keeps its part while its processes run.
+"""Shares of deleted pods: they are held until the pods' processes have ended.
 
-A pod deleted by force is gone from the API at once, its processes are not. Its node says so in its inventory;
-whoever judges by that inventory books it as a fact, or it would promise what the node cannot give.
+A pod deleted by force is gone from the API at once, its processes are not. Its node lists such shares in its
+inventory, and the accounting books them, so that the extender promises nothing that the node cannot give.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 
-MOST: Final = 128  # entries of an inventory: about 14 KiB of the 256 KiB that a node's annotations may have
+MOST: Final = 128  # entries of an inventory: about 14 KiB of the 256 KiB that annotations may have
 
 
 def terminating_shares(ledger: Ledger, gone: Iterable[PodUid]) -> tuple[TerminatingShare, ...]:
-    """What these pods hold, for an inventory: by pod and card, what is beyond :data:`MOST` by card alone."""
+    """The shares of these pods for an inventory: by pod and card, and beyond :data:`MOST` summed by card."""
     left = sorted(_of(ledger, gone), key=lambda one: (one.pod, one.card))
     if len(left) <= MOST:
         return tuple(left)
@@ -42,7 +42,7 @@ def _of(ledger: Ledger, gone: Iterable[PodUid]) -> Iterator[TerminatingShare]:
 def terminating_allocations(
     left: Iterable[TerminatingShare], known: Collection[PodUid] = ()
 ) -> tuple[Allocation, ...]:
-    """The same as facts for a ledger, but for the pods that are ``known``: those are charged themselves."""
+    """The shares as allocations for a ledger, without those of ``known`` pods, which are charged anyway."""
     shares: dict[PodUid, list[Share]] = {}
     for one in left:
         if PodUid(one.pod) not in known:
@@ -55,7 +55,7 @@ def terminating_allocations(
 def with_terminating(
     refusal: Refusal, left: Sequence[TerminatingShare], known: Collection[PodUid] = ()
 ) -> Refusal:
-    """The refusal with what is held so said of each card that could take the pod."""
+    """The refusal, with the shares of deleted pods mentioned at each open card."""
     held: Mapping[CardUuid, list[TerminatingShare]] = {
         view.uuid: [one for one in left if one.card == view.uuid and PodUid(one.pod) not in known]
         for view, _ in refusal.cards

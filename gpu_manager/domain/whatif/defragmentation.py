@@ -1,7 +1,7 @@
-"""Which pods must move so that another fits: the fewest, each with a new place. Pure.
+"""Defragmentation: the fewest pods that must move so that another pod fits, each with a new place. Pure.
 
-Made of the same what-if as :mod:`gpu_manager.domain.whatif.simulation`: every move is a placement on copies
-of the books. Which sets of pods are worth a look, :mod:`gpu_manager.domain.whatif.eviction_sets` says.
+Every move is a placement on copies of the nodes' books, as in :mod:`gpu_manager.domain.whatif.simulation`.
+:mod:`gpu_manager.domain.whatif.eviction_sets` lists the sets of pods that are tried.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from gpu_manager.domain.whatif.simulation import (
     why_not,
 )
 
-MOST_SETS = 50_000  # of pods that might move, listed for one size; beyond, the plan is not proven
-MOST_LOOKED = 500_000  # sets of one card's pods looked through for these, in all
-MOST_TRIED = 10_000  # of them laid out anew, in all
+MOST_SETS = 50_000  # sets of movable pods listed for one size; with more, the plan is not proven minimal
+MOST_LOOKED = 500_000  # sets of one card's pods examined to list them, over all sizes
+MOST_TRIED = 10_000  # listed sets for which new places are searched, over all sizes
 MOST_MOVES = 6
-MOST_STEPS = 20_000  # places looked at for moved pods beyond the first that offers itself, in all
-_SHOWN = 5  # pods that must stay, for people
+MOST_STEPS = 20_000  # alternative places tried for moved pods after the best one, over all sets
+_SHOWN = 5  # pods that must stay, named in a message
 
 
 @dataclass(frozen=True, slots=True)
 class DisruptionAllowance:
-    """A promise that only ``allowed`` more of these pods go at once."""
+    """A PodDisruptionBudget: at most ``allowed`` more of these pods may be disrupted at once."""
 
     name: str
     allowed: int
@@ -42,7 +42,7 @@ class DisruptionAllowance:
 
 @dataclass(frozen=True, slots=True)
 class PodMove:
-    """A running pod that would be ended here and made anew there."""
+    """A running pod that would be evicted from ``source`` and recreated on ``target``."""
 
     pod: str
     source: str
@@ -53,10 +53,10 @@ class PodMove:
 
 @dataclass(frozen=True, slots=True)
 class DefragPlan:
-    """The plan: these moves, and the pod then lies at ``placement``. ``proven``: fewer moves do not do it,
-    not even on several nodes.
+    """The moves that make room, and the ``placement`` that the pod then has.
 
-    None where nothing helps: then ``reason`` says why.
+    ``placement`` is None where no moves help; ``reason`` then says why. ``proven``: no plan with fewer moves
+    exists, on one node or on several. ``before`` and ``after`` are the nodes without and with the plan.
     """
 
     placement: PodPlacement | None
@@ -76,10 +76,11 @@ def defragment(
     most_looked: int = MOST_LOOKED,
     most_steps: int = MOST_STEPS,
 ) -> DefragPlan:
-    """The smallest set of moves on one node that makes the pod fit there, all moved pods placed again.
+    """Find the fewest moves on one node that make the pod fit there, with a place for each moved pod.
 
-    Pods of higher priority than ``pod`` stay, and so do those that nobody would make anew, and those whose
-    budget allows no more disruption. Among sets of one size: the least amount moved, then names.
+    Pods of higher priority than ``pod`` stay, and so do pods that no controller would recreate and pods whose
+    budget allows no more disruption. Of sets of one size, the one with the least amounts is chosen, then the
+    first by names.
     """
     cluster = SimCluster(nodes)
     if (placed := cluster.settle(pod)) is not None:
@@ -109,7 +110,7 @@ def defragment(
 def _candidate_nodes(
     nodes: Sequence[SimNode], pod: SimPod, budgets: Sequence[DisruptionAllowance], looks: SearchBudget
 ) -> list[NodeEvictions]:
-    """Of the nodes that could hold the pod if all that may move were gone."""
+    """The nodes that could hold the pod if all their movable pods were gone."""
     found = []
     for node in nodes:
         may = [running for running in node.pods.values() if not _stays(running, pod, budgets)]
@@ -120,7 +121,7 @@ def _candidate_nodes(
 
 
 def _sets(candidates: Sequence[NodeEvictions], size: int) -> tuple[list[EvictionSet], bool]:
-    """The sets of so many pods that may be worth a look, the cheapest first; False if there are more."""
+    """Sets of ``size`` pods that may make room, the cheapest first; False if not all are listed."""
     listed: dict[tuple[str, frozenset[PodUid]], EvictionSet] = {}
     found = (
         eviction_set
@@ -135,23 +136,24 @@ def _sets(candidates: Sequence[NodeEvictions], size: int) -> tuple[list[Eviction
 
 
 class _View:
-    """The cluster as it stands, for many what-ifs of which each changes one node and a few more."""
+    """The present cluster, on which many plans are tried; each changes one node and a few others."""
 
     def __init__(self, cluster: SimCluster, most_steps: int) -> None:
         self._cluster = cluster
         self._ranked: dict[Shape, list[NodeOption]] = {}
         self._steps = most_steps
-        self._stuck = MOST_MOVES + 1  # the smallest set that makes room while its pods find no place
-        self._unsure = False  # whether another order or arrangement might have found one
+        self._stuck = MOST_MOVES + 1  # size of the smallest set that makes room but whose pods find no place
+        self._unsure = False  # whether another order or layout might have found one
 
     def doubtful(self, moves: int) -> bool:
-        """True if fewer moves than that might do it after all: by a set that was tried in vain, with other
-        pods moved out of its way elsewhere, or laid out in another way.
+        """True if a plan with fewer than ``moves`` moves cannot be ruled out.
+
+        A set that was tried in vain might work if further pods moved elsewhere, or in another layout.
         """
         return self._unsure or self._stuck < moves - 1
 
     def carried_out(self, eviction_set: EvictionSet, pod: SimPod) -> DefragPlan | None:
-        """The whole plan, if every moved pod finds a place once ``pod`` lies where it should; else None."""
+        """The plan that moves this set, or None where a moved pod finds no place beside ``pod``."""
         node = eviction_set.node
         room = node.without(r.uid for r in eviction_set.pods)
         placement: Placement | None = room.takes(pod)
@@ -176,9 +178,7 @@ class _View:
     def _places(
         self, pods: Sequence[SimPod], changed: Mapping[str, SimNode]
     ) -> tuple[Mapping[str, SimNode], tuple[PodPlacement, ...]] | None:
-        """A place for each, so that all have one: where the best place of one leaves another without, the
-        next.
-        """
+        """Places for all pods: the best of each, or the next best where that leaves another pod without."""
         if not pods:
             return changed, ()
         for at, offer in enumerate(sorted(self._offers(pods[0], changed), key=lambda offer: offer.rank)):
@@ -193,7 +193,7 @@ class _View:
         return None
 
     def _offers(self, pod: SimPod, changed: Mapping[str, SimNode]) -> Iterator[NodeOption]:
-        """Every node that would take the pod, as it stands or as it was changed."""
+        """Every node that would take the pod; those in ``changed`` stand for their originals."""
         shape = pod.shape
         if shape not in self._ranked:
             self._ranked[shape] = sorted(self._cluster.offers(pod).values(), key=lambda offer: offer.rank)
@@ -209,7 +209,7 @@ def _gave_up(tried: int) -> str:
 
 
 def _never(nodes: Sequence[SimNode], pod: SimPod) -> str:
-    """Why no move can help; empty where one might."""
+    """Why no set of moves can help; empty where one might."""
     if not nodes:
         return "no node publishes cards"
     able = [node for node in nodes if not node.constraints.bars(pod.constraints)]

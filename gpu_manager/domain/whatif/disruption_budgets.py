@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets: which pods, if they had to go, would break a promise of their owners. Pure."""
+"""PodDisruptionBudgets: which evictions would violate one. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpu_manager.domain.untrusted import mapping
 
 @dataclass(frozen=True, slots=True)
 class DisruptionBudget:
-    """One budget. ``allowed`` is how many more of its pods may go now; ``disrupted`` are counted already.
+    """A PodDisruptionBudget: ``allowed`` more pods may go now; ``disrupted`` names pods already counted.
 
-    ``terms`` are what a pod's labels must meet: none of them selects all, None (no selector) selects nothing.
+    ``terms`` is its label selector: an empty one selects all pods of the namespace, None selects none.
     """
 
     namespace: str
@@ -25,14 +25,14 @@ class DisruptionBudget:
     terms: tuple[Term, ...] | None
 
     def selects(self, pod: Pod) -> bool:
-        """True if the pod is one of its own."""
+        """True if the budget covers the pod."""
         if self.terms is None or pod.namespace != self.namespace:
             return False
         return meets(pod.labels, self.terms)
 
 
 def read_budget(obj: Mapping[str, Any]) -> DisruptionBudget | None:
-    """Read a policy/v1 PodDisruptionBudget; None if it has not the shape of one."""
+    """Read a policy/v1 PodDisruptionBudget; None if the object is malformed."""
     meta, spec, status = (mapping(obj.get(part)) for part in ("metadata", "spec", "status"))
     name, namespace = meta.get("name"), meta.get("namespace")
     if not isinstance(name, str) or not isinstance(namespace, str):
@@ -48,7 +48,7 @@ def read_budget(obj: Mapping[str, Any]) -> DisruptionBudget | None:
 
 
 def violating(pods: Iterable[Pod], budgets: Sequence[DisruptionBudget]) -> frozenset[PodUid]:
-    """Those whose end would break a budget, if they went in this order: as kube-scheduler counts."""
+    """Pods whose eviction, in this order, would violate a budget; counted as kube-scheduler does."""
     left = {(b.namespace, b.name): b.allowed for b in budgets}
     broken: set[PodUid] = set()
     for pod in pods:

@@ -1,9 +1,9 @@
-"""Which sets of pods of a node, if they were gone, make room for another: listed by size. Pure.
+"""Sets of pods of a node whose eviction makes room for another pod, listed by size. Pure.
 
-A set that makes room holds a *core*: for a fraction, pods of one card that give what lacks there; for whole
-cards, everybody on as many cards. All cores of a size are listed, then cores with further pods, whose going
-may be what the host lacks, or what a moved pod needs to find a place. Pods that are alike in all that counts
-are one choice, the first by name.
+A set that makes room contains a *core*: for a fraction, pods of one card that free what is missing there; for
+whole cards, all pods on as many cards. All cores of a size are listed first, then smaller cores with further
+pods, whose eviction may free CPU or memory of the host, or a place for a moved pod. Interchangeable pods are
+one choice: the first by name stands for them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Kind = tuple[Shape, tuple[tuple[str, CardUuid], ...], int, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class EvictionSet:
-    """Pods of a node that would move. The cheaper the better: fewest, least amount, least priority, names."""
+    """Pods of a node that would move."""
 
     node: SimNode
     pods: Pods
 
     @property
     def cost(self) -> tuple[int, int, int, tuple[str, ...], str]:
-        """What sets are compared by."""
+        """The order of sets: number of pods, amounts, priorities, names; the least is best."""
         names = tuple(sorted(r.name for r in self.pods))
         pods = self.pods
         return len(pods), sum(r.weight for r in pods), sum(r.priority for r in pods), names, self.node.name
@@ -42,13 +42,13 @@ class EvictionSet:
 
 @dataclass(slots=True)
 class SearchBudget:
-    """How many sets may still be looked at, over all nodes: a hundred pods on one card have too many."""
+    """How many more sets may be examined, over all nodes: a hundred pods on a card have too many."""
 
     left: int
 
 
 class NodeEvictions:
-    """A node on which room is to be made, and the pods that may go. ``alike``: the budgets of each."""
+    """A node on which room is to be made, and its movable pods. ``alike``: the budgets of each pod."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class NodeEvictions:
         self._units = units_of(request) or ()
         self._any = len(self._units) != 1 or node.find(request) is not None
         trial = TrialPlacement(request, node.cards, node.ledger)
-        # By card that may take the request: who of those holds some of it.
+        # Card that may take the request → movable pods that hold a part of it.
         self._on: dict[CardUuid, list[SimPod]] = {node.cards[at].card.uuid: [] for at in trial.open}
         self._kind: dict[PodUid, Kind] = {}
         for running in self._may:
@@ -82,16 +82,16 @@ class NodeEvictions:
         ours = {r.uid for r in self._may}
         self._held = {
             card for card in self._on if any(a.pod not in ours for a in node.ledger.holders(card))
-        }  # by somebody who stays
+        }  # by a pod that stays
         members = self._units[0].members if self._units else ()
         self._short = {
             node.cards[at].card.uuid: ZERO - trial.left(at, members) for at in trial.open
-        }  # positive is what lacks
+        }  # positive: missing
 
     def cores(self, size: int) -> Iterator[EvictionSet]:
-        """The sets of so many that make room by themselves.
+        """Sets of ``size`` pods that make room on the cards by themselves.
 
-        All sets for a pod of several parts, and where cards are there and the host lacks what it asks for.
+        All sets of that size for a pod of several containers, and where only the host is short of something.
         """
         if self._any:
             found = self._choices(self._may, size)
@@ -102,7 +102,7 @@ class NodeEvictions:
         return (EvictionSet(self.node, pods) for pods in found)
 
     def more(self, size: int) -> Iterator[EvictionSet]:
-        """Smaller cores with further pods."""
+        """Sets of ``size`` pods: smaller cores with further pods."""
         if self._any:
             return
         for less in range(1, size):
@@ -113,7 +113,7 @@ class NodeEvictions:
                     yield EvictionSet(self.node, core.pods + further)
 
     def _emptied(self, unit: Unit, size: int) -> Iterator[Pods]:
-        """Everybody on as many cards as the unit asks for."""
+        """All pods on as many cards as the unit requests."""
         cards = [card for card in self._on if card not in self._held and len(self._on[card]) <= size]
         cards.sort(key=lambda card: len(self._on[card]))
 
@@ -130,7 +130,7 @@ class NodeEvictions:
         return chosen(0, unit.cards, {})
 
     def _freed(self, card: CardUuid, size: int) -> Iterator[Pods]:
-        """Pods of a card that give what lacks there, none of them for nothing."""
+        """Pods of a card that free what is missing there, none of them superfluous."""
         short = self._short[card]
         gives = {r.uid: peak(self.node.ledger.of_pod(r.uid).values(), card) for r in self._on[card]}
 
@@ -151,7 +151,7 @@ class NodeEvictions:
                 yield pods
 
     def _choices(self, pods: Sequence[SimPod], size: int) -> Iterator[Pods]:
-        """Combinations, of pods of one kind always the first."""
+        """Combinations of ``size`` pods; of interchangeable pods always the first."""
         kinds: dict[Kind, list[SimPod]] = {}
         for running in pods:
             kinds.setdefault(self._kind[running.uid], []).append(running)

@@ -1,6 +1,6 @@
-"""What of a node's host a pod asks for, and what the node gives: CPU, memory, places for pods. Pure.
+"""CPU, memory and pod slots: what a pod requests of a node's host, and what the node has. Pure.
 
-Kube-scheduler decides by it, not we: the extender weighs it, what-if reports it.
+Kube-scheduler decides by them. The extender only weighs them, and what-if reports them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gpu_manager.domain.resources import format_bytes, parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings
 
 THOUSANDTHS: Final = 1000
-_UNSAID: Final = 1 << 62  # of what a node does not say it has enough
+_UNSAID: Final = 1 << 62  # a resource that a node does not report is taken as plentiful
 
 
 @dataclass(frozen=True, slots=True)
 class HostResources:
-    """``cpu`` in thousandths, ``memory`` in bytes, ``pods`` counted."""
+    """``cpu`` in thousandths of a core, ``memory`` in bytes, ``pods`` as a number."""
 
     cpu: int = 0
     memory: int = 0
@@ -33,7 +33,7 @@ class HostResources:
         return HostResources(self.cpu - other.cpu, self.memory - other.memory, self.pods - other.pods)
 
     def lacks(self, asked: HostResources) -> str:
-        """What of this is too little for the pod, to stand behind a node's name; empty if nothing is."""
+        """Which resources are too small for the pod, as words behind a node's name; empty if none is."""
         if asked.cpu and self.cpu < asked.cpu:
             return f"has less host CPU free than the {asked.cpu / THOUSANDTHS:g} that the pod asks for"
         if asked.memory and self.memory < asked.memory:
@@ -46,19 +46,21 @@ ONE_POD: Final = HostResources(pods=1)
 
 
 def host_of_pod(pod: Mapping[str, Any]) -> HostResources:
-    """What a core/v1 Pod asks for."""
+    """What a core/v1 Pod requests."""
     return HostResources(asked(pod, "cpu", THOUSANDTHS), asked(pod, "memory"), 1)
 
 
 def host_of_node(node: Mapping[str, Any]) -> HostResources:
-    """What a core/v1 Node gives to pods; more than enough of what it does not say."""
+    """What a core/v1 Node offers to pods; resources that it does not report are plentiful."""
     parts = (allocatable(node, "cpu", THOUSANDTHS), allocatable(node, "memory"), allocatable(node, "pods"))
     return HostResources(*(_UNSAID if part is None else part for part in parts))
 
 
 def asked(pod: Mapping[str, Any], resource: str, parts: int = 1) -> int:
-    """What the scheduler counts for the pod, in so many parts of one: its worst moment, with its sidecars and
-    its overhead. A limit stands for a request that is not written, as the API server writes it.
+    """The pod's effective request as kube-scheduler counts it, in ``1 / parts`` of the resource's unit.
+
+    That is the peak over init and app containers, with sidecars and overhead. A limit stands for a missing
+    request, as the API server's defaulting does.
     """
     spec = mapping(pod.get("spec"))
     together, worst = 0, 0
@@ -75,7 +77,7 @@ def asked(pod: Mapping[str, Any], resource: str, parts: int = 1) -> int:
 
 
 def allocatable(node: Mapping[str, Any], resource: str, parts: int = 1) -> int | None:
-    """What a core/v1 Node gives to pods; None if it does not say."""
+    """The allocatable amount of a core/v1 Node; None if it does not report any."""
     given = mapping(mapping(node.get("status")).get("allocatable"))
     return _amount(given[resource], parts) if resource in given else None
 
@@ -87,7 +89,7 @@ def _of_container(container: Mapping[str, Any], resource: str, parts: int) -> in
 
 
 def _amount(value: object, parts: int) -> int:
-    """An amount that cannot be read counts as none: the API server lets none such pass."""
+    """A quantity as a number; a malformed one, which the API server lets nobody write, counts as 0."""
     try:
         return max(0, ceil(parse_quantity(value or 0) * parts))
     except RequestInvalid:

@@ -1,6 +1,6 @@
-"""Which nodes kube-scheduler lets a pod on, by what is written on both: cordons, taints, labels. Pure.
+"""Cordons, taints and node affinity: which nodes kube-scheduler would consider for a pod. Pure.
 
-For what-if alone. The scheduler judges this itself before it asks an extender, so nothing here decides.
+Used by what-if alone: in a cluster the scheduler judges them itself before it asks an extender.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.label_selectors import Term, meets, read_terms, shown_terms
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
-_CLOSING: Final = ("NoSchedule", "NoExecute")  # a PreferNoSchedule is no bar
+_CLOSING: Final = ("NoSchedule", "NoExecute")  # PreferNoSchedule forbids nothing
 _CORDON: Final = ("node.kubernetes.io/unschedulable", "", "NoSchedule")
-_LIFECYCLE: Final = "node.kubernetes.io/"  # what the cluster writes of a node's state, not of its kind
+_LIFECYCLE: Final = (
+    "node.kubernetes.io/"  # the cluster's taints for a node's state, which a new node would not have
+)
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _NAME: Final = "metadata.name"
-_MOST: Final = 64  # taints, tolerations, terms: of an object that people wrote
+_MOST: Final = 64  # taints, tolerations or terms read of one object, which users may have written
 
 Taint = tuple[str, str, str]
 """Key, value, effect."""
@@ -29,7 +31,7 @@ Alternative = tuple[tuple[Term, ...], tuple[Term, ...]]
 
 @dataclass(frozen=True, slots=True)
 class PodConstraints:
-    """The pod's side. ``affinity``: alternatives, None asks nothing.
+    """What a pod requires of nodes. ``affinity``: alternatives; None requires nothing.
 
     ``tolerations``: key, operator, value and effect of each.
     """
@@ -49,7 +51,7 @@ class PodConstraints:
         )
 
     def only(self, node: str) -> PodConstraints:
-        """The same, on this node alone: what a DaemonSet's controller writes into its pods."""
+        """These constraints, bound to one node, as the DaemonSet controller writes them into its pods."""
         return replace(self, affinity=(((), ((_NAME, "In", frozenset({node})),)),))
 
 
@@ -69,7 +71,7 @@ DAEMONS: Final = tuple(  # what a DaemonSet's controller adds to its pods' toler
 
 @dataclass(frozen=True, slots=True)
 class NodeConstraints:
-    """The node's side. ``closed`` says what keeps every pod off, as ``bars`` would."""
+    """What a node demands of pods. ``closed`` says what keeps every pod off, in the words of :meth:`bars`."""
 
     name: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +80,7 @@ class NodeConstraints:
     closed: str = ""
 
     def bars(self, constraints: PodConstraints) -> str:
-        """What keeps the pod off, to stand behind the node's name; empty if nothing does."""
+        """What keeps the pod off, as words behind the node's name; empty if nothing does."""
         if self.closed:
             return self.closed
         if self.cordoned and not constraints.tolerates(_CORDON):
@@ -100,7 +102,7 @@ class NodeConstraints:
         return bool(labels or fields) and meets(self.labels, labels) and meets({_NAME: self.name}, fields)
 
     def fresh(self, name: str) -> NodeConstraints:
-        """That of a new node of the same kind: no cordon, no trouble, a name of its own."""
+        """The constraints of a new node of the same kind: no cordon, no taints of state, its own name."""
         labels = {**self.labels, _HOSTNAME: name} if _HOSTNAME in self.labels else self.labels
         return NodeConstraints(
             name, labels, taints=tuple(t for t in self.taints if not t[0].startswith(_LIFECYCLE))
@@ -113,7 +115,7 @@ def _shown(taint: Taint) -> str:
 
 
 def node_constraints(obj: Mapping[str, Any]) -> NodeConstraints:
-    """Read a core/v1 Node; what is not what it should be is absent."""
+    """Read a core/v1 Node; malformed parts count as absent."""
     meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
     labels = {
         k: v for k, v in mapping(meta.get("labels")).items() if isinstance(k, str) and isinstance(v, str)
@@ -129,7 +131,7 @@ def node_constraints(obj: Mapping[str, Any]) -> NodeConstraints:
 
 
 def pod_constraints(spec: object) -> PodConstraints:
-    """Read a pod's spec; what is not what it should be is absent."""
+    """Read a pod's spec; malformed parts count as absent."""
     asked = mapping(spec)
     node = mapping(mapping(asked.get("affinity")).get("nodeAffinity"))
     required = node.get("requiredDuringSchedulingIgnoredDuringExecution")

@@ -1,10 +1,9 @@
-"""What if: would these pods fit, how many nodes would it take, what if a node goes. Pure.
+"""Simulation: would these pods fit, how many nodes would they need, what if a node is drained. Pure.
 
-Nothing here guesses: every answer is made by placing pods with :func:`placement.find`, the judgement of the
-scheduler and the node, on copies of the books, on nodes whose
-:class:`~gpu_manager.domain.whatif.scheduling_constraints.NodeConstraints` lets the pod on and whose host
-has CPU and memory for it. What else Kubernetes counts (spread, quotas) is not seen here; whoever shows an
-answer says so.
+Every answer comes from placing pods on copies of the nodes' books with :func:`placement.find`, which the
+scheduler extender and the node use too, on nodes that
+:class:`~gpu_manager.domain.whatif.scheduling_constraints.NodeConstraints` allows and whose host has the CPU
+and memory. Topology spread and resource quotas are not considered; commands that show an answer say so.
 """
 
 from __future__ import annotations
@@ -26,17 +25,19 @@ from gpu_manager.domain.topology import Topology
 from gpu_manager.domain.whatif.host_resources import ANY, ONE_POD, HostResources
 from gpu_manager.domain.whatif.scheduling_constraints import ANYWHERE, NodeConstraints, PodConstraints
 
-_NOBODY: Final = PodUid("(what if)")  # whom no books name, so that nothing counts as the pod's own
+_NOBODY: Final = PodUid(
+    "(what if)"
+)  # a UID that is in no books, so that nothing counts as held by the pod itself
 Shape = tuple[PodRequest, PodConstraints, HostResources]
 """What tells pods apart for whoever places them: all but who they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimPod:
-    """A pod that lies on a node, or that is to come.
+    """A pod that runs on a node, or that is to be placed.
 
     ``name`` is ``namespace/name``; higher ``priority`` is more important, as in Kubernetes. ``stays`` says
-    why nobody may move it, empty if one may. ``tied``: it ends with its node, and that is no loss.
+    why it cannot be moved, empty if it can. ``tied``: it ends with its node, and needs no other place.
     """
 
     uid: PodUid
@@ -50,20 +51,20 @@ class SimPod:
 
     @property
     def weight(self) -> int:
-        """The cores of all its containers."""
+        """The cores of all its containers, hundredths of a card."""
         return sum(c.request.cores for c in self.request.containers)
 
     @property
     def shape(self) -> Shape:
-        """What it shares with pods that are placed as it is."""
+        """What decides its placement; pods of equal shape are placed alike."""
         return replace(self.request, uid=_NOBODY), self.constraints, self.host
 
 
 @dataclass(frozen=True, slots=True)
 class SimNode:
-    """A node with its books and whose they are; the books are never changed, only copied.
+    """A node with its books and its pods; the books are copied, never changed.
 
-    ``host`` is what is left of its CPU and memory by everybody's requests.
+    ``host`` is what all requests leave of its CPU and memory.
     """
 
     name: str
@@ -75,26 +76,26 @@ class SimNode:
     host: HostResources = ANY
 
     def find(self, request: PodRequest) -> Placement | None:
-        """Where the pod would lie here, None if it would not fit."""
+        """The pod's placement on the cards here; None if it does not fit."""
         return find(request, self.cards, self.topology, self.ledger)
 
     def takes(self, pod: SimPod) -> Placement | None:
-        """The same, None too where the pod may not come here."""
+        """The pod's placement here; None if it does not fit or is not allowed here."""
         return None if self.bars(pod) else self.find(pod.request)
 
     def bars(self, pod: SimPod) -> str:
-        """What but cards keeps the pod off now, to stand behind the node's name; empty if nothing does."""
+        """What besides cards keeps the pod off, as words behind the node's name; empty if nothing does."""
         return self.constraints.bars(pod.constraints) or self.host.lacks(pod.host)
 
     def with_pod(self, pod: SimPod, placement: Placement) -> SimNode:
-        """The node with the pod on these shares."""
+        """A copy of the node with the pod at this placement."""
         ledger = self.ledger.copy()
         ledger.commit(_allocations(pod, placement))
         pods = {**self.pods, pod.uid: pod}
         return replace(self, ledger=ledger, pods=pods, host=self.host - pod.host)
 
     def without(self, pods: Iterable[PodUid]) -> SimNode:
-        """The node as if these pods were gone."""
+        """A copy of the node without these pods."""
         gone = frozenset(pods)
         ledger = self.ledger.copy()
         for uid in gone:
@@ -104,11 +105,11 @@ class SimNode:
         return replace(self, ledger=ledger, pods=left, host=sum(given, self.host))
 
     def indices(self, placement: Placement) -> tuple[int, ...]:
-        """The cards that a placement here takes."""
+        """Indices of the cards that a placement here takes."""
         return self._indices({share.card for shares in placement.values() for share in shares})
 
     def held(self, pod: PodUid) -> tuple[int, ...]:
-        """The cards that a pod has here."""
+        """Indices of the cards that a pod holds here."""
         return self._indices({card for a in self.ledger.of_pod(pod).values() for card in a.cards})
 
     def _indices(self, cards: Collection[CardUuid]) -> tuple[int, ...]:
@@ -116,13 +117,13 @@ class SimNode:
 
     @property
     def free(self) -> Amount:
-        """What is free on cards that may take more."""
+        """What is free on cards that are open."""
         return sum((self.ledger.free(s.card.uuid) for s in self.cards if s.open), ZERO)
 
 
 @dataclass(frozen=True, slots=True)
 class PodPlacement:
-    """A pod and where it would lie; ``cards`` are indices on the node."""
+    """A pod with its node; ``cards`` are indices on the node."""
 
     pod: str
     node: str
@@ -131,10 +132,10 @@ class PodPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What would become of pods. ``refused`` maps a pod's name to why it fits nowhere.
+    """The outcome of a simulation. ``refused`` maps a pod's name to why it fits nowhere.
 
-    ``nodes`` is the cluster afterwards; ``added`` counts nodes that had to be added. ``ended`` are pods that
-    nobody places again, and why that is no loss.
+    ``nodes`` is the cluster afterwards; ``added`` counts nodes that had to be added. ``ended`` maps pods that
+    end with their node, such as a DaemonSet's, to the reason.
     """
 
     placements: tuple[PodPlacement, ...]
@@ -149,7 +150,7 @@ Rank = tuple[int, int, int, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class NodeOption:
-    """Where a node would put a pod; the lowest ``rank`` is chosen, and no two nodes have the same."""
+    """A node's placement for a pod; the lowest ``rank`` is chosen, and ranks are unique."""
 
     rank: Rank
     node: SimNode
@@ -157,18 +158,18 @@ class NodeOption:
 
     @classmethod
     def of(cls, node: SimNode, pod: SimPod) -> NodeOption | None:
-        """None where the pod may not lie, or finds no room."""
+        """The node's option; None where the pod is not allowed or does not fit."""
         placement = node.takes(replace(pod, request=pod.shape[0]))
         return None if placement is None else cls(_left(node, placement), node, placement)
 
     def taken(self, pod: SimPod) -> tuple[SimNode, PodPlacement]:
-        """The node with the pod, and where it lies."""
+        """A copy of the node with the pod, and the pod's place."""
         placed = PodPlacement(pod.name, self.node.name, self.node.indices(self.placement))
         return self.node.with_pod(pod, self.placement), placed
 
 
 def _left(node: SimNode, placement: Placement) -> Rank:
-    """Least left in pieces: no idle card is broken while a broken one has room; of those, the fullest."""
+    """Order of nodes: those where no idle card is split come first; of these, the fullest."""
     taken: dict[CardUuid, Amount] = {}
     for share in (share for shares in placement.values() for share in shares):
         taken[share.card] = taken.get(share.card, ZERO) + share.amount
@@ -181,7 +182,7 @@ def _left(node: SimNode, placement: Placement) -> Rank:
 
 
 class SimCluster:
-    """Nodes while pods are placed on copies of them. What a node does with a shape is worked out once."""
+    """Nodes on whose copies pods are placed. A node's option for a shape is computed once."""
 
     def __init__(self, nodes: Iterable[SimNode]) -> None:
         self.now = {node.name: node for node in nodes}
@@ -190,7 +191,7 @@ class SimCluster:
         self._reasons: dict[Shape, str] = {}
 
     def offers(self, pod: SimPod) -> Mapping[str, NodeOption]:
-        """By name, of the nodes that would take the pod."""
+        """Node name → option, of the nodes that would take the pod."""
         shape = pod.shape
         found = self._offers.setdefault(shape, {})
         stale = self._stale.setdefault(shape, set(self.now))
@@ -204,7 +205,7 @@ class SimCluster:
         return found
 
     def settle(self, pod: SimPod) -> PodPlacement | None:
-        """Place the pod on the node that suits best; None if it fits on none."""
+        """Place the pod on the node of the lowest rank; None if it fits nowhere."""
         offers = self.offers(pod).values()
         if not offers:
             return None
@@ -213,7 +214,7 @@ class SimCluster:
         return placed
 
     def put(self, node: SimNode) -> None:
-        """A new node, or one that has changed."""
+        """Add a node, or replace the one of that name."""
         self.now[node.name] = node
         self._reasons.clear()
         for stale in self._stale.values():
@@ -228,7 +229,7 @@ class SimCluster:
 
 
 def simulate(nodes: Sequence[SimNode], pods: Sequence[SimPod]) -> Forecast:
-    """Place the pods one after the other, as they would arrive."""
+    """Place the pods one after the other, in the order of their arrival."""
     cluster = SimCluster(nodes)
     placements: list[PodPlacement] = []
     refused: dict[str, str] = {}
@@ -244,13 +245,12 @@ def simulate(nodes: Sequence[SimNode], pods: Sequence[SimPod]) -> Forecast:
 def nodes_needed(
     nodes: Sequence[SimNode], pods: Sequence[SimPod], kind: SimNode, most: int = 10_000
 ) -> Forecast:
-    """The same, adding a node like ``kind`` whenever a pod finds no room, ``most`` of them at the outside.
+    """Place the pods in the order given, and add a node like ``kind`` whenever one finds no room.
 
-    One after the other in the order given, so the count is what arrivals in that order take. A pod that does
-    not fit an empty node of the kind stays refused and adds none.
+    At most ``most`` nodes are added. A pod that does not fit an empty node of the kind is refused.
     """
     cluster = SimCluster(nodes)
-    kind = replace(kind, constraints=kind.constraints.fresh(f"new-{most}"))  # no pod asks for it by that name
+    kind = replace(kind, constraints=kind.constraints.fresh(f"new-{most}"))  # no pod selects it by name
     never: dict[Shape, str] = {}
     placements: list[PodPlacement] = []
     refused: dict[str, str] = {}
@@ -272,7 +272,7 @@ def nodes_needed(
 
 
 def drain(nodes: Sequence[SimNode], name: str) -> Forecast:
-    """What if the node goes: its pods, the most important first, placed on the others."""
+    """Drain the node: place its pods on the others, those of the highest priority first."""
     leaving = next(node for node in nodes if node.name == name)
     pods = sorted(leaving.pods.values(), key=lambda r: (-r.priority, -r.weight, r.name))
     others = [node for node in nodes if node.name != name]
@@ -286,7 +286,7 @@ def drain(nodes: Sequence[SimNode], name: str) -> Forecast:
 
 
 def _never(kind: SimNode, pod: SimPod) -> str:
-    """Why not even an empty node of the kind holds the pod; empty if it does."""
+    """Why even an empty node of the kind cannot hold the pod; empty if it can."""
     barred = kind.bars(pod)
     if barred:
         return f"a node like {quoted(kind.name)} would not take it: it {barred}"
@@ -312,20 +312,20 @@ def why_not(nodes: Sequence[SimNode], pod: SimPod) -> str:
 
 
 def refusal(node: SimNode, request: PodRequest) -> str:
-    """What the node says to the pod, card by card; empty if it takes it."""
+    """Why the node refuses the pod, card by card; empty if it takes it."""
     verdict = judge(request, node.cards, node.topology, node.ledger)
     return verdict.line() if isinstance(verdict, Refusal) else ""
 
 
 def _free_for(node: SimNode, request: PodRequest) -> tuple[int, int, int, str]:
-    """How much of the node the pod might use: a card of another model is none for it."""
+    """Free cores of the node on cards of the model that the pod asks for."""
     cards = [s.card for s in node.cards if s.open and request.allows(s.card)]
     free = sum((node.ledger.free(card.uuid) for card in cards), ZERO)
     return free.cores, free.memory, len(cards), node.name
 
 
 def _closed(barred: Mapping[str, str]) -> str:
-    """The commonest reasons, each with one of the nodes."""
+    """The most frequent reasons, each with an example node."""
     counts = Counter(barred.values())
     first: dict[str, str] = {}
     for name, reason in barred.items():
