@@ -1,4 +1,4 @@
-"""What is known of this node's pods: the living, the just deleted, those that the watch has yet to show."""
+"""The cache of this node's pods: running, recently deleted, and pods that the watch has not shown yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports import Clock, KnownPod
 
 TOMBSTONE_SECONDS = (
-    120.0  # the kubelet admits force-deleted pods this much later at most (association runs c4 to c7)
+    120.0  # longest delay until the kubelet admitted a force-deleted pod (association c4 to c7)
 )
 _Place = tuple[PodUid, str]  # UID and ``namespace/name``
 _TOMBSTONES = 4096  # a bound, not an expectation: 110 pods a node, replaced every 3 s for two minutes
@@ -19,18 +19,18 @@ _TOMBSTONES = 4096  # a bound, not an expectation: 110 pods a node, replaced eve
 @dataclass(slots=True)
 class _Known:
     pod: Pod
-    order: int  # by first sight: later is newer
+    order: int  # in the order of their first sight
     until: float | None  # monotonic end of a tombstone or of a memory, None while the watch shows it
     tombstone: bool = False
 
 
 class PodCache:
-    """Keyed by UID; any thread. Methods that change it return what changed, for those who listen.
+    """Pods by UID; thread-safe. Methods that change it return the pods that changed, for listeners.
 
-    Names never change, but the UID of a static pod is no secret: of several pods that claim one UID, the one
-    that was seen first is shown while it lives, and whoever forges a mirror is not.
+    The UID of a static pod is no secret, so several pods may claim one UID: the first seen is shown while it
+    lives, so that a forged mirror pod is not.
 
-    Thousands of tombstones must not slow the questions: what a pod changes is worked out for its name alone.
+    A change updates the pods of one name only, so that thousands of tombstones do not slow down queries.
     """
 
     def __init__(self, clock: Clock, keep_seconds: float = TOMBSTONE_SECONDS) -> None:
@@ -38,15 +38,17 @@ class PodCache:
         self._keep = keep_seconds
         self._lock = threading.Lock()
         self._known: dict[_Place, _Known] = {}
-        self._passing: dict[_Place, float] = {}  # whose time runs out when, the soonest first
+        self._passing: dict[_Place, float] = {}  # heap of expiry times, the soonest first
         self._next = 0
         self._named: dict[str, set[PodUid]] = {}
-        self._claims: dict[PodUid, dict[str, None]] = {}  # who goes by that UID, the first one first
-        self._stale: set[str] = set()  # names of which _answer is behind
+        self._claims: dict[
+            PodUid, dict[str, None]
+        ] = {}  # pods that claim the UID, in the order of first sight
+        self._stale: set[str] = set()  # names whose _answer is out of date
         self._answer: Mapping[str, Sequence[KnownPod]] = {}  # handed out: replaced, never changed
 
     def replace(self, pods: Sequence[Pod]) -> list[KnownPod]:
-        """Take in a full list: who is missing has been deleted unseen."""
+        """Take in a full list; a pod that is missing from it was deleted while the watch was down."""
         with self._lock:
             listed = {_place(pod) for pod in pods}
             gone = [k.pod for place, k in self._known.items() if k.until is None and place not in listed]
@@ -58,17 +60,17 @@ class PodCache:
             return [change for change in changes if change is not None]
 
     def put(self, pod: Pod) -> KnownPod | None:
-        """The watch shows a pod; None if another is shown under its UID."""
+        """Take in a pod from the watch; None if another pod is shown under its UID."""
         with self._lock:
             return self._show(pod)
 
     def remove(self, pod: Pod) -> KnownPod | None:
-        """The watch shows its end: keep it as a tombstone."""
+        """Take in a deletion from the watch: the pod stays as a tombstone."""
         with self._lock:
             return self._bury(pod)
 
     def remember(self, pods: Iterable[Pod]) -> None:
-        """Somebody nearer to the kubelet knows these; the watch will show them, or their time runs out."""
+        """Take in pods that the kubelet listed; they expire unless the watch shows them."""
         with self._lock:
             until = self._clock.monotonic() + self._keep
             for pod in pods:
@@ -79,7 +81,7 @@ class PodCache:
                     self._set(_Known(pod, known.order, until))
 
     def by_name(self) -> Mapping[str, Sequence[KnownPod]]:
-        """``namespace/name`` → pods of that name: living before dead, newest first."""
+        """``namespace/name`` → pods of that name: running before deleted, the newest first."""
         with self._lock:
             self._expire()
             if self._stale:

@@ -1,6 +1,6 @@
 """The Secret that holds the admission service's certificate, and the webhook configurations that trust it.
 
-Every write names the version that it replaces, so that of two replicas one is told that it came second.
+Every write names the version that it replaces, so that of two concurrent replicas one is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pods of the whole cluster: bind them, ask for one, tell and mark what becomes of them.
+"""Writes about pods of the whole cluster: bindings, annotations, labels, Events.
 
 Serves ``admission.extender.binding.BindingApi``; :meth:`bind` and :meth:`fetch` wait for the API server,
 all else is written in the background.
@@ -29,7 +29,7 @@ _ROOM: Final = 4096  # writes that wait: a quota change marks every pod that wai
 
 
 class ClusterPods:
-    """Thread-safe. ``component`` signs the events, ``host`` is who says so."""
+    """Thread-safe. ``component`` and ``host`` are the source of its Events."""
 
     def __init__(self, connection: Connection, clock: Clock, *, component: str, host: str) -> None:
         self._connection = connection
@@ -38,16 +38,16 @@ class ClusterPods:
         self._teller = EventTeller(connection, clock, host, component)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the writer thread."""
         self._outbox.start()
 
     def close(self) -> None:
-        """End, within about a second."""
+        """Stop the writer thread, within about a second."""
         self._outbox.close()
 
     @property
     def writes_dropped(self) -> int:
-        """Writes given up because too many waited."""
+        """Number of writes dropped because the queue was full."""
         return self._outbox.dropped
 
     def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> str:
@@ -90,15 +90,15 @@ class ClusterPods:
         self._outbox.put(AnnotatePod(self._connection, pod, dict(annotations)))
 
     def event(self, pod: Pod, reason: str, message: str, *, warning: bool = True) -> None:
-        """Tell an Event of the pod; said again it counts up."""
+        """Record an Event about the pod; a repetition increments its count."""
         self._tell(pod, reason, message, warning=warning)
 
     def event_of_map(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
-        """Tell a warning of a ConfigMap."""
+        """Record a warning Event about a ConfigMap."""
         self._tell(Thing("ConfigMap", uid, namespace, name), reason, message, warning=True)
 
     def label(self, namespace: str, name: str, key: str, value: str | None) -> None:
-        """Give a pod a label, or take it away (None), in the background."""
+        """Set a label of a pod, or remove it (None), in the background."""
         self._outbox.put(_LabelPod(self._connection, namespace, name, {key: value}))
 
     def _tell(self, subject: Subject, reason: str, message: str, *, warning: bool) -> None:

@@ -1,4 +1,4 @@
-"""The one door to the API server: requests and watches as plain JSON, our errors."""
+"""Connections to the API server: requests and watches as plain JSON, with this project's errors."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _KEEPALIVE = [
 
 
 class Unreachable(NodeUnready):
-    """No answer: network, TLS, time-out, or an answer that is none."""
+    """No usable answer: network, TLS, time-out, or a malformed answer."""
 
 
 class Refused(NodeUnready):
-    """An answer that is no success. ``code`` is HTTP's; ``retry_after`` is seconds, 0 if not said."""
+    """An answer with an error status ``code``; ``retry_after`` is in seconds, 0 if absent."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ _CURES = {
     401: ": the token is not valid; restart the agent's pod, check its service account",
     403: ": the service account lacks this right; install the ClusterRole of this version",
 }
-# The same to a person with a kubeconfig.
+# Remedies for a user with a kubeconfig.
 _CURES_OF_A_PERSON = {
     401: ": your login is not valid any more; log in anew, or name another --context",
     403: ": you lack this right; ask your administrator for it",
@@ -100,7 +100,7 @@ class Connection:
         )
 
     def close(self) -> None:
-        """Let go of idle connections."""
+        """Close idle connections."""
         self._client.close()
 
     def request(
@@ -117,8 +117,8 @@ class Connection:
         """Ask once. ``what`` completes "refused to …" in the error text.
 
         Raises:
-            Refused: the server says no.
-            Unreachable: it says nothing, or nothing that can be read.
+            Refused: the server answers with an error.
+            Unreachable: no usable answer.
         """
         encoded = None
         if body is not None:
@@ -135,7 +135,7 @@ class Connection:
     def text(
         self, what: str, path: str, accept: str = "text/plain", headers: Mapping[str, str] | None = None
     ) -> str:
-        """The body of a GET as it stands; for what the API server only passes on.
+        """The body of a GET as text; for pages that the API server proxies.
 
         Raises:
             Refused, Unreachable: as :meth:`request`.
@@ -145,7 +145,7 @@ class Connection:
 
     @property
     def token(self) -> str:
-        """The caller's bearer token; empty where it shows something else. Raises NodeUnready."""
+        """The caller's bearer token; empty where it authenticates otherwise. Raises NodeUnready."""
         kind, _, token = self._access.credentials.header().partition(" ")
         return token if kind == "Bearer" else ""
 
@@ -158,7 +158,7 @@ class Connection:
             if not 200 <= response.status < 300:
                 refusal = HttpAnswer(response.status, response.read(_LINE_LIMIT), _lower(response.headers))
                 response.release_conn()
-                self._access.credentials.refused()  # asked for anew before the next try
+                self._access.credentials.refused()  # renewed before the next try
                 raise _refused(what, refusal, self._cures)
         except (NoAnswer, *FOREIGN) as error:
             raise self._unreachable(what, error) from error

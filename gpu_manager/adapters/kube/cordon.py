@@ -1,4 +1,4 @@
-"""Closing and opening cards of a node: one annotation, changed without losing another operator's change."""
+"""Closing and opening cards of a node: one annotation, updated without losing concurrent changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRIES = 5
 def cordon(
     connection: Connection, node: str, uuids: Collection[CardUuid], *, close: bool
 ) -> frozenset[CardUuid]:
-    """Close these cards to new shares, or open them again; returns all that are closed then.
+    """Close these cards to new shares, or open them again; returns all cards that are then closed.
 
     Raises:
         RequestInvalid: a card that the node's inventory does not show.
@@ -32,7 +32,7 @@ def cordon(
         wanted = closed | frozenset(uuids) if close else closed - frozenset(uuids)
         if wanted == closed:
             return closed
-        # An empty value would stay as an annotation that says nothing; null takes it away.
+        # null removes the annotation, where an empty value would stay.
         body = {
             "metadata": {
                 "resourceVersion": meta.get("resourceVersion"),
@@ -49,7 +49,7 @@ def cordon(
 
 
 def nodes_of_cards(connection: Connection) -> Mapping[CardUuid, str]:
-    """Card → the node that shows it, or that still has it closed. Raises NodeUnready."""
+    """Card UUID → the node that publishes it or still lists it as closed. Raises NodeUnready."""
     found: dict[CardUuid, str] = {}
     for node in list_all(connection, "list nodes", "/api/v1/nodes"):
         meta = node.get("metadata") or {}
@@ -63,7 +63,7 @@ def nodes_of_cards(connection: Connection) -> Mapping[CardUuid, str]:
 def _known(
     node: str, uuids: Collection[CardUuid], inventory: str | None, closed: frozenset[CardUuid]
 ) -> None:
-    """Refuse a mistyped UUID while the node says which it has; one that is closed may always be opened."""
+    """Refuse a UUID that the node's inventory does not have; a closed card may always be opened."""
     shown = decode_inventory(inventory)
     if shown is None:
         return

@@ -1,4 +1,4 @@
-"""What a caller shows to the API server: a token, one that rotates in a file, or what a plugin prints."""
+"""Credentials for the API server: a token, a token file that is rotated, or a credential plugin."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from typing import Any, Final, Protocol
 from gpu_manager.domain.errors import NodeUnready, printable
 
 _FILE_SECONDS: Final = 10.0  # how long a token's file is not read again; the kubelet rotates them every hour
-_PLUGIN_SECONDS: Final = 120.0  # a plugin that asks nobody must have answered by then
-_EARLY_SECONDS: Final = 10.0  # a credential this close to its end is asked for anew
+_PLUGIN_SECONDS: Final = 120.0  # seconds for a plugin that does not prompt the user
+_EARLY_SECONDS: Final = 10.0  # a credential this close to its expiry is renewed
 _API_VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 
 class Credentials(Protocol):
-    """What stands in ``Authorization``; any thread."""
+    """The source of the ``Authorization`` header; thread-safe."""
 
     def header(self) -> str:
-        """The header's value now, empty for none. Raises NodeUnready: it cannot be found out."""
+        """The header's present value, empty for none. Raises NodeUnready: it cannot be obtained."""
 
     def refused(self) -> bool:
-        """The API server took it no more (401). True if another try may be worth it."""
+        """Called after a 401. True if the request should be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """The same value for ever."""
+    """A constant header."""
 
     value: str = ""
 
@@ -43,12 +43,12 @@ class Fixed:
         return self.value
 
     def refused(self) -> bool:
-        """There is no other."""
+        """A constant cannot be renewed: False."""
         return False
 
 
 class TokenFile:
-    """The token of a file that somebody else renews."""
+    """A token from a file that is rotated by others."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -68,7 +68,7 @@ class TokenFile:
         return f"Bearer {token}"
 
     def refused(self) -> bool:
-        """It may have been renewed since it was read."""
+        """Read the file again, which may have been rotated since: True."""
         known, self._read = self._read, None
         return known is not None and self.header() != known[1]
 
@@ -77,7 +77,7 @@ class TokenFile:
 class PluginCommand:
     """A credential plugin as a kubeconfig names it (``users[].user.exec``).
 
-    ``cluster`` is told to it if it asks for that; ``mode`` is Never, IfAvailable or Always.
+    ``cluster`` is passed to it on request; ``mode`` is Never, IfAvailable or Always.
     """
 
     api_version: str
@@ -90,7 +90,7 @@ class PluginCommand:
 
 @dataclass(frozen=True, slots=True)
 class PluginCredential:
-    """What a plugin printed. ``expires`` is seconds since 1970, None for as long as it is taken."""
+    """A plugin's output. ``expires`` is in seconds since 1970, None if it has no expiry."""
 
     token: str
     certificate: str
@@ -99,7 +99,7 @@ class PluginCredential:
 
 
 class Plugin:
-    """Runs a plugin when what it said last has expired, or was refused."""
+    """Runs a plugin again when its credential has expired or was refused."""
 
     def __init__(self, command: PluginCommand, now: Callable[[], float] = time.time) -> None:
         self._command = command
@@ -108,18 +108,18 @@ class Plugin:
         self._known: PluginCredential | None = None
 
     def header(self) -> str:
-        """Its token; empty where it gives a certificate instead."""
+        """The plugin's token; empty where it provides a certificate instead."""
         token = self.credential().token
         return f"Bearer {token}" if token else ""
 
     def refused(self) -> bool:
-        """Ask it again, once for every time that it had been asked before."""
+        """Discard the credential; True if it was not fresh, so that one retry is worth it."""
         with self._lock:
             known, self._known = self._known, None
         return known is not None
 
     def credential(self) -> PluginCredential:
-        """What it says. Raises NodeUnready: it is not there, fails, or says something else."""
+        """The plugin's credential. Raises NodeUnready: not installed, failed, or malformed."""
         with self._lock:
             known = self._known
             if known is None or (known.expires is not None and self._now() > known.expires - _EARLY_SECONDS):

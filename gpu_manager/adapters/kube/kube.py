@@ -1,4 +1,4 @@
-"""Everything that the agent asks Kubernetes about its own node."""
+"""The agent's view of Kubernetes: its own node and that node's pods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_manager.ports import Clock
 
 
 class Kube:
-    """Everything about one node: ``pods`` and ``node`` over one connection, begun and ended together.
+    """One node: ``pods`` and ``node`` over one connection, started and stopped together.
 
     Args:
         connection: from :func:`connect`; closed by :meth:`close`.
@@ -58,7 +58,7 @@ class Kube:
         self.node = KubeNode(connection, node, clock=clock, outbox=self._outbox, pause=pause)
 
     def start(self) -> None:
-        """Begin to watch and to write."""
+        """Start the watches and the writer thread."""
         self._outbox.start()
         self.pods.start()
         self.node.start()
@@ -69,7 +69,7 @@ class Kube:
         return self._outbox.dropped
 
     def close(self) -> None:
-        """End all threads, within about a second each, and the connection."""
+        """Stop all threads, within about a second each, and close the connection."""
         self.pods.close()
         self.node.close()
         self._outbox.close()

@@ -1,4 +1,4 @@
-"""Where the API server is and what to show it: from kubeconfig files, as kubectl reads them, or as a pod.
+"""Address of the API server and credentials, from kubeconfig files as kubectl reads them, or of a pod.
 
 https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/ describes the files. Of several, the first that
 has a name decides what it means, and the first that names a context decides which is current.
@@ -34,7 +34,7 @@ _EXEC_CLUSTER: Final = (
 
 
 class KubeconfigError(Exception):
-    """What is wrong with it, in a few words."""
+    """A kubeconfig cannot be used; the text says why in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def access_by_url(url: str, token: str | None) -> ApiAccess:
 
 
 def access_of_pod(directory: Path = SERVICE_ACCOUNT) -> ApiAccess:
-    """The cluster that this pod runs in, by its service account. Raises KubeconfigError."""
+    """The cluster that this pod runs in, with its service account. Raises KubeconfigError."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:
         raise KubeconfigError("KUBERNETES_SERVICE_HOST and _PORT are not set")
@@ -72,7 +72,7 @@ def access_of_pod(directory: Path = SERVICE_ACCOUNT) -> ApiAccess:
 
 
 def access_of(paths: str, context: str = "") -> ApiAccess:
-    """What ``paths`` (as in ``$KUBECONFIG``) say of a context, the current one if it is not named.
+    """A context of the files ``paths`` (as in ``$KUBECONFIG``), the current one if none is named.
 
     Raises:
         KubeconfigError: a file cannot be read, names nothing that can be used, or has no such context.
@@ -96,7 +96,7 @@ def access_of(paths: str, context: str = "") -> ApiAccess:
     return _access(cluster, user or (Path(), {}), text(spoken.get("namespace")) or "default")
 
 
-Entry = tuple[Path, Mapping[str, Any]]  # the directory that relative paths begin in, and what stands there
+Entry = tuple[Path, Mapping[str, Any]]  # (directory for relative paths, entry)
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class _Merged:
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> _Merged:
-        """All files that are there, the first having the say; one that is named alone has to be there."""
+        """Merge the files that exist, the first taking precedence; a single file must exist."""
         merged = cls()
         for path in paths:
             if len(paths) > 1 and not path.exists():
@@ -162,7 +162,7 @@ def _access(cluster: Entry, user: Entry, namespace: str) -> ApiAccess:
 
 
 def _credentials(user: Entry, cluster: Mapping[str, Any]) -> tuple[Credentials, str, str]:
-    """What goes into Authorization, and the PEM of certificate and key."""
+    """Source of the Authorization header, and the PEM of certificate and key."""
     place, spoken = user
     certificate = _content(place, spoken, "client-certificate")
     key = _content(place, spoken, "client-key")
@@ -230,7 +230,7 @@ def _tls(authority: str, certificate: str, key: str, *, checks: bool) -> ssl.SSL
         if certificate:
             with tempfile.NamedTemporaryFile(
                 "w"
-            ) as both:  # ssl takes files only; this one is the caller's alone
+            ) as both:  # ssl reads files only; this one is readable by the caller alone
                 both.write(f"{certificate}\n{key}\n")
                 both.flush()
                 context.load_cert_chain(both.name)

@@ -1,4 +1,4 @@
-"""The kubelet's own list of pods, ``/pods`` on its HTTPS port: exactly the objects that it admits.
+"""The kubelet's ``/pods`` on its HTTPS port: exactly the pod objects that it admits.
 
 Needs the fine-grained right ``get nodes/pods`` (never ``nodes/proxy``: that one can run commands).
 """
@@ -22,8 +22,8 @@ from gpu_manager.ports import Clock
 
 _SIZE_LIMIT = 64 << 20  # bytes; 110 pods are about 1 MiB
 _SECONDS = 1.0  # p99 was 21 to 180 ms on a saturated machine
-_REST_SECONDS = 10.0  # how long an absent kubelet is left in peace
-_LONG_REST_SECONDS = 300.0  # how long one that says no is
+_REST_SECONDS = 10.0  # pause after a kubelet did not answer
+_LONG_REST_SECONDS = 300.0  # pause after a kubelet refused
 log = structlog.get_logger(__name__)
 
 
@@ -72,7 +72,7 @@ class KubeletPods:
             return pods
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         with self._lock:
             self._close()
 

@@ -14,7 +14,7 @@ _LONGEST: Final = 3600.0
 
 
 class KubeLease:
-    """Read it, write it over the version that was read."""
+    """Reads one Lease, and writes it on condition of the version that was read."""
 
     def __init__(self, connection: Connection, clock: Clock, namespace: str, name: str) -> None:
         self._connection = connection
@@ -25,7 +25,7 @@ class KubeLease:
         self._read: dict[str, Any] | None = None
 
     def read(self) -> LeaseRecord | None:
-        """As it is now (a quorum read); None if there is none. Raises NodeUnready: no answer."""
+        """The Lease by a quorum read; None if there is none. Raises NodeUnready: no answer."""
         try:
             found = self._connection.request(
                 f"read the Lease {self._name}", "GET", f"{self._all}/{self._name}"

@@ -1,4 +1,4 @@
-"""The own node object: what is published there, and which cards are closed (implements InventoryOf)."""
+"""The agent's own Node object: its published inventory and its closed cards (implements InventoryOf)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORDON, decode_uuids
 from gpu_manager.ports import Clock
 
-_AGAIN_SECONDS = 30.0  # how often somebody else's change of our keys is undone at most
+_AGAIN_SECONDS = 30.0  # shortest time between two repairs of keys that others changed
 
 
 class KubeNode(WatchedObjects):
-    """A watch of the node and patches to it. What was published is put back if somebody removes it."""
+    """Watches the Node and patches it. Published keys are restored if they are removed."""
 
     def __init__(
         self, connection: Connection, node: str, *, clock: Clock, outbox: Outbox, pause: Pause | None = None
@@ -56,7 +56,7 @@ class KubeNode(WatchedObjects):
         self._outbox.put(task)
 
     def cordoned(self) -> frozenset[CardUuid]:
-        """Cards the operator has closed, as last seen: the API server being away opens none."""
+        """Cards that the operator has closed, as last seen; an absent API server opens none."""
         with self._lock:
             return self._cordoned
 

@@ -1,4 +1,4 @@
-"""Writes to the API server in the background: bounded, retried, the newest word for each subject."""
+"""Background writes to the API server: a bounded queue with retries and one entry for each subject."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Clock
 
 log = structlog.get_logger(__name__)
-# Answers that no repetition changes. 409, and 422 to a patch, are about the UID: a namesake has the name.
+# Answers that a retry cannot change. 409, and 422 to a patch: another pod has the name now.
 FINAL = frozenset({400, 404, 405, 409, 410, 413, 415, 422})
 
 
 class Task(Protocol):
-    """One write. Values: a task that waits is merged with a newer one of the same key."""
+    """One write; immutable. A waiting task is merged with a newer one of the same key."""
 
     @property
     def key(self) -> Hashable:
-        """Its subject: at most one task of a key waits."""
+        """The subject: at most one task of a key waits."""
 
     @property
     def expendable(self) -> bool:
-        """True if it goes first when there is no room."""
+        """True if it is dropped first when the queue is full."""
 
     def over(self, older: Task) -> Task:
-        """This task with what only ``older`` wanted."""
+        """This task merged over ``older``."""
 
     def run(self) -> float | None:
-        """Do it, or return after how many seconds it may be tried (a rate limit). Raises NodeUnready."""
+        """Do the write, or return the seconds to wait because of a rate limit. Raises NodeUnready."""
 
     def final(self, refusal: Refused) -> bool:
-        """True if this answer ends it."""
+        """True if this answer makes a retry useless."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class _Entry:
 
 
 class Outbox:
-    """One thread that sends what is due, oldest first. Nobody who puts something in ever waits."""
+    """One thread that sends due tasks, the oldest first. :meth:`put` never blocks."""
 
     def __init__(self, clock: Clock, pause: Pause | None = None, room: int = 512) -> None:
         self._clock = clock
@@ -59,28 +59,28 @@ class Outbox:
         self._changed = threading.Condition()
         self._entries: dict[Hashable, _Entry] = {}
         self._stopped = False
-        self._quiet_until = 0.0  # nothing is tried before: the server was not there at all
+        self._quiet_until = 0.0  # no task is tried before this time, because the server did not answer
         self._away = 0
         self._thread = threads.forever("outbox", self._run)
         self.dropped = 0
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the thread."""
         self._thread.start()
 
     def put(self, task: Task, delay: float = 0.0) -> None:
-        """Send this soon (after ``delay`` seconds if nothing of its key waits), merged over what waits."""
+        """Queue the task, merged over a waiting one of its key; a new key waits ``delay`` seconds."""
         with self._changed:
             self._enter(task, delay)
             self._changed.notify()
 
     def waiting(self, key: Hashable) -> bool:
-        """True while a task of this key has not been sent."""
+        """True while a task of this key is unsent."""
         with self._changed:
             return key in self._entries
 
     def close(self, seconds: float = 1.0) -> None:
-        """Stop after the write under way, waiting at most ``seconds``. What waits is lost, and said so."""
+        """Stop after the current write, within ``seconds``. Waiting tasks are dropped and logged."""
         with self._changed:
             self._stopped = True
             left = len(self._entries)
@@ -93,7 +93,7 @@ class Outbox:
     def _enter(self, task: Task, delay: float) -> None:
         entry = self._entries.get(task.key)
         if entry is not None:
-            # What is being sent is merged only if that fails: sent twice, an event would count twice.
+            # A task in flight is merged only after it fails: sent twice, an event would count twice.
             entry.task = task if entry.task is entry.sending else task.over(entry.task)
             if entry.failures == 0:
                 entry.due = min(entry.due, self._clock.monotonic() + delay)
@@ -111,7 +111,7 @@ class Outbox:
         self._entries[task.key] = _Entry(task, self._clock.monotonic() + delay)
 
     def _take(self) -> _Entry | None:
-        """Wait for an entry that is due; None when closed."""
+        """Wait for a due entry; None once closed."""
         with self._changed:
             while not self._stopped:
                 now = self._clock.monotonic()
@@ -143,7 +143,7 @@ class Outbox:
     def _done(self, entry: _Entry, task: Task) -> None:
         with self._changed:
             entry.sending, entry.failures = None, 0
-            if entry.task is task:  # otherwise something newer came in meanwhile, and waits
+            if entry.task is task:  # otherwise a newer task was queued meanwhile
                 del self._entries[task.key]
 
     def _put_off(self, entry: _Entry, task: Task, seconds: float, failures: int) -> None:

@@ -24,9 +24,9 @@ log = structlog.get_logger(__name__)
 
 
 class KubePods(WatchedObjects):
-    """A watch of the node's pods with tombstones, questions to the source, writes in the background.
+    """The node's pods: a watch with tombstones, direct queries, background writes.
 
-    Nothing here waits for the API server but :meth:`fetch`, and that for a few seconds at most.
+    Only :meth:`fetch` waits for the API server, for a few seconds at most.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class KubePods(WatchedObjects):
             self._kubelet.close()
 
     def on_change(self, callback: Callable[[KnownPod], None]) -> None:
-        """Call back for every pod that appears, changes or (as a tombstone) goes, from the watch's thread."""
+        """Register a callback for pods that appear, change or are deleted; the watch's thread calls it."""
         self._listeners.append(callback)
 
     def local(self) -> Mapping[str, Sequence[KnownPod]]:
@@ -78,8 +78,8 @@ class KubePods(WatchedObjects):
     def fetch(self, namespace: str, name: str) -> Pod | None:
         """Ask the kubelet's ``/pods`` where it answers, else the API server.
 
-        Whatever either says is also in :meth:`local` from then on: after one call that the kubelet answered,
-        every pod it is about to admit is there.
+        The answer is in :meth:`local` from then on: after a call that the kubelet answered, every pod that it
+        is about to admit is there.
         """
         listed = self._kubelet.pods() if self._kubelet is not None else None
         if listed is not None:
@@ -119,14 +119,14 @@ class KubePods(WatchedObjects):
         self._outbox.put(EvictPod(self._connection, self._in_api(pod)))
 
     def _twinned(self, pod: Pod) -> Pod:
-        """A static pod as the kubelet lists it, with the UID of its mirror if the watch has shown that."""
+        """A static pod of the kubelet's list, with the UID of its mirror pod if the watch has shown it."""
         if not pod.static or pod.twin:
             return pod
         found = self._cache.by_name().get(pod.key, ())
         return next((replace(pod, twin=f.pod.twin) for f in found if f.pod.uid == pod.uid), pod)
 
     def _in_api(self, pod: Pod) -> Pod:
-        """The pod under the UID that its object in the API has."""
+        """The pod under the UID of its API object."""
         pod = self._twinned(pod)
         return replace(pod, uid=pod.api_uid)
 
@@ -157,6 +157,6 @@ class KubePods(WatchedObjects):
             return None
 
     def _here(self, pod: Pod) -> Pod:
-        """The pod as this node takes it."""
+        """The pod with this node's lent cards."""
         pod = pod.as_on_node()
         return pod.with_lent_cards() if self._lending else pod

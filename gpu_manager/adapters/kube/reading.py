@@ -1,4 +1,4 @@
-"""One look at the cluster, for people's commands: lists in pages, and pages that are passed on by proxy."""
+"""Reads of the cluster for commands: lists in pages, and paths of the API server's proxies."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def list_all(
 
 
 def pod_path(namespace: str, name: str, port: int, page: str) -> str:
-    """A page of a pod, through the API server (needs get on pods/proxy)."""
+    """Path of a pod's page through the API server (needs get on pods/proxy)."""
     return f"/api/v1/namespaces/{_safe(namespace)}/pods/{_safe(name)}:{port}/proxy{page}"
 
 
 def service_path(namespace: str, name: str, port: int | str, page: str, scheme: str = "https") -> str:
-    """A page of a service, through the API server (needs get on services/proxy)."""
+    """Path of a service's page through the API server (needs get on services/proxy)."""
     return f"/api/v1/namespaces/{_safe(namespace)}/services/{scheme}:{_safe(name)}:{port}/proxy{page}"
 
 
@@ -48,7 +48,7 @@ def _safe(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReader:
-    """One look: every node with its books, pods that ask for a share, node → its agent's (namespace, pod)."""
+    """A snapshot: nodes with their books, pods that ask for a share, node → its agent's (namespace, pod)."""
 
     nodes: tuple[NodeBooks, ...]
     pods: tuple[Pod, ...]
@@ -61,39 +61,39 @@ class ClusterReader:
 
     @property
     def used(self) -> Used:
-        """What quotas count."""
+        """What quotas count, by namespace and card model."""
         return used_by_namespace(self.nodes)
 
 
 def read_cluster(connection: Connection) -> ClusterReader:
-    """Nodes and pods, now. Raises NodeUnready: the API server refuses, or is away."""
+    """Read nodes and pods. Raises NodeUnready: the API server refuses or does not answer."""
     return cluster_of(list_nodes(connection), list_pods(connection))
 
 
 def list_nodes(connection: Connection) -> Iterator[Mapping[str, Any]]:
-    """Every node, as it stands there. Raises NodeUnready."""
+    """Every Node object. Raises NodeUnready."""
     return list_all(connection, "list nodes", "/api/v1/nodes")
 
 
 def list_pods(connection: Connection) -> Iterator[Mapping[str, Any]]:
-    """Every pod of every namespace, as it stands there. Raises NodeUnready."""
+    """Every Pod object of all namespaces. Raises NodeUnready."""
     return list_all(connection, "list the pods of all namespaces", "/api/v1/pods")
 
 
 def read_budgets(connection: Connection) -> Iterator[Mapping[str, Any]]:
-    """Every PodDisruptionBudget, as it stands there. Raises NodeUnready."""
+    """Every PodDisruptionBudget object. Raises NodeUnready."""
     return list_all(connection, "list poddisruptionbudgets", "/apis/policy/v1/poddisruptionbudgets")
 
 
 def read_priorities(connection: Connection) -> Iterator[Mapping[str, Any]]:
-    """Every PriorityClass, as it stands there. Raises NodeUnready."""
+    """Every PriorityClass object. Raises NodeUnready."""
     return list_all(connection, "list priorityclasses", "/apis/scheduling.k8s.io/v1/priorityclasses")
 
 
 def cluster_of(
     node_objects: Iterable[Mapping[str, Any]], pod_objects: Iterable[Mapping[str, Any]]
 ) -> ClusterReader:
-    """The same from objects that were listed before."""
+    """The snapshot from objects that were listed before."""
     nodes = tuple(map(read_node, node_objects))
     pods: list[Pod] = []
     agents: dict[str, tuple[str, str]] = {}

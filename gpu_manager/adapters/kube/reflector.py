@@ -1,4 +1,4 @@
-"""List, then watch, for ever: keeps a picture of a resource true while the API server comes and goes."""
+"""A reflector: lists a resource, then watches it, and recovers from every failure of the API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Growing pauses in seconds, with up to a half taken off at random so that nodes do not march in step."""
+    """Exponential backoff in seconds; up to a half is random, so that nodes do not retry in step."""
 
     first: float = 0.2
     most: float = 10.0
@@ -32,7 +32,7 @@ class Pause:
         return whole * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
 
 
-PAGE = 500  # objects of one answer: what a list costs in memory at a time
+PAGE = 500  # objects of one page: bounds the memory of a list
 
 
 def _whole(obj: Obj) -> Obj | None:
@@ -42,9 +42,9 @@ def _whole(obj: Obj) -> Obj | None:
 class Reflector:
     """One thread. ``replaced`` gets every full list, ``changed`` each (object, gone) after it.
 
-    Both are called from that thread; an error of theirs is logged and answered with a new list. A list is
-    asked for in pages, and ``keep`` says what of each object is kept until it is whole (None: nothing), so
-    that a large cluster costs no more memory than what is wanted of it.
+    Both are called from that thread; an error of theirs is logged and causes a new list. A list is read in
+    pages, and ``keep`` reduces each object before the list is complete (None drops it), so that a large
+    cluster costs no more memory than is needed of it.
     """
 
     def __init__(
@@ -75,20 +75,20 @@ class Reflector:
         self._version: str | None = None
         self._failures = 0
         self._again = threading.Event()
-        self.error: str | None = None  # why the picture may be old, None while it is kept fresh
-        self.listed: float | None = None  # monotonic: when the last list that was taken in was asked for
-        self.heard: float | None = None  # monotonic: when the API server last said anything
+        self.error: str | None = None  # why the contents may be stale, None while the watch is up
+        self.listed: float | None = None  # monotonic: when the last complete list was requested
+        self.heard: float | None = None  # monotonic: when the API server last sent anything
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """True once the first list has been taken in."""
+        """Wait for the first complete list; False if it takes longer."""
         return self._synced.wait(seconds)
 
     def relist(self) -> None:
-        """Take in a full list that is asked for from now on, soon; ``listed`` says when it was."""
+        """List anew soon; ``listed`` is the time of the request."""
         self._again.set()
         with self._lock:
             if self._watch is not None:
@@ -117,7 +117,7 @@ class Reflector:
                 else:
                     self._wait(str(error))
             except NodeUnready as error:
-                if not self._again.is_set():  # else it is we who broke the watch
+                if not self._again.is_set():  # otherwise relist or close ended the watch
                     self._wait(str(error))
             except Exception as error:  # noqa: BLE001 - a run loop: a fresh list is the cure
                 threads.failed("watch_failed", resource=self._name)
@@ -160,7 +160,7 @@ class Reflector:
         self._stopped.wait(self._pause.seconds(self._failures))
 
     def _list(self) -> str:
-        """Take in a full list; returns its version."""
+        """Read a full list; returns its resourceVersion."""
         began = time.monotonic()
         kept: list[Obj] = []
         query = {**self._query, "limit": str(PAGE)}
@@ -201,7 +201,7 @@ class Reflector:
 
 
 def _contents(listing: Obj) -> tuple[list[Obj], Obj]:
-    """Items and metadata; whatever has no items must not pass for a node without pods."""
+    """Items and metadata; an answer without items must not count as an empty list."""
     items, meta = listing.get("items"), listing.get("metadata")
     if (
         not str(listing.get("kind")).endswith("List")

@@ -1,4 +1,4 @@
-"""Who a bearer token is, and what that user may do (serves ``admission.explain.access.Reviews``)."""
+"""TokenReview and SubjectAccessReview (serves ``admission.explain.access.Reviews``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class KubeReviews:
-    """Asks the API server each time."""
+    """Asks the API server for every review; nothing is cached."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

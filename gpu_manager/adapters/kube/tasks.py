@@ -1,4 +1,4 @@
-"""The writes there are: annotate a pod, tell an event, evict a pod, publish the node."""
+"""The tasks of the outbox: annotate a pod, record an Event, evict a pod, publish the node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REASON_LIMIT = 128
 
 @dataclass(frozen=True, slots=True)
 class AnnotatePod:
-    """Merge annotations into exactly this pod: the UID in the patch makes a namesake's answer a conflict."""
+    """Merge annotations into exactly this pod: with its UID in the patch, a namesake is a conflict."""
 
     connection: Connection
     pod: Pod
@@ -60,7 +60,7 @@ class AnnotatePod:
 
 @dataclass(frozen=True, slots=True)
 class EvictPod:
-    """Ask for the pod's removal; a disruption budget may say "not yet" (429) for as long as it likes."""
+    """Evict the pod; a disruption budget may defer that (429) without limit."""
 
     connection: Connection
     pod: Pod
@@ -73,7 +73,7 @@ class EvictPod:
         return ("evict", self.pod.key, self.pod.uid)
 
     def over(self, older: Task) -> Task:
-        """Asking once is enough."""
+        """One eviction is enough: the newer."""
         return self
 
     def run(self) -> None:
@@ -106,7 +106,7 @@ class PublishNode:
 
     @property
     def key(self) -> Hashable:
-        """There is one node."""
+        """One for the node."""
         return ("publish", self.node)
 
     def over(self, older: Task) -> Task:
@@ -124,12 +124,12 @@ class PublishNode:
         )
 
     def final(self, refusal: Refused) -> bool:
-        """Not when the node is absent: the kubelet registers it soon."""
+        """False for an absent node: the kubelet will register it."""
         return refusal.code in FINAL - {404, 409}
 
 
 class Subject(Protocol):
-    """What an event is about: a pod, or something that is named like one."""
+    """The involved object of an Event: a pod, or another named object."""
 
     @property
     def uid(self) -> str: ...
@@ -143,7 +143,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """Something that is no pod (``kind``, of core/v1), as the subject of an event."""
+    """A core/v1 object of another ``kind`` than Pod, as the subject of an Event."""
 
     kind: str
     uid: str
@@ -152,13 +152,13 @@ class Thing:
 
     @property
     def key(self) -> str:
-        """For people."""
+        """Name for messages."""
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class PostEvent:
-    """Tell what happened to a pod; the same said again only counts. ``first``, ``last`` in epoch seconds."""
+    """Record an Event; a repetition increments its count. ``first`` and ``last`` are seconds since 1970."""
 
     teller: EventTeller
     pod: Subject
@@ -173,32 +173,32 @@ class PostEvent:
 
     @property
     def key(self) -> Hashable:
-        """What is the same thing said again."""
+        """What makes two Events the same."""
         return ("event", self.pod.key, self.pod.uid, self.reason, self.message)
 
     def over(self, older: Task) -> Task:
-        """Both count."""
+        """The newer Event with both counts."""
         assert isinstance(older, PostEvent)  # noqa: S101 - same key, same type
         return replace(self, first=older.first, count=older.count + self.count)
 
     def run(self) -> float | None:
-        """POST or PATCH, when the pod's allowance permits."""
+        """POST or PATCH, within the pod's rate limit."""
         return self.teller.tell(self)
 
     def final(self, refusal: Refused) -> bool:
-        """A namespace that is going away refuses with 403; an event is not worth more tries than that."""
+        """True also for 403, which a terminating namespace answers."""
         return refusal.code in FINAL or refusal.code == 403
 
 
 class EventTeller:
-    """Writes events: per pod a burst of ten, then one each half a minute; repetitions count up one event.
+    """Writes Events, for each pod a burst of ten, then one per half a minute; repetitions increment a count.
 
     Used from the outbox's thread alone.
     """
 
     BURST = 10.0
     REFILL_SECONDS = 30.0
-    SERIES_SECONDS = 600.0  # the same text after a longer silence is a new event
+    SERIES_SECONDS = 600.0  # the same text after a longer pause is a new Event
     _REMEMBERED = 1024
 
     def __init__(self, connection: Connection, clock: Clock, node: str, component: str = AGENT_NAME) -> None:
@@ -210,7 +210,7 @@ class EventTeller:
         self._series: OrderedDict[Hashable, tuple[str, int, float]] = OrderedDict()
 
     def tell(self, event: PostEvent) -> float | None:
-        """Write it; or return in how many seconds its pod may say something again."""
+        """Write the Event, or return the seconds until its pod's rate limit permits it."""
         now = self._clock.monotonic()
         tokens, when = self._allowance.get(event.pod.uid, (self.BURST, now))
         tokens = min(self.BURST, tokens + (now - when) / self.REFILL_SECONDS)
@@ -233,7 +233,7 @@ class EventTeller:
         except Refused as refusal:
             if refusal.code != 404:
                 raise
-            return False  # the API server forgets events after an hour
+            return False  # the API server deletes Events after an hour
         _remember(self._series, event.key, (name, count, now), self._REMEMBERED)
         return True
 
@@ -268,12 +268,12 @@ class EventTeller:
 
 
 def pod_path(pod: Pod) -> str:
-    """The pod's place in the API."""
+    """Path of the pod in the API."""
     return named_path(pod.namespace, pod.name)
 
 
 def named_path(namespace: str, name: str) -> str:
-    """The place of a pod of that name; quoted, so that no name can point elsewhere."""
+    """Path of the pod of that name; quoted, so that no name can point elsewhere."""
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 

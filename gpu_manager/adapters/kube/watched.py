@@ -1,4 +1,4 @@
-"""What the adapters that keep a picture by one watch have in common."""
+"""The common part of adapters that mirror a resource by one watch."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from gpu_manager.adapters.kube.reflector import Reflector
 
 
 class WatchedObjects:
-    """Begun, waited for and ended with its reflector, which the adapter hands over."""
+    """Starts, awaits and stops the reflector that the adapter provides."""
 
     def __init__(self, reflector: Reflector) -> None:
         self._reflector = reflector
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the watch."""
         self._reflector.start()
 
     def wait(self, seconds: float) -> bool:
-        """True once what exists is known (also that nothing does)."""
+        """Wait for the first complete list, which may be empty; False if it takes longer."""
         return self._reflector.wait(seconds)
 
     @property
     def error(self) -> str | None:
-        """Why the picture may be old; None while the watch is up."""
+        """Why the contents may be stale; None while the watch is up."""
         return self._reflector.error
 
     def close(self) -> None:

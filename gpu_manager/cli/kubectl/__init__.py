@@ -1,1 +1,1 @@
-"""``kubectl vcuda``: what an administrator asks a whole cluster, with the rights of their own kubeconfig."""
+"""``kubectl vcuda``: commands about the whole cluster, run with the rights of the caller's kubeconfig."""

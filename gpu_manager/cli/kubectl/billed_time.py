@@ -1,8 +1,8 @@
-"""What the agents' counters of bills went up by between two moments, as Prometheus has recorded them.
+"""The increase of the agents' billing counters over a time range, from Prometheus.
 
-Prometheus' own ``increase`` takes the first sample of a series for its start, and so misses what a short job
-did before it, and stretches what it saw to the whole range. Here each counter is taken at its last sample,
-less its last before the range; one that began within the range began at 0, and says when.
+Prometheus' own ``increase`` starts at the first sample of a series, so it misses what a short job used before
+that sample, and it extrapolates to the whole range. Here the increase is the counter's last sample in the
+range less its last sample before the range; a counter that began within the range began at 0.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from typing import Final
 from gpu_manager.adapters import prometheus
 from gpu_manager.domain.billing import FIGURES
 
-_BEFORE: Final = "1h"  # how far before the range the last sample is looked for
+_BEFORE: Final = "1h"  # how long before the range the previous sample is searched
 _CREATED: Final = "core_seconds_created"
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From and to, in seconds since 1970."""
+    """A time range, in seconds since 1970."""
 
     start: float
     end: float
 
     @property
     def seconds(self) -> int:
-        """Its length, for PromQL."""
+        """Length of the range as a PromQL duration."""
         return max(1, round(self.end - self.start))
 
 
-Identity = tuple[str, ...]  # the values of the labels that tell one counter from another
-Increases = Mapping[Identity, Mapping[str, float]]  # whose → figure of domain.billing → by how much
+Identity = tuple[str, ...]  # values of the labels that identify a counter
+Increases = Mapping[Identity, Mapping[str, float]]  # identity → figure of domain.billing → increase
 
 
 def increases(
     way: prometheus.Way, level: str, labels: tuple[str, ...], span: Range, namespace: str = ""
 ) -> Increases:
-    """By how much the counters ``vcuda_<level>_<figure>_total`` went up. Raises NodeUnready.
+    """Increases of the counters ``vcuda_<level>_<figure>_total``. Raises NodeUnready.
 
-    An agent that is replaced has another name as a target; ``labels`` are those of the counter itself.
+    ``labels`` are those of the counter itself: a replaced agent is a target of another name.
     """
     prefix = f"vcuda_{level}_"
     names = "|".join([*(f"{figure}_total" for figure in FIGURES), _CREATED])
@@ -52,8 +52,8 @@ def increases(
 
     last = at(f"last_over_time({selector}[{span.seconds}s])", span.end)
     before = at(f"last_over_time({selector}[{_BEFORE}])", span.start)
-    # Of a counter that is older, and of which nothing was recorded just before the range, only what it went
-    # up by within the range is sure.
+    # An older counter without a sample just before the range: only its increase within the range is
+    # certain.
     older = {who for who, now in last.items() if who not in before and not _began_within(now, span)}
     first: dict[Identity, dict[str, float]] = {}
     for figure in FIGURES if older else ():
@@ -77,14 +77,14 @@ def _began_within(counters: Mapping[str, float], span: Range) -> bool:
 
 
 def _increase(now: float, start: float) -> float:
-    """A counter that is smaller than it was has begun anew: the node's sums were lost with its disk."""
+    """The increase from ``before``; a smaller counter was reset, as the node lost its disk."""
     return now - start if now >= start else now
 
 
 def _by_identity(
     points: Iterable[prometheus.Point], prefix: str, labels: tuple[str, ...], name: str = ""
 ) -> dict[Identity, dict[str, float]]:
-    """The largest value of those that differ in other labels alone."""
+    """Identity → the largest value of the series that differ in other labels only."""
     found: dict[Identity, dict[str, float]] = {}
     for point in points:
         figure = name or point.labels.get("__name__", "").removeprefix(prefix)

@@ -1,4 +1,4 @@
-"""The cluster as what-if commands see it: from the API server, or from a file that kubectl wrote earlier."""
+"""The cluster for what-if commands, read from the API server or from a file written by kubectl."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CAVEAT: Final = (
 )
 SAVING: Final = "kubectl get nodes,pods,pdb,priorityclasses -A -o json"
 _SYSTEM: Final = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
-_LARGEST: Final = 1 << 30  # bytes of a saved cluster
+_LARGEST: Final = 1 << 30  # bytes of a file with a saved cluster
 
 Source = Annotated[
     str,
@@ -56,7 +56,7 @@ Source = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The nodes with their books, what may not be disturbed, and every pod that asks for cards."""
+    """Nodes with their books, disruption budgets, and every pod that asks for cards."""
 
     nodes: tuple[SimNode, ...]
     budgets: tuple[DisruptionAllowance, ...]
@@ -68,7 +68,7 @@ class ClusterView:
 
     @property
     def waiting(self) -> int:
-        """How many pods that ask for cards have no node yet."""
+        """Number of pods that ask for cards and have no node yet."""
         return sum(not pod.node and not pod.terminal for pod in self.pods)
 
     def node(self, name: str) -> SimNode:
@@ -82,22 +82,22 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class PodDetails:
-    """What plans read of a pod's object beside its request."""
+    """Details of a pod that plans need beside its request."""
 
     constraints: PodConstraints
     host: HostResources
-    daemon: bool  # a DaemonSet made it, for this very node
+    daemon: bool  # created by a DaemonSet for this very node
 
     @classmethod
     def of(cls, obj: Mapping[str, Any]) -> PodDetails:
-        """Whatever shape the object has."""
+        """Read a core/v1 Pod; malformed parts count as absent."""
         owners = mapping(obj.get("metadata")).get("ownerReferences")
         daemon = isinstance(owners, list) and any(mapping(o).get("kind") == "DaemonSet" for o in owners)
         return cls(pod_constraints(obj.get("spec")), host_of_pod(obj), daemon)
 
 
 def read_view(source: str, kubeconfig: str, context: str, namespace: str = "") -> ClusterView:
-    """Raises RequestInvalid, NodeUnready."""
+    """Read the cluster. Raises RequestInvalid for a malformed file, NodeUnready for an API server."""
     from gpu_manager.adapters.kube import reading  # noqa: PLC0415  # heavy
 
     hosts = _HostReader()
@@ -114,7 +114,7 @@ def read_view(source: str, kubeconfig: str, context: str, namespace: str = "") -
 
 
 class _HostReader:
-    """What else is read of objects on their way: also what pods that ask for no card take of a host."""
+    """Collects hosts' CPU and memory while objects pass, of pods without cards too."""
 
     def __init__(self) -> None:
         self.details: dict[PodUid, PodDetails] = {}
@@ -146,20 +146,20 @@ class _HostReader:
             yield obj
 
     def constraints(self, node: str) -> NodeConstraints:
-        """Who may go there."""
+        """The node's scheduling constraints."""
         return self._constraints.get(node, NodeConstraints(node))
 
     def left(self, node: str) -> HostResources:
-        """What its pods leave of its host."""
+        """CPU, memory and pod slots that the node's pods leave free."""
         return self._given.get(node, ANY) - self._taken.get(node, HostResources())
 
     def new(self, node: str) -> HostResources:
-        """What is left of a new node like it, where DaemonSets have their pods."""
+        """What DaemonSets leave free on a new node like it."""
         return self._given.get(node, ANY) - self._daemons.get(node, HostResources())
 
 
 def _classes(login: Login) -> list[Mapping[str, Any]]:
-    """Without the right to list them they are only not known."""
+    """PriorityClasses by name; empty where the caller may not list them."""
     from gpu_manager.adapters.kube import reading  # noqa: PLC0415  # heavy
     from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # heavy
 
@@ -213,7 +213,7 @@ def _view(
 
 
 def _constraints_of(books: NodeBooks, hosts: _HostReader, unit: int) -> NodeConstraints:
-    """A node that counts memory otherwise is left out, as the extender leaves it out."""
+    """The node's constraints; a node with another memory unit is closed, as for the extender."""
     constraints, own = hosts.constraints(books.name), books.node.unit
     if own == unit:
         return constraints
@@ -223,7 +223,7 @@ def _constraints_of(books: NodeBooks, hosts: _HostReader, unit: int) -> NodeCons
 
 
 def _priorities(objects: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
-    """By name; the empty name is the one for pods that name none."""
+    """Priority by class name; the empty name stands for the global default."""
     found = dict(_SYSTEM)
     for obj in objects:
         value = obj.get("value", 0)
@@ -260,12 +260,12 @@ def _budgets(objects: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> Itera
 
 
 def requested_pod(pod: Pod, unit: int, details: PodDetails | None) -> SimPod:
-    """A pod that is to come, as plans place it. Raises RequestInvalid: it is illegal."""
+    """A requested pod in the form that plans place. Raises RequestInvalid: its request is illegal."""
     return _planned(pod, judged_request(pod, unit), details)
 
 
 def _running(pod: Pod, unit: int, details: PodDetails | None) -> SimPod:
-    """A pod that holds cards, as plans move it: if a controller makes it anew, and a node would take it."""
+    """A running pod in the form that plans move; it stays unless a controller would recreate it."""
     request = booked_request(pod, unit)
     if request is not None:
         return _planned(pod, request, details)
@@ -280,7 +280,7 @@ def _planned(pod: Pod, request: PodRequest, details: PodDetails | None) -> SimPo
 
 
 def _stays(pod: Pod, *, daemon: bool) -> tuple[str, bool]:
-    """Why a pod cannot be moved, and whether it may end with its node."""
+    """Why a pod cannot be moved (empty if it can), and whether it may end with its node."""
     if pod.deleting:
         return "it is ending already", True
     if daemon:

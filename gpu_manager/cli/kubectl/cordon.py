@@ -16,14 +16,14 @@ Uuids = Annotated[list[str], Argument(metavar="UUID...", help="Cards, as `kubect
 def command(
     uuids: Uuids, output: Form = Output.TABLE, kubeconfig: Kubeconfig = "", context: Context = ""
 ) -> None:
-    """Close cards: what runs there runs on, nothing new is placed. Needs list and patch on nodes."""
+    """Close cards to new shares; running pods keep theirs. Needs list and patch on nodes."""
     _change(uuids, output, kubeconfig, context, close=True)
 
 
 def uncordon(
     uuids: Uuids, output: Form = Output.TABLE, kubeconfig: Kubeconfig = "", context: Context = ""
 ) -> None:
-    """Open cards that were closed. Needs list and patch on nodes."""
+    """Open closed cards again. Needs list and patch on nodes."""
     _change(uuids, output, kubeconfig, context, close=False)
 
 

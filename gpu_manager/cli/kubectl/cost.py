@@ -1,8 +1,8 @@
 """``kubectl vcuda cost``: core-hours, GiB-hours and waste, by namespace, pod or a label of the pods.
 
-The figures are the agents' own sums, which outlive the pods, so that a job of ten seconds pays for ten. A pod
-is booked at the peak over its phases. Waste is what was held and not used, container by container, where both
-are known.
+The figures are sums that the agents keep and that outlive the pods, so a job of ten seconds is billed ten
+seconds. A pod is booked at the peak over its phases. Waste is what was held and not used, by container, where
+both are known.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SERVICE: Final = re.compile(r"(?:(https?):)?([a-z0-9-]+)/([a-z0-9.-]+?)(?::([a-
 
 
 class Form(Enum):
-    """The forms of the bill."""
+    """Output formats."""
 
     TABLE = "table"
     CSV = "csv"
@@ -43,7 +43,7 @@ class Form(Enum):
     YAML = "yaml"
 
 
-# Column: (figure of the agents' counters, its factor to hours of cores and GiB).
+# Column → (figure of the agents' counters, factor to core-hours or GiB-hours).
 _FIGURES: Final = {
     "core_hours": ("core_seconds", 1 / 3600),
     "core_hours_used": ("core_used_seconds", 1 / 3600),
@@ -52,14 +52,14 @@ _FIGURES: Final = {
     "gib_hours_used": ("memory_used_byte_seconds", 1 / GIB / 3600),
     "gib_hours_wasted": ("memory_wasted_byte_seconds", 1 / GIB / 3600),
 }
-# Used and wasted: both 0 while something was booked means that nothing was measured.
+# Both used and wasted 0 while something was booked: nothing was measured.
 _MEASURED: Final = (("core_hours_used", "core_hours_wasted"), ("gib_hours_used", "gib_hours_wasted"))
 _TITLES: Final = ("CORE-HOURS", "USED", "WASTED", "GIB-HOURS", "USED", "WASTED")
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """By what is summed: titles, and the pods' label where that is one."""
+    """What lines are grouped by: column titles, and the pods' label if it is one."""
 
     titles: tuple[str, ...]
     label: str = ""
@@ -189,7 +189,7 @@ def bill(way: prometheus.Way, grouping: Grouping, span: Range, namespace: str = 
 def _billed(
     way: prometheus.Way, grouping: Grouping, span: Range, namespace: str
 ) -> Iterator[tuple[tuple[str, ...], Mapping[str, float]]]:
-    """Whose line, and what to add to it."""
+    """The group of each counter and its increase."""
     if grouping.titles == ("NAMESPACE",):
         for (name, _), amounts in increases(way, "namespace", ("namespace", "node"), span, namespace).items():
             yield (name,), amounts
@@ -203,7 +203,7 @@ def _billed(
 def _pod_labels(
     way: prometheus.Way, label: str, span: Range, namespace: str
 ) -> Mapping[tuple[str, str], str]:
-    """(namespace, pod) → the value of the label, of pods that were there in that time."""
+    """(namespace, pod) → value of the label, of pods that existed in the range."""
     selector = f'{{namespace="{namespace}"}}' if namespace else ""
     text = f"max by (namespace, pod, {label}) (last_over_time(kube_pod_labels{selector}[{span.seconds}s]))"
     found = prometheus.query(way, text, span.end)
@@ -219,7 +219,7 @@ def _known(figures: Mapping[str, float]) -> Mapping[str, float | None]:
     return {name: None if name in unknown else value for name, value in figures.items()}
 
 
-# What people and programs get.
+# Output.
 
 
 def _table(lines: Sequence[CostLine], grouping: Grouping, span: Range) -> str:
@@ -250,7 +250,7 @@ def _csv(lines: Sequence[CostLine], grouping: Grouping) -> None:
 
 
 def _plain(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula: labels are people's own words."""
+    """A cell of CSV that no spreadsheet takes for a formula: tenants choose the labels."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 

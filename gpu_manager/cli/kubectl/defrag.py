@@ -97,7 +97,7 @@ def _cards(indices: Sequence[int]) -> str:
 
 
 def _picture(changed: Sequence[SimNode]) -> Mapping[tuple[str, int], str]:
-    """A line for each card: what is free on it, and who holds the rest."""
+    """A line for each card: its free amount, and who holds the rest."""
     return {(s.name, state.card.index): _line(s, state) for s in changed for state in s.cards}
 
 

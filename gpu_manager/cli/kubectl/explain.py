@@ -1,4 +1,4 @@
-"""``kubectl vcuda explain``: why a pod waits, or where one would go that is not created yet."""
+"""``kubectl vcuda explain``: why a pod waits, or where a pod from a manifest would be placed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 
 _SUFFIXES = (".yaml", ".yml", ".json")
-_SHOWN = 20  # nodes in full for people
-_OUTCOMES = {  # as the admission service names them
+_SHOWN = 20  # nodes shown in full
+_OUTCOMES = {  # names used by the admission service
     "fits": "room now",
     "room": "no room now",
     "never": "no room, even if it were empty",
@@ -32,7 +32,7 @@ _OUTCOMES = {  # as the admission service names them
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A pod, and the object it stands in; ``created`` is False for one that a file describes."""
+    """A pod and the object that contains it; ``created`` is False for a pod of a file."""
 
     pod: Pod
     manifest: Mapping[str, Any]
@@ -77,7 +77,7 @@ def _is_file(target: str) -> bool:
 
 
 def _manifests(target: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """(name, namespace, pod) of everything in the file that runs pods."""
+    """(name, namespace, pod) of every object in the file that runs pods."""
     for manifest in load_manifests(target):
         if manifest.pod is not None:
             yield manifest.name, manifest.namespace, manifest.pod
@@ -99,7 +99,7 @@ def _named(login: Login, name: str) -> _Asked:
 
 
 def _placed(asked: _Asked, namespace: str, *, forced: bool) -> _Asked:
-    """A manifest without a namespace means the caller's, as with kubectl create."""
+    """The manifest in its namespace, by default the caller's, as with kubectl create."""
     meta = asked.manifest["metadata"]
     if asked.created or (meta.get("namespace") and not forced):
         return asked
@@ -108,7 +108,7 @@ def _placed(asked: _Asked, namespace: str, *, forced: bool) -> _Asked:
 
 
 def _answer(login: Login, admission: str, asked: _Asked) -> tuple[Mapping[str, Any], str]:
-    """The explanation and who gave it."""
+    """The explanation and its source."""
     try:
         if asked.created:
             path = f"/explain/{service.escaped(asked.pod.namespace)}/{service.escaped(asked.pod.name)}"
@@ -121,7 +121,7 @@ def _answer(login: Login, admission: str, asked: _Asked) -> tuple[Mapping[str, A
 
 
 def _with_end(answer: Mapping[str, Any], by: str, asked: _Asked) -> tuple[Mapping[str, Any], str]:
-    """With the node's own words where the pod has failed: why is what its owner asks."""
+    """The explanation with the status message of a failed pod."""
     status = asked.manifest.get("status")
     status = status if isinstance(status, Mapping) and asked.pod.phase == "Failed" else {}
     words = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
@@ -129,7 +129,7 @@ def _with_end(answer: Mapping[str, Any], by: str, asked: _Asked) -> tuple[Mappin
 
 
 def _here(login: Login, pod: Pod) -> Mapping[str, Any]:
-    """The same shape as the service's, by the domain's own judgement."""
+    """The explanation computed here, in the shape of the service's answer."""
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
     cluster = read_cluster(login.connection)
@@ -151,7 +151,7 @@ def _here(login: Login, pod: Pod) -> Mapping[str, Any]:
         line = "waits: the cluster has no node with cards"
     elif counts["fits"]:
         first = nodes[0]
-        scheduler = pod.scheduler if pod.phase else None  # a draft has no phase
+        scheduler = pod.scheduler if pod.phase else None  # a pod of a file has no phase
         line = explain_room(counts["fits"], len(nodes), first["node"], first["line"], scheduler)
     else:
         none = "the one node with cards has no" if len(nodes) == 1 else f"none of {len(nodes)} nodes has"
@@ -214,7 +214,7 @@ def _runs(answer: Mapping[str, Any]) -> bool:
 
 
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    """For people. What comes from the service is data of another program: whatever shape it has."""
+    """The explanation as lines of text; the service's answer may have any shape."""
     asks = f" asks {answer['asks']}" if answer.get("asks") else ""
     yield printable(f"pod {answer.get('pod')}{asks}")
     yield printable(str(answer.get("line")))

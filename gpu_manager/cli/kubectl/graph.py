@@ -45,7 +45,7 @@ def command(
 
 
 def chosen(books: tuple[NodeBooks, ...], names: tuple[str, ...] | list[str]) -> list[NodeBooks]:
-    """Those nodes, all if none is named. Raises RequestInvalid: one publishes no cards."""
+    """The named nodes, or all if none is named. Raises RequestInvalid: a node publishes no cards."""
     known = {one.name: one for one in books}
     for name in names:
         if name not in known:
@@ -55,7 +55,7 @@ def chosen(books: tuple[NodeBooks, ...], names: tuple[str, ...] | list[str]) -> 
 
 
 def _graph(books: NodeBooks) -> Mapping[str, Any]:
-    """The same shape as the agent's ``/graph``."""
+    """The nodes in the JSON of the agent's ``/graph``."""
     gone = books.gone
 
     def more(holder: Allocation, _: CardUuid) -> Mapping[str, Any]:

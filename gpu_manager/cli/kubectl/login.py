@@ -1,4 +1,4 @@
-"""What every command of the plugin takes: kubeconfig, context, namespace. kubectl hands none of them on."""
+"""Options of every command: kubeconfig, context, namespace. kubectl passes none of its own to plugins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """An open connection with the caller's rights, and the namespace they mean."""
+    """An open connection with the caller's rights, and their namespace."""
 
     connection: Connection
     namespace: str
@@ -33,7 +33,7 @@ class Login:
 
 @contextmanager
 def log_in(kubeconfig: str, context: str, namespace: str = "") -> Iterator[Login]:
-    """Connect; closed at the end. Raises RequestInvalid: no such kubeconfig, context or namespace's name."""
+    """Connect for the length of a block. Raises RequestInvalid: bad kubeconfig, context or namespace name."""
     if namespace:
         object_name(namespace, "--namespace")
     from gpu_manager.adapters.kube.connection import connect_person  # noqa: PLC0415  # the client is heavy; --help must not wait
@@ -51,7 +51,7 @@ def log_in(kubeconfig: str, context: str, namespace: str = "") -> Iterator[Login
 
 
 def object_name(text: str, what: str) -> str:
-    """The text, if it can be the name of an object. Raises RequestInvalid."""
+    """Return the text if it is a valid object name. Raises RequestInvalid."""
     if not _NAME.fullmatch(text):
         raise RequestInvalid(f"{what} is {quoted(text)}: use lower-case letters, digits, - and .")
     return text

@@ -1,4 +1,4 @@
-"""What what-if commands lay on the cluster: the pods that manifests would make, and nodes like another."""
+"""Input of what-if commands: pods that manifests would create, and nodes of a given kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_PODS: Final = 100_000
 
 
 def requested(files: Sequence[str], view: ClusterView) -> list[SimPod]:
-    """The pods that manifests would make, each as often as its workload says. Raises RequestInvalid."""
+    """The pods that manifests would create, one for each replica. Raises RequestInvalid."""
     found: list[SimPod] = []
     for name in files:
         for manifest in load_manifests(name):
@@ -59,7 +59,7 @@ def _copy(pod: SimPod, name: str) -> SimPod:
 
 
 def _one_each(pod: SimPod, view: ClusterView) -> Iterator[SimPod]:
-    """A DaemonSet's: one for every node that it may go to, a cordon or the node's trouble no bar to it."""
+    """Pods of a DaemonSet: one for every node it is allowed on, cordoned and not-ready nodes included."""
     constraints = replace(pod.constraints, tolerations=(*pod.constraints.tolerations, *DAEMONS))
     for node in view.nodes:
         if not node.constraints.bars(constraints):
@@ -67,7 +67,7 @@ def _one_each(pod: SimPod, view: ClusterView) -> Iterator[SimPod]:
 
 
 def _ranked(pod: Pod, spec: Mapping[str, Any], view: ClusterView) -> Pod:
-    """The pod with the priority that its class means, as the API server would write it."""
+    """The pod with the priority of its class, as the API server would set it."""
     if spec.get("priority") is not None:
         return pod
     name = text(spec.get("priorityClassName"))

@@ -1,8 +1,8 @@
-"""Asks the admission service through the API server's service proxy, with the caller's own token.
+"""Requests to the admission service through the API server's service proxy, with the caller's token.
 
-The API server takes a caller's Authorization header off what it passes on, so the token travels in a header
-of its own as well. Where the service cannot be asked, :class:`Silent` says why and commands judge by
-themselves, by the same functions of the domain.
+The API server removes the Authorization header from proxied requests, so the token is sent in a second header
+too. Where the service cannot be reached, :class:`Silent` says why, and commands compute the answer themselves
+with the same functions of the domain.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def ask(
     """GET the path, or POST the manifest to it.
 
     Raises:
-        Silent: it cannot be asked. RequestInvalid: it refuses the manifest, or ``admission`` names nothing.
+        Silent: no answer. RequestInvalid: it refuses the manifest, or ``admission`` is malformed.
     """
     from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
     from gpu_manager.adapters.kube.reading import service_path  # noqa: PLC0415  # same
@@ -79,5 +79,5 @@ def _reason(code: int, admission: str) -> str:
 
 
 def escaped(part: str) -> str:
-    """One step of a path."""
+    """The text as one segment of a URL's path."""
     return quote(part, safe="")

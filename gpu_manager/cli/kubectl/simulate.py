@@ -15,7 +15,7 @@ from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.whatif.simulation import Forecast, drain, nodes_needed, simulate
 
-_SHOWN = 40  # pods for people
+_SHOWN = 40  # pods shown
 
 
 def command(
@@ -68,7 +68,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Blocked:
-    """A PodDisruptionBudget that lets fewer of a node's pods go at once than it covers."""
+    """A PodDisruptionBudget that allows fewer disruptions than it covers pods of the node."""
 
     name: str
     allowed: int
@@ -112,7 +112,7 @@ def _needed(forecast: Forecast, like: str) -> str:
 
 
 def _together(refused: Mapping[str, str]) -> Iterator[str]:
-    """One line for all pods that hear the same reason."""
+    """A line for all pods that are refused for the same reason."""
     pods: dict[str, list[str]] = {}
     for pod, why in refused.items():
         pods.setdefault(why, []).append(pod)

@@ -21,7 +21,7 @@ from gpu_manager.domain.resources import MIB, format_bytes
 if TYPE_CHECKING:
     from gpu_manager.adapters.kube.reading import ClusterReader
 
-_AT_ONCE = 16  # agents asked at the same time
+_AT_ONCE = 16  # agents queried in parallel
 _Used = Mapping[tuple[str, str, str], Mapping[str, Any]]  # (pod UID, container, card) → the agent's figures
 
 
@@ -45,7 +45,7 @@ def command(
 ) -> int:
     """Show each container's share of a card, and what it uses of it where the node's agent can be asked.
 
-    That goes through the API server and needs get on pods/proxy; without it usage is left out, and said so.
+    Usage is read through the API server and needs get on pods/proxy; a message says where it is left out.
     """
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
@@ -95,7 +95,7 @@ def _rows(books: NodeBooks, used: _Used) -> Iterator[_Row]:
 
 
 def _usage(login: Login, cluster: ClusterReader, books: list[NodeBooks]) -> tuple[_Used, dict[str, str]]:
-    """What the agents say, and why others say nothing."""
+    """The agents' figures, and why some agents gave none."""
     used: dict[tuple[str, str, str], Mapping[str, Any]] = {}
     silent: dict[str, str] = {}
 
@@ -121,7 +121,7 @@ def _usage(login: Login, cluster: ClusterReader, books: list[NodeBooks]) -> tupl
 
 
 def _parsed(text: str) -> _Used:
-    """The agent's ``/usage``. Raises NodeUnready: it is none."""
+    """Parse the agent's ``/usage``. Raises NodeUnready: it is malformed."""
     found: dict[tuple[str, str, str], Mapping[str, Any]] = {}
     try:
         for uid, pod in json.loads(text)["usage"].items():
