@@ -112,7 +112,7 @@ def test_a_certificate_that_expires_in_the_running_service_is_replaced_at_once(
 def authority(api: StandInApi) -> bytes:
     """What the API server trusts: the same for all webhooks."""
     hooks = api.get("validatingwebhookconfigurations", "admission")["webhooks"]  # type: ignore[index]
-    (bundle,) = {hook["clientConfig"]["caBundle"] for hook in hooks}
+    (bundle,) = {hook["clientConfig"].get("caBundle", "") for hook in hooks}
     return base64.b64decode(bundle)
 
 
@@ -141,6 +141,33 @@ def test_the_program_as_deployed_signs_for_itself_and_tells_the_api_server(api: 
         secret = api.get("secrets", own.secret, "kube-system")
         assert secret is not None
         assert set(secret["data"]) == {"tls.crt", "tls.key", "ca.crt"}
+    finally:
+        program.stop()
+
+
+def test_a_bundle_that_someone_wiped_is_back_within_two_seconds_and_the_service_answers_on(
+    api: StandInApi, kube: KubeCertificates
+) -> None:
+    api.create(configuration("ValidatingWebhookConfiguration"))
+    own = OwnCertificates(names=("admission",))
+    program = compose(
+        AdmissionSettings(
+            address="127.0.0.1", port=0, api_url=api.url, own_certificates=own, extender=ANY_PORT
+        )
+    )
+    program.start()
+    try:
+        before = authority(api)
+        assert before
+        hooks = configuration("ValidatingWebhookConfiguration")["webhooks"]
+        for hook, wiped in zip(hooks, (b"", b"nothing that anyone could read"), strict=True):
+            hook["clientConfig"]["caBundle"] = base64.b64encode(wiped).decode()
+        api.patch("validatingwebhookconfigurations", "admission", {"webhooks": hooks})
+        until(lambda: all(bundle == before for bundle in kube.anchors()[0][2].values()), seconds=2.0)
+        context = trusting(authority(api))
+        context.check_hostname = False  # its name is the Service's
+        with Caller(program.port, context) as caller:
+            assert caller.post("/validate", review())[0] == 200
     finally:
         program.stop()
 
