@@ -29,7 +29,7 @@ from gpu_manager.services.enforcement.library_messages import (
 from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.ports import FakeClock, FakePods, cards
 from tests.fakes.state import state_of
-from vcuda import page as abi
+from vcuda.page import usage as usage_page
 
 CARD = cards(1)[0].card.uuid
 NAME = "0123456789abcdef" * 2
@@ -188,11 +188,11 @@ def tenants(tmp_path: Path) -> Iterator[FileControlPages]:
 def test_notes_are_those_of_the_page_as_it_was_last_read(tenants: FileControlPages, tmp_path: Path) -> None:
     usage = tmp_path / "pages" / NAME / "usage"
     with usage.open("r+b") as file:
-        file.seek(abi._NOTES_WRITTEN_OFFSET)
+        file.seek(usage_page._NOTES_WRITTEN_OFFSET)
         file.write(struct.pack("<Q", 2))
-        file.seek(abi._NOTES_OFFSET)
-        file.write(abi._NOTE.pack(1, 2_000_000_000, 1, 17, 0, 0, 3, 2, 1, b"x"))
-        file.write(abi._NOTE.pack(2, 2_000_000_000, 99, 17, 0, 0, 3, 2, 1, b"of a later library"))
+        file.seek(usage_page._NOTES_OFFSET)
+        file.write(usage_page._NOTE.pack(1, 2_000_000_000, 1, 17, 0, 0, 3, 2, 1, b"x"))
+        file.write(usage_page._NOTE.pack(2, 2_000_000_000, 99, 17, 0, 0, 3, 2, 1, b"of a later library"))
     assert tenants.notes(NAME) == ()
     tenants.usage(NAME)
     assert tenants.notes(NAME) == (
