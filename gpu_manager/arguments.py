@@ -12,7 +12,7 @@ import inspect
 import math
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -105,7 +105,9 @@ class Command:
         parser = self._parser()
         parsed, rest = parser.parse_known_intermixed_args(list(words))
         if rest and not self._rest:
-            raise RequestInvalid(f"unrecognized arguments: {' '.join(rest)}")
+            names = [name for p in self.parameters for name in (*p.names, *p.off)]
+            meant = did_you_mean(rest[0].partition("=")[0], names) if rest[0].startswith("-") else ""
+            raise RequestInvalid(f"unrecognized arguments: {' '.join(rest)}{meant}")
         given = {name: value for name, value in vars(parsed).items() if value not in (None, [])}
         absent = [p for p in self.parameters if p.name not in given]
         if missing := [p.metavar if p.positional else p.names[0] for p in absent if p.required]:
@@ -239,6 +241,14 @@ def _number(kind: Callable[[str], float], text: str, least: float, most: float) 
         allowed = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
         raise argparse.ArgumentTypeError(f"{text[:80]} is out of bounds: use {allowed}")
     return value
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint at the name that was probably meant, to be put behind the word; empty if none is like it."""
+    from difflib import get_close_matches  # noqa: PLC0415  # only for who mistypes
+
+    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def completions(parameters: Sequence[Parameter], before: Sequence[str], begun: str) -> Iterator[str]:

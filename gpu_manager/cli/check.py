@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Annotated
 
 from gpu_manager.adapters.manifests import Manifest
-from gpu_manager.arguments import Argument, Option
-from gpu_manager.cli.files import load_manifests, shown
+from gpu_manager.arguments import Option
+from gpu_manager.cli.files import Filenames, Files, chosen_files, load_manifests, shown
 from gpu_manager.cli.output import Form, Output, coloured, emit
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.pod import parse_pod
@@ -41,9 +41,8 @@ class PodVerdict:
 
 
 def command(
-    files: Annotated[
-        list[str], Argument(metavar="FILE...", help="Manifests, YAML or JSON; - reads standard input.")
-    ],
+    files: Files = None,
+    filenames: Filenames = None,
     output: Form = Output.TABLE,
     unit: Annotated[str, Option(help="Bytes of one unit of tencent.com/vcuda-memory.")] = "256Mi",
     minimum_cores: Annotated[
@@ -56,6 +55,7 @@ def command(
     CronJobs are judged by the rules of the webhook and the agent. Exit code: 0 legal, 1 illegal, 2 bad input.
     """
     unit_bytes = _unit(unit)
+    files = chosen_files(files, filenames)
     verdicts = [v for name in files for v in _judge_file(name, unit_bytes, minimum_cores)]
     if output is Output.TABLE:
         print("\n".join(_table(verdicts, several_files=len(files) > 1)))

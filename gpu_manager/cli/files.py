@@ -1,16 +1,63 @@
-"""Reads the manifests that a command line names; what cannot be read is one sentence with the file's name."""
+"""Reads the manifests that a command line names; what cannot be read is one sentence with the file's name.
+
+As with kubectl, ``-f`` may stand before each, and a directory means the manifests in it.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from gpu_manager.adapters.manifests import LONGEST_BYTES, Manifest, read_manifests, read_objects
+from gpu_manager.arguments import Argument, Option
 from gpu_manager.domain.errors import RequestInvalid, printable
 
 T = TypeVar("T")
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+Files = Annotated[
+    list[str] | None,
+    Argument(metavar="FILE...", help="Manifests, YAML or JSON, or directories; - reads standard input."),
+]
+Filenames = Annotated[
+    list[str] | None, Option("--filename", "-f", help="The same, as with kubectl; may be repeated.")
+]
+
+
+def chosen_files(files: list[str] | None, filenames: list[str] | None) -> list[str]:
+    """Every file that was named, directories taken apart. Raises RequestInvalid: none was."""
+    named = [*(files or ()), *(filenames or ())]
+    if not named:
+        raise RequestInvalid("FILE missing: name a manifest or a directory, or - for standard input")
+    return [file for name in named for file in _in_directory(name)]
+
+
+def is_file(target: str) -> bool:
+    """True if a word that may be a pod's name is meant as a file."""
+    return target == "-" or target.endswith(SUFFIXES) or ("/" in target and not _POD.match(target))
+
+
+def pod_name(target: str) -> str:
+    """The name in ``NAME`` or, as kubectl takes it too, ``pod/NAME``."""
+    return _POD.sub("", target)
+
+
+_POD: Final = re.compile(r"(?:pods?|po)/(?!.*/)")
+
+
+def _in_directory(name: str) -> list[str]:
+    path = Path(name)
+    try:
+        if name == "-" or not path.is_dir():
+            return [name]
+        found = sorted(str(one) for one in path.iterdir() if one.suffix in SUFFIXES and one.is_file())
+    except (OSError, ValueError):
+        return [name]  # whoever opens it says why not
+    if not found:
+        raise RequestInvalid(f"{printable(name)}: no manifest ({', '.join(SUFFIXES)}) in this directory")
+    return found
 
 
 def shown(name: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from gpu_manager.arguments import Command, completions
+from gpu_manager.arguments import Command, completions, did_you_mean
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable
 
 # name → (module, summary): one line makes a command.
@@ -72,7 +72,10 @@ class LazyProgram:
             name, rest = "version", []
         if name not in self.commands:
             what = "option" if name.startswith("-") else "command"
-            raise RequestInvalid(f"there is no {what} {name!r}: {self.name} --help lists what there is")
+            meant = did_you_mean(name, self.commands)
+            raise RequestInvalid(
+                f"there is no {what} {name!r}{meant}: {self.name} --help lists what there is"
+            )
         result = load(self.name, name, self.commands[name][0]).call(rest)
         return result if isinstance(result, int) else 0
 

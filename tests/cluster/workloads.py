@@ -21,7 +21,13 @@ class Workload:
     """One object and the pods of its label; both gone at the end of ``with``."""
 
     def __init__(
-        self, cluster: Cluster, kind: str, name: str, container: Mapping[str, Any], **spec: Any
+        self,
+        cluster: Cluster,
+        kind: str,
+        name: str,
+        container: Mapping[str, Any],
+        annotations: Mapping[str, str] | None = None,
+        **spec: Any,
     ) -> None:
         self.name = name
         self._cluster = cluster
@@ -29,7 +35,7 @@ class Workload:
         labels = {LABEL: name}
         once = {"restartPolicy": "Never"} if kind == "Job" else {}
         template = {
-            "metadata": {"labels": labels},
+            "metadata": {"labels": labels, "annotations": dict(annotations or {})},
             "spec": {
                 "containers": [container],
                 "terminationGracePeriodSeconds": 1,

@@ -70,7 +70,7 @@ def test_bad_input_is_one_line_that_says_what_is_wrong(
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("nothing.yaml", "No such file or directory"), (".", "Is a directory"), ("a\x00b", "no such file"),
+    [("nothing.yaml", "No such file or directory"), (".", "a.yaml: empty"), ("a\x00b", "no such file"),
      ("x" * 300, "File name too long"), ("a.yaml/b", "Not a directory")],
 )  # fmt: skip
 def test_what_is_no_file_is_said(

@@ -193,7 +193,7 @@ items:
         (["hami/percentage.yaml", "--card-memory", "forty"], 2, "not a Kubernetes quantity"),
         (["hami/fraction.yaml", "--card-memory", "1"], 2, "use bytes such as 40Gi"),
         (["nowhere.yaml"], 2, "No such file"),
-        (["../migrate"], 2, "Is a directory"),
+        (["../migrate"], 2, "no manifest (.yaml, .yml, .json) in this directory"),
         (["../proc/v1-kind/1/cgroup"], 2, "not a Kubernetes object"),
     ],
 )

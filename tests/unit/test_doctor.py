@@ -168,6 +168,11 @@ FOUND = [
     ("cgroup-driver-differs", kubelet(cgroup_driver="cgroupfs"), "uses systemd"),
     ("agent-not-ready", agent(ready={"registered": False}, why="no kubelet"), "registered does not hold: no"),
     ("enforcement-off", agent(enforced={"default/a c": "tampered"}), "default/a c: enforcement is tampered"),
+    (
+        "enforcement-unknown",
+        agent(enforced={"default/a c": "unknown"}),
+        "default/a c: whether its limits hold",
+    ),
     ("evading", agent(evading=("default/a c: memory",)), "default/a c: memory"),
     ("library-trouble", agent(notes={"cuda-refused": 3}), "refused CUDA, 3 times"),
     ("watchdog-blind", agent(blind=("host-pid",)), "without hostPID"),

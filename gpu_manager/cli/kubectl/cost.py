@@ -22,7 +22,7 @@ from gpu_manager.arguments import Option
 from gpu_manager.cli.kubectl.billed_time import Range, increases
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in, object_name
 from gpu_manager.cli.output import Output, columns, emit
-from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.resources import GIB
 
 USUAL: Final = "monitoring/prometheus-k8s:9090"
@@ -32,6 +32,9 @@ _LONGEST: Final = 400 * 86400
 _MONTH: Final = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,252}")
 _SERVICE: Final = re.compile(r"(?:(https?):)?([a-z0-9-]+)/([a-z0-9.-]+?)(?::([a-z0-9-]+))?")
+
+
+_ELSEWHERE: Final = "where Prometheus is, --prometheus says: NAMESPACE/SERVICE[:PORT], or a URL"
 
 
 class Form(Enum):
@@ -133,7 +136,10 @@ def _through_api_server(
     with log_in(kubeconfig, context) as login:
 
         def way(parameters: Mapping[str, str]) -> Mapping[str, Any]:
-            return login.connection.request(f"ask {address}", "GET", path, query=parameters)
+            try:
+                return login.connection.request(f"ask {address}", "GET", path, query=parameters)
+            except NodeUnready as error:
+                raise NodeUnready(f"{error}; {_ELSEWHERE}") from error
 
         return bill(way, grouping, span, namespace)
 

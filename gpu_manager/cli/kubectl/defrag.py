@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument, Option
+from gpu_manager.cli.files import is_file, pod_name
 from gpu_manager.cli.kubectl import cluster_view, requested_pods
+from gpu_manager.cli.kubectl.defrag_steps import commands
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.card import CardState
@@ -21,7 +23,10 @@ def command(
     target: Annotated[
         str,
         Argument(metavar="POD|FILE", help="A pod that waits, or a manifest; - reads standard input."),
-    ],
+    ] = "",
+    filename: Annotated[
+        str, Option("--filename", "-f", help="The manifest, as with kubectl; in place of POD|FILE.")
+    ] = "",
     namespace: Namespace = "",
     moves: Annotated[int, Option(min=1, max=64, help="How many pods may move at the outside.")] = MOST_MOVES,
     source: cluster_view.Source = "",
@@ -32,25 +37,37 @@ def command(
     """Print the smallest set of moves that makes room for a pod, with the cards before and after.
 
     Only pods that a controller makes anew are moved, none of higher priority, and none whose
-    PodDisruptionBudget would be broken. Nothing is done: ending the pods named is yours to decide.
+    PodDisruptionBudget would be broken. Nothing is done: the commands that would do it are printed, and
+    ending the pods named is yours to decide.
     Exit code: 0 there is a way, 1 there is none, 2 bad input.
     """
+    if bool(target) == bool(filename):
+        raise RequestInvalid("name the pod, or its manifest: POD, pod/POD, FILE or -f FILE")
+    manifest = filename or (target if is_file(target) else "")
     view = cluster_view.read_view(source, kubeconfig, context, namespace)
-    pod = _pod(target, view)
+    pod = _drafted(manifest, view) if manifest else _waiting(pod_name(target), view)
     plan = defragment(view.nodes, pod, view.budgets, moves)
+    login = [
+        *(("--kubeconfig", kubeconfig) if kubeconfig else ()),
+        *(("--context", context) if context else ()),
+    ]
+    running = {one.key: one for one in view.pods}
+    steps = commands(plan, running, pod.name, manifest, login)
     if for_program(output):
-        emit(_document(pod, plan), output)
+        emit({**_document(pod, plan), "commands": steps}, output)
     else:
-        _show(pod, plan)
+        _show(pod, plan, steps)
     return 1 if plan.placement is None else 0
 
 
-def _pod(target: str, view: cluster_view.ClusterView) -> SimPod:
-    if target == "-" or "/" in target or target.endswith((".yaml", ".yml", ".json")):
-        pods = requested_pods.requested([target], view)
-        if len(pods) != 1:
-            raise RequestInvalid(f"{printable(target)}: {len(pods)} pods that ask for cards; give one")
-        return pods[0]
+def _drafted(manifest: str, view: cluster_view.ClusterView) -> SimPod:
+    pods = requested_pods.requested([manifest], view)
+    if len(pods) != 1:
+        raise RequestInvalid(f"{printable(manifest)}: {len(pods)} pods that ask for cards; give one")
+    return pods[0]
+
+
+def _waiting(target: str, view: cluster_view.ClusterView) -> SimPod:
     named = [p for p in view.pods if p.name == target]
     found = next((p for p in named if p.namespace == view.namespace), None)
     if found is None:
@@ -62,7 +79,7 @@ def _pod(target: str, view: cluster_view.ClusterView) -> SimPod:
     return cluster_view.requested_pod(found, view.unit, view.hosts.details.get(found.uid))
 
 
-def _show(pod: SimPod, plan: DefragPlan) -> None:
+def _show(pod: SimPod, plan: DefragPlan, steps: Sequence[str]) -> None:
     if plan.placement is None:
         print(printable(f"{pod.name}: {plan.reason}"))
         return
@@ -85,9 +102,11 @@ def _show(pod: SimPod, plan: DefragPlan) -> None:
         for card, line in lines.items():
             if line != others[card]:
                 print(printable(line))
+    print("\nto do it:")
+    print("\n".join(f"  {printable(step)}" for step in steps))
     print(
-        "\nNothing was done. A moved pod is ended and made anew by its controller, and of the pods that then"
-        f" wait the one that the scheduler comes to first has the choice. {cluster_view.CAVEAT}",
+        "\nNothing was done. The cards are closed meanwhile, so that no moved pod goes back to them; if a"
+        f" step fails, open them again by the uncordon above. {cluster_view.CAVEAT}",
         file=sys.stderr,
     )
 

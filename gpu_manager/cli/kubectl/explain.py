@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument
-from gpu_manager.cli.files import load_manifests
+from gpu_manager.cli.files import Filenames, chosen_files, is_file, load_manifests, pod_name
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
+from gpu_manager.cli.kubectl.node_bars import Nodes, read_node_constraints, with_node_bars
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.cluster.accounting import NodeBooks
 from gpu_manager.domain.errors import RequestInvalid, printable
@@ -19,7 +20,6 @@ from gpu_manager.domain.placement.explain import Refusal, explain_bound, explain
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 
-_SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN = 20  # nodes shown in full
 _OUTCOMES = {  # names used by the admission service
     "fits": "room now",
@@ -42,7 +42,8 @@ class _Asked:
 def command(
     target: Annotated[
         str, Argument(metavar="POD|FILE", help="A pod, or a manifest; - reads standard input.")
-    ],
+    ] = "",
+    filenames: Filenames = None,
     namespace: Namespace = "",
     output: Form = Output.TABLE,
     admission: service.Admission = service.USUAL,
@@ -55,25 +56,36 @@ def command(
     The admission service answers, which also knows quotas and priorities; where it cannot be asked the same
     judgement is made here, and said so. Exit code: 0 it runs or fits, 1 it waits or failed, 2 bad input.
     """
-    asked = [_drafted(*one) for one in _manifests(target)] if _is_file(target) else []
-    if _is_file(target) and not asked:
-        raise RequestInvalid(f"{target}: holds no pod and no workload with pods")
+    if bool(target) == bool(filenames):
+        raise RequestInvalid("name a pod, or manifests: POD, pod/POD, FILE or -f FILE")
+    drafts = [target] if is_file(target) else None
+    files = chosen_files(drafts, filenames) if drafts or filenames else []
+    asked = [_drafted(*one) for name in files for one in _manifests(name)]
+    if files and not asked:
+        raise RequestInvalid(f"{', '.join(files)}: holds no pod and no workload with pods")
     with log_in(kubeconfig, context, namespace) as login:
         if not asked:
-            asked = [_named(login, object_name(target, "POD"))]
+            asked = [_named(login, object_name(pod_name(target), "POD"))]
         asked = [_placed(one, login.namespace, forced=bool(namespace)) for one in asked]
         answers = [_with_end(*_answer(login, admission, one), one) for one in asked]
+        waiting = [not one.pod.node and bool(one.pod.asks) for one in asked]
+        nodes = read_node_constraints(login) if any(waiting) else {}
+    if nodes:
+        answers = [
+            (_barred(answer, one, nodes) if waits else answer, by)
+            for (answer, by), one, waits in zip(answers, asked, waiting, strict=True)
+        ]
     if for_program(output):
         emit({"pods": [{**answer, "answeredBy": by} for answer, by in answers]}, output)
     else:
         print("\n\n".join("\n".join(_lines(answer)) for answer, _ in answers))
         for by in dict.fromkeys(by for _, by in answers):
             print(f"judged by {printable(by)}", file=sys.stderr)
+        if nodes is None:
+            print(
+                "cordons, taints and node affinities are not seen: that needs list on nodes", file=sys.stderr
+            )
     return 0 if all(_runs(answer) for answer, _ in answers) else 1
-
-
-def _is_file(target: str) -> bool:
-    return target == "-" or "/" in target or target.endswith(_SUFFIXES)
 
 
 def _manifests(target: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -126,6 +138,11 @@ def _with_end(answer: Mapping[str, Any], by: str, asked: _Asked) -> tuple[Mappin
     status = status if isinstance(status, Mapping) and asked.pod.phase == "Failed" else {}
     words = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
     return ({**answer, "failed": words} if words else answer), by
+
+
+def _barred(answer: Mapping[str, Any], asked: _Asked, nodes: Nodes) -> Mapping[str, Any]:
+    scheduler = asked.pod.scheduler if asked.created else None
+    return with_node_bars(answer, asked.manifest.get("spec"), nodes, scheduler)
 
 
 def _here(login: Login, pod: Pod) -> Mapping[str, Any]:
@@ -227,7 +244,8 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     for node in nodes[:_SHOWN]:
         cards = [card for card in node.get("cards") or () if isinstance(card, Mapping)]
         words = _OUTCOMES.get(str(node.get("outcome")), "no room")
-        yield printable(f"{node.get('node')}: {words if cards else node.get('line')}")
+        kept_off = f", and {node['barred']}" if cards and node.get("barred") else ""
+        yield printable(f"{node.get('node')}: {words if cards else node.get('line')}{kept_off}")
         for card in cards:
             yield printable(f"  card {card.get('index')} ({card.get('uuid')}): {card.get('reason')}")
         if node.get("victims"):

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from gpu_manager.arguments import Argument, Option
+from gpu_manager.arguments import Option
+from gpu_manager.cli.files import Filenames, Files, chosen_files
 from gpu_manager.cli.kubectl import cluster_view, requested_pods
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
@@ -19,10 +20,8 @@ _SHOWN = 40  # pods shown
 
 
 def command(
-    files: Annotated[
-        list[str] | None,
-        Argument(metavar="FILE", help="Manifests of the pods to come; - reads standard input."),
-    ] = None,
+    files: Files = None,
+    filenames: Filenames = None,
     like: Annotated[
         str, Option(help="Add nodes like this one, or like this profile, as long as pods find no room.")
     ] = "",
@@ -38,6 +37,7 @@ def command(
     With --like: how many more nodes of that kind would they take? --drain: where would that node's pods go?
     Exit code: 0 all fit, 1 some do not, 2 bad input.
     """
+    files = chosen_files(files, filenames) if files or filenames else []
     if bool(files) == bool(drain_node):
         raise RequestInvalid("give manifests of the pods to come, or --drain NODE")
     if drain_node and like:
@@ -47,7 +47,7 @@ def command(
         view.node(drain_node)
         forecast = drain(view.nodes, drain_node)
     else:
-        pods = requested_pods.requested(files or (), view)
+        pods = requested_pods.requested(files, view)
         if not pods:
             raise RequestInvalid("no pod in these manifests asks for a part of a card")
         forecast = (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from gpu_manager.arguments import Option
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.output import WideForm, WideOutput, columns, emit, for_program
 from gpu_manager.domain.card import CardUuid
@@ -36,9 +38,20 @@ class _Row:
     used: Mapping[str, Any]
 
 
+class SortBy(Enum):
+    """The order of rows."""
+
+    NAME = "name"
+    CORES = "cores"
+    MEMORY = "memory"
+
+
 def command(
     namespace: Namespace = "",
     all_namespaces: AllNamespaces = False,
+    sort_by: Annotated[
+        SortBy, Option("--sort-by", help="name, or what is used now, the largest first: cores, memory.")
+    ] = SortBy.NAME,
     output: WideForm = WideOutput.TABLE,
     kubeconfig: Kubeconfig = "",
     context: Context = "",
@@ -57,6 +70,7 @@ def command(
         used, silent = _usage(login, cluster, wanted)
         found = (row for one in wanted for row in _rows(one, used))
         rows = [row for row in found if _shown(row.allocation, login, all_namespaces)]
+        rows.sort(key=_ORDERS[sort_by])
         where = "any namespace" if all_namespaces else f"namespace {login.namespace}"
     if for_program(output):
         emit({"containers": [_json(row) for row in rows], "silent": silent}, output)
@@ -136,6 +150,13 @@ def _parsed(text: str) -> _Used:
 def _figure(row: _Row, key: str) -> float | None:
     value = row.used.get(key)
     return float(value) if isinstance(value, int | float) else None
+
+
+_ORDERS: Final[Mapping[SortBy, Callable[[_Row], Any]]] = {
+    SortBy.NAME: lambda _: 0,  # as they come
+    SortBy.CORES: lambda row: -(_figure(row, "gpu") or 0),
+    SortBy.MEMORY: lambda row: -(_figure(row, "mem") or 0),
+}
 
 
 def _table(rows: list[_Row], *, wide: bool) -> str:

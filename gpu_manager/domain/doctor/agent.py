@@ -9,6 +9,7 @@ from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
 from gpu_manager.domain.doctor.facts import AgentFacts
 from gpu_manager.domain.enforcement.library_messages import TROUBLE, LibraryMessageKind
 
+_UNKNOWN: Final = "unknown"  # of the states of vcuda_container_enforcement
 _OLD_SAMPLE_SECONDS: Final = 10.0
 
 
@@ -22,8 +23,16 @@ def _unenforced(agent: AgentFacts, _: float) -> Iterator[str]:
     if agent.enforced is None:
         raise Unseen("the agent's metrics cannot be read")
     for container, state in sorted(agent.enforced.items()):
-        if state not in ("active", "exclusive"):
+        if state not in ("active", "exclusive", _UNKNOWN):
             yield f"{container}: enforcement is {state}"
+
+
+def _enforcement_unknown(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.enforced is None:
+        raise Unseen("the agent's metrics cannot be read")
+    for container, state in sorted(agent.enforced.items()):
+        if state == _UNKNOWN:
+            yield f"{container}: whether its limits hold cannot be told"
 
 
 def _evading(agent: AgentFacts, _: float) -> Iterator[str]:
@@ -80,11 +89,16 @@ AGENT: Final = (
         group="agent",
         severity=Severity.TROUBLE,
         what="A container with a fraction is not held to it.",
-        cure=(
-            "`tampered`: its process wrote what the library never writes; look at the pod. `unknown`: its "
-            "control page cannot be read, and the agent's log says why; a restart of the pod makes it anew."
-        ),
+        cure="`tampered`: its process wrote what the library never writes; look at the pod.",
         judge=_unenforced,
+    ),
+    DoctorCheck(
+        id="enforcement-unknown",
+        group="agent",
+        severity=Severity.WARNING,
+        what="The agent cannot read a container's control page, nor tell whether it is held to its share.",
+        cure="The agent's log says why. A pod that is made anew gets a new page.",
+        judge=_enforcement_unknown,
     ),
     DoctorCheck(
         id="evading",

@@ -76,7 +76,8 @@ def defragment(
     most_looked: int = MOST_LOOKED,
     most_steps: int = MOST_STEPS,
 ) -> DefragPlan:
-    """Find the fewest moves on one node that make the pod fit there, with a place for each moved pod.
+    """Find the fewest moves on one node that make the pod fit there, with a place for each moved pod on cards
+    other than the pod's.
 
     Pods of higher priority than ``pod`` stay, and so do pods that no controller would recreate and pods whose
     budget allows no more disruption. Of sets of one size, the one with the least amounts is chosen, then the
@@ -160,7 +161,8 @@ class _View:
         if placement is None:
             return None
         leave = sorted(eviction_set.pods, key=lambda r: (-r.weight, r.name))
-        start = {node.name: room.with_pod(pod, placement)}
+        taken = frozenset(node.indices(placement))
+        start = {node.name: _closing(room.with_pod(pod, placement), taken)}
         each = all(any(True for _ in self._offers(running, start)) for running in leave)
         found = self._places(leave, start) if each else None
         if found is None:
@@ -172,6 +174,7 @@ class _View:
             PodMove(running.name, node.name, node.held(running.uid), to.node, to.cards)
             for running, to in zip(leave, placed, strict=True)
         )
+        changed = {**changed, node.name: replace(changed[node.name], cards=node.cards)}
         after = tuple(changed.get(name, same) for name, same in self._cluster.now.items())
         return DefragPlan(PodPlacement(pod.name, node.name, node.indices(placement)), moves, after=after)
 
@@ -202,6 +205,15 @@ class _View:
             offer = NodeOption.of(node, pod)
             if offer is not None:
                 yield offer
+
+
+def _closing(node: SimNode, cards: frozenset[int]) -> SimNode:
+    """The node with these cards closed, as they are while the moved pods look for new places.
+
+    Nothing is lost by that: a pod that could come back to such a card need not have moved.
+    """
+    closed = (replace(s, cordoned=True) if s.card.index in cards else s for s in node.cards)
+    return replace(node, cards=tuple(closed))
 
 
 def _gave_up(tried: int) -> str:

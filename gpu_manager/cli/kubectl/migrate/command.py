@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Annotated
 
 from gpu_manager.adapters.manifests import LONGEST_BYTES, read_objects
-from gpu_manager.arguments import Argument, Option
+from gpu_manager.arguments import Option
+from gpu_manager.cli.files import Filenames, Files, chosen_files
 from gpu_manager.cli.kubectl.migrate.left_over import left_over
 from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationFinding, MigrationTerms, System
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
@@ -56,9 +57,8 @@ class Migrated:
 
 
 def command(
-    files: Annotated[
-        list[str], Argument(metavar="FILE...", help="Manifests, YAML or JSON; - reads standard input.")
-    ],
+    files: Files = None,
+    filenames: Filenames = None,
     output: Annotated[
         MigrateOutput,
         Option("--output", "-o", help="A diff with what was found, or the new manifests."),
@@ -93,7 +93,7 @@ def command(
     if terms.replicas and terms.card_memory is None:
         raise RequestInvalid("--replicas needs --card-memory: a turn comes with its part of the memory")
     system = next((s for s in SYSTEMS if s.name == source.value), None)
-    done = [_migrate(name, terms, system) for name in files]
+    done = [_migrate(name, terms, system) for name in chosen_files(files, filenames)]
     report = [line for one in done for line in _report(one, several=len(done) > 1)]
     if output is MigrateOutput.DIFF:
         for one in done:
