@@ -53,7 +53,7 @@ def test_a_pod_may_be_named_with_its_kind(api: StandInApi, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["explian", "x"], "there is no command 'explian' (did you mean explain?)"),
+        (["simulat", "x"], "there is no command 'simulat' (did you mean simulate?)"),
         (
             ["top", "--all-namespace"],
             "unrecognized arguments: --all-namespace (did you mean --all-namespaces?)",
