@@ -20,6 +20,7 @@ GROUPS = (
     "association",
     "allocate",
     "agent",
+    "alerts",
     "bills",
     "nodes",
     "cli",

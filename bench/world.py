@@ -44,12 +44,13 @@ class World:
         seed: int = 0,
         reclaim_seconds: float = 1.0,
         pages: Path | None = None,
+        control: Path | None = None,
     ) -> None:
-        """``pages`` may lie on a tmpfs, as a node's do."""
+        """``pages`` may lie on a tmpfs, as a node's do; ``control`` is the simulated cards' control file."""
         self._directory = tempfile.TemporaryDirectory(prefix="vcuda-bench-")
         self.root = Path(self._directory.name)
         self.pages = pages or self.root / "pages"
-        self.profile, self.reclaim_seconds = profile, reclaim_seconds
+        self.profile, self.reclaim_seconds, self.control = profile, reclaim_seconds, control
         self.api = StandInApi()
         self.kubelet = StandInKubelet(self.root / "kubelet", seed=seed)
         self.agent: subprocess.Popen[bytes] | None = None
@@ -92,8 +93,8 @@ class World:
         """What the agent wrote."""
         return self.root / "agent.log"
 
-    def start_agent(self) -> None:
-        """Start the agent and wait until the kubelet has its devices."""
+    def start_agent(self, *, wait: bool = True) -> None:
+        """Start the agent and wait until the kubelet has its devices, unless told not to."""
         self.starts += 1
         arguments = {
             "--node-name": NODE,
@@ -107,6 +108,7 @@ class World:
             "--device-injection": "simulated",
             "--log-level": os.environ.get("BENCH_LOG_LEVEL", "info"),
             "--reclaim-seconds": str(self.reclaim_seconds),
+            **({"--control": str(self.control)} if self.control else {}),
         }
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(
@@ -114,7 +116,8 @@ class World:
                 stdout=log,
                 stderr=log,
             )
-        self.await_devices()
+        if wait:
+            self.await_devices()
         if self.starts == 1:
             self.port = self._find_port()
 

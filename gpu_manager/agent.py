@@ -45,15 +45,15 @@ from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.books import Books
-from gpu_manager.services.allocation.books_format import decode_held_cards
 from gpu_manager.services.allocation.leave import serve_the_last
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.billing import BillMeter
-from gpu_manager.services.cards.health import Health
+from gpu_manager.services.cards.health import VANISHED, Health
 from gpu_manager.services.cards.inventory import InventoryService
+from gpu_manager.services.cards.known_cards import KnownCards
 from gpu_manager.services.enforcement import (
     driver_memory_limit,
     evasion_detector,
@@ -102,6 +102,8 @@ class Agent:
         store = FileStore(config.state / "ledger")
         bills = FileStore(config.state / "bills", what="bills", without="its sums begin anew")
         label = label_of(config.proc)
+        known = FileStore(config.state / "cards", what="cards", without="vanished cards are not missed")
+        self.known_cards = KnownCards(known)
         tenants = FileControlPages(config.pages, config.policy, label=label)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.state.node.cards, label)
@@ -145,6 +147,7 @@ class Agent:
             self._kube.node,
             self.plugin.announce,
             config.labels,
+            clock,
             self.plugin.offering,
         )
         self.usage = UsageSampler(
@@ -193,6 +196,7 @@ class Agent:
                 legacy=config.legacy_metrics,
                 bills=lambda: self.bills.told,
                 events=self.health.counts,
+                xids=self.health.xids,
                 writes_dropped=lambda: self._kube.writes_dropped,
             )
         )
@@ -204,13 +208,15 @@ class Agent:
         """Return the readiness conditions, by name."""
         return {
             "registered": self.plugin.registered.is_set(),
-            "cards": bool(self.state.node.cards),
+            "cards": any(not s.missing for s in self.state.node.cards) and not self.health.trouble,
             "pods": self._kube.pods.error is None,
         }
 
     def why(self) -> str:
         """Return why the agent is not ready, if known; empty otherwise."""
-        return "; ".join(filter(None, (self.health.trouble, self._kube.pods.error)))
+        cards = self.state.node.cards
+        away = f"all {len(cards)} cards {VANISHED}" if cards and all(s.missing for s in cards) else ""
+        return "; ".join(filter(None, (self.health.trouble or away, self._kube.pods.error)))
 
     def start(self) -> None:
         """Rebuild the ledger, then start to serve.
@@ -223,10 +229,11 @@ class Agent:
         self._kube.start()
         self._kube.pods.wait(SYNC_SECONDS)
         stored = self._load()
-        self.health.remember(decode_held_cards(stored) if stored is not None else ())
+        self.health.remember(self.known_cards.load())
         self.health.discover()
         self.health.settle()
         self._recover(stored)
+        self.health.subscribe(self.known_cards.cards_changed)
         self.health.subscribe(self.inventory.cards_changed)
         self.state.changed = self._books_changed
         self._injector.restore()

@@ -53,6 +53,18 @@ class HealthChange:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class XidError:
+    """An XID error of a card, as the driver reported it. ``closes``: the card takes no new work for it."""
+
+    uuid: CardUuid
+    number: int
+    closes: bool
+
+
+CardEvent = HealthChange | XidError
+
+
 class Cards(Protocol):
     """The node's cards. A failure of one card is reported as that card's state, not as an exception."""
 
@@ -65,8 +77,8 @@ class Cards(Protocol):
     def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
         """Return the current usage of the cards; values that cannot be read are left out."""
 
-    def watch(self, changed: Callable[[HealthChange], None]) -> None:
-        """Call ``changed`` from a separate thread within 1 s of a health change, until :meth:`close`."""
+    def watch(self, told: Callable[[CardEvent], None]) -> None:
+        """Call ``told`` from a separate thread, within 1 s of a change of health or an XID."""
 
     def close(self) -> None:
         """Stop watching and release the driver."""
@@ -332,19 +344,29 @@ class LeaseRecord:
 
 
 class InventoryPublisher(Protocol):
-    """Publishes the node's inventory and labels."""
+    """Publishes the node's inventory and labels, and reads what operators write at the Node object."""
 
-    def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
-        """Patch the Node object, in the background, with retries."""
+    def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
+        """Patch the Node object, in the background, with retries. A label of None is removed."""
 
     def cordoned(self) -> frozenset[CardUuid]:
         """Return the cards that the operator has cordoned."""
+
+    def to_forget(self) -> frozenset[CardUuid]:
+        """Return the vanished cards that the operator does not expect back."""
+
+    def forgot(self, uuids: Collection[CardUuid]) -> None:
+        """Remove cards from that list, in the background."""
+
+    def elsewhere(self, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
+        """Ask which of these cards another node shows as its own. Raises NodeUnready."""
 
 
 __all__ = [
     "Activity",
     "ActivityPages",
     "Card",
+    "CardEvent",
     "CardState",
     "CardUse",
     "Cards",
@@ -369,4 +391,5 @@ __all__ = [
     "Processes",
     "Store",
     "TenantUse",
+    "XidError",
 ]

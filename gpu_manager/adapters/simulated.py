@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid as uuids
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,11 @@ import structlog
 from gpu_manager import threads
 from gpu_manager.adapters import profiles
 from gpu_manager.adapters.profiles import CardKind, Profile
-from gpu_manager.adapters.simulated_control import CardOrder, Load, parse_control
+from gpu_manager.adapters.simulated_control import CardOrder, DriverOrder, Load, parse_control
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
-from gpu_manager.ports import CardUse, HealthChange, ProcessUse
+from gpu_manager.ports import CardEvent, CardUse, HealthChange, ProcessUse, XidError
 
 log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.2
@@ -42,10 +43,11 @@ class SimulatedCards:
         self._turn = threading.Condition()
         self._ordered: dict[CardUuid, CardOrder] = {}
         self._filed: dict[CardUuid, CardOrder] = {}
-        self._driver, self._driver_filed = "", ""
+        self._driver, self._driver_filed = "", DriverOrder()
         self._stamp: tuple[int, int, int] | None = None
         self._told = dict.fromkeys(self._cards, (True, ""))
-        self._news: list[HealthChange] = []
+        self._xids_told: Counter[tuple[CardUuid, int]] = Counter()
+        self._news: list[CardEvent] = []
         self._thread: threading.Thread | None = None
         self._closed = False
         with self._turn:
@@ -106,11 +108,11 @@ class SimulatedCards:
                 processes += (ProcessUse(card.uuid, x.pid, x.memory, x.utilisation) for x in order.load)
             return cards, processes
 
-    def watch(self, changed: Callable[[HealthChange], None]) -> None:
-        """Report health changes from a thread of its own, until :meth:`close`."""
+    def watch(self, told: Callable[[CardEvent], None]) -> None:
+        """Report health changes and XIDs from a thread of its own, until :meth:`close`."""
         with self._turn:
             if self._thread is None and not self._closed:
-                self._thread = threads.forever("simulated-health", lambda: self._tell(changed))
+                self._thread = threads.forever("simulated-health", lambda: self._tell(told))
                 self._thread.start()
 
     def close(self) -> None:
@@ -193,7 +195,10 @@ class SimulatedCards:
         return self._filed.get(uuid) or self._ordered.get(uuid) or CardOrder()
 
     def _ask_driver(self) -> None:
-        error = self._driver_filed or self._driver
+        while self._driver_filed.hangs and not self._closed:
+            self._turn.wait(_POLL_SECONDS)
+            self._refresh()
+        error = self._driver_filed.error or self._driver
         if error:
             raise NodeUnready(error)
 
@@ -211,6 +216,10 @@ class SimulatedCards:
             if health != self._told[uuid]:
                 self._told[uuid] = health
                 self._news.append(HealthChange(uuid, healthy=health[0], reason=health[1]))
+            for xid, count in self._order(uuid).xids.items():
+                event = XidError(uuid, xid, closes=not health[0])
+                self._news += [event] * (count - self._xids_told[uuid, xid])
+                self._xids_told[uuid, xid] = max(count, self._xids_told[uuid, xid])
         if self._news:
             self._turn.notify_all()
 
@@ -233,7 +242,7 @@ class SimulatedCards:
             return
         self._note()
 
-    def _tell(self, changed: Callable[[HealthChange], None]) -> None:
+    def _tell(self, told: Callable[[CardEvent], None]) -> None:
         while True:
             with self._turn:
                 self._refresh()
@@ -244,4 +253,4 @@ class SimulatedCards:
                     return
                 news, self._news = self._news, []
             for change in news:
-                changed(change)
+                told(change)

@@ -3,11 +3,13 @@
 ::
 
     driver: ""                         # not empty: the driver cannot be asked, with this reason
+    hangs: false                       # true: the driver does not answer, and whoever asks it waits
     cards:
       3:                               # an index or a UUID
         healthy: false
         reason: "XID 79: fallen off the bus"
         error: the card does not answer    # it is listed, unhealthy, and tells no figures
+        xids: {31: 2}                  # how often the driver has reported each XID so far
         removed: true                  # gone from the list
         load:
         - {pid: 4711, memory: 5Gi, utilisation: 30}
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ class CardOrder:
     reason: str = ""
     error: str = ""
     removed: bool = False
+    xids: Mapping[int, int] = field(default_factory=dict)
     load: tuple[Load, ...] = ()
 
     @property
@@ -59,18 +62,28 @@ class CardOrder:
         return self.healthy, "" if self.healthy else self.reason or "closed by order"
 
 
-def parse_control(path: Path, cards: Mapping[CardUuid, Card]) -> tuple[str, dict[CardUuid, CardOrder]]:
-    """The driver's error, and the order for each card that the file names; nothing if there is no file.
+@dataclass(frozen=True, slots=True)
+class DriverOrder:
+    """The desired state of the driver: why it cannot be asked, empty if it can; whether it hangs."""
+
+    error: str = ""
+    hangs: bool = False
+
+
+def parse_control(
+    path: Path, cards: Mapping[CardUuid, Card]
+) -> tuple[DriverOrder, dict[CardUuid, CardOrder]]:
+    """The order for the driver, and for each card that the file names; the defaults if there is no file.
 
     Raises:
         RequestInvalid: it is malformed; the text names file, key and value.
     """
     if not path.exists():
-        return "", {}
+        return DriverOrder(), {}
     data = _load_control(path)
-    unknown = set(data) - {"driver", "cards"}
+    unknown = set(data) - {"driver", "hangs", "cards"}
     if unknown:
-        raise RequestInvalid(f"{path}: unknown key {unknown.pop()!r}: it takes driver and cards")
+        raise RequestInvalid(f"{path}: unknown key {unknown.pop()!r}: it takes driver, hangs and cards")
     entries = data.get("cards") or {}
     if not isinstance(entries, dict):
         raise RequestInvalid(f"{path}: cards: {entries!r} is no mapping of cards")
@@ -80,15 +93,18 @@ def parse_control(path: Path, cards: Mapping[CardUuid, Card]) -> tuple[str, dict
         if str(key) not in by_key:
             raise RequestInvalid(f"{path}: cards: there is no card {key!r}: give an index or a UUID")
         orders[by_key[str(key)]] = _parse_order(value, f"{path}: cards: {key}")
-    return str(data.get("driver") or ""), orders
+    return DriverOrder(str(data.get("driver") or ""), bool(data.get("hangs"))), orders
 
 
-def write_control(path: Path, cards: Mapping[str, Mapping[str, Any]], driver: str = "") -> None:
-    """Replace a control file atomically. ``cards``: index or UUID → healthy, reason, error, removed, load."""
+def write_control(
+    path: Path, cards: Mapping[str, Mapping[str, Any]], driver: str = "", *, hangs: bool = False
+) -> None:
+    """Replace a control file atomically. ``cards``: index or UUID → healthy, reason, error, removed, xids,
+    load.
+    """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    text = yaml.safe_dump(
-        {"driver": driver, "cards": {k: dict(v) for k, v in cards.items()}}, sort_keys=False
-    )
+    orders = {"driver": driver, "hangs": hangs, "cards": {k: dict(v) for k, v in cards.items()}}
+    text = yaml.safe_dump(orders, sort_keys=False)
     try:
         fresh.write_text(text, "utf-8")
         fresh.replace(path)
@@ -115,7 +131,7 @@ def _load_control(path: Path) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise RequestInvalid(f"{path}: {data!r} is no mapping: it takes driver and cards")
+        raise RequestInvalid(f"{path}: {data!r} is no mapping: it takes driver, hangs and cards")
     return data
 
 
@@ -123,12 +139,15 @@ def _parse_order(value: object, where: str) -> CardOrder:
     fields = value if value is not None else {}
     if not isinstance(fields, dict):
         raise RequestInvalid(f"{where}: {value!r} is no mapping")
-    kinds = {"healthy": bool, "reason": str, "error": str, "removed": bool, "load": list}
+    kinds = {"healthy": bool, "reason": str, "error": str, "removed": bool, "xids": dict, "load": list}
     for key, entry in fields.items():
         if key not in kinds:
             raise RequestInvalid(f"{where}: unknown key {key!r}: it takes {', '.join(kinds)}")
         if not isinstance(entry, kinds[key]):
             raise RequestInvalid(f"{where}: {key}: {entry!r} is no {kinds[key].__name__}")
+    for number in (n for pair in fields.get("xids", {}).items() for n in pair):
+        if type(number) is not int or number < 0:
+            raise RequestInvalid(f"{where}: xids: {number!r} is no whole number: it takes XID: how often")
     load = tuple(_parse_load(entry, f"{where}: load") for entry in fields.get("load", ()))
     return CardOrder(**{**fields, "load": load})
 

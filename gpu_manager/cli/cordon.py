@@ -1,4 +1,4 @@
-"""``gpu-manager cordon`` and ``uncordon``: close cards to new shares, and open them again."""
+"""``gpu-manager cordon``, ``uncordon`` and ``forget``: what an operator says of a node's cards."""
 
 from __future__ import annotations
 
@@ -41,6 +41,32 @@ def uncordon(
     _change(uuids, node_name, kubeconfig, api_url, output, close=False)
 
 
+def forget(
+    uuids: Uuids,
+    node_name: NodeName = "",
+    kubeconfig: Kubeconfig = None,
+    api_url: ApiUrl = None,
+    output: Form = Output.TABLE,
+) -> None:
+    """Stop missing cards that have vanished: their series and their alert end, within seconds.
+
+    A card that a pod still holds is forgotten once the pod has gone. One that comes back is a new card.
+    """
+    from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # the client is heavy; check must not wait
+    from gpu_manager.adapters.kube.cordon import forget as ask  # noqa: PLC0415  # same
+
+    node = _checked(uuids, node_name)
+    connection = connect(kubeconfig=kubeconfig, url=api_url)
+    try:
+        waiting = ask(connection, node, [CardUuid(uuid) for uuid in uuids])
+    finally:
+        connection.close()
+    if for_program(output):
+        emit({"node": node, "to_forget": sorted(waiting)}, output)
+        return
+    print(f"{node}: its agent forgets" + "".join(f"\n  {uuid}" for uuid in sorted(waiting)))
+
+
 def _change(
     uuids: list[str],
     node: str,
@@ -53,10 +79,7 @@ def _change(
     from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # the client is heavy; check must not wait
     from gpu_manager.adapters.kube.cordon import cordon  # noqa: PLC0415  # same
 
-    for uuid in uuids:
-        if not uuid.isprintable() or not uuid.strip() or "," in uuid:  # the annotation separates by commas
-            raise RequestInvalid(f"{quoted(uuid)} is no card's UUID: `nvidia-smi -L` names them")
-    node = node or socket.gethostname().lower()
+    node = _checked(uuids, node)
     connection = connect(kubeconfig=kubeconfig, url=api_url)
     try:
         closed = cordon(connection, node, [CardUuid(uuid) for uuid in uuids], close=close)
@@ -66,3 +89,11 @@ def _change(
         emit({"node": node, "cordoned": sorted(closed)}, output)
         return
     print(f"{node}: {len(closed)} cordoned" + "".join(f"\n  {uuid}" for uuid in sorted(closed)))
+
+
+def _checked(uuids: list[str], node: str) -> str:
+    """The node's name, this host's unless given. Raises RequestInvalid for what cannot be a UUID."""
+    for uuid in uuids:
+        if not uuid.isprintable() or not uuid.strip() or "," in uuid:  # the annotation separates by commas
+            raise RequestInvalid(f"{quoted(uuid)} is no card's UUID: `nvidia-smi -L` names them")
+    return node or socket.gethostname().lower()

@@ -12,6 +12,7 @@ COMMANDS: Commands = {
     "completion": ("gpu_manager.cli.completion", "Print the script that completes commands in a shell."),
     "cordon": ("gpu_manager.cli.cordon", "Close cards to new shares."),
     "doctor": ("gpu_manager.cli.doctor", "Find what is wrong on this machine, each with its cure."),
+    "forget": ("gpu_manager.cli.forget", "Stop missing cards that have vanished for good."),
     "graph": ("gpu_manager.cli.graph", "Show the cards of the running agent, and who holds what of them."),
     "run": ("gpu_manager.cli.run", "Run the agent of this node."),
     "sandbox": ("gpu_manager.cli.sandbox", "Keep a node with simulated cards up, on a laptop."),

@@ -75,6 +75,7 @@ CRI_DEVICE: Final = "tencent.com/vcuda-device"
 # Node annotations and labels.
 INVENTORY: Final = "tencent.com/vcuda-inventory"
 CORDON: Final = "tencent.com/vcuda-cordon"
+FORGET: Final = "tencent.com/vcuda-forget"
 MODEL_LABEL: Final = "tencent.com/gpu-model"
 MODEL_LABEL_GAIA: Final = "gaia.tencent.com/gpu-model"
 POOL_LABEL: Final = "gaia.tencent.com/gpu-pool"
@@ -235,6 +236,7 @@ def encode_inventory(inventory: Inventory) -> str:
                     "cordoned": s.cordoned,
                     "mig": s.card.mig,
                     **({"held": s.held} if s.held else {}),
+                    **({"missing": True} if s.missing else {}),
                     **({"why": s.reason[:_LONGEST_REASON]} if s.reason and not s.open else {}),
                 }
                 for s in inventory.cards
@@ -298,11 +300,12 @@ def _card_state(card: dict[str, Any]) -> CardState:
         cordoned=_flag(card.get("cordoned", False)),
         reason=_text(card.get("why", ""))[:_LONGEST_REASON],
         held=_text(card.get("held", "")),
+        missing=_flag(card.get("missing", False)),
     )
 
 
 def decode_uuids(text: str | None) -> frozenset[CardUuid]:
-    """A comma-separated list of card UUIDs (:data:`CORDON`, :data:`GPU_UUID`)."""
+    """A comma-separated list of card UUIDs (:data:`CORDON`, :data:`FORGET`, :data:`GPU_UUID`)."""
     parts = (part.strip() for part in (text or "").split(","))
     return frozenset(CardUuid(part) for part in parts if part and part.isprintable())
 

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from gpu_manager import threads
 from gpu_manager.domain.billing import Bills
+from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
@@ -28,6 +29,7 @@ from gpu_manager.servers import bill_series, series
 from gpu_manager.servers.series import View
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.cards.health import CardXids
 from gpu_manager.services.enforcement.usage import UsageSampler
 
 _RESOURCES = (CORE, MEMORY)
@@ -39,7 +41,8 @@ _FAILURES = ("vcuda_thread_failures", "Unexpected errors in the agent's own thre
 class Exporter(Collector):
     """What is sampled for ``/metric`` of books and usage; what is counted is in :class:`ServiceMetrics`.
 
-    ``events`` counts what happened to the cards, ``writes_dropped`` what the API server was never told.
+    ``events`` counts what happened to the cards, ``xids`` the XIDs of each, ``writes_dropped`` what the API
+    server was never told.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Exporter(Collector):
         legacy: bool = True,
         bills: Callable[[], Bills] = Bills,
         events: Callable[[], Mapping[str, int]] = dict,
+        xids: Callable[[], Mapping[CardUuid, CardXids]] = dict,
         writes_dropped: Callable[[], int] = int,
     ) -> None:
         self._state = state
@@ -59,6 +63,7 @@ class Exporter(Collector):
         self._legacy = legacy
         self._bills = bills
         self._events = events
+        self._xids = xids
         self._writes_dropped = writes_dropped
 
     def describe(self) -> Iterable[Metric]:
@@ -72,6 +77,7 @@ class Exporter(Collector):
         booked = {s.card.uuid: now.ledger.booked(s.card.uuid) for s in now.node.cards}
         view = View(now.node, now.grants, booked, fragmentation(now.ledger, now.node), sample)
         yield from series.cards(view)
+        yield from series.xids(view, self._xids())
         yield from series.containers(view)
         if self._legacy:
             yield from series.legacy(view)
@@ -87,6 +93,7 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     """The families as they are without cards, containers and history."""
     view = View(NodeCards.of("", DEFAULT_UNIT, (), Topology(())))
     yield from series.cards(view)
+    yield from series.xids(view, {})
     yield from series.containers(view)
     if legacy:
         yield from series.legacy(view)

@@ -20,6 +20,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, MIB, Amount
 from gpu_manager.ports import CardUse
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.cards.health import CardXids
 from gpu_manager.services.enforcement.usage import Sample, ShareUse, unread
 
 T = TypeVar("T")
@@ -95,6 +96,11 @@ class _CardRow:
 
 _CARD_FAMILIES: tuple[Family[_CardRow], ...] = (
     Family("vcuda_card_healthy", "1 if the card may be used", lambda c: float(c.state.healthy)),
+    Family(
+        "vcuda_card_missing",
+        "1 while the driver does not list a card that this node has had; gpu-manager forget ends it",
+        lambda c: float(c.state.missing),
+    ),
     Family("vcuda_card_cordoned", "1 if the operator has closed the card", lambda c: float(c.state.cordoned)),
     Family("vcuda_card_memory_total_bytes", "Memory that can be booked", lambda c: c.capacity.memory),
     Family(
@@ -128,6 +134,26 @@ def cards(view: View) -> Iterator[Metric]:
         rows.append((labels, _CardRow(state, card.capacity(view.node.unit), view.booked[card.uuid], use)))
     yield info
     yield from (family.of(CARD, rows) for family in _CARD_FAMILIES)
+
+
+def xids(view: View, found: Mapping[CardUuid, CardXids]) -> Iterator[Metric]:
+    """The XIDs of each card since the agent's start: counted from 0, so that the first is an increase."""
+    count = CounterMetricFamily(
+        "vcuda_card_xid_errors",
+        "XID errors that the driver reported; closes: whether the card takes no new work because of them",
+        labels=(*CARD, "closes"),
+    )
+    last = GaugeMetricFamily(
+        "vcuda_card_last_xid", "Number of the last XID error; absent before the first", labels=CARD
+    )
+    for state in view.node.cards:
+        labels, seen = (state.card.uuid, str(state.card.index)), found.get(state.card.uuid, CardXids())
+        count.add_metric((*labels, "true"), seen.closing)
+        count.add_metric((*labels, "false"), seen.others)
+        if seen.last is not None:
+            last.add_metric(labels, seen.last)
+    yield count
+    yield last
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.adapters.nvml.faults import FaultPolicy
-from gpu_manager.ports import HealthChange
+from gpu_manager.ports import CardEvent, HealthChange, XidError
 from tests.fakes.nvml import FakeNvml, Gpu
 
 SECONDS = 20.0  # a deadline, not a pause
@@ -26,6 +26,7 @@ class Watched:
         self.nvml = FakeNvml(*gpus)
         self.ticks = 100.0
         self.told: queue.Queue[HealthChange] = queue.Queue()
+        self.xids: queue.Queue[XidError] = queue.Queue()
         self.threads: set[str] = set()
         policy = FaultPolicy(quiet_seconds=quiet)
         self.cards = NvmlCards(
@@ -35,9 +36,12 @@ class Watched:
             self.cards.list()
         self.cards.watch(self.hear)
 
-    def hear(self, change: HealthChange) -> None:
+    def hear(self, change: CardEvent) -> None:
         self.threads.add(threading.current_thread().name)
-        self.told.put(change)
+        if isinstance(change, XidError):
+            self.xids.put(change)
+        else:
+            self.told.put(change)
 
     def next(self) -> HealthChange:
         return self.told.get(timeout=SECONDS)
@@ -84,6 +88,7 @@ def test_a_critical_xid_closes_its_card_and_no_other(watched):
     change = w.next()
     assert (change.uuid, change.healthy) == (w.nvml.gpus[1].uuid, False)
     assert change.reason.startswith("XID 48: ")
+    assert w.xids.get(timeout=SECONDS) == XidError(change.uuid, 48, closes=True)
     assert [s.healthy for s in w.cards.list()] == [True, False]  # what the watch tells, the list says
     assert w.threads == {"nvml-events"}
 
@@ -92,7 +97,7 @@ def test_an_application_error_closes_nothing(watched):
     w = watched(Gpu(0))
     for xid in (13, 31, 43, 45, 68, 109):
         w.nvml.xid(w.nvml.gpus[0], xid)
-    w.settle()
+        assert w.xids.get(timeout=SECONDS) == XidError(w.nvml.gpus[0].uuid, xid, closes=False)
     assert w.told.empty()
     assert w.cards.list()[0].healthy
 

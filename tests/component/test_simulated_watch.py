@@ -9,7 +9,7 @@ import pytest
 
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.adapters.simulated_control import write_control
-from gpu_manager.ports import HealthChange
+from gpu_manager.ports import HealthChange, XidError
 
 SECONDS = 20.0
 
@@ -48,6 +48,23 @@ def test_orders_by_file_are_told_although_nobody_asks(watched):
     assert told.get(timeout=SECONDS) == HealthChange(uuid, healthy=False, reason="GPU is lost")
     control.unlink()
     assert told.get(timeout=SECONDS).healthy
+
+
+def test_xids_are_told_as_often_as_the_file_says_and_a_hung_driver_holds_up_whoever_asks(watched):
+    cards, told, control = watched
+    uuid = cards.list()[1].card.uuid
+    write_control(control, {"1": {"xids": {31: 2}}})
+    assert [told.get(timeout=SECONDS) for _ in range(2)] == [XidError(uuid, 31, closes=False)] * 2
+    write_control(control, {"1": {"xids": {31: 2, 79: 1}, "healthy": False}}, hangs=True)
+    assert not told.get(timeout=SECONDS).healthy
+    assert told.get(timeout=SECONDS) == XidError(uuid, 79, closes=True)
+    answers: queue.Queue[int] = queue.Queue()
+    asking = threading.Thread(target=lambda: answers.put(len(cards.list())))
+    asking.start()
+    assert answers.empty()
+    control.unlink()
+    assert answers.get(timeout=SECONDS) == 4
+    asking.join()
 
 
 def test_closing_twice_and_watching_a_closed_one_is_harmless():

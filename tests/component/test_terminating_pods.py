@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, INVENTORY, Inventory, TerminatingShare, decode_inventory
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB, Amount
@@ -24,27 +22,18 @@ from tests.component.test_agent import World
 from tests.fakes import extender
 from tests.fakes.metrics import counts
 from tests.fakes.node import NODE, NodeRig, container, pod
-from tests.fakes.ports import FakeCards, FakeClock, cards
+from tests.fakes.ports import FakeCards, FakeClock, FakeNodeObject, cards
 from tests.fakes.waiting import until
 
 FULL = ("c", 60, 40)  # 60 cores, 10 GiB of 16: two of them never share a card
 
 
-@dataclass
-class Board:
+class Board(FakeNodeObject):
     """What the node says of itself."""
-
-    published: list[Mapping[str, str]] = field(default_factory=list)
-
-    def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
-        self.published.append(dict(annotations))
-
-    def cordoned(self) -> frozenset[CardUuid]:
-        return frozenset()
 
     @property
     def inventory(self) -> Inventory:
-        found = decode_inventory(self.published[-1][INVENTORY])
+        found = decode_inventory(self.published[-1][0][INVENTORY])
         assert found is not None
         return found
 
@@ -53,7 +42,7 @@ def service(rig: NodeRig) -> tuple[InventoryService, Board]:
     board = Board()
     health = Health(FakeCards(rig.states), board, rig.clock)
     return InventoryService(
-        rig.state, rig.allocator, rig.departed, health, board, rig.plugin.announce, {}
+        rig.state, rig.allocator, rig.departed, health, board, rig.plugin.announce, {}, rig.clock
     ), board
 
 

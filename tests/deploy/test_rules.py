@@ -16,11 +16,30 @@ GROUPS = yaml.safe_load(RULES.read_text())["groups"]
 ALERTS = {rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule}
 
 C = 'namespace="a",pod="p",container="c",uuid="u",card="0"'
+U = 'node="n",uuid="u",card="0"'
 P = 'namespace="a",pod="p",uid="1"'
 N = 'namespace="a",node="n"'
 # Alert: series that make it fire, series that do not.
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
-    "VcudaCardUnhealthy": ({"vcuda_card_healthy": "0x30"}, {"vcuda_card_healthy": "1x30"}),
+    "VcudaCardUnhealthy": (
+        {f"vcuda_card_healthy{{{U}}}": "0x30", f"vcuda_card_missing{{{U}}}": "0x30"},
+        {f"vcuda_card_healthy{{{U}}}": "1x30", f"vcuda_card_missing{{{U}}}": "0x30"},
+    ),
+    "VcudaCardMissing": (
+        {f"vcuda_card_missing{{{U}}}": "1x30", f"vcuda_card_healthy{{{U}}}": "0x30"},
+        {f"vcuda_card_missing{{{U}}}": "0x30", f"vcuda_card_healthy{{{U}}}": "1x30"},
+    ),
+    "VcudaCardXid": (
+        {'vcuda_card_xid_errors_total{closes="true"}': "0x20 1x10"},
+        {
+            'vcuda_card_xid_errors_total{closes="true"}': "3x30",
+            'vcuda_card_xid_errors_total{closes="false"}': "0x20 1x10",
+        },
+    ),
+    "VcudaProgramXids": (
+        {'vcuda_card_xid_errors_total{closes="false"}': "0+2x30"},
+        {'vcuda_card_xid_errors_total{closes="false"}': "0x20 9x10"},
+    ),
     "VcudaAgentDown": (
         {'up{job="kube-system/gpu-manager"}': "0x30"},
         {'up{job="kube-system/gpu-manager"}': "1x30"},

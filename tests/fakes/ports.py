@@ -91,6 +91,34 @@ class FakeCards:
 
 
 @dataclass
+class FakeNodeObject:
+    """The Node object: keeps what was published; the test writes what the operator says."""
+
+    closed: frozenset[CardUuid] = frozenset()
+    error: str = ""  # why cordons cannot be read
+    gone: frozenset[CardUuid] = frozenset()  # to be forgotten
+    others: frozenset[CardUuid] = frozenset()  # cards that other nodes show
+    published: list[tuple[dict[str, str], dict[str, str | None]]] = field(default_factory=list)
+
+    def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
+        self.published.append((dict(annotations), dict(labels)))
+
+    def cordoned(self) -> frozenset[CardUuid]:
+        if self.error:
+            raise NodeUnready(self.error)
+        return self.closed
+
+    def to_forget(self) -> frozenset[CardUuid]:
+        return self.gone
+
+    def forgot(self, uuids: Collection[CardUuid]) -> None:
+        self.gone = self.gone.difference(uuids)
+
+    def elsewhere(self, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
+        return self.others.intersection(uuids)
+
+
+@dataclass
 class FakePods:
     """The API's view of the node's pods. ``known`` may lag behind ``there``, as a watch does."""
 

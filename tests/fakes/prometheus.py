@@ -33,13 +33,19 @@ def promtool(*arguments: str | Path) -> None:
 
 
 class Prometheus:
-    """Scrapes and evaluates once a second; ``jobs`` are scrape configurations, ``rules`` a file's content."""
+    """Scrapes and evaluates each ``interval``; ``jobs`` are scrape configurations, ``rules`` a file's content."""
 
-    def __init__(self, directory: Path, jobs: Sequence[Mapping[str, Any]], rules: str = "") -> None:
+    def __init__(
+        self, directory: Path, jobs: Sequence[Mapping[str, Any]], rules: str = "", interval: str = "1s"
+    ) -> None:
         self._directory = directory
         directory.mkdir(parents=True)
         config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "global": {
+                "scrape_interval": interval,
+                "scrape_timeout": interval,
+                "evaluation_interval": interval,
+            },
             "rule_files": ["rules.yaml"] if rules else [],
             "scrape_configs": [*jobs],
         }

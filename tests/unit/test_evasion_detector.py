@@ -99,6 +99,7 @@ class Rig:
         )
         self.grants: dict[Key, Grant] = {}
         self.uses: dict[Key, ShareUse] = {}
+        self.ended: frozenset[Key] = frozenset()
 
     def run(self, made: Pod, given: Grant | None = None, *, registered: Sequence[int] = ()) -> None:
         self.pods.bind(made)
@@ -131,6 +132,7 @@ class Rig:
                 {s.card.uuid: CardUse(s.card.uuid) for s in STATES if s.card.uuid not in lost},
                 tuple(self.uses.values()),
                 seen,
+                self.ended,
             )
             self.watchdog.look()
 
@@ -232,6 +234,19 @@ def test_a_container_that_is_gone_is_forgotten(rig: Rig) -> None:
     rig.grants.clear()
     rig.uses.clear()
     rig.pods.forget("team/bad")
+    rig.see()
+    assert not rig.watchdog.evaders
+
+
+def test_an_evader_whose_pod_is_deleted_and_runs_no_more_is_one_no_more(rig: Rig) -> None:
+    rig.run(pod("bad"), grant("bad"))
+    rig.witness.changed["dir-bad"] = (1, "the usage page has no magic")
+    rig.see()
+    assert rig.named() == {("bad", EvasionReason.TAMPERED)}
+    rig.pods.forget("team/bad")
+    rig.see()
+    assert rig.watchdog.evaders, "its processes may run on"
+    rig.ended = frozenset(rig.grants)
     rig.see()
     assert not rig.watchdog.evaders
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import SELF, Link, Topology
-from gpu_manager.ports import HealthChange
-from gpu_manager.services.cards.health import VANISHED, Health, HealthTimes
+from gpu_manager.ports import CardEvent, HealthChange, XidError
+from gpu_manager.services.cards.health import VANISHED, CardXids, Health, HealthTimes
+from tests.fakes.ports import FakeNodeObject
 
 PIX, SYS = Link.parse("PIX"), Link.parse("SYS")
 
@@ -29,7 +30,7 @@ class FakeCards:
     cards: dict[int, str] = field(default_factory=lambda: {0: "", 1: ""})  # index → fault
     error: str = ""
     watch_error: str = ""
-    changed: Callable[[HealthChange], None] | None = None
+    changed: Callable[[CardEvent], None] | None = None
     sizes: dict[int, int] = field(default_factory=dict)
     read: int = 0
 
@@ -55,7 +56,7 @@ class FakeCards:
     def usage(self):
         return (), ()
 
-    def watch(self, changed: Callable[[HealthChange], None]) -> None:
+    def watch(self, changed: Callable[[CardEvent], None]) -> None:
         if self.watch_error:
             raise NodeUnready(self.watch_error)
         assert self.changed is None
@@ -65,25 +66,11 @@ class FakeCards:
         raise AssertionError("the cards belong to the caller")
 
 
-@dataclass
-class FakeInventory:
-    closed: frozenset[CardUuid] = frozenset()
-    error: str = ""
-
-    def publish(self, annotations, labels) -> None:
-        raise AssertionError("health publishes nothing")
-
-    def cordoned(self) -> frozenset[CardUuid]:
-        if self.error:
-            raise NodeUnready(self.error)
-        return self.closed
-
-
 class Node:
     """The service under test, its neighbours, and what a subscriber was told."""
 
     def __init__(self, **times: float) -> None:
-        self.cards, self.inventory, self.seconds = FakeCards(), FakeInventory(), 1000.0
+        self.cards, self.inventory, self.seconds = FakeCards(), FakeNodeObject(), 1000.0
         self.told: list[tuple[CardState, ...]] = []
         self.health = Health(self.cards, self.inventory, self, HealthTimes(**times))
         self.health.subscribe(self.told.append)
@@ -262,8 +249,7 @@ def test_one_failed_look_changes_nothing_and_a_long_outage_closes_all():
     assert node.step(29) == [WELL, WELL]
     assert node.step(1) == [(False, "the driver cannot be asked: driver not loaded")] * 2
     node.cards.error = ""
-    assert not node.step(1)[0][0]
-    assert node.step(15) == [WELL, WELL]
+    assert node.step(1) == [WELL, WELL], "nothing was wrong with the cards"
 
 
 def test_an_event_of_an_unknown_card_and_a_failing_watch_are_survived():
@@ -349,6 +335,7 @@ def test_whatever_happens_no_card_is_lost_and_none_opens_within_its_probation(st
     node.step()
     seen = {s.card.uuid for s in node.health.states()}
     closed_at: dict[CardUuid, float] = {}
+    unasked: dict[CardUuid, bool] = {}
     for kind, number, what in steps:
         uuid = CardUuid(f"GPU-{number}")
         if kind == "event":
@@ -379,8 +366,9 @@ def test_whatever_happens_no_card_is_lost_and_none_opens_within_its_probation(st
             assert state.cordoned is (state.card.uuid in node.inventory.closed)
             if not state.healthy:
                 closed_at.setdefault(state.card.uuid, node.seconds)
+                unasked[state.card.uuid] = state.reason.startswith("the driver cannot be asked")
             elif state.card.uuid in closed_at:
-                assert node.seconds - closed_at.pop(state.card.uuid) >= 15
+                assert node.seconds - closed_at.pop(state.card.uuid) >= 15 or unasked[state.card.uuid]
         assert node.told[-1] == node.health.states()
     assert all(a != b for a, b in zip(node.told, node.told[1:], strict=False))
 
@@ -397,3 +385,46 @@ def test_every_turn_is_counted(name):
     node.step()
     node.health.forget(CardUuid("GPU-1"))
     assert node.health.counts()[name] >= 1
+
+
+def test_a_driver_that_reloads_has_its_cards_back_within_seconds():
+    node = Node()
+    node.step()
+    node.cards.error = "the NVIDIA kernel driver is not loaded"
+    gone_for, pause = 0.0, node.health.discover()
+    while gone_for < 120:
+        node.seconds, gone_for = node.seconds + pause, gone_for + pause
+        pause = node.health.discover()
+        node.settle()
+    assert {healthy for healthy, _ in node.settle()} == {False}
+    assert node.health.trouble == "the NVIDIA kernel driver is not loaded"
+    node.cards.error, back = "", node.seconds
+    while any(not healthy for healthy, _ in node.settle()):
+        node.seconds += pause
+        pause = node.health.discover()
+    assert node.seconds - back <= 14
+
+
+def test_a_card_that_was_ailing_when_the_driver_went_serves_its_probation_when_it_is_back():
+    node = Node(probation=15, grace=30)
+    node.cards.cards[1] = "row remapping has failed"
+    node.step()
+    node.cards.error, node.cards.cards[1] = "away", ""
+    node.step(10)
+    node.step(40)
+    node.cards.error = ""
+    assert node.step(5) == [WELL, (False, "the driver cannot be asked: away")]
+    assert node.step(15) == [WELL, WELL]
+
+
+def test_xids_are_counted_by_card_and_by_whether_they_close_it():
+    node = Node()
+    node.step()
+    program = XidError(CardUuid("GPU-0"), 31, closes=False)
+    for event in (program, program, XidError(CardUuid("GPU-1"), 79, closes=True)):
+        node.cards.changed(event)
+    assert node.health.xids() == {
+        "GPU-0": CardXids(closing=0, others=2, last=31),
+        "GPU-1": CardXids(closing=1, others=0, last=79),
+    }
+    assert node.step() == [WELL, WELL], "the change of health is told on its own"

@@ -10,21 +10,11 @@ import pytest
 
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.simulated import SimulatedCards
-from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.card import CardState
 from gpu_manager.services.cards.health import Health, HealthTimes
+from tests.fakes.ports import FakeNodeObject
 
 SECONDS = 20.0  # a deadline, not a pause; the next look by the clock is an hour away
-
-
-class NoCordons:
-    def __init__(self) -> None:
-        self.closed: frozenset[CardUuid] = frozenset()
-
-    def publish(self, annotations, labels) -> None:
-        raise AssertionError("health publishes nothing")
-
-    def cordoned(self) -> frozenset[CardUuid]:
-        return self.closed
 
 
 class HookedCards(SimulatedCards):
@@ -41,7 +31,7 @@ class Running:
     """A running service over four simulated cards. ``until`` waits for a told state."""
 
     def __init__(self, **times: float) -> None:
-        self.cards, self.inventory = HookedCards.named("t4x4"), NoCordons()
+        self.cards, self.inventory = HookedCards.named("t4x4"), FakeNodeObject()
         self.uuids = [s.card.uuid for s in self.cards.list()]
         self.told: queue.Queue[tuple[CardState, ...]] = queue.Queue()
         self.threads: set[str] = set()

@@ -253,6 +253,8 @@ def test_another_program_orders_through_the_control_file(tmp_path):
         "cards: {0: 5}",
         "cards: {0: {colour: red}}",
         "cards: {0: {healthy: 3}}",
+        "cards: {0: {xids: [79]}}",
+        "cards: {0: {xids: {79: often}}}",
         "cards: {0: {load: [5]}}",
         "cards: {0: {load: [{pid: -1}]}}",
         "cards: {0: {load: [{pid: 1, memory: much}]}}",

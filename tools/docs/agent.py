@@ -75,6 +75,12 @@ _LINGERS = "what deleted pods hold whose processes still run, and whether the ag
 _NODE = (
     (c.INVENTORY, "agent", "JSON", f"The cards: state, links, what was refused last, {_LINGERS}."),
     (c.CORDON, "`gpu-manager cordon`", "card UUIDs, comma-separated", "Cards that take nothing new."),
+    (
+        c.FORGET,
+        "`gpu-manager forget`",
+        "card UUIDs, comma-separated",
+        "Vanished cards that are not expected back; the agent takes away what it has dealt with.",
+    ),
 )
 _LABELS = (
     (c.MODEL_LABEL, "agent", "model", "The node's model of card, where all are alike."),

@@ -1,14 +1,22 @@
-"""Closing and opening cards of a node: one annotation, updated without losing concurrent changes."""
+"""Cards that operators close, open or forget: annotations, updated without losing concurrent changes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import CORDON, INVENTORY, decode_inventory, decode_uuids, encode_uuids
+from gpu_manager.domain.contract import (
+    CORDON,
+    FORGET,
+    INVENTORY,
+    Inventory,
+    decode_inventory,
+    decode_uuids,
+    encode_uuids,
+)
 from gpu_manager.domain.errors import RequestInvalid
 
 _TRIES = 5
@@ -23,24 +31,60 @@ def cordon(
         RequestInvalid: a card that the node's inventory does not show.
         NodeUnready: the API server refuses, or is away.
     """
+    listed = frozenset(uuids)
+
+    def change(closed: frozenset[CardUuid], shown: Inventory | None) -> frozenset[CardUuid]:
+        _known(node, uuids, shown, closed)
+        return closed | listed if close else closed - listed
+
+    return _change(connection, node, CORDON, change)
+
+
+def forget(connection: Connection, node: str, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
+    """Tell the node's agent that these vanished cards will not come back; returns all that wait for it then.
+
+    Raises:
+        RequestInvalid: a card that the node's inventory does not show as vanished.
+        NodeUnready: the API server refuses, or is away.
+    """
+
+    def change(waiting: frozenset[CardUuid], shown: Inventory | None) -> frozenset[CardUuid]:
+        _known(node, uuids, shown, waiting)
+        for state in shown.cards if shown else ():
+            if state.card.uuid in uuids and not state.missing:
+                raise RequestInvalid(
+                    f"the driver of node {node} lists card {state.card.uuid}: only a card that has vanished "
+                    "can be forgotten; to keep pods off this one, cordon it"
+                )
+        return waiting | frozenset(uuids)
+
+    return _change(connection, node, FORGET, change)
+
+
+def _change(
+    connection: Connection,
+    node: str,
+    key: str,
+    change: Callable[[frozenset[CardUuid], Inventory | None], frozenset[CardUuid]],
+) -> frozenset[CardUuid]:
+    """Change a list of cards in an annotation of the node; again if somebody else did so meanwhile."""
     path = f"/api/v1/nodes/{quote(node, safe='')}"
     for left in reversed(range(_TRIES)):
         meta = connection.request(f"read the node {node}", "GET", path).get("metadata") or {}
         annotations = meta.get("annotations") or {}
-        closed = decode_uuids(annotations.get(CORDON))
-        _known(node, uuids, annotations.get(INVENTORY), closed)
-        wanted = closed | frozenset(uuids) if close else closed - frozenset(uuids)
-        if wanted == closed:
-            return closed
+        before = decode_uuids(annotations.get(key))
+        wanted = change(before, decode_inventory(annotations.get(INVENTORY)))
+        if wanted == before:
+            return before
         # null removes the annotation, where an empty value would stay.
         body = {
             "metadata": {
                 "resourceVersion": meta.get("resourceVersion"),
-                "annotations": {CORDON: encode_uuids(wanted) or None},
+                "annotations": {key: encode_uuids(wanted) or None},
             }
         }
         try:
-            connection.request(f"cordon cards of {node}", "PATCH", path, body=body, content_type=MERGE_PATCH)
+            connection.request(f"change {key} of {node}", "PATCH", path, body=body, content_type=MERGE_PATCH)
             return wanted
         except Refused as refusal:
             if refusal.code != 409 or not left:
@@ -61,15 +105,14 @@ def nodes_of_cards(connection: Connection) -> Mapping[CardUuid, str]:
 
 
 def _known(
-    node: str, uuids: Collection[CardUuid], inventory: str | None, closed: frozenset[CardUuid]
+    node: str, uuids: Collection[CardUuid], shown: Inventory | None, listed: frozenset[CardUuid]
 ) -> None:
-    """Refuse a UUID that the node's inventory does not have; a closed card may always be opened."""
-    shown = decode_inventory(inventory)
+    """Refuse a UUID that the node's inventory does not have; a listed card may always be taken off."""
     if shown is None:
         return
     there = [state.card.uuid for state in shown.cards]
     for uuid in uuids:
-        if uuid not in there and uuid not in closed:
+        if uuid not in there and uuid not in listed:
             raise RequestInvalid(
                 f"node {node} has no card {uuid[:80]!r}; it has {', '.join(there) or 'none'}"
             )

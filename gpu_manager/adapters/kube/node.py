@@ -1,18 +1,26 @@
-"""The agent's own Node object: its published inventory and its closed cards (implements InventoryOf)."""
+"""The agent's own Node object: what it publishes there, and what operators say of cards."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.outbox import Outbox
+from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.tasks import PublishNode
 from gpu_manager.adapters.kube.watched import WatchedObjects
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import CORDON, decode_uuids
+from gpu_manager.domain.contract import (
+    CORDON,
+    FORGET,
+    INVENTORY,
+    decode_inventory,
+    decode_uuids,
+    encode_uuids,
+)
 from gpu_manager.ports import Clock
 
 _AGAIN_SECONDS = 30.0  # shortest time between two repairs of keys that others changed
@@ -30,7 +38,8 @@ class KubeNode(WatchedObjects):
         self._outbox = outbox
         self._lock = threading.Lock()
         self._cordoned: frozenset[CardUuid] = frozenset()
-        self._wanted: tuple[dict[str, str], dict[str, str]] = ({}, {})
+        self._to_forget: frozenset[CardUuid] = frozenset()
+        self._wanted: tuple[dict[str, str], dict[str, str | None]] = ({}, {})
         self._there: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self._repaired = float("-inf")
         reflector = Reflector(
@@ -44,7 +53,7 @@ class KubeNode(WatchedObjects):
         )
         super().__init__(reflector)
 
-    def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
+    def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
         """See :meth:`gpu_manager.ports.InventoryPublisher.publish`; what is there already is not written
         again.
         """
@@ -60,14 +69,37 @@ class KubeNode(WatchedObjects):
         with self._lock:
             return self._cordoned
 
+    def to_forget(self) -> frozenset[CardUuid]:
+        """Vanished cards that the operator does not expect back, as last seen."""
+        with self._lock:
+            return self._to_forget
+
+    def forgot(self, uuids: Collection[CardUuid]) -> None:
+        """Remove cards from what the operator wrote; the annotation goes with the last of them."""
+        with self._lock:
+            self._to_forget = left = self._to_forget.difference(uuids)
+        self._outbox.put(PublishNode(self._connection, self._node, {FORGET: encode_uuids(left) or None}, {}))
+
+    def elsewhere(self, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
+        """Those of the cards that another node shows in working order. Raises NodeUnready."""
+        found: set[CardUuid] = set()
+        for node in list_all(self._connection, "list nodes", "/api/v1/nodes"):
+            meta = node.get("metadata") or {}
+            shown = decode_inventory((meta.get("annotations") or {}).get(INVENTORY))
+            if shown is not None and meta.get("name") != self._node:
+                found |= {state.card.uuid for state in shown.cards if state.healthy}
+        return frozenset(found.intersection(uuids))
+
     def _task(self) -> PublishNode:
         return PublishNode(self._connection, self._node, dict(self._wanted[0]), dict(self._wanted[1]))
 
     def _holds(self) -> bool:
         if self._there is None:
             return False
-        pairs = zip(self._wanted, self._there, strict=True)
-        return all(there.get(key) == value for wanted, there in pairs for key, value in wanted.items())
+        annotations, labels = self._there
+        return all(annotations.get(key) == value for key, value in self._wanted[0].items()) and all(
+            labels.get(key) == value for key, value in self._wanted[1].items()
+        )
 
     def _replaced(self, nodes: Sequence[Mapping[str, Any]]) -> None:
         for node in nodes:
@@ -82,6 +114,7 @@ class KubeNode(WatchedObjects):
                 return
             self._there = (annotations, meta.get("labels") or {})
             self._cordoned = decode_uuids(annotations.get(CORDON))
+            self._to_forget = decode_uuids(annotations.get(FORGET))
             task = self._task()
             if self._holds() or self._outbox.waiting(task.key):
                 return

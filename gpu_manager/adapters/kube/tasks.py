@@ -95,12 +95,12 @@ class EvictPod:
 
 @dataclass(frozen=True, slots=True)
 class PublishNode:
-    """Merge annotations and labels into the node."""
+    """Merge annotations and labels into the node; a value of None removes one."""
 
     connection: Connection
     node: str
-    annotations: Mapping[str, str]
-    labels: Mapping[str, str]
+    annotations: Mapping[str, str | None]
+    labels: Mapping[str, str | None]
 
     expendable = False
 

@@ -26,7 +26,7 @@ from gpu_manager.adapters.nvml.watch import EventWatch, WatchedCard
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Link, Topology
-from gpu_manager.ports import CardUse, HealthChange, ProcessUse
+from gpu_manager.ports import CardEvent, CardUse, HealthChange, ProcessUse
 
 log = structlog.get_logger(__name__)
 
@@ -108,11 +108,11 @@ class NvmlCards:
             processes.extend(running)
         return cards, processes
 
-    def watch(self, changed: Callable[[HealthChange], None]) -> None:
-        """Report health changes to ``changed`` from a thread of its own, until :meth:`close`."""
+    def watch(self, told: Callable[[CardEvent], None]) -> None:
+        """Report health changes and XIDs to ``told`` from a thread of its own, until :meth:`close`."""
         with self._lock:
             if self._watch is None:
-                self._watch = EventWatch(self._nvml, self, self._faults, self._policy, changed)
+                self._watch = EventWatch(self._nvml, self, self._faults, self._policy, told)
                 self._watch.start()
 
     def close(self) -> None:
@@ -269,8 +269,11 @@ class NvmlCards:
         return ""
 
     def _blame(self, uuid: CardUuid, code: int, *, always: bool = False) -> None:
-        """Note a failed question. ``always``: without its answer the card cannot be used at all."""
-        if always or meaning(code).kind is NvmlErrorKind.CARD:
+        """Note a failed question. ``always``: without its answer the card cannot be used at all. A driver
+        that is away says nothing of its cards: the listing finds it away.
+        """
+        kind = meaning(code).kind
+        if kind is NvmlErrorKind.CARD or (always and kind is not NvmlErrorKind.NODE):
             self._faults.bad(uuid, sentence(code))
 
     def _state(self, slot: WatchedCard) -> CardState:

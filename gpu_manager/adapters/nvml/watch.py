@@ -14,7 +14,7 @@ from gpu_manager import threads
 from gpu_manager.adapters.nvml.errors import sentence
 from gpu_manager.adapters.nvml.faults import CardFaults, FaultPolicy
 from gpu_manager.domain.card import Card, CardUuid
-from gpu_manager.ports import HealthChange
+from gpu_manager.ports import CardEvent, HealthChange, XidError
 
 log = structlog.get_logger(__name__)
 
@@ -52,12 +52,12 @@ class EventWatch:
         cards: ListedCards,
         faults: CardFaults,
         policy: FaultPolicy,
-        changed: Callable[[HealthChange], None],
+        told: Callable[[CardEvent], None],
     ) -> None:
-        """``changed`` is called from the thread that :meth:`start` starts, and from no other."""
+        """``told`` is called from the thread that :meth:`start` starts, and from no other."""
         self._nvml, self._cards, self._faults, self._policy = nvml, cards, faults, policy
-        self._changed = changed
-        self._news: queue.SimpleQueue[HealthChange] = queue.SimpleQueue()
+        self._told = told
+        self._news: queue.SimpleQueue[CardEvent] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threads.forever("nvml-events", self._run)
         self._events: Any | None = None
@@ -153,8 +153,10 @@ class EventWatch:
         reason = self._reason(event, slot)
         if reason:
             self._faults.bad(uuid, reason)
-        elif event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
-            log.info("xid_of_a_program", uuid=uuid, card=slot.card.index, xid=int(event.eventData))
+        if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
+            xid = int(event.eventData)
+            log.info("xid_error", uuid=uuid, card=slot.card.index, xid=xid, closes=bool(reason))
+            self._news.put(XidError(uuid, xid, closes=bool(reason)))
 
     def _reason(self, event: Any, slot: WatchedCard) -> str:
         nvml, kind = self._nvml, event.eventType
@@ -194,7 +196,7 @@ class EventWatch:
                 change = self._news.get_nowait()
             except queue.Empty:
                 return
-            self._changed(change)
+            self._told(change)
 
     def _release(self) -> None:
         events, self._events, self._registered = self._events, None, None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_manager.domain.card import Card, CardUuid
+from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.ids import compact, expand
 from gpu_manager.domain.placement.ledger import Allocation, Share
@@ -23,7 +23,6 @@ class BooksEncoder:
 
     def __init__(self) -> None:
         self._written: dict[Key, _Row] = {}
-        self._cards: tuple[Mapping[CardUuid, Card], str] = ({}, "[]")
 
     def encode(self, books: Books) -> bytes:
         """Every allocation, planned ones too.
@@ -39,9 +38,7 @@ class BooksEncoder:
             rows[key] = known
         self._written = rows
         allocations = ",".join(row.text for row in rows.values())
-        if self._cards[0] is not books.cards:
-            self._cards = books.cards, _facts(books.cards.values())
-        return f'{{"v":{FORMAT},"cards":{self._cards[1]},"allocations":[{allocations}]}}'.encode()
+        return f'{{"v":{FORMAT},"allocations":[{allocations}]}}'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +68,6 @@ def _text(allocation: Allocation, grant: Grant | None) -> str:
             "proven": grant.proven,
         }
     return json.dumps(row, separators=(",", ":"))
-
-
-def _facts(cards: Iterable[Card]) -> str:
-    rows = [[c.index, c.uuid, c.model, c.memory, c.reserved, c.numa, c.minor] for c in cards]
-    return json.dumps(rows, separators=(",", ":"))
-
-
-def decode_held_cards(state: bytes) -> tuple[Card, ...]:
-    """The cards of which a stored state says that somebody holds some: they may be lost by now. What cannot
-    be read is left out; :func:`decode` says why.
-    """
-    try:
-        data = json.loads(state)
-        held = {share[0] for row in data["allocations"] for share in row["shares"]}
-        rows = [row for row in data.get("cards", ()) if row[1] in held]
-        return tuple(
-            Card(int(index), CardUuid(str(uuid)), str(model), int(memory), int(reserved), numa, minor)
-            for index, uuid, model, memory, reserved, numa, minor in rows
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        return ()
 
 
 def decode(state: bytes) -> tuple[tuple[Grant, ...], tuple[Allocation, ...]]:

@@ -3,7 +3,7 @@
 Three sources meet here: discovery (the cards are listed every few seconds), health events (the cards report
 a fault when it happens) and the operator's cordons. A fault closes a card at once; a card opens again after
 it has been well for a while, so that one that flaps does not come and go at the kubelet. A card that
-vanishes stays, unhealthy, until somebody who knows that nothing holds it calls :meth:`Health.forget`.
+vanishes stays, unhealthy, until somebody who knows that nobody waits for it calls :meth:`Health.forget`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpu_manager import threads
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import VcudaError
 from gpu_manager.domain.topology import Topology
-from gpu_manager.ports import Cards, Clock, HealthChange, InventoryPublisher
+from gpu_manager.ports import CardEvent, Cards, Clock, InventoryPublisher, XidError
 from gpu_manager.services.cards.links import KnownLinks
 
 log = structlog.get_logger(__name__)
@@ -35,14 +35,15 @@ VANISHED = "vanished: the driver no longer lists the card; reboot the node, or c
 class HealthTimes:
     """Seconds. ``period``: between two looks at the cards. ``probation``: how long a card must be well before
     it opens, at least ``period`` (a look begun before a fault may still find the card well). ``grace``: how
-    long the last look counts while the driver cannot be asked. ``retry_first`` … ``retry_last``: back-off.
+    long the last look counts while the driver cannot be asked; cards that were closed for that alone open as
+    soon as it can. ``retry_first`` … ``retry_last``: back-off.
     """
 
     period: float = 10.0
     probation: float = 15.0
     grace: float = 30.0
     retry_first: float = 1.0
-    retry_last: float = 30.0
+    retry_last: float = 5.0
 
 
 @dataclass(slots=True)
@@ -54,13 +55,29 @@ class _Entry:
     open: bool = True
     reason: str = ""
     missing: bool = False
+    unasked: bool = False  # closed because the driver could not be asked, and for nothing else
 
     def bad(self, reason: str) -> None:
-        self.well_since, self.open, self.reason = None, False, reason
+        self.well_since, self.open, self.reason, self.unasked = None, False, reason, False
 
     def good(self, now: float) -> None:
+        if self.unasked:
+            self.well_since, self.unasked = float("-inf"), False
         if self.well_since is None:
             self.well_since = now
+
+
+@dataclass(frozen=True, slots=True)
+class CardXids:
+    """The XIDs of one card since the start: how many closed it, how many did not, the last one's number."""
+
+    closing: int = 0
+    others: int = 0
+    last: int | None = None
+
+    def and_(self, error: XidError) -> CardXids:
+        """With one more."""
+        return CardXids(self.closing + error.closes, self.others + (not error.closes), error.number)
 
 
 @dataclass(slots=True)
@@ -89,6 +106,7 @@ class Health:
         self._links = KnownLinks()
         self._remembered: tuple[Card, ...] = ()
         self._counts: Counter[str] = Counter()
+        self._xids: dict[CardUuid, CardXids] = {}
         self._threads: list[threading.Thread] = []
 
     # For everybody.
@@ -115,6 +133,11 @@ class Health:
         with self._turn:
             return dict(self._counts)
 
+    def xids(self) -> Mapping[CardUuid, CardXids]:
+        """The XIDs that the driver reported since the start, by card; a card without one is left out."""
+        with self._turn:
+            return dict(self._xids)
+
     def subscribe(self, listener: Listener) -> None:
         """Call ``listener`` with all states, soon and then at each change, from the service's thread."""
         with self._turn:
@@ -123,7 +146,7 @@ class Health:
             self._turn.notify_all()
 
     def forget(self, uuid: CardUuid) -> bool:
-        """Drop a vanished card that nothing holds any more. False if the card is there, or unknown."""
+        """Drop a vanished card. False if the card is there, or unknown."""
         with self._turn:
             entry = self._entries.get(uuid)
             if entry is None or not entry.missing:
@@ -135,8 +158,8 @@ class Health:
             return True
 
     def remember(self, cards: Iterable[Card]) -> None:
-        """Cards that were here and that somebody holds. Those that the first listing lacks have vanished:
-        they are shown so until :meth:`forget`, as if we had been running when they went.
+        """Cards that were here. Those that the first listing lacks have vanished: they are shown so until
+        :meth:`forget`, as if we had been running when they went.
         """
         with self._turn:
             self._remembered = tuple(cards)
@@ -205,9 +228,12 @@ class Health:
 
     # Inside; under the lock unless said otherwise.
 
-    def _hear(self, change: HealthChange) -> None:
-        """A card reports a change (called from the cards' thread, without the lock)."""
+    def _hear(self, change: CardEvent) -> None:
+        """A card reports a change or an XID (called from the cards' thread, without the lock)."""
         with self._turn:
+            if isinstance(change, XidError):
+                self._xids[change.uuid] = self._xids.get(change.uuid, CardXids()).and_(change)
+                return
             entry = self._entries.get(change.uuid)
             if entry is None or (entry.missing and change.healthy):
                 self._look_now = True
@@ -263,8 +289,11 @@ class Health:
         """What time alone changes: a probation ends; the driver was away for too long."""
         if self._trouble and now - self._trouble_since >= self._times.grace:
             for entry in self._entries.values():
-                if not entry.missing:
-                    self._close(entry, f"the driver cannot be asked: {self._trouble}")
+                if entry.missing:
+                    continue
+                unasked = entry.open or entry.unasked
+                self._close(entry, f"the driver cannot be asked: {self._trouble}")
+                entry.unasked = unasked
         for entry in self._entries.values():
             well = entry.well_since is not None and now - entry.well_since >= self._times.probation
             if well and not entry.open:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import structlog
 
 from gpu_manager import threads
-from gpu_manager.domain.card import CardState
+from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import (
     INVENTORY,
     MODEL_LABEL,
@@ -24,7 +24,7 @@ from gpu_manager.domain.contract import (
     encode_inventory,
 )
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import InventoryPublisher
+from gpu_manager.ports import Clock, InventoryPublisher
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.reclaim import DepartedPods
@@ -33,6 +33,7 @@ from gpu_manager.services.cards.health import Health
 log = structlog.get_logger(__name__)
 
 PERIOD_SECONDS = 5.0  # refusals leave the inventory within this time after their 30 s
+ELSEWHERE_SECONDS = 300.0  # between two looks at the other nodes for cards that vanished here
 STARTING_SECONDS = 0.25  # pods wait until it is published that the kubelet has our devices
 LINGERING_SECONDS = 1.0  # what deleted pods' processes held does, after the last of them has ended
 
@@ -49,6 +50,7 @@ class InventoryService:
         inventory: InventoryPublisher,
         announce: Callable[[], None],
         labels: Mapping[str, str],
+        clock: Clock,
         offering: Callable[[], bool] = lambda: True,
     ) -> None:
         """``offering``: the kubelet has been sent our devices; until it first has, no pod may come."""
@@ -59,10 +61,13 @@ class InventoryService:
         self._inventory = inventory
         self._announce = announce
         self._labels = dict(labels)
-        self._published: tuple[str, Mapping[str, str]] | None = None
+        self._published: tuple[str, Mapping[str, str | None]] | None = None
         self._news = threading.Event()
         self._period = PERIOD_SECONDS
         self._offering = offering
+        self._clock = clock
+        self._elsewhere_at = float("-inf")
+        self._found_elsewhere: frozenset[CardUuid] = frozenset()
         self._served = False  # offered once: a kubelet that restarts keeps its pods waiting itself
         self._leaving = False
 
@@ -94,7 +99,7 @@ class InventoryService:
         text = encode_inventory(
             Inventory(node.unit, cards, node.topology, self._allocator.refused(), lingering, serving)
         )
-        labels = {**self._labels, **model_labels(node.cards)}
+        labels: dict[str, str | None] = {**self._labels, **model_labels(node.cards)}
         if self._published == (text, labels):
             return False
         self._inventory.publish({INVENTORY: text}, labels)
@@ -102,11 +107,35 @@ class InventoryService:
         return True
 
     def forget_vanished(self) -> None:
-        """Drop the cards that the driver no longer lists, once nobody holds anything of them."""
-        view = self._state.view
-        for state in view.node.cards:
-            if not state.healthy and not view.ledger.holders(state.card.uuid):
-                self._health.forget(state.card.uuid)
+        """Forget the vanished cards that nobody waits for: what the operator says is gone for good, what
+        another card has taken the place of, and what another node has now. Never one that is held in part.
+        """
+        view, wanted = self._state.view, self._inventory.to_forget()
+        if not view.node.cards:
+            return  # nothing has been listed yet
+        there = {s.card.uuid: s.card for s in view.node.cards if not s.missing}
+        vanished = {s.card.uuid: s.card for s in view.node.cards if s.missing}
+        idle = [uuid for uuid in vanished if not view.ledger.holders(uuid)]
+        taken = {card.pci_bus_id for card in there.values() if card.pci_bus_id}
+        replaced = {uuid for uuid in idle if vanished[uuid].pci_bus_id in taken}
+        for uuid in idle:
+            if uuid in wanted | replaced or uuid in self._elsewhere(idle):
+                self._health.forget(uuid)
+        held = vanished.keys() - idle
+        if dealt_with := wanted - held:
+            log.info("forgotten_by_order", cards=sorted(dealt_with & vanished.keys()))
+            self._inventory.forgot(dealt_with)
+
+    def _elsewhere(self, uuids: Sequence[CardUuid]) -> frozenset[CardUuid]:
+        """Those of them that another node shows; asked anew every few minutes."""
+        now = self._clock.monotonic()
+        if now - self._elsewhere_at >= ELSEWHERE_SECONDS:
+            self._elsewhere_at = now
+            try:
+                self._found_elsewhere = self._inventory.elsewhere(uuids)
+            except NodeUnready as error:
+                log.warning("other_nodes_not_asked", reason=str(error))
+        return self._found_elsewhere
 
     def run(self, stop: threading.Event) -> None:
         """Publish on news, and look now and then for what has passed: refusals, processes of deleted pods."""
@@ -128,10 +157,12 @@ class InventoryService:
         self._news.set()
 
 
-def model_labels(cards: Sequence[CardState]) -> dict[str, str]:
-    """The model as a label, under both names, where all cards are of one model; else none."""
+def model_labels(cards: Sequence[CardState]) -> dict[str, str | None]:
+    """The model as a label, under both names, where all cards are of one model; where they are not, None: a
+    pod that selects a model must not land on another. No labels while no card was ever listed.
+    """
     models = {s.card.model for s in cards}
-    if len(models) != 1:
+    if not models:
         return {}
-    value = re.sub(r"[^A-Za-z0-9._-]+", "-", models.pop())[:63].strip("-_.")
-    return {MODEL_LABEL: value, MODEL_LABEL_GAIA: value} if value else {}
+    value = re.sub(r"[^A-Za-z0-9._-]+", "-", models.pop())[:63].strip("-_.") if len(models) == 1 else ""
+    return dict.fromkeys((MODEL_LABEL, MODEL_LABEL_GAIA), value or None)

@@ -104,7 +104,8 @@ class EvasionDetector:
             if not there
         )
         pods = {f.pod.uid: f.pod for found in self._pods.local().values() for f in found if not f.tombstone}
-        self._weigh(self._verdicts(sample, pods), sample.grants, pods)
+        grants = {key: grant for key, grant in sample.grants.items() if key not in sample.ended}
+        self._weigh(self._verdicts(sample, pods), grants, pods)
 
     def _verdicts(self, sample: Sample, pods: Mapping[PodUid, Pod]) -> dict[_Accused, str]:
         """What this sample shows of every container on every card where it is, should be, or was accused."""
@@ -176,7 +177,7 @@ class EvasionDetector:
             ((key, card), reason), before = accused, self._cases.get(accused, _Case())
             grant, pod = grants.get(key), pods.get(key[0])
             if grant is None and pod is None:
-                continue  # it is gone, and so is what was said of it
+                continue  # it is gone or has ended, and so has what was said of it
             case = before
             if (evidence := verdicts.get(accused)) is not None:
                 suspicion = weigh(before.suspicion, reason, shown=bool(evidence))
