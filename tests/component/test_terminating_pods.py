@@ -275,7 +275,7 @@ def test_the_scheduler_sends_the_next_pod_elsewhere_until_the_last_process_has_e
     forced(impatient)
     inventory.publish()
     here = extender.node(NODE)
-    here["metadata"]["annotations"] = dict(board.published[-1])
+    here["metadata"]["annotations"] = dict(board.published[-1][0])
     world = extender.World([here, extender.node("n2", 1)])
     wants = extender.pod("next", 60, 40)
     world.create(wants)
@@ -284,7 +284,7 @@ def test_the_scheduler_sends_the_next_pod_elsewhere_until_the_last_process_has_e
     assert "held by a pod that is gone and whose processes still run" in json.dumps(answer)
     impatient.processes.living.clear()
     inventory.publish()
-    here["metadata"]["annotations"] = dict(board.published[-1])
+    here["metadata"]["annotations"] = dict(board.published[-1][0])
     world.cluster.apply("nodes", "MODIFIED", here)
     assert world.filter(wants)["NodeNames"] == [NODE, "n2"]
     assert world.bind(wants, NODE) == ""
