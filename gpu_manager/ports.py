@@ -253,6 +253,18 @@ class ActivityPages(Protocol):
     def activity(self, name: str) -> Sequence[Activity]:
         """Return the current activity. Raises NodeUnready if the page was tampered with or is gone."""
 
+    def last_busy_ns(self, name: str, card: CardUuid) -> int:
+        """Return when it last had work in flight on the card (CLOCK_MONOTONIC), 0 for never; a cheap look.
+
+        Raises as :meth:`activity` does.
+        """
+
+    def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:
+        """Return how many contexts had work in flight in each millisecond of CLOCK_MONOTONIC with an entry.
+
+        Raises as :meth:`activity` does.
+        """
+
     def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
         """Write the host's heartbeat (CLOCK_MONOTONIC) and its corrections for the library, in one write.
 

@@ -160,6 +160,25 @@ def test_activity_counts_the_streams_of_living_processes(tenants, root):
     os.close(alive)
 
 
+def test_when_a_container_worked_last_is_one_word_of_the_card(tenants, root):
+    tenants.open(NAME, [LIMIT, Limit(SECOND, GIB, 5, 5)])
+    put(usage_file(root), abi.last_busy_offset(1), struct.pack("<Q", 77))
+    assert [tenants.last_busy_ns(NAME, card) for card in (CARD, SECOND, CardUuid("GPU-0"))] == [0, 77, 0]
+    put(usage_file(root), abi.last_busy_offset(1), b"\xff" * 8)
+    assert tenants.last_busy_ns(NAME, SECOND) == abi.MAX_NS
+
+
+def test_a_timeline_is_that_of_the_card(tenants, root):
+    tenants.open(NAME, [LIMIT, Limit(SECOND, GIB, 5, 5)])
+    with pytest.raises(NodeUnready, match="gone"):
+        tenants.timeline(OTHER, CARD, 0, 512)
+    put(usage_file(root), abi.TIMELINES_OFFSET + abi.TIMELINE_SIZE + 4 * 7, struct.pack("<I", 3 << 16 | 500))
+    at = 3 * abi.TIMELINE_CELLS + 7
+    assert tenants.timeline(NAME, SECOND, at - 50, at + 1) == {at: 0.5}
+    assert tenants.timeline(NAME, CARD, at - 50, at + 1) == {}
+    assert tenants.timeline(NAME, CardUuid("GPU-0"), at - 50, at + 1) == {}
+
+
 def test_usage_is_read_by_an_agent_that_did_not_make_the_page(tenants, root):
     tenants.open(NAME, [Limit(SECOND, GIB, 5, 5)])
     restarted = FileControlPages(root)

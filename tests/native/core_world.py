@@ -145,7 +145,7 @@ class Watch:
         ends = judged[readings:]
         return [100 * (b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(judged, ends, strict=False)]
 
-    def together(self, pids: Sequence[int], readings: int) -> list[list[float]]:
+    def together(self, pids: Sequence[int], readings: int = 1) -> list[list[float]]:
         """End it: the same of each process, in windows that begin once the card has served all of them.
 
         They end with the last work of the first of them to end.

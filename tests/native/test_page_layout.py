@@ -13,7 +13,7 @@ from vcuda import page
 from vcuda.page import limits, usage
 
 HEADER = LIB / "include" / "vcuda_page.h"
-STRUCTS = ("card_limits", "limits_copy", "card_usage", "slot", "note", "usage")
+STRUCTS = ("card_limits", "limits_copy", "card_usage", "slot", "note", "timeline", "usage")
 
 
 def fields_of(name: str) -> list[str]:
@@ -123,6 +123,10 @@ def test_sizes_agree(facts: dict[str, int]) -> None:
     assert facts["slot"] == usage._SLOT.size == page.SLOT_SIZE
     assert facts["usage.slot"] == page.USAGE_HEAD_SIZE
     assert facts["note"] == usage._NOTE.size
+    assert facts["usage.card"] + facts["card_usage.last_busy_ns"] == page.last_busy_offset(0)
+    assert facts["timeline"] == usage._TIMELINE.size == page.TIMELINE_SIZE
+    assert facts["usage.timeline"] == page.TIMELINES_OFFSET
+    assert facts["VCUDA_TIMELINE_CELLS"] == page.TIMELINE_CELLS
     assert facts["usage.note"] == usage._NOTES_OFFSET
     assert facts["usage.note"] + facts["VCUDA_NOTES"] * facts["note"] <= facts["usage.card"]
     assert facts["usage"] == facts["VCUDA_USAGE_SIZE"] == page.USAGE_SIZE

@@ -1,4 +1,4 @@
-"""The arithmetic of credit and of GPU time: vcuda/lib/test/unit_token_bucket.c and unit_gpu_time.c say what holds."""
+"""The arithmetic of core limits on a virtual clock: vcuda/lib/test/unit_*.c say what holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.native.tools import build_tests
 
 
-@pytest.mark.parametrize("unit", ["unit_token_bucket", "unit_gpu_time"])
+@pytest.mark.parametrize("unit", ["unit_token_bucket", "unit_gpu_time", "unit_timeline"])
 def test_the_arithmetic_holds_on_a_virtual_clock(unit: str) -> None:
     program = build_tests(unit, sanitize=os.environ.get("VCUDA_SANITIZE", "")) / unit
     done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=300)

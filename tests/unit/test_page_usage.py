@@ -141,3 +141,31 @@ def test_the_epoch_is_no_memory() -> None:
 def test_more_cards_than_a_page_has_are_refused() -> None:
     with pytest.raises(page.PageError, match="16 cards at most"):
         page.read_usage(HEAD, 17)
+
+
+def timeline(cells: dict[int, tuple[int, int]]) -> bytes:
+    """A timeline with these cells: place → round and microseconds."""
+    words = [0] * page.TIMELINE_CELLS
+    for place, (turn, micro) in cells.items():
+        words[place] = turn << 16 | micro
+    return struct.pack(f"<{page.TIMELINE_CELLS}I", *words)
+
+
+def test_a_timeline_tells_the_milliseconds_of_its_round() -> None:
+    image = timeline({10: (3, 250), 11: (3, 1000), 12: (2, 1000), 9: (4, 2000)})
+    first = 3 * page.TIMELINE_CELLS
+    assert page.read_timeline(image, first, first + 20) == {first + 10: 0.25, first + 11: 1.0}
+    newest = 4 * page.TIMELINE_CELLS + 9
+    assert page.read_timeline(image, newest - 5, newest + 1) == {newest: 2.0}
+    assert page.read_timeline(image, 0, newest + 1).keys() == {first + 10, first + 11, newest}
+
+
+@given(st.binary(min_size=page.TIMELINE_SIZE, max_size=page.TIMELINE_SIZE), st.integers(0, 2**50))
+def test_whatever_a_tenant_writes_a_timeline_is_bounded(image: bytes, end: int) -> None:
+    found = page.read_timeline(image, end - 100, end)
+    assert all(end - 100 <= ms < end and 0 <= amount <= 65.535 for ms, amount in found.items())
+
+
+def test_a_timeline_of_another_size_is_refused() -> None:
+    with pytest.raises(page.PageError, match="2048 bytes"):
+        page.read_timeline(b"", 0, 1)

@@ -19,7 +19,12 @@ from gpu_manager.domain.enforcement.time_sharing import (
 )
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Activity, Correction
-from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
+from gpu_manager.services.enforcement.time_sharing import (
+    GLANCE_SECONDS,
+    GLANCES,
+    CardTenant,
+    TimeSharing,
+)
 from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeClock
 
@@ -28,31 +33,76 @@ STEP = 0.025
 
 
 class Tenant:
-    """A container that works a part of the time, and is charged by the factor it was told, as the library does."""
+    """A container that works in random milliseconds, and is charged by the factor it was told, as the library does.
+
+    ``claims``: in what part of the time it says that it works, if that is not the truth.
+    """
 
     def __init__(self, *, works: float = 1.0, claims: float | None = None, processes: int = 1) -> None:
-        self.works, self.claims, self.processes = works, works if claims is None else claims, processes
+        self.works, self.claims, self.processes = works, claims, processes
+        self.line: dict[int, float] = {}
         self.busy = 0.0
         self.factor = 1.0
+        self._pick = random.Random(f"{works} {processes}")  # each its own milliseconds
 
-    def seen(self, phase: float) -> CardActivity:
-        self.busy += STEP * self.works * self.processes / self.factor
-        return CardActivity(self.processes if phase < self.claims else 0, int(self.busy * 1e9))
+    def run(self, begin: int, end: int) -> None:
+        for ms in range(begin, end):
+            dice = self._pick.random()
+            self.busy += 1e-3 * self.processes * (dice < self.works) / self.factor
+            if dice < (self.works if self.claims is None else self.claims):
+                self.line[ms] = self.processes
+
+    def seen(self) -> CardActivity:
+        return CardActivity(self.processes if self.line else 0, int(self.busy * 1e9))
+
+
+class Machine:
+    """A card and its containers on a modelled clock: sampled each step, told their factors each fourth."""
+
+    def __init__(self, tenants: Mapping[str, Tenant], *, timelines: bool = True) -> None:
+        self.tenants, self.card, self.now = tenants, SharedCard(), 1000.0
+        self._timelines = timelines
+        self._steps = 0
+
+    def step(
+        self, others: Mapping[str, CardActivity] | None = None, truth: Mapping[str, float] | None = None
+    ) -> Mapping[str, float] | None:
+        """What was published, if a period ended with this step. ``others`` are containers beside the modelled."""
+        begin = int(self.now * 1e3)
+        self.now += STEP
+        for tenant in self.tenants.values():
+            tenant.run(begin, int(self.now * 1e3))
+        seen = {name: tenant.seen() for name, tenant in self.tenants.items()} | dict(others or {})
+        self.card.sample(self.now, seen, truth)
+        self._steps += 1
+        if self._steps % 4:
+            return None
+        since = self.card.judged_ms
+        lines = {
+            name: {ms: v for ms, v in tenant.line.items() if ms >= since}
+            for name, tenant in self.tenants.items()
+            if self._timelines
+        }
+        told = self.card.factors(lines)
+        for name, tenant in self.tenants.items():
+            tenant.factor = told[name]
+        return told
+
+    def published(
+        self,
+        seconds: float,
+        others: Mapping[str, CardActivity] | None = None,
+        truth: Mapping[str, float] | None = None,
+    ) -> list[Mapping[str, float]]:
+        """All that was published in so many seconds."""
+        steps = [self.step(others, truth) for _ in range(int(seconds / STEP))]
+        return [told for told in steps if told is not None]
 
 
 def settled(tenants: Mapping[str, Tenant], seconds: float = 30.0) -> Mapping[str, float]:
     """The mean factors over the later part of a run."""
-    card, pick, sums, count = SharedCard(), random.Random(3), dict.fromkeys(tenants, 0.0), 0
-    steps = int(seconds / STEP)
-    for step in range(steps):
-        card.sample(STEP, {name: tenant.seen(pick.random()) for name, tenant in tenants.items()})
-        if step % 4 == 3:
-            for name, factor in card.factors().items():
-                tenants[name].factor = factor
-                if step > steps // 3:
-                    sums[name] += 1 / factor
-            count += step > steps // 3
-    return {name: count / total for name, total in sums.items()}
+    later = Machine(tenants).published(seconds)[int(seconds * 10 / 3) :]
+    return {name: len(later) / sum(1 / told[name] for told in later) for name in tenants}
 
 
 def test_two_that_always_work_each_have_half() -> None:
@@ -74,68 +124,85 @@ def test_a_container_alone_is_divided_by_nobody() -> None:
     assert settled({"a": Tenant(works=0.5)}) == {"a": 1.0}
 
 
-def test_a_claim_without_use_is_believed_for_a_moment_only() -> None:
+def test_work_at_the_same_time_is_divided_and_work_in_turns_is_not() -> None:
+    """Both work half of the time; what counts is whether it is the same half, not how much."""
+    for shift, expected in ((0, 2.0), (10, 1.0)):
+        card, lines = SharedCard(), {}
+        for name, first in (("a", 0), ("b", shift)):
+            lines[name] = {1_000_000 + ms: 1.0 for ms in range(400) if (ms + first) % 20 < 10}
+        for step in range(17):
+            busy = CardActivity(1, step * 12_500_000)
+            card.sample(1000.0 + step * STEP, {"a": busy, "b": busy})
+        assert card.factors(lines) == pytest.approx({"a": expected, "b": expected}, abs=0.01)
+
+
+def test_of_parts_of_a_millisecond_only_the_length_is_known() -> None:
     card = SharedCard()
-    honest = Tenant()
-    published = []
-    for step in range(400):
-        card.sample(STEP, {"liar": CardActivity(9, 0), "honest": honest.seen(0.0)})
-        if step % 4 == 3:
-            honest.factor = card.factors()["honest"]
-            published.append(honest.factor)
+    for step in range(9):
+        busy = CardActivity(1, step * 12_500_000)
+        card.sample(1000.0 + step * STEP, {"a": busy, "b": busy})
+    half = dict.fromkeys(range(1000000, 1000200), 0.5)
+    assert card.factors({"a": half, "b": half})["a"] == pytest.approx(1 / 0.75)
+
+
+def test_factors_are_right_from_the_second_period_after_a_container_came() -> None:
+    tenants = {"a": Tenant(works=0.5), "b": Tenant(works=0.0)}
+    machine = Machine(tenants)
+    machine.published(5.0, {"b": CardActivity(0, 0, present=False)})
+    tenants["b"].works = 0.8
+    told = machine.published(3.0)
+    assert [one["a"] for one in told[1:]] == pytest.approx([1 / 0.6] * (len(told) - 1), rel=0.08)
+    assert [one["b"] for one in told[1:]] == pytest.approx([1 / 0.75] * (len(told) - 1), rel=0.08)
+
+
+def test_work_that_has_not_ended_is_judged_by_who_was_seen_at_work() -> None:
+    """So is all work of a library that keeps no timeline."""
+    long = Tenant()
+    machine = Machine({"a": long, "b": Tenant()}, timelines=False)
+    assert machine.published(3.0)[-1] == pytest.approx({"a": 2.0, "b": 2.0})
+    long.works = 0.0
+    idle = CardActivity(0, int(long.busy * 1e9))
+    assert machine.published(1.0, {"a": idle})[-1]["b"] == pytest.approx(1.0)
+
+
+def test_a_claim_without_use_is_believed_for_a_moment_only() -> None:
+    machine = Machine({"honest": Tenant()})
+    published = [told["honest"] for told in machine.published(10.0, {"liar": CardActivity(9, 0)})]
     assert max(published[-80:]) < 1.01
     assert sum(factor > 1.1 for factor in published) <= 10
 
 
 def test_what_was_used_before_supports_a_claim_for_two_seconds_at_most() -> None:
     """Who hid its work for a minute cannot draw on that minute to seem to be at work for another."""
-    card, liar, honest = SharedCard(), Tenant(claims=0.0), Tenant()
-    for _ in range(int(60 / STEP)):
-        card.sample(STEP, {"liar": liar.seen(0.0), "honest": honest.seen(0.0)})
-    card.factors()
-    idle = CardActivity(1, int(liar.busy * 1e9))
-    believed = 0
-    for _ in range(int(10 / STEP)):
-        card.sample(STEP, {"liar": idle, "honest": honest.seen(0.0)})
-        believed += card.factors()["honest"] > 1.5
-    assert believed * STEP == pytest.approx(TRUST_CAP_SECONDS, abs=0.2)
+    liar = Tenant(claims=0.0)
+    machine = Machine({"liar": liar, "honest": Tenant()})
+    machine.published(60.0)
+    liar.works, liar.claims = 0.0, 1.0
+    believed = sum(told["honest"] > 1.5 for told in machine.published(10.0))
+    assert believed * 0.1 == pytest.approx(TRUST_CAP_SECONDS, abs=0.3)
 
 
 def test_who_is_new_on_the_card_counts_before_the_driver_reports_it() -> None:
-    card, first, new = SharedCard(), Tenant(), Tenant()
-    for _ in range(int(10 / STEP)):
-        card.sample(
-            STEP, {"first": first.seen(0.0), "new": CardActivity(0, 0, present=False)}, {"first": 1.0}
-        )
-    published = []
-    for step in range(int(6 / STEP)):
-        truth = {"first": 1.0, "new": 0.0} if step * STEP < 2 else {"first": 0.5, "new": 0.5}
-        card.sample(STEP, {"first": first.seen(0.0), "new": new.seen(0.0)}, truth)
-        if step % 4 == 3:
-            factors = card.factors()
-            first.factor, new.factor = factors["first"], factors["new"]
-            published.append(first.factor)
-    assert min(published) > 1.95
+    tenants = {"first": Tenant(), "new": Tenant(works=0.0)}
+    machine = Machine(tenants)
+    machine.published(10.0, {"new": CardActivity(0, 0, present=False)}, {"first": 1.0})
+    tenants["new"].works = 1.0
+    told = machine.published(2.0, truth={"first": 1.0, "new": 0.0})
+    told += machine.published(4.0, truth={"first": 0.5, "new": 0.5})
+    assert min(one["first"] for one in told) > 1.95
 
 
 def test_what_the_driver_saw_refutes_a_forged_page() -> None:
-    card, forger, honest = SharedCard(), Tenant(), Tenant()
-    for step in range(800):
-        seen = {"forger": forger.seen(0.0), "honest": honest.seen(0.0)}
-        card.sample(STEP, seen, {"forger": 0.0, "honest": 1.0})
-        if step % 4 == 3:
-            factors = card.factors()
-            forger.factor, honest.factor = factors["forger"], factors["honest"]
-    assert honest.factor < 1.06
+    machine = Machine({"forger": Tenant(), "honest": Tenant()})
+    assert machine.published(20.0, truth={"forger": 0.0, "honest": 1.0})[-1]["honest"] < 1.06
 
 
 def test_who_leaves_is_forgotten_at_once() -> None:
-    card = SharedCard()
-    for _ in range(40):
-        card.sample(STEP, {"a": CardActivity(1, 0), "b": CardActivity(1, 0)})
-    assert card.factors()["a"] > 1.2
-    card.sample(STEP, {"a": CardActivity(1, 0), "b": CardActivity(0, 0, present=False)})
-    assert card.factors()["a"] == 1.0
+    tenants = {"a": Tenant(), "b": Tenant()}
+    machine = Machine(tenants)
+    assert machine.published(1.0)[-1]["a"] > 1.9
+    machine.card.sample(machine.now, {"a": tenants["a"].seen(), "b": CardActivity(0, 0, present=False)})
+    assert machine.card.factors({})["a"] == 1.0
 
 
 @given(
@@ -143,26 +210,29 @@ def test_who_leaves_is_forgotten_at_once() -> None:
         st.tuples(st.integers(0, 2**40), st.integers(0, 2**63 - 1), st.booleans()), min_size=2, max_size=60
     ),
     st.dictionaries(st.sampled_from("ab"), st.floats(0, 1e6)),
+    st.dictionaries(st.integers(1_000_000, 1_001_500), st.floats(0, 65.535)),
 )
 def test_no_page_makes_a_factor_below_one_or_a_gain_out_of_bounds(
-    rows: Sequence[tuple[int, int, bool]], truth: Mapping[str, float]
+    rows: Sequence[tuple[int, int, bool]], truth: Mapping[str, float], line: Mapping[int, float]
 ) -> None:
     card = SharedCard()
-    for at_work, busy, present in rows:
-        card.sample(STEP, {"a": CardActivity(at_work, busy, present), "b": CardActivity(1, busy // 2)}, truth)
-        assert all(1.0 <= factor < float("inf") for factor in card.factors().values())
+    for step, (at_work, busy, present) in enumerate(rows):
+        seen = {"a": CardActivity(at_work, busy, present), "b": CardActivity(1, busy // 2)}
+        card.sample(1000.0 + step * STEP, seen, truth)
+        factors = card.factors({"a": line} if step % 2 else {"b": line})
+        assert all(1.0 <= factor < float("inf") for factor in factors.values())
         assert all(GAIN_LEAST <= gain <= GAIN_MOST for gain in card.gains(1.0, truth).values())
 
 
 def test_what_was_charged_to_a_container_alone_changes_no_gain() -> None:
-    card, first, new = SharedCard(), Tenant(), Tenant()
-    for _ in range(int(10 / STEP)):
-        card.sample(STEP, {"first": first.seen(0.0), "new": CardActivity(0, 0, present=False)})
-    card.compare_from_now()
+    first, new = Tenant(), Tenant(works=0.0)
+    machine = Machine({"first": first, "new": new})
+    machine.published(10.0, {"new": CardActivity(0, 0, present=False)})
+    machine.card.compare_from_now()
     first.factor = new.factor = 2.0
-    for _ in range(int(1 / STEP)):
-        card.sample(STEP, {"first": first.seen(0.0), "new": new.seen(0.0)})
-    gains = card.gains(1.0, {"first": 0.5, "new": 0.5})
+    new.works = 1.0
+    machine.published(1.0)
+    gains = machine.card.gains(1.0, {"first": 0.5, "new": 0.5})
     assert gains == pytest.approx({"first": 1.0, "new": 1.0}, abs=0.02)
 
 
@@ -170,11 +240,12 @@ def test_gains_bring_charges_to_the_division_that_the_driver_saw() -> None:
     card = SharedCard()
     busy = {"a": 0.0, "b": 0.0}
     gain = {"a": 1.0, "b": 1.0}
-    for _ in range(60):
-        for _ in range(40):
+    for second in range(60):
+        for step in range(40):
             for name, charged in (("a", 0.30), ("b", 0.70)):
                 busy[name] += STEP * charged * gain[name]
-            card.sample(STEP, {name: CardActivity(1, int(value * 1e9)) for name, value in busy.items()})
+            seen = {name: CardActivity(1, int(value * 1e9)) for name, value in busy.items()}
+            card.sample(1000.0 + second + step * STEP, seen)
         gain = card.gains(1.0, {"a": 0.35, "b": 0.65})
     assert gain["a"] == pytest.approx(0.35 / 0.30, rel=0.03)
     assert gain["b"] == pytest.approx(0.65 / 0.70, rel=0.03)
@@ -185,7 +256,7 @@ class Pages:
 
     def __init__(self) -> None:
         self.working: dict[str, int] = {}
-        self.read = 0
+        self.read = self.glances = 0
         self.written: list[tuple[str, Mapping[CardUuid, Correction]]] = []
         self.gone: set[str] = set()
         self.clock = FakeClock()
@@ -197,6 +268,17 @@ class Pages:
         at_work = self.working.get(name, 0)
         now = int(self.clock.time * 1e9)
         return [Activity(CARD, at_work, now if at_work else 0, now if at_work else 0, at_work, 1)]
+
+    def last_busy_ns(self, name: str, card: CardUuid) -> int:
+        assert card == CARD
+        self.glances += 1
+        if name in self.gone:
+            raise NodeUnready(f"{name} is gone")
+        return int(self.clock.time * 1e9) if self.working.get(name) else 0
+
+    def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:
+        assert card == CARD
+        return dict.fromkeys(range(begin_ms, end_ms), 1.0) if self.working.get(name) else {}
 
     def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
         if name in self.gone:
@@ -221,12 +303,32 @@ def spend(service: TimeSharing, pages: Pages, seconds: float) -> int:
     return steps
 
 
-def test_idle_containers_cost_neither_a_read_nor_a_write() -> None:
+def test_idle_containers_cost_a_few_glances_and_no_write() -> None:
     pages = Pages()
     service = loop(pages, [CardTenant(f"t{i}", CARD, at_work=False) for i in range(100)])
-    assert spend(service, pages, 60) <= 61
+    assert spend(service, pages, 60) <= 60 / GLANCE_SECONDS + 1
     assert pages.read == 0
+    assert pages.glances <= 60 / GLANCE_SECONDS * GLANCES
     assert len(pages.written) == 100, "each is told once that nothing is corrected"
+
+
+def test_containers_that_begin_together_are_told_within_half_a_second() -> None:
+    """The usage sampler's reading does not say yet that they work."""
+    pages = Pages()
+    service = loop(pages, [CardTenant(name, CARD, at_work=False) for name in "abcdefgh"])
+    spend(service, pages, 10)
+    pages.working = {"a": 1, "h": 1}
+    spend(service, pages, 0.5)
+    assert [pages.factors(name)[-1] for name in "ah"] == [2.0, 2.0]
+    spend(service, pages, 2.0)
+    assert [pages.factors(name)[-1] for name in "ah"] == [2.0, 2.0]
+
+
+def test_a_container_alone_on_its_card_is_not_glanced_at() -> None:
+    pages = Pages()
+    service = loop(pages, [CardTenant("a", CARD, at_work=False)])
+    assert spend(service, pages, 60) <= 61
+    assert pages.glances == 0
 
 
 def test_a_container_at_work_alone_gets_a_heartbeat_a_second_and_no_factor() -> None:
@@ -271,6 +373,6 @@ def test_one_page_that_is_gone_stops_nobody() -> None:
 
 def test_a_container_that_is_not_seen_any_more_has_no_factor() -> None:
     card = SharedCard()
-    card.sample(STEP, {"a": CardActivity(1, 0), "b": CardActivity(1, 0)})
-    card.sample(STEP, {"a": CardActivity(1, 0)})
-    assert set(card.factors()) == {"a"}
+    card.sample(1000.0, {"a": CardActivity(1, 0), "b": CardActivity(1, 0)})
+    card.sample(1000.0 + STEP, {"a": CardActivity(1, 0)})
+    assert set(card.factors({})) == {"a"}

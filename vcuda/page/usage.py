@@ -18,6 +18,10 @@ USAGE_HEAD_SIZE: Final = 4096 + MAX_CARDS * 512
 """Bytes before the first slot: header and card lines."""
 SLOT_SIZE: Final = 256
 MAX_NOTES: Final = 24
+TIMELINE_CELLS: Final = 512
+TIMELINE_SIZE: Final = TIMELINE_CELLS * 4
+TIMELINES_OFFSET: Final = USAGE_HEAD_SIZE + MAX_SLOTS * SLOT_SIZE
+"""Where the first card's timeline begins; the others follow."""
 USAGE_MAGIC: Final = b"VCUDAUSG"
 MAX_BYTES: Final = (1 << 48) - 1
 """Maximum memory of a card line: the high 16 bits of ``charged`` are the repair epoch."""
@@ -33,6 +37,8 @@ _NOTES_OFFSET: Final = 512
 _NOTE_TEXT: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_ .:-")
 _CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQ88xQQQQ96x")
 _SLOT: Final = struct.Struct("<IIQQQQQQ8x16I16Q")
+_LAST_BUSY_OFFSET: Final = 384
+_TIMELINE: Final = struct.Struct(f"<{TIMELINE_CELLS}I")
 _SLOT_LIVE = 1
 _I64_MIN: Final = -(1 << 63)
 
@@ -266,3 +272,25 @@ def read_usage(image: bytes, cards: int) -> Usage:
         cards=tuple(_read_card(image, i) for i in range(cards)),
         slots=_read_slots(image, slot_high, cards),
     )
+
+
+def last_busy_offset(card: int) -> int:
+    """Return where the usage page has the card's ``last_busy_ns``, eight bytes."""
+    return 4096 + card * _CARD_USAGE.size + _LAST_BUSY_OFFSET
+
+
+def read_timeline(image: bytes, begin: int, end: int) -> dict[int, float]:
+    """Return how many contexts had work in flight in each millisecond of CLOCK_MONOTONIC that has an entry.
+
+    ``image`` is one card's timeline, ``begin`` the first millisecond and ``end`` the one after the last: of
+    more than :data:`TIMELINE_CELLS` the last are read. Raises PageError if the image has another size.
+    """
+    if len(image) != TIMELINE_SIZE:
+        raise PageError(f"a timeline has {TIMELINE_SIZE} bytes, not {len(image)}")
+    cells = _TIMELINE.unpack(image)
+    found = {ms: cells[ms % TIMELINE_CELLS] for ms in range(max(begin, end - TIMELINE_CELLS), end)}
+    return {
+        ms: (cell & 0xFFFF) / 1000
+        for ms, cell in found.items()
+        if cell and cell >> 16 == ms // TIMELINE_CELLS & 0xFFFF
+    }

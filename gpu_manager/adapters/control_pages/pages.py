@@ -204,6 +204,25 @@ class FileControlPages:
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         ]
 
+    def last_busy_ns(self, name: str, card: CardUuid) -> int:
+        """When it last had work in flight on the card (CLOCK_MONOTONIC). Raises as :meth:`usage` does."""
+        with self._lock, _errors(f"{self._root}/{name}"):
+            cards, page = self._cards_of(name), self._usage.get(name)
+            if page is None or card not in cards:
+                return 0
+            word = os.pread(page, 8, abi.last_busy_offset(cards.index(card)))
+        return min(int.from_bytes(word, "little"), abi.MAX_NS)
+
+    def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:
+        """In which milliseconds it had work in flight. Raises NodeUnready as :meth:`usage` does."""
+        with self._lock, _errors(f"{self._root}/{name}"):
+            cards, page = self._cards_of(name), self._usage.get(name)
+            if page is None or card not in cards:
+                return {}
+            offset = abi.TIMELINES_OFFSET + cards.index(card) * abi.TIMELINE_SIZE
+            image = os.pread(page, abi.TIMELINE_SIZE, offset)
+        return abi.read_timeline(image.ljust(abi.TIMELINE_SIZE, b"\0"), begin_ms, end_ms)
+
     def registered(self, name: str) -> frozenset[int]:
         """The ids, as they see themselves, of the processes that hold a slot. Raises as :meth:`usage` does.
 

@@ -1,8 +1,10 @@
 """Divisors for measured GPU time while several containers share a card.
 
 A card runs one process at a time and switches among those that have work. A container measures by events how
-long its work took; while n processes take turns, an n-th of that is its own. Only the host can sample n, the
-number of processes with work in flight. Time is divided, so the average is taken over 1/n.
+long its work took; while n processes take turns, an n-th of that is its own. Only the host can know n: each
+library enters in its usage page in which milliseconds its processes had work in flight, and here these
+timelines are laid over one another. Work that has not ended is in no timeline yet, nor is any work of a
+library older than minor 3 of the page: for that time the processes seen with work in flight count.
 
 Tenants could lie about work in flight. So their claims count only as far as charged time supports them: a
 container that claims work without using time is believed for :data:`TRUST_SECONDS` at most.
@@ -10,8 +12,9 @@ container that claims work without using time is believed for :data:`TRUST_SECON
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 TRUST_SECONDS: Final = 0.5
@@ -25,9 +28,12 @@ PRIOR_SECONDS: Final = 1.0
 """GPU seconds of assumed agreement at the start, so that the first figures do not dominate."""
 GAIN_LEAST: Final = 0.5
 GAIN_MOST: Final = 2.0
-SMOOTHING: Final = 0.4
-"""Weight of the newest period in the published factor; 1 for a container that is alone, and more in the first
-periods after one came or went, so that these count alike."""
+DELAY_MS: Final = 50
+"""Time from the end of most work until it is in the timeline: what is younger is not judged yet."""
+PERIODS: Final = 3
+"""Number of last periods that a factor is taken from: more follow a change late, fewer follow chance."""
+BEHIND_MS: Final = 400
+"""Oldest time that is judged: a timeline keeps half a second."""
 UNSEEN_SECONDS: Final = 2.5
 """From a container's first work until the driver's figure counts: it is of the second before it is read."""
 _MARGIN: Final = 1.25
@@ -46,16 +52,28 @@ class CardActivity:
     present: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Period:
+    """What a container did in a part of the time, all in milliseconds.
+
+    ``in_flight``: it had work in flight; ``own``: of that, its part when time is divided evenly; ``others``:
+    the others had work in flight.
+    """
+
+    in_flight: float = 0.0
+    own: float = 0.0
+    others: float = 0.0
+    length: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class _Tenant:
     trust: float = TRUST_SECONDS
     busy_ns: int | None = None
     since_first_work: float = 0.0
-    inverse: float = 0.0
-    in_flight: float = 0.0
-    others: float = 0.0
+    looks: list[tuple[int, int, int]] = field(default_factory=list)  # from, to (ms), processes at work
+    periods: deque[_Period] = field(default_factory=lambda: deque(maxlen=PERIODS))
     factor: float = 1.0
-    periods: int = 0  # since a container came or went
     left_alone: bool = True  # as of the last sample
     gain: float = 1.0
     charged: float = 0.0  # GPU seconds since the last comparison, without the gain
@@ -68,60 +86,72 @@ class SharedCard:
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
-        self._sampled = 0.0
+        self._sampled_ms = 0
         self._present: frozenset[str] = frozenset()
+        self.judged_ms = 0
+        """Up to when timelines were judged (CLOCK_MONOTONIC): the next period begins here."""
 
     def sample(
-        self, seconds: float, seen: Mapping[str, CardActivity], truth: Mapping[str, float] | None = None
+        self, now: float, seen: Mapping[str, CardActivity], truth: Mapping[str, float] | None = None
     ) -> None:
-        """Record the containers at work during the ``seconds`` since the last sample.
+        """Record the containers at work since the last sample. ``now`` is CLOCK_MONOTONIC in seconds.
 
         ``truth`` is the share of the card's time that the driver saw a container use, if known.
         """
         for gone in self._tenants.keys() - seen.keys():
             del self._tenants[gone]
-        believed = {
-            name: self._believed(
-                self._tenants.setdefault(name, _Tenant()), one, seconds, (truth or {}).get(name)
-            )
-            for name, one in seen.items()
-        }
-        total = sum(believed.values())
-        present_names = frozenset(name for name, one in seen.items() if one.present)
-        present = len(present_names)
-        if present_names != self._present:
-            self._present = present_names
-            self._restart()
-        self._sampled += seconds
+        before, self._sampled_ms = self._sampled_ms or int(now * 1e3), int(now * 1e3)
+        present = frozenset(name for name, one in seen.items() if one.present)
+        if present != self._present:  # what was judged before says nothing about the time from now on
+            self._present = present
+            self.judged_ms = before
+            for tenant in self._tenants.values():
+                tenant.periods.clear()
         for name, one in seen.items():
-            tenant = self._tenants[name]
-            others = total - believed[name]
-            tenant.others += others * seconds
-            tenant.left_alone = present - one.present == 0
-            if one.at_work:
-                tenant.in_flight += seconds
-                tenant.inverse += seconds / (max(1.0, believed[name]) + others)
+            tenant = self._tenants.setdefault(name, _Tenant())
+            _earn(tenant, one, (self._sampled_ms - before) * 1e-3, (truth or {}).get(name))
+            tenant.looks.append((before, self._sampled_ms, one.at_work))
+            tenant.left_alone = len(present) - one.present == 0
 
-    def factors(self) -> dict[str, float]:
-        """Return each container's divisor for the next period, and start it."""
-        for tenant in self._tenants.values():
-            others = tenant.others / self._sampled if self._sampled else 0.0
-            inverse = tenant.inverse / tenant.in_flight if tenant.in_flight else 1 / (1 + others)
-            if tenant.left_alone:
-                inverse = 1.0
-            tenant.periods += 1
-            weight = 1.0 if tenant.left_alone else max(SMOOTHING, 1 / tenant.periods)
-            tenant.factor = 1 / (1 / tenant.factor + weight * (inverse - 1 / tenant.factor))
-            tenant.inverse = tenant.in_flight = tenant.others = 0.0
-        self._sampled = 0.0
+    def factors(self, timelines: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+        """Return each container's divisor for the next period.
+
+        ``timelines`` are each container's milliseconds since :attr:`judged_ms`: how many contexts had work in
+        flight in each.
+        """
+        end = self._sampled_ms - DELAY_MS
+        begin = max(self.judged_ms, end - BEHIND_MS)
+        if end > begin:
+            self.judged_ms = end
+            self._judge(begin, end, timelines)
+        at_work = {
+            name: tenant.looks[-1][2] if tenant.trust > 0 and tenant.looks else 0
+            for name, tenant in self._tenants.items()
+        }
+        for name, tenant in self._tenants.items():
+            others = sum(at_work.values()) - at_work[name]
+            tenant.factor = 1.0 if tenant.left_alone else _factor(tenant.periods, others)
         return {name: tenant.factor for name, tenant in self._tenants.items()}
 
-    def _restart(self) -> None:
-        """A container came or went: what was sampled before says nothing about the time from now on."""
-        for tenant in self._tenants.values():
-            tenant.inverse = tenant.in_flight = tenant.others = 0.0
-            tenant.periods = 0
-        self._sampled = 0.0
+    def _judge(self, begin: int, end: int, timelines: Mapping[str, Mapping[int, float]]) -> None:
+        """Lay the timelines from ``begin`` to ``end`` over one another."""
+        claims = {
+            name: _believed(tenant, _claimed(tenant, begin, end, timelines.get(name, {})))
+            for name, tenant in self._tenants.items()
+        }
+        totals = [sum(values) for values in zip(*claims.values(), strict=True)]
+        for name, tenant in self._tenants.items():
+            mine = claims[name]
+            rest = [claim for other, claim in claims.items() if other != name]
+            own = sum(
+                amount * _mean_inverse([max(0.0, amount - 1), *(other[at] for other in rest)])
+                if total > amount or amount > 1
+                else amount
+                for at, (amount, total) in enumerate(zip(mine, totals, strict=True))
+                if amount
+            )
+            in_flight = sum(mine)
+            tenant.periods.append(_Period(in_flight, own, sum(totals) - in_flight, end - begin))
 
     def compare_from_now(self) -> None:
         """What was charged so far is not compared with what the driver sees next."""
@@ -150,19 +180,60 @@ class SharedCard:
                 tenant.gain = min(GAIN_MOST, max(GAIN_LEAST, gain))
         return {name: tenant.gain for name, tenant in self._tenants.items()}
 
-    def _believed(self, tenant: _Tenant, seen: CardActivity, seconds: float, truth: float | None) -> float:
-        """Return the number of processes at work that this sample counts as."""
-        before, tenant.busy_ns = tenant.busy_ns, seen.busy_ns
-        used = max(0, seen.busy_ns - before) * 1e-9 if before is not None else 0.0
-        raw = used / tenant.gain
-        tenant.charged += raw
-        supported = raw * tenant.factor * LAG
-        if seen.at_work or tenant.since_first_work:
-            tenant.since_first_work += seconds
-        if truth is not None and tenant.since_first_work > UNSEEN_SECONDS:
-            supported = min(supported, (truth * _MARGIN + 0.02) * seconds * tenant.factor)
-        tenant.trust = min(TRUST_CAP_SECONDS, tenant.trust + supported)
-        claimed = seen.at_work * seconds
-        spent = min(claimed, tenant.trust)
-        tenant.trust -= spent
-        return spent / seconds if seconds > 0 else 0.0
+
+def _earn(tenant: _Tenant, seen: CardActivity, seconds: float, truth: float | None) -> None:
+    """Charged time earns trust: its claims are believed for as long."""
+    before, tenant.busy_ns = tenant.busy_ns, seen.busy_ns
+    raw = (max(0, seen.busy_ns - before) * 1e-9 if before is not None else 0.0) / tenant.gain
+    tenant.charged += raw
+    supported = raw * tenant.factor * LAG
+    if seen.at_work or tenant.since_first_work:
+        tenant.since_first_work += seconds
+    if truth is not None and tenant.since_first_work > UNSEEN_SECONDS:
+        supported = min(supported, (truth * _MARGIN + 0.02) * seconds * tenant.factor)
+    tenant.trust = min(TRUST_CAP_SECONDS, tenant.trust + supported)
+
+
+def _claimed(tenant: _Tenant, begin: int, end: int, timeline: Mapping[int, float]) -> list[float]:
+    """Return how many contexts the container says had work in flight, in each millisecond."""
+    entered = max(timeline, default=begin - 1)
+    claims = [timeline.get(ms, 0.0) for ms in range(begin, end)]
+    for since, until, at_work in tenant.looks:
+        for ms in range(max(begin, since, entered + 1), min(end, until)):
+            claims[ms - begin] = at_work
+    tenant.looks = [look for look in tenant.looks if look[1] > end]
+    return claims
+
+
+def _believed(tenant: _Tenant, claims: Sequence[float]) -> Sequence[float]:
+    """Return the claims as far as the container is trusted, and take what they amount to off its trust."""
+    claimed = sum(claims) * 1e-3
+    spent = min(claimed, tenant.trust)
+    tenant.trust -= spent
+    return claims if spent == claimed else [claim * spent / claimed for claim in claims]
+
+
+def _mean_inverse(others: Sequence[float]) -> float:
+    """Return the mean of 1 / (1 + n), where n of the others are in flight.
+
+    Of a part of a millisecond nothing is known but its length: it is taken to lie anywhere.
+    """
+    always, chances = 0, [1.0]
+    for amount in others:
+        always += int(amount)
+        part = amount % 1
+        if part:
+            chances = [
+                without * (1 - part) + one_less * part
+                for without, one_less in zip([*chances, 0.0], [0.0, *chances], strict=True)
+            ]
+    return sum(chance / (1 + always + n) for n, chance in enumerate(chances))
+
+
+def _factor(periods: Sequence[_Period], others_now: int) -> float:
+    """Return the divisor from the last periods; without any, as if those at work now stayed so."""
+    own = sum(period.own for period in periods)
+    if own:
+        return sum(period.in_flight for period in periods) / own
+    length = sum(period.length for period in periods)
+    return 1 + (sum(period.others for period in periods) / length if length else others_now)

@@ -1,15 +1,18 @@
 """Tells each container what the host alone can see, and that the host is there: by how much the time of a
 shared card is divided, and what the driver counts of its memory beyond its account.
 
-Costs nothing while nobody works: who is at work comes from the usage sampler's last reading. A container at
-work gets a heartbeat a second. Where one of several containers of a card is at work the others are looked at
-twenty times a second; where two are, forty times, and the factor is published every 100 ms. Whoever is seen
-for the first time is told everything once: a page may still say what an agent before us had written.
+Costs next to nothing while nobody works: who is at work comes from the usage sampler's last reading, and as
+that is up to a second old, one word of a few containers' pages is looked at four times a second, in turns.
+A container at work gets a heartbeat a second. Where one of several containers of a card is at work the others
+are looked at twenty times a second; where two are, forty times, and the factor is published every 100 ms.
+Whoever is seen for the first time is told everything once: a page may still say what an agent before us had
+written.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -30,6 +33,11 @@ SURVEY_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.05
 SAMPLE_SECONDS: Final = 0.025
 PUBLISH_SECONDS: Final = 0.1
+GLANCE_SECONDS: Final = 0.25
+GLANCES: Final = 16
+"""Containers on idle cards that are looked at every :data:`GLANCE_SECONDS`, the next ones each time."""
+BELIEVED_SECONDS: Final = 3.0
+"""A container that was seen to begin is at work for so long whatever the usage sampler's reading says."""
 HEARTBEAT_SECONDS: Final = 1.0
 RECENT_NS: Final = 300_000_000
 """A container whose last work is no older is active: throttled ones pause for longer than a sample."""
@@ -62,7 +70,6 @@ class _Watched:
     names: tuple[str, ...]
     shared: SharedCard = field(default_factory=SharedCard)
     truth: Mapping[str, float] = field(default_factory=dict)
-    sampled_at: float | None = None
     compared_at: float | None = None
     next_at: float = 0.0
     publish_at: float = 0.0
@@ -95,6 +102,9 @@ class TimeSharing:
         self._adjusted: dict[tuple[str, CardUuid], tuple[int, Excess]] = {}
         self._beat: dict[str, float] = {}
         self._survey_at = 0.0
+        self._glance_at = 0.0
+        self._resting: deque[tuple[str, CardUuid]] = deque()
+        self._began: dict[tuple[str, CardUuid], float] = {}
         self._rhythm = 0.0
 
     def run(self, stop: threading.Event) -> None:
@@ -111,10 +121,10 @@ class TimeSharing:
     def step(self) -> float:
         """Do what is due; seconds until something is due again."""
         now = self._clock.monotonic()
-        if now >= self._survey_at:
+        if now >= self._survey_at or self._someone_began(now):
             self._survey(now)
             self._survey_at = now + SURVEY_SECONDS
-        due = self._survey_at
+        due = min(self._survey_at, self._glance_at) if self._resting else self._survey_at
         for card, watched in self._watched.items():
             if len(watched.names) < 2:
                 continue
@@ -123,15 +133,38 @@ class TimeSharing:
             due = min(due, watched.next_at)
         return max(0.0, due - self._clock.monotonic())
 
+    def _someone_began(self, now: float) -> bool:
+        """Look at the next few containers on idle cards: has one begun to work since it was looked at?"""
+        if now < self._glance_at or not self._resting:
+            return False
+        self._glance_at = now + GLANCE_SECONDS
+        for _ in range(min(GLANCES, len(self._resting))):
+            name, card = self._resting[0]
+            self._resting.rotate(-1)
+            if int(now * 1e9) - self._last_busy_ns(name, card) < RECENT_NS:
+                self._began[name, card] = now
+        return now in self._began.values()
+
+    def _last_busy_ns(self, name: str, card: CardUuid) -> int:
+        try:
+            return self._pages.last_busy_ns(name, card)
+        except NodeUnready:  # the usage sampler counts it and says why
+            return 0
+
     def _survey(self, now: float) -> None:
         by_card: dict[CardUuid, list[CardTenant]] = {}
-        for seat in self._seats():
+        self._began = {key: at for key, at in self._began.items() if now - at < BELIEVED_SECONDS}
+        self._resting.clear()
+        self._glance_at = now + GLANCE_SECONDS
+        for found in self._seats():
+            seat = replace(found, at_work=True) if (found.name, found.card) in self._began else found
             by_card.setdefault(seat.card, []).append(seat)
             self._adjust(seat, now)
         kept: dict[CardUuid, _Watched] = {}
         for card, seats in by_card.items():
             if not any(seat.at_work for seat in seats):
                 self._part(card, seats)
+                self._resting.extend((seat.name, card) for seat in seats if len(seats) > 1)
                 continue
             watched = kept[card] = self._watched.get(card) or _Watched(())
             watched.names = tuple(seat.name for seat in seats)
@@ -183,9 +216,7 @@ class TimeSharing:
         found = {name: self._activity(name, card) for name in watched.names}
         seen = {name: _seen(a, int(now * 1e9)) for name, a in found.items() if a is not None}
         present = frozenset(name for name, one in seen.items() if one.present)
-        if watched.sampled_at is not None:
-            watched.shared.sample(now - watched.sampled_at, seen, watched.truth)
-        watched.sampled_at = now
+        watched.shared.sample(now, seen, watched.truth)
         watched.contended = len(present) > 1
         if present != watched.present:  # who comes or goes changes everybody's time at once
             watched.present = present
@@ -195,7 +226,8 @@ class TimeSharing:
         watched.next_at = now + pause
         if now >= watched.publish_at:
             watched.publish_at = now + PUBLISH_SECONDS - SAMPLE_SECONDS / 2
-            for name, factor in watched.shared.factors().items():
+            timelines = {name: self._timeline(name, card, watched.shared.judged_ms, now) for name in seen}
+            for name, factor in watched.shared.factors(timelines).items():
                 gain = self._published.get((name, card), _ALONE)[1] if factor != 1.0 else 1.0
                 self._publish(name, card, (factor, gain), now)
 
@@ -206,6 +238,14 @@ class TimeSharing:
             self._metrics.scrape_errors.labels("pages").inc()
             log.debug("activity_unreadable", directory=name, reason=str(error))
             return None
+
+    def _timeline(self, name: str, card: CardUuid, begin_ms: int, now: float) -> Mapping[int, float]:
+        try:
+            return self._pages.timeline(name, card, begin_ms, int(now * 1e3))
+        except NodeUnready as error:
+            self._metrics.scrape_errors.labels("pages").inc()
+            log.debug("timeline_unreadable", directory=name, reason=str(error))
+            return {}
 
     def _publish(self, name: str, card: CardUuid, told: tuple[float, float], now: float) -> None:
         """Factor and gain, if they differ by a step from what the page says; back to none at all exactly."""

@@ -13,7 +13,7 @@
  *    sizes within bounds, and CRC-32C (Castagnoli) of the first `size` bytes with `crc` taken as zero;
  *  - `usage` is tenant-writable: the host reads it with pread, clamps every value and believes none;
  *  - all words of `usage` are accessed with __atomic; it holds no mutex, futex or semaphore;
- *  - usage.card[i] and slot.charged[i] belong to limits.card[i];
+ *  - usage.card[i], usage.timeline[i] and slot.charged[i] belong to limits.card[i];
  *  - slot i is alive while its process holds an open-file-description write lock on byte i of `usage`.
  */
 #ifndef VCUDA_PAGE_H
@@ -27,7 +27,7 @@
 #endif
 
 #define VCUDA_ABI_MAJOR 1
-#define VCUDA_ABI_MINOR 2
+#define VCUDA_ABI_MINOR 3
 #define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
 #define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
 #define VCUDA_MAX_CARDS 16
@@ -163,6 +163,16 @@ struct vcuda_note {
     uint64_t reserved[1];
 };
 
+/* When the container had work in flight on a card, millisecond by millisecond: what the host needs to know with whom a
+ * container shared the card. Since minor 3. Millisecond t of CLOCK_MONOTONIC lies in cell t % VCUDA_TIMELINE_CELLS,
+ * with the low 16 bits of t / VCUDA_TIMELINE_CELLS above the microseconds that contexts had work in flight within it,
+ * summed over contexts. Work is entered when it is settled. */
+#define VCUDA_TIMELINE_CELLS 512
+
+struct vcuda_timeline {
+    uint32_t cell[VCUDA_TIMELINE_CELLS];
+};
+
 struct vcuda_usage {
     uint64_t magic;
     uint16_t abi_major, abi_minor;
@@ -186,8 +196,9 @@ struct vcuda_usage {
 
     _Alignas(4096) struct vcuda_card_usage card[VCUDA_MAX_CARDS];
     struct vcuda_slot slot[VCUDA_MAX_SLOTS];
+    struct vcuda_timeline timeline[VCUDA_MAX_CARDS];
     uint8_t rest[VCUDA_USAGE_SIZE - 4096 - VCUDA_MAX_CARDS * sizeof(struct vcuda_card_usage) -
-                 VCUDA_MAX_SLOTS * sizeof(struct vcuda_slot)];
+                 VCUDA_MAX_SLOTS * sizeof(struct vcuda_slot) - VCUDA_MAX_CARDS * sizeof(struct vcuda_timeline)];
 };
 
 _Static_assert(sizeof(struct vcuda_card_limits) == 128, "card limits are 128 bytes");

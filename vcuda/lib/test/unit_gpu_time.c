@@ -120,8 +120,9 @@ static void small_work_shares_a_span_and_new_work_is_measured_alone(void) {
     CHECK(!span_plan_ends(&facts, true, false, 2, SPAN_PLAN_FIRST));
     facts.expected_ns = SPAN_PLAN_NS;
     CHECK(span_plan_ends(&facts, false, false, 2, SPAN_PLAN_FIRST));
-    CHECK(span_plan_asks(STREAM_UNSURE, true) && span_plan_asks(STREAM_BUSY, false));
-    CHECK(!span_plan_asks(STREAM_BUSY, true) && !span_plan_asks(STREAM_IDLE, false));
+    CHECK(span_plan_asks(STREAM_UNSURE, true, false) && span_plan_asks(STREAM_BUSY, false, false));
+    CHECK(!span_plan_asks(STREAM_BUSY, true, false) && !span_plan_asks(STREAM_IDLE, false, false));
+    CHECK(span_plan_asks(STREAM_IDLE, true, true) && !span_plan_asks(STREAM_BUSY, true, true)); /* beside others */
 }
 
 int main(void) {

@@ -9,6 +9,7 @@
 #include "cuda/gpu_time.h"
 #include "cuda/settle.h"
 #include "cuda/stream_meter.h"
+#include "cuda/timeline.h"
 #include "interposer.h"
 #include "page.h"
 #include "slots.h"
@@ -114,6 +115,13 @@ static void teach(struct timing_span *span, uint64_t own, uint64_t charged) {
                 cost_corrected(span->kind[i].cost, own, charged, span->facts.expected_ns);
 }
 
+/* What was new of an interval that ended at `to` of the card's time. Work is settled in about the order in which it
+ * ran, so the new part is the last one. */
+static void tell_host(const struct context_meter *context_meter, int64_t to, int64_t fresh) {
+    int64_t end = to - context_meter->clock.offset_ns;
+    timeline_add(&vcuda_usage()->timeline[context_meter->card], end - fresh, end);
+}
+
 /* GPU time of the span: how much of its interval was new. What was measured is learnt from. */
 static uint64_t charge(struct timing_span *span, const struct vcuda_limits_view *view, bool measured, uint64_t now) {
     struct context_meter *context_meter = span->context_meter;
@@ -123,7 +131,9 @@ static uint64_t charge(struct timing_span *span, const struct vcuda_limits_view 
     measured = measured && read_events(span, divided, &ran);
     if (!measured)
         ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
-    uint64_t used = bucket_used((uint64_t)busy_intervals_add(&context_meter->busy, ran.from, ran.to), divided, gain);
+    int64_t fresh = busy_intervals_add(&context_meter->busy, ran.from, ran.to);
+    uint64_t used = bucket_used((uint64_t)fresh, divided, gain);
+    tell_host(context_meter, ran.to, fresh);
     if (ran.to > meter->settled_to)
         meter->settled_to = ran.to;
     if (measured) {

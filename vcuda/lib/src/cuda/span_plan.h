@@ -17,9 +17,10 @@ static inline bool span_plan_joins(const struct span_facts *facts, bool measured
 }
 
 /* Is the driver to be asked whether the stream has drained? `open`: there is a span that goes on if it has not. A span
- * that would begin on a busy stream is made sure of, or a cost that is too high would never be found out. */
-static inline bool span_plan_asks(enum stream_state state, bool open) {
-    return state == STREAM_UNSURE || (state == STREAM_BUSY && !open);
+ * that would begin on a busy stream is made sure of, or a cost that is too high would never be found out. `shared`:
+ * others are at work on the card, so that work takes longer than expected. */
+static inline bool span_plan_asks(enum stream_state state, bool open, bool shared) {
+    return state == STREAM_UNSURE || (state == STREAM_BUSY && !open) || (state == STREAM_IDLE && shared);
 }
 
 /* Does the span end with the launch just made? One that began on an idle stream does, unless it is too small; another

@@ -1,7 +1,9 @@
+#include "attachment.h"
 #include "cuda/span_plan.h"
 #include "cuda/timing_span.h"
 #include "interposer.h"
 #include "page.h"
+#include "token_bucket.h"
 
 #include <errno.h>
 
@@ -161,6 +163,11 @@ static bool is_exhausted(const struct context_meter *context_meter) {
     return !(__atomic_load_n(&context_meter->free_head, __ATOMIC_RELAXED) & 0xffff);
 }
 
+static bool is_shared(int card, uint64_t now) {
+    const struct vcuda_limits_view *view = vcuda_limits();
+    return view && (uint32_t)card < view->card_count && bucket_sharers(view, card, now) > 256;
+}
+
 /* With a look at the clock, and at the driver if need be. */
 static struct timing_span *__attribute__((noinline)) decide(struct stream_meter *meter, struct timing_span *span,
                                                             const struct cost *cost, struct measuring_budget *budget) {
@@ -169,7 +176,7 @@ static struct timing_span *__attribute__((noinline)) decide(struct stream_meter 
     struct stream_clock clock = clock_of(meter);
     bool may_measure = measuring_allowed(budget, &newcomers, now) || cost_seen(cost) < SPAN_PLAN_FIRST;
     enum stream_state state = stream_clock_state(&clock, now);
-    if (may_measure && span_plan_asks(state, span != NULL)) {
+    if (may_measure && span_plan_asks(state, span != NULL, is_shared(meter->card, now))) {
         enum stream_state said = ask(meter);
         uint64_t asked = now;
         now = vcuda_now_ns();

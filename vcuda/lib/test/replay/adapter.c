@@ -273,7 +273,7 @@ static void take_span(struct adapter *a, uint32_t number, const struct cost *cos
     }
     bool may_ask = measuring_allowed(&a->budget, &a->newcomers, now) || cost_seen(cost) < SPAN_PLAN_FIRST;
     enum stream_state said = stream_clock_state(&stream->clock, now);
-    if (may_ask && span_plan_asks(said, span != NULL)) {
+    if (may_ask && span_plan_asks(said, span != NULL, false)) {
         bool drained = driver_stream_query(a->driver, number);
         stream_clock_observed(&stream->clock, now, drained);
         said = drained ? STREAM_IDLE : STREAM_BUSY;

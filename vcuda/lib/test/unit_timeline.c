@@ -1,0 +1,79 @@
+/* What the host reads of the timeline, by hand: each check prints a line if it fails; the program's answer is how many
+ * did. */
+#include <stdio.h>
+
+#include "cuda/timeline.h"
+
+#define MS INT64_C(1000000)
+#define ROUND ((int64_t)VCUDA_TIMELINE_CELLS * MS)
+
+static int failures;
+
+#define CHECK(condition)                                                                                               \
+    do                                                                                                                 \
+        if (!(condition)) {                                                                                            \
+            failures++;                                                                                                \
+            printf("%s:%d %s\n", __FILE__, __LINE__, #condition);                                                      \
+        }                                                                                                              \
+    while (0)
+
+static struct vcuda_timeline timeline;
+
+static uint32_t us_at(int64_t ms, uint32_t round) {
+    uint32_t word = timeline.cell[ms % VCUDA_TIMELINE_CELLS];
+    return word >> 16 == round ? word & 0xffff : 0;
+}
+
+static uint64_t us_of_all(uint32_t round) {
+    uint64_t sum = 0;
+    for (int64_t ms = 0; ms < VCUDA_TIMELINE_CELLS; ms++)
+        sum += us_at(ms, round);
+    return sum;
+}
+
+static void work_is_entered_where_it_ran(void) {
+    timeline = (struct vcuda_timeline){0};
+    timeline_add(&timeline, ROUND + 3 * MS + 250000, ROUND + 6 * MS + 100000);
+    CHECK(us_at(3, 1) == 750 && us_at(4, 1) == 1000 && us_at(5, 1) == 1000 && us_at(6, 1) == 100);
+    CHECK(us_of_all(1) == 2850);
+    timeline_add(&timeline, ROUND + 4 * MS, ROUND + 4 * MS + 500000);
+    CHECK(us_at(4, 1) == 1500); /* two contexts at once */
+    timeline_add(&timeline, ROUND + 9 * MS, ROUND + 9 * MS);
+    timeline_add(&timeline, ROUND + 9 * MS, ROUND + 8 * MS);
+    CHECK(us_of_all(1) == 3350);
+}
+
+static void a_new_round_begins_anew(void) {
+    timeline = (struct vcuda_timeline){0};
+    timeline_add(&timeline, ROUND + 7 * MS, ROUND + 8 * MS);
+    timeline_add(&timeline, 2 * ROUND + 7 * MS, 2 * ROUND + 7 * MS + 10000);
+    CHECK(us_at(7, 2) == 10 && us_at(7, 1) == 0);
+    timeline_add(&timeline, (65536 + 2) * ROUND + 7 * MS, (65536 + 2) * ROUND + 7 * MS + 1000);
+    CHECK(us_at(7, 2) == 11); /* after nine hours a round has a number again */
+}
+
+static void of_long_work_the_end_is_entered(void) {
+    timeline = (struct vcuda_timeline){0};
+    timeline_add(&timeline, ROUND + 10 * MS, 5 * ROUND);
+    CHECK(us_of_all(4) == 1000 * VCUDA_TIMELINE_CELLS && us_of_all(1) == 0);
+    timeline = (struct vcuda_timeline){0};
+    timeline_add(&timeline, -5 * MS, 2 * MS); /* the machine has just started */
+    CHECK(us_of_all(0) == 2000);
+}
+
+static void a_full_cell_stays_full(void) {
+    timeline = (struct vcuda_timeline){0};
+    for (int i = 0; i < 100; i++)
+        timeline_add(&timeline, ROUND, ROUND + MS);
+    CHECK(us_at(0, 1) == 0xffff);
+}
+
+int main(void) {
+    work_is_entered_where_it_ran();
+    a_new_round_begins_anew();
+    of_long_work_the_end_is_entered();
+    a_full_cell_stays_full();
+    if (!failures)
+        printf("all hold\n");
+    return failures;
+}
