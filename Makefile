@@ -156,10 +156,13 @@ cluster-starts: cluster-build tools image ## how much longer a pod takes to star
 cluster-rollouts: cluster-build tools image ## the agent replaced ten times under load: no pod may fail (root)
 	$(BIN)/python -m tests.cluster rollouts
 
+cluster-double-offers: cluster-build tools image ## a second device plugin beside the agent, a hundred orders of events (root)
+	$(BIN)/python -m tests.cluster double-offers
+
 release-trial: cluster-build tools ## the newest of build/release tried as a user would, on a cluster made anew (root)
 	$(BIN)/python -m tests.cluster release $$(ls -td $(CURDIR)/build/release/*/ | head -1)
 
-cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster, cluster-starts and cluster-rollouts into bench/results
+cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster, cluster-starts, cluster-rollouts and cluster-double-offers into bench/results
 	$(BIN)/python -m tests.cluster record
 
 cluster-down: ## end the cluster and remove every trace of it
@@ -185,4 +188,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts release-trial cluster-record cluster-down
+.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts cluster-double-offers release-trial cluster-record cluster-down

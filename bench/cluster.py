@@ -15,6 +15,7 @@ from bench.rows import Row
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "cluster.json"
 ENOUGH: Final = 1000  # starts of a soak that counts as full
 ENOUGH_ROLLOUTS: Final = 10
+ENOUGH_ORDERS: Final = 100
 
 
 def rows(*, full: bool) -> Iterator[Row]:
@@ -29,6 +30,7 @@ def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:
     for key in ("wrong", "unexpected_admission_errors", "leaks"):
         yield _soak(f"soak_{key}", key, results.get("soak"))
     yield _rollouts(results.get("rollouts"))
+    yield _double_offers(results.get("double_offers"))
     yield from _suite(results.get("e2e"))
     for key in sorted(key for key in results if key.startswith("e2e-")):
         found = results[key]
@@ -62,6 +64,18 @@ def _rollouts(found: Mapping[str, Any] | None) -> Row:
         return Row(name, None, unit, bar, note="never run: make cluster-rollouts")
     note = f"{found['rollouts']} rollouts, {found['created']} pods created; {_on(found)}"
     return Row(name, found["failed"], unit, bar, full=found["rollouts"] >= ENOUGH_ROLLOUTS, note=note)
+
+
+def _double_offers(found: Mapping[str, Any] | None) -> Row:
+    name, unit, bar = "double_offers", "orders", "= 0"
+    if found is None:
+        return Row(name, None, unit, bar, note="never run: make cluster-double-offers")
+    note = (
+        f"of {found['orders']} random orders in which a second plugin for the same cards comes and restarts "
+        "beside restarts of kubelet and agent, those with a card on offer by both for over 2 s; longest "
+        f"{found['longest_seconds']} s; {_on(found)}"
+    )
+    return Row(name, found["double"], unit, bar, full=found["orders"] >= ENOUGH_ORDERS, note=note)
 
 
 def _suite(found: Mapping[str, Any] | None) -> Iterator[Row]:

@@ -51,9 +51,11 @@ from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.billing import BillMeter
+from gpu_manager.services.cards import other_plugins
 from gpu_manager.services.cards.health import VANISHED, Health
 from gpu_manager.services.cards.inventory import InventoryService
 from gpu_manager.services.cards.known_cards import KnownCards
+from gpu_manager.services.cards.other_plugins import OtherPlugins
 from gpu_manager.services.enforcement import (
     driver_memory_limit,
     evasion_detector,
@@ -150,6 +152,9 @@ class Agent:
             clock,
             self.plugin.offering,
         )
+        self.other_plugins = OtherPlugins(
+            self._kubelet.other_offers, self.health, self._kube.node.event, clock
+        )
         self.usage = UsageSampler(
             self.state,
             self.cards,
@@ -197,6 +202,7 @@ class Agent:
                 bills=lambda: self.bills.told,
                 events=self.health.counts,
                 xids=self.health.xids,
+                offered_elsewhere=lambda: self.other_plugins.offers,
                 writes_dropped=lambda: self._kube.writes_dropped,
             )
         )
@@ -210,13 +216,16 @@ class Agent:
             "registered": self.plugin.registered.is_set(),
             "cards": any(not s.missing for s in self.state.node.cards) and not self.health.trouble,
             "pods": self._kube.pods.error is None,
+            "only_plugin": not self.other_plugins.offers,
         }
 
     def why(self) -> str:
         """Return why the agent is not ready, if known; empty otherwise."""
         cards = self.state.node.cards
         away = f"all {len(cards)} cards {VANISHED}" if cards and all(s.missing for s in cards) else ""
-        return "; ".join(filter(None, (self.health.trouble or away, self._kube.pods.error)))
+        return "; ".join(
+            filter(None, (self.health.trouble or away, self.other_plugins.trouble, self._kube.pods.error))
+        )
 
     def start(self) -> None:
         """Rebuild the ledger, then start to serve.
@@ -231,6 +240,8 @@ class Agent:
         stored = self._load()
         self.health.remember(self.known_cards.load())
         self.health.discover()
+        self.health.settle()
+        self.other_plugins.look()  # before the kubelet hears of any card
         self.health.settle()
         self._recover(stored)
         self.health.subscribe(self.known_cards.cards_changed)
@@ -249,6 +260,7 @@ class Agent:
             self._rounds("watchdog", evasion_detector.PERIOD_SECONDS, self.watchdog.look),
             self._rounds("notes", library_messages.PERIOD_SECONDS, self.notes.look),
             self._rounds("backstop", driver_memory_limit.PERIOD_SECONDS, self.backstops.look),
+            self._rounds("other-plugins", other_plugins.PERIOD_SECONDS, self.other_plugins.look),
             self._rounds("reclaim", self._config.reclaim_seconds, self.reclaimer.round),
         ]
         for thread in self._threads:

@@ -41,8 +41,8 @@ _FAILURES = ("vcuda_thread_failures", "Unexpected errors in the agent's own thre
 class Exporter(Collector):
     """What is sampled for ``/metric`` of books and usage; what is counted is in :class:`ServiceMetrics`.
 
-    ``events`` counts what happened to the cards, ``xids`` the XIDs of each, ``writes_dropped`` what the API
-    server was never told.
+    ``events`` counts what happened to the cards, ``xids`` the XIDs of each, ``offered_elsewhere`` names those
+    that another device plugin offers too, ``writes_dropped`` what the API server was never told.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Exporter(Collector):
         bills: Callable[[], Bills] = Bills,
         events: Callable[[], Mapping[str, int]] = dict,
         xids: Callable[[], Mapping[CardUuid, CardXids]] = dict,
+        offered_elsewhere: Callable[[], Mapping[CardUuid, str]] = dict,
         writes_dropped: Callable[[], int] = int,
     ) -> None:
         self._state = state
@@ -64,6 +65,7 @@ class Exporter(Collector):
         self._bills = bills
         self._events = events
         self._xids = xids
+        self._offered_elsewhere = offered_elsewhere
         self._writes_dropped = writes_dropped
 
     def describe(self) -> Iterable[Metric]:
@@ -84,6 +86,7 @@ class Exporter(Collector):
         yield from bill_series.booked(view)
         yield from bill_series.bills(self._bills(), view.node.name)
         yield from _node(view, self._version, max(0.0, time.monotonic() - sample.at))
+        yield _other_plugins(view, self._offered_elsewhere())
         yield counter_by_label(*_EVENTS, self._events())
         yield counter_by_label(*_FAILURES, threads.failures())
         yield _writes_dropped(self._writes_dropped())
@@ -100,9 +103,22 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield from bill_series.booked(view)
     yield from bill_series.bills(Bills(), "")
     yield from _node(view, "", 0.0)
+    yield _other_plugins(view, {})
     yield counter_by_label(*_EVENTS, {})
     yield counter_by_label(*_FAILURES, {})
     yield _writes_dropped(0)
+
+
+def _other_plugins(view: View, offers: Mapping[CardUuid, str]) -> Metric:
+    family = GaugeMetricFamily(
+        "vcuda_card_offered_elsewhere",
+        "1 while another device plugin of the node offers the card under the resource; it is closed here",
+        labels=("uuid", "card", "resource"),
+    )
+    for state in view.node.cards:
+        if state.card.uuid in offers:
+            family.add_metric((state.card.uuid, str(state.card.index), offers[state.card.uuid]), 1)
+    return family
 
 
 def _writes_dropped(count: int) -> Metric:

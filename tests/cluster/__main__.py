@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak MINUTES|starts|rollouts [COUNT]|release DIRECTORY|record``
+``python -m tests.cluster build|up|down|status|soak MINUTES|starts|rollouts [COUNT]|double-offers [COUNT]|release DIRECTORY|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.cluster import build, product, record, release_trial, rollouts, soak, starts
+from tests.cluster import build, double_offers, product, record, release_trial, rollouts, soak, starts
 from tests.cluster.cluster import Cluster, NotRunningError
 from tests.cluster.parts import ROOT, MissingError
 
@@ -46,6 +46,12 @@ def main() -> int:
             rolled = rollouts.measure(cluster, int(words[1]) if words[1:] else rollouts.ROLLOUTS)
             record.keep("rollouts", rolled.as_json(), cluster.parts)
             return 1 if rolled.failed else 0
+        elif words[:1] == ["double-offers"] and len(words) <= 2:
+            cluster.up()
+            product.install(cluster, admission=True)
+            found = double_offers.measure(cluster, int(words[1]) if words[1:] else double_offers.ORDERS)
+            record.keep("double_offers", found.as_json(), cluster.parts)
+            return 1 if found.double else 0
         elif words[:1] == ["release"] and len(words) == 2:
             return release_trial.main(Path(words[1]))
         elif words == ["record"]:

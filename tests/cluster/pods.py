@@ -164,11 +164,11 @@ class Pods:
         return self.get(name)
 
     def events(self, name: str) -> list[str]:
-        """What was said about a pod."""
+        """What was said about a pod, or another object of that name."""
         found = self.cluster.api.get(
             f"/api/v1/namespaces/{NAMESPACE}/events", fieldSelector=f"involvedObject.name={name}"
         )
-        return [f"{e['reason']}: {e['message']}" for e in found["items"]]
+        return [f"{e['reason']}: {e.get('message', '')}" for e in found["items"]]
 
     def execute(self, name: str, *command: str, container: str = "") -> str:
         """Run a command in a container; its output. Raises RuntimeError if it fails."""

@@ -1,8 +1,9 @@
 """What was last measured on the cluster, kept beside the code: bench/results/cluster.json.
 
 Each tool leaves its own result in ``build/cluster`` (the suite ``e2e.json``, the soak ``soak.json``, the starts
-``starts.json``, the rollouts ``rollouts.json``, an older line of Kubernetes ``e2e-1.33.json``); ``python -m tests.cluster record`` puts them
-together. What was never run stays out.
+``starts.json``, the rollouts ``rollouts.json``, the second plugin
+``double_offers.json``, an older line of Kubernetes ``e2e-1.33.json``);
+``python -m tests.cluster record`` puts them together. What was never run stays out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from tests.cluster.parts import BUILD, ROOT, Parts, newest
 
 RESULTS: Final = ROOT / "bench/results/cluster.json"
-KINDS: Final = ("e2e", "soak", "starts", "rollouts")
+KINDS: Final = ("e2e", "soak", "starts", "rollouts", "double_offers")
 
 
 def keep(kind: str, result: Mapping[str, object], parts: Parts) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gpu_manager.domain.contract import (
     CORE,
     CORE_SOCKET,
+    EVENT_OTHER_PLUGIN,
     LIBRARY_DIR,
     LIMITS_PATH,
     MEMORY,
@@ -17,7 +18,7 @@ from gpu_manager.domain.contract import (
     PRELOAD_PATH,
     USAGE_PATH,
 )
-from tests.cluster import auditor, foreign_plugin, product, sever
+from tests.cluster import auditor, double_offers, foreign_plugin, product, sever
 from tests.cluster.cluster import Cluster
 from tests.cluster.listing import ask, command
 from tests.cluster.parts import minor
@@ -49,6 +50,33 @@ def test_a_plugin_without_options_is_refused_and_harms_nobody(cluster: Cluster, 
         assert product.allocatable(cluster) == (800, 1256)
     finally:
         cluster.kill("faulty")
+    auditor.settled(cluster)
+
+
+def test_cards_of_another_plugin_are_closed_and_open_again_once_it_has_gone(
+    cluster: Cluster, pods: Pods
+) -> None:
+    """The pod on such a card runs on; a new one goes elsewhere."""
+    pods.run(pod("before", container("c", 30, 10)))
+    [uuid] = cards_of(pods.get("before"), "c")
+    double_offers.start(cluster, [uuid])
+    try:
+        cluster.wait(lambda: double_offers.closed_cards(cluster)[uuid], 30, "the card is not closed")
+        [card] = [one for one in product.ask_json(cluster, "/graph")["cards"] if one["uuid"] == uuid]
+        assert f"offers the card as {foreign_plugin.GPU_RESOURCE}" in card["reason"]
+        assert (
+            f'uuid="{uuid}"' in product.ask(cluster, "/metric").partition("vcuda_card_offered_elsewhere{")[2]
+        )
+        cluster.wait(
+            lambda: any(EVENT_OTHER_PLUGIN in one for one in pods.events("n1")), 30, "the node has no Event"
+        )
+        pods.run(pod("meanwhile", container("c", 30, 10)))
+        assert uuid not in cards_of(pods.get("meanwhile"), "c")
+        assert pods.phase("before") == "Running"
+    finally:
+        double_offers.stop(cluster)
+    cluster.wait(lambda: not double_offers.closed_cards(cluster)[uuid], 60, "the card does not open again")
+    cluster.wait(lambda: product.agent_ready(cluster), 30, "the agent is not ready again")
     auditor.settled(cluster)
 
 

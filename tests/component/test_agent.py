@@ -171,7 +171,12 @@ def test_the_pages_for_people_answer(world: World) -> None:
     world.agent.usage.sample()
     usage = json.loads(world.get("/usage"))["usage"]
     assert any(p["pod"] == "seen" and p["spec"]["c"] == {"gpu": 0.2, "mem": 2048} for p in usage.values())
-    assert json.loads(world.get("/readyz")) == {"registered": True, "cards": True, "pods": True}
+    assert json.loads(world.get("/readyz")) == {
+        "registered": True,
+        "cards": True,
+        "pods": True,
+        "only_plugin": True,
+    }
     assert world.get("/healthz") == "ok\n"
     assert "version" in json.loads(world.get("/version"))
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.kubelet.checkpoint import MAX_BYTES
-from gpu_manager.domain.contract import ALLOCATION
+from gpu_manager.domain.contract import ALLOCATION, CORE_SOCKET, MEMORY_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
@@ -83,6 +83,23 @@ def test_a_listing_names_every_app_container_with_our_ids_and_merges_numa_nodes(
         ),
         ("default", "v"): (PodResourcesEntry("default", "v", "other", {}),),
     }
+
+
+def test_the_devices_of_other_plugins_are_told_by_resource(node):
+    node.plugin(CORE, devices("c", 2))
+    assert node.client.other_offers() == {}
+    node.plugin("nvidia.com/gpu", [device("GPU-1", nodes=[0]), device("GPU-2", nodes=[1])])
+    assert node.client.other_offers() == {"nvidia.com/gpu": {"GPU-1", "GPU-2"}}
+
+
+def test_the_kubelet_is_asked_for_its_devices_only_beside_another_plugins_socket(tmp_path):
+    for ours in (CORE_SOCKET, MEMORY_SOCKET, "kubelet.sock"):
+        (tmp_path / ours).touch()
+    with client_of(tmp_path) as client:
+        assert client.other_offers() == {}, "nobody answers here"
+        (tmp_path / "other.sock").touch()
+        with pytest.raises(NodeUnready, match="did not tell its devices"):
+            client.other_offers()
 
 
 def test_38_a_hog_of_the_limiter_is_waited_out():

@@ -107,12 +107,9 @@ def test_the_agent_runs_where_cards_are_and_two_never_share_a_node() -> None:
     assert pod["priorityClassName"] == "system-node-critical"
     assert pod["hostPID"] is True
     assert {"key": "nvidia.com/gpu", "operator": "Exists"} in pod["tolerations"]
-    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ]
-    assert {"key": "nvidia-device-enable", "operator": "In", "values": ["enable"]} in [
-        e for t in terms for e in t["matchExpressions"]
-    ]
+    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    opted_in = {"key": "nvidia-device-enable", "operator": "In", "values": ["enable"]}
+    assert required["nodeSelectorTerms"] == [{"matchExpressions": [opted_in]}], "no label that others set"
     # The predecessor's reserves are an upper bound.
     assert container(pod, "gpu-manager")["resources"]["requests"] == {"cpu": "50m", "memory": "128Mi"}
 

@@ -187,12 +187,15 @@ FOUND = [
     ("agent-gone", cluster(agents=replace(CLUSTER.agents, ready={})), "node n1 publishes cards"),
     (
         "node-label-missing",
-        cluster(nodes=(NODE, DoctorNode("n2", None, None, None, hinted="label nvidia.com/gpu.present"))),
+        cluster(
+            nodes=(DoctorNode("n2", None, None, None, hinted="label nvidia.com/gpu.present"),),
+            agents=replace(CLUSTER.agents, ready={}),
+        ),
         "not the label pool=gpu",
     ),
     (
         "node-label-missing",
-        cluster(nodes=(NODE, BARE), agents=replace(CLUSTER.agents, selector={}, affinity=TWO_WAYS)),
+        cluster(nodes=(BARE,), agents=replace(CLUSTER.agents, ready={}, selector={}, affinity=TWO_WAYS)),
         "not the label enable=on|yes or present=true and no old",
     ),
     ("model-label-missing", node(labels={}), "neither tencent.com/gpu-model"),

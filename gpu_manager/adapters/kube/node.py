@@ -10,7 +10,7 @@ from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
-from gpu_manager.adapters.kube.tasks import PublishNode
+from gpu_manager.adapters.kube.tasks import EventTeller, PostEvent, PublishNode, Thing
 from gpu_manager.adapters.kube.watched import WatchedObjects
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import (
@@ -36,6 +36,7 @@ class KubeNode(WatchedObjects):
         self._node = node
         self._clock = clock
         self._outbox = outbox
+        self._teller = EventTeller(connection, clock, node)
         self._lock = threading.Lock()
         self._cordoned: frozenset[CardUuid] = frozenset()
         self._to_forget: frozenset[CardUuid] = frozenset()
@@ -89,6 +90,12 @@ class KubeNode(WatchedObjects):
             if shown is not None and meta.get("name") != self._node:
                 found |= {state.card.uuid for state in shown.cards if state.healthy}
         return frozenset(found.intersection(uuids))
+
+    def event(self, reason: str, message: str) -> None:
+        """Record a warning Event about the node; its uid is the node's name there, as the kubelet has it."""
+        now = self._clock.now()
+        subject = Thing("Node", self._node, "default", self._node)
+        self._outbox.put(PostEvent(self._teller, subject, reason, message, warning=True, first=now, last=now))
 
     def _task(self) -> PublishNode:
         return PublishNode(self._connection, self._node, dict(self._wanted[0]), dict(self._wanted[1]))

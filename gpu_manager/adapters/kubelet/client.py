@@ -14,7 +14,7 @@ import grpc
 import structlog
 
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES, parse_checkpoint
-from gpu_manager.domain.contract import CORE, KUBELET_SOCKET, MEMORY
+from gpu_manager.domain.contract import CORE, CORE_SOCKET, KUBELET_SOCKET, MEMORY, MEMORY_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
 from gpu_manager.ports import CheckpointEntry, PodResourcesEntry
@@ -23,6 +23,8 @@ from gpu_manager.ports import CheckpointEntry, PodResourcesEntry
 # machine that stalled, 3 s were not enough.
 DEADLINE_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = (0.005, 0.015)  # the kubelet's limiter gives one token every 10 ms
+_OFFERS_SECONDS: Final = 2.0
+_SOCKETS: Final = {CORE: CORE_SOCKET, MEMORY: MEMORY_SOCKET}
 RECEIVE_BYTES: Final = 16 << 20  # as Kubernetes' own callers of this API
 
 log = structlog.get_logger(__name__)
@@ -55,9 +57,10 @@ class _Connection:
 class KubeletClient:
     """Implements :class:`gpu_manager.ports.Kubelet`.
 
-    ``device_plugins`` and ``pod_resources`` are the kubelet's directories; only ids of ``resources``
-    are reported. Call :meth:`listing` in GetPreferredAllocation, never in Allocate: the kubelet frees
-    ended pods before it lists, and then offers ids again that are being granted at that moment.
+    ``device_plugins`` and ``pod_resources`` are the kubelet's directories; only ids of ``resources`` (our
+    resources, each with the name of its socket) are reported. Call :meth:`listing` in GetPreferredAllocation,
+    never in Allocate: the kubelet frees ended pods before it lists, and then offers ids again that are being
+    granted at that moment.
     """
 
     def __init__(
@@ -65,13 +68,14 @@ class KubeletClient:
         device_plugins: Path,
         pod_resources: Path,
         *,
-        resources: Collection[str] = (CORE, MEMORY),
+        resources: Mapping[str, str] = _SOCKETS,
         deadline: float = DEADLINE_SECONDS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._checkpoint = device_plugins / FILE_NAME
         self._socket = pod_resources / KUBELET_SOCKET
         self._resources = frozenset(resources)
+        self._own_sockets = frozenset(resources.values())
         self._deadline = deadline
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -123,6 +127,42 @@ class KubeletClient:
         with self._lock:
             self._read = (state, entries)
         return entries
+
+    def other_offers(self) -> Mapping[str, Collection[str]]:
+        """PodResources GetAllocatableResources: resource → ids of the devices of other plugins.
+
+        The kubelet is asked only while another plugin's socket lies in its directory.
+
+        Raises:
+            NodeUnready: the kubelet is away, or did not answer.
+        """
+        if not self._others_there():
+            return {}
+        connection = self._enter()
+        failed = True
+        try:
+            request = api_pb2.AllocatableResourcesRequest()
+            answer = connection.stub.GetAllocatableResources(request, timeout=_OFFERS_SECONDS)
+            failed = False
+        except grpc.RpcError as error:
+            raise NodeUnready(
+                f"the kubelet did not tell its devices at {self._socket}: {error.details()}"
+            ) from error
+        finally:
+            self._leave(connection, failed=failed)
+        offers: dict[str, set[str]] = {}
+        for part in answer.devices:
+            if part.resource_name not in self._resources:
+                offers.setdefault(part.resource_name, set()).update(part.device_ids)
+        return offers
+
+    def _others_there(self) -> bool:
+        ours = {KUBELET_SOCKET, *self._own_sockets}
+        try:
+            with os.scandir(self._checkpoint.parent) as entries:
+                return any(one.name.endswith(".sock") and one.name not in ours for one in entries)
+        except OSError:  # no kubelet yet
+            return False
 
     def close(self) -> None:
         """Let go of the connection when its calls have ended; the next :meth:`listing` makes a new one."""

@@ -61,12 +61,14 @@ def _gone_agent(cluster: ClusterFacts, _: float) -> Iterator[str]:
 
 def _labels(cluster: ClusterFacts, _: float) -> Iterator[str]:
     agents = _agents(cluster)
+    if agents.ready:
+        return  # nodes are opted in, and those without the label were meant to stay out
     lines = []
     for node in nodes_of(cluster):
         missing = [f"{k}={v}" for k, v in agents.selector.items() if node.labels.get(k) != v]
         if agents.affinity and not any(meets(node.labels, terms) for terms in agents.affinity):
             missing.append(" or ".join(map(shown_terms, agents.affinity)))
-        if missing and node.hinted and node.name not in agents.ready:
+        if missing and node.hinted:
             lines.append(
                 f"node {printable(node.name)} has cards ({node.hinted}), but not the label "
                 f"{', '.join(map(printable, missing))} that the agent asks for"
@@ -177,7 +179,7 @@ NODES: Final = (
         id="node-label-missing",
         group="cluster",
         severity=Severity.WARNING,
-        what="The agent's DaemonSet passes over a node that has cards.",
+        what="Nodes have cards, and the agent runs on none of them.",
         cure=(
             "`kubectl label node NODE KEY=VALUE` as the text names it, or widen the chart's agent.affinity "
             "and agent.nodeSelector."

@@ -1,9 +1,10 @@
 """Which cards does the node have, and which of them may take more work? Kept current, told within 1 s.
 
-Three sources meet here: discovery (the cards are listed every few seconds), health events (the cards report
-a fault when it happens) and the operator's cordons. A fault closes a card at once; a card opens again after
-it has been well for a while, so that one that flaps does not come and go at the kubelet. A card that
-vanishes stays, unhealthy, until somebody who knows that nobody waits for it calls :meth:`Health.forget`.
+Four sources meet here: discovery (the cards are listed every few seconds), health events (the cards report
+a fault when it happens), the operator's cordons, and what other device plugins of the node offer. A fault
+closes a card at once; a card opens again after it has been well for a while, so that one that flaps does not
+come and go at the kubelet. A card that vanishes stays, unhealthy, until somebody who knows that nobody waits
+for it calls :meth:`Health.forget`.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class Health:
         self._turn = threading.Condition()
         self._entries: dict[CardUuid, _Entry] = {}
         self._cordoned: frozenset[CardUuid] = frozenset()
+        self._elsewhere: Mapping[CardUuid, str] = {}
         self._states: tuple[CardState, ...] | None = None  # None until the first look
         self._subscribers: list[_Subscriber] = []
         self._trouble, self._trouble_since, self._failures = "", 0.0, 0
@@ -163,6 +165,13 @@ class Health:
         """
         with self._turn:
             self._remembered = tuple(cards)
+
+    def offered_elsewhere(self, offers: Mapping[CardUuid, str]) -> None:
+        """Close the cards that another device plugin offers, each under that resource; open the others."""
+        with self._turn:
+            self._elsewhere = dict(offers)
+            self._news = True
+            self._turn.notify_all()
 
     def look(self) -> None:
         """Have the cards listed now rather than at the next period."""
@@ -311,13 +320,17 @@ class Health:
         return tuple(
             CardState(
                 e.card,
-                healthy=e.open,
+                healthy=e.open and e.card.uuid not in self._elsewhere,
                 cordoned=e.card.uuid in self._cordoned,
-                reason=e.reason,
+                reason=e.reason or self._other_plugin(e.card.uuid),
                 missing=e.missing,
             )
             for e in sorted(self._entries.values(), key=lambda e: (e.card.index, e.card.uuid))
         )
+
+    def _other_plugin(self, uuid: CardUuid) -> str:
+        resource = self._elsewhere.get(uuid)
+        return f"another device plugin of this node offers the card as {resource}" if resource else ""
 
     def _say(self, event: str, card: Card, **more: str) -> None:
         self._counts[event] += 1

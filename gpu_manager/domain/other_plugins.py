@@ -1,0 +1,48 @@
+"""Which of the node's cards another device plugin offers to pods too, by the ids that it gave the kubelet.
+
+Sources of the forms of ids: NVIDIA's plugin names a card by UUID or, with ``deviceIDStrategy: index``, by
+index, and a time-sliced replica by ``<id>::<n>``; HAMi, Volcano and gpushare put a suffix behind the UUID;
+KubeVirt's plugin names cards by PCI bus id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from gpu_manager.domain.card import Card, CardUuid
+
+_BY_INDEX: Final = "nvidia.com/"
+_SEPARATORS: Final = "-:_"
+_BUS_ID_LENGTH: Final = len("3b:00.0")
+
+
+def offered_elsewhere(offers: Mapping[str, Collection[str]], cards: Sequence[Card]) -> dict[CardUuid, str]:
+    """Card → the resource under which another plugin offers it. ``offers``: resource → device ids.
+
+    A card is offered by an id that is its UUID, alone or with a suffix, or its PCI bus id; under a resource
+    of NVIDIA also by its index.
+    """
+    found: dict[CardUuid, str] = {}
+    for resource, ids in sorted(offers.items()):
+        for card in cards:
+            if card.uuid not in found and any(_names(one, card, resource) for one in ids):
+                found[card.uuid] = resource
+    return found
+
+
+def _names(device: str, card: Card, resource: str) -> bool:
+    lowered, uuid = device.lower(), card.uuid.lower()
+    if lowered.startswith(uuid) and lowered[len(uuid) : len(uuid) + 1] in ("", *_SEPARATORS):
+        return True
+    # "00000000:3B:00.0" and "0000:3b:00.0" are one address.
+    if card.pci_bus_id and lowered.endswith(card.pci_bus_id.lower()[-_BUS_ID_LENGTH:]):
+        return _domain(lowered) == _domain(card.pci_bus_id.lower())
+    return resource.startswith(_BY_INDEX) and device.partition("::")[0] == str(card.index)
+
+
+def _domain(bus_id: str) -> int | None:
+    try:
+        return int(bus_id[: -_BUS_ID_LENGTH - 1], 16)
+    except ValueError:
+        return None

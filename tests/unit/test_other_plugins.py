@@ -1,0 +1,131 @@
+"""Cards that another device plugin offers too are closed here, and open again once they are ours alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import EVENT_OTHER_PLUGIN
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.other_plugins import offered_elsewhere
+from gpu_manager.domain.resources import GIB
+from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
+from gpu_manager.services.cards.health import Health
+from gpu_manager.services.cards.other_plugins import REOPEN_SECONDS, OtherPlugins
+
+FIRST = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")
+SECOND = CardUuid("GPU-1cd4f087-0000-7a43-b711-4771313afc51")
+CARDS = (
+    Card(0, FIRST, "A100", 40 * GIB, pci_bus_id="00000000:3B:00.0"),
+    Card(1, SECOND, "A100", 40 * GIB, pci_bus_id="00000000:5E:00.0"),
+)
+
+
+@pytest.mark.parametrize(
+    ("resource", "device"),
+    [
+        ("nvidia.com/gpu", FIRST),
+        ("nvidia.com/gpu", f"{FIRST}::3"),  # time-sliced
+        ("nvidia.com/gpu.shared", f"{FIRST}::0"),
+        ("nvidia.com/gpu", "0"),  # deviceIDStrategy: index
+        ("nvidia.com/gpu", "0::1"),
+        ("volcano.sh/vgpu-number", f"{FIRST}-2"),
+        ("aliyun.com/gpu-mem", f"{FIRST}-_-17"),
+        ("nvidia.com/GA100_A100", "0000:3b:00.0"),  # KubeVirt, whole cards for virtual machines
+    ],
+)
+def test_a_card_is_known_by_the_ids_of_other_plugins(resource: str, device: str) -> None:
+    assert offered_elsewhere({resource: {device}}, CARDS) == {FIRST: resource}
+
+
+@pytest.mark.parametrize(
+    ("resource", "device"),
+    [
+        ("example.test/nic", "0"),
+        ("rdma/hca", "0000:3c:00.0"),
+        ("rdma/hca", "0001:3b:00.0"),
+        ("nvidia.com/gpu", "7"),
+        ("nvidia.com/gpu", FIRST + "0"),
+        ("nvidia.com/mig-1g.5gb", "MIG-5fd4f087-86f3-7a43-b711-4771313afc50"),
+        ("amd.com/gpu", "card0"),
+        ("nvidia.com/gpu", ""),
+    ],
+)
+def test_other_devices_are_none_of_our_cards(resource: str, device: str) -> None:
+    assert offered_elsewhere({resource: {device}}, CARDS) == {}
+
+
+class Node:
+    """Health with two cards, and a kubelet that says what it is told to."""
+
+    def __init__(self) -> None:
+        self.offers: Mapping[str, Collection[str]] | None = {}
+        self.events: list[tuple[str, str]] = []
+        self.seconds = 100.0
+        self.health = Health(self, self, self)  # type: ignore[arg-type]  # the parts of its ports it uses here
+        self.health.discover()
+        self.health.settle()
+        self.plugins = OtherPlugins(self.ask, self.health, lambda *said: self.events.append(said), self)
+
+    def ask(self) -> Mapping[str, Collection[str]]:
+        if self.offers is None:
+            raise NodeUnready("the kubelet does not answer")
+        return self.offers
+
+    def open(self, seconds: float = 0.0) -> list[int]:
+        """The cards that are open once so many seconds have passed and the kubelet was asked again."""
+        self.seconds += seconds
+        self.plugins.look()
+        self.health.settle()
+        return [state.card.index for state in self.health.states() if state.open]
+
+    def list(self) -> list[CardState]:
+        return [CardState(card) for card in CARDS]
+
+    def topology(self) -> Topology:
+        return Topology(((SELF, Link(LinkKind.SYS)), (Link(LinkKind.SYS), SELF)))
+
+    def watch(self, changed: object) -> None:
+        pass
+
+    def cordoned(self) -> frozenset[CardUuid]:
+        return frozenset()
+
+    def now(self) -> float:
+        return self.seconds
+
+    monotonic = now
+
+
+def test_a_card_of_another_plugin_is_closed_with_its_reason_and_said_once() -> None:
+    node = Node()
+    assert node.open() == [0, 1]
+    node.offers = {"nvidia.com/gpu": {f"{FIRST}::0", f"{FIRST}::1"}, "example.test/nic": {"nic-0"}}
+    assert node.open(1) == [1]
+    assert node.open(1) == [1]
+    assert "offers the card as nvidia.com/gpu" in node.health.states()[0].reason
+    assert [reason for reason, _ in node.events] == [EVENT_OTHER_PLUGIN]
+    assert node.plugins.offers == {FIRST: "nvidia.com/gpu"}
+    assert "remove that plugin" in node.plugins.trouble
+
+
+def test_it_opens_again_some_time_after_the_other_plugin_has_gone() -> None:
+    node = Node()
+    node.offers = {"nvidia.com/gpu": {FIRST, SECOND}}
+    assert node.open() == []
+    node.offers = {}
+    assert node.open(REOPEN_SECONDS - 1) == [], "it may be restarting"
+    assert node.open(2) == [0, 1]
+    assert node.plugins.trouble == ""
+
+
+def test_a_kubelet_that_does_not_answer_changes_nothing() -> None:
+    node = Node()
+    node.offers = {"nvidia.com/gpu": {FIRST}}
+    assert node.open() == [1]
+    node.offers = None
+    assert node.open(10 * REOPEN_SECONDS) == [1]
+    node.offers = {}
+    assert node.open(1) == [0, 1]
