@@ -66,11 +66,14 @@ unit: $(TEST) ## unit tests alone, and the lines of domain, services and admissi
 	coverage report --skip-covered --fail-under=85 --include='gpu_manager/services/*'
 	coverage report --skip-covered --fail-under=90 --include='admission/*'
 
+# Tests of several parts wait for processes, clocks and sockets half of their time: twice as many workers as processors.
+WORKERS := $(shell echo $$((2 * $$(nproc))))
+
 component: $(TEST) ## tests of several parts together
-	python -m pytest -n auto tests/component
+	python -m pytest -n $(WORKERS) tests/component
 
 native: $(TEST) ## libvcuda and its stand-in drivers: built, sanitised, tested
-	python -m pytest -n auto -m "not timed" tests/native
+	python -m pytest -n $(WORKERS) -m "not timed" tests/native
 	python -m pytest -m timed tests/native
 
 TSAN := page_attach page_ledger token_bucket memory_table memory_model threads

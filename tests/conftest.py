@@ -44,4 +44,7 @@ def log_as_shipped() -> Iterator[None]:
 
 def _configure() -> None:
     structlog.reset_defaults()
-    structlog.configure(logger_factory=lambda *_: StandardOutput())
+    *others, _renderer = structlog.get_config()["processors"]
+    # Not rich's tracebacks: with the values of a whole node's books they take seconds.
+    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*others, plain], logger_factory=lambda *_: StandardOutput())

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.agent import build_cards
+from gpu_manager.cli.main import run
 from gpu_manager.config import Config
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import StandInApi
@@ -40,14 +41,23 @@ from tests.fakes.agent import NODE, agent_command
         (["--surprise"], "unknown argument '--surprise'"),
     ],
 )
-def test_a_bad_setting_is_one_line_and_2(tmp_path: Path, arguments: list[str], text: str) -> None:
+def test_a_bad_setting_is_one_line_and_2(
+    tmp_path: Path, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], own_log: None
+) -> None:
+    _python, _module, _package, *line = agent_command(tmp_path, *arguments)
+    assert run(line) == 2
+    out, err = capsys.readouterr()
+    assert text in err.splitlines()[-1]
+    assert out == ""
+
+
+def test_the_program_ends_with_2_for_a_bad_setting_and_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        agent_command(tmp_path, *arguments), capture_output=True, text=True, timeout=60, check=False
+        agent_command(tmp_path, "--cards", "floppy"), capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 2, done.stderr
-    assert text in done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--cards is 'floppy'" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
-    assert done.stdout == ""
 
 
 def test_a_ledger_that_cannot_be_written_ends_the_agent_with_1(tmp_path: Path) -> None:

@@ -142,14 +142,7 @@ def usage_of(root: Path) -> page.Usage:
 
 
 # Figures of time are true only while nothing else wants the processor: these files run alone, one by one.
-TIMED = (
-    "test_core_calls",
-    "test_core_dispatch",
-    "test_core_share",
-    "test_core_tenants",
-    "test_standin_time",
-    "test_gpu_harness",
-)
+TIMED = ("test_core_dispatch", "test_core_share", "test_core_tenants", "test_standin_time")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.native.dispatch import LIMITS, Cell, Shape, bare, held
+from tests.native.dispatch import Cell, Shape, bare, held
 
+LIMITS = (99, 30)
 SHAPES = (
     Shape(10, 30),
     Shape(10, 1000),
