@@ -56,7 +56,7 @@ format: $(CHECK) ## let the formatters decide
 	ruff check --fix .
 	find vcuda/lib -name '*.[ch]' | xargs clang-format -i
 
-test: unit component ## every test that needs neither card nor cluster
+test: unit component ## tests of the Python code; they need neither card nor cluster
 
 unit: $(TEST) ## unit tests alone, and the lines of domain, services and admission that they run
 	rm -rf build/coverage && mkdir -p build/coverage
