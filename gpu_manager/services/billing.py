@@ -1,7 +1,7 @@
-"""The node's bills: what each pod and each namespace held and used of cards, added up and kept on the disk.
+"""The node's bills: sums of what each pod and namespace held and used of cards, kept on the disk.
 
-What is told is what the disk holds. So no sum ever goes back, whatever ends the agent: a counter that goes
-back would be taken for one that began anew, and billed twice.
+Only sums that are on the disk are exported. So no counter ever decreases, however the agent ends: Prometheus
+would take a decrease for a reset, and the time would be billed twice.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from gpu_manager.services.metrics import ServiceMetrics
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
-NEWS_SECONDS, SAVE_SECONDS = 1.0, 10.0  # between two writes: after a pod began or ended, else
-_CALM_SECONDS = 0.2  # changes come in bursts, and an Allocate is answered first; ends are as late as begins
+NEWS_SECONDS, SAVE_SECONDS = (
+    1.0,
+    10.0,
+)  # seconds between two writes: after a pod began or ended, and otherwise
+_CALM_SECONDS = 0.2  # changes come in bursts, and Allocate goes first; begin and end are late alike
 
 
 class BillMeter:
-    """One thread looks; anyone reads ``told``."""
+    """One thread samples; ``told``, the exported sums, may be read from any thread."""
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class BillMeter:
         metrics: ServiceMetrics,
         boot: str,
     ) -> None:
-        """``boot`` names this boot of the node: time in which it was off is on no bill."""
+        """``boot`` identifies this boot of the node: time in which it was off is not billed."""
         self._state = state
         self._usage = usage
         self._store = store
@@ -57,11 +60,11 @@ class BillMeter:
         self.told = Bills()
 
     def restore(self) -> None:
-        """Go on from what is on the disk; called once the books are rebuilt.
+        """Continue from the disk; called once the books are rebuilt.
 
-        Who is there now held its share also while no agent ran: nobody was granted anything meanwhile, and
-        what was granted in the last second before is not on the disk yet. Of a pod that has ended meanwhile
-        nobody knows when: half of that time is billed.
+        A pod that is here now held its share also while no agent ran: nothing was granted meanwhile, and a
+        grant of the last second before is not on the disk yet. A pod that ended meanwhile did so at an
+        unknown time: half of the time is billed.
         """
         try:
             stored = self._store.load()
@@ -86,7 +89,7 @@ class BillMeter:
         self._bills.add(ended, away / 2, self._clock.now())
 
     def run(self, stop: threading.Event) -> None:
-        """Look once a second, and soon after each change of books or pods; a last time when stopped."""
+        """Sample once a second and soon after each change of books or pods; save when stopped."""
         while not stop.is_set():
             if self._state.touched.wait(LOOK_SECONDS):
                 stop.wait(_CALM_SECONDS)
@@ -95,7 +98,7 @@ class BillMeter:
         self._save()
 
     def look(self) -> None:
-        """Add what was held since the last look."""
+        """Add what was held since the last sample."""
         at, now = self._clock.monotonic(), self._clock.now()
         self._bills.add(self._held, at - self._at, now)
         self._at = at
@@ -118,7 +121,7 @@ class BillMeter:
         self.told = self._bills.copy()
 
     def _holdings(self, ended: frozenset[Key] | None = None) -> dict[PodUid, Holding]:
-        """Every pod with a name that was granted something and has not ended: as it is now, or as given."""
+        """The holdings of all named pods that have not ended; ``ended`` overrides which containers have."""
         view, sample = self._state.view, self._usage.last
         if ended is None:
             ended = self._usage.ended.among(view.grants)
@@ -139,19 +142,19 @@ class BillMeter:
         return {uid: _holding(*self._peaks[uid], uses.get(uid, ())) for uid in held}
 
     def _peak(self, uid: PodUid, held: tuple[Allocation, ...]) -> tuple[tuple[Allocation, ...], Amount]:
-        """What a pod holds, and its peak: worked out anew only where that has changed."""
+        """A pod's allocations and their peak, computed again only where the allocations have changed."""
         before = self._peaks.get(uid)
         same = before is not None and len(before[0]) == len(held) and all(map(is_, before[0], held))
         return before if before is not None and same else (held, booked_peak(held))
 
 
 def _unmeasured(held: Holding) -> Holding:
-    """What it held in a time in which nobody looked at its use."""
+    """The holding without its use, for a time in which use was not sampled."""
     return Holding(held.namespace, held.pod, held.booked)
 
 
 def _holding(held: tuple[Allocation, ...], booked: Amount, uses: Iterable[ShareUse]) -> Holding:
-    """The pod's peak is booked. Waste is counted container by container, where its use is known."""
+    """The holding of a pod that books its peak. Waste is counted by container, where its use is known."""
     known, first = tuple(uses), held[0]
     cores = [(u.core * CORES_PER_CARD, u.share.amount.cores) for u in known if u.core is not None]
     memory = [(float(u.held), u.share.amount.memory) for u in known if u.held is not None]
@@ -167,8 +170,9 @@ def _holding(held: tuple[Allocation, ...], booked: Amount, uses: Iterable[ShareU
 
 
 def _wasted(uses: Sequence[tuple[float, int]], booked: int) -> float:
-    """Of (used, limit) pairs. App containers hold their limits while init containers run before them, but the
-    pod is booked with the peak alone: no more than that is wasted.
+    """Waste of (used, limit) pairs, at most what the pod books and does not use.
+
+    App containers hold their limits while init containers run before them, but the pod books the peak alone.
     """
     idle = sum(max(0.0, limit - used) for used, limit in uses)
     return min(idle, max(0.0, booked - sum(min(used, limit) for used, limit in uses)))

@@ -1,4 +1,4 @@
-"""When the kubelet may be asked for a listing: never between the calls of an admission.
+"""When the kubelet's PodResources may be listed: never between the calls of one admission.
 
 A listing makes the kubelet forget the ids that it has handed to an Allocate and not yet booked
 (it would offer them twice). Only the question that opens an admission may ask for one.
@@ -19,7 +19,7 @@ QUIET_SECONDS = 2.0  # after the last call of an admission, before the kubelet m
 
 
 class AdmissionWindow:
-    """Thread-safe. Counts the kubelet's calls that are under way."""
+    """Counts the kubelet's calls in progress; thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -30,12 +30,12 @@ class AdmissionWindow:
         self.registered_at = clock.monotonic()
 
     def registered(self) -> None:
-        """The kubelet is new: it lists its pods one by one again, so absence means nothing yet."""
+        """The kubelet restarted: it lists its pods one by one again, so absence proves nothing yet."""
         self.registered_at = self._clock.monotonic()
 
     @contextmanager
     def question(self) -> Iterator[None]:
-        """The kubelet asks for a preference: waits for a listing that :meth:`when_idle` has begun."""
+        """GetPreferredAllocation begins: waits for a listing that :meth:`when_idle` has begun."""
         with self._asking:
             self._count(1)
         try:
@@ -45,7 +45,7 @@ class AdmissionWindow:
 
     @contextmanager
     def answer(self) -> Iterator[None]:
-        """The kubelet allocates: waits for nobody."""
+        """Allocate begins: waits for nothing."""
         self._count(1)
         try:
             yield
@@ -53,7 +53,9 @@ class AdmissionWindow:
             self._count(-1)
 
     def when_idle(self, ask: Callable[[], T]) -> T | None:
-        """``ask``, unless an admission is under way; a question that comes meanwhile waits for its end."""
+        """Call ``ask`` unless an admission is in progress; a GetPreferredAllocation meanwhile waits for its
+        end.
+        """
         with self._asking:
             with self._lock:
                 if self._in_flight or self._clock.monotonic() - self._last < QUIET_SECONDS:

@@ -19,7 +19,7 @@ from gpu_manager.services.allocation.books import Books, Grant
 
 
 def adopt(books: Books, entry: CheckpointEntry, memory: frozenset[str], pod: Pod | None) -> Grant:
-    """Book what the checkpoint proves: this container, these ids, the cards of the response it was given.
+    """Book what the checkpoint proves: a container, its ids, and the cards of the response it was given.
 
     Raises:
         NodeUnready: the response in the checkpoint is not ours to read.
@@ -78,7 +78,7 @@ def adopt(books: Books, entry: CheckpointEntry, memory: frozenset[str], pod: Pod
 
 
 def _allowed(pod: Pod, container: str, cards: Sequence[CardUuid], books: Books) -> None:
-    """The pod's own rules about cards (allow lists, count); its plan elsewhere is dropped."""
+    """Check the pod's own rules about cards (allow lists, count), and drop its plan elsewhere."""
     request = bound_request(pod, books.node.unit)
     own = replace(request, containers=tuple(c for c in request.containers if c.name == container))
     ledger = books.ledger.copy()

@@ -1,8 +1,8 @@
 """The kubelet's two calls of an admission: GetPreferredAllocation decides, Allocate obeys.
 
-What is held and planned is :class:`NodeState`'s; this file asks the world for what its transactions need, and
-makes ready on the node what they have booked. Allocate asks nobody, but for ids that were another pod's:
-whether that is gone.
+:class:`NodeState` owns what is held and planned. This module fetches what its transactions need, and prepares
+on the node what they have booked. Allocate asks no other service, except whether a pod is gone whose ids the
+kubelet hands out again.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
-REFUSED_SECONDS = 30.0  # how long the extender is told of a shape that was refused here
+REFUSED_SECONDS = 30.0  # how long the inventory lists a refused request
 
 
 class Allocator:
-    """Thread-safe. The kubelet admits one pod at a time; two agents, or a test, need not."""
+    """Thread-safe: the kubelet admits one pod at a time, but two agents or a test may not."""
 
     def __init__(
         self,
@@ -57,17 +57,17 @@ class Allocator:
         self._injector = injector
         self._clock = clock
         self._metrics = metrics
-        self._lock = threading.Lock()  # around what was refused
+        self._lock = threading.Lock()  # guards _refused
         self._refused: list[tuple[float, Amount]] = []  # until when, which shape
 
     def registered(self) -> None:
-        """The kubelet is new."""
+        """The kubelet restarted."""
         self._window.registered()
         self._departed.restarted()
         self._state.forget_admission()
 
     def refused(self) -> tuple[Amount, ...]:
-        """Shapes refused in the last 30 s."""
+        """Requests refused in the last 30 s."""
         now = self._clock.monotonic()
         with self._lock:
             self._refused = [(until, shape) for until, shape in self._refused if until > now]
@@ -76,8 +76,9 @@ class Allocator:
     def prefer(
         self, resource: str, offered: Sequence[str], must: Sequence[str], size: int
     ) -> tuple[str, ...]:
-        """The ids to hand out; fewer than ``size`` or none when there is nothing better to say. Never raises
-        for the world's faults: an error here would fail the pod.
+        """The preferred ids; fewer than ``size`` or none where there is no preference.
+
+        Failures of kubelet or API server raise nothing: an error here would fail the pod.
         """
         with self._window.question():
             hints = self._state.ask(resource)
@@ -90,8 +91,9 @@ class Allocator:
         return self._state.decide(choice, answer, self._pods.local(), still)
 
     def allocate(self, resource: str, devices: Sequence[str]) -> Injection:
-        """Grant ids; idempotent. Asks neither the kubelet nor the API server, but for ids that were another
-        pod's and come without a question: whether that is gone, and waits some seconds for its processes.
+        """Grant ids; idempotent. Asks neither the kubelet nor the API server, with one exception: for ids of
+        another pod that come without a preceding GetPreferredAllocation, it asks whether that pod is gone,
+        and waits some seconds for its processes.
 
         Raises:
             RequestInvalid: unknown ids, or the pod is not legal as written.
@@ -115,7 +117,7 @@ class Allocator:
                 self._state.changed()
 
     def _make_ready(self, booked: Booked) -> Injection:
-        """Everything that the container is to find on the node."""
+        """Create what the container needs on the node: pages, files, device specs."""
         granted = booked.grant
         limits = limits_of(granted)
         if limits:
@@ -139,7 +141,7 @@ class Allocator:
             log.warning("granted_to_unidentified_pod", likely=likely.pod.key if likely else "", **facts)
 
     def _refuse(self, decision: Decision, error: VcudaError) -> NoReturn:
-        """Say it to the pod, and to the scheduler, which would send the next of that shape here at once."""
+        """Tell the pod by an Event, and the scheduler, which would send the next such pod here at once."""
         self._metrics.allocations.labels("refused").inc()
         if decision.candidate is None or not decision.certain:
             raise error

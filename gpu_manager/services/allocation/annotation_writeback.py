@@ -1,8 +1,8 @@
-"""Tells the scheduler which cards a pod's containers hold: our annotation, with the truth.
+"""Writes the cards that a pod's containers really hold into its annotation, for the scheduler.
 
-A pod gets it when its first container starts. It is looked at again whenever the pod is there or changes:
-what was to be written when the agent was killed is lost otherwise, and pods that the predecessor started long
-ago have only the predecessor's word.
+The annotation is written when the first container starts, and checked whenever the pod appears or changes: a
+write that was pending when the agent was killed is lost, and pods of the predecessor have only its
+annotation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class AnnotationWriteback:
         self._clock = clock
 
     def tell(self, pod: Pod) -> None:
-        """Annotate the pod if it has started and the annotation does not say where it lies."""
+        """Annotate the pod if it has started and its annotation does not name its cards."""
         view = self._state.view
         placement, node = _placement(view, pod), view.node
         if not placement or pod.terminal:
@@ -39,7 +39,7 @@ class AnnotationWriteback:
 
 
 def _placement(view: StateView, pod: Pod) -> Mapping[str, Sequence[Share]]:
-    """Container → shares; nothing before a container has been proven: it may be another's yet."""
+    """Container → shares; empty until a container's grant is confirmed, since it may be another pod's."""
     held = view.ledger.of_pod(pod.uid)
     grants = [grant for a in held.values() if (grant := view.grants.get(a.key)) is not None]
     if not any(grant.proven or is_predecessor_pod(grant.ids) for grant in grants):

@@ -1,7 +1,7 @@
-"""Finding the container a GetPreferredAllocation is for: a fresh listing, the pods behind its names, one GET.
+"""Association: finds the container that a GetPreferredAllocation is for, by a fresh PodResources listing.
 
-The certain part is pure and lives in :mod:`gpu_manager.domain.admission_match`; this file fetches what it
-needs. Nothing here is called from Allocate: a listing there makes the kubelet forget ids in flight.
+The decision is pure and lives in :mod:`gpu_manager.domain.admission_match`; this module fetches its input.
+Allocate calls nothing here: a listing during Allocate makes the kubelet forget ids in flight.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What the agent itself knows: what the books show at a container, the pods that were passed over once,
-    and the container that was granted something last.
+    """What the agent's own books say: ids of a container, pods passed over before, the last granted
+    container.
     """
 
     holds: Holds
@@ -50,7 +50,7 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class Identification:
-    """Who it is, if that is certain; which pods are active, if the kubelet could be asked.
+    """The container, if it is certain, and the active pods, if the kubelet answered.
 
     ``never`` are the pods that were passed over, now or before: they lack something for ever.
     """
@@ -61,14 +61,14 @@ class Identification:
     held: Mapping[str, Name] = field(
         default_factory=dict
     )  # id → the active pod that PodResources shows it at
-    has: Mapping[str, frozenset[str]] = field(default_factory=dict)  # what is listed at the container already
+    has: Mapping[str, frozenset[str]] = field(default_factory=dict)  # ids listed at the container already
     reason: str = ""
 
 
 @dataclass
 class _Look:
-    """What one question has found out: the pods at hand, the listed ones that could not be read, and those of
-    which the API has none: the kubelet, behind it, may be admitting such a one all the same.
+    """What one identification has read: the known pods, listed pods that could not be read, and pods that the
+    API does not have. The kubelet, which lags behind the API, may still be admitting one of the last.
     """
 
     local: Mapping[str, Sequence[KnownPod]]
@@ -77,7 +77,7 @@ class _Look:
 
 
 class Association:
-    """Asks the kubelet and the API; thread-safe, holds no lock."""
+    """Asks the kubelet and the API server; thread-safe, holds no lock."""
 
     def __init__(self, kubelet: Kubelet, pods: Pods, clock: Clock, metrics: ServiceMetrics) -> None:
         self._kubelet = kubelet
@@ -87,7 +87,7 @@ class Association:
         self._gone: dict[Name, float] = {}
 
     def identify(self, question: PreferenceCall, hints: Hints) -> Identification:
-        """Name the container, or say why it cannot be named. Never raises for the world's faults."""
+        """Identify the container, or say why that fails. Failures of kubelet or API server raise nothing."""
         holds, never = hints.holds, hints.never
         try:
             listing = self._kubelet.listing()
@@ -141,7 +141,7 @@ class Association:
         found = look.local.get("/".join(name), ())
         alike = [f for f in found if _listed_names(f.pod) == names]
         if not alike:
-            return self._fetch(name, look)  # the watch has not shown this one yet
+            return self._fetch(name, look)  # the watch has not shown this pod yet
         live = [f for f in alike if not f.tombstone] or alike
         lacking = (f.pod for f in live if not _satisfied(f.pod, question.resource, holds))
         return next(lacking, live[0].pod)
@@ -153,8 +153,8 @@ class Association:
         listing: Mapping[Name, Sequence[PodResourcesEntry]],
         look: _Look,
     ) -> Sequence[tuple[Pod, ListedPod]]:
-        """The pods behind these names, asked for, those that do not fit first: the watch may show a namesake
-        that has gone. One that the API has forgotten stays as it was.
+        """The pods of these names, read anew, those that do not match first: the watch may show an older
+        pod of the name. A pod that the API no longer has stays as it was.
         """
         asked = _Look(look.local)
         order = sorted(stale, key=fitting.__contains__)
@@ -209,8 +209,8 @@ class Association:
         return pod
 
     def _ask(self, name: Name, look: _Look) -> Pod | None:
-        """The pod as its source has it now. Who is silent once is asked nothing more for this question: the
-        kubelet admits nobody on the whole node while it waits for the answer.
+        """The pod as its source has it now. A source that fails once is not asked again for this question:
+        the kubelet admits no pod on the node while it waits for the answer.
         """
         if look.unread:
             look.unread.add(name)
@@ -221,15 +221,16 @@ class Association:
             log.warning("listed_pod_unavailable", pod="/".join(name), reason=str(error))
             look.unread.add(name)
             return None
-        look.local = self._pods.local()  # one answer of the kubelet's shows all its pods
+        look.local = self._pods.local()  # one answer of the kubelet has all its pods
         return pod
 
 
 def likely(
     local: Mapping[str, Sequence[KnownPod]], question: PreferenceCall, hints: Hints
 ) -> ContainerCandidate | None:
-    """Who it may be, as far as the pods at hand and the own books tell, asking nobody: for a choice of
-    cards that should suit it. Never an identification: a pod may have been rejected since.
+    """The container that is probably meant, by the known pods and the books, without any I/O.
+
+    It guides the choice of cards and identifies nothing: a pod may have been rejected since.
     """
     living = (f.pod for found in local.values() for f in found if not f.tombstone)
     objects = [(pod, _as_booked(pod, question.resource, hints.holds)) for pod in living if not pod.terminal]
@@ -238,7 +239,7 @@ def likely(
 
 
 def pod_of(local: Mapping[str, Sequence[KnownPod]], uid: PodUid) -> Pod | None:
-    """The pod of that UID as it is known here, a tombstone too."""
+    """The known pod of that UID, also if it is deleted."""
     return next((f.pod for found in local.values() for f in found if f.pod.uid == uid), None)
 
 
@@ -248,7 +249,7 @@ def _standing(
     holds: Holds,
     look: _Look,
 ) -> Sequence[ContainerCandidate]:
-    """Without those from whom the kubelet has taken back what they had, if it may be anybody else."""
+    """The candidates without pods whose ids the kubelet has taken back, unless only those are left."""
     listed = {c.key: _by_container(listing[c.pod.namespace, c.pod.name]) for c in candidates}
     left = [c for c in candidates if not withdrawn(c.pod, listed[c.key], holds)]
     return left if left or look.unread or look.forgotten else candidates
@@ -265,7 +266,7 @@ def _as_booked(pod: Pod, resource: str, holds: Holds) -> ListedPod:
 def _listed_at(
     candidate: ContainerCandidate, listing: Mapping[Name, Sequence[PodResourcesEntry]], resource: str
 ) -> Mapping[str, frozenset[str]]:
-    """What the container has of other resources: the one of that name that has nothing of this one."""
+    """Ids of other resources listed at the container of that name that has none of this resource."""
     listed = listing.get((candidate.pod.namespace, candidate.pod.name), ())
     mine = (one.ids for one in listed if one.container == candidate.container.name)
     return next((ids for ids in mine if not ids.get(resource)), {})
@@ -298,7 +299,7 @@ def _listed_names(pod: Pod) -> set[str]:
 
 
 def _by_container(listed: Sequence[PodResourcesEntry]) -> ListedPod:
-    """Of two containers of a name, which a force-deleted pod and its successor may be, the one with less."""
+    """By container; of two of one name (a force-deleted pod and its successor) the one with fewer ids."""
     found: dict[str, Mapping[str, frozenset[str]]] = {}
     for one in listed:
         if one.container not in found or len(one.ids) < len(found[one.container]):

@@ -1,4 +1,4 @@
-"""The agent's books: the one Ledger, each container's ids and directory.
+"""The agent's books: the ledger, and each container's ids and directory.
 
 ``Books`` is a plain value with rules, without lock or port; :class:`NodeState` owns the one instance.
 """
@@ -19,7 +19,7 @@ Key = tuple[PodUid, str]
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the kubelet was told about one container.
+    """What a container was granted.
 
     ``directory`` is the random name of its control pages, ``ceiling`` its elastic core limit in percent
     (0: hard), ``ids`` the device ids by resource, ``proven`` whether a PreStartContainer has confirmed it.
@@ -38,7 +38,7 @@ class Grant:
 
 
 class Books:
-    """The node, its ledger and its grants, always in step: every grant has its allocation in the ledger.
+    """The node, its ledger and its grants: every grant has its allocation in the ledger.
 
     ``meant``: a container that may hold a grant → that grant's key, as long as nobody is known to hold it
     (:mod:`gpu_manager.services.allocation.unidentified_grants`). ``lending``: pods that are planned whole
@@ -58,14 +58,14 @@ class Books:
             self._own(grant)
 
     def refit(self, node: NodeCards) -> None:
-        """The node as it is now. A card that is lost stays known while somebody holds any of it."""
+        """Take in the node's present cards. A lost card stays known while a pod holds a part of it."""
         lost = {uuid: card for uuid, card in self.cards.items() if self.ledger.holders(uuid)}
         self.node = node
         self.cards = lost | {s.card.uuid: s.card for s in node.cards}
         self.ledger.refit(self.cards.values())
 
     def state(self, grant: Grant) -> None:
-        """Record a grant that exists already, as a fact: a card may end up with more than it has."""
+        """Record a grant that exists already, as a fact, even if its card is then over-committed."""
         others = [g for key, g in self.grants.items() if key != grant.key]
         planned = [a for a in self.ledger if a.key not in self.grants]
         facts = [*(g.allocation for g in (*others, grant)), *planned]
@@ -74,12 +74,12 @@ class Books:
         self._own(grant)
 
     def holds(self, pod: PodUid, container: str, resource: str) -> frozenset[str]:
-        """The ids that container holds of the resource."""
+        """Ids of the resource that the container holds."""
         grant = self.grants.get((pod, container))
         return grant.ids.get(resource, frozenset()) if grant else frozenset()
 
     def lent(self) -> frozenset[CardUuid]:
-        """The cards that pods have whole under another vendor's name."""
+        """Whole cards that pods hold as ``nvidia.com/gpu``."""
         return frozenset(
             card for g in self.grants.values() if g.ids.get(NVIDIA) for card in g.allocation.cards
         )
@@ -91,11 +91,11 @@ class Books:
         return frozenset(uid for device in self.taken(ids) for uid in self._owners[device])
 
     def taken(self, ids: Iterable[str]) -> set[str]:
-        """Those of these ids that somebody holds."""
+        """The ids that are held by any pod."""
         return self._owners.keys() & ids
 
     def plan(self, allocations: Iterable[Allocation]) -> None:
-        """Book a pod ahead of its admission. What is granted already stays as granted.
+        """Book a pod ahead of its admission. Grants stay as they are.
 
         Raises:
             DoesNotFit: nothing has changed.
@@ -116,13 +116,13 @@ class Books:
             self._part(before)
 
     def retract(self, key: Key) -> None:
-        """What was granted to this container it has not got: it is planned again, where it was."""
+        """Undo a grant that the container did not get: it becomes a plan for the same cards again."""
         grant = self.grants.pop(key)
         self._part(grant)
         self.ledger.commit((replace(grant.allocation, granted=False),))
 
     def detach(self, ids: Iterable[str]) -> None:
-        """The kubelet has taken these ids back; the amounts stay booked until their processes are gone."""
+        """Remove ids that the kubelet has taken back; amounts stay booked until the processes have ended."""
         taken = frozenset(ids)
         for key, grant in list(self.grants.items()):
             if any(taken & held for held in grant.ids.values()):
@@ -131,24 +131,24 @@ class Books:
             self._owners.pop(device, None)
 
     def mark(self, keys: Iterable[Key], *, proven: bool) -> None:
-        """Note whether these containers' starts have been confirmed; who is gone is passed over."""
+        """Mark grants as confirmed or not; unknown ones are skipped."""
         for key in keys:
             if key in self.grants:
                 self.grants[key] = replace(self.grants[key], proven=proven)
 
     def set_ceilings(self, ceilings: Mapping[Key, int]) -> None:
-        """The elastic core limits of these grants, in percent; who is gone is passed over."""
+        """Set elastic core limits of grants, in percent; unknown ones are skipped."""
         for key, ceiling in ceilings.items():
             if key in self.grants:
                 self.grants[key] = replace(self.grants[key], ceiling=ceiling)
 
     def meant_for(self, pod: PodUid) -> frozenset[str]:
-        """The containers of this pod for which something is booked that nobody is known to hold."""
+        """Containers of the pod for which an unidentified grant is booked."""
         found = (name for (uid, name), taken in self.meant.items() if uid == pod and taken in self.grants)
         return frozenset(found)
 
     def introduce(self, pod: Pod) -> bool:
-        """Fill in the names of what was granted to a pod before anybody had seen it; True if there were any.
+        """Fill in the pod's name in grants made before the pod was seen; True if there were any.
 
         A static pod is admitted before the kubelet makes its copy in the API.
         """
@@ -163,7 +163,7 @@ class Books:
         return bool(strangers)
 
     def release(self, pod: PodUid, container: str | None = None) -> tuple[Allocation, ...]:
-        """Give back what a container or a whole pod holds or is planned to hold."""
+        """Release what a container or a whole pod holds or is planned to hold."""
         gone = self.ledger.release(pod, container)
         for allocation in gone:
             grant = self.grants.pop(allocation.key, None)
@@ -172,7 +172,7 @@ class Books:
         return gone
 
     def drop_plan(self, pod: PodUid) -> None:
-        """Forget what is planned for the pod; what is granted stays."""
+        """Drop the pod's plan; grants stay."""
         for allocation in tuple(self.ledger.of_pod(pod).values()):
             if not allocation.granted:
                 self.release(*allocation.key)
@@ -189,7 +189,7 @@ class Books:
             self._owners.setdefault(device, set()).add(grant.allocation.pod)
 
     def _part(self, former: Grant) -> None:
-        """The pod's other containers may still hold some of these: an init container hands its own on."""
+        """Ids that no other container of the pod holds: an init container's ids go on to later containers."""
         pod = former.allocation.pod
         for device in self._ids(former).difference(*map(self._ids, self._of(pod))):
             left = self._owners.get(device, set()) - {pod}

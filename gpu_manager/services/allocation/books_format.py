@@ -19,16 +19,13 @@ FORMAT = 1
 
 
 class BooksEncoder:
-    """Writes one node's books again and again; not thread-safe."""
+    """Encodes one node's books, which change little each time; not thread-safe."""
 
     def __init__(self) -> None:
         self._written: dict[Key, _Row] = {}
 
     def encode(self, books: Books) -> bytes:
-        """Every allocation, planned ones too.
-
-        What has not changed since the last time is not written out again: an Allocate waits for this.
-        """
+        """All allocations, planned ones too. Unchanged rows are not encoded again, since Allocate waits."""
         rows: dict[Key, _Row] = {}
         for allocation in books.ledger:
             key = allocation.key

@@ -1,4 +1,6 @@
-"""What GetPreferredAllocation decides and Allocate books: functions over the books, without port or lock."""
+"""Decisions of GetPreferredAllocation and bookings of Allocate: functions over the books, without I/O or
+lock.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whose some ids are: ``certain``, or only who may be meant, if anybody. ``refusal``: why they will be
-    refused.
+    """The container that ids are for: ``certain``, or only the probable one, or None.
+
+    ``refusal``: why the ids will be refused, empty if they will not.
     """
 
     candidate: ContainerCandidate | None
@@ -36,9 +39,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """A grant that the books have and the kubelet has not been told of; ``before`` is what it replaces.
+    """A booked grant that is not yet answered to the kubelet; ``before`` is what it replaces.
 
-    ``yielded``: it lies on other cards than those that the scheduler named.
+    ``yielded``: it is on other cards than the scheduler chose.
     """
 
     resource: str
@@ -50,15 +53,16 @@ class Booked:
 
     @property
     def pod(self) -> Pod | None:
-        """The pod, if it is certain which."""
+        """The pod, if it is certain."""
         return self.decision.candidate.pod if self.decision.candidate and self.decision.certain else None
 
 
 def decide(
     books: Books, choice: IdChoice, candidate: ContainerCandidate, listed: Mapping[str, frozenset[str]]
 ) -> tuple[tuple[str, ...], Decision]:
-    """The ids for this container, and the decision to keep until the kubelet takes them. ``listed`` is what
-    the kubelet shows at it already.
+    """The ids to prefer for this container, and the decision to keep until Allocate.
+
+    ``listed`` are the ids that the kubelet lists at it already.
     """
     pod, container = candidate.pod, candidate.container
     try:
@@ -81,9 +85,9 @@ def decide(
 
 
 def _retract(books: Books, candidate: ContainerCandidate, listed: Mapping[str, frozenset[str]]) -> None:
-    """What the books say this container holds and the kubelet does not list at it went to another: to a
-    namesake that the API had forgotten. Its directory may be in use there, so the container gets its own.
-    PodResources never lists an ordinary init container: nothing is concluded of one.
+    """Retract ids that the books have at this container and the kubelet does not list there: they went to an
+    earlier pod of that name. Its directory may be in use there, so the container gets a new one.
+    PodResources never lists ordinary init containers, so nothing is retracted of one.
     """
     grant = books.grants.get(candidate.key)
     if grant is None or candidate.container.kind is ContainerKind.INIT:
@@ -94,7 +98,7 @@ def _retract(books: Books, candidate: ContainerCandidate, listed: Mapping[str, f
 
 
 def check_known(books: Books, resource: str, ids: frozenset[str]) -> None:
-    """Raise RequestInvalid for ids that no card of the node has and nobody holds."""
+    """Raise RequestInvalid for ids that belong to no card of the node and to no grant."""
     ours = books.node.ids.card_of[resource]
     unknown = sorted(d for d in ids if d not in ours and not books.owners((d,)))
     if not ids or unknown:
@@ -110,8 +114,8 @@ def whose(
     answered: tuple[frozenset[str], Decision] | None,
     local: Mapping[str, Sequence[KnownPod]],
 ) -> Decision | None:
-    """Whose these ids are: as decided; else re-used by their owner; else the question last ``answered``, if
-    the kubelet took what it could of the answer.
+    """The container that these ids are for: as decided; else their present owner; else that of the last
+    ``answered`` question, if the kubelet took what it could of the answer.
     """
     if answered is not None and answered[0] == ids:
         return answered[1]
@@ -129,14 +133,14 @@ def whose(
 
 
 def _there(local: Mapping[str, Sequence[KnownPod]], uid: PodUid) -> Pod | None:
-    """The pod of that UID; None if it has ended or is deleted: it uses nothing again."""
+    """The pod of that UID; None if it has ended or is deleted."""
     known = (f for found in local.values() for f in found if f.pod.uid == uid)
     return next((f.pod for f in known if not (f.tombstone or f.pod.terminal)), None)
 
 
 def book(books: Books, resource: str, ids: frozenset[str], decision: Decision) -> Booked:
-    """Book these ids for the container that was decided on. Where that is not certain nobody was asked for a
-    preference, and the next listing or PreStartContainer settles whose the grant is.
+    """Book these ids for the decided container. Where it is not certain, the kubelet asked for no preference,
+    and the next listing or PreStartContainer identifies the grant.
 
     Raises:
         RequestInvalid: the pod is not legal as written.
@@ -176,7 +180,7 @@ def _book(
 
 
 def undo(books: Books, booked: Booked) -> None:
-    """Take back what :func:`book` booked, unless its pod has left meanwhile."""
+    """Undo :func:`book`, unless the pod was released meanwhile."""
     candidate, certain = booked.decision.candidate, booked.decision.certain
     if booked.grant.key in books.grants:
         if booked.before is not None:
@@ -207,7 +211,7 @@ def _yield_to(
     candidate: ContainerCandidate,
     allocation: Allocation,
 ) -> Allocation:
-    """The ids are not of the decided cards: one card set that fits decides, anything else is a token."""
+    """Use the cards that the ids name if they fit; otherwise the ids are tokens for the decided cards."""
     pod, container = candidate.pod, candidate.container
     if not books.ledger.granted(pod.uid) and len(named) == len(allocation.cards):
         moved = planner.plan_within(books, pod, container, named)
@@ -232,7 +236,7 @@ def _taken(books: Books, named: frozenset[CardUuid]) -> str:
 
 
 def limits_of(grant: Grant) -> tuple[Limit, ...]:
-    """What the container's library enforces; whole cards need none."""
+    """The limits that the container's library enforces; none for whole cards."""
     return tuple(
         Limit(s.card, s.amount.memory, s.amount.cores, max(grant.ceiling, s.amount.cores))
         for s in grant.allocation.shares
@@ -241,7 +245,7 @@ def limits_of(grant: Grant) -> tuple[Limit, ...]:
 
 
 def annotation_of(grant: Grant, node: str) -> str:
-    """The exact copy of one container's allocation that the kubelet keeps in its checkpoint for us."""
+    """The annotation with the container's allocation, which the kubelet stores in its checkpoint."""
     allocation = grant.allocation
     shares = tuple((s.card, s.amount) for s in allocation.shares)
     return encode_assignment(

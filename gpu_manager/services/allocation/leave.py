@@ -1,7 +1,7 @@
-"""The agent's orderly end: it serves until no pod is on its way to this node any more.
+"""The agent's graceful end: it serves until all pods that are bound to this node are admitted.
 
-The kubelet refuses, for good, a pod that it admits while no plugin serves. So schedulers are told first; then
-the pods that they have sent already are waited for.
+A pod that the kubelet admits while no plugin serves fails for good. So schedulers are told first, and then
+the pods that they have bound already are awaited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_manager.services.allocation.node_state import NodeState
 
 log = structlog.get_logger(__name__)
 
-QUIET_SECONDS = 2.0  # for schedulers to take in that the agent leaves, and for their last pods to show here
+QUIET_SECONDS = 2.0  # for schedulers to see that the agent leaves, and for their last pods to appear here
 LONGEST_SECONDS = 20.0  # of the 30 s that the kubelet gives a pod to end
 _LOOK_SECONDS = 0.1
 
@@ -29,9 +29,9 @@ def serve_the_last(
     *,
     pause: Callable[[float], object] = time.sleep,
 ) -> bool:
-    """Return once nobody has been on the way here for :data:`QUIET_SECONDS`.
+    """Return once no pod has been awaited for :data:`QUIET_SECONDS`.
 
-    False if somebody still is after :data:`LONGEST_SECONDS`.
+    False if one still is after :data:`LONGEST_SECONDS`.
     """
     began = since = clock.monotonic()
     while (now := clock.monotonic()) - since < QUIET_SECONDS:
@@ -45,7 +45,7 @@ def serve_the_last(
 
 
 def awaited(state: NodeState, pods: Pods) -> list[str]:
-    """The pods that are bound to this node, ask for cards, and that the kubelet has yet to admit."""
+    """Pods that are bound to this node, ask for cards, and are not yet admitted by the kubelet."""
     ledger = state.view.ledger
     known = (found for named in pods.local().values() for found in named if not found.tombstone)
     return sorted(

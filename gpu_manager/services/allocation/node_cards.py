@@ -1,4 +1,4 @@
-"""The node's cards at one moment, and what the kubelet is told of them."""
+"""The node's cards, and the device lists that the kubelet gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_manager.domain.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class NodeCards:
-    """The node as it is now; replaced whole, so that readers need no lock."""
+    """The node's cards at one moment; immutable, so that readers need no lock."""
 
     name: str
     unit: int
@@ -27,21 +27,21 @@ class NodeCards:
         return NodeCards(name, unit, tuple(cards), topology, DeviceIds(tuple(s.card for s in cards), unit))
 
     def card(self, uuid: CardUuid) -> CardState | None:
-        """The card of that UUID, if it is still there."""
+        """The card of that UUID, or None if it is gone."""
         return next((s for s in self.cards if s.card.uuid == uuid), None)
 
     def index(self, uuid: CardUuid) -> int | str:
-        """The card's number, for people; the UUID of one that is not there any more."""
+        """The card's index for messages, or its UUID if it is gone."""
         state = self.card(uuid)
         return state.card.index if state else uuid
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletOffer:
-    """What the kubelet is told of a node: of a card that a pod has under one name the other has nothing.
+    """The devices offered to the kubelet: a card held under one resource name is not offered under the other.
 
-    ``lent`` are the cards that pods have whole under another vendor's name, ``busy`` those of which a pod
-    of ours holds or awaits a part.
+    ``lent`` are whole cards held as ``nvidia.com/gpu``; ``busy`` are cards of which a pod holds or awaits a
+    part under our names.
     """
 
     node: NodeCards

@@ -1,8 +1,8 @@
-"""NodeState: what is held and planned on this node, and the transactions that alone change it.
+"""NodeState: what is held and planned on this node, and the only transactions that change it.
 
-Two locks, in this order where both are held. The *turn* of who writes is held from the change of the books to
-their flush, so that saves come in the order of the changes. The *lock* is held over memory alone, never over
-the disk, NVML, gRPC or the API server: who only looks waits for no disk.
+Two locks, taken in this order. The *turn* is held by a writer from the change of the books to their flush, so
+that saves come in the order of the changes. The *lock* guards memory alone and is never held during I/O on
+the disk, NVML, gRPC or the API server, so that readers never wait for the disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Local = Mapping[str, Sequence[KnownPod]]  # as Pods.local has them
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """The node at one moment. It is shared by all who look: who asks *what if* copies the ledger first."""
+    """The node at one moment, shared by all readers; a what-if must copy the ledger first."""
 
     node: NodeCards
     ledger: Ledger
@@ -53,24 +53,24 @@ class StateView:
 
 
 class NodeState:
-    """Thread-safe. Nobody else holds the books: others look at a :class:`StateView`."""
+    """Thread-safe owner of the books; others read a :class:`StateView`."""
 
     def __init__(self, books: Books, store: Store, metrics: ServiceMetrics) -> None:
-        """``books`` are this object's own from now on."""
+        """``books`` belong to this object from now on."""
         self._books = books
         self._store = store
         self._metrics = metrics
         self._encoder = BooksEncoder()
         self._turn, self._lock = threading.Lock(), threading.Lock()
         self._view: StateView | None = None
-        # Of the admission that the kubelet is at: resource → the last answer and whose it is.
+        # The admission in progress: resource → the last answer and its container.
         self._decided: dict[str, tuple[frozenset[str], Decision]] = {}
         self._partner: Key | None = None
         self._never: frozenset[PodUid] = frozenset()
         self.changed: Callable[[], None] = lambda: None
-        self.touched = threading.Event()  # set by every change of the books, saved or not
+        self.touched = threading.Event()  # set by every change of the books, saved or unsaved
 
-    # --- Looks: the lock, for the time of a copy at most ----------------------------------------------
+    # --- Reads: under the lock, for the time of a copy at most ----------------------------------------------
 
     @property
     def node(self) -> NodeCards:
@@ -79,7 +79,7 @@ class NodeState:
 
     @property
     def view(self) -> StateView:
-        """Everything that is held and planned now. Copied once after each change, under the lock."""
+        """What is held and planned now. Copied once after each change, under the lock."""
         with self._lock:
             if self._view is None:
                 books = self._books
@@ -88,7 +88,7 @@ class NodeState:
 
     @property
     def offer(self) -> KubeletOffer:
-        """The node as the kubelet is to see it; equal while nothing has changed for it. Under the lock."""
+        """The offer to the kubelet; equal while nothing has changed for it. Under the lock."""
         with self._lock:
             return planner.offer(self._books)
 
@@ -98,14 +98,14 @@ class NodeState:
             return self._books.owners(ids)
 
     def held_up(self, pod: Pod, going: Iterable[PodUid], ending: Iterable[PodUid]) -> bool:
-        """True if those pods alone stand in this one's way (:func:`planner.held_up`). Under the lock."""
+        """True if only those pods block this one (:func:`planner.held_up`). Under the lock."""
         with self._lock:
             return planner.held_up(self._books, pod, going, ending)
 
-    # --- Changes of memory alone: the lock; on the disk with the next that is saved -------------------
+    # --- Changes of memory alone, under the lock; the next save writes them -------------------
 
     def refit(self, cards: Sequence[CardState], topology: Topology) -> None:
-        """The cards as they are now. Under the lock; nothing is saved: the next start asks the driver."""
+        """Take in the present cards. Under the lock; not saved, since the next start asks the driver."""
         with self._changing() as books:
             books.refit(NodeCards.of(self.node.name, self.node.unit, cards, topology))
             for held in tuple(books.grants.values()):
@@ -114,8 +114,8 @@ class NodeState:
                     books.state(known)
 
     def introduce(self, pod: Pod) -> None:
-        """A pod that was seen at the API: what it was granted gets its name, and one that the scheduler has
-        given cards here is booked at once, so that nothing takes its place. Under the lock, not saved.
+        """Take in a pod from the API: its grants get its name, and the cards that the scheduler chose here
+        are planned for it at once. Under the lock, not saved.
         """
         if not pod.asks or pod.terminal or pod.deleting:
             return
@@ -131,19 +131,20 @@ class NodeState:
             self.changed()
 
     def forget_pod(self, pod: PodUid) -> tuple[Allocation, ...]:
-        """Give back what a pod held that has ended. Under the lock; not saved, since a kubelet waits."""
+        """Release what an ended pod held. Under the lock; not saved, since the kubelet waits."""
         with self._changing() as books:
             return books.release(pod)
 
     def forget_admission(self) -> None:
-        """The kubelet is new: it will not come back with what was decided. Under the lock."""
+        """Forget decisions: a restarted kubelet does not return to them. Under the lock."""
         with self._lock:
             self._decided.clear()
             self._partner = None
 
     def ask(self, resource: str) -> Hints:
-        """A preference is asked for: what is known of holders now. Under the lock. The kubelet asks once for
-        each grant, so what was decided last for the resource is forgotten.
+        """A GetPreferredAllocation begins: return what is known of holders. Under the lock.
+
+        The kubelet asks once for each grant, so the last decision for the resource is forgotten.
         """
         with self._lock:
             self._decided.pop(resource, None)
@@ -152,8 +153,9 @@ class NodeState:
     def decide(
         self, choice: IdChoice, answer: Identification, local: Local, still: str = ""
     ) -> tuple[str, ...]:
-        """The ids to prefer; whose they will be is remembered for the Allocate. ``still`` is what a refusal
-        adds. Under the lock, in one piece: offer cleared, pod planned. Not saved: nothing is granted yet.
+        """The ids to prefer; their container is remembered for Allocate. ``still`` is appended to a refusal.
+
+        Under the lock, and not saved: the pod is planned, and nothing is granted yet.
         """
         resource = choice.resource
         with self._changing() as books:
@@ -175,8 +177,8 @@ class NodeState:
         return ids
 
     def whose(self, resource: str, ids: frozenset[str], local: Local) -> Decision:
-        """Whose ids the kubelet allocates. Under the lock. A decision serves once, for the call right after
-        the question.
+        """The container for which the kubelet allocates ids. Under the lock. A decision serves once, for the
+        Allocate right after its GetPreferredAllocation.
 
         Raises:
             RequestInvalid: the ids are not of this node.
@@ -190,13 +192,14 @@ class NodeState:
                 decision = Decision(likely(local, question, self._hints(self._books)), certain=False)
             return decision
 
-    # --- Changes that are on the disk when they return: the turn, and within it the lock --------------
+    # --- Changes that are on the disk when they return: in the turn, and within it the lock --------------
 
     @contextmanager
     def allocate(self, resource: str, ids: frozenset[str], decision: Decision) -> Iterator[Booked]:
-        """Grant ids: ``with`` this, make ready what the container is to find on the node. The turn is held
-        throughout; the lock while the grant is booked, not while pages, files and the books are written.
-        After a :class:`VcudaError` from within, or of the disk, nothing of it is booked any more.
+        """Grant ids, as a context in which the caller prepares what the container needs on the node.
+
+        The turn is held throughout, the lock only while the grant is booked. A :class:`VcudaError` from
+        within the context, or of the disk, undoes the booking.
 
         Raises:
             RequestInvalid: the pod is not legal as written.
@@ -219,7 +222,7 @@ class NodeState:
                 self._metrics.annotation_yielded.inc()
 
     def open(self, books: Books) -> None:
-        """Begin with rebuilt books, which are this object's own from now on. Turn, lock, disk.
+        """Start from rebuilt books, which belong to this object from now on. Turn, lock, disk.
 
         Raises:
             NodeUnready: they cannot be written.
@@ -238,7 +241,7 @@ class NodeState:
             return adopt.adopt(books, entry, memory, pod)
 
     def confirm(self, keys: Sequence[Key]) -> None:
-        """These containers start with what they were granted. Turn, lock, disk.
+        """Confirm that these containers start with their grants. Turn, lock, disk.
 
         Raises:
             NodeUnready: the books cannot be written. None is confirmed then: what memory alone knew would be
@@ -248,7 +251,7 @@ class NodeState:
             books.mark(keys, proven=True)
 
     def set_ceilings(self, ceilings: Mapping[Key, int], before: Mapping[Key, int]) -> None:
-        """Elastic core limits in percent, by container; ``before`` if the disk refuses. Turn, lock, disk.
+        """Set elastic core limits in percent, by container; undone if the disk refuses. Turn, lock, disk.
 
         Raises:
             NodeUnready: the books cannot be written.
@@ -257,8 +260,9 @@ class NodeState:
             books.set_ceilings(ceilings)
 
     def release(self, keys: Iterable[Key]) -> tuple[Allocation, ...]:
-        """Give back what these containers hold; returns what that was. Turn, lock, disk. A full disk keeps
-        nothing booked: what is not saved now goes with the next change.
+        """Release what these containers hold, and return it. Turn, lock, disk.
+
+        On a full disk it is released in memory, and saved with the next change.
         """
         released: tuple[Allocation, ...] = ()
         try:
@@ -268,11 +272,11 @@ class NodeState:
             log.warning("release_not_saved", reason=str(error))
         return released
 
-    # --- Inside ---------------------------------------------------------------------------------------
+    # --- Internals ---------------------------------------------------------------------------------------
 
     @contextmanager
     def _changing(self) -> Iterator[Books]:
-        """Every change of the books is within this: under the lock, and seen by the next view."""
+        """Context of every change of the books: holds the lock, and invalidates the view."""
         with self._lock:
             self._view = None
             try:
@@ -282,7 +286,7 @@ class NodeState:
 
     @contextmanager
     def _saved(self, undo: Callable[[Books], object] = lambda _: None) -> Iterator[Books]:
-        """Change the books, then flush them; ``undo`` the change if the disk refuses."""
+        """Context that changes the books, then flushes them; ``undo`` is called if the disk refuses."""
         with self._turn:
             with self._changing() as books:
                 yield books

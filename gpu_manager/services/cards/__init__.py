@@ -1,1 +1,1 @@
-"""Which cards the node has, in which health, joined how; what the node publishes of them."""
+"""The node's cards, their health and links, and the inventory that the node publishes."""

@@ -1,4 +1,4 @@
-"""Which cards does the node have, and which of them may take more work? Kept current, told within 1 s.
+"""Health: which cards the node has and which of them are open to new shares, current within 1 s.
 
 Four sources meet here: discovery (the cards are listed every few seconds), health events (the cards report
 a fault when it happens), the operator's cordons, and what other device plugins of the node offer. A fault
@@ -27,8 +27,8 @@ log = structlog.get_logger(__name__)
 
 Listener = Callable[[tuple[CardState, ...]], None]
 
-_TICK_SECONDS = 0.5  # cordons and the end of a probation are noticed within this time
-_STOP_SECONDS = 5.0  # a driver that hangs must not hang the agent's end
+_TICK_SECONDS = 0.5  # cordons and ends of probations are noticed within this time
+_STOP_SECONDS = 5.0  # a driver that hangs must not delay the agent's end further
 VANISHED = "vanished: the driver no longer lists the card; reboot the node, or check its seat and power"
 
 
@@ -49,7 +49,7 @@ class HealthTimes:
 
 @dataclass(slots=True)
 class _Entry:
-    """One card: ``well_since`` is None while it shows a fault; ``open`` is what we tell."""
+    """One card: ``well_since`` is None while it has a fault; ``open`` is the published state."""
 
     card: Card
     well_since: float | None
@@ -88,12 +88,12 @@ class _Subscriber:
 
 
 class Health:
-    """The current card states. Thread-safe; :meth:`start` begins, :meth:`stop` ends its two threads."""
+    """The current card states. Thread-safe; two threads run from :meth:`start` to :meth:`stop`."""
 
     def __init__(
         self, cards: Cards, inventory: InventoryPublisher, clock: Clock, times: HealthTimes | None = None
     ) -> None:
-        """``cards`` stays the caller's: it closes it after :meth:`stop`."""
+        """The caller closes ``cards`` after :meth:`stop`."""
         self._cards, self._inventory, self._clock = cards, inventory, clock
         self._times = times or HealthTimes()
         self._turn = threading.Condition()
@@ -111,10 +111,10 @@ class Health:
         self._xids: dict[CardUuid, CardXids] = {}
         self._threads: list[threading.Thread] = []
 
-    # For everybody.
+    # Public, thread-safe.
 
     def states(self) -> tuple[CardState, ...]:
-        """Every card as of now, by index; empty while none was ever seen."""
+        """The present card states, by index; empty until the first listing."""
         with self._turn:
             return self._states or ()
 
@@ -126,12 +126,12 @@ class Health:
 
     @property
     def trouble(self) -> str:
-        """Why the cards cannot be asked at present, for /readyz and doctor; empty if they can."""
+        """Why the cards cannot be read at present, for /readyz and doctor; empty if they can."""
         with self._turn:
             return self._trouble
 
     def counts(self) -> Mapping[str, int]:
-        """What happened since the start: card_closed, card_opened, listing_failed, …"""
+        """Counts of events since the start: card_closed, card_opened, listing_failed, …"""
         with self._turn:
             return dict(self._counts)
 
@@ -141,7 +141,7 @@ class Health:
             return dict(self._xids)
 
     def subscribe(self, listener: Listener) -> None:
-        """Call ``listener`` with all states, soon and then at each change, from the service's thread."""
+        """Call ``listener`` with all states, soon and after each change, from the service's thread."""
         with self._turn:
             self._subscribers.append(_Subscriber(listener))
             self._news = True
@@ -174,13 +174,13 @@ class Health:
             self._turn.notify_all()
 
     def look(self) -> None:
-        """Have the cards listed now rather than at the next period."""
+        """List the cards now instead of after the period."""
         with self._turn:
             self._look_now = True
             self._turn.notify_all()
 
     def start(self) -> None:
-        """Begin to look, to watch and to tell."""
+        """Start both threads."""
         for name, run in (
             ("health-discovery", self._discover_forever),
             ("health-settle", self._settle_forever),
@@ -190,7 +190,7 @@ class Health:
             thread.start()
 
     def stop(self) -> None:
-        """End both threads; nobody is told anything after this returns."""
+        """Stop both threads; no listener is called after this returns."""
         with self._turn:
             self._stopping = True
             self._turn.notify_all()
@@ -198,10 +198,10 @@ class Health:
             if thread is not threading.current_thread():
                 thread.join(_STOP_SECONDS)
 
-    # One step each; the threads repeat them, tests call them.
+    # The steps that the threads repeat and that tests call.
 
     def discover(self) -> float:
-        """List the cards once, and begin to watch them. Returns the seconds until the next time."""
+        """List the cards once, and start to watch them. Returns the seconds until the next listing."""
         try:
             states = self._cards.list()
             if self._links.stale(states):
@@ -220,9 +220,9 @@ class Health:
         return self._times.period
 
     def settle(self) -> None:
-        """Work out the states, and tell everybody who has not seen them."""
+        """Compute the states, and notify listeners that have not seen them."""
         cordoned = self._ask_cordons()
-        with self._settling:  # one telling at a time, so that states are told in the order in which they were
+        with self._settling:  # one notification at a time, so that listeners see states in their order
             with self._turn:
                 self._news = False
                 if self._states is None:
@@ -235,7 +235,7 @@ class Health:
                 subscriber.seen = states
                 self._tell(subscriber.listener, states)
 
-    # Inside; under the lock unless said otherwise.
+    # Internals; under the lock unless said otherwise.
 
     def _hear(self, change: CardEvent) -> None:
         """A card reports a change or an XID (called from the cards' thread, without the lock)."""
@@ -254,7 +254,7 @@ class Health:
             self._turn.notify_all()
 
     def _failed(self, reason: str) -> float:
-        """The driver could not be asked (called without the lock)."""
+        """Note a failed listing (called without the lock)."""
         with self._turn:
             self._counts["listing_failed"] += 1
             if not self._trouble:
@@ -286,7 +286,7 @@ class Health:
                 continue
             entry.missing = True
             self._close(entry, VANISHED)
-            if entry.card.memory == 0:  # it never told its size, so nobody can hold any of it
+            if entry.card.memory == 0:  # its size was never read, so no pod can hold a part of it
                 del self._entries[uuid]
 
     def _close(self, entry: _Entry, reason: str) -> None:
@@ -295,7 +295,7 @@ class Health:
         entry.bad(reason)
 
     def _age(self, now: float) -> None:
-        """What time alone changes: a probation ends; the driver was away for too long."""
+        """Apply what time alone changes: ends of probations, and a driver absent for too long."""
         if self._trouble and now - self._trouble_since >= self._times.grace:
             for entry in self._entries.values():
                 if entry.missing:
@@ -339,7 +339,7 @@ class Health:
     # Without the lock.
 
     def _watch(self) -> None:
-        """Begin to watch, once; until that works faults are found by looking alone."""
+        """Start to watch events, once; until that succeeds, listings alone find faults."""
         if self._watching:
             return
         try:
@@ -350,7 +350,7 @@ class Health:
             self._count("watch_failed")
 
     def _ask_cordons(self) -> frozenset[CardUuid]:
-        """The operator's cordons; the last known ones while they cannot be read."""
+        """The operator's cordons, or the last known ones while they cannot be read."""
         try:
             return self._inventory.cordoned()
         except VcudaError as error:

@@ -1,7 +1,7 @@
-"""What the node is, told to whoever must know: the allocator, the kubelet's streams, the API server.
+"""The inventory: passes the node's cards to the allocator, to the kubelet's streams and to the API server.
 
-Health says which cards are open; this service joins that with the topology, and publishes the result as
-the node's inventory annotation and labels whenever it differs from what was published last.
+It combines the health of cards with the topology, and publishes the node's inventory annotation and labels
+whenever they differ from the last ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LINGERING_SECONDS = 1.0  # what deleted pods' processes held does, after the las
 
 
 class InventoryService:
-    """Thread-safe. ``run`` publishes; ``cards_changed`` is Health's listener."""
+    """Thread-safe. ``run`` is its thread's loop; ``cards_changed`` is a listener of Health."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class InventoryService:
         clock: Clock,
         offering: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``offering``: the kubelet has been sent our devices; until it first has, no pod may come."""
+        """``offering``: the kubelet has received our devices; before that, no pod may be bound here."""
         self._state = state
         self._allocator = allocator
         self._departed = departed
@@ -72,22 +72,22 @@ class InventoryService:
         self._leaving = False
 
     def leave(self) -> None:
-        """Tell schedulers that this agent ends: no pod is to come any more. Returns at once."""
+        """Publish that this agent stops, so that schedulers bind no more pods here. Returns at once."""
         self._leaving = True
         self.changed()
 
     def cards_changed(self, states: tuple[CardState, ...]) -> None:
-        """Cards came, went, or changed their state."""
+        """Take in new card states."""
         self._state.refit(states, self._health.topology(states))
         self._announce()
         self.changed()
 
     def changed(self) -> None:
-        """Something that is published may differ; returns at once."""
+        """Note that something published may have changed; returns at once."""
         self._news.set()
 
     def publish(self) -> bool:
-        """Publish if anything differs; True if something was sent."""
+        """Publish the inventory if it differs from the last; True if it was sent."""
         node, lent = self._state.node, self._state.offer.lent
         cards = tuple(replace(s, held=NVIDIA) if s.card.uuid in lent else s for s in node.cards)
         lingering = self._departed.lingering()
@@ -138,7 +138,7 @@ class InventoryService:
         return self._found_elsewhere
 
     def run(self, stop: threading.Event) -> None:
-        """Publish on news, and look now and then for what has passed: refusals, processes of deleted pods."""
+        """Publish changes, and check regularly for expired refusals and ended processes of deleted pods."""
         while not stop.is_set():
             self._news.wait(self._period)
             self._news.clear()
@@ -153,7 +153,7 @@ class InventoryService:
                 threads.failed("inventory_failed")
 
     def wake(self) -> None:
-        """Let ``run`` see that it is to stop."""
+        """Wake ``run``, so that it sees the request to stop."""
         self._news.set()
 
 

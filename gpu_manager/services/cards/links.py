@@ -1,4 +1,4 @@
-"""How the node's cards are joined, remembered by UUID: a card that is lost keeps the links it had."""
+"""Links between the node's cards by UUID: a lost card keeps the links it had."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
 
-_UNKNOWN = Link(LinkKind.SYS)  # the weakest claim
+_UNKNOWN = Link(LinkKind.SYS)  # the weakest link
 
 
 class KnownLinks:
-    """The last link that both cards of a pair vouched for. Thread-safe."""
+    """The last known link of each pair of cards. Thread-safe."""
 
     def __init__(self) -> None:
-        """Nothing is known at first."""
+        """Without any links."""
         self._lock = threading.Lock()
         self._links: dict[tuple[CardUuid, CardUuid], Link] = {}
         self._noted: frozenset[tuple[CardUuid, bool]] | None = None
 
     def stale(self, states: Sequence[CardState]) -> bool:
-        """True if other cards are there, or other ones in health, than when the links were last noted."""
+        """True if the present or the healthy cards have changed since the links were last read."""
         return self._noted != _who(states)
 
     def note(self, states: Sequence[CardState], topology: Topology) -> None:
-        """The links as read now, in the order of ``states``. Ignored if a card came or went in between."""
+        """Take in a topology in the order of ``states``. Ignored if a card came or went in between."""
         if topology.size != len(states):
             return
         with self._lock:
@@ -37,7 +37,7 @@ class KnownLinks:
             self._noted = _who(states)
 
     def of(self, states: Sequence[CardState]) -> Topology:
-        """The links of these cards, in their order; SYS where nothing was ever read."""
+        """The links of these cards, in their order; SYS where none was ever read."""
         uuids = [state.card.uuid for state in states]
         with self._lock:
             return Topology(

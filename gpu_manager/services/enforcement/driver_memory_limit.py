@@ -1,7 +1,7 @@
-"""Puts the driver's or kernel's own memory limit behind the library's once a container's cgroup is there.
+"""Sets a memory limit of the driver or the kernel behind the library's, once a container's cgroup exists.
 
-The limit is the container's memory and room for one context and its code: it is there for those who use no
-library, and must never bite one who keeps to his share. It goes with the container.
+The limit is the container's memory plus room for one context and its code: it stops programs that bypass the
+library, and must never affect one within its share. It ends with the container.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gpu_manager.services.metrics import ServiceMetrics
 log = structlog.get_logger(__name__)
 
 PERIOD_SECONDS = 1.0
-RETRY_SECONDS = 60.0  # after nobody could: a driver may be upgraded under us
+RETRY_SECONDS = 60.0  # until the next try where no kind worked: a driver may be upgraded meanwhile
 NONE = "none"
 
 
 class DriverMemoryLimits:
-    """``look`` is called by one thread; ``kinds`` is read by others."""
+    """``look`` is called by one thread; ``kinds`` may be read by any."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class DriverMemoryLimits:
         """How many limits each holder keeps; ``none`` counts those that nobody does."""
 
     def look(self) -> None:
-        """Hold every container that has appeared, let go of those that went."""
+        """Limit containers that have appeared, and forget those that have ended."""
         wanted = self._wanted()
         for place in [place for place in self._held if place not in wanted]:
             self._let_go(*place)
@@ -60,7 +60,7 @@ class DriverMemoryLimits:
         self.kinds = Counter(kind or NONE for kind in (self._held.get(place) for place in wanted))
 
     def _wanted(self) -> dict[tuple[str, CardUuid], int]:
-        """(container id, card) → bytes, of every fraction whose container has been made."""
+        """(container id, card) → bytes, for every fraction whose container exists."""
         grants = self._state.view.grants
         limited: dict[tuple[str, str], tuple[Limit, ...]] = {
             key: limits_of(grant) for key, grant in grants.items() if grant.proven

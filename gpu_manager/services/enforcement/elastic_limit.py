@@ -1,7 +1,7 @@
-"""The elastic ceiling is what its annotation says, also while the pod runs.
+"""Keeps the elastic limit equal to its annotation while the pod runs.
 
-Nothing is asked at a start but what the books say. So they follow the annotation: when the pod changes, when
-an agent that starts finds it changed, and where books rebuilt without the pod knew of no ceiling.
+A container's start uses the limit in the books. So the books follow the annotation when the pod changes, when
+a starting agent finds it changed, and when books were rebuilt without the pod.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ log = structlog.get_logger(__name__)
 
 
 class ElasticLimit:
-    """Thread-safe. What fails is done at the pod's next change."""
+    """Thread-safe. A failed update is repeated at the pod's next change."""
 
     def __init__(self, state: NodeState, tenants: ControlPages) -> None:
         self._state = state
         self._tenants = tenants
 
     def follow(self, pod: Pod) -> None:
-        """Bring this pod's pages and the books to its annotation; one that is not legal changes nothing."""
+        """Update the pod's pages and the books to its annotation; an illegal one changes nothing."""
         ceiling = legal_ceiling_of(pod)
         if ceiling is None or pod.terminal:
             return
@@ -49,6 +49,6 @@ class ElasticLimit:
 
 
 def _others(view: StateView, pod: Pod, ceiling: int) -> Sequence[Grant]:
-    """The pod's fractions that the books have with another ceiling."""
+    """The pod's fractions whose ceiling in the books differs."""
     grants = (view.grants.get(a.key) for a in view.ledger.of_pod(pod.uid).values())
     return [g for g in grants if g and g.directory and g.ceiling != ceiling and limits_of(g)]

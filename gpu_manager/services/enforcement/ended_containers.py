@@ -1,7 +1,7 @@
-"""Which granted containers have ended, before the books give back what they held.
+"""Granted containers that have ended while the books still hold their shares.
 
-The books keep a share until the kubelet, too, has forgotten the pod: that takes up to a minute, and is right,
-since the kubelet would refuse to give the ids to another pod. A series or a bill is not to last as long.
+The books keep a share until the kubelet has forgotten the pod, which takes up to a minute, because the
+kubelet gives the ids to no other pod before. Metrics and bills end earlier, with the container.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports import Clock, KnownPod, Pods, Processes
 from gpu_manager.services.allocation.books import Key
 
-ABSENT_SECONDS = 1.0  # how long a pod that the watch does not show has no process before it has ended
+ABSENT_SECONDS = 1.0  # a pod that the watch does not show and that has no process for so long has ended
 
 
 class EndedContainers:
-    """Of one node. Thread-safe."""
+    """The ended containers of one node. Thread-safe."""
 
     def __init__(self, pods: Pods, processes: Processes, clock: Clock) -> None:
         self._pods = pods
         self._processes = processes
         self._clock = clock
         self._lock = threading.Lock()
-        self._absent: dict[PodUid, float] = {}  # not at the API and without a process, and since when
+        self._absent: dict[PodUid, float] = {}  # pods absent from the API and without a process → since when
         self._ended: frozenset[PodUid] = frozenset()
 
     def among(self, granted: Collection[Key]) -> frozenset[Key]:
         """Those of these containers that have ended for good.
 
-        All of a pod's have, once the API shows its end or its object is gone, and no process of it runs. A
-        pod that the API does not show at all may be about to start: it has ended once it was so for a second.
-        Of a pod that lives, ordinary init containers have that have done their work.
+        All containers of a pod have, once the API shows its end or its object is deleted, and no process of
+        it runs. A pod that the API has never shown may be about to start: it has ended after a second
+        without a process. Of a running pod, completed init containers have ended.
         """
         local = _by_uid(self._pods.local())
         with self._lock:
@@ -48,7 +48,7 @@ class EndedContainers:
             found = local.get(uid)
             if found is not None and not found.tombstone and not found.pod.terminal:
                 continue
-            # A pod's UID never comes back: who has ended is not looked for among the processes again.
+            # A UID never comes back: processes of ended pods are not searched again.
             alive = False if uid in self._ended else self._processes.alive(uid)
             if found is None and alive is False:
                 absent[uid] = self._absent.get(uid, now)

@@ -1,8 +1,8 @@
-"""Names the containers that get round the library: the driver's figures against their pages, once a sample.
+"""Finds containers that bypass the library, by comparing the driver's figures with their pages.
 
-What is judged, and after how many samples, is :mod:`gpu_manager.domain.enforcement.evasion`; here the
-figures are brought together, and what was found is told: an Event, a line in the log, a metric, and where
-it is wished for, an eviction. Nothing is said of a container of which a figure could not be read.
+:mod:`gpu_manager.domain.enforcement.evasion` decides on the figures of several samples. This service collects
+them and reports evaders by an Event, a log line, a metric and, if enabled, an eviction. A container with a
+figure that could not be read is not judged.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
-PERIOD_SECONDS = 0.5  # how often a new sample is looked for; samples come at 1 Hz
+PERIOD_SECONDS = 0.5  # seconds between checks for a new sample; samples come at 1 Hz
 
 
 @dataclass(frozen=True, slots=True)
 class Evader:
-    """A container that is named now, as the metric shows it. ``evidence`` is from when it was named."""
+    """A container reported as evader, as in the metric. ``evidence`` dates from the report."""
 
     namespace: str
     pod: str
@@ -60,7 +60,7 @@ _Accused = tuple[_Place, EvasionReason]
 
 
 class EvasionDetector:
-    """``look`` is called by one thread; ``evaders`` and ``blind`` are read by others."""
+    """``look`` is called by one thread; ``evaders`` and ``blind`` may be read by any."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class EvasionDetector:
         *,
         evict: bool,
     ) -> None:
-        """``evict`` lets it ask for the eviction of evaders that a controller makes anew."""
+        """``evict``: evict evaders that a controller recreates."""
         self._state = state
         self._last_sample = last_sample
         self._pods = pods
@@ -91,7 +91,7 @@ class EvasionDetector:
         """What the watchdog lacks: ``host-pid`` (the node's processes), ``cards`` (the driver's figures)."""
 
     def look(self) -> None:
-        """Judge the last sample, if it is a new one that holds anything."""
+        """Judge the last sample, if it is new and not empty."""
         sample = self._last_sample()
         if sample.at == self._seen_at:
             return
@@ -108,7 +108,9 @@ class EvasionDetector:
         self._weigh(self._verdicts(sample, pods), grants, pods)
 
     def _verdicts(self, sample: Sample, pods: Mapping[PodUid, Pod]) -> dict[_Accused, str]:
-        """What this sample shows of every container on every card where it is, should be, or was accused."""
+        """The sample's verdict on every container, for each card that it uses, was granted, or was reported
+        on.
+        """
         uses = {(use.key, use.share.card): use for use in sample.shares}
         accused = {place for place, _ in self._cases}
         places = {*uses, *sample.processes, *accused}
@@ -123,9 +125,9 @@ class EvasionDetector:
         }
 
     def _is_quiet(self, place: _Place, use: ShareUse | None, sample: Sample) -> bool:
-        """True if nothing can be shown: no process on the card, and a sound page that nobody has changed.
+        """True if there is nothing to judge: no process on the card, and a sound, unchanged page.
 
-        Most containers idle most of the time, and an agent's rest is made of not looking further.
+        Most containers are idle most of the time; this check keeps an idle agent cheap.
         """
         grant = sample.grants.get(place[0])
         if grant is None or use is None or use.enforcement != "active" or sample.processes.get(place):
@@ -140,13 +142,11 @@ class EvasionDetector:
         seen = sample.processes.get(place, ())
         there = card in sample.cards and "host-pid" not in self.blind
         if grant is None and _asks(pods.get(key[0]), key[1]):
-            return ContainerEvidence(
-                None, held=False
-            )  # the kubelet gave it a card: what lacks is in our books
+            return ContainerEvidence(None, held=False)  # the kubelet gave it a card: our books are incomplete
         if use is None:
             return ContainerEvidence(without_slots(seen) if there else None, held=False)
         if grant is None:
-            return ContainerEvidence(None, held=True)  # released between the sampler's two looks
+            return ContainerEvidence(None, held=True)  # released between the sampler's two reads
         if use.enforcement == "exclusive" or not grant.directory:
             return ContainerEvidence(without_slots(seen) if there else None, held=True)
         return ContainerEvidence(
@@ -202,7 +202,7 @@ class EvasionDetector:
         log.error("evasion_detected", **_fields(evader), evidence=evader.evidence)
 
     def _tell(self, evader: Evader, pod: Pod, *, granted: bool) -> None:
-        """A pod that was granted nothing by us is named too, but it is not ours to evict."""
+        """Report an evader; a pod that we granted nothing is reported too, but never evicted."""
         card = self._state.node.index(evader.card)
         text = f'container "{evader.container}" on card {card}: {evader.evidence}'
         evicts = self._evict and granted and pod.controlled and evader.reason in EVICTABLE

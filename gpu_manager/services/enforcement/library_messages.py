@@ -1,8 +1,8 @@
-"""Repeats what libvcuda notes in the containers' pages: in the log, as a metric, in an Event for the owner.
+"""Forwards the messages that libvcuda writes into the containers' pages to the log, a metric and an Event.
 
-The pages were read by :mod:`gpu_manager.services.enforcement.usage` a moment ago; here nobody is asked for
-anything. A tenant can write any note, in any number, into its own page: what is told of a container in a
-minute is bounded, and nothing is done because of a note.
+:mod:`gpu_manager.services.enforcement.usage` has read the pages just before. A tenant can write any message
+into its own page, so the number forwarded per container and minute is bounded, and no message has any other
+effect.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVENT_SECONDS = 600.0
 
 @dataclass(slots=True)
 class _Heard:
-    """Of one container's page: the last note that was told, and what was said lately."""
+    """State of one container's page: its last forwarded message, and recent ones."""
 
     number: int
     at: float
@@ -63,7 +63,7 @@ class LibraryMessages:
         self._heard: dict[str, _Heard] = {}
 
     def look(self) -> None:
-        """Tell what is new in every container's page."""
+        """Forward the new messages of every container's page."""
         now = self._clock.monotonic()
         grants = [g for g in self._state.view.grants.values() if g.directory]
         self._heard = {g.directory: self._heard[g.directory] for g in grants if g.directory in self._heard}
@@ -86,7 +86,7 @@ class LibraryMessages:
 
     def _tell_new(self, grant: Grant, heard: _Heard, notes: Sequence[LibraryMessage], now: float) -> None:
         if notes and notes[-1].number <= heard.number and notes[-1].at != heard.at:
-            heard.number = 0  # the page was begun anew
+            heard.number = 0  # the page was reset
         for note in notes:
             if note.number > heard.number:
                 heard.number, heard.at = note.number, note.at

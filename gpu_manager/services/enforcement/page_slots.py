@@ -1,4 +1,4 @@
-"""Which of the driver's processes hold a slot in their container's page, and so are in its account."""
+"""Which of the driver's processes have a slot in their container's page, and so are accounted there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_manager.ports import HostProcesses, PageEvidence, ProcessUse
 
 
 class PageSlots:
-    """Joins the pages with the host's processes: a page knows a process by its number in the container."""
+    """Maps slots of pages, which have PIDs of the container, to processes of the host."""
 
     def __init__(self, pages: PageEvidence, host: HostProcesses) -> None:
         self._pages = pages
@@ -21,8 +21,8 @@ class PageSlots:
         return self._host.host_pid()
 
     def of(self, directory: str, seen: Sequence[ProcessUse]) -> tuple[ContainerProcess, ...]:
-        """The processes of the container with that page; ``registered`` is None of one that is ending, and of
-        all where the page cannot be read. Without processes nothing is read.
+        """The container's processes. ``registered`` is None for one that is ending, and for all where the
+        page cannot be read. Without processes nothing is read.
         """
         if not seen:
             return ()
@@ -39,5 +39,5 @@ class PageSlots:
 
 
 def without_slots(seen: Sequence[ProcessUse]) -> tuple[ContainerProcess, ...]:
-    """Processes of which it is not known whether they hold a slot."""
+    """Processes whose slots are unknown."""
     return tuple(ContainerProcess(p.pid, p.memory, p.utilisation) for p in seen)

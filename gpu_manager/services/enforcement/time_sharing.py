@@ -1,5 +1,5 @@
-"""Tells each container what the host alone can see, and that the host is there: by how much the time of a
-shared card is divided, and what the driver counts of its memory beyond its account.
+"""Publishes to each container's page what only the host can see: the factor by which a shared card's time is
+divided, memory that the driver counts beyond the account, and a heartbeat.
 
 Costs next to nothing while nobody works: who is at work comes from the usage sampler's last reading, and as
 that is up to a second old, one word of a few containers' pages is looked at four times a second, in turns.
@@ -50,9 +50,9 @@ _JITTER: Final = 0.6180339887498949
 
 @dataclass(frozen=True, slots=True)
 class CardTenant:
-    """A container on a card: its directory's name, whether it used the card lately, and which share of the
-    card's time the driver saw it use, where that is known. ``beyond``: bytes that the driver counts on top of
-    its account; ``excess``: what it does not count of it.
+    """A container on a card: its directory's name, whether it used the card in the last second, and the
+    share of the card's time that the driver saw it use, if known. ``beyond``: bytes that the driver counts
+    on top of its account; ``excess``: bytes of the account that the driver does not count.
     """
 
     name: str
@@ -65,7 +65,7 @@ class CardTenant:
 
 @dataclass(slots=True)
 class _Watched:
-    """A card of which at least one container is at work."""
+    """A card on which at least one container works."""
 
     names: tuple[str, ...]
     shared: SharedCard = field(default_factory=SharedCard)
@@ -84,7 +84,7 @@ def _seen(activity: Activity, now_ns: int) -> CardActivity:
 
 
 class TimeSharing:
-    """The loop. ``seats`` is asked once a second, from this loop's thread, and must be quick."""
+    """The loop. ``seats`` is called once a second from its thread, and must be quick."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class TimeSharing:
         self._rhythm = 0.0
 
     def run(self, stop: threading.Event) -> None:
-        """Until stopped. This loop may not die, whatever a page holds."""
+        """Run until stopped, whatever the pages hold."""
         pause = 0.0
         while not stop.wait(pause):
             try:
@@ -119,7 +119,7 @@ class TimeSharing:
                 threads.failed("time_sharing_round_failed")
 
     def step(self) -> float:
-        """Do what is due; seconds until something is due again."""
+        """Do what is due; returns the seconds until something is due again."""
         now = self._clock.monotonic()
         if now >= self._survey_at or self._someone_began(now):
             self._survey(now)
@@ -179,7 +179,7 @@ class TimeSharing:
         self._forget({(seat.name, card) for card, seats in by_card.items() for seat in seats})
 
     def _forget(self, known: set[tuple[str, CardUuid]]) -> None:
-        """All but these. Idle containers are looked at each second: nothing is done if none went."""
+        """Forget all containers but these."""
         if not self._adjusted.keys() - known and not self._published.keys() - known:
             return
         names = {name for name, _ in known}
@@ -188,7 +188,7 @@ class TimeSharing:
         self._beat = {name: at for name, at in self._beat.items() if name in names}
 
     def _adjust(self, seat: CardTenant, now: float) -> None:
-        """Memory beyond the account, if it is another than the page says; at first sight all corrections."""
+        """Publish memory beyond the account if it has changed; for a new container, all corrections."""
         place, figures = (seat.name, seat.card), (seat.beyond, seat.excess)
         if self._adjusted.get(place) == figures:
             return
@@ -199,12 +199,14 @@ class TimeSharing:
             self._adjusted[place] = figures
 
     def _part(self, card: CardUuid, seats: Iterable[CardTenant]) -> None:
-        """Nobody to share with: no factor may stay behind."""
+        """Reset the factor of a container that shares with no other."""
         for seat in seats:
             self._publish(seat.name, card, (1.0, 1.0), self._clock.monotonic())
 
     def _compare(self, card: CardUuid, watched: _Watched, now: float) -> None:
-        """What was charged since the last survey against what the driver saw, while they really share."""
+        """Compare charges since the last comparison with the driver's figures, while containers share the
+        card.
+        """
         before, watched.compared_at = watched.compared_at, now if watched.contended else None
         if before is None or not watched.contended:
             watched.shared.compare_from_now()
@@ -218,7 +220,7 @@ class TimeSharing:
         present = frozenset(name for name, one in seen.items() if one.present)
         watched.shared.sample(now, seen, watched.truth)
         watched.contended = len(present) > 1
-        if present != watched.present:  # who comes or goes changes everybody's time at once
+        if present != watched.present:  # a container that comes or goes changes the time of all at once
             watched.present = present
             watched.publish_at = now
         self._rhythm = (self._rhythm + _JITTER) % 1.0
@@ -248,7 +250,7 @@ class TimeSharing:
             return {}
 
     def _publish(self, name: str, card: CardUuid, told: tuple[float, float], now: float) -> None:
-        """Factor and gain, if they differ by a step from what the page says; back to none at all exactly."""
+        """Publish factor and gain if they differ by a step from the page's; 1 is published exactly."""
         before = self._published.get((name, card), _ALONE)
         if told == before or (
             told != _ALONE and all(abs(a - b) < _STEP for a, b in zip(told, before, strict=True))

@@ -1,6 +1,6 @@
-"""Who uses how much, sampled once a second: pages for fractions, NVML and cgroups for the rest.
+"""Usage of cards by container, sampled once a second: from pages for fractions, from NVML and cgroups else.
 
-A scrape renders the last sample and asks nobody. What cannot be read is left out, and counted.
+A scrape renders the last sample without I/O. What cannot be read is left out, and counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SILENT = CardUse(CardUuid(""), lists_processes=False, samples_processes=False)
 
 @dataclass(frozen=True, slots=True)
 class ShareUse:
-    """One container on one card. Bytes, ratios of one card, seconds; ``None`` is not known.
+    """Usage of one container on one card. Bytes, ratios of one card, seconds; ``None``: unknown.
 
     ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code),
     ``excess`` what it does not count of it.
@@ -53,13 +53,13 @@ class ShareUse:
 
     @property
     def held(self) -> int | None:
-        """All that it holds of the card's memory: what its limit is compared with."""
+        """Bytes of the card's memory that it holds in all, which its limit is compared with."""
         return None if self.memory is None else self.memory + self.beyond
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Everything seen at one moment (``at``: monotonic seconds).
+    """One sample (``at``: monotonic seconds).
 
     ``processes`` are the driver's, by the container whose cgroup they are in, granted that card or not; a
     card that is not in ``cards`` told nothing of its processes either. ``ended`` are granted containers that
@@ -76,7 +76,7 @@ class Sample:
 
 @dataclass(slots=True)
 class _Before:
-    """The last reading of one page, to turn busy time into a ratio, and what was made of it."""
+    """The last reading of one page, from which busy time becomes a ratio, and its result."""
 
     at: float
     use: TenantUse
@@ -84,7 +84,7 @@ class _Before:
 
 
 class UsageSampler:
-    """Keeps the last :class:`Sample`; one thread samples, anyone reads."""
+    """Keeps the last :class:`Sample`; one thread samples, any may read."""
 
     def __init__(
         self,
@@ -97,7 +97,9 @@ class UsageSampler:
         metrics: ServiceMetrics,
         slots: PageSlots | None = None,
     ) -> None:
-        """``slots`` tells processes that are not in the page's account; without it all are taken to be."""
+        """``slots`` finds processes that the page does not account for; without it, all count as
+        accounted.
+        """
         self._state = state
         self._slots = slots
         self._cards = cards
@@ -112,7 +114,7 @@ class UsageSampler:
         self.last = Sample(clock.monotonic())
 
     def sample(self) -> Sample:
-        """Read everything once."""
+        """Take one sample."""
         now = self._clock.monotonic()
         grants = self._state.view.grants
         card_uses, processes = self._card_figures()
@@ -136,7 +138,7 @@ class UsageSampler:
         return self.last
 
     def seats(self) -> list[CardTenant]:
-        """Who sits on which card with a page, and whether it worked in the last second."""
+        """Containers with a page by card, and whether they worked in the last second."""
         sample = self.last
         return [
             CardTenant(
@@ -181,7 +183,7 @@ class UsageSampler:
         cards: Mapping[CardUuid, CardUse],
         looked_ns: int,
     ) -> ShareUse:
-        """With what the driver counts beyond the account; where it tells nothing, with what it told last."""
+        """The shares with memory beyond the account; the driver's last figure where it gives none."""
         if use.enforcement != "active" or use.memory is None:
             return use
         place = use.key, use.share.card
@@ -231,7 +233,7 @@ class UsageSampler:
         return shown
 
     def _past_the_page(self, grant: Grant, processes: Sequence[ProcessUse]) -> float:
-        """The share of the card's time that the driver saw go to processes without a slot in the page."""
+        """The share of the card's time that the driver saw used by processes without a slot in the page."""
         busy = [p for p in processes if p.utilisation]
         if self._slots is None or not busy:
             return 0.0
@@ -245,9 +247,10 @@ class UsageSampler:
         cards: Mapping[CardUuid, CardUse],
         started: Collection[Key],
     ) -> Iterable[ShareUse]:
-        """Whole cards have no page: NVML's processes are what is known. None on the card is no use of it,
-        where the card tells of its processes, those of the whole node can be seen, and it is known which are
-        the container's.
+        """Usage of whole cards, which have no page, from NVML's processes.
+
+        No process on the card counts as no use, where the card lists its processes, all processes of the node
+        are visible, and the container's are known.
         """
         known = grant.key in started and self._slots is not None and self._slots.sees_host()
         for share in grant.allocation.shares:
@@ -265,7 +268,7 @@ class UsageSampler:
             )
 
     def _containers(self) -> dict[tuple[PodUid, str], Key]:
-        """(pod UID, the runtime's id) → the container, of those that the runtime has made."""
+        """(pod UID, runtime's container id) → container, of those that exist."""
         return {
             (PodUid(f.pod.uid), c.runtime_id): (PodUid(f.pod.uid), c.name)
             for found in self._pods.local().values()
@@ -277,7 +280,7 @@ class UsageSampler:
     def _by_share(
         self, containers: Mapping[tuple[PodUid, str], Key], processes: Iterable[ProcessUse]
     ) -> dict[tuple[Key, CardUuid], list[ProcessUse]]:
-        """NVML's host processes by the container whose cgroup they are in."""
+        """NVML's processes by the container in whose cgroup they are."""
         by_share: dict[tuple[Key, CardUuid], list[ProcessUse]] = {}
         for process in processes:
             owner = self._processes.container_of(process.pid)
@@ -288,19 +291,19 @@ class UsageSampler:
 
 
 def unread(grant: Grant, share: Share) -> ShareUse:
-    """What is known of a container that no sample has seen yet: the page of a fraction was opened empty."""
+    """Usage of a container that was not sampled yet: a fraction's page begins empty."""
     if not _paged(grant):
         return ShareUse(grant.key, share, "exclusive" if share.whole else "unknown")
     return ShareUse(grant.key, share, "active", memory=0, core=0.0, throttled=0.0, refusals=0)
 
 
 def _is_idle(shown: ShareUse, share: Share, pids: tuple[int, ...]) -> bool:
-    """True if the same reading once more makes the same figures."""
+    """True if an equal next reading gives equal figures."""
     return shown.core == 0.0 and shown.share is share and shown.pids == pids
 
 
 def _driver_share(processes: Sequence[ProcessUse]) -> float | None:
-    """The share of the card's time that the driver saw these processes use; None if it told of none."""
+    """The share of the card's time that the driver saw these processes use; None if it lists none."""
     seen = [p.utilisation for p in processes if p.utilisation is not None]
     return min(1.0, sum(seen) / 100) if seen else None
 

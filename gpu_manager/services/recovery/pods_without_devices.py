@@ -1,8 +1,9 @@
-"""Pods that were admitted before this node offered our resources: they run without a card, for ever.
+"""Pods that were admitted before this node offered our resources, and so have no devices.
 
 The kubelet drops a resource that the node never had before it checks whether a pod fits. Such a pod holds no
 ids, and once the resource exists none of its containers can start again: the kubelet looks for devices that
-it never gave, and asks nobody. Only a new pod helps: it is named, and evicted where a controller makes one.
+it never gave, and asks no plugin. Only a new pod helps: the pod is reported, and evicted if it has a
+controller.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROUNDS = 2
 
 
 class PodsWithoutDevices:
-    """Names each such pod once. Not thread-safe: one thread looks."""
+    """Reports each such pod once. Not thread-safe."""
 
     def __init__(self, state: NodeState, pods: Pods, metrics: ServiceMetrics, *, evict: bool) -> None:
         self._state = state
@@ -36,9 +37,9 @@ class PodsWithoutDevices:
     def look(
         self, entries: Sequence[CheckpointEntry] | None, active: Collection[tuple[str, str]] | None
     ) -> None:
-        """Compare what pods ask for with what the kubelet's checkpoint shows at them.
+        """Compare the pods' requests with the kubelet's checkpoint.
 
-        ``active`` are the names that the kubelet lists. A source that is missing proves nothing.
+        ``active`` are the pods that the kubelet lists. A missing source proves nothing.
         """
         if entries is None or active is None:
             return
@@ -75,11 +76,12 @@ class PodsWithoutDevices:
 
 
 def _lacking(pod: Pod, holders: Collection[tuple[PodUid, str, str]]) -> tuple[str, str] | None:
-    """A container of an admitted pod that asks and has nothing; None if all is well or not yet known.
+    """A container of an admitted pod that asks for devices and has none; None if there is none, or it is
+    unknown.
 
     Ordinary init containers do not decide: all containers of a pod are granted at its admission.
     """
-    unknown = MIRROR in pod.annotations and not pod.static  # of what, nobody can say
+    unknown = MIRROR in pod.annotations and not pod.static  # its resource is unknown
     if not pod.started or pod.deleting or pod.terminal or unknown:
         return None
     return next(

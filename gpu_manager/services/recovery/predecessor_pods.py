@@ -1,4 +1,4 @@
-"""Containers that the predecessor started and that run on across an upgrade: booked here, by its word.
+"""Containers of the predecessor that run on across an upgrade are booked by its records.
 
 The kubelet shows them with ids of the predecessor's form, which say nothing about the card. Its checkpoint
 does, else the index in the pod's annotation. They keep running as they were started; none has control pages.
@@ -19,7 +19,7 @@ from gpu_manager.ports import PredecessorPod
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_cards import NodeCards
 
-_ABSENT = "nvidia"  # and the number in /dev/nvidia<n>: a card that only a record knows; no UUID is like that
+_ABSENT = "nvidia"  # and the n of /dev/nvidia<n>: a card known from a record only; no UUID begins so
 _CORE_ID = re.compile(re.escape(CORE) + r"-\d{1,9}")
 _MEMORY_ID = re.compile(re.escape(MEMORY) + r"-(\d{1,13})-\d{1,9}")
 
@@ -31,8 +31,8 @@ def is_predecessor_pod(ids: Mapping[str, frozenset[str]]) -> bool:
 
 
 def shares_by_record(record: PredecessorPod, node: NodeCards) -> tuple[Share, ...]:
-    """The cards of a record of its checkpoint. One that is not there keeps its number: the container may hold
-    it all the same, and finds it held when it is back (:func:`recognised`).
+    """The cards of a record of its checkpoint. An absent card keeps its number, since the container may still
+    hold it; :func:`recognised` finds it when it is back.
     """
     whole = record.amount.cores >= CORES_PER_CARD
     absent = Amount(CORES_PER_CARD, 0) if whole else record.amount
@@ -45,7 +45,7 @@ def shares_by_record(record: PredecessorPod, node: NodeCards) -> tuple[Share, ..
 
 
 def recognised(grant: Grant, node: NodeCards) -> Grant:
-    """The same with the cards under their UUID that were known by their number alone and are there now."""
+    """The shares with the UUIDs of cards that were known by number only and are present now."""
     shares = tuple(_recognised(share, node) for share in grant.allocation.shares)
     return replace(grant, allocation=replace(grant.allocation, shares=shares))
 
@@ -63,7 +63,7 @@ def _recognised(share: Share, node: NodeCards) -> Share:
 def shares_by_annotation(
     pod: Pod | None, container: str, ids: Mapping[str, frozenset[str]], node: NodeCards
 ) -> tuple[Share, ...]:
-    """The cards that its annotation names by index, the amounts that its ids count; empty without."""
+    """The cards that its annotation names by index, with the amounts of its ids; empty without annotation."""
     apps = [c.name for c in pod.containers if c.kind is ContainerKind.APP] if pod else []
     if pod is None or container not in apps or pod.annotations.get(ASSIGNED) != "true":
         return ()

@@ -1,7 +1,7 @@
-"""The books after a start, rebuilt whatever was lost.
+"""Rebuilds the books at the agent's start, whichever sources are lost.
 
-Order of belief: store, then our annotation in the checkpoint's response, then ids and pod
-spec, then the pod's annotation as a hint. Disagreements are logged, counted and resolved in that order.
+Precedence: the store, then our annotation in the checkpoint's response, then ids and pod spec, then the pod's
+annotation as a hint. Disagreements are logged, counted and resolved in that order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class _Held:
-    """What the kubelet says one container holds."""
+    """What a container holds by the kubelet's checkpoint or listing."""
 
     ids: dict[str, frozenset[str]] = field(default_factory=dict)
     annotation: str | None = None
@@ -66,7 +66,7 @@ def rebuild(
     metrics: ServiceMetrics,
     inherited: Sequence[PredecessorPod] = (),
 ) -> Books:
-    """The books after a start. Every source may be missing; none is asked twice.
+    """The rebuilt books. Every source may be missing.
 
     ``inherited`` is what the predecessor left, for containers that the kubelet or the API still shows.
     """
@@ -89,7 +89,7 @@ def rebuild(
     nameless = [g for g in grants.values() if is_unidentified(g.allocation.pod)]
     for key, truth in held.items():
         for unnamed in (g for g in nameless if any(truth.ids.get(r) == ids for r, ids in g.ids.items())):
-            grants.pop(unnamed.key, None)  # whose it is stands in the kubelet's books: not to be booked twice
+            grants.pop(unnamed.key, None)  # the kubelet's books name its container: not booked twice
             if truth.annotation is None and any(r in unnamed.ids for r in CARRIERS):
                 truth.annotation = annotation_of(unnamed, node.name)
         grant = _grant(key, truth, grants.get(key), pods.get(key[0]), node, metrics, records.get(key))
@@ -178,7 +178,7 @@ def _grant(
         key[0], key[1], kind, order, shares, pod.namespace if pod else "", pod.name if pod else ""
     )
     log.info("grant_recovered_from_kubelet", pod=key[0], container=key[1], directory=directory)
-    # A container that the kubelet has made was proven before; the checkpoint says now what it said then.
+    # A container that exists was confirmed before by the same checkpoint.
     ceiling = (legal_ceiling_of(pod) if pod else None) or 0
     return Grant(allocation, directory, ceiling, truth.ids, proven=ran and told is not None)
 
@@ -186,9 +186,9 @@ def _grant(
 def _annotated(
     pod: Pod | None, container: str, ids: Mapping[str, frozenset[str]], node: NodeCards
 ) -> tuple[Share, ...]:
-    """The cards that the pod's annotation names, with what the ids count; empty if it does not fit these.
+    """The cards of the pod's annotation with the amounts of its ids; empty if they contradict each other.
 
-    The agent writes it when a container has started; before, it is the scheduler's wish.
+    The agent writes it when a container has started; before, it is the scheduler's choice.
     """
     told = decode_assignment(pod.annotations.get(ALLOCATION)) if pod is not None else None
     if pod is None or told is None or (told.node, told.pod) != (node.name, pod.api_uid):
@@ -203,7 +203,7 @@ def _annotated(
 def counted(
     cards: Sequence[CardUuid], ids: Mapping[str, frozenset[str]], node: NodeCards
 ) -> tuple[Share, ...]:
-    """What a container has of these cards by its ids, by resource: whole ones, or a part of each."""
+    """A container's shares of these cards by its ids: whole cards, or a part of each."""
     cores = len(ids.get(CORE, ())) + len(ids.get(NVIDIA, ())) * CORES_PER_CARD
     part = Amount(min(cores, CORES_PER_CARD), len(ids.get(MEMORY, ())) * node.unit)
     room = {s.card.uuid: s.card.capacity(node.unit) for s in node.cards}
@@ -214,7 +214,7 @@ def counted(
 def _from_ids(
     cores: frozenset[str], memory: frozenset[str], lent: frozenset[str], node: NodeCards
 ) -> tuple[Share, ...]:
-    """Cards and amounts as the ids say them; the ids carry their card."""
+    """Cards and amounts from the ids, which name their card."""
     counts = {card: Amount(CORES_PER_CARD, 0) for card in node.ids.cards_of(NVIDIA, lent)}
     for device in cores:
         if card := node.ids.card_of[CORE].get(device):

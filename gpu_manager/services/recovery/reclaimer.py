@@ -1,4 +1,4 @@
-"""Shares of pods that have gone: given back when kubelet and API both no longer know them, twice in a row.
+"""Releases shares of ended pods, when two rounds found them absent from both kubelet and API.
 
 The thorough way, taken every few seconds; :mod:`gpu_manager.services.allocation.reclaim` is the quick one, at
 each GetPreferredAllocation.
@@ -23,12 +23,12 @@ from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevice
 
 log = structlog.get_logger(__name__)
 
-SETTLE_SECONDS = 60.0  # after a registration the kubelet lists its pods one by one: absence means nothing
+SETTLE_SECONDS = 60.0  # after a registration the kubelet lists its pods one by one: absence proves nothing
 ROUNDS = 2
 
 
 class Reclaimer:
-    """Gives back what dead pods held, in two rounds, and clears what nothing names any more."""
+    """Releases what ended pods held, after two rounds, and removes directories that no grant names."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Reclaimer:
         self._orphans: frozenset[str] = frozenset()
 
     def round(self) -> tuple[Allocation, ...]:
-        """One look; returns what was released."""
+        """One round; returns what was released."""
         view = self._state.view
         unnamed = {key: g.ids for key, g in view.grants.items() if is_unidentified(g.allocation.pod)}
         entries = self._kubelet.checkpoint()
@@ -80,7 +80,7 @@ class Reclaimer:
         return released
 
     def active(self) -> frozenset[tuple[str, str]] | None:
-        """The pods that the kubelet counts as active; None while it admits one, or does not answer."""
+        """Pods that are active for the kubelet; None while it admits one or does not answer."""
         try:
             return self._window.when_idle(lambda: frozenset(self._kubelet.listing()))
         except NodeUnready:
@@ -109,7 +109,7 @@ class Reclaimer:
         return self._departed.seen(allocation.pod) or self._processes.alive(allocation.pod) is False
 
     def _living(self, allocation: Allocation) -> bool:
-        """A UID never has another name, but for who forges the copy of a static pod: its UID is no secret."""
+        """Pods that the API has; only a forged mirror of a static pod could have another's UID."""
         return any(
             f.pod.uid == allocation.pod
             and (not allocation.pod_name or f.pod.key == allocation.pod_key)
@@ -120,7 +120,7 @@ class Reclaimer:
         )
 
     def _sweep(self) -> None:
-        """Remove directories that no grant names, once they were seen so twice."""
+        """Remove directories that no grant named in two rounds."""
         named = frozenset(g.directory for g in self._state.view.grants.values())
         orphans = frozenset(self._tenants.names()) - named
         for name in orphans & self._orphans:
