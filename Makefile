@@ -73,7 +73,7 @@ component: $(TEST) ## tests of several parts together
 	python -m pytest -n $(WORKERS) tests/component
 
 native: $(TEST) ## libvcuda and its stand-in drivers: built, sanitised, tested
-	python -m pytest -n $(WORKERS) -m "not timed" tests/native
+	python -m pytest -n auto -m "not timed" tests/native
 	python -m pytest -m timed tests/native
 
 TSAN := page_attach page_ledger token_bucket memory_table memory_model threads
