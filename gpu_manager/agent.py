@@ -56,6 +56,7 @@ from gpu_manager.services.cards.health import VANISHED, Health
 from gpu_manager.services.cards.inventory import InventoryService
 from gpu_manager.services.cards.known_cards import KnownCards
 from gpu_manager.services.cards.other_plugins import OtherPlugins
+from gpu_manager.services.energy import EnergyMeter
 from gpu_manager.services.enforcement import (
     driver_memory_limit,
     evasion_detector,
@@ -165,6 +166,7 @@ class Agent:
             self.metrics,
             PageSlots(tenants, processes),
         )
+        self.energy = EnergyMeter()
         self.bills = BillMeter(self.state, self.usage, bills, clock, self.metrics, boot_id(config.proc))
         self.coactivity = TimeSharing(tenants, self.usage.seats, clock, self.metrics)
         self.watchdog = EvasionDetector(
@@ -203,6 +205,7 @@ class Agent:
                 events=self.health.counts,
                 xids=self.health.xids,
                 offered_elsewhere=lambda: self.other_plugins.offers,
+                energy=lambda: self.energy.told,
                 writes_dropped=lambda: self._kube.writes_dropped,
             )
         )
@@ -256,7 +259,7 @@ class Agent:
             threads.forever("inventory", lambda: self.inventory.run(self._stop)),
             threads.forever("bills", lambda: self.bills.run(self._stop)),
             threads.forever("coactivity", lambda: self.coactivity.run(self._stop)),
-            self._rounds("usage", usage.PERIOD_SECONDS, self.usage.sample, "sampler"),
+            self._rounds("usage", usage.PERIOD_SECONDS, self._sample, "sampler"),
             self._rounds("watchdog", evasion_detector.PERIOD_SECONDS, self.watchdog.look),
             self._rounds("notes", library_messages.PERIOD_SECONDS, self.notes.look),
             self._rounds("backstop", driver_memory_limit.PERIOD_SECONDS, self.backstops.look),
@@ -301,6 +304,9 @@ class Agent:
         self.inventory.changed()
         if self._config.lending:
             self.plugin.announce()
+
+    def _sample(self) -> None:
+        self.energy.add(self.usage.sample())
 
     def _load(self) -> bytes | None:
         try:

@@ -21,6 +21,22 @@ from gpu_manager.domain.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
+class CardSensors:
+    """Figures of a card that move slowly: °C, watts, hertz, joules since the driver was loaded; ``None`` if
+    the card does not report a value.
+    """
+
+    temperature: float | None = None
+    power: float | None = None
+    sm_clock: float | None = None
+    memory_clock: float | None = None
+    energy: float | None = None
+
+
+NO_SENSORS = CardSensors()
+
+
+@dataclass(frozen=True, slots=True)
 class CardUse:
     """The usage of one card, in bytes and percent; ``None`` if the card does not report a value.
 
@@ -32,6 +48,7 @@ class CardUse:
     utilisation: float | None = None
     lists_processes: bool = True
     samples_processes: bool = True
+    sensors: CardSensors = NO_SENSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +396,7 @@ __all__ = [
     "ActivityPages",
     "Card",
     "CardEvent",
+    "CardSensors",
     "CardState",
     "CardUse",
     "Cards",

@@ -30,6 +30,7 @@ from gpu_manager.servers.series import View
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.cards.health import CardXids
+from gpu_manager.services.energy import Holder
 from gpu_manager.services.enforcement.usage import UsageSampler
 
 _RESOURCES = (CORE, MEMORY)
@@ -42,7 +43,8 @@ class Exporter(Collector):
     """What is sampled for ``/metric`` of books and usage; what is counted is in :class:`ServiceMetrics`.
 
     ``events`` counts what happened to the cards, ``xids`` the XIDs of each, ``offered_elsewhere`` names those
-    that another device plugin offers too, ``writes_dropped`` what the API server was never told.
+    that another device plugin offers too, ``energy`` is what was used of each, ``writes_dropped`` counts what
+    the API server was never told.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Exporter(Collector):
         events: Callable[[], Mapping[str, int]] = dict,
         xids: Callable[[], Mapping[CardUuid, CardXids]] = dict,
         offered_elsewhere: Callable[[], Mapping[CardUuid, str]] = dict,
+        energy: Callable[[], Mapping[tuple[CardUuid, Holder], float]] = dict,
         writes_dropped: Callable[[], int] = int,
     ) -> None:
         self._state = state
@@ -66,6 +69,7 @@ class Exporter(Collector):
         self._events = events
         self._xids = xids
         self._offered_elsewhere = offered_elsewhere
+        self._energy = energy
         self._writes_dropped = writes_dropped
 
     def describe(self) -> Iterable[Metric]:
@@ -81,6 +85,7 @@ class Exporter(Collector):
         yield from series.cards(view)
         yield from series.xids(view, self._xids())
         yield from series.containers(view)
+        yield from series.energy(view, self._energy())
         if self._legacy:
             yield from series.legacy(view)
         yield from bill_series.booked(view)
@@ -98,6 +103,7 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield from series.cards(view)
     yield from series.xids(view, {})
     yield from series.containers(view)
+    yield from series.energy(view, {})
     if legacy:
         yield from series.legacy(view)
     yield from bill_series.booked(view)

@@ -21,6 +21,7 @@ from gpu_manager.ports import CardUse
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.cards.health import CardXids
+from gpu_manager.services.energy import Holder
 from gpu_manager.services.enforcement.usage import Sample, ShareUse, unread
 
 T = TypeVar("T")
@@ -110,6 +111,16 @@ _CARD_FAMILIES: tuple[Family[_CardRow], ...] = (
         "vcuda_card_utilization_ratio",
         "Share of time in which the card was busy, by the driver's count",
         lambda c: c.use.utilisation / 100 if c.use.utilisation is not None else None,
+    ),
+    Family("vcuda_card_temperature_celsius", "Temperature of the GPU", lambda c: c.use.sensors.temperature),
+    Family("vcuda_card_power_watts", "Power that the card draws", lambda c: c.use.sensors.power),
+    Family("vcuda_card_sm_clock_hertz", "Clock of the SMs", lambda c: c.use.sensors.sm_clock),
+    Family("vcuda_card_memory_clock_hertz", "Clock of the memory", lambda c: c.use.sensors.memory_clock),
+    Family(
+        "vcuda_card_energy_joules",
+        "Energy that the card has used since its driver was loaded",
+        lambda c: c.use.sensors.energy,
+        CounterMetricFamily,
     ),
     Family("vcuda_card_memory_booked_bytes", "Memory promised to containers", lambda c: c.booked.memory),
     Family(
@@ -227,6 +238,18 @@ def containers(view: View) -> Iterator[Metric]:
             enforcement.add_metric((*labels, use.enforcement), 1)
     yield from (family.of(CONTAINER, rows) for family in _CONTAINER_FAMILIES)
     yield enforcement
+
+
+def energy(view: View, told: Mapping[tuple[CardUuid, Holder], float]) -> Iterator[Metric]:
+    """Every card's energy since the agent's start, by who used it."""
+    family = CounterMetricFamily(
+        "vcuda_container_energy_joules",
+        "The card's energy by the time that the container used of the card; without pod: what nobody used",
+        labels=CONTAINER,
+    )
+    for (uuid, holder), joules in told.items():
+        family.add_metric((*holder, uuid, view.index(uuid)), joules)
+    yield family
 
 
 def legacy(view: View) -> Iterator[Metric]:

@@ -146,7 +146,7 @@ def test_an_unbound_pod_is_nobodys(policy: Policy) -> None:
 
 
 def test_the_agent_publishes_its_own_node(policy: Policy) -> None:
-    for key in (contract.INVENTORY, contract.CORDON):
+    for key in (contract.INVENTORY, contract.CORDON, contract.FORGET):
         assert told(policy, sent(node(), noted(node(), key, "x"))) == []
     for key in (contract.MODEL_LABEL, contract.MODEL_LABEL_GAIA, contract.POOL_LABEL):
         # The pool is in this chart's agent.nodeLabels.

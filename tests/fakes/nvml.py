@@ -38,6 +38,10 @@ class Gpu:
     retired_pending: int = 0
     action: int | None = 0
     affinity: int = 0
+    temperature: int | None = None
+    milliwatts: int | None = None
+    clocks: dict[int, int] = field(default_factory=dict)  # MHz, by kind
+    millijoules: int | None = None
     failing: int = 0  # every question about the card fails with this code
     fail: dict[str, int] = field(default_factory=dict)  # function → code
 
@@ -133,6 +137,19 @@ class FakeNvml:
 
     def nvmlDeviceGetUtilizationRates(self, gpu: Gpu) -> Any:
         return SimpleNamespace(gpu=self._known(self._ask(gpu, "rates").gpu_percent), memory=0)
+
+    def nvmlDeviceGetTemperature(self, gpu: Gpu, sensor: int) -> int:
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        return self._known(self._ask(gpu, "temperature").temperature)
+
+    def nvmlDeviceGetPowerUsage(self, gpu: Gpu) -> int:
+        return self._known(self._ask(gpu, "power").milliwatts)
+
+    def nvmlDeviceGetClockInfo(self, gpu: Gpu, clock: int) -> int:
+        return self._known(self._ask(gpu, "clock").clocks.get(clock))
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: Gpu) -> int:
+        return self._known(self._ask(gpu, "energy").millijoules)
 
     def nvmlDeviceGetRemappedRows(self, gpu: Gpu) -> tuple[int, int, int, int]:
         return self._known(self._ask(gpu, "rows").remapped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
@@ -12,7 +13,7 @@ from gpu_manager.adapters.nvml.errors import MEANINGS, NvmlErrorKind, meaning, s
 from gpu_manager.adapters.nvml.faults import RECOVERY_ACTIONS, XIDS, FaultPolicy, Grade
 from gpu_manager.adapters.nvml.links import bus_key
 from gpu_manager.domain.errors import Bug, NodeUnready
-from gpu_manager.ports import CardUse, ProcessUse
+from gpu_manager.ports import CardSensors, CardUse, ProcessUse
 from tests.fakes.nvml import GIB, FakeNvml, Gpu
 
 NOW = 1_700_000_000.0
@@ -448,3 +449,25 @@ def test_an_announcement_alone_closes_nothing():
     assert FaultPolicy().closes(154, None) == ""
     assert FaultPolicy().closes(154, 0) == ""
     assert "reboot" in FaultPolicy().closes(154, 2)
+
+
+def test_sensors_are_told_in_base_units_and_read_every_ten_seconds():
+    clocks = {pynvml.NVML_CLOCK_SM: 1410, pynvml.NVML_CLOCK_MEM: 1215}
+    gpu = Gpu(0, temperature=41, milliwatts=61_500, clocks=clocks, millijoules=12_345_678)
+    ticks = [100.0]
+    cards = NvmlCards(FakeNvml(gpu, Gpu(1)), sysfs=Path("/nonexistent"), monotonic=lambda: ticks[0])
+
+    def sensors(index: int = 0) -> CardSensors:
+        return cards.usage()[0][index].sensors
+
+    first = CardSensors(41.0, 61.5, 1.41e9, 1.215e9, pytest.approx(12_345.678))
+    assert sensors() == first
+    assert sensors(1) == CardSensors(), "a card that cannot tell"
+    gpu.temperature, gpu.millijoules = 55, None
+    ticks[0] += 9
+    assert sensors() == first
+    ticks[0] += 1
+    assert sensors() == replace(first, temperature=55.0, energy=None)
+    gpu.mig = 1
+    cards.list()
+    assert sensors().power == 61.5, "a card in MIG mode too"

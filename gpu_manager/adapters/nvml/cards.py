@@ -60,7 +60,7 @@ class NvmlCards:
         self._lost = False
         self._slots: tuple[WatchedCard, ...] = ()
         self._known: dict[int, Card] = {}
-        self._usage = UsageReader(nvml, wall)
+        self._usage = UsageReader(nvml, wall, monotonic)
         self._faults = CardFaults(self._policy.quiet_seconds, monotonic, self._changed)
         self._watch: EventWatch | None = None
 

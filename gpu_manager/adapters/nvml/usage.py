@@ -9,10 +9,11 @@ from typing import Any
 
 from gpu_manager.adapters.nvml.errors import NvmlErrorKind, maybe, meaning
 from gpu_manager.domain.card import Card, CardUuid
-from gpu_manager.ports import CardUse, ProcessUse
+from gpu_manager.ports import NO_SENSORS, CardSensors, CardUse, ProcessUse
 
 # Before there is a last-seen time samples of the last second count; none is of the future by more than that.
 _WINDOW_US = 1_000_000
+SENSOR_SECONDS = 10.0  # between two readings of the sensors: they move slowly, and some take milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,11 @@ class Memory:
 class UsageReader:
     """Reads one card at a time; remembers per card which samples it has seen."""
 
-    def __init__(self, nvml: Any, wall: Callable[[], float]) -> None:
+    def __init__(self, nvml: Any, wall: Callable[[], float], monotonic: Callable[[], float]) -> None:
         """``wall`` is seconds since the epoch: NVML stamps samples with the wall clock, in microseconds."""
-        self._nvml, self._wall = nvml, wall
+        self._nvml, self._wall, self._monotonic = nvml, wall, monotonic
         self._seen: dict[CardUuid, int] = {}
+        self._sensed: dict[CardUuid, tuple[float, CardSensors]] = {}
 
     def memory(self, handle: Any) -> Memory | None:
         """Memory info v2 (R510 and newer: reserved apart), else v1; None where the card has no own memory."""
@@ -42,11 +44,14 @@ class UsageReader:
         return Memory(int(info.total), 0, int(info.used)) if info is not None else None
 
     def read(self, handle: Any, card: Card) -> tuple[CardUse, Sequence[ProcessUse]]:
-        """The card's figures and its processes'. Cards in MIG mode are left alone but for their memory."""
+        """The card's figures and its processes'. Of a card in MIG mode memory and sensors alone are read."""
         memory = self.memory(handle)
         used = memory.used if memory is not None else None
+        sensors = self.sensors(handle, card.uuid)
         if card.mig:
-            return CardUse(card.uuid, used, lists_processes=False, samples_processes=False), ()
+            return CardUse(
+                card.uuid, used, lists_processes=False, samples_processes=False, sensors=sensors
+            ), ()
         rates = maybe(self._nvml, self._nvml.nvmlDeviceGetUtilizationRates, handle)
         running, busy = self._running(handle), self._utilisation(handle, card.uuid)
         use = CardUse(
@@ -55,8 +60,29 @@ class UsageReader:
             float(rates.gpu) if rates is not None else None,
             lists_processes=running is not None,
             samples_processes=busy is not None,
+            sensors=sensors,
         )
         return use, _processes(card.uuid, running or (), busy)
+
+    def sensors(self, handle: Any, uuid: CardUuid) -> CardSensors:
+        """What the sensors say, at most :data:`SENSOR_SECONDS` old."""
+        now = self._monotonic()
+        at, known = self._sensed.get(uuid, (float("-inf"), NO_SENSORS))
+        if now - at >= SENSOR_SECONDS:
+            nvml = self._nvml
+            known = CardSensors(
+                self._sensor(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+                self._sensor(nvml.nvmlDeviceGetPowerUsage, handle, scale=1e-3),  # milliwatts
+                self._sensor(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM, scale=1e6),  # MHz
+                self._sensor(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM, scale=1e6),
+                self._sensor(nvml.nvmlDeviceGetTotalEnergyConsumption, handle, scale=1e-3),  # millijoules
+            )
+            self._sensed[uuid] = now, known
+        return known
+
+    def _sensor(self, call: Callable[..., Any], *arguments: Any, scale: float = 1.0) -> float | None:
+        told = maybe(self._nvml, call, *arguments)
+        return None if told is None else int(told) * scale
 
     def _running(self, handle: Any) -> list[Any] | None:
         """Every process on the card, some twice; None where the driver lists none of any kind."""
