@@ -279,6 +279,21 @@ def test_a_node_that_counts_memory_otherwise_is_left_out_as_the_extender_leaves_
     assert '"n0" counts memory by 128 MiB, most nodes by 256 MiB' in said
 
 
+def test_a_node_whose_agent_is_being_replaced_is_left_out_and_a_new_one_like_it_is_not(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = node("n9", 4)
+    said = json.loads(away["metadata"]["annotations"][INVENTORY])
+    away["metadata"]["annotations"][INVENTORY] = json.dumps({**said, "serving": False})
+    with_items(saved, away)
+    web = manifest(tmp_path / "web.yaml", 100, 6)
+    assert run(["simulate", web, "--from", str(saved)]) == 1
+    shown = capsys.readouterr().out
+    assert '"n9" waits for its agent, which is starting or has left' in shown
+    assert run(["simulate", web, "--from", str(saved), "--like", "n9"]) == 0
+    assert "more nodes like n9 are needed" in capsys.readouterr().out
+
+
 def test_host_cpu_counts_with_what_pods_without_a_card_take(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

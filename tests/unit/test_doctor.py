@@ -184,6 +184,11 @@ FOUND = [
     ("node-offers-nothing", node(core=None), "offers no tencent.com/vcuda-core"),
     ("agent-absent", cluster(agents=None), "no DaemonSet"),
     ("agent-absent", cluster(agents=replace(CLUSTER.agents, ready={"n1": False})), "on node n1 is not ready"),
+    (
+        "agent-not-serving",
+        node(inventory=replace(inventory(), serving=False)),
+        "node n1: its agent is starting",
+    ),
     ("agent-gone", cluster(agents=replace(CLUSTER.agents, ready={})), "node n1 publishes cards"),
     (
         "node-label-missing",

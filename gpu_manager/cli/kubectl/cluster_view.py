@@ -40,6 +40,7 @@ CAVEAT: Final = (
     "volumes, and how pods spread or attract one another are not seen here; of nodes that have room the "
     "scheduler may choose another."
 )
+_AWAY: Final = "waits for its agent, which is starting or has left"
 SAVING: Final = "kubectl get nodes,pods,pdb,priorityclasses -A -o json"
 _SYSTEM: Final = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
 _LARGEST: Final = 1 << 30  # bytes of a file with a saved cluster
@@ -213,10 +214,12 @@ def _view(
 
 
 def _constraints_of(books: NodeBooks, hosts: _HostReader, unit: int) -> NodeConstraints:
-    """The node's constraints; a node with another memory unit is closed, as for the extender."""
+    """The node's constraints; one with another memory unit, or without an agent that serves, is closed as for
+    the extender.
+    """
     constraints, own = hosts.constraints(books.name), books.node.unit
     if own == unit:
-        return constraints
+        return constraints if books.node.serving else replace(constraints, closed=_AWAY)
     return replace(
         constraints, closed=f"counts memory by {format_bytes(own)}, most nodes by {format_bytes(unit)}"
     )

@@ -59,6 +59,11 @@ def _gone_agent(cluster: ClusterFacts, _: float) -> Iterator[str]:
     yield from bounded([f"node {name} publishes cards, but no agent's pod runs there" for name in names])
 
 
+def _not_serving(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    names = [printable(n.name) for n in nodes_of(cluster) if n.inventory and not n.inventory.serving]
+    yield from bounded([f"node {name}: its agent is starting, or has left" for name in names])
+
+
 def _labels(cluster: ClusterFacts, _: float) -> Iterator[str]:
     agents = _agents(cluster)
     if agents.ready:
@@ -174,6 +179,17 @@ NODES: Final = (
             "tencent.com/vcuda-inventory."
         ),
         judge=_gone_agent,
+    ),
+    DoctorCheck(
+        id="agent-not-serving",
+        group="cluster",
+        severity=Severity.WARNING,
+        what="This node's inventory says that its agent does not serve: pods that ask for cards wait.",
+        cure=(
+            "Nothing while the agent is replaced: that takes some seconds. Else `kubectl describe pod` and "
+            "its log, and `gpu-manager doctor` on the node: plugin-not-registered says what is missing."
+        ),
+        judge=_not_serving,
     ),
     DoctorCheck(
         id="node-label-missing",
