@@ -160,6 +160,7 @@ static struct stream_meter *add_stream_meter(struct stream_meter **bucket, const
     meter->others_may_record = stream != STREAM_PER_THREAD;
     meter->clock = (struct stream_clock){0};
     meter->settled_to = 0;
+    __atomic_store_n(&meter->seen_epoch, UINT64_MAX, __ATOMIC_RELAXED);
     meter->key[1] = key[1];
     meter->key[2] = key[2];
     __atomic_store_n(&meter->key[0], key[0], __ATOMIC_RELEASE);
@@ -171,11 +172,20 @@ static struct stream_meter *add_stream_meter(struct stream_meter **bucket, const
     return meter;
 }
 
+/* All but the default streams are named alike by all threads. */
+static bool is_handle(CUstream stream) {
+    return (uintptr_t)stream > 2;
+}
+
 static CUcontext context_of(CUstream stream) {
     CUcontext context = NULL;
-    if ((uintptr_t)stream > 2 && real.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS && context)
+    if (is_handle(stream) && real.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS && context)
         return context;
     return real.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
+static struct stream_meter **bucket_of(uint64_t key) {
+    return &stream_meters[key * UINT64_C(0x9e3779b97f4a7c15) >> 56];
 }
 
 /* How a stream is known: by whom, and in which list. */
@@ -195,9 +205,20 @@ static bool identify(struct identity *identity, CUstream stream, bool per_thread
     key[0] = (uint64_t)(uintptr_t)stream;
     key[1] = identity->where.owner;
     key[2] = stream == STREAM_PER_THREAD ? (uint64_t)(uintptr_t)&thread_token : 0;
-    uint64_t hash = (key[0] ^ key[1] << 7 ^ key[2] >> 6) * UINT64_C(0x9e3779b97f4a7c15);
-    identity->bucket = &stream_meters[hash >> 56];
+    identity->bucket = bucket_of(is_handle(stream) ? key[0] : key[0] ^ key[1] << 7 ^ key[2] >> 6);
     return true;
+}
+
+/* The meter of a handle, if nothing has ended since it was asked for its context: no call of the driver. */
+static struct stream_meter *seen(CUstream stream) {
+    uint64_t epoch = __atomic_load_n(&meter_epoch, __ATOMIC_SEQ_CST);
+    struct stream_meter *meter = NULL;
+    if (is_handle(stream))
+        meter = __atomic_load_n(bucket_of((uint64_t)(uintptr_t)stream), __ATOMIC_ACQUIRE);
+    while (meter && (__atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) != (uint64_t)(uintptr_t)stream ||
+                     __atomic_load_n(&meter->seen_epoch, __ATOMIC_ACQUIRE) != epoch || use_of(meter) != METER_LIVES))
+        meter = meter->next;
+    return meter;
 }
 
 /* The meter if there is one: what has launched nothing has none. */
@@ -216,19 +237,27 @@ static struct stream_meter *living(const struct identity *identity) {
     return NULL;
 }
 
-struct stream_meter *stream_meter_of(CUstream stream, bool per_thread) {
-    struct identity identity;
-    if (!identify(&identity, stream, per_thread))
-        return NULL;
-    struct stream_meter *meter = living(&identity);
+static struct stream_meter *identified(const struct identity *identity) {
+    struct stream_meter *meter = living(identity);
     if (meter)
         return meter;
-    struct context_meter *context_meter = context_meter_of(&identity.where, context_of(identity.stream));
+    struct context_meter *context_meter = context_meter_of(&identity->where, context_of(identity->stream));
     if (!context_meter || !meter_lock(true))
         return NULL;
-    if (!(meter = living(&identity)))
-        meter = add_stream_meter(identity.bucket, identity.key, identity.stream, context_meter);
+    if (!(meter = living(identity)))
+        meter = add_stream_meter(identity->bucket, identity->key, identity->stream, context_meter);
     meter_unlock();
+    return meter;
+}
+
+struct stream_meter *stream_meter_of(CUstream stream, bool per_thread) {
+    struct identity identity;
+    struct stream_meter *meter = seen(stream);
+    if (meter)
+        return meter;
+    uint64_t epoch = __atomic_load_n(&meter_epoch, __ATOMIC_SEQ_CST);
+    if (identify(&identity, stream, per_thread) && (meter = identified(&identity)))
+        __atomic_store_n(&meter->seen_epoch, epoch, __ATOMIC_RELEASE);
     return meter;
 }
 
@@ -257,10 +286,11 @@ static bool has_open(const struct stream_meter *meter) {
     return false;
 }
 
-static struct stream_meter *flushed(struct identity *identity, CUstream stream, bool per_thread) {
-    if (!__atomic_load_n(&context_meters, __ATOMIC_ACQUIRE) || !identify(identity, stream, per_thread))
-        return NULL;
-    struct stream_meter *meter = known(identity);
+static struct stream_meter *flushed(CUstream stream, bool per_thread) {
+    struct identity identity;
+    struct stream_meter *meter = seen(stream);
+    if (!meter && __atomic_load_n(&context_meters, __ATOMIC_ACQUIRE) && identify(&identity, stream, per_thread))
+        meter = known(&identity);
     if (meter && has_open(meter)) {
         bool capturing = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) && stream_is_capturing(stream, per_thread);
         flush(meter, !capturing);
@@ -269,9 +299,8 @@ static struct stream_meter *flushed(struct identity *identity, CUstream stream, 
 }
 
 void stream_meter_flush(CUstream stream, bool per_thread) {
-    struct identity identity;
     int saved = errno;
-    flushed(&identity, stream, per_thread);
+    flushed(stream, per_thread);
     errno = saved;
 }
 
@@ -294,12 +323,11 @@ void stream_meter_flush_context(void) {
 }
 
 void stream_meter_ends(CUstream stream) {
-    struct identity identity;
     int saved = errno;
-    struct stream_meter *meter = (uintptr_t)stream > 2 ? flushed(&identity, stream, false) : NULL;
+    struct stream_meter *meter = is_handle(stream) ? flushed(stream, false) : NULL;
     if (meter) {
         bool locked = meter_lock(true); /* nobody else records on the stream from here on */
-        if (is_of(meter, identity.key))
+        if (__atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) == (uint64_t)(uintptr_t)stream)
             __atomic_store_n(&meter->use, METER_ENDED, __ATOMIC_RELEASE);
         if (locked)
             meter_unlock();

@@ -66,8 +66,9 @@ enum meter_use { METER_LIVES, METER_ENDED, METER_TAKEN };
  * for another one when its work is settled. */
 struct stream_meter {
     struct stream_meter *next;
-    uint64_t key[3]; /* handle, context's id, thread for its own default stream; key[0] == 0: its context ended */
-    CUstream stream; /* as any thread with the context current can name it */
+    uint64_t key[3];     /* handle, context's id, thread for its own default stream; key[0] == 0: its context ended */
+    uint64_t seen_epoch; /* meter_epoch when its handle was last asked for its context; while that stays, it is its */
+    CUstream stream;     /* as any thread with the context current can name it */
     struct context_meter *context_meter;
     int card;
     uint32_t use;              /* enum meter_use */
