@@ -70,7 +70,7 @@ CLUSTER = (
         ),
         stat("Booked", "avg(vcuda_card_cores_booked_ratio)", unit="percentunit"),
         stat("Used", "sum(vcuda_container_core_usage_ratio) / count(vcuda_card_info)", unit="percentunit"),
-        stat("Pods that wait", "max(vcuda_admission_waiting_pods)", alarm=1),
+        stat("Waiting pods", "max(vcuda_admission_waiting_pods)", alarm=1),
         stat(
             "Evaders", "sum(vcuda_evaders)", alarm=1, about="Containers that are bypassing their limits now."
         ),
@@ -96,7 +96,7 @@ CLUSTER = (
         Panel(
             "Fragmentation",
             {"{{node}}": "vcuda_node_fragmentation_ratio"},
-            "Share of the free cores that lie on cards partly used: room for parts, not for whole ones.",
+            "Share of the free cores that lie on cards partly used: room for fractions, not for whole cards.",
             unit="percentunit",
             most=1.0,
         ),
@@ -106,7 +106,7 @@ CLUSTER = (
         Panel(
             "Waste, by namespace",
             {"{{namespace}}": "namespace:vcuda_wasted_cores:sum"},
-            "Cores booked and not used, container by container.",
+            "Cores booked and not used, summed over containers.",
             stack=True,
         ),
         Panel(
@@ -154,18 +154,18 @@ CLUSTER = (
             unit="s",
         ),
         Panel(
-            "Leaders, and places kept",
+            "Leaders and reservations",
             {
                 "leaders": "sum(vcuda_admission_leader)",
-                "places kept for pods being bound": "sum(vcuda_admission_reservations)",
+                "reservations of pods being bound": "sum(vcuda_admission_reservations)",
             },
-            "One leader binds; none or two is trouble.",
+            "Exactly one leader binds pods.",
             width=6,
         ),
         Panel(
             "Certificate expires in",
             {"days": f"min({EXPIRY} - time()) / 86400"},
-            "Renewed by itself, or by cert-manager.",
+            "Renewed automatically, by the service or by cert-manager.",
             width=6,
         ),
         Panel(
@@ -185,7 +185,7 @@ NODE_BOARD = (
         gauge("Cores booked, by card", {CARD: f"vcuda_card_cores_booked_ratio{NODE}"}),
         gauge("Cores used, by card", {CARD: f"sum by (node, card) (vcuda_container_core_usage_ratio{NODE})"}),
         Panel(
-            "Who has what",
+            "Shares",
             {
                 "cores": f"100 * vcuda_container_core_limit_ratio{NODE}",
                 "memory": f"vcuda_container_memory_limit_bytes{NODE}",
@@ -213,13 +213,13 @@ NODE_BOARD = (
         Panel(
             "Delivered share against target",
             {WHO: f"vcuda_container_core_delivered_ratio{NODE}"},
-            "What a container used over what it may: 1 is its share, more is what an idle card lent it.",
+            "Use over share: 1 is the whole share, more is time of an idle card.",
             unit="percentunit",
         ),
         Panel(
             "Throttled",
             {WHO: f"rate(vcuda_container_throttled_seconds_total{NODE}[1m])"},
-            "Seconds a second that its processes waited for their share, over all of them.",
+            "Seconds per second that its processes waited for their share, summed over them.",
             unit="s",
         ),
         Panel(
@@ -267,7 +267,7 @@ NODE_BOARD = (
             "The agent",
             {
                 "age of usage, s": f"vcuda_sample_age_seconds{NODE}",
-                "watchdog lacks {{lacks}}": f"vcuda_watchdog_blind{NODE}",
+                "evasion detection lacks {{lacks}}": f"vcuda_watchdog_blind{NODE}",
                 "evaders": f"vcuda_evaders{NODE}",
                 "ids off their card: {{resource}}": f"vcuda_ids_off_card{NODE}",
                 "allocations without a pod": f"vcuda_unnamed_allocations{NODE}",
@@ -279,7 +279,10 @@ NODE_BOARD = (
             unit="percentunit",
             most=1.0,
         ),
-        Panel("Memory limits held too by", {"{{kind}}": f"sum by (kind) (vcuda_memory_backstop{NODE})"}),
+        Panel(
+            "Memory limits enforced outside the library",
+            {"{{kind}}": f"sum by (kind) (vcuda_memory_backstop{NODE})"},
+        ),
     ),
 )
 
@@ -315,7 +318,7 @@ POD = (
         Panel(
             "Throttled",
             {WHO: f"rate(vcuda_container_throttled_seconds_total{CONTAINER}[1m])"},
-            "Seconds a second that its processes waited for their share, over all of them.",
+            "Seconds per second that its processes waited for their share, summed over them.",
             unit="s",
         ),
         Panel(
@@ -324,7 +327,7 @@ POD = (
             "Allocations in the last 5 minutes that the limit refused.",
         ),
         Panel(
-            "How its limits are held",
+            "Enforcement of its limits",
             {"held": f"vcuda_container_enforcement{CONTAINER}"},
             kind="table",
             columns={
@@ -342,7 +345,7 @@ POD = (
                 "booked": hours("limit"),
                 "used": hours("usage"),
             },
-            "As if it had run through the whole range; kubectl vcuda cost counts the minutes.",
+            "As if it had run through the whole range; kubectl vcuda cost bills the time it ran.",
             kind="table",
             columns={"namespace": "Namespace", "pod": "Pod"},
             width=24,
