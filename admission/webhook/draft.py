@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import Operation, Review, pointer
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import MIRROR, Container, Pod, parse_pod
 from gpu_manager.domain.resources import format_bytes, format_number
@@ -79,8 +79,22 @@ def draft_pod(obj: Mapping[str, Any], terms: ClusterTerms, *, trusted: bool) -> 
         ):
             if wanted and not present and _spec(obj).get(key) != wanted:
                 patch.append(Operation("add", pointer("spec", key), wanted))
+        patch += _toleration(_spec(obj).get("tolerations"))
         pod = replace(pod, scheduler=_scheduler(pod.scheduler, terms))
     return Draft(pod, tuple(patch), tuple(changes))
+
+
+def _toleration(tolerations: object) -> Iterator[Operation]:
+    """Tolerate the taint that nodes with cards often have: for a pod that asks for ``nvidia.com/gpu`` the API
+    server's ExtendedResourceToleration does that, for other names it tolerates the names alone.
+    """
+    there = tolerations if isinstance(tolerations, list) else []
+    keys = [one.get("key") for one in there if isinstance(one, Mapping)]
+    if NVIDIA in keys or any(key in (None, "") for key in keys):  # without a key it tolerates every taint
+        return
+    added = {"key": NVIDIA, "operator": "Exists"}
+    where = pointer("spec", "tolerations", "-") if there else pointer("spec", "tolerations")
+    yield Operation("add", where, added if there else [added])
 
 
 def _scheduler(name: str, terms: ClusterTerms) -> str:

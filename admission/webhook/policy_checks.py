@@ -21,12 +21,14 @@ from gpu_manager.domain.contract import (
     GPU_MODEL,
     GPU_UUID,
     MEMORY,
+    NO_VISIBLE_DEVICES,
     NVIDIA,
     PLACEMENT,
     PREDICATE_INDEX,
     PREDICATE_NODE,
     PREDICATE_TIME,
     PRELOAD,
+    VISIBLE_ENV,
 )
 from gpu_manager.domain.pod import MIRROR
 from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, format_bytes
@@ -123,6 +125,7 @@ def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
     yield _container(Rule.FRACTION_WITHOUT_MEMORY, "parts", no_memory, figures)
     privileged = "has(c.securityContext) && has(c.securityContext.privileged) && c.securityContext.privileged"
     yield _container(Rule.PRIVILEGED_FRACTION, "parts", privileged, figures)
+    yield _visible_devices()
     for resource in _RESOURCES.values():
         yield _requests(resource)
     ours = (
@@ -184,6 +187,16 @@ def _around(quantity: str, resource: str) -> str:
 
 def _written(resource: str, where: str = "limits") -> str:
     return f"string(c.resources.{where}['{resource}'])"
+
+
+def _visible_devices() -> PolicyCheck:
+    hidden = ", ".join(map(_text, NO_VISIBLE_DEVICES))
+    shows = f"e.name == '{VISIBLE_ENV}' && (has(e.valueFrom) || (has(e.value) && !(e.value in [{hidden}])))"
+    first = f"c.env.filter(e, {shows})[0]"
+    value = f"(has({first}.valueFrom) ? 'valueFrom' : {first}.value)"
+    ours = "(variables.core.size() > 0 || variables.memory.size() > 0)"  # in limits: else it asks for none
+    broken = f"{ours} && has(c.env) && c.env.exists(e, {shows})"
+    return _container(Rule.VISIBLE_DEVICES_SET, "all", broken, {"value": _quoted(value)})
 
 
 def _requests(resource: str) -> PolicyCheck:

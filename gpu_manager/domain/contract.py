@@ -89,6 +89,7 @@ LIBRARY_DIR: Final = "/usr/local/vcuda"
 PRELOAD_PATH: Final = "/etc/ld.so.preload"
 CARDS_ENV: Final = "VCUDA_CARDS"
 VISIBLE_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
+NO_VISIBLE_DEVICES: Final = ("", "void", "none")  # its values that show no card
 # Read from the pod: the driver capabilities that a container requests, as NVIDIA's runtime defines them.
 CAPABILITIES_ENV: Final = "NVIDIA_DRIVER_CAPABILITIES"
 # Where Triton, and torch.compile through it, looks for the driver before it asks ldconfig.

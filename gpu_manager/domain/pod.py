@@ -18,8 +18,10 @@ from gpu_manager.domain.contract import (
     FOREIGN_RESOURCES,
     LONGEST_NAME,
     MEMORY,
+    NO_VISIBLE_DEVICES,
     NVIDIA,
     OUR_PREFIX,
+    VISIBLE_ENV,
 )
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
@@ -59,6 +61,7 @@ class Container:
     core_request: Fraction | None = None
     memory_units_request: Fraction | None = None
     privileged: bool = False
+    visible_devices: str = ""  # NVIDIA_VISIBLE_DEVICES, as written in the pod, where it shows a card
     graphics: bool = False  # NVIDIA_DRIVER_CAPABILITIES, as written in the pod, asks for graphics
     running: bool = False
     over: bool = False  # an ordinary init container that has done its work
@@ -273,6 +276,7 @@ def _container(
         memory_units_request=quantity(requests, MEMORY, "requests"),
         gpus=_gpus(limits.get(NVIDIA)),
         strange=_strange((*limits, *requests)),
+        visible_devices=_visible_devices(entry.get("env")),
         graphics=_wants_graphics(entry.get("env")),
         privileged=security.get("privileged") not in (None, False),
         running=bool(now.get("running")),
@@ -298,6 +302,20 @@ def _gpus(value: object) -> Fraction | None:
         return None if value is None else parse_quantity(value)
     except RequestInvalid:
         return None
+
+
+def _visible_devices(env: object) -> str:
+    """The first value of NVIDIA_VISIBLE_DEVICES that shows a card; empty if there is none, ``valueFrom``
+    where it comes from elsewhere.
+    """
+    for variable in env if isinstance(env, list | tuple) else ():
+        if isinstance(variable, Mapping) and variable.get("name") == VISIBLE_ENV:
+            if variable.get("valueFrom") is not None:
+                return "valueFrom"
+            value = variable.get("value")
+            if isinstance(value, str) and value not in NO_VISIBLE_DEVICES:
+                return value
+    return ""
 
 
 def _wants_graphics(env: object) -> bool:

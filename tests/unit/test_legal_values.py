@@ -225,6 +225,28 @@ def test_a_privileged_container_cannot_have_a_part_of_a_card() -> None:
 
 
 @pytest.mark.parametrize(
+    ("variable", "legal"),
+    [
+        ({"value": "all"}, False),
+        ({"value": "GPU-5fd4f087-86f3-7a43-b711-4771313afc50"}, False),
+        ({"valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}, False),
+        ({"value": "void"}, True),
+        ({"value": "none"}, True),
+        ({"value": ""}, True),
+        ({}, True),
+    ],
+)
+def test_no_container_of_a_pod_with_cards_chooses_cards_past_the_agent(
+    variable: dict[str, object], legal: bool
+) -> None:
+    chosen = container("side", env=[{"name": "NVIDIA_VISIBLE_DEVICES", **variable}])
+    assert (broken(pod_of(container("a", 30, 1), chosen)) == []) == legal
+    assert broken(pod_of(chosen)) == [], "a pod without cards is none of ours"
+    bound = booked_request(pod_of(container("a", 30, 1), chosen))
+    assert bound is not None, "one that runs already keeps what it holds"
+
+
+@pytest.mark.parametrize(
     ("init", "apps", "legal"),
     [
         ([(30, 1)], [(30, 1)], True),

@@ -11,6 +11,7 @@ from admission.webhook.admit import CreateTimeChecks, mutate, validate
 from gpu_manager.domain.contract import (
     CORE,
     MEMORY,
+    NVIDIA,
     PREDICATE_NODE,
 )
 from tests.fakes.reviews import NODE_GROUPS, admit, ask, container, patched, pod, review
@@ -19,9 +20,11 @@ GENEROUS = ClusterTerms(default_memory=4, scheduler_name="vcuda-scheduler", runt
 
 
 def test_the_fixture_of_a_legal_pod_passes_both_webhooks_untouched() -> None:
-    uid = review()["request"]["uid"]
-    assert ask(mutate, review()) == {"uid": uid, "allowed": True}
-    assert ask(validate, review()) == {"uid": uid, "allowed": True}
+    legal = review()
+    legal["request"]["object"]["spec"]["tolerations"].append({"key": NVIDIA, "operator": "Exists"})
+    uid = legal["request"]["uid"]
+    assert ask(mutate, legal) == {"uid": uid, "allowed": True}
+    assert ask(validate, legal) == {"uid": uid, "allowed": True}
 
 
 # The seed.
@@ -146,8 +149,34 @@ def test_scheduler_and_runtime_class_are_written_only_where_the_pod_names_none()
     after = patched(before, ask(mutate, review(before), GENEROUS))["spec"]
     assert (after["schedulerName"], after["runtimeClassName"]) == ("vcuda-scheduler", "nvidia")
     own = pod(container(core="100"), schedulerName="mine", runtimeClassName="kata")
-    assert "patch" not in ask(mutate, review(own), GENEROUS)
+    spec = patched(own, ask(mutate, review(own), GENEROUS))["spec"]
+    assert (spec["schedulerName"], spec["runtimeClassName"]) == ("mine", "kata")
     assert "patch" not in ask(mutate, review(pod(container())), GENEROUS)
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "added"),
+    [
+        (None, True),
+        ([], True),
+        ([{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}], True),
+        ([{"key": NVIDIA, "operator": "Equal", "value": "present"}], False),  # its author has chosen
+        ([{"operator": "Exists"}], False),  # every taint
+    ],
+)
+def test_the_usual_taint_of_nodes_with_cards_is_tolerated(
+    tolerations: list[dict[str, str]] | None, added: bool
+) -> None:
+    """As for ``nvidia.com/gpu``, by ExtendedResourceToleration."""
+    before, idle = pod(container(core="100")), pod(container())
+    for one in (before, idle):
+        one["spec"].pop("tolerations")
+        one["spec"] |= {} if tolerations is None else {"tolerations": tolerations}
+    answer = ask(mutate, review(before))
+    after = patched(before, answer) if "patch" in answer else before
+    wanted = [*(tolerations or []), *([{"key": NVIDIA, "operator": "Exists"}] if added else [])]
+    assert after["spec"].get("tolerations") == wanted
+    assert "patch" not in ask(mutate, review(idle)), "it asks for no card"
 
 
 def test_a_pod_of_another_scheduler_is_warned() -> None:

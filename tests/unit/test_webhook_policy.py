@@ -28,6 +28,7 @@ from gpu_manager.domain.contract import (
     PLACEMENT,
     PREDICATE_NODE,
     PRELOAD,
+    VISIBLE_ENV,
 )
 from gpu_manager.domain.rules.rulebook import Rule
 from tests.fakes.reviews import NODE_GROUPS, container, pod, review, update
@@ -129,14 +130,21 @@ def test_the_bound_on_asking_containers_is_the_same_in_both(judges: Any, asking:
 quantities = st.sampled_from(
     ["0", "1", "4", "5", "30", "60", "99", "100", "150", "200", "300", "-1", "0.5", "99.5", "1500m", "1e25"]
 )
+variables = st.sampled_from([
+    *({"name": VISIBLE_ENV, "value": value} for value in ("all", "void", "none", "", "GPU-" + "0" * 70)),
+    {"name": VISIBLE_ENV},
+    {"name": VISIBLE_ENV, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    {"name": "OTHER", "value": "all"},
+])  # fmt: skip
 containers = st.builds(
-    lambda core, memory, gpus, requests, privileged, sidecar: container(
+    lambda core, memory, gpus, requests, privileged, env, sidecar: container(
         "c",
         resources={
             "limits": {k: v for k, v in ((CORE, core), (MEMORY, memory), (NVIDIA, gpus)) if v is not None},
             **({"requests": requests} if requests is not None else {}),
         },
         **({"securityContext": {"privileged": True}} if privileged else {}),
+        **({"env": env} if env is not None else {}),
         **({"restartPolicy": "Always"} if sidecar else {}),
     ),
     st.none() | quantities,
@@ -144,6 +152,7 @@ containers = st.builds(
     st.none() | st.sampled_from(["0", "1", "2"]),
     st.none() | st.dictionaries(st.sampled_from([CORE, MEMORY, "cpu"]), quantities, max_size=2),
     st.booleans(),
+    st.none() | st.lists(variables, max_size=3),
     st.booleans(),
 )
 annotations = st.fixed_dictionaries(
@@ -220,6 +229,7 @@ def test_a_wish_that_was_bad_before_does_not_keep_a_pod_from_ending(judges: Any)
         (container("train", None, "20"), {}),
         (container("train", "-30"), {}),
         (container("train", "30", "20", securityContext={"privileged": True}), {}),
+        (container("train", "100", env=[{"name": VISIBLE_ENV, "value": "all"}]), {}),
         (container("train", "30", "20"), {PREDICATE_NODE: "n1"}),
         (container("train", "30", "20"), {PLACEMENT: "random"}),
         (container("train", "30", "20"), {CORE_LIMIT: "20"}),

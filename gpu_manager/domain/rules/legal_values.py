@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from math import ceil, floor
 
-from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, VISIBLE_ENV
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.pod import Container, ContainerKind, Pod
 from gpu_manager.domain.resources import (
@@ -108,7 +108,7 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
     amounts = check_amounts(pod, unit, minimum_cores)
     if not _names_ours(pod):
         return amounts  # the annotations of a pod without our resources are not checked
-    return (*amounts, *check_annotations(pod))
+    return (*amounts, *_check_visible_devices(pod), *check_annotations(pod))
 
 
 def check_amounts(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tuple[Violation, ...]:
@@ -239,6 +239,15 @@ def _check_names(pod: Pod) -> Iterator[Violation]:
         for container in pod.containers:
             if container.gpus:
                 yield violation(Rule.NAMES_MIXED, container.name, NVIDIA, format_number(container.gpus))
+
+
+def _check_visible_devices(pod: Pod) -> Iterator[Violation]:
+    """Yield a violation for each container that chooses cards past the agent; not part of the amounts, so
+    that a pod which runs already goes on.
+    """
+    for container in pod.containers:
+        if value := container.visible_devices:
+            yield violation(Rule.VISIBLE_DEVICES_SET, container.name, VISIBLE_ENV, quoted(value))
 
 
 def _check_count(pod: Pod) -> Iterator[Violation]:

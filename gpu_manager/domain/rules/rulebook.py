@@ -17,6 +17,7 @@ from gpu_manager.domain.contract import (
     NVIDIA,
     PLACEMENT,
     PRELOAD,
+    VISIBLE_ENV,
 )
 from gpu_manager.domain.errors import quoted
 
@@ -123,6 +124,13 @@ class Rule(Enum):
         "a privileged container reaches every card, so drop privileged, or ask for whole cards",
         "A privileged container has every device of the node: its part of a card could not be enforced.",
         "Drop `privileged` (a share needs no privilege), or ask for whole cards.",
+    )
+    VISIBLE_DEVICES_SET = RuleText(
+        "visible-devices-set",
+        f"env {VISIBLE_ENV} is {{value}} in a pod that asks for {CORE}: remove it",
+        "Where NVIDIA's container runtime is used, this variable shows a container every card that it names, "
+        "whatever the pod asks for. The agent writes it for each container that has cards.",
+        "Remove the variable; `void` and `none` are allowed.",
     )
     NAMES_MIXED = RuleText(
         "names-mixed",
