@@ -119,7 +119,7 @@ def command(
     extra_config: Annotated[Path | None, Option(help="The predecessor's extra-config.json.")] = None,
     evict: Annotated[bool, Option(help="Evict a controlled pod whose card is wrong.")] = True,
     evict_evaders: Annotated[
-        bool, Option(help="Evict a controlled pod that gets round its limits; else it is only named.")
+        bool, Option(help="Evict pods that bypass their limits, if they have a controller.")
     ] = False,
     reclaim_seconds: Annotated[
         float, Option(min=0.1, help="How often what dead pods held is looked for.")

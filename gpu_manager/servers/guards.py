@@ -1,4 +1,4 @@
-"""Metrics of what the host holds against those who get round the library: evaders, and the last limit."""
+"""Metrics of the host's measures against evaders, and the memory limits behind the library."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _families(
 ) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "vcuda_evaders",
-        "Containers named as getting round their limits now",
+        "Containers reported as bypassing their limits now",
         value=len({(e.namespace, e.pod, e.container) for e in evaders}),
     )
     evading = GaugeMetricFamily(

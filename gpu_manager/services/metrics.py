@@ -82,7 +82,7 @@ class ServiceMetrics:
         )
         self.reclaimed = counter("reclaimed", "Allocations given back because their pod has gone")
         self.evaders_named = counter(
-            "evaders_named", "Times a container was named as getting round its limits", "reason"
+            "evaders_named", "Times a container was reported as bypassing its limits", "reason"
         )
         self.library_notes = counter(
             "library_notes",

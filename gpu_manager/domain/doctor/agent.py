@@ -46,7 +46,7 @@ def _watchdog_blind(agent: AgentFacts, _: float) -> Iterator[str]:
         raise Unseen("the agent's metrics cannot be read")
     lacks = {"host-pid": "the agent runs without hostPID", "cards": "the driver gives the agent no figures"}
     for name in agent.blind:
-        yield f"{lacks.get(name, name)}: whoever gets round a limit is not seen"
+        yield f"{lacks.get(name, name)}: programs that bypass a limit are not detected"
 
 
 def _closed(agent: AgentFacts, _: float) -> Iterator[str]:
@@ -81,14 +81,14 @@ AGENT: Final = (
         group="agent",
         severity=Severity.TROUBLE,
         what="The running agent cannot serve pods yet.",
-        cure="As the text says; the agent's log has the first cause.",
+        cure="Follow the message; the agent's log has the first cause.",
         judge=_agent_not_ready,
     ),
     DoctorCheck(
         id="enforcement-off",
         group="agent",
         severity=Severity.TROUBLE,
-        what="A container with a fraction is not held to it.",
+        what="The limits of a container with a fraction are not enforced.",
         cure="`tampered`: its process wrote what the library never writes; look at the pod.",
         judge=_unenforced,
     ),
@@ -97,14 +97,14 @@ AGENT: Final = (
         group="agent",
         severity=Severity.WARNING,
         what="The agent cannot read a container's control page, nor tell whether it is held to its share.",
-        cure="The agent's log says why. A pod that is made anew gets a new page.",
+        cure="The agent's log says why. A recreated pod gets a new page.",
         judge=_enforcement_unknown,
     ),
     DoctorCheck(
         id="evading",
         group="agent",
         severity=Severity.TROUBLE,
-        what="A container gets round its limits.",
+        what="A container bypasses its limits.",
         cure="See docs/security; `--evict-evaders` evicts such pods.",
         judge=_evading,
     ),
@@ -112,7 +112,7 @@ AGENT: Final = (
         id="watchdog-blind",
         group="agent",
         severity=Severity.WARNING,
-        what="The degraded mode: limits hold, but nobody watches for those who get round them.",
+        what="Degraded mode: limits are enforced, but programs that bypass them are not detected.",
         cure="Run the agent with `hostPID: true` (the chart's default).",
         judge=_watchdog_blind,
     ),
@@ -120,7 +120,7 @@ AGENT: Final = (
         id="library-trouble",
         group="agent",
         severity=Severity.WARNING,
-        what="libvcuda met something in a container that it should not meet.",
+        what="libvcuda reported something unexpected in a container.",
         cure=(
             "The agent's log has each as `library_message`, with pod, process and reason; a pod that was "
             "refused CUDA has an Event `VcudaNote` too."
@@ -132,14 +132,14 @@ AGENT: Final = (
         group="agent",
         severity=Severity.WARNING,
         what="A card takes no new shares.",
-        cure="`gpu-manager uncordon UUID` opens a cordoned one; an unhealthy one as its reason says.",
+        cure="`gpu-manager uncordon UUID` opens a cordoned one; an unhealthy one names its reason.",
         judge=_closed,
     ),
     DoctorCheck(
         id="sample-old",
         group="agent",
         severity=Severity.WARNING,
-        what="Figures of usage are stale.",
+        what="Usage is out of date.",
         cure="Look for `sample` in the agent's log; a driver that hangs shows in `nvidia-smi` too.",
         judge=_old_sample,
     ),

@@ -107,7 +107,7 @@ CONTROL: Final = (
         id="webhook-missing",
         group="cluster",
         severity=Severity.TROUBLE,
-        what="Nobody refuses an illegal pod before it meets a node, and defaults are not filled in.",
+        what="Illegal pods are refused by the node only, and defaults are not filled in.",
         cure="Install the chart with admission, or apply its webhook configurations again.",
         judge=_webhook_missing,
     ),
@@ -116,7 +116,7 @@ CONTROL: Final = (
         group="cluster",
         severity=Severity.TROUBLE,
         what=(
-            "Once its certificate has ended API servers stop calling the webhook, and pods that ask for "
+            "Once its certificate has expired, API servers stop calling the webhook, and pods that ask for "
             "cards cannot be created."
         ),
         cure=(
@@ -130,7 +130,7 @@ CONTROL: Final = (
         id="webhook-down",
         group="cluster",
         severity=Severity.TROUBLE,
-        what="Pods that ask for cards are refused while no replica answers; others are not touched.",
+        what="Pods that ask for cards are refused while no replica answers; other pods are not affected.",
         cure="`kubectl describe deployment gpu-quota-admission` in its namespace, and its log.",
         judge=_webhook_down,
     ),
@@ -138,7 +138,7 @@ CONTROL: Final = (
         id="webhook-fails-open",
         group="cluster",
         severity=Severity.WARNING,
-        what="While the service is away, illegal pods pass unjudged.",
+        what="While the service does not answer, illegal pods are admitted.",
         cure="Set failurePolicy to Fail: matchConditions keep it to pods that ask for cards.",
         judge=_fails_open,
     ),
@@ -147,8 +147,8 @@ CONTROL: Final = (
         group="cluster",
         severity=Severity.TROUBLE,
         what=(
-            "Without the extender a scheduler counts a node's cores as one heap: pods reach nodes where no "
-            "single card has room."
+            "Without the extender a scheduler only counts the sum of a node's cores: pods are bound to nodes "
+            "where no single card has room."
         ),
         cure=(
             "Name the chart's scheduler in schedulerName (the webhook does it where it is told to), or add "
@@ -161,10 +161,10 @@ CONTROL: Final = (
         group="cluster",
         severity=Severity.TROUBLE,
         what=(
-            "The pod was admitted before the node knew the resource, or got past it: it runs without a card, "
+            "The pod was admitted before the node offered the resource: it runs without a card, "
             "or on one without limits."
         ),
-        cure="Delete it; its controller makes a new one. Else the agent's log says why it has no allocation.",
+        cure="Delete it, so that its controller recreates it. If that does not help, see the agent's log.",
         judge=_without_card,
     ),
     DoctorCheck(
@@ -179,7 +179,7 @@ CONTROL: Final = (
         id="runtime-class-missing",
         group="cluster",
         severity=Severity.TROUBLE,
-        what="A pod names a runtimeClass that is not there, and never starts.",
+        what="A pod names a runtimeClass that does not exist, and never starts.",
         cure=(
             "Create the RuntimeClass (`nvidia` comes with the GPU operator), or leave the name out: "
             "fractions need none."

@@ -102,7 +102,7 @@ DRIVER: Final = (
         id="driver-not-loaded",
         group="driver",
         severity=Severity.TROUBLE,
-        what="A card is there, but nothing drives it.",
+        what="The machine has a card, but no driver is loaded.",
         cure=(
             "Install the NVIDIA driver of the card's generation; with the GPU operator name its root "
             "with `--driver-root`. `modprobe nvidia` says why it does not load; with Secure Boot its "
@@ -114,7 +114,7 @@ DRIVER: Final = (
         id="driver-library-missing",
         group="driver",
         severity=Severity.TROUBLE,
-        what="Containers are given the driver's own libraries, and these were not found.",
+        what="The driver's libraries, which containers need, were not found.",
         cure=(
             "Install the NVIDIA driver of the card's generation; with the GPU operator name its root "
             "with `--driver-root`."
@@ -139,8 +139,8 @@ DRIVER: Final = (
         id="nvml-unusable",
         group="driver",
         severity=Severity.TROUBLE,
-        what="The library by which cards are counted and measured does not answer.",
-        cure="As the text says; `nvidia-smi` on the node must work first.",
+        what="NVML, by which cards are listed and measured, does not answer.",
+        cure="Follow the message; `nvidia-smi` on the node must work first.",
         judge=_nvml,
     ),
     DoctorCheck(

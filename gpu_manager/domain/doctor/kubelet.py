@@ -102,10 +102,10 @@ KUBELET: Final = (
         id="plugin-not-registered",
         group="kubelet",
         severity=Severity.TROUBLE,
-        what="The kubelet has never heard of the resources, so the node offers none.",
+        what="The resources were never registered with the kubelet, so the node offers none.",
         cure=(
-            "`gpu-manager status` says what the agent waits for; a kubelet that was restarted is "
-            "registered with again within a second."
+            "`gpu-manager status` says what the agent waits for; after a restart of the kubelet the "
+            "agent registers again within a second."
         ),
         judge=_not_registered,
     ),
@@ -113,7 +113,7 @@ KUBELET: Final = (
         id="agent-silent",
         group="kubelet",
         severity=Severity.TROUBLE,
-        what="A kubelet runs here, and no agent answers beside it: nobody offers the cards.",
+        what="A kubelet runs here, but no agent answers, so the cards are not offered.",
         cure=(
             "Look at the pod of gpu-manager-daemonset on this node (`kubectl vcuda doctor` says if there "
             "is one); name its address with `--url`, its token with `--token`."
@@ -124,7 +124,7 @@ KUBELET: Final = (
         id="two-plugins",
         group="kubelet",
         severity=Severity.TROUBLE,
-        what="Two device plugins give away the same cards: pods of the one run past the limits of the other.",
+        what="Two device plugins offer the same cards: pods of one ignore the limits of the other.",
         cure=(
             "Take nvidia-device-plugin off this node (with the GPU operator: label "
             "`nvidia.com/gpu.deploy.device-plugin=false`)."
@@ -146,10 +146,9 @@ KUBELET: Final = (
         id="cgroup-v1",
         group="kubelet",
         severity=Severity.WARNING,
-        what="cgroup v1 is at its end in Kubernetes; limits of the library hold on it all the same.",
+        what="Kubernetes ends its support for cgroup v1; the library's limits work on it nevertheless.",
         cure=(
-            "Boot the node with `systemd.unified_cgroup_hierarchy=1`, as newer distributions do by "
-            "themselves."
+            "Boot the node with `systemd.unified_cgroup_hierarchy=1`, as newer distributions do by default."
         ),
         judge=_cgroup_v1,
     ),
@@ -159,7 +158,7 @@ BOTH: Final = (
         id="runtime-not-found",
         group="kubelet+runtime",
         severity=Severity.TROUBLE,
-        what="A kubelet runs here, and no container runtime was recognised.",
+        what="A kubelet runs here, but no container runtime was recognised.",
         cure=(
             "Start containerd or CRI-O; where its files lie elsewhere, say how cards are injected with "
             "`--device-injection`."
@@ -171,8 +170,8 @@ BOTH: Final = (
         group="kubelet+runtime",
         severity=Severity.TROUBLE,
         what=(
-            "Kubelet and runtime must keep cgroups the same way, or containers are killed and processes "
-            "cannot be told apart."
+            "Kubelet and runtime must use the same cgroup driver, or containers are killed and processes "
+            "cannot be mapped to containers."
         ),
         cure=(
             "Set `SystemdCgroup = true` for runc in the runtime's configuration and `cgroupDriver: "

@@ -149,7 +149,7 @@ NODES: Final = (
         id="inventory-unreadable",
         group="cluster",
         severity=Severity.TROUBLE,
-        what="A node's agent is of a version that this one does not understand, or somebody wrote over it.",
+        what="A node's inventory is of an unknown version, or was overwritten.",
         cure="Bring both to one version; the agent writes the annotation anew when it starts.",
         judge=_unreadable,
     ),
@@ -165,7 +165,7 @@ NODES: Final = (
         id="agent-absent",
         group="cluster",
         severity=Severity.TROUBLE,
-        what="The agent does not run, or not everywhere where it should.",
+        what="The agent does not run on all its nodes.",
         cure="`kubectl describe pod` and its log; `helm status` if there is no DaemonSet.",
         judge=_no_agent,
     ),
@@ -173,7 +173,7 @@ NODES: Final = (
         id="agent-gone",
         group="cluster",
         severity=Severity.WARNING,
-        what="Nobody keeps this node's books any more; what runs there keeps its limits.",
+        what="No agent serves this node any more; running containers keep their limits.",
         cure=(
             "Give the node back the label that the DaemonSet selects, or remove the annotation "
             "tencent.com/vcuda-inventory."
@@ -195,7 +195,7 @@ NODES: Final = (
         id="node-label-missing",
         group="cluster",
         severity=Severity.WARNING,
-        what="Nodes have cards, and the agent runs on none of them.",
+        what="Nodes have cards, but the agent runs on none of them.",
         cure=(
             "`kubectl label node NODE KEY=VALUE` as the text names it, or widen the chart's agent.affinity "
             "and agent.nodeSelector."
@@ -206,7 +206,7 @@ NODES: Final = (
         id="model-label-missing",
         group="cluster",
         severity=Severity.WARNING,
-        what="Node selectors by model of card find nothing there.",
+        what="Node selectors by card model do not match the node.",
         cure="The agent writes it when it starts: give its service account the right to patch its node.",
         judge=_model_label,
     ),
@@ -214,15 +214,15 @@ NODES: Final = (
         id="units-differ",
         group="cluster",
         severity=Severity.TROUBLE,
-        what="The extender refuses nodes whose unit of memory is not its own.",
-        cure="Set one unit in the chart's values; a node takes it when its agent restarts.",
+        what="The extender refuses nodes with another unit of memory than its own.",
+        cure="Set one unit in the chart's values; a node adopts it when its agent restarts.",
         judge=_units,
     ),
     DoctorCheck(
         id="two-plugins-on-node",
         group="cluster",
         severity=Severity.TROUBLE,
-        what="Two device plugins give away the same cards.",
+        what="Two device plugins offer the same cards.",
         cure=(
             "Take nvidia-device-plugin off this node (with the GPU operator: label the node "
             "`nvidia.com/gpu.deploy.device-plugin=false`)."
@@ -234,7 +234,7 @@ NODES: Final = (
         group="cluster",
         severity=Severity.WARNING,
         what="The card takes no new shares.",
-        cure="`gpu-manager status` on the node has the reason; it comes back by itself once it is well.",
+        cure="`gpu-manager status` on the node has the reason; it opens again once it is healthy.",
         judge=_unhealthy,
     ),
     DoctorCheck(

@@ -69,7 +69,7 @@ RUNTIME: Final = (
         id="cri-socket-wrong",
         group="runtime",
         severity=Severity.TROUBLE,
-        what="The kubelet talks to a runtime that is not there.",
+        what="The kubelet is configured for a runtime socket that does not exist.",
         cure=(
             "Set containerRuntimeEndpoint of the kubelet's configuration to the socket that exists, and "
             "restart the kubelet."
@@ -82,7 +82,7 @@ RUNTIME: Final = (
         severity=Severity.TROUBLE,
         what="A configured runtime has no binary: pods that use it fail with `executable file not found`.",
         cure=(
-            "Install nvidia-container-toolkit, or take the runtime out: `direct` and `cdi` need no "
+            "Install nvidia-container-toolkit, or remove the runtime: `direct` and `cdi` need no "
             "NVIDIA runtime."
         ),
         judge=_runtime_binary,
@@ -100,7 +100,7 @@ RUNTIME: Final = (
         group="runtime",
         severity=Severity.WARNING,
         what=(
-            "The runtime reads no CDI specs. Cards are given another way; `--device-injection cdi` would "
+            "The runtime reads no CDI specs. Cards are injected another way; `--device-injection cdi` would "
             "fail."
         ),
         cure=(
@@ -124,7 +124,7 @@ RUNTIME: Final = (
         id="devices-lost-on-reload",
         group="runtime",
         severity=Severity.WARNING,
-        what="systemd takes away devices that it was not told of.",
+        what="systemd removes access to devices that it does not know of.",
         cure=(
             "Use CDI (`enable_cdi = true`) or `--device-injection direct`: both tell the runtime of "
             "every device."
