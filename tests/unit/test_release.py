@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from tools.release import PLACEHOLDER, ROOT, source
+from tools.release.__main__ import image_module
 from tools.release.notes import NOT_RUN, notes
 from tools.release.sbom import bill
 
@@ -80,3 +82,18 @@ def test_the_bill_names_every_locked_wheel_once() -> None:
     wheels = [c["purl"] for c in document["components"] if c["purl"].startswith("pkg:pypi/")]
     assert len(wheels) == len(set(wheels)) == sum("==" in line for line in lock.splitlines())
     assert {c["bom-ref"] for c in document["components"]} == set(document["dependencies"][0]["dependsOn"])
+
+
+def test_a_wheel_for_another_machine_is_cross_compiled_or_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    build = image_module(ROOT)
+    other = next(machine for machine in build.ARCHITECTURES if machine != os.uname().machine)
+    assert "CMAKE_ARGS" not in set(build.compiling(os.uname().machine)) - set(os.environ)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=rf"{other}-linux-gnu-gcc is needed .*apt-get install gcc-"):
+        build.compiling(other)
+    (tmp_path / f"{other}-linux-gnu-gcc").touch(0o755)
+    environment = build.compiling(other)
+    assert f"-DCMAKE_C_COMPILER={other}-linux-gnu-gcc" in environment["CMAKE_ARGS"].split()
+    assert environment["_PYTHON_HOST_PLATFORM"] == f"linux-{other}", "pip names the wheel after it"

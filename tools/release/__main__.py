@@ -38,7 +38,7 @@ def main() -> None:
     export(version, source, options.url)
     place.mkdir(parents=True)
     environment = {**os.environ, "SOURCE_DATE_EPOCH": commit_time(), "REVISION": commit()}
-    build = _image_module(source)
+    build = image_module(source)
     _python_packages(source, place, environment)
     for machine, name in build.ARCHITECTURES.items():
         _wheel(source, place, {**build.compiling(machine), **environment})
@@ -75,7 +75,8 @@ def _image(source: Path, output: Path, machine: str, environment: Mapping[str, s
     _run(sys.executable, "deploy/image/build.py", *options, at=source, environment=environment)
 
 
-def _image_module(source: Path) -> ModuleType:
+def image_module(source: Path) -> ModuleType:
+    """The program ``deploy/image/build.py`` of these sources, which is in no package."""
     spec = importlib.util.spec_from_file_location("image_build", source / "deploy/image/build.py")
     if spec is None or spec.loader is None:
         sys.exit("deploy/image/build.py is not there")
