@@ -7,6 +7,7 @@ Decoders treat their input as hostile: they return None for what they cannot rea
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -305,6 +306,17 @@ def _card_state(card: dict[str, Any]) -> CardState:
         held=_text(card.get("held", "")),
         missing=_flag(card.get("missing", False)),
     )
+
+
+def model_labels(cards: Sequence[CardState]) -> dict[str, str | None]:
+    """The model as a label, under both names, where all cards are of one model; where they are not, None: a
+    pod that selects a model must not land on another. No labels while no card was ever listed.
+    """
+    models = {s.card.model for s in cards}
+    if not models:
+        return {}
+    value = re.sub(r"[^A-Za-z0-9._-]+", "-", models.pop())[:63].strip("-_.") if len(models) == 1 else ""
+    return dict.fromkeys((MODEL_LABEL, MODEL_LABEL_GAIA), value or None)
 
 
 def decode_uuids(text: str | None) -> frozenset[CardUuid]:

@@ -7,6 +7,7 @@ The paths and the shape of ``/usage`` are the predecessor's. Every answer comes 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -62,7 +63,8 @@ class Status:
                 else (HTTPStatus.OK, TEXT, node_text(graph).encode())
             )
         if path == "/ui/data":
-            return _json(HTTPStatus.OK, {"nodes": [self.graph()], "waiting": None})
+            age = max(0.0, time.monotonic() - self._usage.last.at)
+            return _json(HTTPStatus.OK, {"nodes": [self.graph()], "waiting": None, "age": round(age, 1)})
         if (file := ui.asset(path)) is not None:
             return HTTPStatus.OK, *file
         if path == "/version":

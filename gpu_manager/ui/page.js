@@ -2,11 +2,15 @@
 // Draws what `ui/data` says. Everything in it was written by others, so nothing of it ever becomes markup.
 
 const PERIOD = 2000; // ms between two readings; the agent samples once a second
+const DEADLINE = 5000; // ms that an answer may take: a stopped agent accepts connections and says nothing
+const OLD = 10; // seconds from which on figures are not called live, however fresh the answer
 const GIB = 2 ** 30;
 const $ = (id) => document.getElementById(id);
 let last = null;
 let paused = false;
 let reading = false;
+let trouble = ""; // why the last reading failed
+let readAt = 0; // ms of performance.now() at the last reading that did not
 
 function make(tag, options = {}, ...children) {
   const element = document.createElement(tag);
@@ -107,6 +111,12 @@ function sums(nodes) {
   ];
 }
 
+// Text that somebody has selected, to copy a UUID, must not vanish under the mouse: the cards wait for it.
+function selecting() {
+  const selection = getSelection();
+  return !selection.isCollapsed && $("cards").contains(selection.anchorNode);
+}
+
 function draw(data) {
   const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const hidden = data.left_out || { nodes: 0, waiting: 0 };
@@ -120,6 +130,7 @@ function draw(data) {
   if (hidden.waiting) rows.push(make("tr", {}, make("td", { class: "none", colspan: "3", text: `and ${hidden.waiting} more` })));
   $("waiting").tBodies[0].replaceChildren(...(rows.length ? rows :
     [make("tr", {}, make("td", { class: "none", colspan: "3", text: "No pod is waiting." }))]));
+  if (selecting()) return;
   const blocks = [];
   for (const node of data.nodes) {
     const cards = node.cards.filter((card) => wanted(node, card, words));
@@ -149,21 +160,36 @@ function sentence(text) { // the agent says it bare, admission as {"error": …}
   }
 }
 
+// What is said of the figures: how old they are, by the agent's word and by the time since it answered.
+function judge() {
+  if (!last) return;
+  const age = Math.round((last.age || 0) + (performance.now() - readAt) / 1000);
+  $("age").textContent = `Figures of ${age} s ago${selecting() ? "; the cards are held while text is selected" : ""}.`;
+  if (trouble) say(`Not live, these figures are out of date: ${trouble}`, true);
+  else if (paused) say("Paused.");
+  else if (age > OLD) say("Not live: the agent answers, but does not sample.", true);
+  else say("Live, refreshed every 2 seconds.");
+}
+
 async function read() {
   if (paused || reading || document.hidden) return;
   reading = true;
   try {
     const token = sessionStorage.getItem("token");
-    const answer = await fetch("ui/data", token ? { headers: { Authorization: `Bearer ${token}` } } : {});
+    const headers = token ? { Authorization: `Bearer ${token}` } : {};
+    const answer = await fetch("ui/data", { headers, signal: AbortSignal.timeout(DEADLINE) });
     $("login").hidden = answer.status !== 401 && answer.status !== 403;
     if (!answer.ok) throw new Error(sentence(await answer.text()) || `the server answered ${answer.status}`);
     last = await answer.json();
+    readAt = performance.now();
+    trouble = "";
     draw(last);
-    say("Live, refreshed every 2 seconds.");
   } catch (error) {
-    say(`${last ? "Not live, these figures are out of date" : "Nothing to show"}: ${error.message}`, true);
+    trouble = error.name === "TimeoutError" ? `no answer within ${DEADLINE / 1000} seconds` : error.message;
+    if (!last) say(`Nothing to show: ${trouble}`, true);
   } finally {
     reading = false;
+    judge();
   }
 }
 
@@ -174,7 +200,7 @@ $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", `${paused}`);
   $("pause").textContent = paused ? "Resume" : "Pause";
-  if (paused) say("Paused.");
+  if (paused) judge();
   else read();
 });
 $("login").addEventListener("submit", (event) => {
@@ -184,5 +210,6 @@ $("login").addEventListener("submit", (event) => {
   read();
 });
 document.addEventListener("visibilitychange", read);
+setInterval(judge, 1000);
 setInterval(read, PERIOD);
 read();

@@ -62,9 +62,17 @@ class Served:
         self.data: dict[str, Any] = {"nodes": [], "waiting": None}
         self.token = ""
         self.url = ""
+        self.script = ""  # runs in the page before its own
+        self.asked = 0  # how often for data
 
     def respond(self, handler: BaseHTTPRequestHandler) -> None:
         file = ui.asset(handler.path)
+        if handler.path == "/ui" and file is not None:
+            file = file[0], file[1].replace(b"<script", b'<script src="ui/test.js" defer></script><script', 1)
+        elif handler.path == "/ui/test.js":
+            file = "text/javascript", self.script.encode()
+        elif file is None:
+            self.asked += 1
         kind, body = file or ("application/json", json.dumps(self.data).encode())
         given = handler.headers.get("Authorization", "")
         allowed = file is not None or not self.token or given == f"Bearer {self.token}"
@@ -72,11 +80,11 @@ class Served:
         policy = {"Content_Security_Policy": ui.CONTENT_POLICY}
         send(handler, answer, 200 if allowed else 401, kind=kind, **policy)
 
-    def browse(self, profile: Path) -> tuple[str, str]:
+    def browse(self, profile: Path, until: str = "--virtual-time-budget=3000") -> tuple[str, str]:
         """The page's text as drawn, and what the browser complains about."""
         assert CHROMIUM is not None
         command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        command += [f"--user-data-dir={profile}", "--enable-logging=stderr", "--virtual-time-budget=3000"]
+        command += [f"--user-data-dir={profile}", "--enable-logging=stderr", until]
         command += ["--dump-dom", f"{self.url}/ui"]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         complaints = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
@@ -128,6 +136,56 @@ def test_what_others_wrote_stays_text(served: Served, tmp_path: Path) -> None:
     assert "<img" not in page
     assert page.count("&lt;img src=x") >= 6
     assert "<title>gpu-manager</title>" in page
+
+
+# In the page, since the browser's virtual time would wait for a real answer that does not come.
+SILENT = """
+const ask = window.fetch;
+let asked = 0;
+window.fetch = (url, options) => asked++ ? new Promise((_, fail) => {
+  options.signal.addEventListener("abort", () => fail(options.signal.reason));
+}) : ask(url, options);
+"""
+
+
+@NEEDS_A_BROWSER
+def test_a_server_that_accepts_and_says_nothing_is_not_called_live(served: Served, tmp_path: Path) -> None:
+    served.data = {"nodes": [{"node": "n1", "cards": [card(0)]}], "waiting": None, "age": 0.4}
+    served.script = SILENT
+    page, complaints = served.browse(tmp_path, "--virtual-time-budget=12000")
+    assert complaints == ""
+    assert "Not live, these figures are out of date: no answer within 5 seconds" in page
+    assert re.search(r"Figures of ([7-9]|1[0-9]) s ago", page)
+    assert "card 0, A100" in page, "the last ones are shown"
+
+
+@NEEDS_A_BROWSER
+@pytest.mark.parametrize(("age", "said"), [(0.4, "Live, refreshed"), (41.0, "Not live: the agent answers")])
+def test_the_age_of_the_figures_is_shown_and_old_ones_are_not_called_live(
+    served: Served, tmp_path: Path, age: float, said: str
+) -> None:
+    served.data = {"nodes": [{"node": "n1", "cards": [card(0)]}], "waiting": None, "age": age}
+    page, _ = served.browse(tmp_path)
+    assert said in page
+    assert re.search(rf"Figures of ({age:.0f}|{age + 1:.0f}) s ago", page)
+
+
+SELECT = """
+setTimeout(() => getSelection().selectAllChildren(document.querySelector(".card .facts")), 1000);
+setInterval(() => { document.title = `selected ${getSelection()}`; }, 1000);
+"""
+
+
+@NEEDS_A_BROWSER
+def test_a_uuid_that_is_being_copied_stays_selected_while_the_figures_go_on(
+    served: Served, tmp_path: Path
+) -> None:
+    served.data = {"nodes": [{"node": "n1", "cards": [card(0)]}], "waiting": None, "age": 0.4}
+    served.script = SELECT
+    page, _ = served.browse(tmp_path, "--virtual-time-budget=7500")
+    assert "<title>selected A100, GPU-0</title>" in page
+    assert served.asked > 2, "figures were asked for meanwhile"
+    assert "the cards are held while text is selected" in page
 
 
 @NEEDS_A_BROWSER

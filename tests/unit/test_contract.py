@@ -13,6 +13,8 @@ from gpu_manager.domain import contract
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.contract import (
+    MODEL_LABEL,
+    MODEL_LABEL_GAIA,
     Assignment,
     Inventory,
     TerminatingShare,
@@ -22,6 +24,7 @@ from gpu_manager.domain.contract import (
     encode_assignment,
     encode_inventory,
     encode_uuids,
+    model_labels,
 )
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import GIB, MIB, ZERO, Amount
@@ -240,3 +243,20 @@ def test_every_name_of_ours_is_in_our_domain_and_said_once() -> None:
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"v": 1, "unit": true}', '{"v": 1, "unit": -1}'])
 def test_an_inventory_that_cannot_be_read_is_none(text: str) -> None:
     assert contract.decode_inventory(text) is None
+
+
+@pytest.mark.parametrize(
+    ("models", "label"),
+    [
+        (("Tesla T4", "Tesla T4"), "Tesla-T4"),
+        (("Tesla T4", "NVIDIA A100"), None),
+        (("///",), None),
+        (("x" * 100,), "x" * 63),
+    ],
+)
+def test_the_label_is_the_model_where_all_cards_are_alike_and_is_removed_where_not(
+    models: tuple[str, ...], label: str | None
+) -> None:
+    states = [CardState(Card(i, CardUuid(f"GPU-{i}"), model, 1 << 34)) for i, model in enumerate(models)]
+    assert model_labels(states) == {MODEL_LABEL: label, MODEL_LABEL_GAIA: label}
+    assert model_labels(()) == {}, "nothing is said before the cards have been listed"

@@ -204,6 +204,7 @@ FOUND = [
         "not the label enable=on|yes or present=true and no old",
     ),
     ("model-label-missing", node(labels={}), "neither tencent.com/gpu-model"),
+    ("model-label-wrong", node(labels={"tencent.com/gpu-model": "H100"}), "gpu-model=H100, its cards are"),
     (
         "units-differ",
         cluster(nodes=(NODE, replace(NODE, inventory=replace(inventory(), unit=1)))),

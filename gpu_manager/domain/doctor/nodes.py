@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_manager.domain.contract import ALLOCATION, CORE, MODEL_LABEL, MODEL_LABEL_GAIA, decode_assignment
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    CORE,
+    MODEL_LABEL,
+    MODEL_LABEL_GAIA,
+    decode_assignment,
+    model_labels,
+)
 from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
 from gpu_manager.domain.doctor.facts import AgentPods, ClusterFacts
 from gpu_manager.domain.doctor.shown import bounded, counted, nodes_of, pods_of
@@ -87,6 +94,18 @@ def _model_label(cluster: ClusterFacts, _: float) -> Iterator[str]:
         models = {s.card.model for s in node.inventory.cards} if node.inventory else set()
         if len(models) == 1 and not (node.labels.get(MODEL_LABEL) or node.labels.get(MODEL_LABEL_GAIA)):
             lines.append(f"node {printable(node.name)}: neither {MODEL_LABEL} nor {MODEL_LABEL_GAIA} is set")
+    yield from bounded(lines)
+
+
+def _model_label_wrong(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    lines = []
+    for node in nodes_of(cluster):
+        cards = node.inventory.cards if node.inventory else ()
+        models = ", ".join(sorted({printable(s.card.model) for s in cards}))
+        for key, value in model_labels(cards).items():
+            there = node.labels.get(key)
+            if there and there != value:
+                lines.append(f"node {printable(node.name)}: {key}={printable(there)}, its cards are {models}")
     yield from bounded(lines)
 
 
@@ -209,6 +228,17 @@ NODES: Final = (
         what="Node selectors by card model do not match the node.",
         cure="The agent writes it when it starts: give its service account the right to patch its node.",
         judge=_model_label,
+    ),
+    DoctorCheck(
+        id="model-label-wrong",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what="A pod that selects a model of card by this label lands on another.",
+        cure=(
+            "The agent corrects or removes the label while it runs: see why it does not. "
+            "A label that you set yourself (agent.nodeLabels) is yours to correct."
+        ),
+        judge=_model_label_wrong,
     ),
     DoctorCheck(
         id="units-differ",

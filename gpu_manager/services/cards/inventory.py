@@ -6,7 +6,6 @@ whenever they differ from the last ones.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,14 +14,7 @@ import structlog
 
 from gpu_manager import threads
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.contract import (
-    INVENTORY,
-    MODEL_LABEL,
-    MODEL_LABEL_GAIA,
-    NVIDIA,
-    Inventory,
-    encode_inventory,
-)
+from gpu_manager.domain.contract import INVENTORY, NVIDIA, Inventory, encode_inventory, model_labels
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Clock, InventoryPublisher
 from gpu_manager.services.allocation.allocator import Allocator
@@ -155,14 +147,3 @@ class InventoryService:
     def wake(self) -> None:
         """Wake ``run``, so that it sees the request to stop."""
         self._news.set()
-
-
-def model_labels(cards: Sequence[CardState]) -> dict[str, str | None]:
-    """The model as a label, under both names, where all cards are of one model; where they are not, None: a
-    pod that selects a model must not land on another. No labels while no card was ever listed.
-    """
-    models = {s.card.model for s in cards}
-    if not models:
-        return {}
-    value = re.sub(r"[^A-Za-z0-9._-]+", "-", models.pop())[:63].strip("-_.") if len(models) == 1 else ""
-    return dict.fromkeys((MODEL_LABEL, MODEL_LABEL_GAIA), value or None)
