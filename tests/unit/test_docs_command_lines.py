@@ -1,0 +1,77 @@
+"""Every command line of ours in the docs names a command, options and targets that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.cli import main
+from gpu_manager.cli.kubectl import main as kubectl
+from gpu_manager.cli.program import load
+
+ROOT = Path(__file__).parents[2]
+OTHERS = ("README.md", "README.zh.md", "deploy/helm/gpu-manager/README.md")
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in OTHERS)]
+PROGRAMS = {"gpu-manager": main.COMMANDS, "kubectl vcuda": kubectl.COMMANDS}
+TARGETS = set(re.findall(r"(?m)^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+_LINE = re.compile(r"(?:^|.* -- |\| |\$ |\.venv/bin/)(gpu-manager|kubectl vcuda|make) (.*)")
+
+
+def code(text: str) -> Iterator[str]:
+    """Each line of the blocks, and each span, without comments."""
+    blocks = re.findall(r"(?ms)^ *```[^\n]*\n(.*?)^ *```", text)
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"(?ms)^ *```.*?^ *```", "", text))
+    for line in [line for block in blocks for line in block.splitlines()] + spans:
+        yield re.split(r"\s+#\s", line.strip())[0]
+
+
+def command_lines() -> Iterator[tuple[str, str, str]]:
+    """(page, program, the words behind it)."""
+    for page in PAGES:
+        for line in code(page.read_text(encoding="utf-8")):
+            for part in re.split(r" \| | && |; ", line):
+                if match := _LINE.fullmatch(part.strip()):
+                    yield str(page.relative_to(ROOT)), match[1], match[2]
+
+
+LINES = sorted(set(command_lines()))
+
+
+def test_many_are_found_of_each_program() -> None:
+    counts = {program: sum(line[1] == program for line in LINES) for program in (*PROGRAMS, "make")}
+    assert min(counts.values()) > 30, counts
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_commands_and_options_are_those_of_the_program(program: str) -> None:
+    wrong = []
+    for page, said, rest in LINES:
+        words = shlex.split(rest.replace("…", "")) if said == program else []
+        if not words or not re.fullmatch("[a-z]+", words[0]):
+            continue  # a row of placeholders, an option of the program
+        for name in words[0].split("|"):
+            if name not in PROGRAMS[program]:
+                wrong.append(f"{page}: {program} {rest}")
+                continue
+            known = load(program, name, PROGRAMS[program][name][0]).parameters
+            options = {one for p in known for one in (*p.names, *p.off)} | {"--help", "-h"}
+            given = {word.partition("=")[0] for word in words if re.match("--?[a-z]", word)}
+            if name != "sandbox" and not given <= options:
+                wrong.append(f"{page}: {program} {rest}: {sorted(given - options)}")
+    assert wrong == []
+
+
+def test_targets_of_make_exist() -> None:
+    wrong = []
+    for page, said, rest in LINES:
+        words = [w for w in rest.split() if "=" not in w and not w.startswith("-")] if said == "make" else []
+        wrong += [
+            f"{page}: make {word}"
+            for word in words
+            if re.fullmatch("[a-z0-9-]+", word) and word not in TARGETS
+        ]
+    assert wrong == []
