@@ -1,7 +1,7 @@
 """The limit on a card's memory in a container's cgroup, for programs that bypass our library.
 
-Two holders: the driver itself (:mod:`gpu_manager.adapters.nvml.limits`), and where it cannot, the kernel's
-dmem controller (cgroup v2, Linux 6.14 and newer) for cards that registered a region with it.
+The driver itself enforces it (:mod:`gpu_manager.adapters.nvml.limits`) or, where it cannot, the kernel's dmem
+controller (cgroup v2, Linux 6.14 or newer) for cards that registered a region with it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ DMEM: Final = "dmem"
 
 _ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # A container's own cgroup, as runtimes name it: <id>, crio-<id>.scope, <slice>:cri-containerd:<id>. What lies
-# below is made by the tenant and never looked at. CRI-O keeps its monitor in a cgroup beside it.
+# below is made by the tenant and never read. CRI-O keeps its monitor in a cgroup beside it.
 _CONTAINER = re.compile(r"(?!crio-conmon-)(?:.*[:-])?(?P<id>[0-9a-f]{64})(?:\.scope)?", re.ASCII)
 _DEEPEST = 8  # kind: kubelet.slice/kubelet-kubepods.slice/…-burstable.slice/…-pod<uid>.slice/<id>.scope
-_MOST = 1 << 14  # cgroups looked at
+_MOST = 1 << 14  # most cgroups read in one search
 
 
 class DriverLimits(Protocol):
-    """What the driver can do for a cgroup."""
+    """Memory limits of the driver for a cgroup."""
 
     def hold(self, cgroup: Path, card: CardUuid, limit: int | None) -> bool:
-        """True if it does."""
+        """Set the limit; True if the driver enforces it."""
 
 
 class CgroupMemoryLimit:
@@ -44,19 +44,19 @@ class CgroupMemoryLimit:
     def __init__(
         self, cgroups: Path, cards: Callable[[], Sequence[CardState]], driver: DriverLimits | None
     ) -> None:
-        """``cgroups``: the host's ``/sys/fs/cgroup`` as we see it; ``driver``: None without real cards."""
+        """``cgroups``: path of the host's ``/sys/fs/cgroup``; ``driver``: None without real cards."""
         self._cgroups, self._cards, self._driver = cgroups, cards, driver
         self._lock = threading.Lock()
         self._found: dict[str, Path] = {}
 
     def hold(self, container_id: str, card: CardUuid, limit: int) -> str | None:
-        """Set it (bytes), and say who holds it; None if neither driver nor kernel can here.
+        """Set the limit in bytes, and return what enforces it; None if neither driver nor kernel can.
 
         Raises:
             NodeUnready: the container's cgroup is not there (yet), or the kernel refused.
         """
         if not (self._cgroups / "cgroup.controllers").exists():
-            return None  # cgroup v1, or not ours to see
+            return None  # cgroup v1, or not visible
         cgroup = self._cgroup(container_id)
         if cgroup is None:
             raise NodeUnready(f"the cgroup of container {container_id[:16]} is not below {self._cgroups}")
@@ -69,7 +69,7 @@ class CgroupMemoryLimit:
         return DMEM
 
     def let_go(self, container_id: str, card: CardUuid) -> None:
-        """Lift it; a cgroup that is gone has taken its limit with it."""
+        """Remove the limit; with a deleted cgroup it is gone already."""
         with self._lock:
             cgroup = self._found.pop(container_id, None)
         if cgroup is None or not cgroup.exists():
@@ -100,7 +100,7 @@ class CgroupMemoryLimit:
             try:
                 names = [entry.name for entry in os.scandir(here) if entry.is_dir(follow_symlinks=False)]
             except OSError:
-                continue  # it went while we looked
+                continue  # it ended meanwhile
             for name in names:
                 seen += 1
                 container = _CONTAINER.fullmatch(name)

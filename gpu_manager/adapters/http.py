@@ -1,7 +1,7 @@
-"""The one HTTP client: urllib3 with a deadline for every answer, bounded bodies, connections that are kept.
+"""The HTTP client: urllib3 with a deadline for every answer, bounded bodies and a pool of connections.
 
-A kept connection may die while it lies idle. That is found out when it is used next, and the request is then
-made once more on a new one, if repeating it does no harm.
+The server may close an idle connection, which is noticed at its next use. The request is then repeated once
+on a new connection, if its method is safe to repeat.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ class RequestParts(TypedDict, total=False):
 
 
 class HttpClient:
-    """Asks one server; any thread.
+    """Client of one server; thread-safe.
 
     Args:
         url: ``http://host:port`` or ``https://…``, with a path that all requests begin with.
-        limits: how long and how much.
-        tls: whom to trust and what to show; None: the system's authorities.
-        server_name: the name that the server's certificate must be for, where it is not the URL's.
+        limits: of time and size.
+        tls: trusted CAs and the client's certificate; None: the system's CAs.
+        server_name: the name expected in the server's certificate, if it is not the URL's host.
         proxy: URL of an HTTP proxy, empty for none.
-        keep: how many idle connections are kept.
+        keep: number of idle connections kept.
         socket_options: as ``socket.setsockopt`` takes them, for every connection.
-        repeatable: methods that may be repeated on a new connection when a kept one was dead.
+        repeatable: methods that are repeated on a new connection if a kept one was closed.
 
     Raises:
-        RequestInvalid: ``url`` is none.
+        RequestInvalid: ``url`` is malformed.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class HttpClient:
         settings: dict[str, Any] = {"maxsize": keep, "socket_options": list(socket_options)}
         if self._base.startswith("https"):
             settings["ssl_context"] = tls
-            if tls is not None and tls.verify_mode is ssl.CERT_NONE:  # whoever made it decided so
+            if tls is not None and tls.verify_mode is ssl.CERT_NONE:  # the caller has decided so
                 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
             if server_name:
                 settings["server_hostname"] = server_name
@@ -112,7 +112,7 @@ class HttpClient:
         self._pools.clear()
 
     def ask(self, method: str, path: str, **parts: Unpack[RequestParts]) -> HttpAnswer:
-        """The whole answer, whatever its status; redirects are not followed. Raises NoAnswer."""
+        """Send a request and read the whole answer, whatever its status. No redirects. Raises NoAnswer."""
         ends = time.monotonic() + self.limits.answer
         response = self.open(method, path, **parts)
         try:
@@ -127,7 +127,7 @@ class HttpClient:
         return HttpAnswer(response.status, data, {k.lower(): v for k, v in response.headers.items()})
 
     def open(self, method: str, path: str, **parts: Unpack[RequestParts]) -> urllib3.BaseHTTPResponse:
-        """An answer that has begun: read it, then close or release it. Raises NoAnswer."""
+        """Send a request; the caller reads the answer, then closes or releases it. Raises NoAnswer."""
         url = self._base + path
         if query := parts.get("query"):
             url += ("&" if "?" in url else "?") + urlencode(query)
@@ -149,7 +149,7 @@ class HttpClient:
         raise AssertionError  # the second try returns or raises
 
     def _whole(self, response: urllib3.BaseHTTPResponse, ends: float) -> bytes:
-        """The body. Each piece is waited for as long as the deadline leaves, however slowly they trickle."""
+        """Read the body. The deadline holds for the whole of it, however slowly its pieces arrive."""
         sock = getattr(response.connection, "sock", None)
         pieces: list[bytes] = []
         size = 0
@@ -169,11 +169,11 @@ class HttpClient:
 
 
 class _KeptConnectionError(ConnectionError):
-    """A connection that had answered before ended before this answer began."""
+    """A kept connection was closed before this answer began."""
 
 
 class _Watched:
-    """Says of a connection that dies whether it had answered before."""
+    """Mixin: tells a closed kept connection from one that never answered."""
 
     _answers = 0
 
@@ -231,7 +231,7 @@ def _was_dead(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what lies below it, the deepest last."""
+    """The error and its causes, the root cause last."""
     found: list[BaseException] = []
     waiting: list[object] = [error]
     while waiting:
@@ -243,7 +243,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def reason(error: BaseException) -> str:
-    """Why there was no answer, in few words."""
+    """The reason for a missing answer, in few words."""
     for cause in reversed(_causes(error)):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"its certificate is not trusted: {cause.verify_message or cause}"
@@ -268,7 +268,7 @@ def _variable(name: str) -> str:
 
 
 def _goes_directly(host: str, bypassed: Sequence[str]) -> bool:
-    """True for loopback, and for the names, domains, addresses and networks of NO_PROXY."""
+    """True for loopback, and for hosts that NO_PROXY covers by name, domain, address or network."""
     if host == "localhost" or "*" in bypassed:
         return True
     try:

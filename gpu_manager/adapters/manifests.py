@@ -1,4 +1,4 @@
-"""Kubernetes manifests as people write them: YAML or JSON, several objects, bounded whatever they hold.
+"""Kubernetes manifests in YAML or JSON, with several objects, read within bounds of size and depth.
 
 Reads text as ``kubectl`` does: numbers keep the digits they were written with, dates stay text. What no
 manifest has (tags of other types, references in a circle, a thousand levels) is refused before it is built.
@@ -42,7 +42,7 @@ def read_manifests(data: bytes) -> tuple[Manifest, ...]:
     """Every object of a file, lists taken apart.
 
     Raises:
-        RequestInvalid: this is no Kubernetes manifest; the text says where it ends to be one.
+        RequestInvalid: this is no Kubernetes manifest; the text says where it is malformed.
     """
     return tuple(_manifest(number, entry) for number, entry in read_objects(data))
 
@@ -129,7 +129,7 @@ def _manifest(number: int, entry: Mapping[str, Any]) -> Manifest:
 
 
 def _copies(entry: Mapping[str, Any], path: tuple[str, ...]) -> int:
-    """What stands beside the template; 1 where nothing does, or no number."""
+    """Number of replicas beside the template; 1 if it is absent or no number."""
     beside = _at(entry, path[:-1]) if path else None
     value = (beside or {}).get("replicas", (beside or {}).get("parallelism"))
     try:

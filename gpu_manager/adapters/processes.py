@@ -110,7 +110,7 @@ class CgroupProcesses:
         return None
 
     def _works(self, pid: int) -> bool:
-        """True if a thread of it is not on its way out: one that is has given its slot back already."""
+        """True if a thread of it is not exiting: a process that exits has released its slot already."""
         if not self._exits(f"{pid}/stat"):
             return True
         threads = [entry.name for entry in (self._proc / str(pid) / "task").iterdir()][:_MOST_THREADS]
@@ -125,7 +125,7 @@ class CgroupProcesses:
             return file.read(_LARGEST).decode("utf-8", "replace")
 
     def host_pid(self) -> bool:
-        """True if the processes of the whole node are visible here. It cannot change while we run."""
+        """True if all processes of the node are visible. That cannot change while the agent runs."""
         if self._visible is not None:
             return self._visible
         known = self._in_first_namespace() or _is_seen(self._kubelet)
@@ -184,7 +184,7 @@ class CgroupProcesses:
 
 
 def _is_seen(listening: Path | None) -> bool | None:
-    """Whether the process behind a socket is in our PID namespace or below; None if nobody listens there."""
+    """Whether the process behind a socket is in our PID namespace or below; None if no process listens."""
     if listening is None:
         return None
     try:
@@ -194,7 +194,7 @@ def _is_seen(listening: Path | None) -> bool | None:
             said = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:
         return None
-    return bool(_CREDENTIALS.unpack(said)[0])  # 0 for one that has no number here
+    return bool(_CREDENTIALS.unpack(said)[0])  # 0 for a process outside our PID namespace
 
 
 def _owner(text: str) -> _Owner | None:

@@ -17,23 +17,23 @@ _LARGEST_BYTES: Final = 64 << 20
 _CONNECT_SECONDS: Final = 10.0
 _SECONDS: Final = 120.0  # a month of a large cluster
 
-# A way to it: the query's parameters → the answer's JSON. Raises NodeUnready.
+# A transport: parameters of the query → JSON of the answer. Raises NodeUnready.
 Way = Callable[[Mapping[str, str]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One series' value at the time asked."""
+    """The value of one series at the queried time."""
 
     labels: Mapping[str, str]
     value: float
 
 
 def query(way: Way, text: str, at: float) -> tuple[Point, ...]:
-    """The vector that a query gives at a time (seconds since 1970). What is no number is left out.
+    """The vector of a query at a time (seconds since 1970). Values that are no numbers are left out.
 
     Raises:
-        NodeUnready: no answer, or none that can be read.
+        NodeUnready: no answer, or a malformed one.
     """
     answer = way({"query": text, "time": f"{at:.3f}"})
     try:
@@ -47,10 +47,10 @@ def query(way: Way, text: str, at: float) -> tuple[Point, ...]:
 
 
 def by_address(url: str, token: str = "") -> Way:
-    """The way to a Prometheus by its URL.
+    """The transport to a Prometheus by its URL.
 
     Raises:
-        RequestInvalid: no URL of one.
+        RequestInvalid: the URL is malformed.
     """
     base = url.rstrip("/")
     try:

@@ -1,4 +1,4 @@
-"""Lets containers read what we mount into them on nodes with SELinux, where the mount alone is not enough.
+"""SELinux labels with which containers may read the files that the agent mounts into them.
 
 Files under /var/lib and /run carry types that no container may open; ``container_file_t`` without categories
 is what every container may. Setting it needs an agent that may relabel (``spc_t``, as privileged pods are).

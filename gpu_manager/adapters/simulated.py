@@ -171,7 +171,7 @@ class SimulatedCards:
         with self._turn:
             self._driver = error
 
-    # Inside; all but _tell run under the lock.
+    # Internals; all but _tell run under the lock.
 
     def _card(self, index: int, kind: CardKind) -> Card:
         name = f"gpu-manager/simulated/{self._profile.name}/{index}/{self._node}"
