@@ -7,6 +7,7 @@ archive with the image of the release, a pod gets its share, and ``kubectl vcuda
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 import tarfile
@@ -19,6 +20,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.parts import ROOT
 from tests.cluster.pods import Pods, container, pod
 
+ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 POD: Final = ROOT / "docs/examples/nginx.yaml"
 
 
@@ -46,7 +48,7 @@ def _checksums(place: Path, scratch: Path) -> str:
 
 def _wheel(place: Path, scratch: Path) -> str:
     """Its dependencies come from the package index, as pip finds them."""
-    [wheel] = place.glob("gpu_manager-*.whl")
+    [wheel] = place.glob(f"gpu_manager-*linux_{platform.machine()}.whl")
     _run(scratch, sys.executable, "-m", "venv", "environment")
     _run(scratch, "environment/bin/pip", "install", "--quiet", str(wheel))
     manifest = scratch / "pod.yaml"
@@ -61,7 +63,7 @@ def _plugin(place: Path, scratch: Path) -> str:
 
 def _chart(place: Path, scratch: Path) -> str:
     [chart] = place.glob("gpu-manager-*.tgz")
-    [image] = place.glob("gpu-manager-*-amd64.oci.tar")
+    [image] = place.glob(f"gpu-manager-*-{ARCHITECTURES[platform.machine()]}.oci.tar")
     cluster = Cluster()
     cluster.down()
     cluster.up(image)
