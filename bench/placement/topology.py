@@ -62,6 +62,14 @@ def _grouped(size: int, levels: Sequence[tuple[int, Link]], far: Link) -> Parsed
     return ParsedTopology(Topology(rows), tuple(Affinity(str(i // 4)) for i in range(size)))
 
 
+def random_machine(size: int, chance: random.Random) -> Topology:
+    """Any link between any two cards."""
+    kinds = [Link.parse(cell) for cell in ("NV1", "NV2", "NV4", "PIX", "PHB", "NODE", "SYS")]
+    cells = {pair: chance.choice(kinds) for pair in combinations(range(size), 2)}
+    rows = [[SELF if i == j else cells[min(i, j), max(i, j)] for j in range(size)] for i in range(size)]
+    return Topology(tuple(map(tuple, rows)))
+
+
 class Product:
     """The node's own judgement, over a ledger."""
 

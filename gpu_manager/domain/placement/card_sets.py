@@ -4,7 +4,7 @@ A greedy choice is not enough: on a cube mesh the best pair is often not part of
 taken from the wrong group spoils the group for the next request. So every set is scored once per matrix: the
 subsets of up to :data:`PREPARED` cards are sorted by preference, and for each card one integer has a bit for
 every set that contains it. A query takes a few ORs to drop the sets with a busy card; the lowest bit left is
-the answer. Larger nodes are searched by branch and bound.
+the answer. On larger nodes a set is grown and then improved by exchanges, which is no longer exact.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
+from operator import add, sub
 
 from gpu_manager.domain.topology import Topology
 
 PREPARED = 16  # cards; time and memory double with each: 16 take 0.1 s and 1 MiB
-SEARCH_STEPS = 20_000  # for more cards; bounds the work that a hostile inventory can cause
+GROWN = 32  # on larger nodes sets of k are grown from 2 + GROWN // k cards each
+ROUNDS = 8  # of exchanges after that; both bound the work that a hostile inventory can cause
 
 Weights = tuple[tuple[int, ...], ...]
 
@@ -24,29 +27,37 @@ Weights = tuple[tuple[int, ...], ...]
 def best_set(topology: Topology, free: frozenset[int], k: int) -> tuple[int, ...] | None:
     """Return the ``k`` free cards with the largest sum over pairs; ties go to the lexicographically lowest.
 
-    None if fewer than ``k`` are free. Exact, except that beyond :data:`PREPARED` cards the search stops after
-    :data:`SEARCH_STEPS` with the best set so far. Real machines are regular and need far fewer steps.
+    None if fewer than ``k`` are free. Exact up to :data:`PREPARED` cards; beyond, a set to which no exchange
+    of one card for another adds.
     """
     if not 0 < k <= len(free):
         return None
     if topology.size > PREPARED:
-        return _Search(topology.weights, free, k, SEARCH_STEPS).best
+        return grown_set(topology, free, k)
     size = topology.size
     ranks = _ranked(topology.weights)[k]
     mask = ranks.sets[ranks.first(ranks.without(size, free))]
     return tuple(i for i in range(size) if mask >> (size - 1 - i) & 1)
 
 
+def grown_set(topology: Topology, free: frozenset[int], k: int) -> tuple[int, ...]:
+    """Return :func:`best_set` as for a machine of more than :data:`PREPARED` cards; at least ``k`` are
+    free.
+    """
+    return _Exchange(topology.weights, free, k).best()
+
+
 def fragment(topology: Topology, free: frozenset[int]) -> int | None:
     """Return the free card whose loss leaves the largest sum of best scores over all set sizes.
 
-    So cards of broken groups go first, and full groups stay whole. Ties go to the lowest card.
-    None if no card is free.
+    So cards of broken groups go first, and full groups stay whole. Ties go to the lowest card. None if no
+    card is free. Beyond :data:`PREPARED` cards it is the one with the least links to the others.
     """
     if not free:
         return None
-    left = _left_prepared if topology.size <= PREPARED else _left_searched
-    scores = left(topology, free)
+    if topology.size > PREPARED:
+        return min(free, key=lambda card: (sum(topology.weights[card][other] for other in free), card))
+    scores = _left_prepared(topology, free)
     return min(scores, key=lambda card: (-scores[card], card))
 
 
@@ -58,31 +69,6 @@ def _left_prepared(topology: Topology, free: frozenset[int]) -> dict[int, int]:
         sets = ranks.without(topology.size, free)
         for card in free:
             scores[card] += ranks.scores[ranks.first(sets & ~ranks.holding[card])]
-    return scores
-
-
-def _left_searched(topology: Topology, free: frozenset[int]) -> dict[int, int]:
-    """Score the loss of each free card by search, for more cards than the table holds.
-
-    A best set without the card stays the best when the card is lost. If all searches together take more than
-    :data:`SEARCH_STEPS`, only the score of all remaining cards decides.
-    """
-    twins = _twins(topology.weights, sorted(free))
-    cards = [card for card in sorted(free) if twins[card] is None]  # to lose either of two twins is the same
-    scores = dict.fromkeys(cards, 0)
-    steps = SEARCH_STEPS
-    for k in range(2, len(free)):
-        best = _Search(topology.weights, free, k, steps)
-        steps = best.steps
-        for card in cards:
-            if card not in best.best:
-                scores[card] += best.score
-                continue
-            search = _Search(topology.weights, free - {card}, k, steps, best.score)
-            steps = search.steps
-            scores[card] += search.score
-            if steps <= 0:
-                return {card: topology.sum(free - {card}) for card in cards}
     return scores
 
 
@@ -144,79 +130,88 @@ def _column(sets: array[int], bit: int) -> int:
     return int(digits, 2)
 
 
-def _twins(weights: Weights, cards: list[int]) -> dict[int, int | None]:
-    """Return for each card the next lower one with the same links to all others; None for the first."""
-    twins: dict[int, int | None] = {}
-    last: dict[int, int] = {}  # first card of a family → its last card so far
-    for card in cards:
-        twins[card] = None
-        for first, lower in last.items():
-            if all(weights[card][x] == weights[first][x] for x in cards if x not in (card, first)):
-                twins[card], last[first] = lower, card
-                break
-        else:
-            last[card] = card
-    return twins
+@lru_cache(maxsize=16)
+def _joins(weights: Weights) -> tuple[tuple[int, int, int], ...]:
+    """The links that join the machine's groups to larger ones, best first: weight, card, card."""
+    size = len(weights)
+    group = list(range(size))
+    links = sorted((-weights[i][j], i, j) for i in range(size) for j in range(i + 1, size))
+    joins: list[tuple[int, int, int]] = []
+    for weight, i, j in links:
+        if group[i] != group[j]:
+            joins.append((-weight, i, j))
+            group = [group[i] if each == group[j] else each for each in group]
+    return tuple(joins)
 
 
-class _Search:
-    """Branch and bound over the sets of ``k`` free cards, in lexicographic order; the first best set wins.
+def _grouped_set(weights: Weights, free: frozenset[int], k: int) -> tuple[int, ...]:
+    """The best set if two groups are linked everywhere as by their best link: exact on regular machines."""
+    size = len(weights)
+    # For each group and number of cards one integer: the sum above the set's mask, card i at ``size - 1 -
+    # i``.
+    sums = {i: [0, 1 << (size - 1 - i)][: 1 + (i in free)] for i in range(size)}
+    of = list(range(size))
+    for weight, i, j in _joins(weights):
+        one, other = sorted((sums[of[i]], sums.pop(of[j])), key=len)
+        best = [0] * min(k + 1, len(one) + len(other) - 1)
+        for m, part in enumerate(one):
+            reach = slice(m, m + len(other))  # with 0, 1, … cards of the other group
+            best[reach] = map(max, best[reach], map(add, other, count(part, weight * m << size)))
+        sums[of[i]], gone = best, of[j]
+        of = [of[i] if each == gone else each for each in of]
+    (whole,) = sums.values()
+    return tuple(i for i in range(size) if whole[k] >> (size - 1 - i) & 1)
 
-    Of twins (cards with the same links to all others) a set takes the lowest, which reduces a regular machine
-    to a few families. The search ends when a set scores ``enough`` (no set can score more), or when ``steps``
-    are used up; ``self.steps`` holds the rest.
+
+class _Exchange:
+    """A good set of ``k`` free cards: grown, then cards are exchanged as long as that gains.
+
+    Begun from the best set of a regular machine, and from each of the best-linked cards, of more where the
+    set is small; the best of what is found, the lowest of equals. The work is bounded, whatever the links
+    are.
     """
 
-    def __init__(
-        self, weights: Weights, free: frozenset[int], k: int, steps: int, enough: int | None = None
-    ) -> None:
-        self._weights = weights
-        self._cards = sorted(free)
-        self._enough = enough
-        self.steps = steps
-        self.best = self._greedy(k)
-        self.score = sum(weights[a][b] for i, a in enumerate(self.best) for b in self.best[:i])
-        if self.score != enough:
-            self._twins = _twins(weights, self._cards)
-            greedy = self.best, self.score
-            self.score -= 1  # a lower set with the same score must still be found
-            self._visit((), 0, self._cards, dict.fromkeys(self._cards, 0), k)
-            if self.score < greedy[1]:  # out of steps before that
-                self.best, self.score = greedy
+    def __init__(self, weights: Weights, free: frozenset[int], k: int) -> None:
+        self._rows = weights
+        self._k = k
+        self._free = free
+        # What bars a card from being chosen outweighs all that it could gain.
+        self._bar = 1 + 2 * sum(map(max, weights)) * len(weights)
 
-    def _greedy(self, k: int) -> tuple[int, ...]:
-        chosen: list[int] = []
-        while len(chosen) < k:
-            rest = [card for card in self._cards if card not in chosen]
-            chosen.append(max(rest, key=lambda c: (sum(self._weights[c][x] for x in chosen), -c)))
-        return tuple(sorted(chosen))
+    def best(self) -> tuple[int, ...]:
+        """The set, in rising order."""
+        rows, free = self._rows, self._free
+        linked = {card: sum(sorted(rows[card][o] for o in free if o != card)[1 - self._k :]) for card in free}
+        starts = sorted(free, key=lambda card: (-linked[card], card))[: 2 + GROWN // self._k]
+        begun = [_grouped_set(rows, free, self._k), *((card,) for card in starts)]
+        return min((-score, cards) for score, cards in map(self._from, begun))[1]
 
-    def _visit(
-        self, chosen: tuple[int, ...], score: int, rest: list[int], gain: dict[int, int], missing: int
-    ) -> None:
-        """Extend ``chosen`` by ``missing`` cards of ``rest``; ``gain`` is each card's links to ``chosen``."""
-        if missing == 0:  # only a better set is visited to its end
-            self.best, self.score = chosen, score
-            return
-        for at, card in enumerate(rest):
-            twin = self._twins[card]
-            if twin is not None and twin not in chosen:
-                continue
-            after = rest[at + 1 :]
-            if len(after) < missing - 1 or self.steps <= 0 or self.score == self._enough:
-                return
-            self.steps -= 1
-            row = self._weights[card]
-            more = {c: gain[c] + row[c] for c in after}
-            if self._bound(score + gain[card], after, more, missing - 1) > self.score:
-                self._visit((*chosen, card), score + gain[card], after, more, missing - 1)
+    def _from(self, start: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        chosen, gain = list(start), [sum(row[card] for card in start) for row in self._rows]
+        barred = [
+            0 if card in self._free and card not in start else -self._bar for card in range(len(self._rows))
+        ]
+        while len(chosen) < self._k:
+            worth = list(map(add, gain, barred))
+            card = worth.index(max(worth))  # the lowest of equals
+            chosen.append(card)
+            barred[card] = -self._bar
+            gain = list(map(add, gain, self._rows[card]))
+        for _ in range(ROUNDS):
+            gained = [self._exchanged(at, chosen, gain, barred) for at in range(self._k)]
+            if not any(gained):
+                break
+        return sum(gain[card] for card in chosen) // 2, tuple(sorted(chosen))
 
-    def _bound(self, score: int, rest: list[int], gain: dict[int, int], missing: int) -> int:
-        """Return an upper bound of any set reachable from here: each card with its best links."""
-        doubled: list[int] = []
-        for card in rest:
-            row = self._weights[card]
-            links = sorted((row[x] for x in rest if x != card), reverse=True)
-            doubled.append(2 * gain[card] + sum(links[: missing - 1] if missing else ()))
-        doubled.sort(reverse=True)
-        return score + sum(doubled[:missing]) // 2
+    def _exchanged(self, at: int, chosen: list[int], gain: list[int], barred: list[int]) -> bool:
+        """Put a better card in the place of one, or an equal one of a lower index; False if there is none."""
+        leaves = chosen[at]
+        row = self._rows[leaves]
+        worth = list(map(add, map(sub, gain, row), barred))
+        most = max(worth)
+        comes = worth.index(most)
+        if (most, -comes) <= (gain[leaves], -leaves):
+            return False
+        chosen[at], barred[leaves], barred[comes] = comes, 0, -self._bar
+        gain[:] = map(add, map(sub, gain, row), self._rows[comes])
+        return True
