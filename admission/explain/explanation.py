@@ -16,6 +16,7 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.explain.remedies import Remedy, WaitingPod, cheapest_remedy
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit, describe
+from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_bound, explain_placement, explain_room
@@ -104,6 +105,10 @@ def explain(
         return Explanation(
             pod.key, "", f"never runs: {text}", "Change the pod as said", {Unfit.NEVER.value: total}, total
         )
+    if not request.containers and (gpus := gpus_of(pod)) and not pod.node:
+        line, room = explain_gpus(gpus, ((view.node, view.ledger) for view in snapshot.nodes.values()))
+        counts = {name: n for name, n in ((FITS, room), (Unfit.ROOM.value, total - room)) if n}
+        return Explanation(pod.key, "", line[:LINE_LIMIT], "", counts, total)
     if not request.containers:
         return Explanation(
             pod.key, "", "asks for no part of a card: any node will do", "", {FITS: total}, total

@@ -395,8 +395,9 @@ class FeasibilityCheck:
     def _ever(self, view: NodeView) -> bool:
         key = view.hardware, frozenset[str]()
         if self.request.uuids or key not in self._shape.ever:
-            empty = Ledger((s.card for s in view.node.cards), view.node.unit)
-            could = self._shape.placer.trial(view.node.cards, view.node.topology, empty) is not None
+            cards = tuple(replace(s, held="") for s in view.node.cards)  # who holds one whole gives it back
+            empty = Ledger((s.card for s in cards), view.node.unit)
+            could = self._shape.placer.trial(cards, view.node.topology, empty) is not None
             if self.request.uuids:
                 return could
             self._shape.ever[key] = could

@@ -13,7 +13,7 @@ import pytest
 from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership
 from gpu_manager.cli.kubectl.main import run
-from gpu_manager.domain.contract import TOKEN_HEADER
+from gpu_manager.domain.contract import NVIDIA, TOKEN_HEADER
 from sandbox.api import StandInApi
 from tests.fakes.kubectl import MANIFEST, a_node, a_share, said
 from tests.fakes.node import container, pod
@@ -44,6 +44,24 @@ def test_explain_judges_a_manifest_that_is_not_created(
     assert "never runs" in said(capsys)[0]
     assert run(["explain", "train"]) == 0
     assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
+
+
+def test_explain_says_what_a_pod_with_nvidias_name_waits_for(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_node(api, cards=2)
+    api.patch("nodes", "n1", {"status": {"capacity": {NVIDIA: "2"}}}, subresource="status")
+    a_share(api, "train", 60)
+    file = tmp_path / "theirs.yaml"
+    limits = f"{{resources: {{limits: {{{NVIDIA}: 2}}}}, name: c, image: i}}"
+    file.write_text(
+        f"apiVersion: v1\nkind: Pod\nmetadata: {{name: theirs}}\nspec: {{containers: [{limits}]}}\n"
+    )
+    assert run(["explain", str(file), "--admission", "-"]) == 1
+    assert "n1: 1 of 2 cards are empty, 1 are held in part" in said(capsys)[0]
+    file.write_text(file.read_text().replace(f"{NVIDIA}: 2", f"{NVIDIA}: 1"))
+    assert run(["explain", str(file), "--admission", "-"]) == 0
+    assert "room now on 1 of 1 nodes" in said(capsys)[0]
 
 
 def test_explain_repeats_why_a_pod_has_failed(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,11 +55,17 @@ def node(
     inventory: bool = True,
     serving: bool = True,
     lends: bool = False,
+    held: Sequence[int] = (),
 ) -> Obj:
-    """A core/v1 Node with its inventory, memory in bytes a card."""
+    """A core/v1 Node with its inventory, memory in bytes a card; ``held`` cards are lent to pods."""
     models = [model] * cards if isinstance(model, str) else model
     states = tuple(
-        CardState(Card(i, uuid(name, i), models[i], memory), healthy=i not in unhealthy, cordoned=i in closed)
+        CardState(
+            Card(i, uuid(name, i), models[i], memory),
+            healthy=i not in unhealthy,
+            cordoned=i in closed,
+            held=NVIDIA if i in held else "",
+        )
         for i in range(cards)
     )
     text = encode_inventory(

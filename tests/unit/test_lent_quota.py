@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from admission.cluster.bypass import Bypasses, BypassFinding
-from admission.cluster.pod_view import read_pod_view
+from admission.cluster.pod_view import pod_view, read_pod_view
 from admission.cluster.trim import slim_pod
-from admission.explain.explanation import explain
+from admission.explain.explanation import Explanation, explain
+from gpu_manager.domain.cluster.lent_cards import gpus_of
 from gpu_manager.domain.contract import ALLOCATION, CORE, NVIDIA, Assignment, encode_assignment
+from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from tests.fakes.extender import UNIT, World, bound, node, pod, uuid
 
@@ -142,3 +144,52 @@ def test_it_is_nobodys_victim_for_its_card_comes_over_to_our_names_only_later() 
     assert occupant is not None
     told = explain(occupant, world.cluster.snapshot(), None, world.judge, everywhere=True)
     assert [line.victims for line in told.nodes] == [()]
+
+
+def explained(world: World, obj: Obj) -> Explanation:
+    return explain(pod_view(parse_pod(obj)), world.cluster.snapshot(), None, world.judge, everywhere=True)
+
+
+def test_lent_cards_are_full_and_not_impossible() -> None:
+    world = World([node("n1", 2, lends=True, held=(0, 1))])
+    found = explained(world, pod("train", 30, 8))
+    assert found.counts == {"room": 1}
+    assert "given away whole as nvidia.com/gpu" in found.nodes[0].line
+    assert "wait for pods to end" in found.change
+    assert explained(world, pod("huge", 300, None)).counts == {"never": 1}
+
+
+def test_a_pending_pod_with_nvidias_name_is_told_what_it_waits_for() -> None:
+    waiting = lent("theirs", 2, on="")
+    nodes = [node("n1", 4, lends=True, held=(0,)), node("n2", 4)]
+    world = World(nodes)
+    world.create(pod("part", 30, 8, on="n1"))
+    world.create(pod("more", 80, 8, on="n1"))
+    found = explained(world, waiting)
+    assert found.counts == {"room": 2}
+    assert found.line == (
+        "waits: asks for 2 nvidia.com/gpu, which the scheduler counts by itself: a card counts while no pod holds "
+        "any part of it; n1: 1 of 4 cards are empty, 1 are given away as nvidia.com/gpu, 2 are held in part"
+    )
+    found = explained(world, lent("small", 1, on=""))
+    assert found.counts == {"fits": 1, "room": 1}
+    assert "room now on 1 of 1 nodes: n1: 1 of 4 cards are empty" in found.line
+    assert "no node with our cards offers any" in explained(World([node("n2")]), waiting).line
+    assert explained(world, pod("cpu", None, None)).line == "asks for no part of a card: any node will do"
+
+
+def test_many_lending_nodes_are_counted_and_closed_cards_are_said() -> None:
+    world = World([node(f"n{n}", 2, lends=True, closed=(0,), held=(1,)) for n in range(5)])
+    line = explained(world, lent("theirs", on="")).line
+    assert "n0: 0 of 2 cards are empty, 1 are given away as nvidia.com/gpu, 1 are closed" in line
+    assert line.endswith("; and 2 more nodes")
+
+
+def test_what_a_pod_needs_at_a_time_is_its_apps_or_its_largest_init_container() -> None:
+    def gpus(count: int) -> Obj:
+        return {"name": f"c{count}", "image": "image", "resources": {"limits": {NVIDIA: str(count)}}}
+
+    obj = pod("p", containers=[gpus(1), gpus(2)], init=[gpus(5)])
+    assert gpus_of(parse_pod(obj)) == 5
+    assert gpus_of(parse_pod(pod("q", containers=[gpus(1), gpus(2)]))) == 3
+    assert gpus_of(parse_pod(pod("r", 30, 8))) == 0

@@ -15,6 +15,7 @@ from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace,
 from gpu_manager.cli.kubectl.node_bars import Nodes, read_node_constraints, with_node_bars
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.cluster.accounting import NodeBooks
+from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.explain import Refusal, explain_bound, explain_placement, explain_room
 from gpu_manager.domain.pod import Pod, parse_pod
@@ -151,6 +152,9 @@ def _here(login: Login, pod: Pod) -> Mapping[str, Any]:
 
     cluster = read_cluster(login.connection)
     books = cluster.with_cards
+    if (gpus := gpus_of(pod)) and not pod.node:
+        line, room = explain_gpus(gpus, ((one.node, one.ledger) for one in books))
+        return _explained(pod, line, {"fits": room} if room else {"room": len(books)}, len(books))
     if not pod.asks:
         return _explained(
             pod, "asks for no part of a card: any node will do", {"fits": len(books)}, len(books)

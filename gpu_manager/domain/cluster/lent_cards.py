@@ -1,0 +1,58 @@
+"""What a pod with ``nvidia.com/gpu`` waits for on nodes that offer whole cards under that name too.
+
+kube-scheduler counts those cards by itself. A node offers a card under that name only while no pod holds any
+part of it, so what the pod waits for is a card that becomes empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.contract import NVIDIA
+from gpu_manager.domain.errors import printable
+from gpu_manager.domain.placement.ledger import Ledger
+from gpu_manager.domain.pod import ContainerKind, Pod
+
+_SHOWN = 3  # nodes named
+
+
+def gpus_of(pod: Pod) -> Fraction:
+    """How many ``nvidia.com/gpu`` the pod needs at a time, beside no part of a card; 0 if none."""
+    if pod.asks:
+        return Fraction(0)
+    asked = [(c.kind is ContainerKind.INIT, c.gpus or Fraction(0)) for c in pod.containers]
+    return max(sum((n for init, n in asked if not init), Fraction(0)), *(n for init, n in asked if init), 0)
+
+
+def explain_gpus(asked: Fraction, nodes: Iterable[tuple[NodeReport, Ledger]]) -> tuple[str, int]:
+    """What the pod waits for, in one line, and how many nodes have room for it now."""
+    who = f"asks for {float(asked):g} {NVIDIA}, which the scheduler counts by itself"
+    lending = sorted(
+        ((_empty(node, ledger), node) for node, ledger in nodes if node.lends and node.cards),
+        key=lambda one: (-one[0], one[1].name),
+    )
+    if not lending:
+        return f"{who}: no node with our cards offers any under that name (--nvidia-resource)", 0
+    room = sum(empty >= asked for empty, _ in lending)
+    told = "; ".join(_told(*one) for one in lending[:_SHOWN])
+    more = f"; and {len(lending) - _SHOWN} more nodes" if len(lending) > _SHOWN else ""
+    if room:
+        return f"{who}: room now on {room} of {len(lending)} nodes: {told}{more}", room
+    return f"waits: {who}: a card counts while no pod holds any part of it; {told}{more}", 0
+
+
+def _empty(node: NodeReport, ledger: Ledger) -> int:
+    return sum(state.open and ledger.idle(state.card.uuid) for state in node.cards)
+
+
+def _told(empty: int, node: NodeReport) -> str:
+    lent = sum(bool(state.held) for state in node.cards)
+    closed = sum(not state.open and not state.held for state in node.cards)
+    parts = len(node.cards) - empty - lent - closed
+    others = ((lent, f"are given away as {NVIDIA}"), (parts, "are held in part"), (closed, "are closed"))
+    rest = ", ".join(f"{count} {what}" for count, what in others if count)
+    return (
+        f"{printable(node.name)}: {empty} of {len(node.cards)} cards are empty{f', {rest}' if rest else ''}"
+    )
