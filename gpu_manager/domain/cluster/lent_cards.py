@@ -22,8 +22,9 @@ def gpus_of(pod: Pod) -> Fraction:
     """How many ``nvidia.com/gpu`` the pod needs at a time, beside no part of a card; 0 if none."""
     if pod.asks:
         return Fraction(0)
-    asked = [(c.kind is ContainerKind.INIT, c.gpus or Fraction(0)) for c in pod.containers]
-    return max(sum((n for init, n in asked if not init), Fraction(0)), *(n for init, n in asked if init), 0)
+    none = Fraction(0)
+    apps = sum((c.gpus or none for c in pod.containers if c.kind is not ContainerKind.INIT), none)
+    return max([apps, *(c.gpus or none for c in pod.containers if c.kind is ContainerKind.INIT)])
 
 
 def explain_gpus(asked: Fraction, nodes: Iterable[tuple[NodeReport, Ledger]]) -> tuple[str, int]:
