@@ -7,7 +7,7 @@ from typing import Any
 from gpu_manager.cli.kubectl.node_bars import with_node_bars
 from gpu_manager.domain.whatif.scheduling_constraints import NodeConstraints
 
-SPEC = {"containers": []}
+SPEC: dict[str, Any] = {"containers": []}
 
 
 def answer(*fitting: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
