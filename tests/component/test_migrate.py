@@ -147,6 +147,17 @@ def test_what_other_projects_document_becomes_what_was_worked_out_by_hand_or_is_
     assert list(faults(case, out, err, code)) == []
 
 
+def test_json_objects_in_a_row_are_each_translated() -> None:
+    row = "\n".join(json.dumps(pod(asks(name, gpumem=256, gpucores=5))) for name in ("a", "b"))
+    one = migrate("f", row.encode(), MigrationTerms())
+    first, second = read_documents(one.new.encode())
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    for value in (first, second):
+        limits = value["spec"]["containers"][0]["resources"]["limits"]
+        assert limits == {"tencent.com/vcuda-core": 5, "tencent.com/vcuda-memory": 1}
+
+
 def test_tolerations_stay_and_pages_of_a_project_are_no_names() -> None:
     tolerated = {"key": "nvidia.com/gpu", "operator": "Exists"}
     plain = pod({"name": "c", "args": ["see https://docs.nvidia.com/gpu"]}, tolerations=[tolerated])

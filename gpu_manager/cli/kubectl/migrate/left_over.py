@@ -43,6 +43,7 @@ _HINT: Final = re.compile(
     r"nvidia|volcano|aliyun|hami|nvshare|elasticgpu|4paradigm|koordinator|qgpu|tensor-fusion|kai\.|run\.?ai|"
     r"CUDA_|ALIYUN|GPU_CORE"
 )
+_LONGEST: Final = 253  # characters of a name, and of an address before it
 _SCHEDULERS: Final = {"volcano", *(name for system in SYSTEMS for name in system.schedulers)}
 _AMOUNTS: Final = {name for s in SYSTEMS for name in s.annotations if "/" not in name}  # no domain: KAI's
 
@@ -106,11 +107,12 @@ def _names(text: str) -> Iterator[tuple[str, str]]:
     taken: set[int] = set()
     for pattern, advice in _NAMES:
         for match in pattern.finditer(text):
-            word = text[: match.start()].split()[-1:] if not text[: match.start()][-1:].isspace() else []
-            name = match[0].rstrip(".-")
-            if match.start() in taken or "://" in "".join(word):
+            start = match.start()
+            word = re.split(r"\s", text[max(0, start - _LONGEST) : start])[-1]
+            if start in taken or "://" in word:
                 continue
-            taken.add(match.start())
+            taken.add(start)
+            name = match[0][:_LONGEST].rstrip(".-")
             if name not in seen:
                 seen.add(name)
                 yield name, advice

@@ -7,6 +7,7 @@ done, or would not read as what was meant, the document is written anew and its 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from gpu_manager.cli.kubectl.migrate.patch import Unpatchable, flow, patched
 from gpu_manager.domain.errors import RequestInvalid
 
 _WIDE = 1 << 20
+_BLANKS = re.compile(r"\s*")
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -41,18 +43,26 @@ def documents(data: bytes) -> list[Document]:
     text = data.decode("utf-8-sig")
     if text.lstrip().startswith("{"):
         try:
-            return [Document(1, text, json.loads(text), is_json=True)]
+            return list(_json_documents(text))
         except (ValueError, RecursionError):
             pass  # flow YAML
     events = [e for e in yaml.parse(text, Loader=_Loader) if isinstance(e, yaml.DocumentStartEvent)]
     starts = [event.start_mark.index for event in events if event.start_mark is not None]
-    if len(starts) != len(values):
-        raise RequestInvalid("several JSON documents in a row: separate them with lines of ---")
     edges = [0, *starts[1:], len(text)]
     return [
         Document(number, text[edges[number - 1] : edges[number]], value)
         for number, value in enumerate(values, 1)
     ]
+
+
+def _json_documents(text: str) -> Iterator[Document]:
+    """One or several in a row. Raises ValueError, RecursionError: this is no JSON, or too deep."""
+    decoder = json.JSONDecoder()
+    start, number = len(text) - len(text.lstrip()), 1
+    while start < len(text):
+        value, end = decoder.raw_decode(text, start)
+        yield Document(number, text[start:end], value, is_json=True)
+        start, number = _BLANKS.match(text, end).end(), number + 1  # type: ignore[union-attr]  # always matches
 
 
 @dataclass(frozen=True, slots=True)
