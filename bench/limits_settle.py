@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +16,10 @@ NEAR_POINTS = 3.0
 WINDOW = 1000 // LOOK_MS
 
 MEETINGS = ((30, 60), (50, 50), (25, 25, 25, 25))
+ROUNDS = 3
+"""Times that each meeting is held; its median counts. A window in which the machine stalled a program is not
+the library's doing, and where the limits are the whole card no window has time to spare.
+"""
 
 
 def settled_after(windows: Sequence[Sequence[float]], limits: Sequence[int]) -> float:
@@ -32,8 +37,8 @@ def settled_after(windows: Sequence[Sequence[float]], limits: Sequence[int]) -> 
     return (max(far) + 1) * LOOK_MS / 1000 if far else 0.0
 
 
-def meeting(limits: Sequence[int], seconds: float) -> tuple[float, str]:
-    """Containers that always have work, one of them first: when all shares are settled."""
+def meeting(limits: Sequence[int], seconds: float) -> float:
+    """Containers that always have work, one of them first: after how many seconds all shares are settled."""
     with world(state=one_machine()) as made:
         tenants = [made.tenant(limit) for limit in limits]
         watch = made.watch(LOOK_MS)
@@ -48,14 +53,16 @@ def meeting(limits: Sequence[int], seconds: float) -> tuple[float, str]:
         finally:
             shares = watch.together([load.process.pid for load in loads], WINDOW)
     count = min(map(len, shares)) - WINDOW  # who is the last alone on the card is not judged
-    windows = [one[:count] for one in shares]
-    after = settled_after(windows, limits)
-    return after, f"{'/'.join(map(str, limits))} after {after:.2f} s"
+    return settled_after([one[:count] for one in shares], limits)
 
 
 def rows(*, full: bool) -> Iterable[Row]:
-    """The slowest meeting."""
-    found = [meeting(limits, 20.0 if full else 8.0) for limits in MEETINGS]
-    yield Row("share_settle_s", round(max(after for after, _ in found), 2), "s", "≤ 2", None, full,
-              f"{'; '.join(text for _, text in found)}; from the last one's first work until each window of "
-              f"1 s is within {NEAR_POINTS:.0f} points, by the card; streams of 5 ms")  # fmt: skip
+    """The slowest of the meetings."""
+    found = {limits: [meeting(limits, 20.0 if full else 8.0) for _ in range(ROUNDS)] for limits in MEETINGS}
+    told = "; ".join(
+        f"{'/'.join(map(str, limits))} after {', '.join(f'{after:.2f}' for after in sorted(times))} s"
+        for limits, times in found.items()
+    )
+    yield Row("share_settle_s", round(max(map(statistics.median, found.values())), 2), "s", "≤ 2", None, full,
+              f"{told}; from the last one's first work until each window of 1 s is within {NEAR_POINTS:.0f} "
+              "points, by the card; the median of each meeting; streams of 5 ms")  # fmt: skip

@@ -270,10 +270,10 @@ class ActivityPages(Protocol):
     def activity(self, name: str) -> Sequence[Activity]:
         """Return the current activity. Raises NodeUnready if the page was tampered with or is gone."""
 
-    def last_busy_ns(self, name: str, card: CardUuid) -> int:
-        """Return when it last had work in flight on the card (CLOCK_MONOTONIC), 0 for never; a cheap look.
+    def last_busy_ns(self, places: Sequence[tuple[str, CardUuid]]) -> Sequence[int]:
+        """Return when each container last had work in flight on the card (CLOCK_MONOTONIC), 0 if unknown.
 
-        Raises as :meth:`activity` does.
+        A cheap look: it does not find out whether a page was tampered with.
         """
 
     def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:

@@ -163,9 +163,10 @@ def test_activity_counts_the_streams_of_living_processes(tenants, root):
 def test_when_a_container_worked_last_is_one_word_of_the_card(tenants, root):
     tenants.open(NAME, [LIMIT, Limit(SECOND, GIB, 5, 5)])
     put(usage_file(root), abi.last_busy_offset(1), struct.pack("<Q", 77))
-    assert [tenants.last_busy_ns(NAME, card) for card in (CARD, SECOND, CardUuid("GPU-0"))] == [0, 77, 0]
+    places = [(NAME, CARD), (NAME, SECOND), (NAME, CardUuid("GPU-0")), (OTHER, CARD)]
+    assert tenants.last_busy_ns(places) == [0, 77, 0, 0]
     put(usage_file(root), abi.last_busy_offset(1), b"\xff" * 8)
-    assert tenants.last_busy_ns(NAME, SECOND) == abi.MAX_NS
+    assert tenants.last_busy_ns([(NAME, SECOND)]) == [abi.MAX_NS]
 
 
 def test_a_timeline_is_that_of_the_card(tenants, root):

@@ -269,12 +269,9 @@ class Pages:
         now = int(self.clock.time * 1e9)
         return [Activity(CARD, at_work, now if at_work else 0, now if at_work else 0, at_work, 1)]
 
-    def last_busy_ns(self, name: str, card: CardUuid) -> int:
-        assert card == CARD
-        self.glances += 1
-        if name in self.gone:
-            raise NodeUnready(f"{name} is gone")
-        return int(self.clock.time * 1e9) if self.working.get(name) else 0
+    def last_busy_ns(self, places: Sequence[tuple[str, CardUuid]]) -> Sequence[int]:
+        self.glances += len(places)
+        return [int(self.clock.time * 1e9) if self.working.get(name) else 0 for name, _ in places]
 
     def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:
         assert card == CARD

@@ -204,13 +204,16 @@ class FileControlPages:
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         ]
 
-    def last_busy_ns(self, name: str, card: CardUuid) -> int:
-        """When it last had work in flight on the card (CLOCK_MONOTONIC). Raises as :meth:`usage` does."""
-        with self._lock, _errors(f"{self._root}/{name}"):
-            cards, page = self._cards_of(name), self._usage.get(name)
-            if page is None or card not in cards:
-                return 0
-            word = os.pread(page, 8, abi.last_busy_offset(cards.index(card)))
+    def last_busy_ns(self, places: Sequence[tuple[str, CardUuid]]) -> Sequence[int]:
+        """When each last had work in flight on the card (CLOCK_MONOTONIC); 0 of a page that is not open."""
+        with self._lock:
+            return [self._last_busy_ns(name, card) for name, card in places]
+
+    def _last_busy_ns(self, name: str, card: CardUuid) -> int:
+        cards, page = self._cards.get(name, ()), self._usage.get(name)
+        if page is None or card not in cards:
+            return 0
+        word = os.pread(page, 8, abi.last_busy_offset(cards.index(card)))
         return min(int.from_bytes(word, "little"), abi.MAX_NS)
 
     def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:

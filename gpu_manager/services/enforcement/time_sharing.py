@@ -11,6 +11,7 @@ written.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -138,18 +139,16 @@ class TimeSharing:
         if now < self._glance_at or not self._resting:
             return False
         self._glance_at = now + GLANCE_SECONDS
-        for _ in range(min(GLANCES, len(self._resting))):
-            name, card = self._resting[0]
-            self._resting.rotate(-1)
-            if int(now * 1e9) - self._last_busy_ns(name, card) < RECENT_NS:
-                self._began[name, card] = now
-        return now in self._began.values()
-
-    def _last_busy_ns(self, name: str, card: CardUuid) -> int:
-        try:
-            return self._pages.last_busy_ns(name, card)
-        except NodeUnready:  # the usage sampler counts it and says why
-            return 0
+        self._resting.rotate(-GLANCES)
+        places = list(itertools.islice(self._resting, GLANCES))
+        recently = int(now * 1e9) - RECENT_NS
+        began = [
+            place
+            for place, last in zip(places, self._pages.last_busy_ns(places), strict=True)
+            if last > recently
+        ]
+        self._began.update(dict.fromkeys(began, now))
+        return bool(began)
 
     def _survey(self, now: float) -> None:
         by_card: dict[CardUuid, list[CardTenant]] = {}
