@@ -12,7 +12,6 @@ container that claims work without using time is believed for :data:`TRUST_SECON
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,8 +29,6 @@ GAIN_LEAST: Final = 0.5
 GAIN_MOST: Final = 2.0
 DELAY_MS: Final = 50
 """Time from the end of most work until it is in the timeline: what is younger is not judged yet."""
-PERIODS: Final = 3
-"""Number of last periods that a factor is taken from: more follow a change late, fewer follow chance."""
 BEHIND_MS: Final = 400
 """Oldest time that is judged: a timeline keeps half a second."""
 UNSEEN_SECONDS: Final = 2.5
@@ -72,7 +69,7 @@ class _Tenant:
     busy_ns: int | None = None
     since_first_work: float = 0.0
     looks: list[tuple[int, int, int]] = field(default_factory=list)  # from, to (ms), processes at work
-    periods: deque[_Period] = field(default_factory=lambda: deque(maxlen=PERIODS))
+    period: _Period | None = None  # the last one that was judged since a container came or went
     factor: float = 1.0
     left_alone: bool = True  # as of the last sample
     gain: float = 1.0
@@ -106,7 +103,7 @@ class SharedCard:
             self._present = present
             self.judged_ms = before
             for tenant in self._tenants.values():
-                tenant.periods.clear()
+                tenant.period = None
         for name, one in seen.items():
             tenant = self._tenants.setdefault(name, _Tenant())
             _earn(tenant, one, (self._sampled_ms - before) * 1e-3, (truth or {}).get(name))
@@ -130,7 +127,7 @@ class SharedCard:
         }
         for name, tenant in self._tenants.items():
             others = sum(at_work.values()) - at_work[name]
-            tenant.factor = 1.0 if tenant.left_alone else _factor(tenant.periods, others)
+            tenant.factor = 1.0 if tenant.left_alone else _factor(tenant.period, others)
         return {name: tenant.factor for name, tenant in self._tenants.items()}
 
     def _judge(self, begin: int, end: int, timelines: Mapping[str, Mapping[int, float]]) -> None:
@@ -151,7 +148,7 @@ class SharedCard:
                 if amount
             )
             in_flight = sum(mine)
-            tenant.periods.append(_Period(in_flight, own, sum(totals) - in_flight, end - begin))
+            tenant.period = _Period(in_flight, own, sum(totals) - in_flight, end - begin)
 
     def compare_from_now(self) -> None:
         """What was charged so far is not compared with what the driver sees next."""
@@ -230,10 +227,11 @@ def _mean_inverse(others: Sequence[float]) -> float:
     return sum(chance / (1 + always + n) for n, chance in enumerate(chances))
 
 
-def _factor(periods: Sequence[_Period], others_now: int) -> float:
-    """Return the divisor from the last periods; without any, as if those at work now stayed so."""
-    own = sum(period.own for period in periods)
-    if own:
-        return sum(period.in_flight for period in periods) / own
-    length = sum(period.length for period in periods)
-    return 1 + (sum(period.others for period in periods) / length if length else others_now)
+def _factor(period: _Period | None, others_now: int) -> float:
+    """Return the divisor from the last period; without one, as if those at work now stayed so.
+
+    One period alone: shares of a card change within tenths of a second, and a mean over more is late.
+    """
+    if period is None:
+        return 1.0 + others_now
+    return period.in_flight / period.own if period.own else 1 + period.others / period.length
