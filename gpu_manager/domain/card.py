@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 
 CardUuid = NewType("CardUuid", str)  # "GPU-5fd4f087-…": the only name of a card that outlives a reboot
 
 
+UNREAD_MODEL: Final = "unknown"  # of a card that has never answered
+
+
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card as discovered. ``memory`` and ``reserved`` are bytes; ``index`` is NVML's."""
+    """A card as discovered. ``memory`` and ``reserved`` are bytes; ``index`` is NVML's.
+
+    ``memory`` is 0 for a card that works in the host's memory, as integrated ones do: no part of it can be
+    given, only the whole card.
+    """
 
     index: int
     uuid: CardUuid

@@ -76,7 +76,7 @@ function drawn(card) {
   const memory = make("div", { class: "bar thin", "aria-hidden": "true" });
   for (const holder of card.holders.filter((one) => !one.ended)) {
     time.append(part(holder, holder.cores / 100, holder.core_used === null ? null : holder.core_used * 100 / holder.cores));
-    memory.append(part(holder, card.memory ? holder.memory / card.memory : 0, holder.memory_used === null ? null : holder.memory_used / holder.memory));
+    memory.append(part(holder, card.memory ? holder.memory / card.memory : 0, holder.memory_used === null || !holder.memory ? null : holder.memory_used / holder.memory));
   }
   const label = `card ${card.index}, ${card.model}: ${cores} of 100 cores and ${gib(booked)} of ${gib(card.memory)} booked`;
   const box = make("article", { class: condition ? "card dim" : "card", tabindex: "0", "aria-label": label },

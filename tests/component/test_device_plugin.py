@@ -257,6 +257,17 @@ def test_case_22_whole_cards_are_the_best_joined_ones(tmp_path: Path) -> None:
         assert rig.cards_of(two, "c") == (2, 5)
 
 
+def test_a_card_without_memory_of_its_own_is_given_whole_and_never_in_part(tmp_path: Path) -> None:
+    unified, usual = cards(2)
+    states = (replace(unified, card=replace(unified.card, memory=0)), usual)
+    with NodeRig(tmp_path, states) as rig:
+        for name, asks, card in (("part", (30, 4), 1), ("whole", (100, 0), 0)):
+            one = pod(name, container("c", *asks))
+            result = rig.admit(one)
+            assert result.admitted, result.message
+            assert rig.cards_of(one, "c") == (card,)
+
+
 def test_case_23_an_internal_fault_gives_an_empty_answer(rig: NodeRig) -> None:
     assert rig.admit(pod("one", container("c", 30, 20))).admitted
     rig.pods.known = None  # type: ignore[assignment]  # nothing could be more broken

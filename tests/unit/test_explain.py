@@ -64,6 +64,15 @@ def reasons(refusal):
     return {view.index: reason for view, reason in refusal.cards}
 
 
+def test_a_card_without_memory_of_its_own_is_for_whole_requests_alone():
+    node = Node(size=2, gib=0)
+    refusal = node.judge(pod((30, 5)))
+    text = "no memory of its own to share: it is given whole, ask for 100 cores"
+    assert reasons(refusal) == {0: text, 1: text}
+    assert refusal.nearest is None
+    assert node.judge(pod((200, 0)))["a"]
+
+
 def test_a_fraction_is_refused_card_by_card_with_the_nearest_that_fits():
     node = Node((0, 100, 16), (1, 80, 1), (2, 50, 14), (3, 75, 2))
     refusal = node.judge(pod((30, 5)))

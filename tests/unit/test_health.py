@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import SELF, Link, Topology
 from gpu_manager.ports import CardEvent, HealthChange, XidError
@@ -20,7 +20,9 @@ PIX, SYS = Link.parse("PIX"), Link.parse("SYS")
 
 
 def card(index: int, memory: int = 1 << 34) -> Card:
-    return Card(index=index, uuid=CardUuid(f"GPU-{index}"), model="T4", memory=memory)
+    return Card(
+        index=index, uuid=CardUuid(f"GPU-{index}"), model="T4" if memory else UNREAD_MODEL, memory=memory
+    )
 
 
 @dataclass

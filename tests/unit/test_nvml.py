@@ -13,6 +13,7 @@ from gpu_manager.adapters.nvml.errors import MEANINGS, NvmlErrorKind, meaning, s
 from gpu_manager.adapters.nvml.faults import RECOVERY_ACTIONS, XIDS, FaultPolicy, Grade
 from gpu_manager.adapters.nvml.links import bus_key
 from gpu_manager.domain.errors import Bug, NodeUnready
+from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports import CardSensors, CardUse, ProcessUse
 from tests.fakes.nvml import GIB, FakeNvml, Gpu
 
@@ -138,10 +139,11 @@ def test_a_card_that_fails_one_vital_question_is_unhealthy_with_the_reason(funct
     assert "NVML UNKNOWN" in states[0].reason
 
 
-def test_a_card_that_cannot_tell_its_memory_is_not_shared():
+def test_a_card_without_memory_of_its_own_is_healthy_and_has_none_to_share():
+    """Unified memory: nvmlDeviceGetMemoryInfo says that it is not supported."""
     (state,) = cards_of(FakeNvml(Gpu(0, fail={"memory": pynvml.NVML_ERROR_NOT_SUPPORTED}))).list()
-    assert not state.healthy
-    assert "memory" in state.reason
+    assert state.healthy
+    assert state.card.capacity(DEFAULT_UNIT) == Amount(100, 0)
 
 
 def test_what_a_card_does_not_support_is_absent_not_zero():

@@ -23,7 +23,7 @@ from gpu_manager.adapters.nvml.faults import CardFaults, FaultPolicy, recovery_t
 from gpu_manager.adapters.nvml.links import bus_key, read_links
 from gpu_manager.adapters.nvml.usage import Memory, UsageReader
 from gpu_manager.adapters.nvml.watch import EventWatch, WatchedCard
-from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Link, Topology
 from gpu_manager.ports import CardEvent, CardUse, HealthChange, ProcessUse
@@ -181,7 +181,7 @@ class NvmlCards:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
             uuid = CardUuid(_text(self._nvml.nvmlDeviceGetUUID(handle)))
             known = self._known.get(index)
-            card = known if known and known.uuid == uuid else Card(index, uuid, "unknown", memory=0)
+            card = known if known and known.uuid == uuid else Card(index, uuid, UNREAD_MODEL, memory=0)
             card = self._read(handle, card)
         except self._nvml.NVMLError as error:
             if meaning(error.value).kind is NvmlErrorKind.NODE:
@@ -211,14 +211,13 @@ class NvmlCards:
         except self._nvml.NVMLError as error:
             self._blame(slot.card.uuid, error.value, always=True)
             return
-        if not reason and slot.card.memory == 0:
-            reason = "the driver does not tell how much memory the card has: nothing can be shared"
         if reason:
             self._faults.bad(slot.card.uuid, reason)
         else:
             self._faults.good(slot.card.uuid)
 
     def _read(self, handle: Any, card: Card) -> Card:
+        """The card's properties. One that shares the host's memory has 0 of its own: it is given whole."""
         nvml = self._nvml
         memory = self._usage.memory(handle)
         mig = maybe(nvml, nvml.nvmlDeviceGetMigMode, handle)
@@ -298,7 +297,7 @@ def _kept_back(memory: Memory | None, before: Card) -> int:
 def _nameless(index: int) -> Card:
     """A card that never told its UUID: listed, so that it is missed, but with nothing to give away."""
     made_up = uuids.uuid5(uuids.NAMESPACE_OID, f"card {index} that never answered")
-    return Card(index=index, uuid=CardUuid(f"GPU-{made_up}"), model="unknown", memory=0)
+    return Card(index=index, uuid=CardUuid(f"GPU-{made_up}"), model=UNREAD_MODEL, memory=0)
 
 
 def _text(value: str | bytes) -> str:

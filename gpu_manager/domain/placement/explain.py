@@ -97,6 +97,8 @@ def card_reason(ask: Amount, whole: int, view: CardView) -> str:
     free = view.free.peak(ZERO)  # negative if existing grants over-commit the card
     if whole:
         return "idle" if view.idle else f"not idle, {free} free"
+    if view.idle and ask.memory and not free.memory:
+        return f"no memory of its own to share: it is given whole, ask for {CORES_PER_CARD} cores"
     return f"{ask.cores} cores asked, {free.cores} free; {_of(ask.memory)} asked, {_of(free.memory)} free"
 
 

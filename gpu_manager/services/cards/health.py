@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from gpu_manager import threads
-from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import VcudaError
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports import CardEvent, Cards, Clock, InventoryPublisher, XidError
@@ -286,7 +286,7 @@ class Health:
                 continue
             entry.missing = True
             self._close(entry, VANISHED)
-            if entry.card.memory == 0:  # its size was never read, so no pod can hold a part of it
+            if entry.card.model == UNREAD_MODEL:  # its size was never read, so no pod can hold any of it
                 del self._entries[uuid]
 
     def _close(self, entry: _Entry, reason: str) -> None:
