@@ -80,7 +80,7 @@ def _hardware(report: NodeReport, intern: Intern) -> int:
 
 def _plain(card: Card) -> Card:
     """The card without its name: what placement sees unless a pod asks for cards by UUID."""
-    return replace(card, uuid=CardUuid(""), numa=None, minor=None, pci_bus_id="")
+    return replace(card, uuid=CardUuid(""), minor=None, pci_bus_id="")
 
 
 def _by_capacity(obj: Mapping[str, Any], model: str, unit: int) -> tuple[CardState, ...]:

@@ -32,7 +32,7 @@ def command(
     among the chosen cards, in their order}. Exit status: 0, 1 if too few cards are free, 2 for bad input.
     """
     parsed = parse_topology(_read(file))
-    cards = _pick(parsed.topology, pick, busy)
+    cards = _pick(parsed, pick, busy)
     links = tuple(tuple(parsed.topology.link(i, j) for j in cards) for i in cards)
     if for_program(output):
         cells = [[str(link) for link in row] for row in links]
@@ -61,12 +61,13 @@ def _read(file: Path) -> str:
     return data.decode("utf-16" if data.startswith(_UTF16_MARKS) else "utf-8", errors="replace")
 
 
-def _pick(topology: Topology, pick: int, busy: str) -> tuple[int, ...]:
+def _pick(parsed: ParsedTopology, pick: int, busy: str) -> tuple[int, ...]:
+    topology, numa = parsed.topology, tuple(affinity.node for affinity in parsed.affinities)
     taken = frozenset(_index(part, topology.size) for part in busy.split(",") if part.strip())
     if not 1 <= pick <= topology.size:
         raise RequestInvalid(f"--pick {pick}: the machine has {topology.size} cards, ask for 1 to that many")
     free = frozenset(range(topology.size)) - taken
-    cards = best_set(topology, free, pick)
+    cards = best_set(topology, free, pick, numa)
     if cards is None:
         raise DoesNotFit(f"--pick {pick}: {len(free)} of {topology.size} cards are free")
     return cards

@@ -139,6 +139,29 @@ def test_the_best_sets_of_a_cube_mesh():
     assert fragment(mesh, everything) == brute_fragment(mesh, everything)
 
 
+NODES = st.lists(st.sampled_from([0, 1, None]), min_size=8, max_size=8).map(tuple)
+
+
+@quick
+@given(topologies_with_free(2, 8, st.sampled_from([Link.parse("NV2"), Link.parse("PIX")])), NODES)
+def test_of_equal_sets_the_one_on_the_fewest_numa_nodes_is_taken(case, nodes):
+    topology, free = case
+    numa = nodes[: topology.size]
+
+    def rank(cards):
+        return -topology.sum(cards), len({numa[card] for card in cards}), cards
+
+    for k in range(1, len(free) + 1):
+        assert best_set(topology, free, k, numa) == min(combinations(sorted(free), k), key=rank)
+        grown = grown_set(topology, free, k, numa)
+        assert rank(grown)[:1] >= rank(best_set(topology, free, k, numa))[:1]
+    assert fragment(topology, free, numa) == fragment(topology, free)
+
+
+def test_no_pair_crosses_the_sockets_of_an_nvswitch_machine_for_nothing():
+    assert best_set(tree(8, (8, "NV18")), frozenset({1, 4, 5}), 2, (0,) * 4 + (1,) * 4) == (4, 5)
+
+
 def test_nothing_free_is_nothing_found():
     assert fragment(SIX, frozenset()) is None
     assert best_set(SIX, frozenset(), 1) is None

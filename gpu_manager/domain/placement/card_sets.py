@@ -22,10 +22,12 @@ GROWN = 32  # on larger nodes sets of k are grown from 2 + GROWN // k cards each
 ROUNDS = 8  # of exchanges after that; both bound the work that a hostile inventory can cause
 
 Weights = tuple[tuple[int, ...], ...]
+Numa = tuple[int | None, ...]
 
 
-def best_set(topology: Topology, free: frozenset[int], k: int) -> tuple[int, ...] | None:
-    """Return the ``k`` free cards with the largest sum over pairs; ties go to the lexicographically lowest.
+def best_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) -> tuple[int, ...] | None:
+    """Return the ``k`` free cards with the largest sum over pairs; ties go to the set on the fewest NUMA
+    nodes, then to the lexicographically lowest. ``numa``: each card's node, if it is known.
 
     None if fewer than ``k`` are free. Exact up to :data:`PREPARED` cards; beyond, a set to which no exchange
     of one card for another adds.
@@ -33,37 +35,38 @@ def best_set(topology: Topology, free: frozenset[int], k: int) -> tuple[int, ...
     if not 0 < k <= len(free):
         return None
     if topology.size > PREPARED:
-        return grown_set(topology, free, k)
+        return grown_set(topology, free, k, numa)
     size = topology.size
-    ranks = _ranked(topology.weights)[k]
+    ranks = _ranked(topology.weights, numa)[k]
     mask = ranks.sets[ranks.first(ranks.without(size, free))]
     return tuple(i for i in range(size) if mask >> (size - 1 - i) & 1)
 
 
-def grown_set(topology: Topology, free: frozenset[int], k: int) -> tuple[int, ...]:
+def grown_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) -> tuple[int, ...]:
     """Return :func:`best_set` as for a machine of more than :data:`PREPARED` cards; at least ``k`` are
     free.
     """
-    return _Exchange(topology.weights, free, k).best()
+    return _Exchange(topology.weights, free, k).best(numa)
 
 
-def fragment(topology: Topology, free: frozenset[int]) -> int | None:
+def fragment(topology: Topology, free: frozenset[int], numa: Numa = ()) -> int | None:
     """Return the free card whose loss leaves the largest sum of best scores over all set sizes.
 
     So cards of broken groups go first, and full groups stay whole. Ties go to the lowest card. None if no
-    card is free. Beyond :data:`PREPARED` cards it is the one with the least links to the others.
+    card is free. Beyond :data:`PREPARED` cards it is the one with the least links to the others. ``numa``
+    as for :func:`best_set`, whose table it shares; it changes nothing here.
     """
     if not free:
         return None
     if topology.size > PREPARED:
         return min(free, key=lambda card: (sum(topology.weights[card][other] for other in free), card))
-    scores = _left_prepared(topology, free)
+    scores = _left_prepared(topology, free, numa)
     return min(scores, key=lambda card: (-scores[card], card))
 
 
-def _left_prepared(topology: Topology, free: frozenset[int]) -> dict[int, int]:
+def _left_prepared(topology: Topology, free: frozenset[int], numa: Numa) -> dict[int, int]:
     scores = dict.fromkeys(free, 0)
-    table = _ranked(topology.weights)
+    table = _ranked(topology.weights, numa)
     for k in range(2, len(free)):
         ranks = table[k]
         sets = ranks.without(topology.size, free)
@@ -95,16 +98,20 @@ class _Ranks:
 
 
 @lru_cache(maxsize=16)  # a cluster has few kinds of machine; keyed by value, so equal nodes share one table
-def _ranked(weights: Weights) -> dict[int, _Ranks]:
+def _ranked(weights: Weights, numa: Numa = ()) -> dict[int, _Ranks]:
     size = len(weights)
     scores = _scores(weights)
     groups: list[list[int]] = [[] for _ in range(size + 1)]
     for mask in range(len(scores) - 1, 0, -1):
         groups[mask.bit_count()].append(mask)
     table: dict[int, _Ranks] = {}
+    nodes = _nodes(numa)
+    order = (
+        [score * (size + 1) - count for score, count in zip(scores, nodes, strict=True)] if nodes else scores
+    )
     for k in range(1, size + 1):
-        # The sort is stable, reverse too: equal scores stay in falling order of mask, lowest cards first.
-        sets = array("H", sorted(groups[k], key=scores.__getitem__, reverse=True))
+        # The sort is stable, reverse too: equal sets stay in falling order of mask, lowest cards first.
+        sets = array("H", sorted(groups[k], key=order.__getitem__, reverse=True))
         holding = tuple(_column(sets, size - 1 - card) for card in range(size))
         table[k] = _Ranks(sets, array("q", map(scores.__getitem__, sets)), holding)
     return table
@@ -122,6 +129,18 @@ def _scores(weights: Weights) -> list[int]:
             added += [score + link for score in added]
         scores += [score + more for score, more in zip(scores, added, strict=True)]
     return scores
+
+
+def _nodes(numa: Numa) -> list[int]:
+    """Return the number of NUMA nodes of every mask, empty if all cards lie on one."""
+    known = sorted(set(numa), key=str)
+    if len(known) < 2:
+        return []
+    seen = [0]
+    for node in reversed(numa):
+        bit = 1 << known.index(node)
+        seen += [others | bit for others in seen]
+    return list(map(int.bit_count, seen))
 
 
 def _column(sets: array[int], bit: int) -> int:
@@ -178,13 +197,16 @@ class _Exchange:
         # What bars a card from being chosen outweighs all that it could gain.
         self._bar = 1 + 2 * sum(map(max, weights)) * len(weights)
 
-    def best(self) -> tuple[int, ...]:
+    def best(self, numa: Numa = ()) -> tuple[int, ...]:
         """The set, in rising order."""
         rows, free = self._rows, self._free
         linked = {card: sum(sorted(rows[card][o] for o in free if o != card)[1 - self._k :]) for card in free}
         starts = sorted(free, key=lambda card: (-linked[card], card))[: 2 + GROWN // self._k]
         begun = [_grouped_set(rows, free, self._k), *((card,) for card in starts)]
-        return min((-score, cards) for score, cards in map(self._from, begun))[1]
+        found = map(self._from, begun)
+        return min((-score, len({numa[c] for c in cards}) if numa else 0, cards) for score, cards in found)[
+            -1
+        ]
 
     def _from(self, start: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         chosen, gain = list(start), [sum(row[card] for card in start) for row in self._rows]

@@ -213,7 +213,7 @@ def _choose(
 ) -> tuple[int, ...] | None:
     if unit.cards > 1:
         idle = frozenset(at for at in trial.open if trial.idle(at))
-        return best_set(topology, idle, unit.cards)
+        return best_set(topology, idle, unit.cards, trial.numa)
     one = POLICIES[policy](trial, unit, topology)
     return None if one is None else (one,)
 

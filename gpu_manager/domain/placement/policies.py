@@ -26,7 +26,7 @@ def binpack(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None
     A whole card is the idle one whose loss leaves the best-linked sets to later pods.
     """
     if unit.cards:
-        return fragment(topology, _idle(trial))
+        return fragment(topology, _idle(trial), trial.numa)
     return min(trial.with_room(unit), default=_NOWHERE)[-1]
 
 
@@ -36,7 +36,7 @@ def spread(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
     A whole card is chosen as by :func:`binpack`, since it is never shared.
     """
     if unit.cards:
-        return fragment(topology, _idle(trial))
+        return fragment(topology, _idle(trial), trial.numa)
     ranked = ((-cores, -memory, at) for cores, memory, at in trial.with_room(unit))
     return min(ranked, default=_NOWHERE)[-1]
 

@@ -127,6 +127,11 @@ class TrialPlacement:
             for name, positions in self.positions.items()
         }
 
+    @property
+    def numa(self) -> tuple[int | None, ...]:
+        """The NUMA node of each card, by position."""
+        return tuple(state.card.numa for state in self.cards)
+
     def share(self, container: ContainerRequest, at: int) -> Share:
         """Return the container's share of the card: its request, or the whole card."""
         return Share(self.cards[at].card.uuid, self._amount(container, at))
