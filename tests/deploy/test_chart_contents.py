@@ -61,7 +61,7 @@ def test_names_are_those_of_the_contract() -> None:
     assert mounts[f"{contract.KUBELET_DIR}/pod-resources"] is True
     assert mounts[contract.STATE_DIR] is False
     assert mounts[contract.PAGES_DIR.rpartition("/")[0]] is False
-    assert mounts[contract.OLD_CHECKPOINT_DIR] is True
+    assert f"--checkpoint-path=/host{contract.OLD_CHECKPOINT_DIR}" in agent["args"]
     assert mounts["/host"] is True
     assert mounts["/host/sys/fs/cgroup"] is False
     assert {o["metadata"]["name"] for o in of_kind("defaults", "ServiceAccount")} == {
@@ -79,6 +79,14 @@ def test_what_containers_mount_from_has_the_same_path_on_the_node() -> None:
                 assert inside == outside
             elif outside is not None:
                 assert inside == f"/host{outside}".rstrip("/")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_nothing_is_made_under_etc_which_some_systems_keep_read_only(name: str) -> None:
+    paths = [v["hostPath"] for v in agent_pod(name)["volumes"] if "hostPath" in v]
+    made = [path["path"] for path in paths if path.get("type") == "DirectoryOrCreate"]
+    assert made, "the state and the pages are"
+    assert [path for path in made if path.startswith("/etc")] == []
 
 
 @pytest.mark.parametrize("name", SETS)
