@@ -10,6 +10,8 @@ import itertools
 import os
 import random
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -79,7 +81,7 @@ def rows(*, full: bool) -> list[Row]:
         idlers = Idlers(world, stack)
         idlers.add(CONTAINERS // 2, 2)
         time.sleep(SETTLE_SECONDS)
-        cpu = _cpu_seconds(agent, seconds)
+        cpu, ratio, loop = _at_rest(agent, pages, world.profile, seconds)
         idle, peak = _mebibytes(agent, "VmRSS"), _mebibytes(agent, "VmHWM")
         few = _scrapes(world, CONTAINERS)
         idlers.add((MANY - CONTAINERS) // 10, 10)
@@ -107,6 +109,16 @@ def rows(*, full: bool) -> list[Row]:
             f"{cpu[0] / seconds * 100:.2f}, system {cpu[1] / seconds * 100:.2f}",
         ),
         Row(
+            "idle_cpu_ratio",
+            round(ratio, 2),
+            "times",
+            "≤ 2",
+            full=full,
+            note="the agent's processor time over that of a bare loop in Python that reads and decodes the "
+            f"same {CONTAINERS} pages and asks the same of the cards once a second, side by side; the loop "
+            f"takes {loop:.2f} % of one core",
+        ),
+        Row(
             "rss_mib",
             round(idle, 1),
             "MiB",
@@ -131,12 +143,30 @@ def _scrapes(world: World, containers: int) -> list[float]:
     return taken
 
 
-def _cpu_seconds(pid: int, seconds: float) -> tuple[float, float]:
-    """User and system time that the process takes in so long, all threads."""
-    before = _times(pid)
-    time.sleep(seconds)
-    after = _times(pid)
-    return (after[0] - before[0]) / TICKS, (after[1] - before[1]) / TICKS
+def _at_rest(
+    agent: int, pages: Path, profile: str, seconds: float
+) -> tuple[tuple[float, float], float, float]:
+    """What the agent takes in so long (user and system seconds), how many times what the bare loop takes
+    meanwhile, and the loop's percent of a core.
+    """
+    command = [sys.executable, "-m", "bench.idle_loop", str(pages), profile]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as loop:
+        try:
+            if loop.stdout is None or int(loop.stdout.readline()) != CONTAINERS:
+                raise RuntimeError(f"the bare loop does not read {CONTAINERS} pages")
+            before, ticks = (_taken(agent), _taken(loop.pid)), _times(agent)
+            time.sleep(seconds)
+            agents, loops = _taken(agent) - before[0], _taken(loop.pid) - before[1]
+            after = _times(agent)
+        finally:
+            loop.terminate()
+    cpu = (after[0] - ticks[0]) / TICKS, (after[1] - ticks[1]) / TICKS
+    return cpu, agents / loops, loops / seconds * 100
+
+
+def _taken(pid: int) -> float:
+    """Seconds of processor time of a process, all threads, in the kernel's own resolution."""
+    return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3)
 
 
 def _times(pid: int) -> tuple[int, int]:
