@@ -49,6 +49,30 @@ def test_a_kernel_takes_the_time_its_name_says_and_events_measure_it(tmp_path: P
     assert standin.said(program) == ["600 600", "0 True", "6.5"]
 
 
+def test_what_events_measured_does_not_change_with_later_work(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        driver = Driver()
+        start, finish = driver.event(), driver.event()
+        def run(name, count=1):
+            kernel = driver.kernel(name)
+            for _ in range(count):
+                driver.launch(kernel)
+                driver.cuCtxSynchronize()
+        run("spin_10us", 100)
+        driver.cuEventRecord(start, None)
+        run("spin_20ms")
+        driver.cuEventRecord(finish, None)
+        driver.cuEventSynchronize(finish)
+        before = driver.milliseconds(start, finish)
+        run("spin_10us", 1500)
+        print(before >= 20, driver.milliseconds(start, finish) - before)
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["True 0.0"]
+
+
 def test_small_kernels_of_two_streams_overlap_and_full_ones_do_not(tmp_path: Path) -> None:
     program = standin.python(
         """

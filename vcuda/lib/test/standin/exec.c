@@ -93,6 +93,7 @@ void exec_work(struct stream *stream, int64_t length, bool alone) {
 static void record(struct event *event, struct stream *stream, uint64_t generation) {
     event->p = exec_tail(stream);
     event->not_before = now_ns();
+    event->happened_at = 0;
     event->placed = generation;
 }
 
@@ -255,7 +256,7 @@ bool exec_reached(struct device *device, int64_t p) {
 int64_t exec_wall(struct device *device, int64_t p) {
     card_lock(&device->hold);
     card_advance(&device->hold, now_ns());
-    int64_t wall = card_wall(&device->hold, p);
+    int64_t wall = device->hold.mine < 0 ? 0 : card_wall(&device->hold, p);
     card_unlock(&device->hold);
     return wall;
 }

@@ -80,6 +80,7 @@ struct event {
     unsigned int flags;
     uint64_t generation, placed; /* how often recorded, and up to which recording its place is known */
     int64_t p, not_before;
+    int64_t happened_at;      /* once that was looked up; 0: not yet */
     struct stream *capturing; /* recorded in a capture: the stream, and the nodes it stood behind */
     uint64_t capture_id;
     struct node **capture_deps;

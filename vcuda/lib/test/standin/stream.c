@@ -214,14 +214,31 @@ CUresult model_cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned i
 CUresult model_cuEventRecord(CUevent event, CUstream stream) {
     return model_cuEventRecordWithFlags(event, stream, 0);
 }
+
+/* Has it happened? When is settled by the first look: the card's account of old times gets coarser with new work, and
+ * what an event says must not change with it. */
+static bool happened(struct event *event) {
+    struct device *device = event->context->device;
+    if (event->placed < event->generation || !exec_reached(device, event->p))
+        return false;
+    if (!event->happened_at) {
+        int64_t wall = exec_wall(device, event->p);
+        event->happened_at = wall > event->not_before ? wall : event->not_before;
+    }
+    return true;
+}
+
+static CUresult query(struct event *event) {
+    if (event->capturing)
+        return CUDA_ERROR_CAPTURED_EVENT;
+    return !event->generation || happened(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
 CUresult model_cuEventQuery(CUevent event) {
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     process_lock();
-    CUresult result = event->capturing ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
-    if (result == CUDA_SUCCESS && event->generation)
-        if (event->placed < event->generation || !exec_reached(event->context->device, event->p))
-            result = CUDA_ERROR_NOT_READY;
+    CUresult result = query(event);
     process_unlock();
     return result;
 }
@@ -235,11 +252,6 @@ CUresult model_cuEventSynchronize(CUevent event) {
     return CUDA_SUCCESS;
 }
 
-static int64_t happened(struct event *event) {
-    int64_t wall = exec_wall(event->context->device, event->p);
-    return wall > event->not_before ? wall : event->not_before;
-}
-
 /* Resolution is half a microsecond, as NVIDIA documents. */
 CUresult model_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
     if (!start || !end || !start->generation || !end->generation)
@@ -248,16 +260,15 @@ CUresult model_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent en
         return CUDA_ERROR_INVALID_HANDLE;
     if (!milliseconds)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = model_cuEventQuery(start);
-    if (result == CUDA_SUCCESS)
-        result = model_cuEventQuery(end);
-    if (result != CUDA_SUCCESS)
-        return result;
     process_lock();
-    int64_t steps = (happened(end) - happened(start)) / 500;
+    CUresult result = query(start);
+    if (result == CUDA_SUCCESS)
+        result = query(end);
+    int64_t steps = (end->happened_at - start->happened_at) / 500;
     process_unlock();
-    *milliseconds = (float)((double)steps * 0.0005);
-    return CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS)
+        *milliseconds = (float)((double)steps * 0.0005);
+    return result;
 }
 ALIAS(cuEventElapsedTime_v2, cuEventElapsedTime);
 

@@ -24,7 +24,8 @@ static void account(struct card *card, struct slot *slot, int64_t from, int64_t 
     }
 }
 
-/* Room for another stretch: neighbours of the older half become one. Old events get coarser, none is lost. */
+/* Room for another stretch: neighbours of the older half become one. Old times get coarser, none is lost: an event
+ * that was looked at keeps its own. */
 static void fold(struct slot *slot) {
     uint32_t half = CARD_STRETCHES / 2, kept = 0;
     for (uint32_t at = 0; at < half; at += 2) {
