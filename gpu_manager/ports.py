@@ -113,7 +113,10 @@ class Pods(Protocol):
     """The pods of this node as the API server (or the kubelet's own /pods) shows them."""
 
     def local(self) -> Mapping[str, Sequence[KnownPod]]:
-        """Return the pods by ``namespace/name``, newest first, tombstones included. Never blocks."""
+        """Return the pods by ``namespace/name``, newest first, tombstones included. Never blocks.
+
+        The same object while nothing has changed, never changed in place.
+        """
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
         """Read the pod from the source now; None if it is gone or on another node. Raises NodeUnready if

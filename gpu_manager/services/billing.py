@@ -19,7 +19,7 @@ from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.ports import Clock, Store
 from gpu_manager.services.allocation.books import Key
-from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.enforcement.usage import ShareUse, UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
 
@@ -56,6 +56,7 @@ class BillMeter:
         self._at = self._saved = clock.monotonic()
         self._held: dict[PodUid, Holding] = {}
         self._peaks: dict[PodUid, tuple[tuple[Allocation, ...], Amount]] = {}
+        self._sources: tuple[StateView, tuple[ShareUse, ...], frozenset[Key]] | None = None
         self._news = False
         self.told = Bills()
 
@@ -95,19 +96,28 @@ class BillMeter:
                 stop.wait(_CALM_SECONDS)
                 self._state.touched.clear()
             self.look()
+        self._add(self._clock.monotonic(), self._clock.now())
         self._save()
 
     def look(self) -> None:
-        """Add what was held since the last sample."""
+        """Look at what is held now; sums are made where that has changed, and before they are saved."""
         at, now = self._clock.monotonic(), self._clock.now()
-        self._bills.add(self._held, at - self._at, now)
-        self._at = at
-        before, self._held = self._held, self._holdings()
-        self._news |= self._bills.close(self._held.keys(), now) or not self._held.keys() <= before.keys()
-        pause = at - self._saved
+        before, held = self._held, self._current()
+        if held is not before:
+            self._add(at, now)
+            self._held = held
+            self._news |= self._bills.close(held.keys(), now) or not held.keys() <= before.keys()
         due = NEWS_SECONDS if self._news else SAVE_SECONDS
-        if pause >= due and (self._held or self._news):
+        if at - self._saved >= due and (held or self._news):
+            self._add(at, now)
+            self._news |= self._bills.close(held.keys(), now)  # pods that ended long ago go too
             self._save()
+
+    def _add(self, at: float, now: float) -> None:
+        """Add what was held until ``at``: one sum for all the time in which nothing changed."""
+        if at > self._at:
+            self._bills.add(self._held, at - self._at, now)
+            self._at = at
 
     def _save(self) -> None:
         self._saved = self._clock.monotonic()
@@ -119,6 +129,17 @@ class BillMeter:
             return
         self._news = False
         self.told = self._bills.copy()
+
+    def _current(self) -> dict[PodUid, Holding]:
+        """The holdings now: the same mapping for as long as books and figures are."""
+        view, shares = self._state.view, self._usage.last.shares
+        ended = self._usage.ended.among(view.grants)
+        before = self._sources
+        if before is not None and before[0] is view and before[1] is shares and before[2] == ended:
+            return self._held
+        held = self._holdings(ended)
+        self._sources = view, shares, ended
+        return held
 
     def _holdings(self, ended: frozenset[Key] | None = None) -> dict[PodUid, Holding]:
         """The holdings of all named pods that have not ended; ``ended`` overrides which containers have."""

@@ -127,6 +127,7 @@ class FakePods:
     away: bool = False
     fetches: int = 0
     looks: int = 0
+    _answer: Mapping[str, Sequence[KnownPod]] = field(default_factory=dict)
     events: list[tuple[str, str, str]] = field(default_factory=list)
     annotations: dict[PodUid, dict[str, str]] = field(default_factory=dict)
     evicted: list[PodUid] = field(default_factory=list)
@@ -152,7 +153,10 @@ class FakePods:
 
     def local(self) -> Mapping[str, Sequence[KnownPod]]:
         self.looks += 1
-        return self.known
+        now = {key: tuple(found) for key, found in self.known.items()}
+        if now != self._answer:
+            self._answer = now
+        return self._answer
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
         self.fetches += 1

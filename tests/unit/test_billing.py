@@ -141,6 +141,7 @@ class Node:
             self.metrics,
         )
         usage.last = self.sample
+        self.usage = usage
         self.meter = BillMeter(self.state, usage, self.store, self.clock, self.metrics, self.boot)
         self.meter.restore()
 
@@ -240,6 +241,22 @@ def test_waste_is_what_was_held_and_not_used_and_no_more_than_was_booked() -> No
     assert sums.core_used_seconds == pytest.approx(30 * SAVE_SECONDS)
     assert sums.core_wasted_seconds == pytest.approx(20 * SAVE_SECONDS)
     assert sums.memory_wasted_byte_seconds == 0
+
+
+def test_a_figure_that_changes_between_two_writes_is_billed_for_its_own_time() -> None:
+    node = Node()
+    one = allocation("p", "c", APP, 0, 50)
+    node.grant(one)
+    for core, seconds in ((0.1, 3), (0.3, 4), (0.0, 3)):
+        use = ShareUse(one.key, one.shares[0], "active", memory=0, core=core)
+        node.usage.last = Sample(0.0, shares=(use,))
+        node.pass_(0)
+        for _ in range(seconds):
+            node.pass_(1)
+    node.pass_(SAVE_SECONDS)
+    sums = node.meter.told.namespaces["a"]
+    assert sums.core_seconds == 50 * (10 + SAVE_SECONDS)
+    assert sums.core_used_seconds == pytest.approx(10 * 3 + 30 * 4)
 
 
 EVENTS = st.lists(

@@ -68,6 +68,14 @@ def test_a_pod_has_ended_by_its_phase_once_no_process_of_it_runs(phase: str) -> 
     assert node.show(pod(phase)) == {"prepare", "main"}
 
 
+def test_pods_that_run_on_are_not_compared_again_and_one_that_ends_is_seen_at_once() -> None:
+    node = Node()
+    node.show(pod())
+    first = node.ended.among(KEYS)
+    assert node.ended.among(KEYS) is first
+    assert node.show(pod("Failed")) == {"prepare", "main"}
+
+
 def test_a_pod_that_was_deleted_has_ended_with_its_last_process() -> None:
     node = Node()
     node.processes.living.add(UID)

@@ -322,6 +322,28 @@ def test_containers_that_begin_together_are_told_within_half_a_second() -> None:
     assert [pages.factors(name)[-1] for name in "ah"] == [2.0, 2.0]
 
 
+def test_among_a_hundred_idle_containers_each_is_seen_to_begin() -> None:
+    """They are looked at in turns, however often the loop surveys meanwhile."""
+    pages = Pages()
+    names = [f"t{i}" for i in range(100)]
+    service = loop(pages, [CardTenant(name, CARD, at_work=False) for name in names])
+    spend(service, pages, 10)
+    pages.working = dict.fromkeys(names[80:82], 1)
+    spend(service, pages, (len(names) / GLANCES + 4) * GLANCE_SECONDS)
+    assert [pages.factors(name)[-1] for name in names[80:82]] == [2.0, 2.0]
+
+
+def test_what_an_idle_container_could_not_be_told_is_told_a_second_later() -> None:
+    pages = Pages()
+    pages.gone = {"a"}
+    service = loop(pages, [CardTenant(name, CARD, at_work=False) for name in "ab"])
+    spend(service, pages, 3)
+    assert {name for name, _ in pages.written} == {"b"}
+    pages.gone = set()
+    spend(service, pages, 1.1)
+    assert [name for name, _ in pages.written] == ["b", "a"]
+
+
 def test_a_container_alone_on_its_card_is_not_glanced_at() -> None:
     pages = Pages()
     service = loop(pages, [CardTenant("a", CARD, at_work=False)])

@@ -7,14 +7,15 @@ library, and must never affect one within its share. It ends with the container.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Clock, DriverMemoryLimitSetter, Limit, Pods
+from gpu_manager.ports import Clock, DriverMemoryLimitSetter, KnownPod, Limit, Pods
+from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics
@@ -44,6 +45,7 @@ class DriverMemoryLimits:
         self._metrics = metrics
         self._held: dict[tuple[str, CardUuid], str | None] = {}
         self._retry: dict[tuple[str, CardUuid], float] = {}
+        self._last: tuple[object, object, Mapping[tuple[str, CardUuid], int]] | None = None
         self.kinds: Mapping[str, int] = {}
         """How many limits each holder keeps; ``none`` counts those that nobody does."""
 
@@ -59,15 +61,26 @@ class DriverMemoryLimits:
                 self._hold(*place, limit)
         self.kinds = Counter(kind or NONE for kind in (self._held.get(place) for place in wanted))
 
-    def _wanted(self) -> dict[tuple[str, CardUuid], int]:
-        """(container id, card) → bytes, for every fraction whose container exists."""
-        grants = self._state.view.grants
+    def _wanted(self) -> Mapping[tuple[str, CardUuid], int]:
+        """(container id, card) → bytes, for every fraction whose container exists.
+
+        Made anew only from other grants or pods: neither mapping is ever changed in place.
+        """
+        grants, pods = self._state.view.grants, self._pods.local()
+        if self._last is None or self._last[0] is not grants or self._last[1] is not pods:
+            self._last = grants, pods, self._limits(grants, pods)
+        return self._last[2]
+
+    @staticmethod
+    def _limits(
+        grants: Mapping[Key, Grant], pods: Mapping[str, Sequence[KnownPod]]
+    ) -> dict[tuple[str, CardUuid], int]:
         limited: dict[tuple[str, str], tuple[Limit, ...]] = {
             key: limits_of(grant) for key, grant in grants.items() if grant.proven
         }
         return {
             (container.runtime_id, limit.card): limit.memory + CONTEXT_BYTES
-            for found in self._pods.local().values()
+            for found in pods.values()
             for f in found
             if not f.tombstone
             for container in f.pod.containers

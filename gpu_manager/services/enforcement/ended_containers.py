@@ -26,6 +26,7 @@ class EndedContainers:
         self._lock = threading.Lock()
         self._absent: dict[PodUid, float] = {}  # pods absent from the API and without a process → since when
         self._ended: frozenset[PodUid] = frozenset()
+        self._settled: tuple[Collection[Key], Mapping[str, Sequence[KnownPod]], frozenset[Key]] | None = None
 
     def among(self, granted: Collection[Key]) -> frozenset[Key]:
         """Those of these containers that have ended for good.
@@ -33,11 +34,20 @@ class EndedContainers:
         All containers of a pod have, once the API shows its end or its object is deleted, and no process of
         it runs. A pod that the API has never shown may be about to start: it has ended after a second
         without a process. Of a running pod, completed init containers have ended.
+
+        While ``granted`` and the API's pods are the same objects and every pod runs, the last answer holds:
+        neither is ever changed in place.
         """
-        local = _by_uid(self._pods.local())
+        known = self._pods.local()
         with self._lock:
+            if self._settled and self._settled[0] is granted and self._settled[1] is known:
+                return self._settled[2]
+            local = _by_uid(known)
             ended = self._ended_pods({uid for uid, _ in granted}, local)
-        return frozenset(key for key in granted if key[0] in ended or _is_over(local.get(key[0]), key[1]))
+            over = frozenset(key for key in granted if key[0] in ended or _is_over(local.get(key[0]), key[1]))
+            running = all(_runs(local.get(uid)) for uid, _ in granted)
+            self._settled = (granted, known, over) if running else None  # else processes are asked again
+            return over
 
     def _ended_pods(self, granted: set[PodUid], local: Mapping[PodUid, KnownPod]) -> frozenset[PodUid]:
         """Under the lock."""
@@ -46,7 +56,7 @@ class EndedContainers:
         ended: set[PodUid] = set()
         for uid in granted:
             found = local.get(uid)
-            if found is not None and not found.tombstone and not found.pod.terminal:
+            if _runs(found):
                 continue
             # A UID never comes back: processes of ended pods are not searched again.
             alive = False if uid in self._ended else self._processes.alive(uid)
@@ -58,6 +68,11 @@ class EndedContainers:
                 ended.add(uid)
         self._absent, self._ended = absent, frozenset(ended)
         return self._ended
+
+
+def _runs(found: KnownPod | None) -> bool:
+    """As the API has it."""
+    return found is not None and not found.tombstone and not found.pod.terminal
 
 
 def _is_over(found: KnownPod | None, container: str) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -85,12 +85,14 @@ def _seen(activity: Activity, now_ns: int) -> CardActivity:
 
 
 class TimeSharing:
-    """The loop. ``seats`` is called once a second from its thread, and must be quick."""
+    """The loop. ``seats`` is called once a second from its thread, and must be quick; what it returns
+    again, the same object, while nobody works and all was told, is not gone through again.
+    """
 
     def __init__(
         self,
         pages: ActivityPages,
-        seats: Callable[[], Iterable[CardTenant]],
+        seats: Callable[[], Sequence[CardTenant]],
         clock: Clock,
         metrics: ServiceMetrics,
     ) -> None:
@@ -106,6 +108,8 @@ class TimeSharing:
         self._glance_at = 0.0
         self._resting: deque[tuple[str, CardUuid]] = deque()
         self._began: dict[tuple[str, CardUuid], float] = {}
+        self._calm: Sequence[CardTenant] | None = None
+        self._untold = False
         self._rhythm = 0.0
 
     def run(self, stop: threading.Event) -> None:
@@ -151,11 +155,15 @@ class TimeSharing:
         return bool(began)
 
     def _survey(self, now: float) -> None:
-        by_card: dict[CardUuid, list[CardTenant]] = {}
+        present = self._seats()
         self._began = {key: at for key, at in self._began.items() if now - at < BELIEVED_SECONDS}
-        self._resting.clear()
         self._glance_at = now + GLANCE_SECONDS
-        for found in self._seats():
+        if present is self._calm and not self._began:
+            return
+        self._calm, self._untold = None, False
+        by_card: dict[CardUuid, list[CardTenant]] = {}
+        self._resting.clear()
+        for found in present:
             seat = replace(found, at_work=True) if (found.name, found.card) in self._began else found
             by_card.setdefault(seat.card, []).append(seat)
             self._adjust(seat, now)
@@ -175,6 +183,8 @@ class TimeSharing:
                 if seat.at_work:
                     self._heartbeat(seat.name, now)
         self._watched = kept
+        if not kept and not self._untold:
+            self._calm = present
         self._forget({(seat.name, card) for card, seats in by_card.items() for seat in seats})
 
     def _forget(self, known: set[tuple[str, CardUuid]]) -> None:
@@ -268,6 +278,7 @@ class TimeSharing:
         except NodeUnready as error:
             self._metrics.scrape_errors.labels("pages").inc()
             log.debug("correction_not_written", directory=name, reason=str(error))
+            self._untold = True
             return False
         self._beat[name] = now
         return True

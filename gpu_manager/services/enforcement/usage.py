@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 
 import structlog
 
@@ -63,7 +64,8 @@ class Sample:
 
     ``processes`` are the driver's, by the container whose cgroup they are in, granted that card or not; a
     card that is not in ``cards`` told nothing of its processes either. ``ended`` are granted containers that
-    run no more, although the books still hold their share.
+    run no more, although the books still hold their share. ``shares`` is the last sample's own tuple where
+    no figure has changed.
     """
 
     at: float
@@ -112,6 +114,7 @@ class UsageSampler:
         self._before: dict[tuple[Key, CardUuid], _Before] = {}
         self._unaccounted: dict[tuple[Key, CardUuid], Unaccounted] = {}
         self.last = Sample(clock.monotonic())
+        self._seats: tuple[Sample, tuple[CardTenant, ...]] = (self.last, ())
 
     def sample(self) -> Sample:
         """Take one sample."""
@@ -132,15 +135,29 @@ class UsageSampler:
         ]
         looked_ns = int(now * 1e9)
         shares = [self._weighed(use, by_share, card_uses, looked_ns) for use in shares]
+        told, before = tuple(shares), self.last.shares
+        if len(told) == len(before) and all(map(is_, told, before)):
+            told = before
         self._before = {k: v for k, v in self._before.items() if k[0] in grants}
         self._unaccounted = {k: v for k, v in self._unaccounted.items() if k[0] in grants}
-        self.last = Sample(now, grants, card_uses, tuple(shares), by_share, self.ended.among(grants))
+        self.last = Sample(now, grants, card_uses, told, by_share, self.ended.among(grants))
         return self.last
 
-    def seats(self) -> list[CardTenant]:
-        """Containers with a page by card, and whether they worked in the last second."""
-        sample = self.last
-        return [
+    def seats(self) -> tuple[CardTenant, ...]:
+        """Containers with a page by card, and whether they worked in the last second.
+
+        The same tuple while nothing of it has changed.
+        """
+        sample, (before, seats) = self.last, self._seats
+        idle = not sample.processes and not before.processes
+        if not (idle and sample.shares is before.shares and sample.grants is before.grants):
+            seats = self._seats_of(sample)
+        self._seats = sample, seats
+        return seats
+
+    @staticmethod
+    def _seats_of(sample: Sample) -> tuple[CardTenant, ...]:
+        return tuple(
             CardTenant(
                 name=sample.grants[use.key].directory,
                 card=use.share.card,
@@ -151,7 +168,7 @@ class UsageSampler:
             )
             for use in sample.shares
             if use.enforcement == "active"
-        ]
+        )
 
     def _card_figures(self) -> tuple[dict[CardUuid, CardUse], list[ProcessUse]]:
         try:
