@@ -176,13 +176,13 @@ def test_what_an_uninstall_leaves_on_the_node_is_what_the_docs_say_and_can_be_re
     try:
         cluster.helm("uninstall", "gpu-manager", "-n", product.NAMESPACE, "--wait", "--timeout=90s")
         cluster.wait(lambda: product.containers(cluster) == set(), 60, "containers of the product stay")
-        assert on_node(cluster) == {"/etc/gpu-manager", "/run/gpu-manager", "/var/lib/gpu-manager"}
+        assert on_node(cluster) == {"/run/gpu-manager", "/var/lib/gpu-manager"}
         assert "gpu-manager" not in cluster.inside("cat", "/proc/mounts").stdout.replace(OWN_MOUNT, "")
         labels, annotations = of_node(cluster)
         assert (labels, annotations) == ({MODEL_LABEL, MODEL_LABEL_GAIA}, {INVENTORY})
         cluster.kubectl("annotate", "node", layout.NODE, f"{INVENTORY}-")
         cluster.kubectl("label", "node", layout.NODE, f"{MODEL_LABEL}-", f"{MODEL_LABEL_GAIA}-")
-        for place in ("/etc/gpu-manager", "/run/gpu-manager", "/var/lib/gpu-manager"):
+        for place in ("/run/gpu-manager", "/var/lib/gpu-manager"):
             cluster.inside("sh", "-c", f"rm -rf {place}/*; rmdir {place} || true")
     finally:
         product.order_cards(cluster, {})
