@@ -46,6 +46,7 @@ def test_a_card_is_known_by_the_ids_of_other_plugins(resource: str, device: str)
         ("example.test/nic", "0"),
         ("rdma/hca", "0000:3c:00.0"),
         ("rdma/hca", "0001:3b:00.0"),
+        ("rdma/hca", "no-domain:3b:00.0"),
         ("nvidia.com/gpu", "7"),
         ("nvidia.com/gpu", FIRST + "0"),
         ("nvidia.com/mig-1g.5gb", "MIG-5fd4f087-86f3-7a43-b711-4771313afc50"),

@@ -259,6 +259,7 @@ def test_the_last_places_are_dear_and_plenty_of_them_cheap():
     loss = scorer.places.lost(*move)
     assert loss == ((0, 1),)
     free = 20 * empty.cores
+    assert in_all(cost, (), ()) == cost, "where no slot is lost no price counts"
     few, many = (in_all(cost, loss, scorer.places.prices(free, [left]))[0] for left in (2, 400))
     assert few > many + 400
     assert many == pytest.approx(cost[0] + scorer.places.prices(free, [400])[0], abs=0.01)

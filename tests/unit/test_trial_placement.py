@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.place import find
-from gpu_manager.domain.placement.trial_placement import TrialPlacement, Unit
+from gpu_manager.domain.placement.trial_placement import LeastNeed, TrialPlacement, Unit
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
@@ -46,6 +46,17 @@ def test_what_is_left_of_a_card_is_what_it_holds_less_the_peak_of_the_pod(laid, 
         held = [allocation(c, where) for c, where, _ in here if where == at]
         need = peak((*held, *(allocation(c, at) for c in members)), state.card.uuid)
         assert desk.left(at, members) == state.card.capacity(DEFAULT_UNIT) - need
+
+
+def test_a_card_with_an_init_container_is_judged_by_laying_the_pod_out_alone():
+    """What is left there is no sum: the init container's share passes on to those after it."""
+    init = ContainerRequest("init", ContainerKind.INIT, 0, Request(30, DEFAULT_UNIT))
+    ledger = Ledger((s.card for s in CARDS), DEFAULT_UNIT)
+    desk = TrialPlacement(PodRequest(PodUid("uid"), (init,)), CARDS, ledger)
+    too_much = LeastNeed(0, 1000, 0)
+    assert desk.lacks(too_much)
+    desk.put(Unit((init,), 0), (0,))
+    assert not desk.lacks(too_much)
 
 
 def test_a_pod_of_twice_as_many_containers_costs_twice_as_much():
