@@ -130,7 +130,8 @@ class Rule(Enum):
         f"env {VISIBLE_ENV} is {{value}} in a pod that asks for {CORE}: remove it",
         "Where NVIDIA's container runtime is used, this variable shows a container every card that it names, "
         "whatever the pod asks for. The agent writes it for each container that has cards.",
-        "Remove the variable; `void` and `none` are allowed.",
+        "Remove the variable; `void` and `none` are allowed. "
+        "One that comes from `envFrom` is not seen here: remove it there too.",
     )
     NAMES_MIXED = RuleText(
         "names-mixed",
