@@ -103,7 +103,7 @@ gpu: $(STAMP) ## the same promises on a real card; says so and stops where there
 gpu-kit: $(STAMP) ## build/gpu-kit: the same in one folder, for a machine with a card and without a network
 	python -m tests.gpu.kit
 
-soak: $(STAMP) ## 100,000 shuffled admissions with faults, in 20 slices that are kept; SEEDS=1-5 for some of them
+soak: $(STAMP) ## 100,000 shuffled admissions with faults, in 20 slices, one a processor, that are kept; SEEDS=1-5 for some of them
 	$(if $(SEEDS),BENCH_SEEDS=$(SEEDS) )python -m bench --only association --full
 
 reference: $(BUILT) ## write the pages of docs that are made from the code; a test keeps them equal

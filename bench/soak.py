@@ -7,10 +7,13 @@ soak goes on with the slices that are missing; a change of the code makes all of
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,16 +37,30 @@ class Outcome:
     seconds: float
 
 
-def run(measure: Callable[[int], Outcome], seeds: range, kept: Path = KEPT) -> list[Outcome]:
-    """The slices of these seeds: those of this code that are ``kept``, and those that are measured now."""
+def run(
+    measure: Callable[[int], Outcome], seeds: range, kept: Path = KEPT, pool: Executor | None = None
+) -> list[Outcome]:
+    """The slices of these seeds: those of this code that are ``kept``, and those that are measured now.
+
+    A slice keeps about one processor at work, so that as many run at once as the machine has, each in a
+    process of its own; ``pool`` runs them otherwise.
+    """
     code, found = code_digest(sorted(_files())), []
-    for seed in seeds:
-        path = kept / f"{code}-{seed}.json"
-        if not path.exists():
-            _keep(path, measure(seed))
-        found.append(Outcome(**json.loads(path.read_text("utf-8"))))
-        print(f"slice {seed}: {found[-1].counts}, {found[-1].leaked} leaked", file=sys.stderr)
+    workers = pool or ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))
+    try:
+        for one in workers.map(partial(_slice, measure, kept, code), seeds):
+            print(f"slice {one.seed}: {one.counts}, {one.leaked} leaked", file=sys.stderr)
+            found.append(one)
+    finally:
+        workers.shutdown(cancel_futures=True)
     return found
+
+
+def _slice(measure: Callable[[int], Outcome], kept: Path, code: str, seed: int) -> Outcome:
+    path = kept / f"{code}-{seed}.json"
+    if not path.exists():
+        _keep(path, measure(seed))
+    return Outcome(**json.loads(path.read_text("utf-8")))
 
 
 def wanted() -> range:
