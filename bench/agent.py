@@ -25,7 +25,7 @@ from gpu_manager.adapters.control_pages import tenant_files
 from gpu_manager.domain.placement.card_sets import best_set, fragment
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology, parse_topology
 from sandbox.kubelet import AdmissionResult
-from vcuda import page
+from vcuda.page.usage import USAGE_HEAD_SIZE
 
 CONTAINERS, MANY = 100, 800  # on 8 cards: a usual node, and every core of it given to somebody else
 SCRAPES = 50
@@ -65,7 +65,7 @@ class Idlers:
         usage = os.open(mounts["/etc/vcuda/usage"], os.O_RDWR | os.O_CLOEXEC)
         self._stack.callback(os.close, usage)
         self._stack.enter_context(tenant_files.locked(usage, 0, 1))
-        os.pwrite(usage, SLOT.pack(SLOT_LIVE, 7, 1, 1, 1, time.monotonic_ns()), page.USAGE_HEAD_SIZE)
+        os.pwrite(usage, SLOT.pack(SLOT_LIVE, 7, 1, 1, 1, time.monotonic_ns()), USAGE_HEAD_SIZE)
         os.pwrite(usage, struct.pack("<I", 1), SLOT_HIGH_OFFSET)
 
 

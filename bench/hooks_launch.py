@@ -12,7 +12,8 @@ from pathlib import Path
 
 from bench.rows import Row
 from tests.native.core_world import built_interposer, compiled
-from vcuda import page
+from vcuda.page.limits import CardLimits, Limits, build_limits
+from vcuda.page.usage import build_usage
 
 EIGHT = 8
 PACED = 6
@@ -26,9 +27,9 @@ def container(core_limit: float | None) -> Iterator[dict[str, str]]:
         root = Path(name)
         (root / "etc/vcuda").mkdir(parents=True)
         (root / "usr/local/vcuda/real").mkdir(parents=True)
-        card = page.CardLimits(bytes(range(16)), 1 << 34, core_limit)
-        (root / "etc/vcuda/limits").write_bytes(page.build_limits(page.Limits((card,))))
-        (root / "etc/vcuda/usage").write_bytes(page.build_usage())
+        card = CardLimits(bytes(range(16)), 1 << 34, core_limit)
+        (root / "etc/vcuda/limits").write_bytes(build_limits(Limits((card,))))
+        (root / "etc/vcuda/usage").write_bytes(build_usage())
         (root / "usr/local/vcuda/real/libcuda.so.1").symlink_to(_driver())
         yield {"PATH": os.environ["PATH"], "VCUDA_ROOT": name}
 

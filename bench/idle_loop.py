@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from gpu_manager.adapters.simulated import SimulatedCards
-from vcuda import page
+from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, read_usage
 
-_READ = page.USAGE_HEAD_SIZE + page.SLOT_SIZE  # the head, and the slot of the one process
+_READ = USAGE_HEAD_SIZE + SLOT_SIZE  # the head, and the slot of the one process
 
 
 def main(pages: Path, profile: str) -> None:
@@ -24,7 +24,7 @@ def main(pages: Path, profile: str) -> None:
     print(len(handles), flush=True)
     while True:
         for handle in handles:
-            page.read_usage(os.pread(handle, _READ, 0), 1)
+            read_usage(os.pread(handle, _READ, 0), 1)
         cards.usage()
         time.sleep(1)
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 from bench.rows import Row
 from bench.world import NODE, World
 from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries, find_native_libraries
-from vcuda import page
+from vcuda.page.limits import read_limits
 
 BAR = "≤ 5"
 LIMIT_UNITS = 2  # of 256 MiB: what ended pods held is given back after minutes only, so all must fit
@@ -32,10 +32,10 @@ _INITIAL_NAMESPACE = "pid:[4026531836]"
 # Takes a slot of the page as the library would, so that only figures can tell; then runs past the library.
 _FORGE = """
 import fcntl, os, struct, sys
-from vcuda import page
+from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE
 usage = os.open(sys.argv[1], os.O_RDWR)
 fcntl.fcntl(usage, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 900, 1, 0))
-os.pwrite(usage, struct.pack("<II", 1, os.getpid()), page.USAGE_HEAD_SIZE + 900 * page.SLOT_SIZE)
+os.pwrite(usage, struct.pack("<II", 1, os.getpid()), USAGE_HEAD_SIZE + 900 * SLOT_SIZE)
 os.pwrite(usage, struct.pack("<I", 901), 32)  # slot_high
 os.set_inheritable(usage, True)
 os.execv(sys.argv[2], sys.argv[2:])
@@ -187,7 +187,7 @@ class Stage:
     def seconds_until_counted(self) -> float | None:
         """From the neighbour's start until its context, which nobody asked for, counts for its limit."""
         path = self.neighbour.root / "etc/vcuda/limits"
-        while page.read_limits(path.read_bytes()).cards[0].host_adjust != CONTEXT:
+        while read_limits(path.read_bytes()).cards[0].host_adjust != CONTEXT:
             if time.monotonic() - self._begun > GIVE_UP_SECONDS:
                 return None
             time.sleep(0.02)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from bench.rows import Row
 from tests.native.core_world import Load, Tenant, Watch, World, one_machine, until, world
-from vcuda import page
+from vcuda.page.usage import TIMELINE_CELLS, TIMELINES_OFFSET
 
 LIMITS = (10, 30, 50, 80)
 LONG_US = 20_000
@@ -233,15 +233,15 @@ def _say_in_flight(made: World, liar: Tenant, stop: threading.Event) -> None:
         while not stop.wait(0.01):
             file.seek(made.slot_offset() + 64)
             file.write(b"\x07\0\0\0")
-            file.seek(page.TIMELINES_OFFSET)
+            file.seek(TIMELINES_OFFSET)
             file.write(_always_in_flight(time.monotonic_ns() // 1_000_000))
 
 
 def _always_in_flight(now_ms: int) -> bytes:
     """A timeline in which seven contexts had work in flight in each of the last milliseconds."""
-    last = range(now_ms - page.TIMELINE_CELLS, now_ms)
-    cells = {ms % page.TIMELINE_CELLS: (ms // page.TIMELINE_CELLS & 0xFFFF) << 16 | 7000 for ms in last}
-    return struct.pack(f"<{page.TIMELINE_CELLS}I", *(cells[at] for at in range(page.TIMELINE_CELLS)))
+    last = range(now_ms - TIMELINE_CELLS, now_ms)
+    cells = {ms % TIMELINE_CELLS: (ms // TIMELINE_CELLS & 0xFFFF) << 16 | 7000 for ms in last}
+    return struct.pack(f"<{TIMELINE_CELLS}I", *(cells[at] for at in range(TIMELINE_CELLS)))
 
 
 def together(*, full: bool) -> Iterable[Row]:

@@ -29,7 +29,8 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.topology import Topology
 from sandbox.api import StandInApi
 from sandbox.kubelet import AdmissionResult, StandInKubelet
-from vcuda import page
+from vcuda.page.layout import uuid_text
+from vcuda.page.limits import read_limits
 
 NODE = "bench"
 
@@ -178,9 +179,9 @@ class World:
         mounts = {m.container_path: m.host_path for m in response.mounts}
         if "/etc/vcuda/limits" not in mounts:
             return {CardUuid(u): (100, -1) for u in response.envs["VCUDA_CARDS"].split(",")}
-        limits = page.read_limits(Path(mounts["/etc/vcuda/limits"]).read_bytes())
+        limits = read_limits(Path(mounts["/etc/vcuda/limits"]).read_bytes())
         return {
-            CardUuid(page.uuid_text(card.uuid)): (int(card.core_limit or 0), int(card.memory_limit or 0))
+            CardUuid(uuid_text(card.uuid)): (int(card.core_limit or 0), int(card.memory_limit or 0))
             for card in limits.cards
         }
 

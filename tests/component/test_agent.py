@@ -22,7 +22,8 @@ from sandbox.api import StandInApi
 from sandbox.kubelet import AdmissionResult, StandInKubelet
 from tests.fakes.node import container, pod
 from tests.fakes.waiting import until
-from vcuda import page
+from vcuda.page.layout import uuid_text
+from vcuda.page.limits import read_limits
 
 NODE = "n1"
 
@@ -99,8 +100,8 @@ class World:
     def limits_card(self, result: AdmissionResult) -> str:
         """The card whose limits are under the mounts of container ``c``."""
         mounts = {m.container_path: m.host_path for m in result.containers["c"].mounts}
-        (card,) = page.read_limits(Path(mounts["/etc/vcuda/limits"]).read_bytes()).cards
-        return page.uuid_text(card.uuid)
+        (card,) = read_limits(Path(mounts["/etc/vcuda/limits"]).read_bytes()).cards
+        return uuid_text(card.uuid)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +185,7 @@ def test_the_pages_for_people_answer(world: World) -> None:
 def test_the_limits_under_the_mounts_are_the_containers_own(world: World) -> None:
     result = world.run(pod("paged", container("c", 25, 12)))
     mounts = {m.container_path: m for m in result.containers["c"].mounts}
-    limits = page.read_limits(Path(mounts["/etc/vcuda/limits"].host_path).read_bytes())
+    limits = read_limits(Path(mounts["/etc/vcuda/limits"].host_path).read_bytes())
     assert mounts["/etc/vcuda/limits"].read_only
     (card,) = limits.cards
     assert card.memory_limit == 12 * 256 << 20

@@ -19,7 +19,19 @@ from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports import Limit
 from tests.fakes.pages import CARD, LIMIT, NAME, limits_of, put, register, usage_file
-from vcuda import page as abi
+from vcuda.page.limits import LIMITS_SIZE
+from vcuda.page.usage import (
+    MAX_NS,
+    SLOT_SIZE,
+    TIMELINE_CELLS,
+    TIMELINE_SIZE,
+    TIMELINES_OFFSET,
+    USAGE_HEAD_SIZE,
+    USAGE_SIZE,
+    build_usage,
+    last_busy_offset,
+    read_usage,
+)
 
 OTHER = "f" * 32
 SECOND = CardUuid("GPU-11111111-2222-3333-4444-555555555555")
@@ -29,8 +41,8 @@ def test_opening_makes_a_private_directory_with_both_pages_whole(tenants, root):
     tenants.open(NAME, [LIMIT])
     assert oct((root / NAME).stat().st_mode & 0o7777) == "0o700"
     assert oct(root.stat().st_mode & 0o7777) == "0o700"
-    assert (root / NAME / "limits").stat().st_size == abi.LIMITS_SIZE
-    assert usage_file(root).stat().st_size == abi.USAGE_SIZE
+    assert (root / NAME / "limits").stat().st_size == LIMITS_SIZE
+    assert usage_file(root).stat().st_size == USAGE_SIZE
     assert usage_file(root).stat().st_mode & 0o777 == 0o666
     assert (root / NAME / "limits").stat().st_mode & 0o022 == 0
     (card,) = limits_of(root).cards
@@ -49,7 +61,7 @@ def test_the_usage_page_is_writable_for_any_user_whatever_the_umask(tenants, roo
 
 def test_space_is_taken_when_the_page_is_made(tenants, root):
     tenants.open(NAME, [LIMIT])
-    assert usage_file(root).stat().st_blocks * 512 >= abi.USAGE_SIZE
+    assert usage_file(root).stat().st_blocks * 512 >= USAGE_SIZE
 
 
 def test_opening_again_with_the_same_limits_writes_nothing(tenants, root):
@@ -135,7 +147,7 @@ def test_a_process_killed_in_another_session_is_seen_dead(tenants, root):
         "import fcntl, os, struct, sys\n"
         "page = os.open(sys.argv[1], os.O_RDWR)\n"
         "fcntl.fcntl(page, fcntl.F_OFD_SETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 1, 0))\n"
-        f"os.pwrite(page, struct.pack('<I', 1), {abi.USAGE_HEAD_SIZE}); os.pwrite(page, struct.pack('<I', 1), 32)\n"
+        f"os.pwrite(page, struct.pack('<I', 1), {USAGE_HEAD_SIZE}); os.pwrite(page, struct.pack('<I', 1), 32)\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -153,7 +165,7 @@ def test_activity_counts_the_streams_of_living_processes(tenants, root):
     tenants.open(NAME, [LIMIT])
     alive, dead = (register(usage_file(root), index) for index in (0, 1))
     for index, streams in ((0, 3), (1, 5)):
-        put(usage_file(root), abi.USAGE_HEAD_SIZE + index * abi.SLOT_SIZE + 64, struct.pack("<I", streams))
+        put(usage_file(root), USAGE_HEAD_SIZE + index * SLOT_SIZE + 64, struct.pack("<I", streams))
     put(usage_file(root), 4096 + 3 * 128, struct.pack("<Q", 77))
     os.close(dead)
     assert [(a.card, a.in_flight, a.last_busy_ns) for a in tenants.activity(NAME)] == [(CARD, 3, 77)]
@@ -162,19 +174,19 @@ def test_activity_counts_the_streams_of_living_processes(tenants, root):
 
 def test_when_a_container_worked_last_is_one_word_of_the_card(tenants, root):
     tenants.open(NAME, [LIMIT, Limit(SECOND, GIB, 5, 5)])
-    put(usage_file(root), abi.last_busy_offset(1), struct.pack("<Q", 77))
+    put(usage_file(root), last_busy_offset(1), struct.pack("<Q", 77))
     places = [(NAME, CARD), (NAME, SECOND), (NAME, CardUuid("GPU-0")), (OTHER, CARD)]
     assert tenants.last_busy_ns(places) == [0, 77, 0, 0]
-    put(usage_file(root), abi.last_busy_offset(1), b"\xff" * 8)
-    assert tenants.last_busy_ns([(NAME, SECOND)]) == [abi.MAX_NS]
+    put(usage_file(root), last_busy_offset(1), b"\xff" * 8)
+    assert tenants.last_busy_ns([(NAME, SECOND)]) == [MAX_NS]
 
 
 def test_a_timeline_is_that_of_the_card(tenants, root):
     tenants.open(NAME, [LIMIT, Limit(SECOND, GIB, 5, 5)])
     with pytest.raises(NodeUnready, match="gone"):
         tenants.timeline(OTHER, CARD, 0, 512)
-    put(usage_file(root), abi.TIMELINES_OFFSET + abi.TIMELINE_SIZE + 4 * 7, struct.pack("<I", 3 << 16 | 500))
-    at = 3 * abi.TIMELINE_CELLS + 7
+    put(usage_file(root), TIMELINES_OFFSET + TIMELINE_SIZE + 4 * 7, struct.pack("<I", 3 << 16 | 500))
+    at = 3 * TIMELINE_CELLS + 7
     assert tenants.timeline(NAME, SECOND, at - 50, at + 1) == {at: 0.5}
     assert tenants.timeline(NAME, CARD, at - 50, at + 1) == {}
     assert tenants.timeline(NAME, CardUuid("GPU-0"), at - 50, at + 1) == {}
@@ -192,7 +204,7 @@ def test_reset_begins_at_zero(tenants, root):
     os.close(register(usage_file(root), 2, charged=GIB))
     put(usage_file(root), 4096 + 8, b"\xff" * 256)
     tenants.reset(NAME)
-    assert usage_file(root).read_bytes() == abi.build_usage()
+    assert usage_file(root).read_bytes() == build_usage()
 
 
 def test_reset_keeps_living_processes_and_frees_dead_slots(tenants, root):
@@ -201,7 +213,7 @@ def test_reset_keeps_living_processes_and_frees_dead_slots(tenants, root):
     alive = register(usage_file(root), 1, charged=2 * GIB)
     tenants.reset(NAME)
     image = usage_file(root).read_bytes()
-    assert [slot.index for slot in abi.read_usage(image, 1).slots] == [1]
+    assert [slot.index for slot in read_usage(image, 1).slots] == [1]
     assert tenants.usage(NAME)[0].memory == 2 * GIB
     os.close(alive)
 
@@ -244,14 +256,15 @@ def test_a_directory_that_a_runtime_made_in_a_page_s_place_is_replaced(tenants, 
 
 READER = """
 import os, select, sys
-from vcuda import page as abi
+from vcuda.page.layout import PageError
+from vcuda.page.limits import LIMITS_SIZE, read_limits
 page = os.open(sys.argv[1], os.O_RDONLY)
 torn, seen = [], set()
 print("ready", flush=True)
 while not select.select([sys.stdin], [], [], 0)[0]:
     try:
-        limits = abi.read_limits(os.pread(page, abi.LIMITS_SIZE, 0))
-    except abi.PageError as error:
+        limits = read_limits(os.pread(page, LIMITS_SIZE, 0))
+    except PageError as error:
         torn.append(str(error))
         continue
     (card,) = limits.cards
@@ -294,7 +307,7 @@ def test_a_limits_page_of_another_size_is_put_back(tenants, root):
     os.truncate(root / NAME / "limits", 0)
     tenants.open(NAME, [LIMIT])
     assert limits_of(root).cards[0].memory_limit == 5 * GIB
-    assert (root / NAME / "limits").stat().st_size == abi.LIMITS_SIZE
+    assert (root / NAME / "limits").stat().st_size == LIMITS_SIZE
 
 
 @pytest.mark.parametrize(

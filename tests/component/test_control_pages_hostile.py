@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.pages import LIMIT, NAME, put, register, usage_file
-from vcuda import page as abi
+from vcuda.page.usage import MAX_BYTES, MAX_NS, MAX_SLOTS, USAGE_SIZE
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095, abi.USAGE_SIZE - 1, abi.USAGE_SIZE + 1, 1 << 32])
+@pytest.mark.parametrize("size", [0, 1, 4095, USAGE_SIZE - 1, USAGE_SIZE + 1, 1 << 32])
 def test_another_size_is_put_back_counted_and_named(tenants, root, size):
     tenants.open(NAME, [LIMIT])
     os.truncate(usage_file(root), size)
-    with pytest.raises(NodeUnready, match=f"{NAME}.*{size} bytes instead of {abi.USAGE_SIZE}"):
+    with pytest.raises(NodeUnready, match=f"{NAME}.*{size} bytes instead of {USAGE_SIZE}"):
         tenants.usage(NAME)
-    assert usage_file(root).stat().st_size == abi.USAGE_SIZE
+    assert usage_file(root).stat().st_size == USAGE_SIZE
     assert tenants.tampering() == {NAME: 1}
 
 
@@ -57,7 +57,7 @@ def test_a_mode_that_was_taken_away_is_given_back(tenants, root):
 def test_something_else_in_the_page_s_place_is_neither_followed_nor_waited_for(root, tmp_path, kind):
     FileControlPages(root).open(NAME, [LIMIT])
     secret = tmp_path / "secret"
-    secret.write_bytes(b"s" * abi.USAGE_SIZE)
+    secret.write_bytes(b"s" * USAGE_SIZE)
     path = usage_file(root)
     path.unlink()
     if kind == "symlink":
@@ -72,7 +72,7 @@ def test_something_else_in_the_page_s_place_is_neither_followed_nor_waited_for(r
     tenants.reset(NAME)
     assert path.is_file()
     assert not path.is_symlink()
-    assert secret.read_bytes() == b"s" * abi.USAGE_SIZE
+    assert secret.read_bytes() == b"s" * USAGE_SIZE
     tenants.close()
 
 
@@ -91,7 +91,7 @@ def test_a_link_in_the_directory_s_place_is_not_followed(tenants, root, tmp_path
 @settings(max_examples=60, deadline=None)
 @given(
     head=st.binary(min_size=0, max_size=256),
-    offset=st.integers(0, abi.USAGE_SIZE - 256),
+    offset=st.integers(0, USAGE_SIZE - 256),
     high=st.integers(0, 2**32 - 1),
 )
 def test_whatever_the_page_says_figures_are_bounded_or_it_is_named(tmp_path_factory, head, offset, high):
@@ -106,9 +106,9 @@ def test_whatever_the_page_says_figures_are_bounded_or_it_is_named(tmp_path_fact
     except NodeUnready:
         assert tenants.tampering() == {NAME: 1}
     else:
-        assert 0 <= use.memory <= abi.MAX_BYTES
-        assert 0 <= use.busy_seconds <= abi.MAX_NS * 1e-9
-        assert 0 <= use.processes <= abi.MAX_SLOTS
+        assert 0 <= use.memory <= MAX_BYTES
+        assert 0 <= use.busy_seconds <= MAX_NS * 1e-9
+        assert 0 <= use.processes <= MAX_SLOTS
     tenants.reset(NAME)
     os.close(handle)
     tenants.close()
@@ -122,7 +122,7 @@ def test_a_tenant_that_truncates_and_grows_while_it_is_read_breaks_nothing(tenan
         handle = os.open(usage_file(root), os.O_RDWR)
         size = 0
         while not stop.is_set():
-            size = (size * 7 + 4099) % (2 * abi.USAGE_SIZE)
+            size = (size * 7 + 4099) % (2 * USAGE_SIZE)
             os.ftruncate(handle, size)
             os.pwrite(handle, os.urandom(64), size % 4096)
         os.close(handle)

@@ -8,7 +8,7 @@ from gpu_manager.domain.contract import CORE_LIMIT
 from tests.component.test_agent import World
 from tests.fakes.node import container, pod
 from tests.fakes.waiting import until
-from vcuda import page
+from vcuda.page.limits import read_limits
 
 
 def test_annotating_a_running_pod_is_enough(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_annotating_a_running_pod_is_enough(tmp_path: Path) -> None:
         (mount,) = [m for m in result.containers["c"].mounts if m.container_path == "/etc/vcuda/limits"]
 
         def in_force() -> list[int | None]:
-            return [card.core_ceiling for card in page.read_limits(Path(mount.host_path).read_bytes()).cards]
+            return [card.core_ceiling for card in read_limits(Path(mount.host_path).read_bytes()).cards]
 
         assert in_force() == [30]
         world.api.patch("pods", "one", {"metadata": {"annotations": {CORE_LIMIT: "80"}}})

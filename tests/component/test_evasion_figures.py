@@ -14,7 +14,7 @@ from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from tests.fakes.pages import LIMIT, NAME, register, usage_file
-from vcuda import page as abi
+from vcuda.page.usage import USAGE_SIZE
 
 EXITING, RUNNING = 0x404, 0x400  # PF_EXITING beside PF_RANDOMIZE
 
@@ -46,7 +46,7 @@ def test_an_attack_on_a_page_is_remembered_whoever_meets_it_first(
         tenants.activity(NAME)
     count, what = tenants.attacks(NAME)
     assert count == 1
-    assert what.startswith(f"it had 4096 bytes instead of {abi.USAGE_SIZE}")
+    assert what.startswith(f"it had 4096 bytes instead of {USAGE_SIZE}")
 
 
 def test_a_page_that_is_gone_was_not_tampered_with(tenants: FileControlPages) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from tests.native import contained, driven, fake_driver
 from tests.native.tools import build_tests, run, tool
-from vcuda import page
+from vcuda.page.limits import CardLimits, Limits, build_limits
+from vcuda.page.usage import Usage, build_usage, read_usage
 
 
 @pytest.fixture(scope="session")
@@ -94,8 +95,8 @@ def root() -> Iterator[Path]:
         path.chmod(0o755)
         (path / "etc/vcuda").mkdir(parents=True)
         (path / "usr/local/vcuda/real").mkdir(parents=True)
-        (path / "etc/vcuda/limits").write_bytes(page.build_limits(limits()))
-        (path / "etc/vcuda/usage").write_bytes(page.build_usage())
+        (path / "etc/vcuda/limits").write_bytes(build_limits(limits()))
+        (path / "etc/vcuda/usage").write_bytes(build_usage())
         (path / "etc/vcuda/usage").chmod(0o666)
         yield path
 
@@ -131,14 +132,14 @@ def guests(unit_page: Path, root: Path) -> Iterator[Callable[..., Guest]]:
             stream.close()
 
 
-def limits(memory: int = 4096, **values: object) -> page.Limits:
+def limits(memory: int = 4096, **values: object) -> Limits:
     """Limits of one card with UUID bytes 0..15."""
-    return page.Limits(cards=(page.CardLimits(bytes(range(16)), memory, 30.0),), **values)  # type: ignore[arg-type]
+    return Limits(cards=(CardLimits(bytes(range(16)), memory, 30.0),), **values)  # type: ignore[arg-type]
 
 
-def usage_of(root: Path) -> page.Usage:
+def usage_of(root: Path) -> Usage:
     """What the usage page says now."""
-    return page.read_usage((root / "etc/vcuda/usage").read_bytes(), 1)
+    return read_usage((root / "etc/vcuda/usage").read_bytes(), 1)
 
 
 # Figures of time are true only while nothing else wants the processor: these files run alone, one by one.

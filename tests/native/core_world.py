@@ -28,14 +28,15 @@ from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharin
 from tests.fakes.metrics import service_metrics
 from tests.native import standin
 from tests.native.tools import LIB, build_tests, run, tool
-from vcuda import page
+from vcuda.page.layout import uuid_text
+from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, CardUsage, read_usage
 
 HERE = Path(__file__).parent
 
 
 def uuid_of(card: int) -> CardUuid:
     """The stand-in's cards have UUIDs that their numbers decide."""
-    return CardUuid(page.uuid_text(bytes(((card + 1) * 37 + at * 101) & 255 for at in range(16))))
+    return CardUuid(uuid_text(bytes(((card + 1) * 37 + at * 101) & 255 for at in range(16))))
 
 
 CARD = uuid_of(0)
@@ -277,14 +278,14 @@ class World:
         """What the first card says whom it serves."""
         return Watch(standin.environment(self.state, self.version, cards=self.cards), period_ms)
 
-    def usage(self, tenant: Tenant, card: int = 0) -> page.CardUsage:
+    def usage(self, tenant: Tenant, card: int = 0) -> CardUsage:
         """What the container's usage page says."""
         image = (self.base / "pages" / tenant.name / "usage").read_bytes()
-        return page.read_usage(image, card + 1).cards[card]
+        return read_usage(image, card + 1).cards[card]
 
     def slot_offset(self, slot: int = 0) -> int:
         """Where a process's slot begins in the usage page."""
-        return page.USAGE_HEAD_SIZE + slot * page.SLOT_SIZE
+        return USAGE_HEAD_SIZE + slot * SLOT_SIZE
 
     @contextlib.contextmanager
     def host(self, *tenants: Tenant, driver: bool = False) -> Iterator[TimeSharing]:

@@ -18,7 +18,8 @@ from typing import Final, Self
 
 from tests.native import standin
 from tests.native.tools import LIB, ROOT, build_tree, run, tool
-from vcuda import page
+from vcuda.page.limits import CardLimits, Limits, build_limits, rewrite_limits
+from vcuda.page.usage import Usage, build_usage, read_usage
 
 MIB: Final = 1 << 20
 GRANULE: Final = 2 * MIB
@@ -152,16 +153,16 @@ class Container:
     ) -> None:  # fmt: skip
         self.root, self.state = base / "root", state or base / "state"
         self.sanitize, self.settings, self.door = sanitize, settings, door
-        self.limits = page.Limits(
-            cards=tuple(page.CardLimits(uuid(i), memory, None, context_reserve=CONTEXT) for i in range(cards))
+        self.limits = Limits(
+            cards=tuple(CardLimits(uuid(i), memory, None, context_reserve=CONTEXT) for i in range(cards))
         )
         real = self.root / "usr/local/vcuda/real"
         real.mkdir(parents=True)
         (self.root / "etc/vcuda").mkdir(parents=True)
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
             shutil.copy(standin.built(sanitize) / version / name, real / name)
-        self._limits_file.write_bytes(page.build_limits(self.limits))
-        self.usage_file.write_bytes(page.build_usage())
+        self._limits_file.write_bytes(build_limits(self.limits))
+        self.usage_file.write_bytes(build_usage())
         self.usage_file.chmod(0o666)
         self._programs: list[Program] = []
 
@@ -227,18 +228,18 @@ class Container:
         )
         self.write(replace(self.limits, cards=changed))
 
-    def write(self, limits: page.Limits) -> None:
+    def write(self, limits: Limits) -> None:
         """Put new limits in force."""
         self.limits = limits
-        write = page.rewrite_limits(self._limits_file.read_bytes(), limits)
+        write = rewrite_limits(self._limits_file.read_bytes(), limits)
         with self._limits_file.open("r+b") as file:
             file.seek(write.offset)
             file.write(write.data)
 
     @property
-    def usage(self) -> page.Usage:
+    def usage(self) -> Usage:
         """The usage page as the host reads it."""
-        return page.read_usage(self.usage_file.read_bytes(), len(self.limits.cards))
+        return read_usage(self.usage_file.read_bytes(), len(self.limits.cards))
 
     def charged(self, card: int = 0) -> int:
         """Bytes that the container's account says it holds."""

@@ -11,18 +11,18 @@ import pytest
 
 from tests.native.core_world import Tenant, World, uuid_of, world
 from tests.native.tools import ROOT
-from vcuda import page
+from vcuda.page.usage import read_usage
 
 Run = Callable[..., list[str]]
 HEAD = """
 from tests.native.standin_driver import *
 import os, threading, time
-from vcuda import page
+from vcuda.page.usage import read_usage
 driver = Driver()
 # Until the helper has settled what was launched: it looks when it thinks that work is due, not when we do.
 def settled():
     deadline = time.monotonic() + 20
-    while any(any(slot.inflight) for slot in page.read_usage(open(f"{os.environ['VCUDA_ROOT']}/etc/vcuda/usage", "rb").read(), 8).slots):
+    while any(any(slot.inflight) for slot in read_usage(open(f"{os.environ['VCUDA_ROOT']}/etc/vcuda/usage", "rb").read(), 8).slots):
         assert time.monotonic() < deadline, "launches that nobody settles"
         time.sleep(0.001)
 # As driver.code, but with a function pointer of its own: no call through Python's attribute machinery.
@@ -375,5 +375,5 @@ print(len(helpers), woken)
 """,
     )
     assert out == ["1 0"]
-    slots = page.read_usage((one.base / "pages" / tenant.name / "usage").read_bytes(), 1).slots
+    slots = read_usage((one.base / "pages" / tenant.name / "usage").read_bytes(), 1).slots
     assert all(not any(slot.inflight) for slot in slots)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.native.core_world import CARD, World, one_machine, until, world
-from vcuda import page
+from vcuda.page.usage import USAGE_HEAD_SIZE
 
 INFLIGHT = 64  # of a slot: words by card
 
@@ -57,7 +57,7 @@ def test_a_container_that_claims_to_work_gains_its_neighbour_nothing(shared: Wor
     def lie() -> None:
         with path.open("r+b", buffering=0) as file:
             while not stop.wait(0.01):
-                file.seek(page.USAGE_HEAD_SIZE + INFLIGHT)
+                file.seek(USAGE_HEAD_SIZE + INFLIGHT)
                 file.write(struct.pack("<I", 7))
 
     lying = threading.Thread(target=lie)

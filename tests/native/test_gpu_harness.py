@@ -44,14 +44,14 @@ AGENT = """
 import time
 from tests.gpu.container import agent, first_line
 from tests.gpu.machine import Machine
-from vcuda import page
+from vcuda.page.limits import read_limits
 MIB = 1 << 20
 with Machine() as machine, machine.container(1024 * MIB) as container, agent(container, 0.02):
     process = container.start(*machine.client("alloc-to-limit", "--most", 256, "--hold", 600))
     assert first_line(process, "held_mib")
     limits = machine.root / "pages" / container.name / "limits"
     deadline = time.monotonic() + 30
-    while (seen := page.read_limits(limits.read_bytes()).cards[0].host_adjust) != 64 * MIB:
+    while (seen := read_limits(limits.read_bytes()).cards[0].host_adjust) != 64 * MIB:
         assert time.monotonic() < deadline, seen
 """
 

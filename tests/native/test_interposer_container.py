@@ -8,7 +8,7 @@ import pytest
 
 from tests.native.contained import PRELOAD, inside
 from tests.native.fake_driver import install
-from vcuda import page
+from vcuda.page.usage import read_usage
 
 Fakes = dict[tuple[str, str], Path]
 pytestmark = pytest.mark.usefixtures("namespaces")
@@ -25,7 +25,7 @@ def test_the_preload_file_is_a_door_that_no_environment_opens(
         'bash -c "true" && sh -c "echo quiet"\n'
     )
     assert inside(script, native, root, client) == ["0", "0", "quiet"]
-    usage = page.read_usage((root / "etc/vcuda/usage").read_bytes(), 1)
+    usage = read_usage((root / "etc/vcuda/usage").read_bytes(), 1)
     assert usage.slots_reaped == 1  # the second process took a free place and cleared the first one's
     assert [slot.index for slot in usage.slots] == [1]
 
@@ -88,7 +88,7 @@ wait
 {one}
 """
     assert inside(script, native, root, client) == ["0", "0", "0"]
-    usage = page.read_usage((root / "etc/vcuda/usage").read_bytes(), 1)
+    usage = read_usage((root / "etc/vcuda/usage").read_bytes(), 1)
     assert {slot.pid for slot in usage.slots} == {1}
     assert usage.slot_high == 3  # the one that lives, a dead one's, and the place of who cleared that
     assert usage.slots_reaped >= 2

@@ -191,11 +191,11 @@ def test_racing_first_cuinits_take_one_slot(
 import threading
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from vcuda import page
+from vcuda.page.usage import read_usage
 start = threading.Barrier(16)
 threads = [threading.Thread(target=lambda: (start.wait(), interposer.cuInit(0))) for _ in range(16)]
 [t.start() for t in threads]; [t.join() for t in threads]
-print(len(page.read_usage(Path({str(root / "etc/vcuda/usage")!r}).read_bytes(), 1).slots))
+print(len(read_usage(Path({str(root / "etc/vcuda/usage")!r}).read_bytes(), 1).slots))
 """
     assert python(native / "sandbox/libcuda.so.1", root, script).stdout == "1\n"
 

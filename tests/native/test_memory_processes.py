@@ -27,7 +27,7 @@ from tests.native.driven import (
     program,
 )
 from tests.native.export_player import descriptor_of
-from vcuda import page
+from vcuda.page.usage import MAX_SLOTS
 
 LIMIT = 1024 * MIB
 EXPORTABLE = struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0)
@@ -372,7 +372,7 @@ def test_a_process_beyond_the_last_slot_is_refused_and_named(container: Containe
     """Every slot's byte is locked by somebody else: this test, through a description of its own."""
     fd = os.open(container.usage_file, os.O_RDWR)
     try:
-        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, page.MAX_SLOTS, 0)
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, MAX_SLOTS, 0)
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
         guest = container.program()
         not_ready = 802

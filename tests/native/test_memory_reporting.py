@@ -24,7 +24,8 @@ from tests.native.driven import (
     Container,
     Program,
 )
-from vcuda import page
+from vcuda.page.layout import uuid_bytes
+from vcuda.page.usage import USAGE_SIZE
 
 LIMIT = 1024 * MIB
 INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE = 2, 4, 6, 7
@@ -225,7 +226,7 @@ def test_a_monitor_outlives_a_usage_page_that_a_tenant_cut_off(container: Contai
     program, card = monitor(container)
     container.usage_file.write_bytes(b"short")
     assert program("nvmlDeviceGetMemoryInfo", card, bytes(24)).result == SUCCESS
-    container.usage_file.write_bytes(bytes([255]) * page.USAGE_SIZE)
+    container.usage_file.write_bytes(bytes([255]) * USAGE_SIZE)
     assert program("nvmlDeviceGetComputeRunningProcesses_v3", card, "&=8", bytes(8 * 24)).out == (0,)
 
 
@@ -349,7 +350,7 @@ def test_nvml_lists_the_containers_cards_and_no_others(tmp_path: Path) -> None:
         assert program("nvmlDeviceGetCount_v2", OUT).out == (1,)
         assert program("nvmlDeviceGetHandleByIndex_v2", 1, OUT).result == INVALID_ARGUMENT
         text = program("nvmlDeviceGetUUID", card, bytes(64), 64).bytes.split(b"\0")[0].decode()
-        assert page.uuid_bytes(text) == both.cards[0].uuid
+        assert uuid_bytes(text) == both.cards[0].uuid
         assert program("nvmlDeviceGetIndex", card, OUT).out == (0,)
         assert program("nvmlDeviceGetHandleByUUID", f'"{text}', OUT).value == card
         foreign = program("real:nvmlDeviceGetHandleByIndex_v2", 0, OUT).value

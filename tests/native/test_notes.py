@@ -9,7 +9,8 @@ from pathlib import Path
 from tests.native.conftest import Guest, usage_of
 from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, Container
 from tests.native.fake_driver import install, python
-from vcuda import page
+from vcuda.page.limits import LIMITS_SIZE
+from vcuda.page.usage import MAX_NOTES, NoteCode
 
 Start = Callable[..., Guest]
 LIMIT = 256 * MIB
@@ -21,7 +22,7 @@ def test_a_refused_allocation_is_noted_with_what_was_asked_and_what_was_there(co
     assert container.usage.notes == ()
     assert guest("cuMemAlloc_v2", OUT, 200 * MIB).result == OUT_OF_MEMORY
     (note,) = container.usage.notes
-    assert (note.code, note.pid, note.card) == (page.NoteCode.MEMORY_REFUSED, guest.process.pid, 0)
+    assert (note.code, note.pid, note.card) == (NoteCode.MEMORY_REFUSED, guest.process.pid, 0)
     assert (note.bytes, note.used, note.limit) == (200 * MIB, CONTEXT, 256 * MIB)
 
 
@@ -35,12 +36,12 @@ def test_a_program_that_asks_for_too_much_in_a_loop_notes_it_once_a_second(conta
 def test_cuda_refused_for_want_of_a_whole_limits_page_is_noted_in_the_other_page(
     container: Container,
 ) -> None:
-    (container.root / "etc/vcuda/limits").write_bytes(bytes(page.LIMITS_SIZE))
+    (container.root / "etc/vcuda/limits").write_bytes(bytes(LIMITS_SIZE))
     guest = container.program()
     assert guest("cuInit", 0).result == NOT_READY
     (note,) = container.usage.notes
     assert (note.code, note.card, note.text) == (
-        page.NoteCode.CUDA_REFUSED, None, "limits is no limits page",
+        NoteCode.CUDA_REFUSED, None, "limits is no limits page",
     )  # fmt: skip
     assert container.usage.slots == ()
 
@@ -71,7 +72,7 @@ print(interposer.cuInit(0))
     assert usage.unknown_symbols == 2
     assert usage.unknown_name == "cuFromTheFuture"
     (note,) = usage.notes
-    assert (note.code, note.text) == (page.NoteCode.UNKNOWN_FUNCTION, "cuFromTheFuture")
+    assert (note.code, note.text) == (NoteCode.UNKNOWN_FUNCTION, "cuFromTheFuture")
 
 
 def test_limits_that_turn_invalid_are_noted_by_who_runs_on_with_the_last_ones(
@@ -80,10 +81,10 @@ def test_limits_that_turn_invalid_are_noted_by_who_runs_on_with_the_last_ones(
     guest = guests()
     guest("attach")
     with (root / "etc/vcuda/limits").open("r+b") as file:
-        file.write(b"\xee" * page.LIMITS_SIZE)
+        file.write(b"\xee" * LIMITS_SIZE)
     while not usage_of(root).notes:
         assert guest("limits") == "2 4096 7680 0 0 1"
-    assert usage_of(root).notes[0].code == page.NoteCode.LIMITS_LOST
+    assert usage_of(root).notes[0].code == NoteCode.LIMITS_LOST
 
 
 def test_the_ring_keeps_the_newest(guests: Start, root: Path) -> None:
@@ -91,7 +92,7 @@ def test_the_ring_keeps_the_newest(guests: Start, root: Path) -> None:
     guest("attach")
     assert guest("notes 1000") == "1000"
     notes = usage_of(root).notes
-    assert [note.number for note in notes] == list(range(1000 - page.MAX_NOTES + 1, 1001))
+    assert [note.number for note in notes] == list(range(1000 - MAX_NOTES + 1, 1001))
     assert [(note.bytes, note.used, note.text) for note in notes] == [
         (n.number, n.number * 2, f"note {n.number}") for n in notes
     ]
@@ -106,7 +107,7 @@ def test_processes_that_note_without_a_pause_stop_no_reader(guests: Start, root:
         writer.process.stdin.flush()
     for _ in range(100):
         notes = usage_of(root).notes
-        assert len(notes) <= page.MAX_NOTES
+        assert len(notes) <= MAX_NOTES
         assert all(note.text == "" or note.text.startswith("note ") for note in notes)
     for writer in writers:
         assert writer.process.stdout

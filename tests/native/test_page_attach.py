@@ -15,8 +15,18 @@ from pathlib import Path
 import pytest
 
 from tests.native.conftest import Guest, limits, usage_of
-from vcuda import page
 from vcuda.crc import crc32c
+from vcuda.page.layout import PageError
+from vcuda.page.limits import (
+    COPY_SIZE,
+    LIMITS_SIZE,
+    CardLimits,
+    Limits,
+    build_limits,
+    read_limits,
+    rewrite_limits,
+)
+from vcuda.page.usage import MAX_SLOTS, SLOT_SIZE, USAGE_HEAD_SIZE, USAGE_SIZE, build_usage
 
 ATTACHED, UNLIMITED, REFUSED = "1", "2", "3"
 Start = Callable[..., Guest]
@@ -80,7 +90,7 @@ BROKEN = {
 
 
 def other_major(path: Path) -> None:
-    for offset in (8, page.COPY_SIZE + 8):
+    for offset in (8, COPY_SIZE + 8):
         write(path, offset, b"\x02\x00")
 
 
@@ -104,7 +114,7 @@ def test_a_broken_limits_page_refuses_cuda_and_says_which_file(
 def test_a_broken_usage_page_follows_the_policy(
     guests: Start, root: Path, how: Callable[[Path], None], fail_open: bool
 ) -> None:
-    (root / "etc/vcuda/limits").write_bytes(page.build_limits(limits(fail_open=fail_open)))
+    (root / "etc/vcuda/limits").write_bytes(build_limits(limits(fail_open=fail_open)))
     path = root / "etc/vcuda/usage"
     how(path)
     guest = guests()
@@ -155,7 +165,7 @@ def test_any_user_can_attach(guests: Start) -> None:
 
 
 def test_one_torn_copy_is_no_reason_to_refuse(guests: Start, root: Path) -> None:
-    write(root / "etc/vcuda/limits", page.COPY_SIZE + 100, b"\xff")
+    write(root / "etc/vcuda/limits", COPY_SIZE + 100, b"\xff")
     guest = guests()
     assert guest("attach") == ATTACHED
     assert guest("limits").startswith("1 4096 ")
@@ -166,7 +176,7 @@ def test_a_change_of_limits_reaches_a_running_process(guests: Start, root: Path)
     guest("attach")
     path = root / "etc/vcuda/limits"
     for generation, memory in enumerate((8192, 0, 1 << 40, 4096), start=3):
-        change = page.rewrite_limits(path.read_bytes(), limits(memory))
+        change = rewrite_limits(path.read_bytes(), limits(memory))
         write(path, change.offset, change.data)
         assert until(lambda g=generation, m=memory: guest("limits").startswith(f"{g} {m} "))
         assert usage_of(root).generation_seen == generation
@@ -178,7 +188,7 @@ def test_a_writer_killed_at_any_byte_shows_a_running_process_old_or_new(guests: 
     path = root / "etc/vcuda/limits"
     old, new = "2 4096 7680 0 0 1", "3 12345678 7680 3 0 1"
     image = path.read_bytes()
-    change = page.rewrite_limits(image, dataclasses.replace(limits(12345678), fail_open=True, elastic=True))
+    change = rewrite_limits(image, dataclasses.replace(limits(12345678), fail_open=True, elastic=True))
     assert guest("limits") == old
     seen = set()
     for length in range(len(change.data)):
@@ -198,7 +208,7 @@ def test_a_writer_killed_at_any_byte_shows_a_running_process_old_or_new(guests: 
 def test_a_process_started_beside_a_torn_copy_sees_the_old_limits(guests: Start, root: Path) -> None:
     path = root / "etc/vcuda/limits"
     image = path.read_bytes()
-    change = page.rewrite_limits(image, limits(12345678))
+    change = rewrite_limits(image, limits(12345678))
     for length in (1, 12, 17, 40, 129, 145):
         path.write_bytes(image)
         write(path, change.offset, change.data[:length])
@@ -212,12 +222,12 @@ def test_when_both_copies_are_destroyed_the_last_limits_stay_in_force(guests: St
     guest = guests()
     guest("attach")
     path = root / "etc/vcuda/limits"
-    write(path, 0, b"\xee" * page.LIMITS_SIZE)
+    write(path, 0, b"\xee" * LIMITS_SIZE)
     assert until(lambda: guest("limits") == "2 4096 7680 0 0 1" and usage_of(root).limits_invalid > 0)
-    rewrite = page.rewrite_limits(path.read_bytes(), limits(777), after=2)
+    rewrite = rewrite_limits(path.read_bytes(), limits(777), after=2)
     write(path, rewrite.offset, rewrite.data)
     assert until(lambda: guest("limits").startswith("3 777 "))
-    write(path, 0, page.build_limits(limits(888), after=1000))
+    write(path, 0, build_limits(limits(888), after=1000))
     assert until(lambda: guest("limits").startswith("1002 888 "))
 
 
@@ -265,10 +275,10 @@ def test_a_process_that_closed_our_descriptor_is_still_alive(guests: Start, root
 def test_a_reused_pid_is_another_process(guests: Start, root: Path) -> None:
     guest = guests()
     guest("attach")
-    slot = bytearray(page.SLOT_SIZE)
+    slot = bytearray(SLOT_SIZE)
     namespace = Path("/proc/self/ns/pid").stat().st_ino
     struct.pack_into("<IIQQ", slot, 0, 1, os.getpid(), namespace, 12345)  # our pid, another start
-    write(root / "etc/vcuda/usage", page.USAGE_HEAD_SIZE + page.SLOT_SIZE, bytes(slot))
+    write(root / "etc/vcuda/usage", USAGE_HEAD_SIZE + SLOT_SIZE, bytes(slot))
     write(root / "etc/vcuda/usage", 32, struct.pack("<I", 2))
     assert guest("reap") == "1"
 
@@ -291,9 +301,9 @@ def test_a_forked_child_has_a_slot_of_its_own_and_leaves_the_parents_alone(guest
 def test_a_page_without_a_free_slot_refuses_the_next_process_even_when_failing_open(
     guests: Start, root: Path
 ) -> None:
-    (root / "etc/vcuda/limits").write_bytes(page.build_limits(limits(fail_open=True)))
+    (root / "etc/vcuda/limits").write_bytes(build_limits(limits(fail_open=True)))
     with (root / "etc/vcuda/usage").open("r+b") as file:
-        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, page.MAX_SLOTS, 0)
+        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, MAX_SLOTS, 0)
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, request)
         guest = guests()
         assert guest("attach") == REFUSED
@@ -303,14 +313,14 @@ def test_a_page_without_a_free_slot_refuses_the_next_process_even_when_failing_o
 
 
 def test_a_page_full_of_dead_processes_has_room(guests: Start, root: Path) -> None:
-    image = bytearray(page.build_usage())
-    struct.pack_into("<I", image, 32, page.MAX_SLOTS)
-    for index in range(page.MAX_SLOTS):
-        struct.pack_into("<IIQQ", image, page.USAGE_HEAD_SIZE + index * page.SLOT_SIZE, 1, 99999, 1, 1)
+    image = bytearray(build_usage())
+    struct.pack_into("<I", image, 32, MAX_SLOTS)
+    for index in range(MAX_SLOTS):
+        struct.pack_into("<IIQQ", image, USAGE_HEAD_SIZE + index * SLOT_SIZE, 1, 99999, 1, 1)
     (root / "etc/vcuda/usage").write_bytes(image)
     guest = guests()
     assert guest("attach") == ATTACHED
-    assert usage_of(root).slots_reaped == page.MAX_SLOTS  # attaching clears up
+    assert usage_of(root).slots_reaped == MAX_SLOTS  # attaching clears up
     assert len(usage_of(root).slots) == 1
 
 
@@ -318,7 +328,7 @@ def test_absurd_numbers_in_the_page_harm_nobody(guests: Start, root: Path) -> No
     guest = guests()
     guest("attach")
     write(root / "etc/vcuda/usage", 32, b"\xff" * 4)
-    write(root / "etc/vcuda/usage", 4096, b"\xff" * (page.USAGE_SIZE - 4096))
+    write(root / "etc/vcuda/usage", 4096, b"\xff" * (USAGE_SIZE - 4096))
     assert guest("charge 0 1 4096") in {"0", "1"}
     assert guest("repair 0") == "0"
     assert guest("reap") == str(0)
@@ -344,18 +354,18 @@ def test_c_and_python_compute_the_same_checksum(guests: Start, data: bytes) -> N
 
 
 def test_threads_attach_once_and_see_whole_limits_while_the_host_writes(guests: Start, root: Path) -> None:
-    def equal(value: int) -> page.Limits:
-        card = page.CardLimits(bytes(range(16)), value, 30.0, context_reserve=value)
-        return page.Limits(cards=(card,))
+    def equal(value: int) -> Limits:
+        card = CardLimits(bytes(range(16)), value, 30.0, context_reserve=value)
+        return Limits(cards=(card,))
 
     path = root / "etc/vcuda/limits"
-    path.write_bytes(page.build_limits(equal(1)))
+    path.write_bytes(build_limits(equal(1)))
     guest = guests()
     assert guest.process.stdin
     guest.process.stdin.write("threads 8\n")
     guest.process.stdin.flush()
     for value in range(2, 100):
-        change = page.rewrite_limits(path.read_bytes(), equal(value))
+        change = rewrite_limits(path.read_bytes(), equal(value))
         write(path, change.offset, change.data)
     assert guest.process.stdout
     assert guest.process.stdout.readline() == "0 0\n"
@@ -367,9 +377,9 @@ def test_c_and_python_judge_the_same_hostile_headers_alike(guests: Start, root: 
     """Sizes out of bounds under a checksum that matches: no crash, and one opinion."""
     pick = random.Random(7)
     path = root / "etc/vcuda/limits"
-    whole = page.build_limits(limits())[:256]
+    whole = build_limits(limits())[:256]
     for _ in range(150):
-        copy = bytearray(whole.ljust(page.COPY_SIZE, b"\x5a"))
+        copy = bytearray(whole.ljust(COPY_SIZE, b"\x5a"))
         size, header, card, count = (
             pick.choice((0, 127, 128, 256, 4096, 4097, 2**32 - 1)),
             pick.choice((0, 64, 128, 160, 65535)),
@@ -379,14 +389,14 @@ def test_c_and_python_judge_the_same_hostile_headers_alike(guests: Start, root: 
         if pick.random() < 0.5:
             size = min(header + card * count, 2**32 - 1)
         struct.pack_into("<IHHI", copy, 24, size, header, card, count)
-        covered = bytes(copy[: min(size, page.COPY_SIZE)])
+        covered = bytes(copy[: min(size, COPY_SIZE)])
         struct.pack_into("<I", copy, 12, crc32c(covered[:12] + bytes(4) + covered[16:]))
-        image = bytes(copy) + bytes(page.COPY_SIZE)
+        image = bytes(copy) + bytes(COPY_SIZE)
         path.write_bytes(image)
         guest = guests()
         try:
-            expected = len(page.read_limits(image).cards)
-        except page.PageError:
+            expected = len(read_limits(image).cards)
+        except PageError:
             assert guest("attach") == REFUSED
         else:
             assert guest("attach") == ATTACHED

@@ -9,8 +9,26 @@ import struct
 import pytest
 
 from tests.native.tools import LIB, run
-from vcuda import page
 from vcuda.page import limits, usage
+from vcuda.page.layout import ABI_MAJOR, ABI_MINOR, MAX_CARDS
+from vcuda.page.limits import COPY_SIZE, LIMITS_MAGIC, LIMITS_SIZE
+from vcuda.page.usage import (
+    MAX_BYTES,
+    MAX_NOTES,
+    MAX_SLOTS,
+    SLOT_SIZE,
+    TIMELINE_CELLS,
+    TIMELINE_SIZE,
+    TIMELINES_OFFSET,
+    USAGE_HEAD_SIZE,
+    USAGE_MAGIC,
+    USAGE_SIZE,
+    CardUsage,
+    Note,
+    NoteCode,
+    Slot,
+    last_busy_offset,
+)
 
 HEADER = LIB / "include" / "vcuda_page.h"
 STRUCTS = ("card_limits", "limits_copy", "card_usage", "slot", "note", "timeline", "usage")
@@ -106,43 +124,43 @@ def test_every_value_python_reads_lies_where_c_puts_it(
 
 
 def test_every_member_of_the_header_is_known_to_python() -> None:
-    usage_names = {field.name for field in dataclasses.fields(page.CardUsage)}
+    usage_names = {field.name for field in dataclasses.fields(CardUsage)}
     assert set(fields_of("card_usage")) == usage_names
-    slot_names = {field.name for field in dataclasses.fields(page.Slot)} - {"index"}
+    slot_names = {field.name for field in dataclasses.fields(Slot)} - {"index"}
     assert set(fields_of("slot")) - {"state", "reserved"} == slot_names
-    note_names = {field.name for field in dataclasses.fields(page.Note)}
+    note_names = {field.name for field in dataclasses.fields(Note)}
     assert set(fields_of("note")) - {"reserved0", "reserved"} == note_names
 
 
 def test_sizes_agree(facts: dict[str, int]) -> None:
     assert facts["card_limits"] == limits._CARD.size
     assert facts["limits_copy.card"] == limits._HEADER.size
-    assert facts["limits_copy"] == facts["VCUDA_COPY_SIZE"] == page.COPY_SIZE
-    assert facts["VCUDA_LIMITS_SIZE"] == page.LIMITS_SIZE
+    assert facts["limits_copy"] == facts["VCUDA_COPY_SIZE"] == COPY_SIZE
+    assert facts["VCUDA_LIMITS_SIZE"] == LIMITS_SIZE
     assert facts["card_usage"] == usage._CARD_USAGE.size
-    assert facts["slot"] == usage._SLOT.size == page.SLOT_SIZE
-    assert facts["usage.slot"] == page.USAGE_HEAD_SIZE
+    assert facts["slot"] == usage._SLOT.size == SLOT_SIZE
+    assert facts["usage.slot"] == USAGE_HEAD_SIZE
     assert facts["note"] == usage._NOTE.size
-    assert facts["usage.card"] + facts["card_usage.last_busy_ns"] == page.last_busy_offset(0)
-    assert facts["timeline"] == usage._TIMELINE.size == page.TIMELINE_SIZE
-    assert facts["usage.timeline"] == page.TIMELINES_OFFSET
-    assert facts["VCUDA_TIMELINE_CELLS"] == page.TIMELINE_CELLS
+    assert facts["usage.card"] + facts["card_usage.last_busy_ns"] == last_busy_offset(0)
+    assert facts["timeline"] == usage._TIMELINE.size == TIMELINE_SIZE
+    assert facts["usage.timeline"] == TIMELINES_OFFSET
+    assert facts["VCUDA_TIMELINE_CELLS"] == TIMELINE_CELLS
     assert facts["usage.note"] == usage._NOTES_OFFSET
     assert facts["usage.note"] + facts["VCUDA_NOTES"] * facts["note"] <= facts["usage.card"]
-    assert facts["usage"] == facts["VCUDA_USAGE_SIZE"] == page.USAGE_SIZE
+    assert facts["usage"] == facts["VCUDA_USAGE_SIZE"] == USAGE_SIZE
 
 
 def test_constants_agree(facts: dict[str, int]) -> None:
-    assert facts["VCUDA_ABI_MAJOR"] == page.ABI_MAJOR
-    assert facts["VCUDA_ABI_MINOR"] == page.ABI_MINOR
-    assert facts["VCUDA_LIMITS_MAGIC"].to_bytes(8, "little") == page.LIMITS_MAGIC
-    assert facts["VCUDA_USAGE_MAGIC"].to_bytes(8, "little") == page.USAGE_MAGIC
-    assert facts["VCUDA_MAX_CARDS"] == page.MAX_CARDS
-    assert facts["VCUDA_MAX_SLOTS"] == page.MAX_SLOTS
-    assert facts["VCUDA_NOTES"] == page.MAX_NOTES
-    assert all(facts[f"VCUDA_NOTE_{code.name}"] == code for code in page.NoteCode)
-    assert sum(name.startswith("VCUDA_NOTE_") for name in facts) == len(page.NoteCode)
-    assert facts["VCUDA_CHARGED_MASK"] == page.MAX_BYTES
+    assert facts["VCUDA_ABI_MAJOR"] == ABI_MAJOR
+    assert facts["VCUDA_ABI_MINOR"] == ABI_MINOR
+    assert facts["VCUDA_LIMITS_MAGIC"].to_bytes(8, "little") == LIMITS_MAGIC
+    assert facts["VCUDA_USAGE_MAGIC"].to_bytes(8, "little") == USAGE_MAGIC
+    assert facts["VCUDA_MAX_CARDS"] == MAX_CARDS
+    assert facts["VCUDA_MAX_SLOTS"] == MAX_SLOTS
+    assert facts["VCUDA_NOTES"] == MAX_NOTES
+    assert all(facts[f"VCUDA_NOTE_{code.name}"] == code for code in NoteCode)
+    assert sum(name.startswith("VCUDA_NOTE_") for name in facts) == len(NoteCode)
+    assert facts["VCUDA_CHARGED_MASK"] == MAX_BYTES
     assert facts["VCUDA_SLOT_LIVE"] == usage._SLOT_LIVE
     flags = (limits._FAIL_OPEN, limits._ELASTIC, limits._OVERSUBSCRIBE)
     assert flags == tuple(facts[f"VCUDA_FLAG_{name}"] for name in ("FAIL_OPEN", "ELASTIC", "OVERSUBSCRIBE"))

@@ -14,7 +14,8 @@ from gpu_manager.domain.contract import ALLOCATION, Assignment, encode_assignmen
 from gpu_manager.domain.resources import Amount
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse, Mount
 from tests.cluster import decoding
-from vcuda import page
+from vcuda.page.layout import uuid_bytes
+from vcuda.page.limits import LIMITS_SIZE, CardLimits, Limits, build_limits, rewrite_limits
 
 CARD = CardUuid("GPU-0a1b2c3d-0000-4000-8000-000000000001")
 SIZE = 5 << 30
@@ -56,15 +57,15 @@ def test_a_checkpoint_is_read_with_the_annotation_in_its_response() -> None:
 
 
 def test_the_newest_valid_copy_of_the_limits_is_read() -> None:
-    def limits(cores: float) -> page.Limits:
-        card = page.CardLimits(uuid=page.uuid_bytes(CARD), memory_limit=SIZE, core_limit=cores)
-        return page.Limits(cards=(card,))
+    def limits(cores: float) -> Limits:
+        card = CardLimits(uuid=uuid_bytes(CARD), memory_limit=SIZE, core_limit=cores)
+        return Limits(cards=(card,))
 
-    image = bytearray(page.build_limits(limits(30)))
-    newer = page.rewrite_limits(bytes(image), limits(60))
+    image = bytearray(build_limits(limits(30)))
+    newer = rewrite_limits(bytes(image), limits(60))
     image[newer.offset : newer.offset + len(newer.data)] = newer.data
     assert decoding.limits(bytes(image)) == {(CARD, 60, SIZE)}
     image[newer.offset + 200] ^= 1
     assert decoding.limits(bytes(image)) == {(CARD, 30, SIZE)}
     with pytest.raises(ValueError, match="neither copy"):
-        decoding.limits(bytes(page.LIMITS_SIZE))
+        decoding.limits(bytes(LIMITS_SIZE))

@@ -17,7 +17,7 @@ from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.direct import DirectRig
 from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeCards, FakeClock
-from vcuda import page
+from vcuda.page.limits import read_limits
 
 MIB = 1 << 20
 LIMIT = 5 * GIB
@@ -68,7 +68,7 @@ class Rig:
         return self.told()
 
     def told(self) -> int:
-        return page.read_limits(self.page.read_bytes()).cards[0].host_adjust
+        return read_limits(self.page.read_bytes()).cards[0].host_adjust
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_what_an_agent_before_this_one_wrote_does_not_stay(rig: Rig) -> None:
     rig.pages.publish(rig.name, 1, {rig.card: Correction(gain=0.5, co_active=3.0, host_adjust=GIB)})
     rig.service = rig.agent()
     assert rig.sampled() == 0
-    (card,) = page.read_limits(rig.page.read_bytes()).cards
+    (card,) = read_limits(rig.page.read_bytes()).cards
     assert (card.gain, card.co_active) == (1.0, 1.0)
 
 
@@ -132,7 +132,7 @@ def test_what_has_not_changed_is_not_written(rig: Rig) -> None:
 
 def test_what_nobody_can_tell_of_is_judged_by_the_next_sample_and_only_while_it_waits(rig: Rig) -> None:
     def excess() -> tuple[int, int, int]:
-        card = page.read_limits(rig.page.read_bytes()).cards[0]
+        card = read_limits(rig.page.read_bytes()).cards[0]
         return card.host_excess, card.host_looked_ns, card.host_counted
 
     rig.second(driver=GIB, account=2 * GIB)

@@ -16,13 +16,13 @@ from gpu_manager.domain.enforcement.library_messages import (
     sentence,
 )
 from gpu_manager.domain.resources import GIB
-from vcuda import page
 from vcuda.page import usage
+from vcuda.page.usage import MAX_NOTES, NoteCode, build_usage, read_usage
 
 
 def written(*notes: bytes, count: int | None = None) -> bytes:
     """A usage page with these notes in its ring."""
-    image = bytearray(page.build_usage())
+    image = bytearray(build_usage())
     struct.pack_into("<Q", image, usage._NOTES_WRITTEN_OFFSET, len(notes) if count is None else count)
     for place, note in enumerate(notes):
         start = usage._NOTES_OFFSET + place * usage._NOTE.size
@@ -35,27 +35,27 @@ def record(number: int, code: int = 1, card: int = 0, text: bytes = b"") -> byte
 
 
 def test_a_page_without_notes_has_none() -> None:
-    assert page.read_usage(page.build_usage(), 1).notes == ()
+    assert read_usage(build_usage(), 1).notes == ()
 
 
 def test_notes_come_oldest_first_and_one_that_is_being_written_is_passed_over() -> None:
     image = written(record(25), record(0), record(3), record(4), count=26)
-    assert [note.number for note in page.read_usage(image, 1).notes] == [3, 4, 25]
+    assert [note.number for note in read_usage(image, 1).notes] == [3, 4, 25]
 
 
 def test_a_card_that_the_container_has_not_is_no_card() -> None:
-    (note,) = page.read_usage(written(record(1, card=1)), 1).notes
+    (note,) = read_usage(written(record(1, card=1)), 1).notes
     assert note.card is None
     assert (note.bytes, note.used, note.limit, note.pid, note.when_ns) == (3, 2, 1, 17, 5_000_000_000)
 
 
 @given(
-    st.binary(min_size=usage._NOTE.size, max_size=usage._NOTE.size * page.MAX_NOTES),
+    st.binary(min_size=usage._NOTE.size, max_size=usage._NOTE.size * MAX_NOTES),
     st.integers(0, 2**64 - 1),
 )
 def test_whatever_a_tenant_writes_is_few_bounded_and_harmless_text(ring: bytes, count: int) -> None:
-    notes = page.read_usage(written(ring, count=count), 2).notes
-    assert len(notes) <= page.MAX_NOTES
+    notes = read_usage(written(ring, count=count), 2).notes
+    assert len(notes) <= MAX_NOTES
     for note in notes:
         assert set(note.text) <= usage._NOTE_TEXT
         assert len(note.text) <= 63
@@ -65,7 +65,7 @@ def test_whatever_a_tenant_writes_is_few_bounded_and_harmless_text(ring: bytes, 
 
 def test_line_breaks_escapes_and_marks_are_dropped_from_a_text() -> None:
     text = b'cuMem\n\x1b[2Jfree "now" $(rm) \xc3\xa4\xe2\x80\xae;{}<>&%\0hidden'
-    (note,) = page.read_usage(written(record(1, text=text)), 1).notes
+    (note,) = read_usage(written(record(1, text=text)), 1).notes
     assert note.text == "cuMem2Jfree now rm "
 
 
@@ -78,6 +78,6 @@ def test_every_kind_has_a_sentence_that_names_the_process(kind: LibraryMessageKi
 
 
 def test_kinds_are_the_pages_codes() -> None:
-    assert {kind.name for kind in LibraryMessageKind} == {code.name for code in page.NoteCode}
+    assert {kind.name for kind in LibraryMessageKind} == {code.name for code in NoteCode}
     assert LibraryMessageKind.CUDA_REFUSED in TROUBLE & FOR_THE_POD
     assert LibraryMessageKind.MEMORY_REFUSED not in TROUBLE

@@ -25,7 +25,9 @@ from gpu_manager.domain.enforcement.driver_overhead import Excess
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage, LibraryMessageKind
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.ports import Activity, Correction, Limit, TenantUse
-from vcuda import page as abi
+from vcuda.page import limits as limits_page
+from vcuda.page import usage as usage_page
+from vcuda.page.layout import PageError, uuid_bytes, uuid_text
 
 log = structlog.get_logger(__name__)
 
@@ -38,11 +40,11 @@ _NS: Final = 1e-9
 _KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
 
 _KINDS: Final[Mapping[int, LibraryMessageKind]] = {
-    code: LibraryMessageKind[code.name] for code in abi.NoteCode
+    code: LibraryMessageKind[code.name] for code in usage_page.NoteCode
 }
 """A later library may note what this agent has no words for: that is passed over."""
 
-_Change = Callable[["abi.Limits | None"], abi.Limits]
+_Change = Callable[["limits_page.Limits | None"], limits_page.Limits]
 """From what a limits page says now (None: nothing readable) to what it shall say."""
 
 
@@ -51,14 +53,14 @@ class _Reading:
     """The last image of a usage page that was sound, and what it says."""
 
     image: bytes
-    usage: abi.Usage
+    usage: usage_page.Usage
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
     """What was last told of a usage page, and from what: the page, its cards, the slots that live."""
 
-    page: abi.Usage
+    page: usage_page.Usage
     cards: tuple[CardUuid, ...]
     alive: tuple[int, ...]
     uses: tuple[TenantUse, ...]
@@ -122,7 +124,7 @@ class FileControlPages:
     def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
         """Tell the library that the host is there (CLOCK_MONOTONIC) and what it corrects, in one write."""
 
-        def corrected(now: abi.Limits | None) -> abi.Limits:
+        def corrected(now: limits_page.Limits | None) -> limits_page.Limits:
             if now is None:
                 raise NodeUnready(
                     f"the limits page of {self._root}/{name} is unreadable: start its container again"
@@ -144,21 +146,21 @@ class FileControlPages:
             files.directory(self._root, name, create=True) as here,
         ):
             page = self._usage_page(here, name, create=True)
-            with files.locked(page, 0, abi.MAX_SLOTS) as alone:
+            with files.locked(page, 0, usage_page.MAX_SLOTS) as alone:
                 if alone:
-                    files.write(page, 0, abi.build_usage())
+                    files.write(page, 0, usage_page.build_usage())
                     return
             try:
                 slots = self._read(page, name, 0).slots
-            except abi.PageError:
+            except PageError:
                 # The living process broke its own page; a page that nobody can read serves nobody.
-                files.write(page, 0, abi.build_usage())
+                files.write(page, 0, usage_page.build_usage())
                 return
             for slot in slots:
                 with files.locked(page, slot.index, 1) as dead:
                     if dead:
-                        offset = abi.USAGE_HEAD_SIZE + slot.index * abi.SLOT_SIZE
-                        files.write(page, offset, bytes(abi.SLOT_SIZE))
+                        offset = usage_page.USAGE_HEAD_SIZE + slot.index * usage_page.SLOT_SIZE
+                        files.write(page, offset, bytes(usage_page.SLOT_SIZE))
 
     def usage(self, name: str) -> Sequence[TenantUse]:
         """Read the usage page with bounds: memory is what living processes hold.
@@ -175,13 +177,13 @@ class FileControlPages:
         uses = tuple(
             TenantUse(
                 card=card,
-                memory=min(sum(slot.charged[i] for slot in slots), abi.MAX_BYTES),
+                memory=min(sum(slot.charged[i] for slot in slots), usage_page.MAX_BYTES),
                 busy_seconds=line.busy_ns * _NS,
                 throttled_seconds=line.throttle_ns * _NS,
                 refusals=line.refusals,
                 processes=len(slots),
-                movable=min(sum(slot.movable for slot in slots), abi.MAX_BYTES),
-                untold=min(sum(slot.untold for slot in slots), abi.MAX_BYTES),
+                movable=min(sum(slot.movable for slot in slots), usage_page.MAX_BYTES),
+                untold=min(sum(slot.untold for slot in slots), usage_page.MAX_BYTES),
             )
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         )
@@ -213,8 +215,8 @@ class FileControlPages:
         cards, page = self._cards.get(name, ()), self._usage.get(name)
         if page is None or card not in cards:
             return 0
-        word = os.pread(page, 8, abi.last_busy_offset(cards.index(card)))
-        return min(int.from_bytes(word, "little"), abi.MAX_NS)
+        word = os.pread(page, 8, usage_page.last_busy_offset(cards.index(card)))
+        return min(int.from_bytes(word, "little"), usage_page.MAX_NS)
 
     def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:
         """In which milliseconds it had work in flight. Raises NodeUnready as :meth:`usage` does."""
@@ -222,9 +224,9 @@ class FileControlPages:
             cards, page = self._cards_of(name), self._usage.get(name)
             if page is None or card not in cards:
                 return {}
-            offset = abi.TIMELINES_OFFSET + cards.index(card) * abi.TIMELINE_SIZE
-            image = os.pread(page, abi.TIMELINE_SIZE, offset)
-        return abi.read_timeline(image.ljust(abi.TIMELINE_SIZE, b"\0"), begin_ms, end_ms)
+            offset = usage_page.TIMELINES_OFFSET + cards.index(card) * usage_page.TIMELINE_SIZE
+            image = os.pread(page, usage_page.TIMELINE_SIZE, offset)
+        return usage_page.read_timeline(image.ljust(usage_page.TIMELINE_SIZE, b"\0"), begin_ms, end_ms)
 
     def registered(self, name: str) -> frozenset[int]:
         """The ids, as they see themselves, of the processes that hold a slot. Raises as :meth:`usage` does.
@@ -269,7 +271,7 @@ class FileControlPages:
             for name in list(self._usage):
                 self._forget(name)
 
-    def _observe(self, name: str) -> tuple[tuple[CardUuid, ...], abi.Usage, list[abi.Slot]]:
+    def _observe(self, name: str) -> tuple[tuple[CardUuid, ...], usage_page.Usage, list[usage_page.Slot]]:
         """Cards, page, and the slots whose process lives (its byte is locked)."""
         with self._lock, _errors(f"{self._root}/{name}"):
             cards = self._cards_of(name)
@@ -279,12 +281,12 @@ class FileControlPages:
                 with files.directory(self._root, name) as here:
                     page = self._usage_page(here, name)
                 status = os.fstat(page)
-            changed = files.put_back(page, status, abi.USAGE_SIZE, USAGE_MODE)
+            changed = files.put_back(page, status, usage_page.USAGE_SIZE, USAGE_MODE)
             if changed:
                 raise self._tampering(name, f"{changed}; that is put back")
             try:
                 found = self._read(page, name, len(cards))
-            except abi.PageError as error:
+            except PageError as error:
                 raise self._tampering(name, str(error)) from error
             alive = files.held(page, found.slot_high) if found.slots else frozenset[int]()
         return cards, found, [slot for slot in found.slots if slot.index in alive]
@@ -300,12 +302,14 @@ class FileControlPages:
         self._told.pop(name, None)
         self._notes.pop(name, None)
 
-    def _limits(self, now: abi.Limits | None, name: str, limits: Sequence[Limit]) -> abi.Limits:
+    def _limits(
+        self, now: limits_page.Limits | None, name: str, limits: Sequence[Limit]
+    ) -> limits_page.Limits:
         known = {card.uuid: card for card in now.cards} if now else {}
         cards = []
         for limit in limits:
-            uuid = abi.uuid_bytes(limit.card)
-            before = known.get(uuid) or abi.CardLimits(uuid, None, None)
+            uuid = uuid_bytes(limit.card)
+            before = known.get(uuid) or limits_page.CardLimits(uuid, None, None)
             cards.append(
                 replace(
                     before,
@@ -316,7 +320,7 @@ class FileControlPages:
                 )
             )
         return replace(
-            now or abi.Limits(()),
+            now or limits_page.Limits(()),
             cards=tuple(cards),
             fail_open=self._policy.fail_open,
             oversubscribe=self._policy.oversubscribe,
@@ -328,19 +332,24 @@ class FileControlPages:
         page = files.open_page(here, LIMITS)
         if page is None:
             page = files.create_page(
-                here, LIMITS, abi.build_limits(change(None)), abi.LIMITS_SIZE, LIMITS_MODE, self._label
+                here,
+                LIMITS,
+                limits_page.build_limits(change(None)),
+                limits_page.LIMITS_SIZE,
+                LIMITS_MODE,
+                self._label,
             )
             os.close(page)
             return
         try:
-            changed = files.put_back(page, os.fstat(page), abi.LIMITS_SIZE, LIMITS_MODE)
+            changed = files.put_back(page, os.fstat(page), limits_page.LIMITS_SIZE, LIMITS_MODE)
             if changed:
                 log.warning("limits_page_restored", directory=f"{self._root}/{name}", change=changed)
-            image = files.read(page, abi.LIMITS_SIZE)
+            image = files.read(page, limits_page.LIMITS_SIZE)
             now = _readable(image)
             wanted = change(now)
             if now is None or replace(wanted, generation=now.generation) != now:
-                write = abi.rewrite_limits(image, wanted)
+                write = limits_page.rewrite_limits(image, wanted)
                 files.write(page, write.offset, write.data)
         finally:
             os.close(page)
@@ -354,30 +363,35 @@ class FileControlPages:
                     f"the usage page of {self._root}/{name} is gone: its container must start again"
                 )
             page = files.create_page(
-                here, USAGE, abi.build_usage()[: abi.USAGE_HEAD_SIZE], abi.USAGE_SIZE, USAGE_MODE, self._label
+                here,
+                USAGE,
+                usage_page.build_usage()[: usage_page.USAGE_HEAD_SIZE],
+                usage_page.USAGE_SIZE,
+                USAGE_MODE,
+                self._label,
             )
         old = self._usage.pop(name, None)
         if old is not None:
             os.close(old)
         self._usage[name] = page
-        if create and (changed := files.put_back(page, os.fstat(page), abi.USAGE_SIZE, USAGE_MODE)):
+        if create and (changed := files.put_back(page, os.fstat(page), usage_page.USAGE_SIZE, USAGE_MODE)):
             log.warning("usage_page_restored", reason=str(self._tampering(name, changed)))
         return page
 
-    def _read(self, page: int, name: str, cards: int) -> abi.Usage:
+    def _read(self, page: int, name: str, cards: int) -> usage_page.Usage:
         """What the page says; one that is as it was is not parsed again: idle containers are the rule.
 
         Raises PageError for anything but a whole page.
         """
         before = self._readings.get(name)
-        image = files.read(page, len(before.image) if before else abi.USAGE_HEAD_SIZE)
+        image = files.read(page, len(before.image) if before else usage_page.USAGE_HEAD_SIZE)
         if before is not None and image == before.image and cards == len(before.usage.cards):
             return before.usage
-        if len(image) < abi.USAGE_HEAD_SIZE:
-            raise abi.PageError(f"the usage page shrank to {len(image)} bytes while {name} was read")
-        extent = abi.usage_extent(image)
+        if len(image) < usage_page.USAGE_HEAD_SIZE:
+            raise PageError(f"the usage page shrank to {len(image)} bytes while {name} was read")
+        extent = usage_page.usage_extent(image)
         image = files.read(page, extent) if extent > len(image) else image[:extent]
-        usage = abi.read_usage(image, cards)
+        usage = usage_page.read_usage(image, cards)
         self._readings.pop(name, None)
         if extent <= _KEPT_BYTES:
             self._readings[name] = _Reading(image, usage)
@@ -394,10 +408,10 @@ class FileControlPages:
                         f"the limits page of {self._root}/{name} is gone: its container must start again"
                     )
                 try:
-                    found = abi.read_limits(files.read(page, abi.LIMITS_SIZE))
+                    found = limits_page.read_limits(files.read(page, limits_page.LIMITS_SIZE))
                 finally:
                     os.close(page)
-            cards = tuple(CardUuid(abi.uuid_text(card.uuid)) for card in found.cards)
+            cards = tuple(CardUuid(uuid_text(card.uuid)) for card in found.cards)
             self._cards[name] = cards
         return cards
 
@@ -410,7 +424,7 @@ class FileControlPages:
         )
 
 
-def _note(note: abi.Note, cards: Sequence[CardUuid]) -> LibraryMessage:
+def _note(note: usage_page.Note, cards: Sequence[CardUuid]) -> LibraryMessage:
     return LibraryMessage(
         number=note.number,
         at=note.when_ns * _NS,
@@ -424,15 +438,17 @@ def _note(note: abi.Note, cards: Sequence[CardUuid]) -> LibraryMessage:
     )
 
 
-def _readable(image: bytes) -> abi.Limits | None:
+def _readable(image: bytes) -> limits_page.Limits | None:
     try:
-        return abi.read_limits(image)
-    except abi.PageError:
+        return limits_page.read_limits(image)
+    except PageError:
         return None
 
 
-def _corrected(card: abi.CardLimits, corrections: Mapping[CardUuid, Correction]) -> abi.CardLimits:
-    told = corrections.get(CardUuid(abi.uuid_text(card.uuid)))
+def _corrected(
+    card: limits_page.CardLimits, corrections: Mapping[CardUuid, Correction]
+) -> limits_page.CardLimits:
+    told = corrections.get(CardUuid(uuid_text(card.uuid)))
     if told is None:
         return card
     excess = told.excess or Excess(card.host_excess, card.host_looked_ns, card.host_counted)
@@ -443,7 +459,7 @@ def _corrected(card: abi.CardLimits, corrections: Mapping[CardUuid, Correction])
         host_adjust=card.host_adjust if told.host_adjust is None else told.host_adjust,
         host_excess=excess.bytes,
         host_looked_ns=excess.looked_ns,
-        host_counted=min(excess.counted, abi.MAX_BYTES),
+        host_counted=min(excess.counted, usage_page.MAX_BYTES),
     )
 
 
@@ -464,5 +480,5 @@ def _errors(where: str) -> Iterator[None]:
             f"the control pages of {where} cannot be used: {error.strerror or error}; "
             "check that the file system is there, writable and not full"
         ) from error
-    except abi.PageError as error:
+    except PageError as error:
         raise NodeUnready(f"the control pages of {where} cannot hold what they should: {error}") from error
