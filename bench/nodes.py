@@ -1,18 +1,23 @@
-"""The agent on a node as it is: whether hostile neighbours can silence its port."""
+"""The agent on nodes as they are: whether its port can be silenced, and whether it injects as the runtime
+can.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from pathlib import Path
 
 from bench.rows import Row, in_memory, percentile
 from bench.world import World
+from tests.fakes.node_roots import DEFAULTS, EVERY, LEFT_BEHIND
 
-PARTS = ("silence",)
+PARTS = ("silence", "detect")
 _CONNECTIONS = 1000
 _PROBE_SECONDS, _SCRAPE_SECONDS = 5.0, 10.0  # the chart's timeout of a probe, Prometheus' of a scrape
 _PODS = 50
@@ -20,7 +25,29 @@ _PODS = 50
 
 def rows(*, full: bool, only: str = "") -> list[Row]:
     """Run it; ``only`` is one of :data:`PARTS`."""
-    return [_silenced(full=full)] if only in ("", "silence") else []
+    found = []
+    if only in ("", "silence"):
+        found.append(_silenced(full=full))
+    if only in ("", "detect"):
+        found.append(_detected())
+    return found
+
+
+def _detected() -> Row:
+    """Detection over nodes made of files; where they are documented defaults, and where others left
+    theirs.
+    """
+    wrong = []
+    for made in EVERY:
+        with tempfile.TemporaryDirectory(prefix="vcuda-bench-") as place:
+            strategy, why = made.detected(made.make(Path(place)))
+        if strategy is not made.wanted:
+            wrong.append(f"{made.name}: {strategy.value} ({why})")
+    read = (
+        f"of {len(DEFAULTS)} default configurations (containerd 1.6 to 2.1, CRI-O, k3s, RKE2, k0s, MicroK8s, "
+        f"Docker with cri-dockerd, kind) and {len(LEFT_BEHIND)} nodes with files that other runtimes left"
+    )
+    return Row("detect_wrong", len(wrong), "nodes", "= 0", full=True, note="; ".join(wrong) or read)
 
 
 def _silenced(*, full: bool) -> Row:

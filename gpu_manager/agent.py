@@ -396,7 +396,8 @@ def build_injector(
         RequestInvalid: the strategy does not exist.
     """
     if config.injection == "auto":
-        strategy, why = detect(config.host_root)
+        kubelet_dir = str(config.device_plugins.parent)
+        strategy, why = detect(config.host_root, kubelet_dir=kubelet_dir, proc=config.proc)
         log.info("injection_chosen", strategy=strategy.value, why=why)
     else:
         names = [s.value for s in Strategy]

@@ -44,9 +44,10 @@ def command(
 
 def _gather(url: str, token: str, root: Path, driver_root: str, kubelet_dir: str, injection: str) -> Facts:
     from gpu_manager.adapters.diagnosis.driver import gather_driver  # noqa: PLC0415  # only where it is needed
-    from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet, runtime_socket  # noqa: PLC0415  # same
+    from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet  # noqa: PLC0415  # same
     from gpu_manager.adapters.diagnosis.runtime import gather_runtime  # noqa: PLC0415  # same
     from gpu_manager.adapters.driver_files.host import HostFiles  # noqa: PLC0415  # same
+    from gpu_manager.adapters.driver_files.kubelet_config import runtime_socket  # noqa: PLC0415  # same
 
     known_injection(injection, simulated=False)
     if not root.is_dir():

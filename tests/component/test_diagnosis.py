@@ -12,10 +12,11 @@ import pytest
 
 from gpu_manager.adapters.diagnosis.agent import gather_agent
 from gpu_manager.adapters.diagnosis.driver import gather_driver
-from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet, runtime_socket
+from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet
 from gpu_manager.adapters.diagnosis.runtime import gather_runtime
 from gpu_manager.adapters.driver_files import detect
 from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.kubelet_config import runtime_socket
 from gpu_manager.cli.main import run
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
@@ -71,7 +72,7 @@ def test_a_machine_without_anything_has_no_facts_and_no_errors(root: Path) -> No
     driver = gather_driver(host, "/", None, sysfs=root, proc=root)
     assert (driver.pci_cards, driver.kernel, driver.library, driver.nvml_cards) == (None, None, None, None)
     assert "install the NVIDIA driver" in driver.library_problem
-    assert gather_kubelet(host, KUBELET, sysfs=root) is None
+    assert gather_kubelet(host, KUBELET, sysfs=root, proc=root) is None
     found = gather_runtime(host, None, sysfs=root)
     assert (found.strategy, found.config, found.sockets, found.cdi) == ("direct", "", (), None)
 
@@ -104,12 +105,18 @@ def test_the_runtime_is_read_as_detection_reads_it(root: Path) -> None:
     lib = "usr/lib/x86_64-linux-gnu/libnvidia-container.so"
     host = put(root, {CONFIG: NVIDIA, f"{lib}.1.3.1": "", f"{lib}.1": "", "fs/cgroup/cgroup.controllers": ""})
     found = gather_runtime(host, "/run/other.sock", sysfs=root)
-    strategy, why = detect(root)
+    assert (found.strategy, found.config) == (
+        "direct",
+        "",
+    )  # that socket is of no runtime whose file is there
+    assert "/run/other.sock" in found.why
+    assert (found.cri, found.sockets) == ("/run/other.sock", ())
+    found = gather_runtime(host, "/var/run/containerd/containerd.sock", sysfs=root)
+    strategy, why = detect(root, proc=root)
     assert (found.strategy, found.why) == (strategy.value, why)
     assert found.default_runtime == "nvidia"
     assert found.missing == {"nvidia"}
     assert (found.systemd_cgroup, found.toolkit, found.cgroups) == (True, (1, 3, 1), 2)
-    assert (found.cri, found.sockets) == ("/run/other.sock", ())
     put(root, {"usr/bin/nvidia-container-runtime": ""})
     assert gather_runtime(host, None, sysfs=root).missing == frozenset()
 
@@ -143,7 +150,7 @@ def test_the_kubelets_files_say_what_is_registered_and_which_socket_it_uses(root
             "etc/s/b.yaml": "\x00 not a manifest: [",
         },
     )
-    found = gather_kubelet(host, KUBELET, sysfs=root)
+    found = gather_kubelet(host, KUBELET, sysfs=root, proc=root)
     assert found is not None
     assert found.registered == {CORE, "nvidia.com/gpu"}
     assert (found.socket, found.own_sockets, found.cgroup_driver) == (False, {"vcore.sock"}, "systemd")
@@ -163,7 +170,7 @@ def test_the_kubelets_files_say_what_is_registered_and_which_socket_it_uses(root
 @pytest.mark.parametrize("text", ["", "[]", '{"Data":[]}', '{"Data":{"RegisteredDevices":3}}', "[" * 10_000])
 def test_a_torn_checkpoint_is_not_taken_for_an_empty_one(root: Path, text: str) -> None:
     host = put(root, {"var/lib/kubelet/device-plugins/kubelet_internal_checkpoint": text})
-    found = gather_kubelet(host, KUBELET, sysfs=root)
+    found = gather_kubelet(host, KUBELET, sysfs=root, proc=root)
     assert found is not None
     assert found.registered is None
 

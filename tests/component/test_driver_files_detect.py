@@ -1,8 +1,13 @@
 """Which strategy suits a node, from its runtime's files alone."""
 
+import socket
+
 import pytest
 
-from gpu_manager.adapters.driver_files import Strategy, detect
+from gpu_manager.adapters.driver_files import Strategy
+from gpu_manager.adapters.driver_files import detect as detect_with
+from gpu_manager.adapters.driver_files.runtimes import answers
+from tests.fakes.node_roots import EVERY, LEFT_BEHIND
 
 V2 = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n'
 V2_RUNTIME = '[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n'
@@ -10,6 +15,11 @@ V3 = "version = 3\n"
 V3_CRI = '[plugins."io.containerd.cri.v1.runtime"]\n'
 CONTAINERD = "etc/containerd/config.toml"
 K3S = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+
+
+def detect(root):
+    """On a machine without a kubelet: other tests may run one beside."""
+    return detect_with(root, proc=root / "proc")
 
 
 def node(root, **files):
@@ -44,10 +54,14 @@ def node(root, **files):
             "not show",
         ),
         ({CONTAINERD: "= broken ["}, Strategy.DIRECT, "no configuration"),
-        ({CONTAINERD: "= broken [", "run/containerd/containerd.sock": ""}, Strategy.DIRECT, "does not show"),
+        (
+            {CONTAINERD: "= broken [", "run/containerd/containerd.sock": ""},
+            Strategy.DIRECT,
+            "no configuration",
+        ),
         ({CONTAINERD: 'plugins = 3\nversion = "x"\n'}, Strategy.DIRECT, "does not show"),
         ({K3S: V3}, Strategy.CDI, "k3s"),
-        ({"run/containerd/containerd.sock": ""}, Strategy.DIRECT, "does not show"),
+        ({"run/containerd/containerd.sock": ""}, Strategy.DIRECT, "no configuration"),
         ({"run/crio/crio.sock": ""}, Strategy.CDI, "CRI-O reads CDI specs"),
         (
             {"etc/crio/crio.conf": '[crio.runtime]\ncdi_spec_dirs = ["/etc/cdi"]\n'},
@@ -68,7 +82,7 @@ def node(root, **files):
             Strategy.NVIDIA,
             "daemon.json",
         ),
-        ({"etc/docker/daemon.json": "[3", "run/cri-dockerd.sock": ""}, Strategy.DIRECT, "no configuration"),
+        ({"etc/docker/daemon.json": "[3", "run/cri-dockerd.sock": ""}, Strategy.DIRECT, "no CDI device"),
     ],
 )
 def test_the_runtime_s_files_decide(tmp_path, files, strategy, why):
@@ -88,19 +102,31 @@ def test_imports_are_read_on_top(tmp_path):
     assert detect(root)[0] is Strategy.CDI
 
 
-def test_an_import_that_leaves_the_other_settings_leaves_them(tmp_path):
-    root = node(
-        tmp_path,
-        **{
-            CONTAINERD: 'imports = ["conf.d/*.toml", 3]\n' + V2 + "enable_cdi = true\n",
-            "etc/containerd/conf.d/99.toml": V2 + 'sandbox_image = "x"\n',
-        },
-    )
-    assert detect(root)[0] is Strategy.CDI
-
-
 def test_a_configuration_behind_an_absolute_link_is_the_node_s_own(tmp_path):
     root = node(tmp_path, **{"opt/config.toml": V3})
     (root / "etc/containerd").mkdir(parents=True)
     (root / CONTAINERD).symlink_to("/opt/config.toml")
     assert detect(root)[0] is Strategy.CDI
+
+
+@pytest.mark.parametrize("made", EVERY, ids=lambda made: made.name)
+def test_the_runtime_that_the_kubelet_uses_decides(tmp_path, made):
+    found, said = made.detected(made.make(tmp_path))
+    assert found is made.wanted, said
+
+
+def test_there_are_forty_nodes_with_leftovers_and_odd_files():
+    assert len(LEFT_BEHIND) >= 40
+
+
+def test_a_socket_answers_while_a_process_listens_at_it(tmp_path, monkeypatch):
+    path = tmp_path / ("long" * 30) / "containerd.sock"
+    path.parent.mkdir()
+    monkeypatch.chdir(path.parent)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path.name)
+        assert not answers(path)
+        listening.listen()
+        assert answers(path)
+    assert not answers(path)  # the file is still there
+    assert not answers(tmp_path / "none" / "x.sock")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
-
-import yaml
+from typing import Final
 
 from gpu_manager.adapters.diagnosis.runtime import cgroup_version
 from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.kubelet_config import kubelet_config
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.domain.contract import CORE_SOCKET, KUBELET_SOCKET, MEMORY_SOCKET, NVIDIA_SOCKET
@@ -19,15 +16,16 @@ from gpu_manager.domain.doctor.facts import KubeletFacts
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import parse_pod
 
-_ENDPOINT: Final = re.compile(r"--container-runtime-endpoint[= \x00]\"?([^\s\"\x00]+)")
 _STATIC: Final = "/etc/kubernetes/manifests"  # kubeadm's
 
 
-def gather_kubelet(host: HostFiles, directory: str, *, sysfs: Path = Path("/sys")) -> KubeletFacts | None:
+def gather_kubelet(
+    host: HostFiles, directory: str, *, sysfs: Path = Path("/sys"), proc: Path = Path("/proc")
+) -> KubeletFacts | None:
     """The kubelet whose directory that is on the node; None if there is none."""
     if not host.exists(directory):
         return None
-    config = _config(host, directory)
+    config = kubelet_config(host, directory, proc)
     plugins = f"{directory}/device-plugins"
     static = _text(config.get("staticPodPath")) or _STATIC
     driver = _text(config.get("cgroupDriver"))
@@ -44,49 +42,6 @@ def gather_kubelet(host: HostFiles, directory: str, *, sysfs: Path = Path("/sys"
         cgroups=cgroup_version(sysfs),
         static_pods=_static_pods(host, static),
     )
-
-
-def runtime_socket(host: HostFiles, directory: str, proc: Path = Path("/proc")) -> str | None:
-    """The socket of the container runtime that the kubelet is told to use: as it runs, else as configured."""
-    for text in (_command_line(proc), host.read(f"{directory}/kubeadm-flags.env") or b""):
-        if match := _ENDPOINT.search(text.decode(errors="replace")):
-            return _path(match[1])
-    endpoint = _text(_config(host, directory).get("containerRuntimeEndpoint"))
-    return _path(endpoint) if endpoint else None
-
-
-def _path(endpoint: str) -> str | None:
-    path = endpoint.removeprefix("unix://")
-    return path if path.startswith("/") else None
-
-
-def _command_line(proc: Path) -> bytes:
-    """How the running kubelet was started; empty if none is seen."""
-    try:
-        pids = [entry for entry in proc.iterdir() if entry.name.isdecimal()]
-    except OSError:
-        return b""
-    for pid in pids:
-        try:
-            if (pid / "comm").read_bytes().strip() == b"kubelet":
-                return (pid / "cmdline").read_bytes()[: 1 << 16]
-        except OSError:  # it has ended, or is hidden
-            continue
-    return b""
-
-
-def _config(host: HostFiles, directory: str) -> Mapping[str, Any]:
-    for path in (f"{directory}/config.yaml", "/etc/kubernetes/kubelet/kubelet-config.json"):
-        text = host.read(path)
-        if text is None:
-            continue
-        try:
-            data = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError):
-            continue
-        if isinstance(data, Mapping):
-            return data
-    return {}
 
 
 def _registered(text: bytes | None) -> frozenset[str] | None:

@@ -2,7 +2,8 @@
 
 ``injector`` answers :class:`gpu_manager.ports.Injector`; ``driver`` finds the driver's libraries (``elf``
 reads them, ``host`` follows links on the node); ``content`` says what goes where; ``delivery`` installs our
-library; ``cdi`` and ``records`` keep what outlives a call; ``detect`` chooses a strategy; ``extra`` reads
+library; ``cdi`` and ``records`` keep what outlives a call; ``detect`` chooses a strategy by the runtime
+(``runtimes``, ``containerd``) that the kubelet uses (``kubelet_config``); ``extra`` reads
 the predecessor's extra-config.json.
 """
 

@@ -67,6 +67,14 @@ class HostFiles:
             return None
         return content if len(content) <= limit else None
 
+    def modified(self, path: str) -> float:
+        """When a file was last written, in seconds since 1970; 0 if it is missing."""
+        found = self.resolve(path)
+        try:
+            return self.seen(found).stat().st_mtime if found is not None else 0.0
+        except OSError:
+            return 0.0
+
     def listing(self, path: str) -> list[str]:
         """The names in a directory, sorted; none if it is missing."""
         found = self.resolve(path)

@@ -1,0 +1,230 @@
+"""The container runtimes of a node, by their configuration files and sockets, and the one that the kubelet
+uses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gpu_manager.adapters.driver_files.containerd import (
+    FIRST_WITH_CDI_ON,
+    ContainerdConfig,
+    merged,
+    parse_toml,
+    read_containerd,
+    table,
+)
+from gpu_manager.adapters.driver_files.host import HostFiles
+
+SPEC_DIR: Final = "/var/run/cdi"
+_SPEC_DIRS: Final = (SPEC_DIR, "/run/cdi")
+_CONTAINERD: Final = (
+    # a configuration file, and the socket where it names none
+    ("/etc/containerd/config.toml", "/run/containerd/containerd.sock"),
+    ("/etc/cri/containerd.toml", "/run/containerd/containerd.sock"),  # Talos
+    ("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "/run/k3s/containerd/containerd.sock"),
+    ("/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "/run/k3s/containerd/containerd.sock"),
+    ("/etc/k0s/containerd.toml", "/run/k0s/containerd.sock"),
+    ("/var/snap/microk8s/current/args/containerd.toml", "/var/snap/microk8s/common/run/containerd.sock"),
+)
+_CRIO: Final = "/run/crio/crio.sock"
+_CRIO_DROP_INS: Final = ("/usr/share/containers/crio.conf.d", "/etc/crio/crio.conf.d")
+_DOCKER: Final = "/etc/docker/daemon.json"
+_SHIMS: Final = ("/run/cri-dockerd.sock", "/run/dockershim.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")
+_PATIENCE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRuntime:
+    """A container runtime. ``config`` is its file, empty if there is none; ``cdi`` says whether it reads
+    our CDI specs (None: its files leave that open), ``cdi_why`` by what; ``default`` names its default
+    runtime, ``runtimes`` maps each runtime to its binary; ``systemd`` is whether it keeps cgroups through
+    systemd; ``serves`` is False where its CRI is switched off.
+    """
+
+    socket: str
+    config: str
+    cdi: bool | None
+    cdi_why: str
+    default: str = ""
+    runtimes: Mapping[str, str] = field(default_factory=dict)
+    systemd: bool | None = None
+    serves: bool = True
+
+
+def answers(path: Path) -> bool:
+    """True if a process accepts connections at the socket."""
+    try:
+        # A socket's path has at most 107 bytes: the directory is named by its descriptor.
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(_PATIENCE_SECONDS)
+            line.connect(f"/proc/self/fd/{directory}/{path.name}")
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(directory)
+
+
+def in_use(
+    host: HostFiles, endpoint: str | None, answering: Callable[[Path], bool] = answers
+) -> tuple[tuple[ContainerRuntime, ...], str]:
+    """The runtime at the kubelet's ``endpoint`` (a socket's path); without that, those whose socket
+    answers, or all of which there are files if none does. And why there is none, in words.
+    """
+    found = tuple(runtimes(host))
+    if endpoint is not None:
+        ours = tuple(one for one in found if plain(one.socket) == plain(endpoint))
+        return ours, "" if ours else f"the kubelet uses {endpoint}, whose configuration is not known"
+    serving = tuple(one for one in found if one.serves)
+    alive = tuple(one for one in serving if any(map(answering, _places(host, one.socket))))
+    return alive or serving, "no configuration or socket of containerd, CRI-O or Docker is there"
+
+
+def runtimes(host: HostFiles) -> Iterator[ContainerRuntime]:
+    """Every runtime of which there is a configuration or a socket."""
+    yield from _containerd(host)
+    if (crio := _crio(host)) is not None:
+        yield crio
+    for shim in _SHIMS:
+        if _there(host, shim):
+            yield _docker(host, shim)
+
+
+def sockets(host: HostFiles) -> tuple[str, ...]:
+    """The sockets of container runtimes that are there."""
+    known = (*(where for _, where in _CONTAINERD), _CRIO, *_SHIMS)
+    return tuple(one for one in dict.fromkeys(known) if _there(host, one))
+
+
+def plain(path: str) -> str:
+    """The path as the runtimes' own documentation writes it: /var/run is /run."""
+    return path.removeprefix("/var") if path.startswith("/var/run/") else path
+
+
+def _containerd(host: HostFiles) -> Iterator[ContainerRuntime]:
+    """One for each socket. Of several files for one socket the newest counts: k3s and RKE2 share a socket,
+    and each writes its file at every start.
+    """
+    configs: dict[str, ContainerdConfig] = {}
+    for path, default in _CONTAINERD:
+        config = read_containerd(host, path)
+        if config is None:
+            continue
+        where = plain(config.address) or default
+        before = configs.get(where)
+        if before is None or host.modified(before.path) < host.modified(path):
+            configs[where] = config
+    for where in dict.fromkeys((*configs, *(where for _, where in _CONTAINERD))):
+        if where in configs:
+            yield _configured(configs[where], where)
+        elif _there(host, where):
+            yield ContainerRuntime(
+                where, "", None, f"{where} has no configuration that shows whether CDI is on"
+            )
+
+
+def _configured(config: ContainerdConfig, where: str) -> ContainerRuntime:
+    cri, path = config.cri, config.path
+    enabled, directories = cri.get("enable_cdi"), cri.get("cdi_spec_dirs")
+    cdi: bool | None = False
+    if config.disabled:
+        why = f"{path}: the CRI plugin is disabled"
+    elif enabled is False:
+        why = f"{path}: enable_cdi is false"
+    elif directories is not None and not _has_spec_dir(directories):
+        why = f"{path}: cdi_spec_dirs has no {SPEC_DIR}"
+    elif enabled is True:
+        cdi, why = True, f"{path}: enable_cdi is true"
+    elif config.version >= FIRST_WITH_CDI_ON:
+        cdi, why = True, f"{path} is of version {config.version}: containerd 2 has CDI on"
+    else:
+        cdi, why = None, f"{path} does not show whether containerd has CDI on"
+    part = table(cri, "containerd")
+    tables = table(part, "runtimes")
+    options = {name: table(table(tables, name), "options") for name in tables}
+    systemd = options.get("runc", {}).get("SystemdCgroup")
+    return ContainerRuntime(
+        where,
+        path,
+        cdi,
+        why,
+        default=_string(part.get("default_runtime_name")),
+        runtimes={name: _string(values.get("BinaryName")) for name, values in options.items()},
+        systemd=systemd is True,  # an absent switch is containerd's default, which is off
+        serves=not config.disabled,
+    )
+
+
+def _crio(host: HostFiles) -> ContainerRuntime | None:
+    """CRI-O has CDI on since 1.23, unless its spec directories are set to others."""
+    paths = ["/etc/crio/crio.conf"]
+    for directory in _CRIO_DROP_INS:
+        paths += [f"{directory}/{name}" for name in host.listing(directory)]
+    config: dict[str, Any] = {}
+    for path in paths:
+        config = merged(config, table(parse_toml(host, path), "crio"))
+    runtime = table(config, "runtime")
+    if not config and not _there(host, _CRIO):
+        return None
+    directories = runtime.get("cdi_spec_dirs")
+    reads = directories is None or _has_spec_dir(directories)
+    tables = table(runtime, "runtimes")
+    return ContainerRuntime(
+        plain(_string(table(config, "api").get("listen"))) or _CRIO,
+        "/etc/crio" if config else "",
+        reads,
+        "CRI-O reads CDI specs" if reads else f"CRI-O's cdi_spec_dirs has no {SPEC_DIR}",
+        default=_string(runtime.get("default_runtime")),
+        runtimes={name: _string(table(tables, name).get("runtime_path")) for name in tables},
+        systemd=_string(runtime.get("cgroup_manager")) in ("", "systemd"),  # CRI-O's default
+    )
+
+
+def _docker(host: HostFiles, shim: str) -> ContainerRuntime:
+    """Docker behind cri-dockerd, which passes no CDI device on."""
+    try:
+        data = json.loads(host.read(_DOCKER) or b"{}")
+    except (ValueError, RecursionError):
+        data = {}
+    config = data if isinstance(data, dict) else {}
+    tables = table(config, "runtimes")
+    return ContainerRuntime(
+        shim,
+        _DOCKER if config else "",
+        cdi=False,
+        cdi_why="cri-dockerd passes no CDI device to Docker",
+        default=_string(config.get("default-runtime")),
+        runtimes={name: _string(table(tables, name).get("path")) for name in tables},
+    )
+
+
+def _has_spec_dir(directories: object) -> bool:
+    return isinstance(directories, list) and any(
+        isinstance(entry, str) and entry.rstrip("/") in _SPEC_DIRS for entry in directories
+    )
+
+
+def _places(host: HostFiles, path: str) -> list[Path]:
+    """Where the agent sees the socket; none if it is not there."""
+    found = (host.resolve(one) for one in (path, f"/var{path}"))
+    return [host.seen(one) for one in found if one is not None]
+
+
+def _there(host: HostFiles, path: str) -> bool:
+    return bool(_places(host, path))
+
+
+def _string(value: object) -> str:
+    return value if isinstance(value, str) else ""
