@@ -140,6 +140,7 @@ class Agent:
             self.metrics,
             self._stop,
             lending=config.lending,
+            lost=lambda: self.inventory.changed(),
         )
         self.health = Health(self.cards, self._kube.node, clock)
         self.inventory = InventoryService(

@@ -211,8 +211,8 @@ class Inventory:
     """The inventory of a node: cards with their state, the links between them, the memory unit in bytes.
 
     ``refused`` lists amounts (cores, memory bytes) that the node refused in the last 30 s, ``lingering`` the
-    shares of pods that the API no longer has. ``serving`` is False while the node's agent starts or leaves,
-    and after it has left: the kubelet may refuse a pod that is bound there then.
+    shares of pods that the API no longer has. ``serving`` is False while the node's agent starts or leaves or
+    its kubelet is away, and after it has left: the kubelet may refuse a pod that is bound there then.
     """
 
     unit: int

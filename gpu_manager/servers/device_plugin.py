@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -92,9 +92,12 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
         metrics: ServiceMetrics,
         *,
         lending: bool = False,
+        lost: Callable[[], object] = lambda: None,
     ) -> None:
+        """``lost`` is called when the kubelet no longer listens to us."""
         self.resource = resource
         self._lending = lending
+        self._lost = lost
         self.offered = False  # the kubelet has been sent the devices
         self.cut = threading.Event()  # a stream ended that we did not end: only a new registration helps
         self._state = state
@@ -204,6 +207,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
     def _stream_ended(self) -> None:
         if not self._stopped:
             self.cut.set()
+            self._lost()
         self.announce()
 
 
@@ -243,8 +247,12 @@ class DevicePlugin:
         *,
         lending: bool = False,
         back_off: tuple[float, float] = _BACK_OFF,
+        lost: Callable[[], object] = lambda: None,
     ) -> None:
-        """``back_off``: the first and the longest pause, in seconds, between registrations that fail."""
+        """``back_off``: the first and the longest pause, in seconds, between registrations that fail.
+
+        ``lost`` is called when the kubelet no longer listens to us.
+        """
         self.sockets = LENDING if lending else SOCKETS
         self._directory = directory
         self._state = state
@@ -253,12 +261,14 @@ class DevicePlugin:
         self._metrics = metrics
         self._stop = stop
         self._back_off = back_off
+        self._lost = lost
         self._servers: tuple[ResourceServer, ...] = ()
         self.registered = threading.Event()
 
     def offering(self) -> bool:
         """True if the kubelet has every resource's devices: a pod that comes now finds them."""
-        return bool(self._servers) and all(server.offered for server in self._servers)
+        servers = self._servers
+        return bool(servers) and all(one.offered and not one.cut.is_set() for one in servers)
 
     def announce(self) -> None:
         """Cards may have changed."""
@@ -362,7 +372,13 @@ class DevicePlugin:
     def _serve(self, resource: str, undo: ExitStack) -> ResourceServer:
         path = self._directory / self.sockets[resource]
         servicer = ResourceServer(
-            resource, self._state, self._allocator, self._proof, self._metrics, lending=NVIDIA in self.sockets
+            resource,
+            self._state,
+            self._allocator,
+            self._proof,
+            self._metrics,
+            lending=NVIDIA in self.sockets,
+            lost=self._lost,
         )
         server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix=self.sockets[resource]))
         api_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)

@@ -99,6 +99,17 @@ def test_case_05_a_restarted_kubelet_finds_both_again(rig: NodeRig) -> None:
     assert rig.kubelet.registrations[CORE] == 2
 
 
+def test_case_05_a_kubelet_that_goes_has_our_devices_no_more(rig: NodeRig) -> None:
+    """Schedulers hear of it at once: what they bound now, the kubelet would refuse for good when it is back."""
+    rig.until(rig.plugin.offering)
+    rig.kubelet.stop()
+    assert rig.lost.wait(10)
+    assert not rig.plugin.offering()
+    rig.kubelet.start()
+    rig.await_registered()
+    rig.until(rig.plugin.offering)
+
+
 def test_case_05_a_kubelet_that_was_down_for_longer_is_met_at_once(tmp_path: Path) -> None:
     """A killed kubelet leaves its socket behind: attempts fail on it, with pauses that its return cuts short."""
     rig = NodeRig(tmp_path, back_off=(300.0, 300.0))

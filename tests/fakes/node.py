@@ -183,7 +183,7 @@ class NodeRig:
         )
 
     def _serve(self, proof: PreStart) -> None:
-        self.stop = threading.Event()
+        self.stop, self.lost = threading.Event(), threading.Event()
         self.plugin = DevicePlugin(
             self.kubelet.device_plugins,
             self.state,
@@ -193,6 +193,7 @@ class NodeRig:
             self.stop,
             lending=self.lending,
             back_off=self.back_off,
+            lost=self.lost.set,
         )
         self.state.changed = self.plugin.announce
         self._thread = threading.Thread(target=self.plugin.run, name="plugin", daemon=True)

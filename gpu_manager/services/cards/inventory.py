@@ -45,7 +45,7 @@ class InventoryService:
         clock: Clock,
         offering: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``offering``: the kubelet has received our devices; before that, no pod may be bound here."""
+        """``offering``: the kubelet has our devices; while it has not, no pod may be bound here."""
         self._state = state
         self._allocator = allocator
         self._departed = departed
@@ -60,7 +60,6 @@ class InventoryService:
         self._clock = clock
         self._elsewhere_at = float("-inf")
         self._found_elsewhere: frozenset[CardUuid] = frozenset()
-        self._served = False  # offered once: a kubelet that restarts keeps its pods waiting itself
         self._leaving = False
 
     def leave(self) -> None:
@@ -83,10 +82,12 @@ class InventoryService:
         node, lent = self._state.node, self._state.offer.lent
         cards = tuple(replace(s, held=NVIDIA) if s.card.uuid in lent else s for s in node.cards)
         lingering = self._departed.lingering()
-        self._served = self._served or self._offering()
-        serving = self._served and not self._leaving
+        # A kubelet that comes back refuses for good what it admits before it has our devices again. It says so
+        # in its node's status, but only with its first report: what the scheduler binds until then is lost.
+        offering = self._offering()
+        serving = offering and not self._leaving
         self._period = LINGERING_SECONDS if lingering else PERIOD_SECONDS
-        if not self._served:
+        if not offering:
             self._period = STARTING_SECONDS
         text = encode_inventory(
             Inventory(node.unit, cards, node.topology, self._allocator.refused(), lingering, serving)
