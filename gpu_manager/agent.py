@@ -140,7 +140,7 @@ class Agent:
             self.metrics,
             self._stop,
             lending=config.lending,
-            lost=lambda: self.inventory.changed(),
+            lost=self._kubelet_lost,
         )
         self.health = Health(self.cards, self._kube.node, clock)
         self.inventory = InventoryService(
@@ -300,6 +300,9 @@ class Agent:
     def _backstop(self) -> CgroupMemoryLimit:
         cgroups = self._config.host_root / "sys/fs/cgroup"
         return CgroupMemoryLimit(cgroups, lambda: self.state.node.cards, build_driver_limits(self._config))
+
+    def _kubelet_lost(self) -> None:
+        self.inventory.changed()
 
     def _books_changed(self) -> None:
         self.inventory.changed()

@@ -82,8 +82,8 @@ class InventoryService:
         node, lent = self._state.node, self._state.offer.lent
         cards = tuple(replace(s, held=NVIDIA) if s.card.uuid in lent else s for s in node.cards)
         lingering = self._departed.lingering()
-        # A kubelet that comes back refuses for good what it admits before it has our devices again. It says so
-        # in its node's status, but only with its first report: what the scheduler binds until then is lost.
+        # A kubelet that comes back refuses for good what it admits before it has our devices again, and its
+        # node's status shows that only with its first report: what is bound until then would be lost.
         offering = self._offering()
         serving = offering and not self._leaving
         self._period = LINGERING_SECONDS if lingering else PERIOD_SECONDS
