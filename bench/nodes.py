@@ -15,12 +15,14 @@ from pathlib import Path
 
 from bench.rows import Row, in_memory, percentile
 from bench.world import World
+from tests.fakes.mounted import ROOTS, SEEING, MountedNode
 from tests.fakes.node_roots import DEFAULTS, EVERY, LEFT_BEHIND
 
-PARTS = ("silence", "detect")
+PARTS = ("silence", "detect", "injection")
 _CONNECTIONS = 1000
 _PROBE_SECONDS, _SCRAPE_SECONDS = 5.0, 10.0  # the chart's timeout of a probe, Prometheus' of a scrape
 _PODS = 50
+_NAMED_SECONDS = 10.0
 
 
 def rows(*, full: bool, only: str = "") -> list[Row]:
@@ -30,6 +32,8 @@ def rows(*, full: bool, only: str = "") -> list[Row]:
         found.append(_silenced(full=full))
     if only in ("", "detect"):
         found.append(_detected())
+    if only in ("", "injection"):
+        found.append(_unseen())
     return found
 
 
@@ -48,6 +52,24 @@ def _detected() -> Row:
         f"Docker with cri-dockerd, kind) and {len(LEFT_BEHIND)} nodes with files that other runtimes left"
     )
     return Row("detect_wrong", len(wrong), "nodes", "= 0", full=True, note="; ".join(wrong) or read)
+
+
+def _unseen() -> Row:
+    """Containers whose mounts differ from their grant, on recorded process trees and a modelled clock."""
+    wrong, longest = [], 0.0
+    for made in ROOTS:
+        with tempfile.TemporaryDirectory(prefix="vcuda-bench-") as place:
+            named = MountedNode(Path(place), made).named_after(_NAMED_SECONDS)
+        longest = max(longest, named or 0.0)
+        if (named is None) is not made.sound:
+            wrong.append(f"{made.name}, {made.tree}")
+    read = (
+        f"of {len(ROOTS)} nodes ({len(SEEING)} recorded process trees), "
+        f"{sum(not one.sound for one in ROOTS)} with a container whose mounts differ from its grant, those "
+        f"not named within {_NAMED_SECONDS:.0f} s of a modelled clock, or named although they do not differ; "
+        f"longest {longest:.0f} s after the API shows the container"
+    )
+    return Row("injection_unseen", len(wrong), "nodes", "= 0", full=True, note="; ".join(wrong) or read)
 
 
 def _silenced(*, full: bool) -> Row:

@@ -60,12 +60,14 @@ from gpu_manager.services.energy import EnergyMeter
 from gpu_manager.services.enforcement import (
     driver_memory_limit,
     evasion_detector,
+    injection_check,
     library_messages,
     usage,
 )
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
 from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
+from gpu_manager.services.enforcement.injection_check import InjectionCheck
 from gpu_manager.services.enforcement.library_messages import LibraryMessages
 from gpu_manager.services.enforcement.page_slots import PageSlots
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
@@ -181,6 +183,14 @@ class Agent:
         )
         self.notes = LibraryMessages(self.state, pods, tenants, clock, self.metrics)
         self.backstops = DriverMemoryLimits(self.state, pods, self._backstop(), clock, self.metrics)
+        self.injection = InjectionCheck(
+            self.state,
+            pods,
+            processes,
+            clock,
+            injector.strategy.value,
+            driver=not config.simulated,
+        )
         stranded = PodsWithoutDevices(self.state, pods, self.metrics, evict=config.evict)
         self.reclaimer = Reclaimer(
             self.state,
@@ -210,7 +220,7 @@ class Agent:
                 writes_dropped=lambda: self._kube.writes_dropped,
             )
         )
-        registry.register(GuardMetrics(self.state, self.watchdog, self.backstops))
+        registry.register(GuardMetrics(self.state, self.watchdog, self.backstops, self.injection))
         status = Status(self.state, self.usage, registry, version("gpu-manager"), self.ready, self.why)
         self.http = StatusServer(status, config.http_address, config.http_port, config.http_token)
 
@@ -264,6 +274,7 @@ class Agent:
             self._rounds("watchdog", evasion_detector.PERIOD_SECONDS, self.watchdog.look),
             self._rounds("notes", library_messages.PERIOD_SECONDS, self.notes.look),
             self._rounds("backstop", driver_memory_limit.PERIOD_SECONDS, self.backstops.look),
+            self._rounds("injection", injection_check.PERIOD_SECONDS, self.injection.look),
             self._rounds("other-plugins", other_plugins.PERIOD_SECONDS, self.other_plugins.look),
             self._rounds("reclaim", self._config.reclaim_seconds, self.reclaimer.round),
         ]
@@ -382,7 +393,7 @@ def build_cards(config: Config) -> Cards:
 
 def build_driver_limits(config: Config) -> DriverLimits | None:
     """Return the driver's own memory limits; None for simulated cards."""
-    if config.cards.partition(":")[0] == "simulated":
+    if config.simulated:
         return None
     from gpu_manager.adapters.nvml.limits import NvmlMemoryLimits  # noqa: PLC0415  # as above
 

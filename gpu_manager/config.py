@@ -57,3 +57,8 @@ class Config:
     reclaim_seconds: float = 30.0
     legacy_metrics: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> bool:
+        """True if the cards are made of numbers: there is no driver."""
+        return self.cards.partition(":")[0] == "simulated"

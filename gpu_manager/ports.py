@@ -13,7 +13,7 @@ from typing import Protocol
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import Excess
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
-from gpu_manager.domain.injection import Injection
+from gpu_manager.domain.injection import Injection, MountPoint
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import Amount
@@ -338,6 +338,17 @@ class HostProcesses(Protocol):
         """Return the process's id inside its container; None if it is ending, gone, or unknown."""
 
 
+class ContainerMounts(Protocol):
+    """What containers have mounted, as their processes see it. Complements :class:`Processes`."""
+
+    def mounts(
+        self, containers: Collection[tuple[PodUid, str]]
+    ) -> Mapping[tuple[PodUid, str], Sequence[Sequence[MountPoint]]]:
+        """Return the mounts of these containers (pod UID, container id), a list for each mount namespace of a
+        container's processes; a container of which no process can be seen is left out.
+        """
+
+
 class DriverMemoryLimitSetter(Protocol):
     """The limit on a card's memory that driver or kernel enforce on every process of a container."""
 
@@ -405,6 +416,7 @@ __all__ = [
     "Cards",
     "CheckpointEntry",
     "Clock",
+    "ContainerMounts",
     "ControlPages",
     "Correction",
     "DriverMemoryLimitSetter",

@@ -18,15 +18,19 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_manager.domain.injection import MountPoint
 from gpu_manager.domain.pod import PodUid
 
 _LARGEST = 64 << 10  # bytes of a cgroup file: some 13 lines of at most 4 KiB
 _MOST_PROCESSES = 1 << 16  # bounds a scan; beyond it nothing is concluded from absence
 _MOST_THREADS = 64  # looked at where the first has ended
+_LARGEST_MOUNTS = 1 << 20  # bytes of a list of mounts
+_MOST_NAMESPACES = 8  # mount namespaces of a container that are looked at: a tenant can make more
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # as the kernel writes a blank in a path
 _EXITING = 0x4  # PF_EXITING, linux/include/linux/sched.h
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, linux/include/linux/proc_ns.h
 _CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7): pid, uid, gid
@@ -91,6 +95,36 @@ class CgroupProcesses:
                 self._scanned = (now, *self._scan())
             _, pods, complete = self._scanned
         return True if pod in pods else False if complete else None
+
+    def mounts(
+        self, containers: Collection[tuple[PodUid, str]]
+    ) -> Mapping[tuple[PodUid, str], Sequence[Sequence[MountPoint]]]:
+        """The mounts of these containers, by one look at all processes: proc(5), ``mountinfo``.
+
+        A container's processes share a mount namespace, but for those that made one of their own.
+        """
+        if not self.host_pid():
+            return {}
+        found: dict[tuple[PodUid, str], dict[str, Sequence[MountPoint]]] = {}
+        for pid in self._pids():
+            owner = self.container_of(pid)
+            if owner not in containers or owner is None:
+                continue
+            seen = found.setdefault(owner, {})
+            try:
+                namespace = str((self._proc / f"{pid}/ns/mnt").readlink())
+            except OSError:
+                namespace = str(pid)
+            if namespace in seen or len(seen) >= _MOST_NAMESPACES:
+                continue
+            try:
+                with (self._proc / f"{pid}/mountinfo").open("rb") as file:
+                    text = file.read(_LARGEST_MOUNTS).decode("utf-8", "replace")
+            except OSError:  # it has ended, or is hidden from us
+                continue
+            if text:  # a process that ends has no mounts any more
+                seen[namespace] = tuple(_mount_points(text))
+        return {owner: tuple(seen.values()) for owner, seen in found.items() if seen}
 
     def inner_pid(self, pid: int) -> int | None:
         """The process's id in its innermost PID namespace, as it sees itself; None if it ends or is gone.
@@ -157,11 +191,8 @@ class CgroupProcesses:
     def _scan(self) -> tuple[frozenset[PodUid], bool]:
         """The pods that have a process, and whether every process was looked at."""
         pods: set[PodUid] = set()
-        complete = True
-        try:
-            pids = [entry.name for entry in self._proc.iterdir() if entry.name.isdecimal()]
-        except OSError:
-            return frozenset(), False
+        pids = self._pids()
+        complete = 0 < len(pids) <= _MOST_PROCESSES
         for pid in pids[:_MOST_PROCESSES]:
             try:
                 owner = _owner(self._cgroup(pid) or "")
@@ -170,7 +201,15 @@ class CgroupProcesses:
                 continue
             if owner is not None:
                 pods.add(owner.pod)
-        return frozenset(pods), complete and len(pids) <= _MOST_PROCESSES
+        return frozenset(pods), complete
+
+    def _pids(self) -> list[int]:
+        """The processes, at most one more than are looked at; none if they cannot be listed."""
+        try:
+            pids = [int(entry.name) for entry in self._proc.iterdir() if entry.name.isdecimal()]
+        except OSError:
+            return []
+        return pids[: _MOST_PROCESSES + 1]
 
     def _cgroup(self, pid: int | str) -> str | None:
         """The file's text; None if the process ended. Raises PermissionError if it is hidden from us."""
@@ -220,3 +259,12 @@ def _paths(text: str) -> Iterator[str]:
 
     for _, _, path in sorted(lines, key=lambda parts: place(parts[1])):
         yield path
+
+
+def _mount_points(text: str) -> Iterator[MountPoint]:
+    """Fields 4 and 5 of each line: where in its file system the mount comes from, and where it is."""
+    for line in text.splitlines():
+        fields = line.split(" ", 5)
+        if len(fields) == 6:
+            root, path = (_ESCAPED.sub(lambda m: chr(int(m[1], 8)), field) for field in fields[3:5])
+            yield MountPoint(path, root.removesuffix("//deleted"))

@@ -105,6 +105,7 @@ EVENT_WITHOUT_DEVICES: Final = "VcudaStranded"
 EVENT_EVADER: Final = "VcudaEvader"
 EVENT_LIBRARY_MESSAGE: Final = "VcudaNote"
 EVENT_OTHER_PLUGIN: Final = "VcudaOtherPlugin"
+EVENT_NOT_INJECTED: Final = "VcudaNotInjected"
 EVENT_NOT_PLACED: Final = "GPUNotPlaced"
 EVENT_BYPASSED: Final = "GPUBypassed"
 EVENT_QUOTA_UNUSABLE: Final = "GPUQuotaUnusable"
@@ -116,6 +117,7 @@ EVENTS: Final = (
     EVENT_EVADER,
     EVENT_LIBRARY_MESSAGE,
     EVENT_OTHER_PLUGIN,
+    EVENT_NOT_INJECTED,
     EVENT_NOT_PLACED,
     EVENT_BYPASSED,
     EVENT_QUOTA_UNUSABLE,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from gpu_manager.domain.contract import LIBRARY_DIR, LIMITS_PATH, USAGE_PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +44,37 @@ class Injection:
     annotations: Mapping[str, str] = field(default_factory=dict)
     cdi: tuple[str, ...] = ()
     hooks: tuple[RuntimeHook, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MountPoint:
+    """A mount as the kernel lists it: ``path`` in the container, ``root`` in the file system it is from."""
+
+    path: str
+    root: str
+
+
+def injection_faults(
+    mounts: Iterable[MountPoint], directory: str, *, fraction: bool, driver: bool
+) -> tuple[str, ...]:
+    """What a container's mounts lack of its grant, as phrases; none if they are as granted.
+
+    ``directory`` is that of the grant's control pages, which a ``fraction`` mounts; ``driver``: the node has
+    a driver, of which each container mounts the libraries.
+    """
+    sources = {mount.path: mount.root for mount in mounts}  # the last mount at a path is the visible one
+    faults = []
+    for path in (LIMITS_PATH, USAGE_PATH) if fraction else ():
+        page = path.rpartition("/")[2]
+        if path not in sources:
+            faults.append(f"nothing is mounted at {path}")
+        elif not sources[path].endswith(f"/{directory}/{page}"):
+            faults.append(f"{path} is not its own page")
+    if driver and not any(map(_is_driver, sources)):
+        faults.append("no libcuda.so is mounted")
+    return tuple(faults)
+
+
+def _is_driver(path: str) -> bool:
+    directory, _, name = path.rpartition("/")
+    return name.startswith("libcuda.so") and not f"{directory}/".startswith(f"{LIBRARY_DIR}/")

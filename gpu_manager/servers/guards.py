@@ -1,4 +1,6 @@
-"""Metrics of the host's measures against evaders, and the memory limits behind the library."""
+"""Metrics of the host's measures against evaders, of the memory limits behind the library, and of
+containers that run without what they were granted.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
 from gpu_manager.services.enforcement.evasion_detector import Evader, EvasionDetector
+from gpu_manager.services.enforcement.injection_check import InjectionCheck, NotInjected
 
 _EVADING = ("namespace", "pod", "container", "uuid", "card", "reason")
 _LACKS = ("host-pid", "cards")
@@ -19,10 +22,17 @@ _LACKS = ("host-pid", "cards")
 class GuardMetrics(Collector):
     """Read at scrape: a container that is cleared or gone leaves no series."""
 
-    def __init__(self, state: NodeState, watchdog: EvasionDetector, backstops: DriverMemoryLimits) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        watchdog: EvasionDetector,
+        backstops: DriverMemoryLimits,
+        injection: InjectionCheck,
+    ) -> None:
         self._state = state
         self._watchdog = watchdog
         self._backstops = backstops
+        self._injection = injection
 
     def describe(self) -> Iterable[Metric]:
         """Every family without its series."""
@@ -31,12 +41,18 @@ class GuardMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Build every family from what was found last."""
         index = {s.card.uuid: s.card.index for s in self._state.node.cards}
-        return _families(self._watchdog.evaders, index, self._watchdog.blind, self._backstops.kinds)
+        return _families(
+            self._watchdog.evaders,
+            index,
+            self._watchdog.blind,
+            self._backstops.kinds,
+            self._injection.found,
+        )
 
 
 def describe() -> Iterator[Metric]:
     """The families as they are while nobody is named."""
-    return _families((), {}, frozenset(), {})
+    return _families((), {}, frozenset(), {}, ())
 
 
 def _families(
@@ -44,6 +60,7 @@ def _families(
     index: Mapping[CardUuid, int],
     lacking: Collection[str],
     kinds: Mapping[str, int],
+    not_injected: Sequence[NotInjected],
 ) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "vcuda_evaders",
@@ -75,3 +92,11 @@ def _families(
     for kind in ("nvml", "dmem", "none"):
         backstop.add_metric((kind,), kinds.get(kind, 0))
     yield backstop
+    bare = GaugeMetricFamily(
+        "vcuda_container_not_injected",
+        "1 while the container runs without the mounts of its grant",
+        labels=("namespace", "pod", "container"),
+    )
+    for one in sorted({(one.namespace, one.pod, one.container) for one in not_injected}):
+        bare.add_metric(one, 1)
+    yield bare

@@ -12,6 +12,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.evasion import EvasionReason
 from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.services.enforcement.evasion_detector import Evader
+from gpu_manager.services.enforcement.injection_check import NotInjected
 from tests.fakes.ports import cards
 from tests.fakes.state import state_of
 
@@ -26,7 +27,8 @@ class Board:
         self.watchdog: Any = SimpleNamespace(evaders=(), blind=frozenset())
         self.backstops: Any = SimpleNamespace(kinds={})
         self.registry = CollectorRegistry()
-        self.registry.register(GuardMetrics(state_of(STATES), self.watchdog, self.backstops))
+        self.injection: Any = SimpleNamespace(found=())
+        self.registry.register(GuardMetrics(state_of(STATES), self.watchdog, self.backstops, self.injection))
 
     def scrape(self) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
         text = generate_latest(self.registry).decode()
@@ -82,3 +84,11 @@ def test_what_the_watchdog_lacks_and_who_holds_memory_are_said() -> None:
         (("kind", "dmem"),): 0,
         (("kind", "none"),): 1,
     }
+
+
+def test_a_container_without_its_mounts_is_a_series_while_it_runs() -> None:
+    board = Board()
+    assert "vcuda_container_not_injected" not in board.scrape()
+    board.injection.found = (NotInjected("team", "bare", "c", "no libcuda.so is mounted"),)
+    labels = (("container", "c"), ("namespace", "team"), ("pod", "bare"))
+    assert board.scrape()["vcuda_container_not_injected"] == {labels: 1}

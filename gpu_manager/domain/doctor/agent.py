@@ -41,6 +41,13 @@ def _evading(agent: AgentFacts, _: float) -> Iterator[str]:
     yield from agent.evading
 
 
+def _not_injected(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.not_injected is None:
+        raise Unseen("the agent's metrics cannot be read")
+    for container in agent.not_injected:
+        yield f"{container} runs without the mounts of its grant: it has no card, or no limit"
+
+
 def _watchdog_blind(agent: AgentFacts, _: float) -> Iterator[str]:
     if agent.blind is None:
         raise Unseen("the agent's metrics cannot be read")
@@ -107,6 +114,17 @@ AGENT: Final = (
         what="A container bypasses its limits.",
         cure="See docs/security; `--evict-evaders` evicts such pods.",
         judge=_evading,
+    ),
+    DoctorCheck(
+        id="not-injected",
+        group="agent",
+        severity=Severity.TROUBLE,
+        what="The container runtime did not act on what the agent gave for a container.",
+        cure=(
+            "The Event `VcudaNotInjected` on the pod says what is missing. See `cdi-off` and the line about "
+            "how cards are injected; choose another `--device-injection`, then delete the pod."
+        ),
+        judge=_not_injected,
     ),
     DoctorCheck(
         id="watchdog-blind",

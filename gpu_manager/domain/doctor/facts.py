@@ -85,9 +85,9 @@ class KubeletFacts:
 class AgentFacts:
     """The state that the node's running agent reports.
 
-    ``enforced`` maps ``namespace/pod container`` to the state of its enforcement; ``evading``, ``closed`` and
-    ``blind`` come from its metrics and its graph. ``notes`` counts the messages of libvcuda since the agent's
-    start, by kind.
+    ``enforced`` maps ``namespace/pod container`` to the state of its enforcement; ``evading``, ``closed``,
+    ``blind`` and ``not_injected`` come from its metrics and its graph. ``notes`` counts the messages of
+    libvcuda since the agent's start, by kind.
     """
 
     url: str
@@ -100,6 +100,7 @@ class AgentFacts:
     blind: tuple[str, ...] | None = None
     notes: Mapping[str, int] | None = None
     sample_age_seconds: float | None = None
+    not_injected: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

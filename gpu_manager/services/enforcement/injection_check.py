@@ -1,0 +1,136 @@
+"""Compares what a container has mounted with what it was granted, once after each start.
+
+Nothing else notices a container runtime that does not act on an injection: where CDI was taken to be
+on and is off, pods start without a card, without their limits and without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from gpu_manager.domain.contract import EVENT_NOT_INJECTED
+from gpu_manager.domain.injection import injection_faults
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.ports import Clock, ContainerMounts, Pods
+from gpu_manager.services.allocation.books import Grant
+from gpu_manager.services.allocation.node_state import NodeState
+
+log = structlog.get_logger(__name__)
+
+PERIOD_SECONDS = 2.0
+LOOKS = 2  # a container that is being made shows its node's mounts for a moment
+PATIENCE_SECONDS = 60.0  # for which a container without a visible process is looked for at each round
+RARELY_SECONDS = 60.0  # and then so often
+
+Container = tuple[PodUid, str]
+"""Pod UID, container id."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotInjected:
+    """A running container whose mounts are not those of its grant, and what they lack."""
+
+    namespace: str
+    pod: str
+    container: str
+    why: str
+
+
+@dataclass(slots=True)
+class _Open:
+    """A container that is not judged yet: since when, its next look, and how often its mounts were wrong."""
+
+    since: float
+    due: float
+    wrong: int = 0
+
+
+class InjectionCheck:
+    """``look`` is called by one thread; ``found`` may be read by any."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        pods: Pods,
+        processes: ContainerMounts,
+        clock: Clock,
+        strategy: str,
+        *,
+        driver: bool,
+    ) -> None:
+        """``strategy`` is how containers are injected, for messages; ``driver``: as of real cards."""
+        self._state = state
+        self._pods = pods
+        self._processes = processes
+        self._clock = clock
+        self._strategy = strategy
+        self._driver = driver
+        self._open: dict[Container, _Open] = {}
+        self._judged: dict[Container, NotInjected | None] = {}
+
+    @property
+    def found(self) -> tuple[NotInjected, ...]:
+        """The containers that run without what they were granted."""
+        return tuple(one for one in tuple(self._judged.values()) if one is not None)
+
+    def look(self) -> None:
+        """Judge the containers that have started since the last look."""
+        running = self._running()
+        self._judged = {one: fault for one, fault in self._judged.items() if one in running}
+        now = self._clock.monotonic()
+        self._open = {
+            one: self._open.get(one) or _Open(now, now) for one in running if one not in self._judged
+        }
+        due = {one for one, looked in self._open.items() if looked.due <= now}
+        if not due:
+            return
+        mounts = self._processes.mounts(due)
+        for one in due:
+            looked = self._open[one]
+            looked.due = now if now - looked.since < PATIENCE_SECONDS else now + RARELY_SECONDS
+            if one not in mounts:
+                continue
+            pod, grant = running[one]
+            faults = [
+                injection_faults(
+                    seen,
+                    grant.directory,
+                    fraction=not any(share.whole for share in grant.allocation.shares),
+                    driver=self._driver,
+                )
+                for seen in mounts[one]
+            ]
+            looked.wrong = looked.wrong + 1 if all(faults) else 0
+            if not all(faults):
+                self._judged[one] = None
+            elif looked.wrong >= LOOKS:
+                fewest = min(faults, key=len)
+                self._judged[one] = self._tell(pod, grant, "; ".join(fewest))
+
+    def _running(self) -> Mapping[Container, tuple[Pod, Grant]]:
+        """The containers that run by a grant of this agent."""
+        grants = self._state.view.grants
+        return {
+            (PodUid(f.pod.uid), container.runtime_id): (f.pod, grant)
+            for found in self._pods.local().values()
+            for f in found
+            if not (f.tombstone or f.pod.terminal)
+            for container in f.pod.containers
+            if container.runtime_id and container.running
+            if (grant := grants.get((PodUid(f.pod.uid), container.name))) is not None
+            if grant.directory and grant.allocation.shares
+        }
+
+    def _tell(self, pod: Pod, grant: Grant, why: str) -> NotInjected:
+        name = grant.allocation.container
+        log.error("container_not_injected", pod=pod.key, container=name, injection=self._strategy, reason=why)
+        text = (
+            f'container "{name}" runs without what it was granted: {why}. The container runtime did not '
+            f"act on the injection by {self._strategy}: run `gpu-manager doctor` on the node, choose another "
+            "--device-injection, then delete the pod"
+        )
+        self._pods.event(pod, EVENT_NOT_INJECTED, text, warning=True)
+        return NotInjected(pod.namespace, pod.name, name, why)
