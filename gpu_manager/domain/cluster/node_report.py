@@ -34,7 +34,8 @@ class NodeReport:
 
     ``unit`` is the bytes of one unit of memory; ``refused`` lists amounts that its agent refused recently;
     ``lingering`` is held by pods that the API no longer has; ``serving`` is False while its agent starts or
-    stops or its kubelet is away; ``lends``: it offers whole cards as ``nvidia.com/gpu`` too; ``pool`` and ``model`` are its labels.
+    stops or its kubelet is away; ``lends``: it offers whole cards as ``nvidia.com/gpu`` too; ``pool`` and
+    ``model`` are its labels.
     """
 
     name: str
