@@ -206,7 +206,8 @@ NODES: Final = (
         what="This node's inventory says that its agent does not serve: pods that ask for cards wait.",
         cure=(
             "Nothing while the agent or the kubelet is replaced: that takes some seconds. "
-            "Else `kubectl describe pod` and its log, and `gpu-manager doctor` on the node: plugin-not-registered says what is missing."
+            "Else `kubectl describe pod` and its log, and `gpu-manager doctor` on the node: "
+            "plugin-not-registered says what is missing."
         ),
         judge=_not_serving,
     ),
