@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -11,89 +12,70 @@ from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import RequestInvalid, quoted
 
-Uuids = Annotated[list[str], Argument(metavar="UUID...", help="Cards, as `nvidia-smi -L` names them.")]
-NodeName = Annotated[
-    str, Option("--node-name", envvar="NODE_NAME", help="Their node; default: this host's name.")
-]
-Kubeconfig = Annotated[Path | None, Option(help="Default: as a pod of the cluster.")]
-ApiUrl = Annotated[str | None, Option(help="API server by address, for the sandbox.")]
+
+def _command(
+    text: str, key: str, shown: str, change: Callable[..., Collection[CardUuid]]
+) -> Callable[..., None]:
+    """A command that changes one of a node's lists of cards.
+
+    ``text`` is its help, ``key`` names the list in JSON and YAML, and ``shown`` is the line above it for
+    people. ``change`` gets :mod:`gpu_manager.adapters.kube.cordon`, the connection, the node and the cards,
+    and returns what is then in the list.
+    """
+
+    def command(
+        uuids: Annotated[
+            list[str], Argument(metavar="UUID...", help="Cards, as `nvidia-smi -L` names them.")
+        ],
+        node_name: Annotated[
+            str,
+            Option("--node-name", envvar="NODE_NAME", help="The cards' node; default: this host's name."),
+        ] = "",
+        kubeconfig: Annotated[Path | None, Option(help="Default: as a pod of the cluster.")] = None,
+        api_url: Annotated[str | None, Option(help="API server by address, for the sandbox.")] = None,
+        output: Form = Output.TABLE,
+    ) -> None:
+        from gpu_manager.adapters.kube import cordon as lists  # noqa: PLC0415  # heavy; completions must not wait
+        from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # same
+
+        for uuid in uuids:
+            if (
+                not uuid.isprintable() or not uuid.strip() or "," in uuid
+            ):  # the annotation separates by commas
+                raise RequestInvalid(f"{quoted(uuid)} is no card's UUID: `nvidia-smi -L` names them")
+        node = node_name or socket.gethostname().lower()
+        connection = connect(kubeconfig=kubeconfig, url=api_url)
+        try:
+            cards = sorted(change(lists, connection, node, [CardUuid(uuid) for uuid in uuids]))
+        finally:
+            connection.close()
+        if for_program(output):
+            emit({"node": node, key: cards}, output)
+        else:
+            print("\n  ".join((shown.format(node=node, count=len(cards)), *cards)))
+
+    command.__doc__ = text
+    return command
 
 
-def command(
-    uuids: Uuids,
-    node_name: NodeName = "",
-    kubeconfig: Kubeconfig = None,
-    api_url: ApiUrl = None,
-    output: Form = Output.TABLE,
-) -> None:
-    """Close cards: what runs there runs on, nothing new is placed."""
-    _change(uuids, node_name, kubeconfig, api_url, output, close=True)
-
-
-def uncordon(
-    uuids: Uuids,
-    node_name: NodeName = "",
-    kubeconfig: Kubeconfig = None,
-    api_url: ApiUrl = None,
-    output: Form = Output.TABLE,
-) -> None:
-    """Open cards that were closed."""
-    _change(uuids, node_name, kubeconfig, api_url, output, close=False)
-
-
-def forget(
-    uuids: Uuids,
-    node_name: NodeName = "",
-    kubeconfig: Kubeconfig = None,
-    api_url: ApiUrl = None,
-    output: Form = Output.TABLE,
-) -> None:
+command = _command(
+    "Close cards: what runs there runs on, nothing new is placed.",
+    "cordoned",
+    "{node}: {count} cordoned",
+    lambda lists, *of: lists.cordon(*of, close=True),
+)
+uncordon = _command(
+    "Open cards that were closed.",
+    "cordoned",
+    "{node}: {count} cordoned",
+    lambda lists, *of: lists.cordon(*of, close=False),
+)
+forget = _command(
     """Stop missing cards that have vanished: their series and their alert end, within seconds.
 
     A card that a pod still holds is forgotten once the pod has gone. One that comes back is a new card.
-    """
-    from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # the client is heavy; check must not wait
-    from gpu_manager.adapters.kube.cordon import forget as ask  # noqa: PLC0415  # same
-
-    node = _checked(uuids, node_name)
-    connection = connect(kubeconfig=kubeconfig, url=api_url)
-    try:
-        waiting = ask(connection, node, [CardUuid(uuid) for uuid in uuids])
-    finally:
-        connection.close()
-    if for_program(output):
-        emit({"node": node, "to_forget": sorted(waiting)}, output)
-        return
-    print(f"{node}: its agent forgets" + "".join(f"\n  {uuid}" for uuid in sorted(waiting)))
-
-
-def _change(
-    uuids: list[str],
-    node: str,
-    kubeconfig: Path | None,
-    api_url: str | None,
-    output: Output,
-    *,
-    close: bool,
-) -> None:
-    from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # the client is heavy; check must not wait
-    from gpu_manager.adapters.kube.cordon import cordon  # noqa: PLC0415  # same
-
-    node = _checked(uuids, node)
-    connection = connect(kubeconfig=kubeconfig, url=api_url)
-    try:
-        closed = cordon(connection, node, [CardUuid(uuid) for uuid in uuids], close=close)
-    finally:
-        connection.close()
-    if for_program(output):
-        emit({"node": node, "cordoned": sorted(closed)}, output)
-        return
-    print(f"{node}: {len(closed)} cordoned" + "".join(f"\n  {uuid}" for uuid in sorted(closed)))
-
-
-def _checked(uuids: list[str], node: str) -> str:
-    """The node's name, this host's unless given. Raises RequestInvalid for what cannot be a UUID."""
-    for uuid in uuids:
-        if not uuid.isprintable() or not uuid.strip() or "," in uuid:  # the annotation separates by commas
-            raise RequestInvalid(f"{quoted(uuid)} is no card's UUID: `nvidia-smi -L` names them")
-    return node or socket.gethostname().lower()
+    """,
+    "to_forget",
+    "{node}: its agent forgets",
+    lambda lists, *of: lists.forget(*of),
+)

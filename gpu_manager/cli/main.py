@@ -6,20 +6,23 @@ from collections.abc import Sequence
 
 from gpu_manager.cli.program import Commands, LazyProgram
 
-# name → (module, summary): one line makes a command.
+# One line makes a command.
 COMMANDS: Commands = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
     "completion": ("gpu_manager.cli.completion", "Print the script that completes commands in a shell."),
     "cordon": ("gpu_manager.cli.cordon", "Close cards to new shares."),
     "doctor": ("gpu_manager.cli.doctor", "Find what is wrong on this machine, each with its cure."),
-    "forget": ("gpu_manager.cli.forget", "Stop missing cards that have vanished for good."),
-    "graph": ("gpu_manager.cli.graph", "Show the cards of the running agent, and who holds what of them."),
+    "forget": ("gpu_manager.cli.cordon:forget", "Stop missing cards that have vanished for good."),
+    "graph": (
+        "gpu_manager.cli.ask:graph",
+        "Show the cards of the running agent, and who holds what of them.",
+    ),
     "run": ("gpu_manager.cli.run", "Run the agent of this node."),
     "sandbox": ("gpu_manager.cli.sandbox", "Keep a node with simulated cards up, on a laptop."),
-    "status": ("gpu_manager.cli.status", "Say whether the running agent can serve pods."),
+    "status": ("gpu_manager.cli.ask:status", "Say whether the running agent can serve pods."),
     "topology": ("gpu_manager.cli.topology", "Pick the best-joined cards of an nvidia-smi topo -m matrix."),
-    "uncordon": ("gpu_manager.cli.uncordon", "Open cards that were closed."),
-    "usage": ("gpu_manager.cli.usage", "Show what each container asked for and uses."),
+    "uncordon": ("gpu_manager.cli.cordon:uncordon", "Open cards that were closed."),
+    "usage": ("gpu_manager.cli.ask:usage", "Show what each container asked for and uses."),
     "version": ("gpu_manager.cli.version", "Print the version."),
 }
 

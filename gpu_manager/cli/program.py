@@ -1,7 +1,7 @@
 """A program made of a table of commands: how one is found, called, completed, and how any of them ends.
 
-Each command lives in a module of its own that exports a function ``command``, imported when it is called and
-not before: ``gpu-manager check`` must not wait for gRPC. Its exit code is what it returns, 0 for None.
+A command is a function, in a module that is imported when the command is called and not before:
+``gpu-manager check`` must not wait for gRPC. Its exit code is what the function returns, 0 for None.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from importlib import import_module
 from gpu_manager.arguments import Command, completions, did_you_mean
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable
 
-# name → (module, summary): one line makes a command.
+# name → (place, summary). The place is ``module:function``, or a module whose function ``command`` it is.
 Commands = Mapping[str, tuple[str, str]]
 
 _VERSION = "gpu_manager.cli.version"
 _INTERRUPTED = 130
 
 
-def load(program: str, name: str, module: str) -> Command:
-    """The command in that module."""
-    return Command(f"{program} {name}", import_module(module).command)
+def load(program: str, name: str, place: str) -> Command:
+    """The command at that place of the table."""
+    module, _, function = place.partition(":")
+    return Command(f"{program} {name}", getattr(import_module(module), function or "command"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def test_it_reads_a_cluster_without_any_package_beside_it(program: Path, tmp_pat
 
 def test_every_command_is_in_it_and_nothing_compiled(program: Path) -> None:
     names = zipfile.ZipFile(program).namelist()
-    assert {f"{module.replace('.', '/')}" for module, _ in COMMANDS.values()} <= {
+    assert {place.partition(":")[0].replace(".", "/") for place, _ in COMMANDS.values()} <= {
         name.removesuffix(".py").removesuffix("/__init__") for name in names
     }
     assert {Path(name).suffix for name in names} <= {".py", ".pyc", "", ".txt", ".md"}

@@ -71,7 +71,7 @@ spec:
 def modules(root: Path) -> Iterator[str]:
     """Paths below ``root`` of the modules that a command may import, and of the packages around them."""
     graph = grimp.build_graph("gpu_manager")
-    roots = {_FIRST, *(module for module, _ in COMMANDS.values())}
+    roots = {_FIRST, *(place.partition(":")[0] for place, _ in COMMANDS.values())}
     names = roots.union(*(graph.find_upstream_modules(name) for name in roots))
     names |= {name.rsplit(".", depth)[0] for name in names for depth in range(1, name.count(".") + 1)}
     for name in sorted(names):

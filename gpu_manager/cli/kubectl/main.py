@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpu_manager.cli.program import Commands, LazyProgram
 
-# name → (module, summary): one line makes a command.
+# One line makes a command.
 COMMANDS: Commands = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
     "cordon": ("gpu_manager.cli.kubectl.cordon", "Close cards to new shares."),
@@ -20,13 +20,13 @@ COMMANDS: Commands = {
         "Show core-hours, GiB-hours and waste, by namespace, pod or label.",
     ),
     "migrate": (
-        "gpu_manager.cli.kubectl.migrate",
+        "gpu_manager.cli.kubectl.migrate.command",
         "Turn manifests of HAMi, Volcano, KAI, gpushare, NVIDIA's plugin and others into ours.",
     ),
     "quota": ("gpu_manager.cli.kubectl.quota", "Show what namespaces may hold of cards, and what they hold."),
     "simulate": ("gpu_manager.cli.kubectl.simulate", "Say whether pods would fit, or what if a node goes."),
     "top": ("gpu_manager.cli.kubectl.top", "Show what each container was given, and what it uses of it."),
-    "uncordon": ("gpu_manager.cli.kubectl.uncordon", "Open cards that were closed."),
+    "uncordon": ("gpu_manager.cli.kubectl.cordon:uncordon", "Open cards that were closed."),
     "version": ("gpu_manager.cli.version", "Print the version."),
 }
 

@@ -1,5 +1,0 @@
-"""``gpu-manager graph``; see :mod:`gpu_manager.cli.ask`."""
-
-from gpu_manager.cli.ask import graph as command
-
-__all__ = ["command"]
