@@ -13,23 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from admission.config import ClusterTerms
-from gpu_manager.domain.contract import (
-    ALLOCATION,
-    ASSIGNED,
-    CORE,
-    CORE_LIMIT,
-    GPU_MODEL,
-    GPU_UUID,
-    MEMORY,
-    NO_VISIBLE_DEVICES,
-    NVIDIA,
-    PLACEMENT,
-    PREDICATE_INDEX,
-    PREDICATE_NODE,
-    PREDICATE_TIME,
-    PRELOAD,
-    VISIBLE_ENV,
-)
+from gpu_manager.domain import contract
 from gpu_manager.domain.pod import MIRROR
 from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, format_bytes
 from gpu_manager.domain.rules.legal_values import MOST_ASKING
@@ -60,16 +44,18 @@ def _quantity(resource: str, where: str = "limits", c: str = "c") -> str:
 
 
 _INIT: Final = "(has(object.spec.initContainers) ? object.spec.initContainers : [])"
-_CORES: Final = f"{_quantity(CORE)}.asInteger()"
-_POSITIVE: Final = f"{_quantity(CORE)}.compareTo(quantity('0')) > 0"
-_ASKS: Final = f"{_wrote(CORE)} && {_quantity(CORE)}.isInteger() && {_POSITIVE}"
+_CORES: Final = f"{_quantity(contract.CORE)}.asInteger()"
+_POSITIVE: Final = f"{_quantity(contract.CORE)}.compareTo(quantity('0')) > 0"
+_ASKS: Final = f"{_wrote(contract.CORE)} && {_quantity(contract.CORE)}.isInteger() && {_POSITIVE}"
 _SIDECAR: Final = "has(c.restartPolicy) && c.restartPolicy == 'Always'"
 _ANNOTATED: Final = "has(object.metadata.annotations)"
 
 
 def mentions(*places: str) -> Mapping[str, str]:
     """Holds for pods of which a container names one of our resources there."""
-    named = (f"({_wrote(resource, where)})" for resource in (CORE, MEMORY) for where in places)
+    named = (
+        f"({_wrote(resource, where)})" for resource in (contract.CORE, contract.MEMORY) for where in places
+    )
     return {"asks-for-cards": f"(object.spec.containers + {_INIT}).exists(c, {' || '.join(named)})"}
 
 
@@ -80,11 +66,11 @@ NOT_MIRROR: Final = (
 # Containers by what they wrote; "asking" are those that ask for cores in whole numbers.
 VARIABLES: Final = {
     "all": f"object.spec.containers + {_INIT}",
-    "core": f"variables.all.filter(c, {_wrote(CORE)})",
-    "memory": f"variables.all.filter(c, {_wrote(MEMORY)})",
-    "gpus": f"variables.all.filter(c, {_wrote(NVIDIA)})",
-    "parts": f"variables.core.filter(c, {_quantity(CORE)}.compareTo(quantity('0')) > 0 "
-    f"&& {_quantity(CORE)}.isLessThan(quantity('{CORES_PER_CARD}')))",
+    "core": f"variables.all.filter(c, {_wrote(contract.CORE)})",
+    "memory": f"variables.all.filter(c, {_wrote(contract.MEMORY)})",
+    "gpus": f"variables.all.filter(c, {_wrote(contract.NVIDIA)})",
+    "parts": f"variables.core.filter(c, {_quantity(contract.CORE)}.compareTo(quantity('0')) > 0 "
+    f"&& {_quantity(contract.CORE)}.isLessThan(quantity('{CORES_PER_CARD}')))",
     "asking": f"variables.core.filter(c, {_ASKS})",
     "initAsking": f"{_INIT}.filter(c, {_ASKS})",
     "initNames": "variables.initAsking.map(c, c.name)",
@@ -94,7 +80,7 @@ VARIABLES: Final = {
 }
 
 
-_RESOURCES: Final = {"core": CORE, "memory": MEMORY}
+_RESOURCES: Final = {"core": contract.CORE, "memory": contract.MEMORY}
 
 
 def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
@@ -104,7 +90,7 @@ def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
         yield from _numbers(_RESOURCES[having], having, largest, unit)
     cards = f"{_CORES} / {CORES_PER_CARD}"
     figures = {
-        "value": _written(CORE),
+        "value": _written(contract.CORE),
         "unit": unit,
         "minimum": minimum,
         "nearest": f"string({cards} * {CORES_PER_CARD}) + ' or ' + string(({cards} + 1) * {CORES_PER_CARD})",
@@ -114,14 +100,14 @@ def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
         yield _container(Rule.CORE_BELOW_MINIMUM, "asking", below, {**figures, "nearest": minimum})
     multiple = f"{_CORES} > {CORES_PER_CARD} && {_CORES} % {CORES_PER_CARD} != 0"
     yield _container(Rule.CORE_NOT_MULTIPLE, "asking", multiple, figures)
-    no_core = f"!({_wrote(CORE)} && {_quantity(CORE)}.compareTo(quantity('0')) != 0)"
+    no_core = f"!({_wrote(contract.CORE)} && {_quantity(contract.CORE)}.compareTo(quantity('0')) != 0)"
     yield _container(
         Rule.MEMORY_WITHOUT_CORE,
         "memory",
-        f"{_quantity(MEMORY)}.compareTo(quantity('0')) > 0 && {no_core}",
-        {**figures, "value": _written(MEMORY)},
+        f"{_quantity(contract.MEMORY)}.compareTo(quantity('0')) > 0 && {no_core}",
+        {**figures, "value": _written(contract.MEMORY)},
     )
-    no_memory = f"!({_wrote(MEMORY)} && {_quantity(MEMORY)}.compareTo(quantity('0')) != 0)"
+    no_memory = f"!({_wrote(contract.MEMORY)} && {_quantity(contract.MEMORY)}.compareTo(quantity('0')) != 0)"
     yield _container(Rule.FRACTION_WITHOUT_MEMORY, "parts", no_memory, figures)
     privileged = "has(c.securityContext) && has(c.securityContext.privileged) && c.securityContext.privileged"
     yield _container(Rule.PRIVILEGED_FRACTION, "parts", privileged, figures)
@@ -132,8 +118,8 @@ def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
         f"variables.{n}.exists(s, {_quantity(r, c='s')}.compareTo(quantity('0')) != 0)"
         for n, r in _RESOURCES.items()
     )
-    both = f"{_quantity(NVIDIA)}.compareTo(quantity('0')) != 0 && ({' || '.join(ours)})"
-    yield _container(Rule.NAMES_MIXED, "gpus", both, {"value": _written(NVIDIA)})
+    both = f"{_quantity(contract.NVIDIA)}.compareTo(quantity('0')) != 0 && ({' || '.join(ours)})"
+    yield _container(Rule.NAMES_MIXED, "gpus", both, {"value": _written(contract.NVIDIA)})
     yield _init_cards()
     yield PolicyCheck(
         Rule.CONTAINERS_TOO_MANY,
@@ -162,7 +148,7 @@ def _numbers(resource: str, having: str, largest: int, unit: str) -> Iterator[Po
     """Whole numbers that Kubernetes can count; the API server itself refuses most others before."""
     negative, too_large, not_whole = (
         (Rule.CORE_NEGATIVE, Rule.CORE_TOO_LARGE, Rule.CORE_NOT_WHOLE)
-        if resource == CORE
+        if resource == contract.CORE
         else (Rule.MEMORY_NEGATIVE, Rule.MEMORY_TOO_LARGE, Rule.MEMORY_NOT_WHOLE)
     )
     quantity, figures = _quantity(resource), {"value": _written(resource), "unit": unit}
@@ -181,7 +167,7 @@ def _around(quantity: str, resource: str) -> str:
     near = f"string({whole}) + ' or ' + string({whole} + 1)"
     cards = f"{whole} / {CORES_PER_CARD}"
     far = f"string({cards} * {CORES_PER_CARD}) + ' or ' + string(({cards} + 1) * {CORES_PER_CARD})"
-    past = f"{whole} >= {CORES_PER_CARD} ? {far} : {near}" if resource == CORE else near
+    past = f"{whole} >= {CORES_PER_CARD} ? {far} : {near}" if resource == contract.CORE else near
     return f"({whole} < 1 ? '1' : ({past}))"
 
 
@@ -190,8 +176,9 @@ def _written(resource: str, where: str = "limits") -> str:
 
 
 def _visible_devices() -> PolicyCheck:
-    hidden = ", ".join(map(_text, NO_VISIBLE_DEVICES))
-    shows = f"e.name == '{VISIBLE_ENV}' && (has(e.valueFrom) || (has(e.value) && !(e.value in [{hidden}])))"
+    hidden = ", ".join(map(_text, contract.NO_VISIBLE_DEVICES))
+    chosen = f"(has(e.valueFrom) || (has(e.value) && !(e.value in [{hidden}])))"
+    shows = f"e.name == '{contract.VISIBLE_ENV}' && {chosen}"
     first = f"c.env.filter(e, {shows})[0]"
     value = f"(has({first}.valueFrom) ? 'valueFrom' : {first}.value)"
     ours = "(variables.core.size() > 0 || variables.memory.size() > 0)"  # in limits: else it asks for none
@@ -211,7 +198,7 @@ def _requests(resource: str) -> PolicyCheck:
 
 
 def _init_cards() -> PolicyCheck:
-    one, other = _CORES, f"{_quantity(CORE, c='s')}.asInteger()"
+    one, other = _CORES, f"{_quantity(contract.CORE, c='s')}.asInteger()"
     earlier = "variables.initNames.indexOf(s.name) < variables.initNames.indexOf(c.name)"
     in_turn = (
         f"variables.ordinary.exists(c, {one} "
@@ -235,25 +222,25 @@ def _init_cards() -> PolicyCheck:
 def annotation_checks() -> Iterator[PolicyCheck]:
     """The rules for the annotations that users may set."""
     largest = f"([1] + variables.parts.filter(c, {_ASKS}).map(c, {_CORES})).max()"
-    lowest, number = f"string({largest})", f"int({_annotation(CORE_LIMIT)})"
-    integer = f"{_annotation(CORE_LIMIT)}.matches('^[+-]?[0-9]{{1,18}}$')"
+    lowest, number = f"string({largest})", f"int({_annotation(contract.CORE_LIMIT)})"
+    integer = f"{_annotation(contract.CORE_LIMIT)}.matches('^[+-]?[0-9]{{1,18}}$')"
     clamped = f"string({number} > {CORES_PER_CARD} ? {CORES_PER_CARD} : {largest})"
     within = f"({number} >= {largest} && {number} <= {CORES_PER_CARD})"
-    yield _wish(Rule.CEILING_NOT_INTEGER, CORE_LIMIT, integer, {"nearest": lowest})
+    yield _wish(Rule.CEILING_NOT_INTEGER, contract.CORE_LIMIT, integer, {"nearest": lowest})
     yield _wish(
         Rule.CEILING_OUT_OF_RANGE,
-        CORE_LIMIT,
+        contract.CORE_LIMIT,
         f"!{integer} || {within}",
-        {"nearest": clamped, "lowest": lowest, "value": _annotation(CORE_LIMIT)},
+        {"nearest": clamped, "lowest": lowest, "value": _annotation(contract.CORE_LIMIT)},
     )
     for rule, key, names in (
-        (Rule.PLACEMENT_UNKNOWN, PLACEMENT, [policy.value for policy in PlacementPolicy]),
-        (Rule.PRELOAD_NOT_BOOLEAN, PRELOAD, ["true", "false"]),
+        (Rule.PLACEMENT_UNKNOWN, contract.PLACEMENT, [policy.value for policy in PlacementPolicy]),
+        (Rule.PRELOAD_NOT_BOOLEAN, contract.PRELOAD, ["true", "false"]),
     ):
         yield _wish(rule, key, f"{_annotation(key)} in {names}", {"nearest": _text(" or ".join(names))})
     for rule, key, patterns in (
-        (Rule.MODELS_MALFORMED, GPU_MODEL, (r"^[ -+\\x2d-~]{1,96}$", "[A-Za-z0-9]")),
-        (Rule.UUIDS_MALFORMED, GPU_UUID, ("^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",)),
+        (Rule.MODELS_MALFORMED, contract.GPU_MODEL, (r"^[ -+\\x2d-~]{1,96}$", "[A-Za-z0-9]")),
+        (Rule.UUIDS_MALFORMED, contract.GPU_UUID, ("^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",)),
     ):
         entries = f"{_annotation(key)}.split(',')"
         each = " && ".join(f"e.trim().matches('{pattern}')" for pattern in patterns)
@@ -275,8 +262,8 @@ def _wish(rule: Rule, key: str, legal: str, figures: Mapping[str, str]) -> Polic
     return PolicyCheck(rule, f"{absent} || {unchanged} || ({legal})", _says(rule, {**value, **figures}))
 
 
-_KEYS: Final = [ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED]
-_IS_GUARDED: Final = f"(k in {_KEYS} || k.startsWith('{PREDICATE_INDEX}'))"
+_KEYS: Final = [contract.ALLOCATION, contract.PREDICATE_NODE, contract.PREDICATE_TIME, contract.ASSIGNED]
+_IS_GUARDED: Final = f"(k in {_KEYS} || k.startsWith('{contract.PREDICATE_INDEX}'))"
 GUARDED_VARIABLES: Final = {
     "now": f"{_ANNOTATED} ? object.metadata.annotations : {{}}",
     "before": "request.operation == 'UPDATE' && has(oldObject.metadata.annotations) "

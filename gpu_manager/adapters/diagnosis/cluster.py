@@ -10,17 +10,7 @@ import yaml
 from gpu_manager.adapters.diagnosis.certificates import first_expiry
 from gpu_manager.adapters.kube.connection import Connection, Refused
 from gpu_manager.adapters.kube.reading import list_all
-from gpu_manager.domain.contract import (
-    ADMISSION_NAME,
-    ADMISSION_SECRET,
-    AGENT_DAEMONSET,
-    CORE,
-    INVENTORY,
-    MEMORY,
-    NAMESPACE,
-    NVIDIA,
-    decode_inventory,
-)
+from gpu_manager.domain import contract
 from gpu_manager.domain.doctor.facts import (
     AgentPods,
     ClusterFacts,
@@ -51,7 +41,7 @@ def gather_cluster(connection: Connection) -> ClusterFacts:
     connection.request("say its version", "GET", "/version")
     looked = _Looked(connection)
     hooks = looked.part("webhook configurations", looked.webhooks)
-    namespaces = sorted({namespace for namespace, _ in looked.services} | {NAMESPACE})
+    namespaces = sorted({namespace for namespace, _ in looked.services} | {contract.NAMESPACE})
     agents = looked.part("daemonsets", looked.daemonset)
     return ClusterFacts(
         nodes=looked.part("nodes", looked.nodes),
@@ -97,7 +87,9 @@ class _Looked:
     def daemonset(self) -> tuple[AgentPods | None]:
         found = next(
             self._list(
-                "daemonsets", "/apis/apps/v1/daemonsets", fieldSelector=f"metadata.name={AGENT_DAEMONSET}"
+                "daemonsets",
+                "/apis/apps/v1/daemonsets",
+                fieldSelector=f"metadata.name={contract.AGENT_DAEMONSET}",
             ),
             None,
         )
@@ -112,7 +104,7 @@ class _Looked:
         ready = {text(mapping(pod.get("spec")).get("nodeName")): _is_ready(pod) for pod in pods}
         return (
             AgentPods(
-                f"{namespace}/{AGENT_DAEMONSET}",
+                f"{namespace}/{contract.AGENT_DAEMONSET}",
                 _texts(template.get("nodeSelector")),
                 {node: holds for node, holds in ready.items() if node},
                 text(template.get("runtimeClassName")),
@@ -132,9 +124,9 @@ class _Looked:
                 for hook in mappings(obj.get("webhooks")):
                     client = mapping(hook.get("clientConfig"))
                     service = mapping(client.get("service"))
-                    if text(service.get("name")) != ADMISSION_NAME:
+                    if text(service.get("name")) != contract.ADMISSION_NAME:
                         continue
-                    place = text(service.get("namespace")), ADMISSION_NAME
+                    place = text(service.get("namespace")), contract.ADMISSION_NAME
                     self.services.add(place)
                     found.append(
                         Webhook(
@@ -165,7 +157,7 @@ class _Looked:
 
     def serving_expiry(self) -> float | None:
         for namespace, _ in sorted(self.services):
-            path = f"/api/v1/namespaces/{namespace}/secrets/{ADMISSION_SECRET}"
+            path = f"/api/v1/namespaces/{namespace}/secrets/{contract.ADMISSION_SECRET}"
             try:
                 secret = self._connection.request("read the certificate's Secret", "GET", path)
             except Refused as error:
@@ -190,18 +182,18 @@ class _Looked:
 
 def _node(obj: Mapping[str, Any]) -> DoctorNode:
     meta, status = mapping(obj.get("metadata")), mapping(obj.get("status"))
-    written = mapping(meta.get("annotations")).get(INVENTORY)
-    inventory = decode_inventory(written if isinstance(written, str) else None)
+    written = mapping(meta.get("annotations")).get(contract.INVENTORY)
+    inventory = contract.decode_inventory(written if isinstance(written, str) else None)
     labels, allocatable = _texts(meta.get("labels")), mapping(status.get("allocatable"))
-    gpu = _count(allocatable.get(NVIDIA)) or 0
+    gpu = _count(allocatable.get(contract.NVIDIA)) or 0
     hints = [f"label {key}" for key in _HINTS if labels.get(key) == "true"]
     return DoctorNode(
         name=text(meta.get("name")),
         inventory=inventory,
-        core=_count(allocatable.get(CORE)),
-        memory=_count(allocatable.get(MEMORY)),
+        core=_count(allocatable.get(contract.CORE)),
+        memory=_count(allocatable.get(contract.MEMORY)),
         gpu=gpu,
-        hinted=next(iter([*hints, f"{gpu} {NVIDIA}"] if gpu else hints), ""),
+        hinted=next(iter([*hints, f"{gpu} {contract.NVIDIA}"] if gpu else hints), ""),
         labels=labels,
         runtime=text(mapping(status.get("nodeInfo")).get("containerRuntimeVersion")),
         inventory_unreadable=written is not None and inventory is None,
@@ -244,7 +236,7 @@ def _scheduler(where: str, page: str) -> Iterator[SchedulerFacts]:
         for resource in mappings(extender.get("managedResources"))
     }
     profiles = tuple(text(p.get("schedulerName")) for p in mappings(config.get("profiles")))
-    yield SchedulerFacts(where, profiles or ("default-scheduler",), CORE in managed)
+    yield SchedulerFacts(where, profiles or ("default-scheduler",), contract.CORE in managed)
 
 
 def _count(value: object) -> int | None:

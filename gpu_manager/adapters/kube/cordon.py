@@ -7,16 +7,8 @@ from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
 from gpu_manager.adapters.kube.reading import list_all
+from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import (
-    CORDON,
-    FORGET,
-    INVENTORY,
-    Inventory,
-    decode_inventory,
-    decode_uuids,
-    encode_uuids,
-)
 from gpu_manager.domain.errors import RequestInvalid
 
 _TRIES = 5
@@ -33,11 +25,11 @@ def cordon(
     """
     listed = frozenset(uuids)
 
-    def change(closed: frozenset[CardUuid], shown: Inventory | None) -> frozenset[CardUuid]:
+    def change(closed: frozenset[CardUuid], shown: contract.Inventory | None) -> frozenset[CardUuid]:
         _known(node, uuids, shown, closed)
         return closed | listed if close else closed - listed
 
-    return _change(connection, node, CORDON, change)
+    return _change(connection, node, contract.CORDON, change)
 
 
 def forget(connection: Connection, node: str, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
@@ -48,7 +40,7 @@ def forget(connection: Connection, node: str, uuids: Collection[CardUuid]) -> fr
         NodeUnready: the API server refuses, or is away.
     """
 
-    def change(waiting: frozenset[CardUuid], shown: Inventory | None) -> frozenset[CardUuid]:
+    def change(waiting: frozenset[CardUuid], shown: contract.Inventory | None) -> frozenset[CardUuid]:
         _known(node, uuids, shown, waiting)
         for state in shown.cards if shown else ():
             if state.card.uuid in uuids and not state.missing:
@@ -58,29 +50,29 @@ def forget(connection: Connection, node: str, uuids: Collection[CardUuid]) -> fr
                 )
         return waiting | frozenset(uuids)
 
-    return _change(connection, node, FORGET, change)
+    return _change(connection, node, contract.FORGET, change)
 
 
 def _change(
     connection: Connection,
     node: str,
     key: str,
-    change: Callable[[frozenset[CardUuid], Inventory | None], frozenset[CardUuid]],
+    change: Callable[[frozenset[CardUuid], contract.Inventory | None], frozenset[CardUuid]],
 ) -> frozenset[CardUuid]:
     """Change a list of cards in an annotation of the node; again if somebody else did so meanwhile."""
     path = f"/api/v1/nodes/{quote(node, safe='')}"
     for left in reversed(range(_TRIES)):
         meta = connection.request(f"read the node {node}", "GET", path).get("metadata") or {}
         annotations = meta.get("annotations") or {}
-        before = decode_uuids(annotations.get(key))
-        wanted = change(before, decode_inventory(annotations.get(INVENTORY)))
+        before = contract.decode_uuids(annotations.get(key))
+        wanted = change(before, contract.decode_inventory(annotations.get(contract.INVENTORY)))
         if wanted == before:
             return before
         # null removes the annotation, where an empty value would stay.
         body = {
             "metadata": {
                 "resourceVersion": meta.get("resourceVersion"),
-                "annotations": {key: encode_uuids(wanted) or None},
+                "annotations": {key: contract.encode_uuids(wanted) or None},
             }
         }
         try:
@@ -98,14 +90,16 @@ def nodes_of_cards(connection: Connection) -> Mapping[CardUuid, str]:
     for node in list_all(connection, "list nodes", "/api/v1/nodes"):
         meta = node.get("metadata") or {}
         annotations = meta.get("annotations") or {}
-        shown = decode_inventory(annotations.get(INVENTORY))
+        shown = contract.decode_inventory(annotations.get(contract.INVENTORY))
         cards = frozenset(state.card.uuid for state in shown.cards) if shown else frozenset()
-        found |= dict.fromkeys(cards | decode_uuids(annotations.get(CORDON)), str(meta.get("name")))
+        found |= dict.fromkeys(
+            cards | contract.decode_uuids(annotations.get(contract.CORDON)), str(meta.get("name"))
+        )
     return found
 
 
 def _known(
-    node: str, uuids: Collection[CardUuid], shown: Inventory | None, listed: frozenset[CardUuid]
+    node: str, uuids: Collection[CardUuid], shown: contract.Inventory | None, listed: frozenset[CardUuid]
 ) -> None:
     """Refuse a UUID that the node's inventory does not have; a listed card may always be taken off."""
     if shown is None:

@@ -12,16 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_report import NodeReport, usual_unit
 from gpu_manager.domain.cluster.terminating import terminating_allocations, with_terminating
-from gpu_manager.domain.contract import (
-    ALLOCATION,
-    ASSIGNED,
-    PREDICATE_INDEX,
-    PREDICATE_NODE,
-    decode_assignment,
-)
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
@@ -137,8 +131,8 @@ def assigned_cards(pod: Pod) -> Assigned | None:
     The predecessor's scheduler writes indices. They name cards only on a node that publishes no inventory
     (:func:`card_by_index`).
     """
-    said = decode_assignment(pod.annotations.get(ALLOCATION))
-    if said is None and pod.node and pod.annotations.get(PREDICATE_NODE) == pod.node:
+    said = contract.decode_assignment(pod.annotations.get(contract.ALLOCATION))
+    if said is None and pod.node and pod.annotations.get(contract.PREDICATE_NODE) == pod.node:
         return dict(_by_index(pod)) or None
     if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
         return None
@@ -153,7 +147,7 @@ def card_by_index(index: int) -> CardUuid:
 def _by_index(pod: Pod) -> Iterator[tuple[str, tuple[tuple[CardUuid, Amount], ...]]]:
     apps = [c.name for c in pod.containers if c.kind is ContainerKind.APP]
     for n, name in enumerate(apps):
-        indices = pod.annotations.get(f"{PREDICATE_INDEX}{n}", "").split(",")
+        indices = pod.annotations.get(f"{contract.PREDICATE_INDEX}{n}", "").split(",")
         if all(index.isascii() and index.isdecimal() and len(index) < 4 for index in indices):
             yield name, tuple((card_by_index(int(index)), ZERO) for index in indices)
 
@@ -292,7 +286,7 @@ def _granted_all_the_same(placed: PlacedPod, node: NodeReport) -> Charge:
     """What the agent granted, by earlier rules, to a pod whose request is illegal today."""
     pod = placed.pod
     shares: dict[str, tuple[Share, ...]] = {}
-    if placed.assigned is not None and pod.annotations.get(ASSIGNED) == "true":
+    if placed.assigned is not None and pod.annotations.get(contract.ASSIGNED) == "true":
         capacity = {state.card.uuid: state.card.capacity(node.unit) for state in node.cards}
         for name, named in placed.assigned.items():
             here = {uuid: said for uuid, said in named if uuid in capacity}

@@ -8,18 +8,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
+from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.contract import (
-    CORDON,
-    INVENTORY,
-    MODEL_LABEL,
-    MODEL_LABEL_GAIA,
-    NVIDIA,
-    POOL_LABEL,
-    TerminatingShare,
-    decode_inventory,
-    decode_uuids,
-)
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount, parse_quantity
 from gpu_manager.domain.topology import Topology
@@ -44,7 +34,7 @@ class NodeReport:
     topology: Topology = NO_LINKS
     published: bool = False
     refused: frozenset[Amount] = frozenset()
-    lingering: tuple[TerminatingShare, ...] = ()
+    lingering: tuple[contract.TerminatingShare, ...] = ()
     serving: bool = True
     lends: bool = False
     pool: str = ""
@@ -66,13 +56,13 @@ def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
     report = NodeReport(
         text(meta.get("name")),
         unit,
-        pool=text(labels.get(POOL_LABEL)),
-        model=text(labels.get(MODEL_LABEL_GAIA)) or text(labels.get(MODEL_LABEL)),
+        pool=text(labels.get(contract.POOL_LABEL)),
+        model=text(labels.get(contract.MODEL_LABEL_GAIA)) or text(labels.get(contract.MODEL_LABEL)),
     )
-    inventory = decode_inventory(text(annotations.get(INVENTORY)))
+    inventory = contract.decode_inventory(text(annotations.get(contract.INVENTORY)))
     if inventory is None:
         return report
-    cordoned = decode_uuids(text(annotations.get(CORDON)))
+    cordoned = contract.decode_uuids(text(annotations.get(contract.CORDON)))
     return replace(
         report,
         unit=inventory.unit,
@@ -82,7 +72,7 @@ def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
         refused=frozenset(inventory.refused),
         lingering=inventory.lingering,
         serving=inventory.serving,
-        lends=whole_number(mapping(mapping(obj.get("status")).get("capacity")).get(NVIDIA)) > 0,
+        lends=whole_number(mapping(mapping(obj.get("status")).get("capacity")).get(contract.NVIDIA)) > 0,
     )
 
 
@@ -90,9 +80,11 @@ def what_counts(obj: Mapping[str, Any]) -> Hashable:
     """The parts of a core/v1 Node that :func:`read_node` reads: equal for equal reports."""
     meta = mapping(obj.get("metadata"))
     annotations, labels = mapping(meta.get("annotations")), mapping(meta.get("labels"))
-    shown = [annotations.get(key) for key in (INVENTORY, CORDON)]
-    shown += [labels.get(key) for key in (MODEL_LABEL, MODEL_LABEL_GAIA, POOL_LABEL)]
-    shown.append(mapping(mapping(obj.get("status")).get("capacity")).get(NVIDIA))
+    shown = [annotations.get(key) for key in (contract.INVENTORY, contract.CORDON)]
+    shown += [
+        labels.get(key) for key in (contract.MODEL_LABEL, contract.MODEL_LABEL_GAIA, contract.POOL_LABEL)
+    ]
+    shown.append(mapping(mapping(obj.get("status")).get("capacity")).get(contract.NVIDIA))
     return tuple(value if isinstance(value, str) else None for value in shown)
 
 

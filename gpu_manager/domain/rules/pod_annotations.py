@@ -9,19 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import ceil
 
+from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import (
-    ALLOCATION,
-    ASSIGNED,
-    CORE_LIMIT,
-    GPU_MODEL,
-    GPU_UUID,
-    PLACEMENT,
-    PREDICATE_INDEX,
-    PREDICATE_NODE,
-    PREDICATE_TIME,
-    PRELOAD,
-)
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import CORES_PER_CARD
@@ -37,14 +26,14 @@ _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 def ceiling_of(pod: Pod) -> int | None:
     """Return the elastic ceiling in percent; None if absent. Above 100 it is 100, as in the predecessor."""
-    text = pod.annotations.get(CORE_LIMIT, "")
+    text = pod.annotations.get(contract.CORE_LIMIT, "")
     value = int(text) if _INTEGER.fullmatch(text) else 0
     return min(value, CORES_PER_CARD) if value >= 1 else None
 
 
 def legal_ceiling_of(pod: Pod) -> int | None:
     """Return the elastic ceiling as written, 0 if there is none; None if it is not legal."""
-    text = pod.annotations.get(CORE_LIMIT)
+    text = pod.annotations.get(contract.CORE_LIMIT)
     if text is None:
         return 0
     return None if any(_check_ceiling(pod, text)) else int(text)
@@ -52,29 +41,29 @@ def legal_ceiling_of(pod: Pod) -> int | None:
 
 def placement_of(pod: Pod) -> PlacementPolicy:
     """Return the pod's placement policy, by default ``binpack``."""
-    text = pod.annotations.get(PLACEMENT)
+    text = pod.annotations.get(contract.PLACEMENT)
     return next((policy for policy in PlacementPolicy if policy.value == text), PlacementPolicy.BINPACK)
 
 
 def models_of(pod: Pod) -> tuple[str, ...]:
     """Return the card models that the pod may use; empty for any."""
-    return tuple(_entries(pod.annotations.get(GPU_MODEL, "")))
+    return tuple(_entries(pod.annotations.get(contract.GPU_MODEL, "")))
 
 
 def uuids_of(pod: Pod) -> frozenset[CardUuid]:
     """Return the cards that the pod may use; empty for any."""
-    return frozenset(map(CardUuid, _entries(pod.annotations.get(GPU_UUID, ""))))
+    return frozenset(map(CardUuid, _entries(pod.annotations.get(contract.GPU_UUID, ""))))
 
 
 def preload_of(pod: Pod) -> bool:
     """Return False if the pod opts out of ``/etc/ld.so.preload``."""
-    return pod.annotations.get(PRELOAD) != "false"
+    return pod.annotations.get(contract.PRELOAD) != "false"
 
 
 def guarded_keys(annotations: Iterable[str]) -> tuple[str, ...]:
     """Return the annotation keys that only the scheduler and the agent may set or change."""
-    exact = (ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED)
-    return tuple(key for key in annotations if key in exact or key.startswith(PREDICATE_INDEX))
+    exact = (contract.ALLOCATION, contract.PREDICATE_NODE, contract.PREDICATE_TIME, contract.ASSIGNED)
+    return tuple(key for key in annotations if key in exact or key.startswith(contract.PREDICATE_INDEX))
 
 
 def _entries(text: str) -> list[str]:
@@ -84,11 +73,11 @@ def _entries(text: str) -> list[str]:
 def check_annotations(pod: Pod) -> Iterator[Violation]:
     """Yield the violations in the annotations that a user may set."""
     checks: tuple[tuple[str, Callable[[Pod, str], Iterator[Violation]]], ...] = (
-        (CORE_LIMIT, _check_ceiling),
-        (PLACEMENT, _check_placement),
-        (PRELOAD, _check_preload),
-        (GPU_MODEL, _check_models),
-        (GPU_UUID, _check_uuids),
+        (contract.CORE_LIMIT, _check_ceiling),
+        (contract.PLACEMENT, _check_placement),
+        (contract.PRELOAD, _check_preload),
+        (contract.GPU_MODEL, _check_models),
+        (contract.GPU_UUID, _check_uuids),
     )
     for key, check in checks:
         text = pod.annotations.get(key)
@@ -102,21 +91,21 @@ def _check_ceiling(pod: Pod, text: str) -> Iterator[Violation]:
     read = _LEADING_INTEGER.match(text)
     nearest = (max(lowest, min(int(read[1]), CORES_PER_CARD)) if read else lowest,)
     if not _INTEGER.fullmatch(text):
-        yield violation(Rule.CEILING_NOT_INTEGER, "", CORE_LIMIT, quoted(text), nearest)
+        yield violation(Rule.CEILING_NOT_INTEGER, "", contract.CORE_LIMIT, quoted(text), nearest)
     elif not lowest <= int(text) <= CORES_PER_CARD:
-        yield violation(Rule.CEILING_OUT_OF_RANGE, "", CORE_LIMIT, text, nearest, lowest=str(lowest))
+        yield violation(Rule.CEILING_OUT_OF_RANGE, "", contract.CORE_LIMIT, text, nearest, lowest=str(lowest))
 
 
 def _check_placement(_pod: Pod, text: str) -> Iterator[Violation]:
     names = tuple(policy.value for policy in PlacementPolicy)
     if text not in names:
-        yield violation(Rule.PLACEMENT_UNKNOWN, "", PLACEMENT, quoted(text), _meant(text, names))
+        yield violation(Rule.PLACEMENT_UNKNOWN, "", contract.PLACEMENT, quoted(text), _meant(text, names))
 
 
 def _check_preload(_pod: Pod, text: str) -> Iterator[Violation]:
     if text not in ("true", "false"):
         nearest = _meant(text, ("true", "false"))
-        yield violation(Rule.PRELOAD_NOT_BOOLEAN, "", PRELOAD, quoted(text), nearest)
+        yield violation(Rule.PRELOAD_NOT_BOOLEAN, "", contract.PRELOAD, quoted(text), nearest)
 
 
 def _meant(text: str, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -128,7 +117,7 @@ def _meant(text: str, names: tuple[str, ...]) -> tuple[str, ...]:
 def _check_models(_pod: Pod, text: str) -> Iterator[Violation]:
     entries = [entry.strip() for entry in text.split(",")]
     if len(entries) > _LONGEST_LIST or not all(map(_MODEL.fullmatch, entries)):
-        yield violation(Rule.MODELS_MALFORMED, "", GPU_MODEL, quoted(text))
+        yield violation(Rule.MODELS_MALFORMED, "", contract.GPU_MODEL, quoted(text))
 
 
 def _check_uuids(_pod: Pod, text: str) -> Iterator[Violation]:
@@ -138,7 +127,7 @@ def _check_uuids(_pod: Pod, text: str) -> Iterator[Violation]:
         plain = "GPU-" + (wrong or "").lower().removeprefix("gpu-")
         nearest: tuple[str, ...] = (plain,) if _UUID.fullmatch(plain) else ()
         hint = f"; {quoted(wrong)} is none" if wrong is not None else f"; {len(entries)} are too many"
-        yield violation(Rule.UUIDS_MALFORMED, "", GPU_UUID, quoted(text), nearest, hint=hint)
+        yield violation(Rule.UUIDS_MALFORMED, "", contract.GPU_UUID, quoted(text), nearest, hint=hint)
 
 
 def check_guarded(annotations: Mapping[str, str]) -> tuple[Violation, ...]:

@@ -11,17 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import (
-    ALLOCATION,
-    ASSIGNED,
-    CARRIERS,
-    CORE,
-    MEMORY,
-    NVIDIA,
-    RESOURCES,
-    decode_assignment,
-)
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
@@ -90,7 +81,7 @@ def rebuild(
     for key, truth in held.items():
         for unnamed in (g for g in nameless if any(truth.ids.get(r) == ids for r, ids in g.ids.items())):
             grants.pop(unnamed.key, None)  # the kubelet's books name its container: not booked twice
-            if truth.annotation is None and any(r in unnamed.ids for r in CARRIERS):
+            if truth.annotation is None and any(r in unnamed.ids for r in contract.CARRIERS):
                 truth.annotation = annotation_of(unnamed, node.name)
         grant = _grant(key, truth, grants.get(key), pods.get(key[0]), node, metrics, records.get(key))
         if grant is not None:
@@ -111,7 +102,7 @@ def _by_entry(entries: Sequence[CheckpointEntry]) -> dict[Key, _Held]:
     for entry in entries:
         one = held.setdefault((entry.pod, entry.container), _Held())
         one.ids[entry.resource] = entry.ids
-        if entry.resource in CARRIERS:
+        if entry.resource in contract.CARRIERS:
             one.annotation = entry.annotation
     return held
 
@@ -123,7 +114,7 @@ def _by_listing(
     for (namespace, name), containers in listing.items():
         live = [f.pod for f in local.get(f"{namespace}/{name}", ()) if not f.tombstone]
         for listed in containers:
-            ids = {r: devices for r, devices in listed.ids.items() if r in RESOURCES and devices}
+            ids = {r: devices for r, devices in listed.ids.items() if r in contract.RESOURCES and devices}
             if live and ids:
                 held[live[0].uid, listed.container] = _Held(ids)
     return held
@@ -145,8 +136,8 @@ def _grant(
             return replace(stored, ids={**stored.ids, **truth.ids})
         return stored
     metrics.recovery_disagreements.labels("missing").inc()
-    told = decode_assignment(truth.annotation)
-    cores, memory = truth.ids.get(CORE, frozenset()), truth.ids.get(MEMORY, frozenset())
+    told = contract.decode_assignment(truth.annotation)
+    cores, memory = truth.ids.get(contract.CORE, frozenset()), truth.ids.get(contract.MEMORY, frozenset())
     if told is not None and told.containers:
         shares = tuple(Share(card, amount) for card, amount in next(iter(told.containers.values())))
         if is_unidentified(PodUid(told.pod)):  # the amounts were guessed; the ids count them
@@ -156,9 +147,9 @@ def _grant(
         shares, directory = shares_by_record(record, node) if record else (), ""
         shares = shares or shares_by_annotation(pod, key[1], truth.ids, node)
     else:
-        shares, directory = _from_ids(cores, memory, truth.ids.get(NVIDIA, frozenset()), node), ""
+        shares, directory = _from_ids(cores, memory, truth.ids.get(contract.NVIDIA, frozenset()), node), ""
         said = _annotated(pod, key[1], truth.ids, node)
-        ours = pod is not None and pod.annotations.get(ASSIGNED) == "true"
+        ours = pod is not None and pod.annotations.get(contract.ASSIGNED) == "true"
         if said and (ours or len(said) != len(shares)):  # under a NUMA policy ids may be tokens
             shares = said
     if not shares:
@@ -190,13 +181,13 @@ def _annotated(
 
     The agent writes it when a container has started; before, it is the scheduler's choice.
     """
-    told = decode_assignment(pod.annotations.get(ALLOCATION)) if pod is not None else None
+    told = contract.decode_assignment(pod.annotations.get(contract.ALLOCATION)) if pod is not None else None
     if pod is None or told is None or (told.node, told.pod) != (node.name, pod.api_uid):
         return ()
     cards = [card for card, _ in told.containers.get(container, ())]
     shares = counted(cards, ids, node)
     cores = sum(share.amount.cores for share in shares)
-    wanted = len(ids.get(CORE, ())) + len(ids.get(NVIDIA, ())) * CORES_PER_CARD
+    wanted = len(ids.get(contract.CORE, ())) + len(ids.get(contract.NVIDIA, ())) * CORES_PER_CARD
     return shares if cores == wanted and all(node.card(card) is not None for card in cards) else ()
 
 
@@ -204,8 +195,8 @@ def counted(
     cards: Sequence[CardUuid], ids: Mapping[str, frozenset[str]], node: NodeCards
 ) -> tuple[Share, ...]:
     """A container's shares of these cards by its ids: whole cards, or a part of each."""
-    cores = len(ids.get(CORE, ())) + len(ids.get(NVIDIA, ())) * CORES_PER_CARD
-    part = Amount(min(cores, CORES_PER_CARD), len(ids.get(MEMORY, ())) * node.unit)
+    cores = len(ids.get(contract.CORE, ())) + len(ids.get(contract.NVIDIA, ())) * CORES_PER_CARD
+    part = Amount(min(cores, CORES_PER_CARD), len(ids.get(contract.MEMORY, ())) * node.unit)
     room = {s.card.uuid: s.card.capacity(node.unit) for s in node.cards}
     whole = cores >= CORES_PER_CARD
     return tuple(Share(c, room.get(c, Amount(CORES_PER_CARD, 0)) if whole else part) for c in cards)
@@ -215,12 +206,12 @@ def _from_ids(
     cores: frozenset[str], memory: frozenset[str], lent: frozenset[str], node: NodeCards
 ) -> tuple[Share, ...]:
     """Cards and amounts from the ids, which name their card."""
-    counts = {card: Amount(CORES_PER_CARD, 0) for card in node.ids.cards_of(NVIDIA, lent)}
+    counts = {card: Amount(CORES_PER_CARD, 0) for card in node.ids.cards_of(contract.NVIDIA, lent)}
     for device in cores:
-        if card := node.ids.card_of[CORE].get(device):
+        if card := node.ids.card_of[contract.CORE].get(device):
             counts[card] = counts.get(card, Amount(0, 0)) + Amount(1, 0)
     for device in memory:
-        if card := node.ids.card_of[MEMORY].get(device):
+        if card := node.ids.card_of[contract.MEMORY].get(device):
             counts[card] = counts.get(card, Amount(0, 0)) + Amount(0, node.unit)
     whole = {s.card.uuid: s.card.capacity(node.unit) for s in node.cards}
     return tuple(

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import yaml
 
+from gpu_manager.domain.errors import RequestInvalid
+
 _WIDE: Final = 1 << 20
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -22,8 +24,8 @@ _COMMENT: Final = re.compile(r"\s(#[^\n]*)")
 Pairs = list[tuple[Any, Any]]
 
 
-class Unpatchable(Exception):  # noqa: N818  # says what the document is; the caller writes it anew
-    """The change cannot be made in place."""
+class Unpatchable(RequestInvalid):
+    """The change cannot be made in place: the caller writes the document anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class PatchedText:
 
 
 def patched(text: str, old: Any, new: Any) -> PatchedText:
-    """Change a document. Raises Unpatchable where that cannot be done in place."""
+    """Change a document. Raises Unpatchable if that cannot be done in place."""
     patch = _Patch(text if text.endswith("\n") else text + "\n")
     root = yaml.compose(patch.text, Loader=_Loader)
     patch.change(root, old, new)

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from gpu_manager.adapters.manifests import read_documents
-from gpu_manager.cli.kubectl.migrate.patch import Unpatchable, flow, patched
+from gpu_manager.cli.kubectl.migrate.patch import flow, patched
 from gpu_manager.domain.errors import RequestInvalid
 
 _WIDE = 1 << 20
@@ -90,7 +90,7 @@ def rewrite(document: Document, new: Any, *, strict: bool = True) -> Rewritten:
         [read] = read_documents(made.text.encode())
         if read == new or (not strict and made.is_meant(read)):
             return Rewritten(made.text, read, comments=made.comments)
-    except (Unpatchable, RequestInvalid):
+    except RequestInvalid:  # not in place, or not as was meant
         pass
     head = "---\n" if document.text.lstrip().startswith("---") else ""
     return Rewritten(head + _written(document, new), new, anew="#" in document.text or "&" in document.text)

@@ -7,29 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from gpu_manager.cli.kubectl.migrate.model import (
-    Becomes,
-    Fate,
-    Lost,
-    MigratedShare,
-    MigrationTerms,
-    Needless,
-    System,
-    card_memory,
-    fraction,
-    several,
-    units_of,
-    whole,
-)
-from gpu_manager.cli.kubectl.migrate.systems.words import (
-    MODEL_NOTE,
-    NO_DENY_LIST,
-    NO_DENY_UUID,
-    NODES,
-    OTHER_LIBRARY,
-    Asked,
-    models,
-)
+from gpu_manager.cli.kubectl.migrate import model
+from gpu_manager.cli.kubectl.migrate.systems import words
 from gpu_manager.domain.contract import CORE_LIMIT, GPU_MODEL, GPU_UUID, NVIDIA, PLACEMENT
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB
 
@@ -48,12 +27,12 @@ class _Names:
     def all(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.count, self.memory, self.percent, self.cores, self.priority)))
 
-    def share(self, asked: Asked, terms: MigrationTerms) -> MigratedShare | None:
+    def share(self, asked: words.Asked, terms: model.MigrationTerms) -> model.MigratedShare | None:
         """What it becomes."""
-        count = whole(
+        count = model.whole(
             asked.get(self.count, Fraction(1)), self.count
         )  # its webhook writes 1 beside the others
-        cores = whole(asked.get(self.cores, Fraction(0)), self.cores)
+        cores = model.whole(asked.get(self.cores, Fraction(0)), self.cores)
         notes: tuple[str, ...] = ()
         if self.priority in asked:
             notes = (f"{self.priority} has no equivalent: pods are ranked by PriorityClass",)
@@ -63,15 +42,17 @@ class _Names:
         if cores >= CORES_PER_CARD or (not memory and (percent is None or percent in (0, CORES_PER_CARD))):
             if cores not in (0, CORES_PER_CARD):
                 notes = (*notes, "all memory of a card was asked for, so nobody could share it: whole cards")
-            return MigratedShare(count * CORES_PER_CARD, None, None, notes)
+            return model.MigratedShare(count * CORES_PER_CARD, None, None, notes)
         if count > 1:
-            raise several(count, self.count)
+            raise model.several(count, self.count)
         if memory:
-            units, rounded = units_of(memory * MIB, terms, self.memory)
+            units, rounded = model.units_of(memory * MIB, terms, self.memory)
         else:
             share = (percent or Fraction(0)) / 100
-            units, rounded = units_of(share * card_memory(terms, self.percent), terms, self.percent)
-        return fraction(cores, units, terms, (*notes, *rounded))
+            units, rounded = model.units_of(
+                share * model.card_memory(terms, self.percent), terms, self.percent
+            )
+        return model.fraction(cores, units, terms, (*notes, *rounded))
 
 
 _HAMI: Final = _Names(
@@ -83,47 +64,49 @@ _VOLCANO: Final = _Names(
     "volcano.sh/vgpu-memory-percentage",
     "volcano.sh/vgpu-cores",
 )
-_LIBRARY: Final[Mapping[str, Fate]] = {  # both run HAMi-core in the container
-    "CUDA_DEVICE_MEMORY_LIMIT*": Needless(OTHER_LIBRARY),
-    "CUDA_DEVICE_SM_LIMIT*": Needless(OTHER_LIBRARY),
-    "CUDA_OVERSUBSCRIBE": Lost("memory is never promised twice"),
-    "CUDA_DISABLE_CONTROL": Lost("limits cannot be switched off by the container"),
-    "CUDA_TASK_PRIORITY": Lost("pods are ranked by PriorityClass"),
-    "GPU_CORE_UTILIZATION_POLICY": Lost(
+_LIBRARY: Final[Mapping[str, model.Fate]] = {  # both run HAMi-core in the container
+    "CUDA_DEVICE_MEMORY_LIMIT*": model.Needless(words.OTHER_LIBRARY),
+    "CUDA_DEVICE_SM_LIMIT*": model.Needless(words.OTHER_LIBRARY),
+    "CUDA_OVERSUBSCRIBE": model.Lost("memory is never promised twice"),
+    "CUDA_DISABLE_CONTROL": model.Lost("limits cannot be switched off by the container"),
+    "CUDA_TASK_PRIORITY": model.Lost("pods are ranked by PriorityClass"),
+    "GPU_CORE_UTILIZATION_POLICY": model.Lost(
         f"annotate the pod with {CORE_LIMIT}: the share it may reach when idle"
     ),
 }
 _HAMI_POLICIES = {"binpack": "binpack", "spread": "spread", "topology-aware": "topology"}
-HAMI: Final = System(
+HAMI: Final = model.System(
     name="hami",
     title="HAMi",
     resources=_HAMI.all,
     share=_HAMI.share,
     annotations={
-        "nvidia.com/use-gputype": Becomes(GPU_MODEL, change=models, note=MODEL_NOTE),
-        "nvidia.com/nouse-gputype": Lost(NO_DENY_LIST),
-        "nvidia.com/use-gpuuuid": Becomes(GPU_UUID, change=models),
-        "nvidia.com/nouse-gpuuuid": Lost(NO_DENY_UUID),
-        "nvidia.com/numa-bind": Lost(
+        "nvidia.com/use-gputype": model.Becomes(GPU_MODEL, change=words.models, note=words.MODEL_NOTE),
+        "nvidia.com/nouse-gputype": model.Lost(words.NO_DENY_LIST),
+        "nvidia.com/use-gpuuuid": model.Becomes(GPU_UUID, change=words.models),
+        "nvidia.com/nouse-gpuuuid": model.Lost(words.NO_DENY_UUID),
+        "nvidia.com/numa-bind": model.Lost(
             f"cards of one NUMA node are preferred by {PLACEMENT}: topology, not forced"
         ),
-        "nvidia.com/vgpu-mode": Becomes("", {"hami-core": ""}),
-        "hami.io/gpu-scheduler-policy": Becomes(PLACEMENT, _HAMI_POLICIES),
-        "hami.io/node-scheduler-policy": Lost(NODES),
-        "hami.io/device-scoring-weights": Lost("cards are chosen by best fit; weights cannot be set"),
+        "nvidia.com/vgpu-mode": model.Becomes("", {"hami-core": ""}),
+        "hami.io/gpu-scheduler-policy": model.Becomes(PLACEMENT, _HAMI_POLICIES),
+        "hami.io/node-scheduler-policy": model.Lost(words.NODES),
+        "hami.io/device-scoring-weights": model.Lost("cards are chosen by best fit; weights cannot be set"),
     },
-    labels={"hami.io/webhook": Needless("the namespace selector of our webhook decides who passes it by")},
+    labels={
+        "hami.io/webhook": model.Needless("the namespace selector of our webhook decides who passes it by")
+    },
     variables=_LIBRARY,
     state=("hami.io/vgpu-", "hami.io/bind-", "hami.io/resource-pool"),
     schedulers=("hami-scheduler",),
     marks=("hami.io/", "nvidia.com/use-gpu", "nvidia.com/nouse-gpu", "nvidia.com/vgpu-mode"),
 )
-VOLCANO: Final = System(
+VOLCANO: Final = model.System(
     name="volcano",
     title="Volcano vGPU",
     resources=_VOLCANO.all,
     share=_VOLCANO.share,
-    annotations={"volcano.sh/vgpu-mode": Becomes("", {"hami-core": ""})},
+    annotations={"volcano.sh/vgpu-mode": model.Becomes("", {"hami-core": ""})},
     variables=_LIBRARY,
     state=(
         "volcano.sh/vgpu-ids",

@@ -6,18 +6,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from gpu_manager.cli.kubectl.migrate.model import (
-    Lost,
-    MigratedShare,
-    MigrationTerms,
-    Needless,
-    System,
-    card_memory,
-    fraction,
-    several,
-    units_of,
-    whole,
-)
+from gpu_manager.cli.kubectl.migrate import model
 from gpu_manager.cli.kubectl.migrate.systems.words import Asked, number
 from gpu_manager.domain.contract import CORE_LIMIT
 from gpu_manager.domain.errors import RequestInvalid
@@ -27,47 +16,47 @@ _FRACTION, _MEMORY, _CARDS = "gpu-fraction", "gpu-memory", "gpu-fraction-num-dev
 _TIME, _CONTAINER = "gpu-sm-percentage", "gpu-fraction-container-name"
 
 
-def _kai(asked: Asked, terms: MigrationTerms) -> MigratedShare | None:
+def _kai(asked: Asked, terms: model.MigrationTerms) -> model.MigratedShare | None:
     """A fraction is a part of a card's memory; KAI itself bounds neither memory nor time."""
     part, memory = asked.get(_FRACTION), asked.get(_MEMORY)
-    count = whole(asked.get(_CARDS, Fraction(1)), _CARDS)
+    count = model.whole(asked.get(_CARDS, Fraction(1)), _CARDS)
     if part is not None and not 0 < part <= 1:
         raise RequestInvalid(f"{_FRACTION} is {format_number(part)}: it goes from 0 to 1")
     if not part and not memory:
         return None
     if part == 1:
-        return MigratedShare(count * CORES_PER_CARD)
+        return model.MigratedShare(count * CORES_PER_CARD)
     if count > 1:
-        raise several(count, _CARDS)
+        raise model.several(count, _CARDS)
     if memory:
-        units, notes = units_of(memory * MIB, terms, _MEMORY)
+        units, notes = model.units_of(memory * MIB, terms, _MEMORY)
     else:
-        units, notes = units_of((part or 0) * card_memory(terms, _FRACTION), terms, _FRACTION)
+        units, notes = model.units_of((part or 0) * model.card_memory(terms, _FRACTION), terms, _FRACTION)
     if _TIME in asked:
-        return fraction(min(CORES_PER_CARD - 1, ceil(asked[_TIME])), units, terms, notes)
+        return model.fraction(min(CORES_PER_CARD - 1, ceil(asked[_TIME])), units, terms, notes)
     if not part:
-        return fraction(0, units, terms, notes)
+        return model.fraction(0, units, terms, notes)
     cores = min(CORES_PER_CARD - 1, ceil(part * CORES_PER_CARD))
     free = f"{_FRACTION} bounds no time: {cores} cores, up to 100 while the card is idle"
-    return MigratedShare(cores, units, CORES_PER_CARD, (*notes, free))
+    return model.MigratedShare(cores, units, CORES_PER_CARD, (*notes, free))
 
 
 _NO_QUEUES = "queues are its scheduler's own; what a namespace may hold is in docs/quota.md"
 _NO_LIMIT = f"memory is never promised twice; annotate the pod with {CORE_LIMIT} for idle time"
 _IN_THE_SHARE = "the share stands in the container's resources"
-KAI: Final = System(
+KAI: Final = model.System(
     name="kai",
     title="KAI or Run:ai",
     resources=(),
     share=_kai,
     annotations={
-        **dict.fromkeys((_FRACTION, _MEMORY, _CARDS, _TIME, _CONTAINER), Needless(_IN_THE_SHARE)),
-        "gpu-fraction-limit": Lost(_NO_LIMIT),
-        "gpu-memory-limit": Lost(_NO_LIMIT),
-        "gpu-fraction.limit": Lost(_NO_LIMIT),
-        "gpu-memory.limit": Lost(_NO_LIMIT),
+        **dict.fromkeys((_FRACTION, _MEMORY, _CARDS, _TIME, _CONTAINER), model.Needless(_IN_THE_SHARE)),
+        "gpu-fraction-limit": model.Lost(_NO_LIMIT),
+        "gpu-memory-limit": model.Lost(_NO_LIMIT),
+        "gpu-fraction.limit": model.Lost(_NO_LIMIT),
+        "gpu-memory.limit": model.Lost(_NO_LIMIT),
     },
-    labels={"kai.scheduler/queue": Lost(_NO_QUEUES), "runai/queue": Lost(_NO_QUEUES)},
+    labels={"kai.scheduler/queue": model.Lost(_NO_QUEUES), "runai/queue": model.Lost(_NO_QUEUES)},
     annotation_amounts=dict.fromkeys((_FRACTION, _MEMORY, _CARDS, _TIME), number),
     container_annotation=_CONTAINER,
     state=("received-resource-type", "runai-calculated-status"),

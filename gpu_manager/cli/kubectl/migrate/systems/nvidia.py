@@ -7,19 +7,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from gpu_manager.cli.kubectl.migrate.model import (
-    Becomes,
-    Lost,
-    MigratedShare,
-    MigrationTerms,
-    Needless,
-    System,
-    card_memory,
-    fraction,
-    several,
-    units_of,
-    whole,
-)
+from gpu_manager.cli.kubectl.migrate import model
 from gpu_manager.cli.kubectl.migrate.systems.words import MODEL_NOTE, Asked, number
 from gpu_manager.domain.contract import GPU_MODEL, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid, quoted
@@ -30,9 +18,9 @@ _MPS_PERCENT, _MPS_MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNE
 _MPS_SIZES: Final = {"G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
 
 
-def _nvidia(asked: Asked, terms: MigrationTerms) -> MigratedShare | None:
+def _nvidia(asked: Asked, terms: model.MigrationTerms) -> model.MigratedShare | None:
     name = _SHARED if _SHARED in asked else _GPU
-    count = whole(asked.get(name, Fraction(0)), name)
+    count = model.whole(asked.get(name, Fraction(0)), name)
     if count == 0:
         return None
     if _MPS_PERCENT in asked or _MPS_MEMORY in asked:
@@ -44,27 +32,27 @@ def _nvidia(asked: Asked, terms: MigrationTerms) -> MigratedShare | None:
                 "give --replicas and --card-memory"
             )
         told = f"{_GPU} taken for whole cards; if time-slicing shares them, give --replicas and --card-memory"
-        return MigratedShare(count * CORES_PER_CARD, None, None, (told,))
+        return model.MigratedShare(count * CORES_PER_CARD, None, None, (told,))
     if count > 1:
         raise RequestInvalid(
             f"{name} is {count}: turns on a card, perhaps of one card, which do not add up; ask for one part "
             "of a card, or for whole cards"
         )
     cores = CORES_PER_CARD // terms.replicas
-    units = card_memory(terms, name) // terms.replicas // terms.unit
+    units = model.card_memory(terms, name) // terms.replicas // terms.unit
     note = f"1 of {terms.replicas} turns: {cores} cores, up to 100 while the card is idle"
-    return MigratedShare(cores, units, CORES_PER_CARD, (note,))
+    return model.MigratedShare(cores, units, CORES_PER_CARD, (note,))
 
 
-def _mps(asked: Asked, terms: MigrationTerms, count: int, name: str) -> MigratedShare:
+def _mps(asked: Asked, terms: model.MigrationTerms, count: int, name: str) -> model.MigratedShare:
     """What a client of MPS may use: threads in percent of a card, and memory."""
     percent, pinned = asked.get(_MPS_PERCENT), asked.get(_MPS_MEMORY)
     if percent is not None and not 0 < percent <= CORES_PER_CARD:
         raise RequestInvalid(f"{_MPS_PERCENT} is {format_number(percent)}: it goes from 1 to 100")
     if percent in (None, CORES_PER_CARD) and pinned is None:
-        return MigratedShare(count * CORES_PER_CARD, None, None, ("MPS without a limit: whole cards",))
+        return model.MigratedShare(count * CORES_PER_CARD, None, None, ("MPS without a limit: whole cards",))
     if count > 1:
-        raise several(count, name)
+        raise model.several(count, name)
     notes: tuple[str, ...] = ()
     cores = ceil(percent or 0)
     if percent and cores != percent:
@@ -72,18 +60,18 @@ def _mps(asked: Asked, terms: MigrationTerms, count: int, name: str) -> Migrated
     if pinned is not None:
         size, of = pinned, _MPS_MEMORY
     elif terms.replicas:
-        size, of = Fraction(card_memory(terms, name), terms.replicas), "the memory of one replica"
+        size, of = Fraction(model.card_memory(terms, name), terms.replicas), "the memory of one replica"
     else:
         size, of = (
-            Fraction(card_memory(terms, _MPS_PERCENT) * cores, CORES_PER_CARD),
+            Fraction(model.card_memory(terms, _MPS_PERCENT) * cores, CORES_PER_CARD),
             "the part of the memory",
         )
         notes = (*notes, f"{_MPS_PERCENT} says nothing of memory: as large a part of it assumed")
-    units, rounded = units_of(size, terms, of)
+    units, rounded = model.units_of(size, terms, of)
     if cores == CORES_PER_CARD:
         whole_card = "all of a card's time was asked for: a whole card, with all its memory"
-        return MigratedShare(CORES_PER_CARD, None, None, (*notes, whole_card))
-    return fraction(cores, units, terms, (*notes, *rounded))
+        return model.MigratedShare(CORES_PER_CARD, None, None, (*notes, whole_card))
+    return model.fraction(cores, units, terms, (*notes, *rounded))
 
 
 def _pinned(text: str) -> Fraction:
@@ -105,25 +93,25 @@ def _product(text: str) -> str:
 
 _ITS_PLUGIN = "set up by its own plugin, which does not run on these nodes"
 _NO_DAEMON = "no MPS daemon takes part here: the library in the container holds the share"
-TIME_SLICING: Final = System(
+TIME_SLICING: Final = model.System(
     name="nvidia",
     title="NVIDIA time-slicing",
     resources=(_GPU, _SHARED),
     share=_nvidia,
     selectors={
-        "nvidia.com/gpu.product": Becomes(GPU_MODEL, change=_product, note=MODEL_NOTE),
-        "nvidia.com/gpu.sharing-strategy": Needless(_ITS_PLUGIN),
-        "nvidia.com/gpu.replicas": Needless(_ITS_PLUGIN),
-        "nvidia.com/device-plugin.config": Needless(_ITS_PLUGIN),
-        "nvidia.com/mps.capable": Needless(_ITS_PLUGIN),
+        "nvidia.com/gpu.product": model.Becomes(GPU_MODEL, change=_product, note=MODEL_NOTE),
+        "nvidia.com/gpu.sharing-strategy": model.Needless(_ITS_PLUGIN),
+        "nvidia.com/gpu.replicas": model.Needless(_ITS_PLUGIN),
+        "nvidia.com/device-plugin.config": model.Needless(_ITS_PLUGIN),
+        "nvidia.com/mps.capable": model.Needless(_ITS_PLUGIN),
     },
     variables={
-        _MPS_PERCENT: Needless("the share of time is tencent.com/vcuda-core"),
-        _MPS_MEMORY: Needless("the share of memory is tencent.com/vcuda-memory"),
-        "CUDA_MPS_PIPE_DIRECTORY": Needless(_NO_DAEMON),
-        "CUDA_MPS_LOG_DIRECTORY": Needless(_NO_DAEMON),
-        "CUDA_MPS_CLIENT_PRIORITY": Lost("pods are ranked by PriorityClass"),
-        "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": Needless(_NO_DAEMON),
+        _MPS_PERCENT: model.Needless("the share of time is tencent.com/vcuda-core"),
+        _MPS_MEMORY: model.Needless("the share of memory is tencent.com/vcuda-memory"),
+        "CUDA_MPS_PIPE_DIRECTORY": model.Needless(_NO_DAEMON),
+        "CUDA_MPS_LOG_DIRECTORY": model.Needless(_NO_DAEMON),
+        "CUDA_MPS_CLIENT_PRIORITY": model.Lost("pods are ranked by PriorityClass"),
+        "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": model.Needless(_NO_DAEMON),
     },
     variable_amounts={_MPS_PERCENT: number, _MPS_MEMORY: _pinned},
 )

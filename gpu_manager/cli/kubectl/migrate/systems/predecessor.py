@@ -8,20 +8,12 @@ from typing import Final
 
 from gpu_manager.cli.kubectl.migrate.model import Becomes, MigratedShare, MigrationTerms, System
 from gpu_manager.cli.kubectl.migrate.systems.words import Asked
-from gpu_manager.domain.contract import (
-    ASSIGNED,
-    CORE,
-    CORE_LIMIT,
-    MEMORY,
-    PREDICATE_INDEX,
-    PREDICATE_NODE,
-    PREDICATE_TIME,
-)
+from gpu_manager.domain import contract
 from gpu_manager.domain.resources import CORES_PER_CARD
 
 
 def _predecessor(asked: Asked, _terms: MigrationTerms) -> MigratedShare | None:
-    cores, memory = asked.get(CORE, Fraction(0)), asked.get(MEMORY)
+    cores, memory = asked.get(contract.CORE, Fraction(0)), asked.get(contract.MEMORY)
     if cores >= CORES_PER_CARD and memory:
         return MigratedShare(cores, None, None, ("memory beside whole cards never had an effect: removed",))
     return MigratedShare(cores, memory)
@@ -36,10 +28,10 @@ def _ceiling(text: str) -> str:
 PREDECESSOR: Final = System(
     name="gpu-manager",
     title="gpu-manager (tkestack)",
-    resources=(CORE, MEMORY),
+    resources=(contract.CORE, contract.MEMORY),
     share=_predecessor,
-    annotations={CORE_LIMIT: Becomes(CORE_LIMIT, change=_ceiling)},
-    state=(PREDICATE_INDEX, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED),
+    annotations={contract.CORE_LIMIT: Becomes(contract.CORE_LIMIT, change=_ceiling)},
+    state=(contract.PREDICATE_INDEX, contract.PREDICATE_NODE, contract.PREDICATE_TIME, contract.ASSIGNED),
     paths={
         "/usr/local/nvidia": "the driver's libraries are where the loader looks, nvidia-smi is in /usr/bin; "
         "nothing is mounted at that path"
