@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native import contained, driven, fake_driver
+from tests.native import contained, driven, fake_driver, timed
 from tests.native.tools import build_tests, run, tool
 from vcuda.page.limits import CardLimits, Limits, build_limits
 from vcuda.page.usage import Usage, build_usage, read_usage
@@ -143,7 +143,24 @@ def usage_of(root: Path) -> Usage:
 
 
 # Figures of time are true only while nothing else wants the processor: these files run alone, one by one.
-TIMED = ("test_core_dispatch", "test_core_share", "test_core_tenants", "test_standin_time")
+TIMED = (
+    "test_core_dispatch",
+    "test_core_share",
+    "test_core_tenants",
+    "test_core_threads",
+    "test_standin_time",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run what measures time as :mod:`tests.native.timed` says."""
+    if item.get_closest_marker("timed") is None:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    timed.run_timed(item, nextitem)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -119,6 +119,22 @@ class Watch:
             if time.monotonic_ns() - reading[0] < READING_FRESH_NS:
                 return reading[1].get(pid, 0)
 
+    def shares(self, pids: Sequence[int], first_ns: int, length_ns: int) -> list[float]:
+        """What the card serves these processes in a window that begins so long from now: percent of its time.
+
+        Waits for the card's clock, which is CLOCK_MONOTONIC, to pass the window's end.
+        """
+        begin = time.monotonic_ns() + first_ns
+        while not self._seen or self._seen[-1][0] < begin + length_ns:
+            self._seen.append(self.look())
+        return self.between(pids, begin, begin + length_ns)
+
+    def between(self, pids: Sequence[int], begin_ns: int, end_ns: int) -> list[float]:
+        """The same of a window whose readings are in: between these times of the card's clock."""
+        within = [reading for reading in self._seen if begin_ns <= reading[0] <= end_ns]
+        (begin, before), (end, after) = within[0], within[-1]
+        return [100 * (after[pid] - before[pid]) / (end - begin) for pid in pids]
+
     def fullest(self, pid: int, readings: int) -> float:
         """End it: the greatest share of the card's time, in percent, that it served this process in any window.
 
@@ -166,8 +182,10 @@ class Watch:
         ]
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        """End it, if it has not ended."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
 
 
 def _reading(line: str) -> tuple[int, dict[int, int]]:
@@ -230,6 +248,7 @@ class World:
         self.load = compiled("core_load.c")
         self.interposer = built_interposer()
         self.started: list[Load] = []
+        self.watches: list[Watch] = []
         self.pids: dict[str, list[int]] = {}
         self._count = 0
 
@@ -275,8 +294,9 @@ class World:
         return self.started[-1]
 
     def watch(self, period_ms: int = 1000) -> Watch:
-        """What the first card says whom it serves."""
-        return Watch(standin.environment(self.state, self.version, cards=self.cards), period_ms)
+        """What the first card says whom it serves; ends with the world at the latest."""
+        self.watches.append(Watch(standin.environment(self.state, self.version, cards=self.cards), period_ms))
+        return self.watches[-1]
 
     def usage(self, tenant: Tenant, card: int = 0) -> CardUsage:
         """What the container's usage page says."""
@@ -304,6 +324,8 @@ class World:
 
     def close(self) -> None:
         """End what still runs."""
+        for watch in self.watches:
+            watch.kill()
         for load in self.started:
             if load.process.stdout and not load.process.stdout.closed:
                 load.kill()
@@ -366,8 +388,8 @@ def world(**options: object) -> Iterator[World]:
             made.close()
 
 
-def until(condition: object, seconds: float = 10.0) -> bool:
-    """Poll a condition until it holds or the time is over."""
+def until(condition: object, seconds: float = 60.0) -> bool:
+    """Poll a condition until it holds; the time only ends the wait for what never comes."""
     assert callable(condition)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

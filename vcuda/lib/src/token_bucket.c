@@ -38,6 +38,11 @@ bool bucket_is_silent(const struct vcuda_limits_view *view, uint64_t now) {
     return view->heartbeat_ns && !is_fresh(view, now, BUCKET_HEARTBEAT_FRESH_NS / 2);
 }
 
+uint32_t bucket_stretch(uint64_t elapsed_ns, uint64_t expected_ns, uint32_t most_q8) {
+    uint64_t stretch = least(elapsed_ns, REFILL_MOST_NS) * 256 / (expected_ns ? expected_ns : 1);
+    return (uint32_t)most(256, least(stretch, most_q8));
+}
+
 uint64_t bucket_income(uint64_t wall_ns, uint32_t share_q8) {
     return least(wall_ns, REFILL_MOST_NS) * share_q8 / BUCKET_WHOLE_Q8;
 }

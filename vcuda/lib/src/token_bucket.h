@@ -69,6 +69,9 @@ uint64_t bucket_used(uint64_t elapsed_ns, uint32_t sharers_q8, uint32_t gain_q8)
  * factor left behind by a dead host loosens no limit for ever. */
 uint32_t bucket_sharers(const struct vcuda_limits_view *view, int card, uint64_t now);
 
+/* By how much others stretched work that took `elapsed_ns` instead of `expected_ns`, x 256: 256 to `most_q8`. */
+uint32_t bucket_stretch(uint64_t elapsed_ns, uint64_t expected_ns, uint32_t most_q8);
+
 /* Has the host been silent for so long that what it said last was said of a moment that is gone? */
 bool bucket_is_silent(const struct vcuda_limits_view *view, uint64_t now);
 

@@ -229,6 +229,10 @@ static void measured_time_is_divided_and_corrected(void) {
     CHECK(bucket_used(10 * MS, 256, 128) == 5 * MS, "gain of a half");
     CHECK(bucket_used(10 * MS, 0, 0) == 10 * MS, "unset");
     CHECK(bucket_used(UINT64_MAX, 256, 512) > 0, "no overflow");
+    CHECK(bucket_stretch(6 * MS, 4 * MS, 512) == 384, "half as long again");
+    CHECK(bucket_stretch(3 * MS, 4 * MS, 512) == 256, "never below one");
+    CHECK(bucket_stretch(40 * MS, 4 * MS, 512) == 512 && bucket_stretch(MS, 0, 512) == 512, "no more than was told");
+    CHECK(bucket_stretch(UINT64_MAX, 1, UINT32_MAX) == UINT32_MAX && bucket_stretch(MS, MS, 0) == 256, "no overflow");
 }
 
 static void slices_and_naps(void) {

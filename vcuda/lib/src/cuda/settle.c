@@ -8,27 +8,20 @@
 #include "cuda/context_registry.h"
 #include "cuda/gpu_time.h"
 #include "cuda/settle.h"
+#include "cuda/sharers.h"
 #include "cuda/stream_meter.h"
 #include "cuda/timeline.h"
 #include "interposer.h"
 #include "page.h"
-#include "slots.h"
 #include "token_bucket.h"
 
 #include <errno.h>
 
 #define CUDA_ERROR_NOT_READY 600
-#define QUIET_NS 400000u /* no launch for so long: the span is closed for the program */
-#define LATELY_NS 3e9
+#define QUIET_NS 400000u             /* no launch for so long: the span is closed for the program */
 #define REFERENCE_MOST_NS 4000000000 /* a float of milliseconds is then exact to half a microsecond */
 
 static uint32_t passes;
-static double own_sharers[VCUDA_MAX_CARDS];
-/* The host's factors over the last seconds: the harmonic mean, for when it falls silent. */
-static struct {
-    double inverse;
-    uint64_t at;
-} told_lately[VCUDA_MAX_CARDS];
 static __thread bool suspended __attribute__((tls_model("initial-exec")));
 
 void settle_suspend(void) {
@@ -40,38 +33,6 @@ void settle_suspend(void) {
 
 /* ---- one span
  * ----------------------------------------------------------------------------------------------------------- */
-
-/* By how much measured time is to be divided: the host knows all processes on the card; without its word, those of our
- * own container are what we see. */
-static uint32_t sharers(const struct vcuda_limits_view *view, int card, uint64_t now) {
-    uint32_t told = bucket_sharers(view, card, now);
-    if (told > 256 && told_lately[card].inverse > 0 && bucket_is_silent(view, now))
-        told = (uint32_t)(256 / told_lately[card].inverse);
-    double own = own_sharers[card] * 256;
-    return told > 256 || own < 256 ? told : (uint32_t)own;
-}
-
-/* A factor holds for a tenth of a second; the one that a host leaves behind would be in force for a minute. */
-static void remember_told(const struct vcuda_limits_view *view, int card, uint64_t now) {
-    if (!view || (uint32_t)card >= view->card_count || bucket_is_silent(view, now))
-        return;
-    double inverse = 256.0 / bucket_sharers(view, card, now), weight = (double)(now - told_lately[card].at) / LATELY_NS;
-    if (!told_lately[card].at || weight > 1)
-        weight = 1;
-    told_lately[card].inverse += weight * (inverse - told_lately[card].inverse);
-    told_lately[card].at = now;
-}
-
-/* Processes of this container with work in flight; the harmonic mean over the last looks, since time is divided. */
-static void look_at_own(int card) {
-    struct vcuda_usage *usage = vcuda_usage();
-    unsigned high = usage ? slots_high(usage) : 0, count = 0;
-    for (unsigned i = 0; i < high; i++)
-        count += __atomic_load_n(&usage->slot[i].state, __ATOMIC_RELAXED) == VCUDA_SLOT_LIVE &&
-                 __atomic_load_n(&usage->slot[i].inflight[card], __ATOMIC_RELAXED) != 0;
-    double inverse = count > 1 ? 1.0 / count : 1.0, old = own_sharers[card] > 0 ? 1 / own_sharers[card] : 1.0;
-    own_sharers[card] = 1 / (old + (inverse - old) / 16);
-}
 
 static int64_t time_of(struct context_meter *context_meter, CUevent event, bool *failed) {
     float ms = 0;
@@ -122,15 +83,26 @@ static void tell_host(const struct context_meter *context_meter, int64_t to, int
     timeline_add(&vcuda_usage()->timeline[context_meter->card], end - fresh, end);
 }
 
+/* Was all of its work measured before? */
+static bool is_known(const struct timing_span *span) {
+    bool known = span->kinds > 0;
+    for (uint32_t i = 0; i < span->kinds; i++)
+        known &= !span->kind[i].count || cost_seen(span->kind[i].cost);
+    return known;
+}
+
 /* GPU time of the span: how much of its interval was new. What was measured is learnt from. */
 static uint64_t charge(struct timing_span *span, const struct vcuda_limits_view *view, bool measured, uint64_t now) {
     struct context_meter *context_meter = span->context_meter;
     struct stream_meter *meter = span->meter;
-    uint32_t divided = sharers(view, context_meter->card, now), gain = view->card[context_meter->card].gain_q8;
+    uint32_t divided = sharers_now(view, context_meter->card, now), gain = view->card[context_meter->card].gain_q8;
     struct gpu_interval ran;
     measured = measured && read_events(span, divided, &ran);
     if (!measured)
         ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
+    if (measured && is_known(span))
+        divided =
+            sharers_during(view, context_meter->card, now, (uint64_t)(ran.to - ran.from), span->facts.expected_ns);
     int64_t fresh = busy_intervals_add(&context_meter->busy, ran.from, ran.to);
     uint64_t used = bucket_used((uint64_t)fresh, divided, gain);
     tell_host(context_meter, ran.to, fresh);
@@ -216,7 +188,7 @@ static uint64_t next_look(const struct context_meter *context_meter, uint64_t no
     if (!span)
         return LOOK_MOST_NS;
     uint64_t due =
-        span->closed_at + span->facts.expected_ns * (view ? sharers(view, context_meter->card, now) : 256) / 256;
+        span->closed_at + span->facts.expected_ns * (view ? sharers_now(view, context_meter->card, now) : 256) / 256;
     return due > now + LOOK_LEAST_NS ? due - now : LOOK_LEAST_NS;
 }
 
@@ -297,8 +269,7 @@ static uint64_t look(struct context_meter *context_meter, uint64_t now) {
     struct vcuda_usage *usage = vcuda_usage();
     if (usage)
         __atomic_store_n(&usage->card[context_meter->card].last_busy_ns, now, __ATOMIC_RELAXED);
-    look_at_own(context_meter->card);
-    remember_told(vcuda_limits(), context_meter->card, now);
+    sharers_look(vcuda_limits(), context_meter->card, now);
     bool pushed = real.cuCtxPushCurrent_v2(context_meter->context) == CUDA_SUCCESS;
     if (pushed)
         close_all_quiet(context_meter, now);

@@ -1,0 +1,49 @@
+"""The witness of a machine that stands still, and what follows from its word."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.native.core_world import until
+from tests.native.timed import ATTEMPTS, Stalls, StallWitness, repeated
+
+STILL = Stalls(worst_us=40_000, sum_us=50_000, watched_us=2_000_000)
+RUNNING = Stalls(worst_us=300, sum_us=0, watched_us=2_000_000)
+
+
+def test_the_witness_tells_of_a_machine_that_stood_still() -> None:
+    with StallWitness() as witness:
+        witness.process.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        assert until(lambda: time.monotonic() > begin + 0.05)
+        witness.process.send_signal(signal.SIGCONT)
+    assert witness.stalls.worst_us >= 45_000
+    assert witness.stalls.disturbing
+    assert "late" in str(witness.stalls)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "made"),
+    [
+        ([(True, STILL)], 1),
+        ([(False, RUNNING)], 1),
+        ([(False, STILL), (True, STILL)], 2),
+        ([(False, STILL), (False, RUNNING)], 2),
+        ([(False, STILL)] * (ATTEMPTS + 1), ATTEMPTS),
+    ],
+    ids=["passed", "failed on a machine that ran", "passed then", "failed then", "never passed"],
+)
+def test_only_a_failure_beside_a_stall_is_repeated(outcomes: list[tuple[bool, Stalls]], made: int) -> None:
+    said: list[str] = []
+    left = iter(outcomes)
+    repeated(lambda: next(left), said.append)
+    assert len(outcomes) - len(list(left)) == made
+    assert len(said) == sum(stalls is STILL and not passed for passed, stalls in outcomes[:made])
+
+
+def test_lateness_that_adds_up_counts_as_well() -> None:
+    assert Stalls(worst_us=3_000, sum_us=30_000, watched_us=2_000_000).disturbing
+    assert not RUNNING.disturbing

@@ -1,0 +1,113 @@
+"""How tests that measure time are run: at real-time priority, and again if the machine stood still meanwhile.
+
+A test's bounds hold on a machine whose processors run when they are wanted. Real-time priority keeps other programs
+out of the way. A host that takes the processors from a virtual machine it does not keep out: :class:`StallWitness`
+sees that, and a test that failed beside it is repeated, :data:`ATTEMPTS` times in all. A failure on a machine that
+ran is a failure at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from tests.native.core_world import compiled
+
+ATTEMPTS = 3
+PRIORITY = 5
+WORST_US = 10_000
+"""A thread that wakes this late makes a judgement of time doubtful."""
+SUM_PER_MILLE = 10
+"""So does lateness that adds up to this part of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """How late threads that sleep for a millisecond woke, on the processor where they were latest: microseconds."""
+
+    worst_us: int
+    sum_us: int
+    watched_us: int
+
+    @property
+    def disturbing(self) -> bool:
+        return self.worst_us >= WORST_US or self.sum_us * 1000 >= self.watched_us * SUM_PER_MILLE
+
+    def __str__(self) -> str:
+        return (
+            f"a thread that sleeps for 1 ms woke up to {self.worst_us / 1000:.1f} ms late, "
+            f"{self.sum_us / 1000:.1f} ms in all of {self.watched_us / 1e6:.1f} s"
+        )
+
+
+class StallWitness:
+    """Watches whether the machine stands still while a block runs; ``stalls`` afterwards."""
+
+    stalls: Stalls
+
+    def __enter__(self) -> Self:
+        self.process = subprocess.Popen(
+            [str(compiled("core_stalls.c"))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout
+        assert self.process.stdout.readline() == "watching\n"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        out, _ = self.process.communicate(timeout=30)
+        self.stalls = Stalls(*map(int, out.split()))
+
+
+def repeated(attempt: Callable[[], tuple[bool, Stalls]], say: Callable[[str], None]) -> None:
+    """Make an attempt again while it fails and the machine stood still beside it, at most :data:`ATTEMPTS` in all."""
+    for number in range(1, ATTEMPTS + 1):
+        passed, stalls = attempt()
+        if passed or not stalls.disturbing:
+            return
+        again = "repeated" if number < ATTEMPTS else f"failed {ATTEMPTS} times"
+        say(f"the machine stood still ({stalls}): {again}")
+
+
+def run_timed(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A test's whole protocol, with fixtures of its own in each attempt; the last attempt is reported."""
+    reports: list[pytest.TestReport] = []
+
+    def attempt() -> tuple[bool, Stalls]:
+        with StallWitness() as witness:
+            reports[:] = runtestprotocol(item, log=False, nextitem=nextitem)
+        return not any(report.failed for report in reports), witness.stalls
+
+    def say(text: str) -> None:
+        terminal = item.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None:
+            terminal.write_line(f"{item.nodeid}: {text}")
+
+    with real_time():
+        repeated(attempt, say)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+
+
+@contextlib.contextmanager
+def real_time() -> Iterator[None]:
+    """This thread, and what it starts, at real-time priority where the system allows it."""
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
+    except PermissionError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)

@@ -1,0 +1,64 @@
+#include "cuda/sharers.h"
+#include "attachment.h"
+#include "slots.h"
+#include "token_bucket.h"
+
+#define LATELY_NS 3e9
+#define OWN_WEIGHT 16
+
+static double own_sharers[VCUDA_MAX_CARDS];
+
+/* What the host said over the last seconds, for when it falls silent. */
+static struct {
+    double inverse;   /* of the harmonic mean of its factors */
+    uint64_t at;      /* when it was heard last */
+    uint32_t most_q8; /* the greatest factor, ... */
+    uint64_t most_at; /* ... and when it was heard */
+} told[VCUDA_MAX_CARDS];
+
+/* The harmonic mean over the last looks, since time is divided. */
+static void look_at_own(int card) {
+    struct vcuda_usage *usage = vcuda_usage();
+    unsigned high = usage ? slots_high(usage) : 0, count = 0;
+    for (unsigned i = 0; i < high; i++)
+        count += __atomic_load_n(&usage->slot[i].state, __ATOMIC_RELAXED) == VCUDA_SLOT_LIVE &&
+                 __atomic_load_n(&usage->slot[i].inflight[card], __ATOMIC_RELAXED) != 0;
+    double inverse = count > 1 ? 1.0 / count : 1.0, old = own_sharers[card] > 0 ? 1 / own_sharers[card] : 1.0;
+    own_sharers[card] = 1 / (old + (inverse - old) / OWN_WEIGHT);
+}
+
+void sharers_look(const struct vcuda_limits_view *view, int card, uint64_t now) {
+    look_at_own(card);
+    if (!view || (uint32_t)card >= view->card_count || bucket_is_silent(view, now))
+        return;
+    uint32_t q8 = bucket_sharers(view, card, now);
+    double weight = (double)(now - told[card].at) / LATELY_NS;
+    if (!told[card].at || weight > 1)
+        weight = 1;
+    told[card].inverse += weight * (256.0 / q8 - told[card].inverse);
+    told[card].at = now;
+    if (q8 >= told[card].most_q8 || (double)(now - told[card].most_at) > LATELY_NS) {
+        told[card].most_q8 = q8;
+        told[card].most_at = now;
+    }
+}
+
+/* Does nothing but what the host said some seconds ago tell of others? Its factor was of a tenth of a second. */
+static bool is_left_to_itself(const struct vcuda_limits_view *view, int card, uint64_t now) {
+    return bucket_sharers(view, card, now) > 256 && told[card].inverse > 0 && bucket_is_silent(view, now);
+}
+
+uint32_t sharers_now(const struct vcuda_limits_view *view, int card, uint64_t now) {
+    uint32_t q8 = bucket_sharers(view, card, now);
+    if (is_left_to_itself(view, card, now))
+        q8 = (uint32_t)(256 / told[card].inverse);
+    double own = own_sharers[card] * 256;
+    return q8 > 256 || own < 256 ? q8 : (uint32_t)own;
+}
+
+uint32_t sharers_during(const struct vcuda_limits_view *view, int card, uint64_t now, uint64_t elapsed_ns,
+                        uint64_t expected_ns) {
+    if (!is_left_to_itself(view, card, now))
+        return sharers_now(view, card, now);
+    return bucket_stretch(elapsed_ns, expected_ns, told[card].most_q8);
+}

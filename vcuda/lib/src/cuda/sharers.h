@@ -1,0 +1,24 @@
+/* By how much others on a card stretch this process's work, so that measured time can be divided by it.
+ *
+ * The host knows all containers of a card and says so ten times a second. While it says nothing, work whose cost is
+ * known tells how many it shares the card with; work of unknown cost is divided by the mean of what the host said last.
+ */
+#ifndef VCUDA_SHARERS_H
+#define VCUDA_SHARERS_H
+
+#include <stdint.h>
+
+#include "page.h"
+
+/* Remember what the host says now, and how many processes of this container have work in flight. Only the one that
+ * settles calls this, while the card has work. `view` may be NULL. */
+void sharers_look(const struct vcuda_limits_view *view, int card, uint64_t now);
+
+/* The divisor x 256, at least 256. */
+uint32_t sharers_now(const struct vcuda_limits_view *view, int card, uint64_t now);
+
+/* The same for work that took `elapsed_ns` and was expected to take `expected_ns` of a card of its own. */
+uint32_t sharers_during(const struct vcuda_limits_view *view, int card, uint64_t now, uint64_t elapsed_ns,
+                        uint64_t expected_ns);
+
+#endif
