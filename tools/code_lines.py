@@ -1,5 +1,8 @@
 """``python -m tools.code_lines``: lines of code of each package, without blank lines, comments and
-docstrings; with ``--since COMMIT`` also what each area's commits have added to the product since.
+docstrings; with ``--since COMMIT`` also what the commits since have added to the product.
+
+Two sums are kept apart: commits that restructure what was there, and commits that add something to it. The
+first are listed in ``tools/restructuring.txt``, or say so with the trailer ``Kind: restructuring``.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ import subprocess
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("gpu_manager", "admission", "vcuda", "sandbox", "tools", "tests", "bench")
 PRODUCT = ("gpu_manager", "admission", "vcuda")
+RESTRUCTURING = ROOT / "tools/restructuring.txt"  # lines of hash (12 digits) and subject
 _NOT_OURS = "gpu_manager/pb"  # protoc has written it
 _NOT_SHIPPED = (
     "vcuda/lib",
@@ -64,19 +69,33 @@ def package_lines(package: str) -> int:
     return sum(code_lines((ROOT / path).read_text(encoding="utf-8")) for path in files if counts(path))
 
 
-def added_since(commit: str) -> Counter[str]:
-    """Area → lines that its commits have added to the product; the area is what a subject begins with."""
-    log = _git("log", "--raw", "--no-abbrev", "--no-renames", "--format=@%s", f"{commit}..HEAD")
-    added: Counter[str] = Counter()
-    area = ""
+@dataclass(frozen=True)
+class Added:
+    """Lines added to the product, by area: by commits that restructure it, and by all others. The area is
+    what a subject begins with.
+    """
+
+    restructuring: Counter[str] = field(default_factory=Counter)
+    features: Counter[str] = field(default_factory=Counter)
+
+
+def added_since(commit: str) -> Added:
+    """What the commits since have added. Raises CalledProcessError: git does not know the commit."""
+    listed = {line.split()[0] for line in RESTRUCTURING.read_text(encoding="utf-8").splitlines() if line}
+    header = "@%H\t%(trailers:key=Kind,valueonly,separator=%x20)\t%s"
+    log = _git("log", "--raw", "--no-abbrev", "--no-renames", f"--format={header}", f"{commit}..HEAD")
+    added = Added()
+    sums, area = added.features, ""
     for line in log.splitlines():
         if line.startswith("@"):
-            area = line[1:].partition(":")[0]
+            name, kind, subject = line[1:].split("\t", 2)
+            is_listed = name[:12] in listed or kind == "restructuring"
+            sums, area = added.restructuring if is_listed else added.features, subject.partition(":")[0]
         elif line.startswith(":"):
             change, path = line.split("\t", 1)
             before, after = change.split()[2:4]
             if path.split("/")[0] in PRODUCT and counts(path):
-                added[area] += _blob_lines(after) - _blob_lines(before)
+                sums[area] += _blob_lines(after) - _blob_lines(before)
     return added
 
 
@@ -93,19 +112,24 @@ def main() -> None:
     """Print a line a package, and the sum of what users install."""
     parser = argparse.ArgumentParser(prog="python -m tools.code_lines", description="Count lines of code.")
     parser.add_argument(
-        "--since", metavar="COMMIT", help="Show what each area has added to the product since."
+        "--since",
+        metavar="COMMIT",
+        help="Show what restructuring and features have added to the product since.",
     )
     since = parser.parse_args().since
     lines = {package: package_lines(package) for package in PACKAGES}
     for package, count in lines.items():
         print(f"{package:20} {count:7,}")
-    print(f"{'product':20} {sum(lines[package] for package in PRODUCT):7,}")
+    product = sum(lines[package] for package in PRODUCT)
+    print(f"{'product':20} {product:7,}")
     if since:
         added = added_since(since)
-        print(f"since {since[:12]:14} {added.total():+7,}")
-        for area, count in added.most_common():
-            if count:
-                print(f"  {area[:40]:40} {count:+7,}")
+        for title, areas in (("restructuring", added.restructuring), ("features", added.features)):
+            print(f"{title:20} {areas.total():+7,}  since {since[:12]}")
+            for area, count in areas.most_common():
+                if count:
+                    print(f"  {area[:40]:40} {count:+7,}")
+        print(f"{'without features':20} {product - added.features.total():7,}")
 
 
 if __name__ == "__main__":
