@@ -17,8 +17,10 @@ from fastapi import APIRouter
 
 from admission.cluster.snapshot import BUDGETS, NODES, PODS
 from admission.config import AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
+from admission.console.routes import console_routes
 from admission.controller import QUOTA, SchedulingController
 from admission.explain.access import AccessCheck
+from admission.explain.caller_gate import CallerGate
 from admission.explain.explain_api import ExplainSources, explain_routes
 from admission.extender.binding import BindAnswer, BindOutcome
 from admission.extender.cluster_metrics import ClusterMetrics
@@ -194,6 +196,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
     )
     cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
     knowledge = ExplainSources(cluster, quota, judge, settings.terms, pods.fetch)
+    gate = CallerGate(AccessCheck(KubeReviews(connection), clock))
     return AdmissionProgram(
         settings,
         certificates,
@@ -201,7 +204,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         metrics,
         check_seconds=_VAULT_SECONDS if files is None else _FILE_SECONDS,
         checks=create_time_checks(cluster, quota, judge, clock),
-        routers=(explain_routes(knowledge, AccessCheck(KubeReviews(connection), clock), clock),),
+        routers=(explain_routes(knowledge, gate), console_routes(knowledge, gate, clock)),
         parts=(scheduling,),
         draining=draining,
     )

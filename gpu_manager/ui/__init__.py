@@ -1,4 +1,4 @@
-"""The page for people: three static files, served by the agent for its node and by admission for the cluster.
+"""The console: static files, served by the agent for its node and by admission for the cluster.
 
 The files ask whoever sent them for ``ui/data`` and draw what comes. Nothing is fetched from elsewhere.
 """
@@ -12,16 +12,33 @@ CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_TYPES: Final = {
-    "/ui": ("page.html", "text/html; charset=utf-8"),
-    "/ui/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/ui/page.js": ("page.js", "text/javascript; charset=utf-8"),
+SCRIPTS: Final = (
+    "console.js",  # the entry: addresses, header, keyboard
+    "source.js",
+    "model.js",
+    "words.js",
+    "parts.js",
+    "overview.js",
+    "waiting.js",
+    "places.js",
+    "quota.js",
+    "find.js",
+    "vendor/preact.mjs",
+    "vendor/htm.module.js",
+)
+_SCRIPT: Final = "text/javascript; charset=utf-8"
+_FILES: Final = {
+    "/ui": ("console.html", "text/html; charset=utf-8"),
+    "/ui/console.css": ("console.css", "text/css; charset=utf-8"),
+    **{f"/ui/{name.rpartition('/')[2]}": (name, _SCRIPT) for name in SCRIPTS},
 }
+PATHS: Final = tuple(_FILES)
+"""Every path that :func:`asset` knows."""
 
 
 def asset(path: str) -> tuple[str, bytes] | None:
-    """Content type and body of one of the page's files; None if the path is none of them."""
-    found = _TYPES.get(path)
+    """Content type and body of one of the console's files; None if the path is none of them."""
+    found = _FILES.get(path)
     if found is None:
         return None
     name, content_type = found

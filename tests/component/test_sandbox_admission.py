@@ -17,8 +17,9 @@ from sandbox import commands
 from sandbox.admission import find_program
 from sandbox.api import ADMIN_TOKEN, ApiError
 from sandbox.simulated_cluster import NODE, Sandbox, SandboxSettings
-from tests.component.test_ui import NEEDS_A_BROWSER, Served
+from tests.component.test_ui import Served
 from tests.fakes.admission import Calls
+from tests.fakes.browser import NEEDS_A_BROWSER, browsing
 from tests.fakes.sandbox import short_directory, until
 from tests.fakes.web import serving
 
@@ -140,7 +141,7 @@ def test_kubectl_vcuda_explain_asks_the_service_through_the_api_server(
 
 def test_the_page_is_open_and_what_it_draws_is_for_who_may_read_pods(sandbox: Sandbox) -> None:
     service = calls(sandbox)
-    for path in ("/ui", "/ui/page.css", "/ui/page.js"):
+    for path in ui.PATHS:
         assert service.get(path, None) == (200, ui.asset(path)[1].decode())  # type: ignore[index]
     assert service.get("/ui/none", None)[0] == 404
     status, said = service.get("/ui/data", None)
@@ -168,14 +169,17 @@ def test_a_look_at_the_page_answers_who_has_which_card_and_what_waits_for_what(
         return found if any(row["why"].startswith("waits") for row in found["waiting"]) else None
 
     served = Served()
-    with serving(served.respond) as served.url:
+    with serving(served.respond) as served.url, browsing(tmp_path) as page:
         served.data = until(waiting)
-        page, complaints = served.browse(tmp_path)
-    assert complaints == ""
-    assert "default/half main" in page
-    assert "default/late" in page
-    assert "Smallest change: ask 40 cores" in page
-    assert "\u2013 of 60 cores, \u2013 of 5 GiB" in page  # usage is the agents' to say
+        page.open(f"{served.url}/ui#/node/{NODE}", "document.querySelector('main h1')")
+        held = page.text()
+        page.open(f"{served.url}/ui#/waiting", "document.querySelector('main table')")
+        asked = page.text()
+        assert page.complaints == []
+    assert "default/half main" in held
+    assert "\u2013 of 60 cores, \u2013 of 5 GiB" in held  # usage is the agents' to say
+    assert "default/late" in asked
+    assert "ask 40 cores" in asked
 
 
 def shares(

@@ -1,27 +1,28 @@
-"""The page for people: what a browser makes of it, what a hostile name does to it, what it costs."""
+"""The console in a real browser: what it shows, what a hostile name does to it, how it says that figures are old."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import re
-import shutil
-import subprocess
+import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from gpu_manager import ui
+from tests.fakes.browser import NEEDS_A_BROWSER, Page, browsing
 from tests.fakes.web import send, serving
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-NEEDS_A_BROWSER = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium (Debian: apt-get install chromium)"
-)
+FOLDER = Path(ui.__file__).parent
 GIB = 1 << 30
 EVIL = "<img src=x onerror=document.title='broken'>"
+SHOWN = "document.querySelector('main h1')"
 
 
 def holder(pod: str, cores: int, **more: Any) -> dict[str, Any]:
@@ -32,21 +33,23 @@ def holder(pod: str, cores: int, **more: Any) -> dict[str, Any]:
         "cores": cores,
         "memory": 5 * GIB,
         "planned": False,
+        "ended": False,
         "core_used": None,
         "memory_used": None,
         **more,
     }
 
 
-def card(index: int, *holders: dict[str, Any], **more: Any) -> dict[str, Any]:
+def card(index: int, *holders: dict[str, Any], uuid: str = "", **more: Any) -> dict[str, Any]:
     return {
         "index": index,
-        "uuid": f"GPU-{index}",
+        "uuid": uuid or f"GPU-{index}",
         "model": "A100",
         "healthy": True,
         "cordoned": False,
         "mig": False,
         "reason": "",
+        "open": True,
         "cores_free": 100 - sum(h["cores"] for h in holders),
         "memory": 40 * GIB,
         "memory_free": 40 * GIB - sum(h["memory"] for h in holders),
@@ -55,40 +58,64 @@ def card(index: int, *holders: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
+def row(pod: str, **more: Any) -> dict[str, Any]:
+    return {
+        "pod": pod,
+        "created": "2026-01-01T00:00:00Z",
+        "priority": 0,
+        "asks": "80 cores, 5 GiB",
+        "why": "waits: of 2 nodes, 2 have no room now",
+        "change": "ask 50 cores",
+        "group": "room",
+        **more,
+    }
+
+
+def cluster(*nodes: dict[str, Any], waiting: Any = (), quota: Any = (), **more: Any) -> dict[str, Any]:
+    return {
+        "nodes": list(nodes),
+        "generation": "x-1",
+        "full": True,
+        "gone": [],
+        "namespace": "",
+        "waiting": list(waiting),
+        "quota": list(quota),
+        "left_out": {"nodes": 0, "waiting": 0},
+        **more,
+    }
+
+
+def node(name: str, *cards: dict[str, Any]) -> dict[str, Any]:
+    return {"node": name, "unit": 1 << 28, "links": [], "cards": list(cards)}
+
+
 class Served:
-    """The page's files and `data`, on a port of their own."""
+    """The console's files and `data`, on a port of their own."""
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = {"nodes": [], "waiting": None}
+        self.said: dict[str, Any] = {"pod": "", "line": "", "change": "", "nodes": [], "quota": []}
         self.token = ""
         self.url = ""
-        self.script = ""  # runs in the page before its own
-        self.asked = 0  # how often for data
+        self.silent = False
+        self.ended = threading.Event()
+        self.asked: list[dict[str, list[str]]] = []  # the parameters of every question for data
 
     def respond(self, handler: BaseHTTPRequestHandler) -> None:
-        file = ui.asset(handler.path)
-        if handler.path == "/ui" and file is not None:
-            file = file[0], file[1].replace(b"<script", b'<script src="ui/test.js" defer></script><script', 1)
-        elif handler.path == "/ui/test.js":
-            file = "text/javascript", self.script.encode()
-        elif file is None:
-            self.asked += 1
-        kind, body = file or ("application/json", json.dumps(self.data).encode())
+        parts = urlsplit(handler.path)
+        file = ui.asset(parts.path)
+        if parts.path == "/ui/data":
+            self.asked.append(parse_qs(parts.query))
+            if self.silent:
+                self.ended.wait(60)
+                return
+        body = self.said if parts.path.startswith("/explain/") else self.data
+        kind, answer = file or ("application/json", json.dumps(body).encode())
         given = handler.headers.get("Authorization", "")
         allowed = file is not None or not self.token or given == f"Bearer {self.token}"
-        answer = body if allowed else b"a bearer token is needed\n"
         policy = {"Content_Security_Policy": ui.CONTENT_POLICY}
-        send(handler, answer, 200 if allowed else 401, kind=kind, **policy)
-
-    def browse(self, profile: Path, until: str = "--virtual-time-budget=3000") -> tuple[str, str]:
-        """The page's text as drawn, and what the browser complains about."""
-        assert CHROMIUM is not None
-        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        command += [f"--user-data-dir={profile}", "--enable-logging=stderr", until]
-        command += ["--dump-dom", f"{self.url}/ui"]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        complaints = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
-        return ran.stdout, "\n".join(complaints)
+        refusal = b"a bearer token is needed\n"
+        send(handler, answer if allowed else refusal, 200 if allowed else 401, kind=kind, **policy)
 
 
 @pytest.fixture
@@ -96,129 +123,259 @@ def served() -> Iterator[Served]:
     running = Served()
     with serving(running.respond) as running.url:
         yield running
+        running.ended.set()
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browsing(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(tab: Page) -> Page:
+    tab.call("Page.navigate", url="about:blank")
+    tab.complaints.clear()
+    tab.requested.clear()
+    return tab
+
+
+USED = holder("notebook", 30, core_used=0.21, memory_used=2 * GIB)
+TWO_NODES = cluster(
+    node("n1", card(0, USED), card(1, healthy=False, open=False, reason="XID 79", uuid="GPU-sick")),
+    node("n2", card(0, cordoned=True, uuid="GPU-c"), card(1, holder("next", 50, planned=True), uuid="GPU-d")),
+    waiting=[row("team-b/big"), row("team-b/huge", group="never", change="")],
+    quota=[
+        {
+            "namespace": "team-a",
+            "model": "*",
+            "cores": 100,
+            "cores_used": 130,
+            "memory": None,
+            "memory_used": 0,
+        }
+    ],
+)
 
 
 @NEEDS_A_BROWSER
-def test_a_look_at_the_page_answers_who_uses_which_card_how_much_and_what_waits_for_what(
-    served: Served, tmp_path: Path
+def test_the_overview_says_who_needs_a_person_and_leads_to_the_card_in_one_click(
+    served: Served, page: Page
 ) -> None:
-    used = holder("notebook", 30, core_used=0.21, memory_used=2 * GIB)
-    served.data = {
-        "nodes": [
-            {"node": "n1", "cards": [card(0, used), card(1, healthy=False, reason="XID 79")]},
-            {"node": "n2", "cards": [card(0, cordoned=True), card(1, holder("next", 50, planned=True))]},
-        ],
-        "waiting": [
-            {"pod": "team-b/big", "asks": "80 cores, 5 GiB", "why": "card 1 of n2 has 50 cores free"}
-        ],
-    }
-    page, complaints = served.browse(tmp_path)
-    assert complaints == ""
-    assert "21 of 30 cores, 2 of 5 GiB" in page
-    assert "unhealthy: XID 79" in page
-    assert "cordoned: nothing new is placed here" in page
-    assert "team-a/next main (not started yet)" in page
-    assert "card 1 of n2 has 50 cores free" in page
-    assert "card 0, A100: 30 of 100 cores and 5 GiB of 40 GiB booked" in page  # for who hears the page
-    assert "2 nodes" in page
+    served.data = TWO_NODES
+    page.open(f"{served.url}/ui", SHOWN)
+    text = page.text()
+    assert "Card 1 of n1 is unhealthy" in text
+    assert "Pod team-b/huge can never run as it is" in text
+    page.click(".troubles a")
+    page.wait(
+        "location.hash == '#/card/GPU-sick' && document.querySelector('main h1').innerText.includes('Card 1')"
+    )
+    assert "unhealthy: XID 79" in page.text()
+    assert page.complaints == []
 
 
 @NEEDS_A_BROWSER
-def test_what_others_wrote_stays_text(served: Served, tmp_path: Path) -> None:
-    served.data = {
-        "nodes": [
-            {"node": EVIL, "cards": [card(0, holder(EVIL, 10), model=EVIL, healthy=False, reason=EVIL)]}
-        ],
-        "waiting": [{"pod": EVIL, "asks": EVIL, "why": EVIL}],
+def test_each_view_has_an_address_and_says_what_the_cards_hold_and_what_waits(
+    served: Served, page: Page
+) -> None:
+    served.data = TWO_NODES
+    served.said = {
+        "pod": "x",
+        "line": "waits: of 2 nodes, 2 have no room",
+        "change": "",
+        "nodes": [],
+        "quota": [],
     }
-    page, complaints = served.browse(tmp_path)
-    assert complaints == ""
-    assert "<img" not in page
-    assert page.count("&lt;img src=x") >= 6
-    assert "<title>gpu-manager</title>" in page
-
-
-# In the page, since the browser's virtual time would wait for a real answer that does not come.
-SILENT = """
-const ask = window.fetch;
-let asked = 0;
-window.fetch = (url, options) => asked++ ? new Promise((_, fail) => {
-  options.signal.addEventListener("abort", () => fail(options.signal.reason));
-}) : ask(url, options);
-"""
+    page.open(f"{served.url}/ui#/node/n1", SHOWN)
+    assert "21 of 30 cores, 2 GiB of 5 GiB" in page.text()
+    page.open(f"{served.url}/ui#/node/n2", "document.querySelector('main h1')?.innerText == 'Node n2'")
+    assert "cordoned: nothing new is placed here" in page.text()
+    assert "team-a/next main (not started yet)" in page.text()
+    page.open(f"{served.url}/ui#/waiting", "document.querySelector('main h1')?.innerText == 'Waiting'")
+    assert re.search(r"No room now \(1\).*team-b/big.*ask 50 cores", page.text(), re.DOTALL)
+    page.open(f"{served.url}/ui#/quota", "document.querySelector('main h1')?.innerText == 'Quota'")
+    assert "1.3 of 1 over the quota" in page.text()
+    page.open(f"{served.url}/ui#/pod/team-b/big", "document.querySelector('.line')")
+    assert "waits: of 2 nodes, 2 have no room" in page.text()
+    assert page.complaints == []
 
 
 @NEEDS_A_BROWSER
-def test_a_server_that_accepts_and_says_nothing_is_not_called_live(served: Served, tmp_path: Path) -> None:
-    served.data = {"nodes": [{"node": "n1", "cards": [card(0)]}], "waiting": None, "age": 0.4}
-    served.script = SILENT
-    page, complaints = served.browse(tmp_path, "--virtual-time-budget=12000")
-    assert complaints == ""
-    assert "Not live, these figures are out of date: no answer within 5 seconds" in page
-    assert re.search(r"Figures of ([7-9]|1[0-9]) s ago", page)
-    assert "card 0, A100" in page, "the last ones are shown"
+def test_what_others_wrote_stays_text_in_every_view(served: Served, page: Page) -> None:
+    served.data = cluster(
+        node(EVIL, card(0, holder(EVIL, 10), model=EVIL, healthy=False, reason=EVIL, uuid=EVIL)),
+        waiting=[row(f"team-a/{EVIL}", asks=EVIL, why=EVIL, change=EVIL)],
+        quota=[
+            {"namespace": EVIL, "model": EVIL, "cores": 1, "cores_used": 1, "memory": None, "memory_used": 0}
+        ],
+    )
+    outcome = {"node": EVIL, "outcome": EVIL, "line": EVIL, "victims": [EVIL]}
+    served.said = {"pod": EVIL, "line": EVIL, "change": EVIL, "nodes": [outcome], "quota": [EVIL]}
+    seen = 0
+    quoted = "encodeURIComponent(" + json.dumps(EVIL) + ")"
+    for address in ("", "waiting", "quota", "node/", "card/", "pod/team-a/", "find?q="):
+        page.open("about:blank", "true")
+        full = json.dumps(f"{served.url}/ui#/{address}") + (
+            f" + {quoted}" if address[-1:] in ("/", "=") else ""
+        )
+        page.open(page.look(full), SHOWN)
+        if address.startswith("pod"):
+            page.wait("document.querySelector('.outcomes')")
+        assert page.look("document.querySelectorAll('img').length") == 0, address
+        seen += page.text().count("<img src=x")
+    assert seen > 20
+    assert page.look("document.title").startswith("gpu-manager")
+    assert page.complaints == []
+
+
+@NEEDS_A_BROWSER
+def test_a_server_that_accepts_and_says_nothing_is_not_called_live(served: Served, page: Page) -> None:
+    served.data = cluster(node("n1", card(0)))
+    hasty = "const wait = AbortSignal.timeout; AbortSignal.timeout = () => wait.call(AbortSignal, 300);"
+    script = page.call("Page.addScriptToEvaluateOnNewDocument", source=hasty)["identifier"]
+    page.open(f"{served.url}/ui", SHOWN)
+    served.silent = True
+    page.wait("document.getElementById('status').className == 'bad'")
+    page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+    assert "Not live, these figures are out of date: no answer within 5 seconds" in page.text()
+    assert page.look("document.querySelectorAll('.heat .cell').length") == 1, "the last ones are shown"
+    assert page.complaints == []
 
 
 @NEEDS_A_BROWSER
 @pytest.mark.parametrize(("age", "said"), [(0.4, "Live, refreshed"), (41.0, "Not live: the agent answers")])
 def test_the_age_of_the_figures_is_shown_and_old_ones_are_not_called_live(
-    served: Served, tmp_path: Path, age: float, said: str
+    served: Served, page: Page, age: float, said: str
 ) -> None:
-    served.data = {"nodes": [{"node": "n1", "cards": [card(0)]}], "waiting": None, "age": age}
-    page, _ = served.browse(tmp_path)
-    assert said in page
-    assert re.search(rf"Figures of ({age:.0f}|{age + 1:.0f}) s ago", page)
-
-
-SELECT = """
-setTimeout(() => getSelection().selectAllChildren(document.querySelector(".card .facts")), 1000);
-setInterval(() => { document.title = `selected ${getSelection()}`; }, 1000);
-"""
+    served.data = {"nodes": [node("n1", card(0))], "waiting": None, "age": age}
+    page.open(f"{served.url}/ui", SHOWN)
+    assert said in page.text()
+    shown = re.search(r"Figures of (\d+) s ago", page.text())
+    assert shown
+    assert int(shown[1]) >= int(age)
+    assert "Waiting" not in page.text(), "an agent knows no pod that waits"
 
 
 @NEEDS_A_BROWSER
-def test_a_uuid_that_is_being_copied_stays_selected_while_the_figures_go_on(
-    served: Served, tmp_path: Path
+def test_text_that_is_selected_stays_selected_and_focus_stays_while_figures_go_on(
+    served: Served, page: Page
 ) -> None:
-    served.data = {"nodes": [{"node": "n1", "cards": [card(0)]}], "waiting": None, "age": 0.4}
-    served.script = SELECT
-    page, _ = served.browse(tmp_path, "--virtual-time-budget=7500")
-    assert "<title>selected A100, GPU-0</title>" in page
-    assert served.asked > 2, "figures were asked for meanwhile"
-    assert "the cards are held while text is selected" in page
+    served.data = TWO_NODES
+    page.open(f"{served.url}/ui#/node/n1", SHOWN)
+    page.look("getSelection().selectAllChildren(document.querySelector('.card .facts'))")
+    page.look("document.querySelector('.card h2 a').focus()")
+    before = len(served.asked)
+    changed = holder("notebook", 30, core_used=0.29, memory_used=3 * GIB)
+    served.data = {**TWO_NODES, "nodes": [node("n1", card(0, changed)), *TWO_NODES["nodes"][1:]]}
+    page.wait("document.body.innerText.includes('29 of 30 cores')")
+    assert len(served.asked) > before
+    assert page.look("String(getSelection())") == "A100, GPU-0"
+    assert page.look("document.activeElement.innerText") == "Card 0"
 
 
 @NEEDS_A_BROWSER
-def test_without_the_right_to_see_the_page_asks_for_a_token_and_shows_no_figure(
-    served: Served, tmp_path: Path
+def test_a_later_answer_holds_only_what_changed(served: Served, page: Page) -> None:
+    served.data = TWO_NODES
+    page.open(f"{served.url}/ui", SHOWN)
+    change = {"generation": "x-2", "full": False, "gone": ["n2"]}
+    served.data = cluster(node("n3", card(0, uuid="GPU-new")), **change)
+    page.wait("[...document.querySelectorAll('.heat .name')].map((e) => e.innerText).join() == 'n1,n3'")
+    assert {"since": ["x-1"]} in served.asked
+    served.data = cluster(generation="x-3", full=False)
+    page.wait("!document.body.innerText.includes('can never run')")
+    assert page.look("document.querySelectorAll('.heat .name').length") == 2
+
+
+@NEEDS_A_BROWSER
+def test_without_the_right_to_see_the_console_asks_for_a_token_and_a_namespace(
+    served: Served, page: Page
 ) -> None:
     served.token = "sesame"
-    page, _ = served.browse(tmp_path)
-    assert re.search(r'<form id="login">', page)
-    assert "Nothing to show: a bearer token is needed" in page
+    served.data = TWO_NODES
+    page.open(f"{served.url}/ui", "document.querySelector('form.login')")
+    assert "Nothing to show: a bearer token is needed" in page.text()
+    page.look("document.querySelector('[name=token]').focus()")
+    page.type("sesame")
+    page.look("document.querySelector('[name=namespace]').focus()")
+    page.type("team-a")
+    page.key("Enter")
+    page.wait(SHOWN)
+    assert served.asked[-1]["namespace"] == ["team-a"]
+    assert page.look("location.hash") == "#/overview?namespace=team-a"
+    assert page.look("document.querySelector('nav a:nth-child(2)').hash") == "#/waiting?namespace=team-a"
+    assert page.look("document.querySelector('form.login')") is None
 
 
-def test_the_page_is_small_asks_nobody_else_and_brings_no_inline_code() -> None:
-    files = {path: ui.asset(path) for path in ("/ui", "/ui/page.css", "/ui/page.js")}
-    bodies = {path: found[1].decode() for path, found in files.items() if found is not None}
-    assert len(bodies) == 3
-    assert sum(len(body.encode()) for body in bodies.values()) <= 100 * 1024
-    assert not re.search(
-        r"https?://|@import|innerHTML|outerHTML|insertAdjacentHTML|eval\(", "".join(bodies.values())
+@NEEDS_A_BROWSER
+def test_search_finds_everything_and_the_keyboard_reaches_every_card_in_one_stop(
+    served: Served, page: Page
+) -> None:
+    served.data = TWO_NODES
+    page.open(f"{served.url}/ui", SHOWN)
+    assert page.look("document.querySelectorAll('.heat [tabindex=\"0\"]').length") == 1
+    page.look("document.querySelector('.heat [tabindex=\"0\"]').focus()")
+    page.key("ArrowRight")
+    assert page.look("document.activeElement.ariaLabel") == "card 1 of n1, A100, Cores booked 0 %, unhealthy"
+    page.key("2")
+    page.wait("location.hash == '#/waiting'")
+    page.key("/")
+    page.type("notebook")
+    page.wait("document.querySelector('main h1').innerText == 'Search: notebook'")
+    page.key("Enter")
+    page.wait("location.hash == '#/pod/team-a/notebook'")
+
+
+@NEEDS_A_BROWSER
+def test_the_console_speaks_chinese(served: Served, page: Page) -> None:
+    served.data = TWO_NODES
+    page.open(f"{served.url}/ui", SHOWN)
+    page.click("header button[lang=zh]")
+    page.wait(
+        "document.documentElement.lang == 'zh-CN' && document.querySelector('main h1').innerText == '总览'"
     )
-    assert not re.search(r"<script(?! src)|<style| on\w+=| style=", bodies["/ui"])
+    page.click("header button[lang=en]")
+    page.wait("document.querySelector('main h1').innerText == 'Overview'")
 
 
-def test_everything_that_acts_has_a_name_and_can_be_reached_with_the_keyboard() -> None:
-    page = ui.asset("/ui")[1].decode()  # type: ignore[index]
-    for field in re.findall(r"<input[^>]*>", page):
-        before = page[: page.index(field)]
-        assert before.rindex("<label>") > before.rfind("</label>"), field
-    assert not re.search(r'tabindex="[1-9]', page)
-    script = ui.asset("/ui/page.js")[1].decode()  # type: ignore[index]
-    assert 'tabindex: "0", "aria-label": label' in script
-    for section in re.findall(r'aria-labelledby="([^"]+)"', page):
-        assert f'id="{section}"' in page
+def texts() -> dict[str, str]:
+    return {path: found[1].decode() for path in ui.PATHS if (found := ui.asset(path))}
+
+
+def test_every_sentence_has_a_chinese_one() -> None:
+    words = (FOLDER / "words.js").read_text()
+    translated = set(re.findall(r'^  ("(?:[^"\\]|\\.)*"):', words, re.MULTILINE))
+    scripts = "\n".join(
+        text for path, text in texts().items() if "words" not in path and "vendor" not in path
+    )
+    used = set(re.findall(r'\bt\(("(?:[^"\\]|\\.)*")', scripts))
+    assert len(used) > 60
+    assert used <= translated, used - translated
+    assert not {text for text in translated if text not in scripts}, "translated, but never said"
+
+
+def test_the_console_is_small_asks_nobody_else_and_brings_no_inline_code() -> None:
+    files = texts()
+    assert set(files) == set(ui.PATHS)
+    assert sum(len(gzip.compress(text.encode())) for text in files.values()) <= 150 * 1024
+    ours = "".join(text for path, text in files.items() if not path.endswith(("preact.mjs", "htm.module.js")))
+    assert not re.search(
+        r"https?://|@import|innerHTML|outerHTML|insertAdjacentHTML|dangerouslySet|eval\(|new Function", ours
+    )
+    assert not re.search(r"<script(?! type=\"module\" src)|<style| on[a-z]+=| style=", files["/ui"])
+
+
+def test_vendored_modules_are_those_of_the_registry() -> None:
+    lines = [
+        line.split()
+        for line in (FOLDER / "vendor" / "vendor.lock").read_text().splitlines()
+        if line[0] != "#"
+    ]
+    there = {path.name for path in (FOLDER / "vendor").iterdir()} - {"vendor.lock"}
+    assert {name for name, *_ in lines} == there
+    for name, _, integrity, digest in lines:
+        assert integrity.startswith("sha512-")
+        assert hashlib.sha256((FOLDER / "vendor" / name).read_bytes()).hexdigest() == digest
 
 
 def luminance(color: str) -> float:
@@ -227,9 +384,9 @@ def luminance(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("name", ["ink", "faint", "bad", "warn"])
+@pytest.mark.parametrize("name", ["ink", "faint", "bad", "warn", "link"])
 def test_text_stands_out_from_the_paper_by_wcag_aa_in_light_and_in_dark(name: str) -> None:
-    style = ui.asset("/ui/page.css")[1].decode()  # type: ignore[index]
+    style = texts()["/ui/console.css"]
     inks, papers = (re.findall(rf"--{what}: (#[0-9a-f]{{6}})", style) for what in (name, "paper"))
     assert len(inks) == len(papers) == 2
     for ink, paper in zip(inks, papers, strict=True):

@@ -2,13 +2,11 @@
 
 The sandbox of :mod:`tests.deploy.test_dashboards` runs under a load that changes: pods come, compute, fill their
 memory, are refused and go. Prometheus scrapes it, the dashboards are drawn from their own queries, and headless
-Chromium takes a picture of the agent's page. No test: a person looks at the result.
+Chromium takes a picture of the agent's console. No test: a person looks at the result.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -27,6 +25,7 @@ from tests.deploy.test_dashboards import (
     state_metrics,
 )
 from tests.fakes.admission import Process
+from tests.fakes.browser import CHROMIUM, browsing
 from tests.fakes.prometheus import Prometheus
 from tests.fakes.sandbox import short_directory
 
@@ -85,14 +84,13 @@ def live(sandbox: Sandbox, webhook: int, extender: int, seconds: float) -> None:
 
 
 def page(port: int, directory: Path) -> None:
-    """The agent's page as a browser draws it."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if browser is None:
+    """The agent's console as a browser draws it."""
+    if CHROMIUM is None:
         raise SystemExit("no chromium (Debian: apt-get install chromium)")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    command += [f"--user-data-dir={directory / 'profile'}", "--virtual-time-budget=6000"]
-    command += ["--hide-scrollbars", "--window-size=1180,960", f"--screenshot={ASSETS / 'ui.png'}"]
-    subprocess.run([*command, f"http://127.0.0.1:{port}/ui"], check=True, capture_output=True, timeout=120)
+    with browsing(directory / "profile") as console:
+        console.show_as(width=1180, height=960, dark=False)
+        console.open(f"http://127.0.0.1:{port}/ui", "document.querySelector('.heat')")
+        console.picture(ASSETS / "ui.png")
 
 
 if __name__ == "__main__":

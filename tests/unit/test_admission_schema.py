@@ -12,7 +12,9 @@ from schemathesis import GenerationMode
 
 from admission.app import WebhookParts, build_app
 from admission.config import AdmissionSettings, ClusterTerms
+from admission.console.routes import console_routes
 from admission.explain.access import AccessCheck, Reviews
+from admission.explain.caller_gate import CallerGate
 from admission.explain.explain_api import ExplainSources, explain_routes
 from admission.serving.metrics import AdmissionMetrics
 from admission.webhook.create_time_checks import create_time_checks
@@ -20,7 +22,7 @@ from gpu_manager.domain.pod import Pod, parse_pod
 from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock
 
-PATHS = 13  # of the document: a new one is called by itself, and this number says so
+PATHS = 12  # of the document: a new one is called by itself, and this number says so
 
 
 class Everyone(Reviews):
@@ -46,13 +48,14 @@ def service() -> Any:
 
     clock = FakeClock()
     knowledge = ExplainSources(world.cluster, world.quota, world.judge, ClusterTerms(), fetch)
+    gate = CallerGate(AccessCheck(Everyone(), clock))
     doors = WebhookParts(
         AdmissionMetrics("1"),
         "1",
         lambda: {"certificate": True},
         lambda: False,
         create_time_checks(world.cluster, world.quota, world.judge, clock),
-        (explain_routes(knowledge, AccessCheck(Everyone(), clock), clock),),
+        (explain_routes(knowledge, gate), console_routes(knowledge, gate, clock)),
     )
     return build_app(AdmissionSettings(), doors)
 

@@ -1,9 +1,18 @@
-"""The cluster as the page shows it: cards, holders, who waits for what; bounded in size and in time."""
+"""The data of the cluster's console: cards, holders, who waits for what; bounded in size and in time."""
 
+import gzip
 import json
 
+from admission.console.cluster_page import (
+    KEPT_SECONDS,
+    MOST_NODES,
+    MOST_SCOPES,
+    MOST_WAITING,
+    ClusterPage,
+    PageSources,
+    graph,
+)
 from admission.explain.explanation import explain
-from admission.explain.page import KEPT_SECONDS, MOST_NODES, MOST_WAITING, ClusterPage, graph
 from tests.fakes.extender import UNIT, World, node, pod
 
 
@@ -24,15 +33,17 @@ class Clock:
 def page(world, clock):
     asked = []
 
-    def told(occupant):
+    def told(occupant, everywhere):
         asked.append(occupant.pod.key)
-        return explain(occupant, world.cluster.snapshot(), world.quota.current, world.judge)
+        snapshot = world.cluster.snapshot()
+        return explain(occupant, snapshot, world.quota.current, world.judge, everywhere=everywhere)
 
-    return ClusterPage(world.cluster.snapshot, world.cluster.waiting, told, clock), asked
+    sources = PageSources(world.cluster.snapshot, world.cluster.waiting, told, lambda: world.quota.current)
+    return ClusterPage(sources, clock), asked
 
 
-def data(shown):
-    return json.loads(shown.data())
+def data(shown, *asked):
+    return json.loads(shown.data(*asked))
 
 
 def test_every_card_is_shown_with_its_holders_and_every_pod_with_what_it_waits_for():
@@ -101,11 +112,94 @@ def test_reasons_that_take_long_come_one_after_the_other_and_never_hold_up_the_p
 
 
 def test_a_large_cluster_is_shown_in_part_and_the_rest_is_counted():
-    world = World([node(f"n{i:03}", cards=1) for i in range(MOST_NODES + 3)], [pod("a", 30, 4, on="n202")])
+    world = World([node(f"n{i:04}", cards=1) for i in range(MOST_NODES + 3)], [pod("a", 30, 4, on="n1002")])
     for i in range(MOST_WAITING + 2):
         world.create(pod(f"p{i}", 150, 4))
     shown, _ = page(world, Clock(cost=1.0))
     found = data(shown)
-    assert "n202" in {n["node"] for n in found["nodes"]}
+    assert "n1002" in {n["node"] for n in found["nodes"]}
     assert (len(found["nodes"]), len(found["waiting"])) == (MOST_NODES, MOST_WAITING)
     assert found["left_out"] == {"nodes": 3, "waiting": 2}
+
+
+def test_a_console_that_was_answered_before_gets_what_changed_since():
+    world, clock = World([node("n1"), node("n2"), node("n3")]), Clock()
+    shown, _ = page(world, clock)
+    first = data(shown)
+    assert (first["full"], [n["node"] for n in first["nodes"]]) == (True, ["n1", "n2", "n3"])
+    clock.time += KEPT_SECONDS
+    world.create(pod("a", 30, 4, on="n2"))
+    world.cluster.apply("nodes", "DELETED", node("n3"))
+    second = data(shown, "", first["generation"])
+    assert (second["full"], [n["node"] for n in second["nodes"]], second["gone"]) == (False, ["n2"], ["n3"])
+    assert [n["node"] for n in data(shown, "", second["generation"])["nodes"]] == []
+    for strange in ("", "x-1", first["generation"].replace("-", "+"), f"{first['generation']}9999999999999"):
+        assert data(shown, "", strange)["full"], strange
+
+
+def test_an_answer_can_be_compressed():
+    shown, _ = page(World([node("n1")]), Clock())
+    assert gzip.decompress(shown.data(zipped=True)) == shown.data()
+
+
+def test_who_may_see_one_namespace_sees_its_pods_quota_and_waiting_pods_alone():
+    quota = {"default": {"quota": {"T4": 9}}, "other": {"quota": {"T4": 1}}}
+    bound = [pod("mine", 30, 4, on="n1"), pod("theirs", 40, 4, on="n1", namespace="other")]
+    world = World([node("n1", cards=1)], bound, quota=quota)
+    world.create(pod("late", 80, 4))
+    world.create(pod("secret", 80, 4, namespace="other"))
+    shown, _ = page(world, Clock())
+    text = shown.data("default").decode()
+    found = json.loads(text)
+    (card,) = found["nodes"][0]["cards"]
+    assert card["cores_free"] == 30, "sums are of all pods"
+    named = {h["pod"]: h.get("hidden", False) for h in card["holders"]}
+    assert named == {"mine": False, "": True}
+    assert [row["pod"] for row in found["waiting"]] == ["default/late"]
+    assert {row["namespace"] for row in found["quota"]} == {"default"}
+    for word in ("theirs", "secret", "other/"):
+        assert word not in text
+    everywhere = data(shown)
+    assert {row["namespace"] for row in everywhere["quota"]} == {"default", "other"}
+    assert len(everywhere["waiting"]) == 2
+
+
+def test_pods_that_wait_are_grouped_by_what_stands_in_the_way_with_the_change_that_helps():
+    world = World([node("n1", cards=1)], [pod("a", 80, 4, on="n1")])
+    for name, cores in (("room", 50), ("never", 200), ("fits", 10)):
+        world.create(pod(name, cores, 4 if cores < 100 else None))
+    shown, _ = page(world, Clock())
+    rows = {row["pod"].partition("/")[2]: row for row in data(shown)["waiting"]}
+    assert {name: row["group"] for name, row in rows.items()} == {
+        "room": "room",
+        "never": "never",
+        "fits": "fits",
+    }
+    assert rows["room"]["change"]
+    assert all("created" in row and row["priority"] == 0 for row in rows.values())
+
+
+def test_many_namespaces_and_nodes_that_come_and_go_are_not_remembered_without_bound():
+    world, clock = World([node("n1")]), Clock()
+    shown, _ = page(world, clock)
+    first = data(shown, "ns-0")
+    for i in range(1, MOST_SCOPES + 1):
+        data(shown, f"ns-{i}")
+    assert data(shown, "ns-0", first["generation"])["full"], "its state was dropped and is made anew"
+    gone = data(shown)["generation"]
+    for i in range(MOST_NODES + 1):
+        world.cluster.apply("nodes", "ADDED", node(f"m{i:04}", cards=1))
+    clock.time += KEPT_SECONDS
+    data(shown)
+    for i in range(MOST_NODES + 1):
+        world.cluster.apply("nodes", "DELETED", node(f"m{i:04}", cards=1))
+    clock.time += KEPT_SECONDS
+    data(shown)
+    for i in range(MOST_NODES + 1):
+        world.cluster.apply("nodes", "ADDED", node(f"k{i:04}", cards=1))
+    clock.time += KEPT_SECONDS
+    data(shown)
+    for i in range(MOST_NODES + 1):
+        world.cluster.apply("nodes", "DELETED", node(f"k{i:04}", cards=1))
+    clock.time += KEPT_SECONDS
+    assert data(shown, "", gone)["full"]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.cluster.snapshot import NODES, PODS
-from admission.explain.page import graph
+from admission.console.cluster_page import graph
 from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.cluster.node_json import node_text

@@ -1,0 +1,1 @@
+"""The cluster's console: what it shows, and who may see it."""

@@ -1,0 +1,66 @@
+"""The console on :9443: its files, which hold nothing and are open, and its data, for who may get pods."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+
+from admission.console.cluster_page import ClusterPage, PageSources
+from admission.explain.caller_gate import CallerGate, documented, said
+from admission.explain.explain_api import ExplainSources
+from gpu_manager import ui
+from gpu_manager.ports import Clock
+from gpu_manager.scrape import accepts_gzip
+
+_HEADERS: Final = {
+    "content-security-policy": ui.CONTENT_POLICY,
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+    "vary": "accept-encoding",
+}
+
+
+def console_routes(knowledge: ExplainSources, gate: CallerGate, clock: Clock) -> APIRouter:
+    """The routes."""
+    router = APIRouter()
+    page = ClusterPage(
+        PageSources(
+            knowledge.snapshot,
+            knowledge.cluster.waiting,
+            lambda occupant, everywhere: knowledge.explain(occupant, everywhere=everywhere),
+            lambda: knowledge.quota.current,
+        ),
+        clock,
+    )
+
+    @router.get(
+        "/ui/data", **documented("What the console shows; ?namespace= for one, ?since= for what changed.")
+    )
+    def data(request: Request, namespace: str = "", since: str = "") -> Response:
+        def work() -> Response:
+            zipped = accepts_gzip(request.headers.get("accept-encoding", ""))
+            body = page.data(namespace, since, zipped=zipped)
+            headers = {**_HEADERS, "content-encoding": "gzip"} if zipped else _HEADERS
+            return Response(body, media_type="application/json", headers=headers)
+
+        return gate.answered(request, namespace, work)
+
+    @router.get("/ui", summary="The console.", response_class=Response)
+    def console() -> Response:
+        return _file("/ui")
+
+    @router.get("/ui/{name}", summary="A file of the console.", response_class=Response)
+    def file(name: str) -> Response:
+        return _file(f"/ui/{name}")
+
+    return router
+
+
+def _file(path: str) -> Response:
+    found = ui.asset(path)
+    if found is None:
+        return said(HTTPStatus.NOT_FOUND, "the console has no such file")
+    kind, body = found
+    return Response(body, headers={**_HEADERS, "content-type": kind})

@@ -1,0 +1,112 @@
+// The console: reads the address, draws the view it names, and draws again when figures or the address change.
+// Everything that is shown was written by others, so nothing of it ever becomes markup: the templates make text.
+import { render } from "./preact.mjs";
+import { address, html, link } from "./parts.js";
+import { Find, matches } from "./find.js";
+import { Card, Node, Pod } from "./places.js";
+import { Model } from "./model.js";
+import { Overview } from "./overview.js";
+import { Quota } from "./quota.js";
+import { Source } from "./source.js";
+import { Waiting } from "./waiting.js";
+import { language, speak, t } from "./words.js";
+
+const VIEWS = { overview: Overview, waiting: Waiting, quota: Quota, node: Node, card: Card, pod: Pod, find: Find };
+const MENU = [["overview", "Overview"], ["waiting", "Waiting"], ["quota", "Quota"]]; // digits 1, 2, … open them
+
+const model = new Model();
+const source = new Source(model, draw);
+const root = document.createElement("div");
+document.body.append(root);
+
+const menu = () => MENU.filter(([name]) => name === "overview" || (model.rest && model.rest[name] !== undefined && model.rest.waiting !== null));
+
+function Header({ view, params }) {
+  const one = model.nodes.size === 1 ? model.nodes.keys().next().value : "";
+  const namespace = params.get("namespace");
+  return html`<header><a class="skip" href="#main" onClick=${skip}>${t("Skip to the content")}</a>
+    <p class="title"><a href=${link(["overview"])}>gpu-manager</a> <span>${one || (model.rest ? t("{0} nodes", model.nodes.size) : "")}${namespace ? `, ${t("namespace {0}", namespace)}` : ""}</span></p>
+    <nav aria-label=${t("Views")}>${menu().map(([name, text]) => html`<a key=${name} href=${link([name])} aria-current=${name === view ? "page" : null}>${t(text)}${name === "waiting" ? ` (${model.rest.waiting.length + (model.rest.left_out?.waiting || 0)})` : ""}</a>`)}</nav>
+    <form role="search" onSubmit=${first}><label><span class="unseen">${t("Search")}</span><input id="search" type="search" autocomplete="off" spellcheck=${false}
+      placeholder=${t("Search nodes, cards, pods ( / )")} value=${view === "find" ? params.get("q") || "" : ""} onInput=${search} /></label></form>
+    <button type="button" aria-pressed=${source.paused ? "true" : "false"} onClick=${() => source.pause()}>${source.paused ? t("Resume") : t("Pause")}</button>
+    <button type="button" lang=${language() === "zh" ? "en" : "zh"} onClick=${() => { speak(language() === "zh" ? "en" : "zh"); draw(); }}>${language() === "zh" ? "English" : "中文"}</button>
+  </header>`;
+}
+
+function Login({ params }) {
+  return html`<form class="login" onSubmit=${login}>
+    <label>${t("Token")} <input name="token" type="password" autocomplete="off" /></label>
+    <label>${t("Namespace")} <input name="namespace" autocomplete="off" spellcheck=${false} value=${params.get("namespace") || ""} placeholder=${t("all")} /></label>
+    <button>${t("Show")}</button>
+    <p>${t("Who may get pods in a namespace sees that one; who may get them in all, everything. A token is kept in this tab only:")} <code>kubectl create token ACCOUNT</code></p></form>`;
+}
+
+function Console({ view, args, params }) {
+  const View = VIEWS[view] || Overview;
+  const [text, bad] = source.status;
+  return html`<${Header} view=${view} params=${params} />
+    ${source.refused ? html`<${Login} params=${params} />` : null}
+    <p id="status" role="status" class=${bad ? "bad" : ""}>${text}</p>
+    ${model.rest ? html`<p class="facts">${t("Figures of {0} s ago.", source.age)}</p>` : null}
+    <main id="main" tabindex="-1">${model.rest ? html`<${View} model=${model} source=${source} args=${args} params=${params} />` : null}</main>`;
+}
+
+function draw() {
+  const where = address();
+  render(html`<${Console} ...${where} />`, root);
+  document.title = ["gpu-manager", ...(where.view === "overview" ? [] : [where.view, ...where.args])].join(" · ");
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+function search(event) {
+  const text = event.target.value;
+  history.replaceState(null, "", text ? link(["find"], { q: text }) : link(["overview"]));
+  draw();
+}
+
+// Enter opens the first match.
+function first(event) {
+  event.preventDefault();
+  const found = matches(model, document.getElementById("search").value);
+  if (found.length) location.hash = link(found[0][1]);
+}
+
+function login(event) {
+  event.preventDefault();
+  const { token, namespace } = event.target.elements;
+  if (token.value) sessionStorage.setItem("token", token.value.trim());
+  token.value = "";
+  const { view, args, params } = address();
+  params.delete("namespace");
+  if (namespace.value.trim()) params.set("namespace", namespace.value.trim());
+  history.replaceState(null, "", `#/${[view, ...args].map(encodeURIComponent).join("/")}${params.size ? `?${params}` : ""}`);
+  go();
+  source.read();
+}
+
+function go() {
+  source.see(address().params.get("namespace") || "");
+  draw();
+}
+
+addEventListener("hashchange", () => {
+  go();
+  document.querySelector("main h1")?.focus();
+  scrollTo(0, 0);
+});
+addEventListener("keydown", (event) => {
+  if (event.target.matches("input, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+  const chosen = menu()[Number(event.key) - 1];
+  if (event.key === "/") document.getElementById("search").focus();
+  else if (chosen) location.hash = link([chosen[0]]);
+  else return;
+  event.preventDefault();
+});
+source.namespace = address().params.get("namespace") || "";
+draw();
+source.start();

@@ -1,0 +1,152 @@
+// What `ui/data` says, kept by name, and what follows from it. No figure is made up: what is not known is null.
+
+export class Model {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    this.nodes = new Map(); // name → node; the same object while nothing of it has changed
+    this.texts = new Map(); // name → its JSON, where the server sends everything each time
+    this.generation = "";
+    this.rest = null; // the last answer without its nodes
+  }
+
+  // An answer is full, or holds what changed since `generation`; an agent's is always full.
+  take(answer) {
+    const partial = answer.generation && !answer.full;
+    const shown = new Set(answer.nodes.map((node) => node.node));
+    for (const name of partial ? answer.gone : [...this.nodes.keys()].filter((name) => !shown.has(name))) {
+      this.nodes.delete(name);
+      this.texts.delete(name);
+    }
+    for (const node of answer.nodes) {
+      const text = answer.generation ? "" : JSON.stringify(node);
+      if (text && this.texts.get(node.node) === text) continue;
+      this.nodes.set(node.node, node);
+      this.texts.set(node.node, text);
+    }
+    this.generation = answer.generation || "";
+    const { nodes, ...rest } = answer;
+    this.rest = rest;
+    this.found = null;
+  }
+
+  get sorted() {
+    return [...this.nodes.values()].sort((a, b) => (a.node < b.node ? -1 : 1));
+  }
+
+  // Every holder with its node and card, by pod; worked out once an answer, where a view asks for it.
+  get pods() {
+    if (!this.found) {
+      this.found = new Map();
+      for (const node of this.nodes.values())
+        for (const card of node.cards)
+          for (const holder of card.holders) {
+            if (holder.hidden || typeof holder.gone === "string") continue;
+            const key = `${holder.namespace}/${holder.pod}`;
+            if (!this.found.has(key)) this.found.set(key, []);
+            this.found.get(key).push({ node, card, holder });
+          }
+    }
+    return this.found;
+  }
+
+  card(uuid) {
+    for (const node of this.nodes.values())
+      for (const card of node.cards) if (card.uuid === uuid) return { node, card };
+    return null;
+  }
+}
+
+// Why nothing new is placed on the card, as a word; "" if it is open.
+export function closed(card) {
+  if (!card.healthy) return "unhealthy";
+  if (card.mig) return "mig";
+  if (card.cordoned) return "cordoned";
+  return card.open === false ? "closed" : "";
+}
+
+// Containers that hold time and memory of the card now: an init container that has ended holds its pod's peak on.
+export const running = (card) => card.holders.filter((holder) => !holder.ended);
+
+function sum(list, value) {
+  let total = 0;
+  for (const one of list) {
+    const figure = value(one);
+    if (figure === null || figure === undefined) return null; // part of a sum is no sum
+    total += figure;
+  }
+  return total;
+}
+
+const facts = new WeakMap();
+
+// Ratios of one card (`memory`, `memory_used`: of its memory), null where usage is not known.
+export function figures(card) {
+  let found = facts.get(card);
+  if (!found) {
+    const started = running(card).filter((holder) => !holder.planned);
+    const booked = (100 - card.cores_free) / 100;
+    const memory_used = sum(started, (holder) => holder.memory_used);
+    found = {
+      booked,
+      used: sum(started, (holder) => holder.core_used),
+      memory: card.memory ? (card.memory - card.memory_free) / card.memory : 0,
+      memory_used: memory_used === null || !card.memory ? null : memory_used / card.memory,
+      stranded: closed(card) || booked === 0 ? 0 : Math.max(0, card.cores_free) / 100, // free, on a card that is in use
+      closed: closed(card),
+    };
+    facts.set(card, found);
+  }
+  return found;
+}
+
+const sums = new WeakMap();
+
+// A node's cards together. `fragmentation`: free cores on cards in use over all free cores, null if none is free.
+export function totals(node) {
+  let found = sums.get(node);
+  if (!found) {
+    const open = node.cards.filter((card) => !closed(card));
+    const free = open.reduce((total, card) => total + Math.max(0, card.cores_free), 0);
+    const stranded = open.reduce((total, card) => total + 100 * figures(card).stranded, 0);
+    const holders = node.cards.flatMap(running);
+    const measured = holders.filter((holder) => holder.core_used !== null);
+    found = {
+      cards: node.cards.length,
+      closed: node.cards.length - open.length,
+      booked: node.cards.reduce((total, card) => total + 100 - card.cores_free, 0),
+      memory: node.cards.reduce((total, card) => total + card.memory, 0),
+      memory_booked: node.cards.reduce((total, card) => total + card.memory - card.memory_free, 0),
+      free,
+      stranded,
+      fragmentation: free ? stranded / free : null,
+      containers: holders.length,
+      measured: measured.reduce((total, holder) => total + holder.cores, 0),
+      used: measured.reduce((total, holder) => total + 100 * holder.core_used, 0),
+      pods: new Set(holders.map((holder) => `${holder.namespace}/${holder.pod}`)).size,
+    };
+    sums.set(node, found);
+  }
+  return found;
+}
+
+// Who needs a person first: [kind, address, values of its sentence, reason], the worst first.
+export function troubles(model) {
+  const found = [[], [], [], [], []];
+  for (const node of model.sorted) {
+    const stopped = node.cards.filter((card) => closed(card) === "closed");
+    if (stopped.length) found[1].push(["node", ["node", node.node], [node.node], stopped[0].reason || ""]);
+    for (const card of node.cards) {
+      const where = ["card", card.uuid];
+      const name = [card.index, node.node];
+      if (!card.healthy) found[0].push(["unhealthy", where, name, card.reason || ""]);
+      else if (card.cordoned && !card.holders.length) found[4].push(["emptied", where, name, ""]);
+      if (card.holders.some((holder) => typeof holder.gone === "string")) found[2].push(["gone", where, name, ""]);
+    }
+  }
+  for (const row of model.rest.waiting || [])
+    if (row.group === "never" || row.group === "node") found[3].push(["never", ["pod", ...row.pod.split("/")], [row.pod], row.change || row.why]);
+  return found.flat();
+}

@@ -1,0 +1,89 @@
+// What several views draw with: templates, addresses, figures as text, bars, tables.
+import { h, Component } from "./preact.mjs";
+import htm from "./htm.module.js";
+import { t } from "./words.js";
+
+export { Component };
+export const html = htm.bind(h);
+export const GIB = 2 ** 30;
+
+// The address is the state: #/view/argument/…?name=value. `namespace` goes along with every link.
+export function address() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const [view, ...args] = path.split("/").map(unescaped);
+  return { view: view || "overview", args, params: new URLSearchParams(query || "") };
+}
+
+function unescaped(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+export function link(path, params = {}) {
+  const query = new URLSearchParams(params);
+  const namespace = address().params.get("namespace");
+  if (namespace) query.set("namespace", namespace);
+  const text = query.toString();
+  return `#/${path.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
+}
+
+export const gib = (bytes) => `${+(bytes / GIB).toFixed(bytes < GIB ? 2 : 1)} GiB`;
+export const percent = (ratio) => (ratio === null ? "–" : `${Math.round(ratio * 100)} %`);
+export const cores = (ratio) => (ratio === null ? "–" : `${Math.round(ratio * 100)}`);
+
+export function age(created, now = Date.now()) {
+  const seconds = Math.round((now - Date.parse(created)) / 1000);
+  if (!Number.isFinite(seconds)) return "–";
+  const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+  const [size, unit] = units.find(([most]) => seconds >= most) || [1, "s"];
+  return `${Math.max(0, Math.floor(seconds / size))} ${unit}`;
+}
+
+// Colours that eyes without red or green tell apart. A holder begins at the one that follows from its name, so that
+// it keeps its colour from one answer to the next, and takes the next free one where a neighbour has it.
+const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a7fc7", "#7f7f7f"];
+
+export function colours(holders) {
+  const taken = new Set();
+  return new Map(holders.map((holder) => {
+    let hash = 2166136261;
+    for (const letter of named(holder)) hash = Math.imul(hash ^ letter.codePointAt(0), 16777619);
+    let at = (hash >>> 0) % COLOURS.length;
+    while (taken.has(at) && taken.size < COLOURS.length) at = (at + 1) % COLOURS.length;
+    taken.add(at);
+    return [holder, COLOURS[at]];
+  }));
+}
+
+export function named(holder) {
+  if (holder.hidden) return t("another namespace");
+  if (typeof holder.gone === "string") return t("gone, its processes still run (pod {0})", holder.gone || "?");
+  return `${holder.namespace}/${holder.pod} ${holder.container}`;
+}
+
+export const state_of = (holder) => (holder.planned ? t("not started yet") : holder.ended ? t("ended") : "");
+
+export function PodLink({ holder }) {
+  if (holder.hidden || typeof holder.gone === "string") return html`<span>${named(holder)}</span>`;
+  return html`<a href=${link(["pod", holder.namespace, holder.pod])}>${holder.namespace}/${holder.pod}</a> ${holder.container}`;
+}
+
+export function Pairs({ rows }) {
+  return html`<dl>${rows.map(([term, value]) => html`<div key=${term}><dt>${term}</dt><dd>${value}</dd></div>`)}</dl>`;
+}
+
+// Parts of a whole, each filled as far as it is used; what it says stands beside it as text.
+export function Bar({ parts, thin }) {
+  return html`<div class=${thin ? "bar thin" : "bar"} aria-hidden="true">${parts.map((one, at) => html`
+    <div key=${at} class=${one.planned ? "part planned" : "part"} title=${one.title}
+      style=${{ width: `${100 * one.share}%`, "--hue": one.hue }}><i style=${{ width: `${100 * Math.min(1, one.used || 0)}%` }}></i></div>`)}</div>`;
+}
+
+// Rows of cells under their titles; on a narrow screen a row is a block and each cell carries its title.
+export function Table({ titles, rows, label }) {
+  return html`<table aria-label=${label}><thead><tr>${titles.map((title) => html`<th scope="col" key=${title}>${title}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr key=${row.key}>${row.cells.map((cell, at) => html`<td key=${at} data-title=${titles[at]}>${cell}</td>`)}</tr>`)}</tbody></table>`;
+}

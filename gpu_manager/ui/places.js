@@ -1,0 +1,151 @@
+// One node, one card, one pod.
+import { Bar, Component, Pairs, PodLink, Table, colours, cores, gib, html, link, named, percent, state_of } from "./parts.js";
+import { figures, running, totals } from "./model.js";
+import { WORDS } from "./overview.js";
+import { t } from "./words.js";
+
+export function Node({ model, args }) {
+  const node = model.nodes.get(args[0]);
+  if (!node) return html`<${Missing} what=${t("Node {0}", args[0])} />`;
+  const sum = totals(node);
+  return html`<h1 tabindex="-1">${t("Node {0}", node.node)}</h1>
+    <${Pairs} rows=${[
+      [t("Cards"), sum.cards],
+      [t("Not usable"), sum.closed],
+      [t("Cores booked"), t("{0} of {1}", sum.booked, 100 * sum.cards)],
+      [t("Memory booked"), t("{0} of {1}", gib(sum.memory_booked), gib(sum.memory))],
+      [t("Booked cores in use"), sum.measured ? percent(sum.used / sum.measured) : "–"],
+      [t("Fragmentation"), percent(sum.fragmentation)],
+      [t("Pods"), sum.pods],
+    ]} />
+    <p class="legend"><span><b class="key used"></b> ${t("used now")}</span><span><b class="key booked"></b> ${t("booked")}</span><span><b class="key free"></b> ${t("free")}</span></p>
+    <div class="cards">${node.cards.map((card) => html`<${CardBox} key=${card.uuid} card=${card} words=${t("Cards")} />`)}</div>
+    <${Links} node=${node} />`;
+}
+
+// How the node's cards are joined, in the words of nvidia-smi topo -m.
+function Links({ node }) {
+  if (node.cards.length < 2 || !node.links) return null;
+  const rows = node.links.map((row, at) => ({ key: at, cells: [html`<strong>${at}</strong>`, ...row.map((word, to) => (at === to ? "X" : word))] }));
+  return html`<details><summary>${t("How the cards are joined")}</summary>
+    <div class="wide" tabindex="0" role="group" aria-label=${t("How the cards are joined")}><table class="matrix"><thead><tr><td></td>${node.cards.map((card) => html`<th scope="col" key=${card.index}>${card.index}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr key=${row.key}>${row.cells.map((cell, at) => (at ? html`<td key=${at}>${cell}</td>` : html`<th scope="row" key=${at}>${cell}</th>`))}</tr>`)}</tbody></table></div></details>`;
+}
+
+class CardBox extends Component {
+  shouldComponentUpdate(next) {
+    return next.card !== this.props.card || next.words !== this.props.words;
+  }
+
+  render({ card }) {
+    const hues = colours(card.holders);
+    const label = t("card {0}, {1}: {2} of 100 cores and {3} of {4} booked", card.index, card.model, 100 - card.cores_free, gib(card.memory - card.memory_free), gib(card.memory));
+    return html`<article class=${figures(card).closed ? "card dim" : "card"} aria-label=${label}>
+      <h2><a href=${link(["card", card.uuid])}>${t("Card {0}", card.index)}</a></h2>
+      <p class="facts">${card.model}, ${card.uuid}</p>
+      <${State} card=${card} /><${Bars} card=${card} />
+      ${card.holders.length ? html`<ul>${card.holders.map((holder, at) => html`<li key=${at + named(holder)} style=${{ "--hue": hues.get(holder) }}><b aria-hidden="true"></b>
+        <span><${PodLink} holder=${holder} />${state_of(holder) ? ` (${state_of(holder)})` : ""}</span>
+        <em>${t("{0} of {1} cores, {2} of {3}", cores(holder.core_used), holder.cores, memory(holder), gib(holder.memory))}</em></li>`)}</ul>`
+        : html`<p class="none">${t("idle")}</p>`}</article>`;
+  }
+}
+
+const memory = (holder) => (holder.memory_used === null ? "–" : gib(holder.memory_used));
+
+function State({ card }) {
+  const { closed } = figures(card);
+  if (!closed) return null;
+  const text = { unhealthy: t("unhealthy: {0}", card.reason || t("no reason given")), mig: t("in MIG mode: left alone"), cordoned: t("cordoned: nothing new is placed here"), closed: card.reason || t(WORDS.closed) };
+  return html`<p class=${closed === "unhealthy" ? "state" : "state closed"}>${text[closed]}</p>`;
+}
+
+function Bars({ card }) {
+  const holders = running(card);
+  const hues = colours(card.holders);
+  const part = (holder, share, used) => ({ share, used, hue: hues.get(holder), planned: holder.planned, title: named(holder) });
+  return html`<div class="label"><span>${t("cores")}</span><span>${t("{0} of {1} booked", 100 - card.cores_free, 100)}</span></div>
+    <${Bar} parts=${holders.map((holder) => part(holder, holder.cores / 100, holder.core_used === null || !holder.cores ? null : (100 * holder.core_used) / holder.cores))} />
+    <div class="label"><span>${t("memory")}</span><span>${t("{0} of {1} booked", gib(card.memory - card.memory_free), gib(card.memory))}</span></div>
+    <${Bar} thin parts=${holders.map((holder) => part(holder, card.memory ? holder.memory / card.memory : 0, holder.memory_used === null || !holder.memory ? null : holder.memory_used / holder.memory))} />`;
+}
+
+export function Card({ model, args }) {
+  const found = model.card(args[0]);
+  if (!found) return html`<${Missing} what=${t("Card {0}", args[0])} />`;
+  const { node, card } = found;
+  const now = figures(card);
+  return html`<h1 tabindex="-1">${t("Card {0}", card.index)} <small><a href=${link(["node", node.node])}>${node.node}</a></small></h1>
+    <${State} card=${card} />
+    <${Pairs} rows=${[
+      [t("Model"), card.model],
+      ["UUID", html`<code>${card.uuid}</code>`],
+      [t("Cores booked"), percent(now.booked)],
+      [t("Cores used"), percent(now.used)],
+      [t("Memory booked"), t("{0} of {1}", gib(card.memory - card.memory_free), gib(card.memory))],
+      [t("Memory used"), percent(now.memory_used)],
+    ]} />
+    <${Bars} card=${card} />
+    <h2>${t("Who holds it")}</h2>
+    ${card.holders.length ? html`<${Table} label=${t("Who holds it")} titles=${[t("Pod"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("State")]}
+      rows=${card.holders.map((holder, at) => ({ key: at + named(holder), cells: [html`<${PodLink} holder=${holder} />`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), state_of(holder) || t("running")] }))} />`
+      : html`<p class="none">${t("idle")}</p>`}`;
+}
+
+export class Pod extends Component {
+  constructor(props) {
+    super(props);
+    this.state = { said: null, trouble: "" };
+  }
+
+  componentDidMount() {
+    this.explain();
+  }
+
+  componentDidUpdate(before) {
+    if (before.args.join("/") !== this.props.args.join("/") || before.model.generation !== this.props.model.generation) this.explain();
+  }
+
+  // The same words as kubectl vcuda explain; an agent has none.
+  async explain() {
+    const { args, model, source } = this.props;
+    const key = args.join("/");
+    if (!model.rest.waiting || this.asked === `${key} ${this.row?.why}`) return;
+    this.asked = `${key} ${this.row?.why}`;
+    try {
+      const said = await source.ask(`explain/${args.map(encodeURIComponent).join("/")}?o=json`);
+      if (key === this.props.args.join("/")) this.setState({ said, trouble: "" });
+    } catch (error) {
+      if (key === this.props.args.join("/")) this.setState({ said: null, trouble: error.message });
+    }
+  }
+
+  get row() {
+    return (this.props.model.rest.waiting || []).find((row) => row.pod === this.props.args.join("/"));
+  }
+
+  render({ model, args }, { said, trouble }) {
+    const key = args.slice(0, 2).join("/");
+    const parts = model.pods.get(key) || [];
+    if (!parts.length && !this.row && !said && !model.rest.waiting) return html`<${Missing} what=${t("Pod {0}", key)} />`;
+    return html`<h1 tabindex="-1">${t("Pod {0}", key)}</h1>
+      ${said ? html`<p class="line">${said.line}</p>${said.change ? html`<p><strong>${t("Smallest change that helps")}:</strong> ${said.change}</p>` : null}` : null}
+      ${trouble ? html`<p class="none">${t("No explanation: {0}", trouble)}</p>` : null}
+      ${parts.length ? html`<${Table} label=${t("What it holds")} titles=${[t("Container"), t("Node"), t("Card"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("State")]}
+        rows=${parts.map(({ node, card, holder }) => ({ key: `${holder.container} ${card.uuid}`, cells: [holder.container, html`<a href=${link(["node", node.node])}>${node.node}</a>`,
+          html`<a href=${link(["card", card.uuid])}>${card.index}</a>`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), state_of(holder) || t("running")] }))} />` : null}
+      <${Outcomes} said=${said} />`;
+  }
+}
+
+// Node by node, what an explanation found.
+export function Outcomes({ said }) {
+  if (!said || !said.nodes.length) return null;
+  return html`<h2>${t("Node by node")}</h2>${said.quota.map((line) => html`<p key=${line}>${t("Quota")}: ${line}</p>`)}
+    <ul class="outcomes">${said.nodes.map((node) => html`<li key=${node.node} class=${node.outcome}><strong>${node.node}</strong> <span>${node.line}</span>
+      ${node.victims.length ? html`<small>${t("would have room without: {0}", node.victims.join(", "))}</small>` : null}</li>`)}</ul>`;
+}
+
+function Missing({ what }) {
+  return html`<h1 tabindex="-1">${what}</h1><p class="none">${t("It is not among what is shown here: it may be gone, or another namespace's.")}</p>`;
+}
