@@ -15,10 +15,12 @@ from pathlib import Path
 
 from bench.rows import Row, in_memory, percentile
 from bench.world import World
+from tests.component.driver_roots import Objects
 from tests.fakes.mounted import ROOTS, SEEING, MountedNode
 from tests.fakes.node_roots import DEFAULTS, EVERY, LEFT_BEHIND
+from tests.fakes.power_cut import CUTS, LOSSES, stranded_after
 
-PARTS = ("silence", "detect", "injection")
+PARTS = ("silence", "detect", "injection", "power-cut")
 _CONNECTIONS = 1000
 _PROBE_SECONDS, _SCRAPE_SECONDS = 5.0, 10.0  # the chart's timeout of a probe, Prometheus' of a scrape
 _PODS = 50
@@ -34,6 +36,8 @@ def rows(*, full: bool, only: str = "") -> list[Row]:
         found.append(_detected())
     if only in ("", "injection"):
         found.append(_unseen())
+    if only in ("", "power-cut"):
+        found.append(_stranded())
     return found
 
 
@@ -70,6 +74,22 @@ def _unseen() -> Row:
         f"longest {longest:.0f} s after the API shows the container"
     )
     return Row("injection_unseen", len(wrong), "nodes", "= 0", full=True, note="; ".join(wrong) or read)
+
+
+def _stranded() -> Row:
+    """Containers without their CDI spec after a power cut in the middle of an allocation."""
+    stranded = []
+    with tempfile.TemporaryDirectory(prefix="vcuda-bench-") as place:
+        objects = Objects(Path(place))
+        for cut in CUTS:
+            stranded += [f"{cut.name}: {one}" for one in stranded_after(Path(place) / cut.name, objects, cut)]
+    read = (
+        f"over {len(CUTS)} states of the disk: each of {len(LOSSES)} losses of what one allocation left "
+        f"unsynced a moment ago, with each of the next one's, whose books were saved or not; specs and pages "
+        f"gone with the memory"
+    )
+    note = "; ".join(stranded) or read
+    return Row("power_cut_stranded", len(stranded), "containers", "= 0", full=True, note=note)
 
 
 def _silenced(*, full: bool) -> Row:

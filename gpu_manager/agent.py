@@ -6,6 +6,8 @@ Only this module imports both services and adapters. It contains no decisions.
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -73,6 +75,8 @@ from gpu_manager.services.enforcement.page_slots import PageSlots
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
+from gpu_manager.services.recovery import injection_keeper
+from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.rebuild import rebuild
 from gpu_manager.services.recovery.reclaimer import Reclaimer
@@ -112,7 +116,6 @@ class Agent:
         tenants = FileControlPages(config.pages, config.policy, label=label)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.state.node.cards, label)
-        self._injector = injector
         pods = self._kube.pods
         self._store = store
         self.state = NodeState(
@@ -191,6 +194,7 @@ class Agent:
             injector.strategy.value,
             driver=not config.simulated,
         )
+        self.keeper = InjectionKeeper(self.state, pods, injector, clock, _restart)
         stranded = PodsWithoutDevices(self.state, pods, self.metrics, evict=config.evict)
         self.reclaimer = Reclaimer(
             self.state,
@@ -231,15 +235,20 @@ class Agent:
             "cards": any(not s.missing for s in self.state.node.cards) and not self.health.trouble,
             "pods": self._kube.pods.error is None,
             "only_plugin": not self.other_plugins.offers,
+            "injection": not self.keeper.trouble,
         }
 
     def why(self) -> str:
         """Return why the agent is not ready, if known; empty otherwise."""
         cards = self.state.node.cards
         away = f"all {len(cards)} cards {VANISHED}" if cards and all(s.missing for s in cards) else ""
-        return "; ".join(
-            filter(None, (self.health.trouble or away, self.other_plugins.trouble, self._kube.pods.error))
+        whys = (
+            self.health.trouble or away,
+            self.other_plugins.trouble,
+            self.keeper.trouble,
+            self._kube.pods.error,
         )
+        return "; ".join(filter(None, whys))
 
     def start(self) -> None:
         """Rebuild the ledger, then start to serve.
@@ -261,7 +270,7 @@ class Agent:
         self.health.subscribe(self.known_cards.cards_changed)
         self.health.subscribe(self.inventory.cards_changed)
         self.state.changed = self._books_changed
-        self._injector.restore()
+        self.keeper.look()
         self.bills.restore()
         self.health.start()
         self.http.start()
@@ -275,6 +284,7 @@ class Agent:
             self._rounds("notes", library_messages.PERIOD_SECONDS, self.notes.look),
             self._rounds("backstop", driver_memory_limit.PERIOD_SECONDS, self.backstops.look),
             self._rounds("injection", injection_check.PERIOD_SECONDS, self.injection.look),
+            self._rounds("injection-kept", injection_keeper.PERIOD_SECONDS, self.keeper.look),
             self._rounds("other-plugins", other_plugins.PERIOD_SECONDS, self.other_plugins.look),
             self._rounds("reclaim", self._config.reclaim_seconds, self.reclaimer.round),
         ]
@@ -365,6 +375,11 @@ class Agent:
             self.metrics.scrape_errors.labels(source or name).inc()
 
         return threads.every(seconds, name, step, self._stop, lost)
+
+
+def _restart() -> None:
+    """End as on SIGTERM: what started the agent starts it again, with its mounts made anew."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def build_cards(config: Config) -> Cards:

@@ -292,11 +292,25 @@ class ActivityPages(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class HeldInjection:
+    """What a granted container's injection was made from; ``pod`` is None while the API does not show it."""
+
+    shares: tuple[Share, ...]
+    pod: Pod | None
+
+
 class Injector(Protocol):
     """Turns shares into the injection of a container."""
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
         """Return everything the container needs to use its cards; host paths exist when this returns."""
+
+    def restore(self, held: Mapping[str, HeldInjection]) -> None:
+        """Make again what is lost of the injections of these names. Raises NodeUnready if some cannot be."""
+
+    def detached(self) -> bool:
+        """True if the node has removed a directory that is mounted here: a restart alone mounts it again."""
 
     def prune(self, alive: Collection[str]) -> None:
         """Remove the files (CDI specs, old libraries) of names that are no longer ``alive``.
@@ -421,6 +435,7 @@ __all__ = [
     "Correction",
     "DriverMemoryLimitSetter",
     "HealthChange",
+    "HeldInjection",
     "HostProcesses",
     "Injector",
     "InventoryPublisher",

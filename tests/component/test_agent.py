@@ -177,6 +177,7 @@ def test_the_pages_for_people_answer(world: World) -> None:
         "cards": True,
         "pods": True,
         "only_plugin": True,
+        "injection": True,
     }
     assert world.get("/healthz") == "ok\n"
     assert "version" in json.loads(world.get("/version"))

@@ -2,69 +2,22 @@
 
 import hashlib
 import json
+import os
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy
-from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.errors import Bug
-from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.resources import Amount
+from gpu_manager.adapters.driver_files import Strategy
+from gpu_manager.domain.errors import Bug, NodeUnready
+from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
+from gpu_manager.ports import HeldInjection
 from tests.component.driver_roots import DriverRoot, Objects, machine_is_supported
+from tests.fakes.injected import FRACTION, WHOLE, A, B, Place
+from tests.fakes.power_cut import CUTS, stranded_after
 
-GIB = 1 << 30
-A, B, C = ("a" * 32, "b" * 32, "c" * 32)
-CARD = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")
-CARDS = (CardState(Card(index=0, uuid=CARD, model="A100", memory=80 * GIB, minor=0)),)
-FRACTION = (Share(CARD, Amount(30, 5 * GIB)),)
-WHOLE = (Share(CARD, Amount(100, 80 * GIB)),)
-
-
-class Place:
-    """An agent's own directories; its cards are simulated, so that no driver is needed."""
-
-    def __init__(self, base):
-        self.base = base
-        self.state, self.pages, self.cdi, self.package = (
-            base / n for n in ("state", "pages", "cdi", "package")
-        )
-        self.package.mkdir()
-        self.ship(b"one")
-        for name in (A, B, C):
-            for page in ("limits", "usage"):
-                (self.pages / name).mkdir(parents=True, exist_ok=True)
-                (self.pages / name / page).write_bytes(b"")
-
-    def ship(self, content):
-        """The package with another library, as an upgrade replaces files: by new ones."""
-        for name in ("libvcuda.so", "libvcuda-ml.so", "vcuda-ldcache"):
-            draft = self.package / "draft"
-            draft.write_bytes(content + name.encode())
-            draft.rename(self.package / name)
-
-    def agent(self, strategy=Strategy.SIMULATED):
-        return DriverFiles(
-            strategy,
-            cards=lambda: CARDS,
-            state=self.state,
-            pages=self.pages,
-            libraries=self.package,
-            host=HostFiles(self.base / "node"),
-            cdi_dir=self.cdi,
-        )
-
-    def library(self, injection):
-        return next(
-            m.host_path for m in injection.mounts if m.container_path == "/usr/local/vcuda/libvcuda.so"
-        )
-
-    def installed(self):
-        return sorted(p.name for p in (self.state / "lib").iterdir())
-
-    def specs(self):
-        return sorted(p.name for p in self.cdi.iterdir())
+HELD = {A: HeldInjection(WHOLE, None)}
 
 
 @pytest.fixture
@@ -224,7 +177,7 @@ def test_specs_come_back_after_a_reboot(place, cdi_agent):
     for path in place.cdi.iterdir():
         path.unlink()
     place.cdi.rmdir()
-    cdi_agent().restore()
+    cdi_agent().restore(HELD)
     assert (place.cdi / f"tencent.com-vcuda_{A}.json").read_text() == before
 
 
@@ -232,7 +185,7 @@ def test_a_spec_that_someone_removed_comes_back_with_the_next_round(place, cdi_a
     agent = cdi_agent()
     agent.inject(A, WHOLE, None, "{}")
     (place.cdi / f"tencent.com-vcuda_{A}.json").unlink()
-    agent.prune({A})
+    agent.restore(HELD)
     assert place.specs() == [f"tencent.com-vcuda_{A}.json"]
 
 
@@ -249,7 +202,80 @@ def test_prune_wants_names_and_nothing_else(place):
 
 
 def test_restoring_on_a_fresh_node_does_nothing(place, cdi_agent):
-    cdi_agent().restore()
-    place.agent().restore()
+    cdi_agent().restore({})
+    place.agent().restore({})
     place.agent().prune(())
     assert not place.cdi.exists()
+
+
+# --- what is lost is made again from the grant -----------------------------------------------------
+
+
+def spec(place, name=A):
+    return (place.cdi / f"tencent.com-vcuda_{name}.json").read_text()
+
+
+@pytest.mark.parametrize("shares", [FRACTION, WHOLE], ids=["a fraction", "whole cards"])
+@pytest.mark.parametrize("record", [None, "", '{"v": 1, "libr', '{"v": 2, "library": null, "cdi": 3}'])
+def test_a_spec_whose_record_is_lost_torn_or_newer_is_made_from_the_grant(place, cdi_agent, shares, record):
+    cdi_agent().inject(A, shares, None, "{}")
+    before = spec(place)
+    path = place.state / "tenants" / A / "injection.json"
+    path.unlink() if record is None else path.write_text(record)
+    place.reboot()
+    agent = cdi_agent()
+    agent.restore({A: HeldInjection(shares, None)})
+    assert spec(place) == before
+    agent.prune({A})
+    if record is not None:
+        assert path.read_text() == record, "a newer agent's record is left to it"
+
+
+def test_what_was_rebuilt_before_its_pod_was_known_is_made_again_with_it(place, cdi_agent):
+    container = Container("c", ContainerKind.APP, graphics=True)
+    pod = Pod(PodUid("u"), "team", "viz", (container,))
+    agent = cdi_agent()
+    agent.restore(HELD)
+    assert "libGLX_nvidia" not in spec(place)
+    agent.restore({A: HeldInjection(WHOLE, pod)})
+    assert "libGLX_nvidia" in spec(place)
+    (place.cdi / f"tencent.com-vcuda_{A}.json").write_text("{}")
+    agent.restore({A: HeldInjection(WHOLE, pod)})
+    assert spec(place) == "{}", "what is there is not made again"
+
+
+def test_one_spec_that_cannot_be_made_keeps_no_other_from_its_container(place, cdi_agent):
+    agent = cdi_agent()
+    agent.inject(B, WHOLE, None, "{}")
+    place.reboot()
+    shutil.rmtree(place.base / "node/dev")
+    with pytest.raises(NodeUnready, match="nvidia0"):
+        agent.restore({A: HeldInjection(WHOLE, None), B: HeldInjection(WHOLE, None)})
+    assert place.specs() == [f"tencent.com-vcuda_{B}.json"]
+
+
+def test_a_container_that_was_injected_without_cdi_gets_no_spec(place, cdi_agent):
+    place.agent(Strategy.DIRECT).inject(A, WHOLE, None, "{}")
+    cdi_agent().restore(HELD)
+    assert not place.cdi.exists()
+
+
+def test_a_directory_of_specs_that_the_node_removed_is_noticed_while_it_is_mounted(place, cdi_agent):
+    agent = cdi_agent()
+    agent.inject(A, WHOLE, None, "{}")
+    assert not agent.detached()
+    here = os.open(place.cdi, os.O_PATH | os.O_DIRECTORY)
+    try:
+        shutil.rmtree(place.cdi)
+        mounted = place.agent(Strategy.CDI, cdi_dir=Path(f"/proc/self/fd/{here}"))
+        assert mounted.detached()
+        with pytest.raises(NodeUnready, match="was removed on the node"):
+            mounted.restore(HELD)
+    finally:
+        os.close(here)
+    agent.restore(HELD)
+    assert place.specs() == [f"tencent.com-vcuda_{A}.json"], "not mounted, it is simply made again"
+
+
+def test_no_container_is_stranded_by_a_power_cut(tmp_path, objects):
+    assert [cut for cut in CUTS if stranded_after(tmp_path / cut.name, objects, cut)] == []

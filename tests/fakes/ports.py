@@ -15,7 +15,7 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import Link, LinkKind, Topology
-from gpu_manager.ports import CardUse, HealthChange, KnownPod, Limit, ProcessUse, TenantUse
+from gpu_manager.ports import CardUse, HealthChange, HeldInjection, KnownPod, Limit, ProcessUse, TenantUse
 
 
 def cards(
@@ -208,6 +208,9 @@ class FakeInjector:
     root: Path = Path("/pages")
     alive: frozenset[str] = frozenset()
     minors: Mapping[CardUuid, int] = field(default_factory=dict)  # of cards that are given as device nodes
+    restored: Mapping[str, HeldInjection] = field(default_factory=dict)
+    broken: str = ""  # why nothing can be restored
+    removed: bool = False  # the directory that it writes into
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
         return Injection(
@@ -220,6 +223,14 @@ class FakeInjector:
             ),
             annotations={ALLOCATION: annotation},
         )
+
+    def restore(self, held: Mapping[str, HeldInjection]) -> None:
+        self.restored = dict(held)
+        if self.broken:
+            raise NodeUnready(self.broken)
+
+    def detached(self) -> bool:
+        return self.removed
 
     def prune(self, alive: Collection[str]) -> None:
         self.alive = frozenset(alive)

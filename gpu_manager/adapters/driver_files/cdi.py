@@ -59,14 +59,14 @@ class Specs:
     """The spec files in the runtime's directory; others' files there are never touched."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
 
     def put(self, name: str, spec: str) -> None:
         """Publish a spec at once and whole. Raises NodeUnready if the directory cannot be written."""
-        path = self._directory / f"{_PREFIX}{name}.json"
-        draft = self._directory / f".{path.name}.{secrets.token_hex(4)}"  # a runtime reads *.json and *.yaml
+        path = self.directory / f"{_PREFIX}{name}.json"
+        draft = self.directory / f".{path.name}.{secrets.token_hex(4)}"  # a runtime reads *.json and *.yaml
         try:
-            self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
             draft.touch(mode=0o600)
             draft.write_text(spec)
             draft.rename(path)
@@ -78,10 +78,17 @@ class Specs:
                 "/var/run/cdi into the agent, or choose another injection strategy"
             ) from error
 
+    def detached(self) -> bool:
+        """True if the directory was removed while it is mounted here: nothing can be made in it any more."""
+        try:
+            return self.directory.stat().st_nlink == 0
+        except OSError:
+            return False
+
     def names(self) -> frozenset[str]:
         """Which allocations have a spec here."""
         try:
-            found = [_FILE.fullmatch(entry.name) for entry in self._directory.iterdir()]
+            found = [_FILE.fullmatch(entry.name) for entry in self.directory.iterdir()]
         except OSError:
             return frozenset()
         return frozenset(match["name"] for match in found if match)
@@ -90,4 +97,4 @@ class Specs:
         """Remove the specs of all others."""
         for name in self.names() - frozenset(names):
             with contextlib.suppress(OSError):
-                (self._directory / f"{_PREFIX}{name}.json").unlink(missing_ok=True)
+                (self.directory / f"{_PREFIX}{name}.json").unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -37,6 +37,7 @@ from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount, RuntimeHook
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
+from gpu_manager.ports import HeldInjection
 
 log = structlog.get_logger(__name__)
 
@@ -84,6 +85,8 @@ class DriverFiles:
         self._records = Records(state / "tenants")
         self._specs = cdi.Specs(cdi_dir) if strategy is Strategy.CDI else None
         self._orphans: frozenset[str] = frozenset()
+        self._looked = False  # for the driver, since the start
+        self._without_pod: set[str] = set()  # specs that were rebuilt before the API showed the pod
         self._absent: frozenset[str] = frozenset()
 
     def _make_finder(self, links: Path, stand_in: Path | None) -> DriverFinder | None:
@@ -105,6 +108,7 @@ class DriverFiles:
             installed = self._installed(fraction=fraction)
             library = installed if fraction else None
             hooks, hook_mounts = self._hooks(installed)
+            self._check_pages(name, fraction=fraction)
             whole = Injection(
                 env=self._env(shares),
                 mounts=(*self._mounts(name, library, pod, fraction=fraction), *hook_mounts),
@@ -146,15 +150,55 @@ class DriverFiles:
             return (), ()
         return (RuntimeHook("startContainer", HOOK_PATH),), (Mount(HOOK_PATH, installed.path(LDCACHE)),)
 
-    def restore(self) -> None:
-        """Make again what a reboot took: specs on a tmpfs, links to the driver. Call it before the kubelet
-        can start a container, and any time.
+    def restore(self, held: Mapping[str, HeldInjection]) -> None:
+        """Make again the specs that a reboot or a hand took: as recorded, or from the grant where the record
+        is lost or a newer agent's. Call it before the kubelet can start a container, and any time.
 
         Raises:
-            NodeUnready: the specs cannot be written. A driver that is missing is said by :meth:`inject`.
+            NodeUnready: a spec cannot be made or written; all others are.
         """
+        failed = ""
         with self._lock:
-            self._restore(self._records.names())
+            if not self._looked:
+                self._find_driver()
+                self._looked = True
+            if self._specs is None:
+                return
+            if self._specs.detached():
+                raise NodeUnready(
+                    f"{self._specs.directory} was removed on the node while the agent has it mounted: no "
+                    "container with a card can start until the agent has restarted, which it does by itself"
+                )
+            known = self._specs.names()
+            for name, one in held.items():
+                if is_name(name) and (name not in known or (name in self._without_pod and one.pod)):
+                    try:
+                        self._respec(self._specs, name, one)
+                    except NodeUnready as error:
+                        failed = failed or str(error)
+        if failed:
+            raise NodeUnready(failed)
+
+    def _respec(self, specs: cdi.Specs, name: str, held: HeldInjection) -> None:
+        record = self._records.get(name)
+        if record is not None:
+            if record.cdi is not None:
+                specs.put(name, record.cdi)
+            return  # else the container was injected without CDI
+        fraction = any(not share.whole for share in held.shares)
+        installed = self._installed(fraction=fraction)
+        hooks, hook_mounts = self._hooks(installed)
+        library = installed if fraction else None
+        mounts = tuple(self._mounts(name, library, held.pod, fraction=fraction))
+        devices = tuple(self._devices(held.shares))
+        whole = Injection(mounts=(*mounts, *hook_mounts), devices=devices, hooks=hooks)
+        specs.put(name, cdi.encode(name, whole))
+        (self._without_pod.discard if held.pod else self._without_pod.add)(name)
+        log.info("injection_rebuilt_from_grant", directory=name)
+
+    def detached(self) -> bool:
+        """True if the directory of CDI specs was removed on the node while it is mounted here."""
+        return self._specs is not None and self._specs.detached()
 
     def prune(self, alive: Collection[str]) -> None:
         """Remove specs, records and libraries of names that were not alive in two calls running.
@@ -172,7 +216,7 @@ class DriverFiles:
             kept = known - gone
             if self._specs is not None:
                 self._specs.keep(kept)
-            self._restore(frozenset(alive) & known)
+            self._find_driver()
         # Slow, and about names that nobody asks for any more: no Allocate must wait for it.
         for name in gone:
             self._records.remove(name)
@@ -186,12 +230,8 @@ class DriverFiles:
             if since is not None:
                 self._delivery.prune(used | since)
 
-    def _restore(self, names: Collection[str]) -> None:
-        if self._specs is not None:
-            for name in frozenset(names) - self._specs.names():
-                record = self._records.get(name)
-                if record is not None and record.cdi is not None:
-                    self._specs.put(name, record.cdi)
+    def _find_driver(self) -> None:
+        """So that links to the driver's files are there again after a reboot."""
         if self._finder is not None:
             try:
                 self._finder.find()
@@ -248,11 +288,13 @@ class DriverFiles:
             yield from driver_mounts(driver, library, graphics=pod is not None and pod.graphics)
         if not fraction:
             return
-        pages = self._pages / name
-        for page in ("limits", "usage"):
-            if not (pages / page).is_file():
-                raise NodeUnready(f"the control page {pages / page} is missing: the start is tried again")
-        yield from enforcement_mounts(pages, library, driver, preload=preload)
+        yield from enforcement_mounts(self._pages / name, library, driver, preload=preload)
+
+    def _check_pages(self, name: str, *, fraction: bool) -> None:
+        for page in ("limits", "usage") if fraction else ():
+            path = self._pages / name / page
+            if not path.is_file():
+                raise NodeUnready(f"the control page {path} is missing: the start is tried again")
 
     def _devices(self, shares: Sequence[Share]) -> Iterator[DeviceNode]:
         if self._simulated:

@@ -2,7 +2,7 @@
 
 One small file for each, ``<state>/tenants/<name>/injection.json``. It is not synced to disk, which would cost
 every admission a second fsync: what is lost with the power makes :meth:`Records.libraries` answer "unknown",
-and then nothing is removed.
+and then nothing is removed; a CDI spec is made again from the grant. So it is with a newer agent's record.
 """
 
 from __future__ import annotations

@@ -1,0 +1,71 @@
+"""Keeps the injections of granted containers: what a reboot, a power cut or a hand takes is made again.
+
+A container that starts again is injected by what its allocation left on the node. Under CDI that is a spec in
+/var/run/cdi, without which it never starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports import Clock, HeldInjection, Injector, Pods
+from gpu_manager.services.allocation.node_state import NodeState
+
+log = structlog.get_logger(__name__)
+
+PERIOD_SECONDS = 2.0
+PATIENCE_SECONDS = 5.0  # of a directory that the node has removed, before the agent restarts
+
+
+class InjectionKeeper:
+    """``look`` is called by one thread; ``trouble`` may be read by any."""
+
+    def __init__(
+        self, state: NodeState, pods: Pods, injector: Injector, clock: Clock, restart: Callable[[], None]
+    ) -> None:
+        """``restart`` ends the agent, to be started again with its mounts made anew."""
+        self._state = state
+        self._pods = pods
+        self._injector = injector
+        self._clock = clock
+        self._restart = restart
+        self._detached: float | None = None
+        self._asked = False
+        self.trouble = ""
+        """Why a granted container could not start again, for /readyz; empty if each could."""
+
+    def look(self) -> None:
+        """Make again what is lost."""
+        try:
+            self._injector.restore(self._held())
+        except NodeUnready as error:
+            if self.trouble != str(error):
+                log.error("injection_lost", reason=str(error))
+            self.trouble = str(error)
+        else:
+            if self.trouble:
+                log.info("injection_restored")
+            self.trouble = ""
+        self._follow_mount()
+
+    def _follow_mount(self) -> None:
+        now = self._clock.monotonic()
+        if not self._injector.detached():
+            self._detached = None
+            return
+        self._detached = now if self._detached is None else self._detached
+        if now - self._detached >= PATIENCE_SECONDS and not self._asked:
+            self._asked = True
+            log.error("restarting", reason=self.trouble)
+            self._restart()
+
+    def _held(self) -> dict[str, HeldInjection]:
+        grants = [g for g in self._state.view.grants.values() if g.directory]
+        pods = {f.pod.uid: f.pod for found in self._pods.local().values() for f in found}
+        return {
+            grant.directory: HeldInjection(grant.allocation.shares, pods.get(grant.key[0]))
+            for grant in grants
+        }
