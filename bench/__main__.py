@@ -22,6 +22,7 @@ GROUPS = (
     "agent",
     "alerts",
     "bills",
+    "advice",
     "nodes",
     "cli",
     "migrate",

@@ -80,6 +80,7 @@ from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.rebuild import rebuild
 from gpu_manager.services.recovery.reclaimer import Reclaimer
+from gpu_manager.services.size_advice import SizeAdviser
 
 log = structlog.get_logger(__name__)
 
@@ -173,6 +174,8 @@ class Agent:
             PageSlots(tenants, processes),
         )
         self.energy = EnergyMeter()
+        demands = FileStore(config.state / "demands", what="demands", without="containers are watched anew")
+        self.sizes = SizeAdviser(pods, demands, clock, self.metrics, config.advice, config.advice_half_life)
         self.bills = BillMeter(self.state, self.usage, bills, clock, self.metrics, boot_id(config.proc))
         self.coactivity = TimeSharing(tenants, self.usage.seats, clock, self.metrics)
         self.watchdog = EvasionDetector(
@@ -222,10 +225,19 @@ class Agent:
                 offered_elsewhere=lambda: self.other_plugins.offers,
                 energy=lambda: self.energy.told,
                 writes_dropped=lambda: self._kube.writes_dropped,
+                sized=lambda: self.sizes.told,
             )
         )
         registry.register(GuardMetrics(self.state, self.watchdog, self.backstops, self.injection))
-        status = Status(self.state, self.usage, registry, version("gpu-manager"), self.ready, self.why)
+        status = Status(
+            self.state,
+            self.usage,
+            registry,
+            version("gpu-manager"),
+            self.ready,
+            self.why,
+            lambda: self.sizes.told,
+        )
         self.http = StatusServer(status, config.http_address, config.http_port, config.http_token)
 
     def ready(self) -> dict[str, bool]:
@@ -272,6 +284,7 @@ class Agent:
         self.state.changed = self._books_changed
         self.keeper.look()
         self.bills.restore()
+        self.sizes.restore()
         self.health.start()
         self.http.start()
         self._threads = [
@@ -331,7 +344,9 @@ class Agent:
             self.plugin.announce()
 
     def _sample(self) -> None:
-        self.energy.add(self.usage.sample())
+        sample = self.usage.sample()
+        self.energy.add(sample)
+        self.sizes.add(sample, self.state.node.unit)
 
     def _load(self) -> bytes | None:
         try:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from gpu_manager.adapters.control_pages.pages import DEFAULT_POLICY, PagePolicy
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
+from gpu_manager.domain.advice.demand import HALF_LIFE_SECONDS
+from gpu_manager.domain.advice.size import AdvicePolicy
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.resources import DEFAULT_UNIT
 
@@ -21,7 +23,8 @@ class Config:
     ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` pods that evade their limits.
     ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
     opens again after ``quiet_seconds`` without faults. With ``lending`` whole cards are also offered as
-    ``nvidia.com/gpu``. ``nvml`` is the path of the NVML library if the loader does not find it.
+    ``nvidia.com/gpu``. ``nvml`` is the path of the NVML library if the loader does not find it. Sizes are
+    advised by ``advice``, and what was seen weighs half after ``advice_half_life`` seconds.
     """
 
     node: str
@@ -56,6 +59,8 @@ class Config:
     evict_evaders: bool = False
     reclaim_seconds: float = 30.0
     legacy_metrics: bool = True
+    advice: AdvicePolicy = field(default_factory=AdvicePolicy)
+    advice_half_life: float = HALF_LIFE_SECONDS
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -216,6 +216,7 @@ class TenantUse:
     processes: int
     movable: int = 0
     untold: int = 0
+    refused_bytes: int = 0  # size of the allocation that was refused last
 
 
 class ControlPages(Protocol):

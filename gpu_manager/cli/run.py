@@ -12,6 +12,8 @@ from gpu_manager.adapters.control_pages.pages import PagePolicy
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.arguments import Option, Rest
 from gpu_manager.config import Config
+from gpu_manager.domain.advice.demand import HOUR
+from gpu_manager.domain.advice.size import AdvicePolicy
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import DEFAULT_UNIT
@@ -125,6 +127,16 @@ def command(
         float, Option(min=0.1, help="How often what dead pods held is looked for.")
     ] = 30.0,
     legacy_metrics: Annotated[bool, Option(help="The predecessor's metrics beside ours.")] = True,
+    advice_percentile: Annotated[
+        float,
+        Option(min=50, max=100, help="Advised cores are enough for this part of the time a program works."),
+    ] = 95.0,
+    advice_margin: Annotated[
+        float, Option(min=0, max=400, help="Percent of memory to advise beside the greatest amount seen.")
+    ] = 0.0,
+    advice_half_life: Annotated[
+        float, Option(min=1, max=720, help="Hours after which the demand that was seen weighs half.")
+    ] = 24.0,
     node_labels: Annotated[str, Option(help="Labels for the node: k=v,k=v.")] = "",
     log_level: Annotated[
         str, Option(envvar="LOG_LEVEL", help="debug, info, warning, error, or 0..8.")
@@ -168,6 +180,8 @@ def command(
             evict_evaders=evict_evaders,
             reclaim_seconds=reclaim_seconds,
             legacy_metrics=legacy_metrics,
+            advice=AdvicePolicy(advice_percentile, advice_margin / 100),
+            advice_half_life=advice_half_life * HOUR,
             labels=_labels(node_labels),
         )
     )

@@ -100,6 +100,7 @@ class Pod:
     deleting: bool = False
     started: bool = False  # status.startTime is set: the kubelet has admitted it once
     controlled: bool = False  # a controller will replace the pod when it is gone
+    owner: str = ""  # that controller, as kind/name
     priority: int = 0
     scheduler: str = ""
     created: str = ""
@@ -120,6 +121,15 @@ class Pod:
     def began(self) -> str:
         """The time for ordering pods by age: the kubelet's admission, else the creation (RFC 3339)."""
         return self.started_at or self.created
+
+    @property
+    def workload(self) -> str:
+        """``kind/name`` of what the pod is one of: its Deployment, its other controller, else itself."""
+        kind, _, name = self.owner.partition("/")
+        template = self.labels.get("pod-template-hash", "")
+        if kind == "ReplicaSet" and template and name.endswith(f"-{template}"):
+            return f"Deployment/{name.removesuffix(f'-{template}')}"
+        return self.owner or f"Pod/{self.name}"
 
     @property
     def graphics(self) -> bool:
@@ -187,6 +197,7 @@ def parse_pod(obj: object) -> Pod:
     owners = _mappings(meta.get("ownerReferences"), "metadata.ownerReferences")
     annotations = _texts(meta.get("annotations"), "annotation")
     node = _text(spec.get("nodeName"), "spec.nodeName")
+    controllers = [o for o in owners if o.get("controller") is True and o.get("kind") != "Node"]
     return Pod(
         uid=PodUid(_text(meta.get("uid"), "metadata.uid")),
         namespace=_text(meta.get("namespace"), "metadata.namespace") or "default",
@@ -200,7 +211,8 @@ def parse_pod(obj: object) -> Pod:
         deleting=bool(meta.get("deletionTimestamp")),
         started=bool(status.get("startTime")),
         started_at=text(status.get("startTime")),
-        controlled=any(owner.get("controller") is True and owner.get("kind") != "Node" for owner in owners),
+        controlled=bool(controllers),
+        owner=next((f"{text(o.get('kind'))}/{text(o.get('name'))}" for o in controllers), ""),
         priority=_priority(spec.get("priority")),
         scheduler=_text(spec.get("schedulerName"), "spec.schedulerName"),
         created=_text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),

@@ -7,7 +7,7 @@ no series outlives its subject.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -32,6 +32,7 @@ from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.cards.health import CardXids
 from gpu_manager.services.energy import Holder
 from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.size_advice import Sized
 
 _RESOURCES = (CORE, MEMORY)
 # Name, help, label.
@@ -44,7 +45,7 @@ class Exporter(Collector):
 
     ``events`` counts what happened to the cards, ``xids`` the XIDs of each, ``offered_elsewhere`` names those
     that another device plugin offers too, ``energy`` is what was used of each, ``writes_dropped`` counts what
-    the API server was never told.
+    the API server was never told, ``sized`` is the advice for containers.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Exporter(Collector):
         offered_elsewhere: Callable[[], Mapping[CardUuid, str]] = dict,
         energy: Callable[[], Mapping[tuple[CardUuid, Holder], float]] = dict,
         writes_dropped: Callable[[], int] = int,
+        sized: Callable[[], Sequence[Sized]] = tuple,
     ) -> None:
         self._state = state
         self._usage = usage
@@ -71,6 +73,7 @@ class Exporter(Collector):
         self._offered_elsewhere = offered_elsewhere
         self._energy = energy
         self._writes_dropped = writes_dropped
+        self._sized = sized
 
     def describe(self) -> Iterable[Metric]:
         """Every family without its series, so that the registry refuses a name that is taken."""
@@ -86,6 +89,7 @@ class Exporter(Collector):
         yield from series.xids(view, self._xids())
         yield from series.containers(view)
         yield from series.energy(view, self._energy())
+        yield from series.advised(self._sized())
         if self._legacy:
             yield from series.legacy(view)
         yield from bill_series.booked(view)
@@ -104,6 +108,7 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield from series.xids(view, {})
     yield from series.containers(view)
     yield from series.energy(view, {})
+    yield from series.advised(())
     if legacy:
         yield from series.legacy(view)
     yield from bill_series.booked(view)

@@ -23,6 +23,7 @@ from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.cards.health import CardXids
 from gpu_manager.services.energy import Holder
 from gpu_manager.services.enforcement.usage import Sample, ShareUse, unread
+from gpu_manager.services.size_advice import Sized
 
 T = TypeVar("T")
 
@@ -250,6 +251,26 @@ def energy(view: View, told: Mapping[tuple[CardUuid, Holder], float]) -> Iterato
     for (uuid, holder), joules in told.items():
         family.add_metric((*holder, uuid, view.index(uuid)), joules)
     yield family
+
+
+_ADVISED: tuple[Family[Sized], ...] = (
+    Family(
+        "vcuda_container_advised_cores",
+        "Cores that the container should have; absent while that cannot be told",
+        lambda one: one.advice.cores.value,
+    ),
+    Family(
+        "vcuda_container_advised_memory_bytes",
+        "Memory that the container should have; absent while that cannot be told",
+        lambda one: one.advice.memory.value,
+    ),
+)
+
+
+def advised(sized: Iterable[Sized]) -> Iterator[Metric]:
+    """The advised size of each container; every replica of a template has the same."""
+    rows = [((one.workload[0], pod, one.workload[2]), one) for one in sized for pod in one.pods]
+    yield from (family.of(CONTAINER[:3], rows) for family in _ADVISED)
 
 
 def legacy(view: View) -> Iterator[Metric]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, MIB
 from gpu_manager.scrape import scrape
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.size_advice import Sized
 
 Answer = tuple[HTTPStatus, str, bytes]
 _JSON: Final = "application/json"
@@ -39,14 +41,16 @@ class Status:
         version: str,
         ready: Callable[[], Mapping[str, bool]],
         why: Callable[[], str] = str,
+        sized: Callable[[], Sequence[Sized]] = tuple,
     ) -> None:
-        """``ready`` names what must hold, ``why`` says in words what stands in the way."""
+        """``ready`` names what must hold, ``why`` what stands in the way, ``sized`` the sizes advised."""
         self._state = state
         self._usage = usage
         self._registry = registry
         self._version = version
         self._ready = ready
         self._why = why
+        self._sized = sized
 
     def answer(self, path: str, accept: str) -> Answer:
         """Status, content type and body for one GET; ``accept`` is the header's value."""
@@ -55,6 +59,8 @@ class Status:
             return HTTPStatus.OK, content_type, page
         if path == "/usage":
             return _json(HTTPStatus.OK, self.usage())
+        if path == "/advice":
+            return _json(HTTPStatus.OK, {"containers": [sized_json(one) for one in self._sized()]})
         if path == "/graph":
             graph = self.graph()
             return (
@@ -76,7 +82,7 @@ class Status:
         return (
             HTTPStatus.NOT_FOUND,
             TEXT,
-            b"paths: /ui /ui/data /metric /metrics /usage /graph /version /healthz /readyz\n",
+            b"paths: /ui /ui/data /metric /metrics /usage /advice /graph /version /healthz /readyz\n",
         )
 
     def _readiness(self) -> Answer:
@@ -129,6 +135,22 @@ class Status:
 
         view = self._state.view
         return node_json(view.node.name, view.node.cards, view.node.topology, view.ledger, more)
+
+
+def sized_json(one: Sized) -> dict[str, Any]:
+    """One workload's containers on this node: what they were given, what they need, and the advice."""
+    namespace, workload, container = one.workload
+    figures = {"cores": one.advice.cores, "memory": one.advice.memory}
+    return {
+        "namespace": namespace,
+        "workload": workload,
+        "container": container,
+        "pods": list(one.pods),
+        "unit": one.unit,
+        "given": asdict(one.given),
+        "need": asdict(one.need),
+        "advised": {name: {"value": f.value, "reason": f.reason} for name, f in figures.items()},
+    }
 
 
 def _json(status: HTTPStatus, value: object) -> Answer:

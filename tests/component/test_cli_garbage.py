@@ -136,6 +136,7 @@ def test_a_directory_is_no_file(
 
 
 CLUSTER = {
+    "advise": [],
     "top": [],
     "graph": [],
     "quota": [],

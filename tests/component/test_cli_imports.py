@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "version": ([], OURS),
     "check": (["{pod}"], OURS | {"yaml"}),
     "migrate": (["{pod}"], OURS | {"yaml"}),
+    "advise": ([], ASKS),
     "top": ([], ASKS),
     "graph": ([], ASKS),
     "quota": ([], ASKS),

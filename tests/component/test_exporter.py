@@ -14,6 +14,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
+from gpu_manager.domain.advice.demand import DAY, HOUR, Need
+from gpu_manager.domain.advice.size import Advice, Figure
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.placement.ledger import Allocation, Share
@@ -28,6 +30,7 @@ from gpu_manager.services.billing import SAVE_SECONDS, BillMeter
 from gpu_manager.services.enforcement.page_slots import PageSlots
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
+from gpu_manager.services.size_advice import Sized
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeClock, FakeStore
 from tests.fakes.state import put
@@ -93,6 +96,7 @@ class Board:
         self.bills = BillMeter(rig.state, self.usage, FakeStore(), rig.clock, rig.metrics, "boot")
         self.events: dict[str, int] = {}
         self.dropped = 0
+        self.sized: tuple[Sized, ...] = ()
         self.registry = rig.registry
         self.registry.register(
             Exporter(
@@ -102,6 +106,7 @@ class Board:
                 bills=lambda: self.bills.told,
                 events=lambda: self.events,
                 writes_dropped=lambda: self.dropped,
+                sized=lambda: self.sized,
             )
         )
 
@@ -161,6 +166,9 @@ def everything(board: Board) -> None:
     uuids = [s.card.uuid for s in board.rig.states]
     board.cards.uses = [CardUse(uuid, 5 * GIB, 40.0) for uuid in uuids]
     board.events = {"card_closed": 1}
+    size = Advice(Figure(20, "it works"), Figure(GIB, "it took that"))
+    need = Need(DAY, 3, HOUR, 20, (GIB,), (GIB,))
+    board.sized = (Sized(("default", "Pod/part", "c"), ("part",), Amount(30, GIB), GIB, need, size),)
     for counted in counters(board.rig.metrics).values():
         (counted.labels("x") if counted._labelnames else counted).inc()
     board.usage.sample()

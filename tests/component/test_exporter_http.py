@@ -27,7 +27,18 @@ from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeCards
 
-PATHS = ("/ui", "/ui/data", "/metric", "/metrics", "/usage", "/graph", "/version", "/healthz", "/readyz")
+PATHS = (
+    "/ui",
+    "/ui/data",
+    "/metric",
+    "/metrics",
+    "/usage",
+    "/advice",
+    "/graph",
+    "/version",
+    "/healthz",
+    "/readyz",
+)
 
 
 class Served:

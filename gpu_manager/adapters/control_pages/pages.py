@@ -181,6 +181,7 @@ class FileControlPages:
                 busy_seconds=line.busy_ns * _NS,
                 throttled_seconds=line.throttle_ns * _NS,
                 refusals=line.refusals,
+                refused_bytes=line.refused_bytes,
                 processes=len(slots),
                 movable=min(sum(slot.movable for slot in slots), usage_page.MAX_BYTES),
                 untold=min(sum(slot.untold for slot in slots), usage_page.MAX_BYTES),

@@ -9,6 +9,7 @@ from gpu_manager.cli.program import Commands, LazyProgram
 
 # One line makes a command.
 COMMANDS: Commands = {
+    "advise": ("gpu_manager.cli.kubectl.advise", "Say what size running containers should have, and why."),
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
     "cordon": ("gpu_manager.cli.kubectl.cordon", "Close cards to new shares."),
     "defrag": ("gpu_manager.cli.kubectl.defrag", "Print the fewest moves that make room for a pod."),

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from gpu_manager.arguments import Option
+from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.output import WideForm, WideOutput, columns, emit, for_program
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.accounting import NodeBooks
-from gpu_manager.domain.contract import HTTP_PORT
-from gpu_manager.domain.errors import NodeUnready, printable
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import MIB, format_bytes
 
-if TYPE_CHECKING:
-    from gpu_manager.adapters.kube.reading import ClusterReader
-
-_AT_ONCE = 16  # agents queried in parallel
 _Used = Mapping[tuple[str, str, str], Mapping[str, Any]]  # (pod UID, container, card) → the agent's figures
 
 
@@ -67,7 +59,8 @@ def command(
         wanted = [
             one for one in cluster.with_cards if any(_shown(a, login, all_namespaces) for a in one.ledger)
         ]
-        used, silent = _usage(login, cluster, wanted)
+        told, silent = agents.ask(login, cluster, [one.name for one in wanted], "/usage", _parsed)
+        used = {place: figures for one in told.values() for place, figures in one.items()}
         found = (row for one in wanted for row in _rows(one, used))
         rows = [row for row in found if _shown(row.allocation, login, all_namespaces)]
         rows.sort(key=_ORDERS[sort_by])
@@ -79,10 +72,7 @@ def command(
         print(_table(rows, wide=output is WideOutput.WIDE))
     else:
         print(f"no container in {where} holds a share of a card")
-    for reason in dict.fromkeys(silent.values()):
-        nodes = [node for node, why in silent.items() if why == reason]
-        named = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")
-        print(printable(f"usage of {named} is not known: {reason}"), file=sys.stderr)
+    agents.tell_silent(silent, "usage")
     return 0
 
 
@@ -108,43 +98,14 @@ def _rows(books: NodeBooks, used: _Used) -> Iterator[_Row]:
             )
 
 
-def _usage(login: Login, cluster: ClusterReader, books: list[NodeBooks]) -> tuple[_Used, dict[str, str]]:
-    """The agents' figures, and why some agents gave none."""
-    used: dict[tuple[str, str, str], Mapping[str, Any]] = {}
-    silent: dict[str, str] = {}
-
-    def ask(node: str) -> tuple[str, _Used | str]:
-        place = cluster.agents.get(node)
-        if place is None:
-            return node, "no pod of the agent's DaemonSet runs there"
-        from gpu_manager.adapters.kube.reading import pod_path  # noqa: PLC0415  # as in log_in
-
-        try:
-            path = pod_path(*place, HTTP_PORT, "/usage")
-            return node, _parsed(login.connection.text(f"ask the agent of {node}", path, "application/json"))
-        except NodeUnready as error:
-            return node, str(error)
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for node, said in pool.map(ask, [one.name for one in books]):
-            if isinstance(said, str):
-                silent[node] = said
-            else:
-                used |= said
-    return used, silent
-
-
-def _parsed(text: str) -> _Used:
-    """Parse the agent's ``/usage``. Raises NodeUnready: it is malformed."""
-    found: dict[tuple[str, str, str], Mapping[str, Any]] = {}
-    try:
-        for uid, pod in json.loads(text)["usage"].items():
-            for container, stat in pod["stat"].items():
-                for device in stat["dev"]:
-                    found[uid, container, str(device["uuid"])] = dict(device)
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise NodeUnready("its agent answered with something else") from error
-    return found
+def _parsed(answer: Any) -> _Used:
+    """Read the agent's ``/usage``."""
+    return {
+        (uid, container, str(device["uuid"])): dict(device)
+        for uid, pod in answer["usage"].items()
+        for container, stat in pod["stat"].items()
+        for device in stat["dev"]
+    }
 
 
 def _figure(row: _Row, key: str) -> float | None:

@@ -47,6 +47,7 @@ class ShareUse:
     core: float | None = None
     throttled: float | None = None
     refusals: int | None = None
+    refused_bytes: int = 0
     pids: tuple[int, ...] = ()
     reason: str = ""
     beyond: int = 0
@@ -244,7 +245,15 @@ class UsageSampler:
             core = min(1.0, (use.busy_seconds - before.use.busy_seconds) / (now - before.at))
         core = min(1.0, core + self._past_the_page(grant, processes))
         shown = ShareUse(
-            grant.key, share, "active", use.memory, core, use.throttled_seconds, use.refusals, pids
+            grant.key,
+            share,
+            "active",
+            use.memory,
+            core,
+            use.throttled_seconds,
+            use.refusals,
+            use.refused_bytes,
+            pids,
         )
         self._before[place] = _Before(now, use, shown)
         return shown

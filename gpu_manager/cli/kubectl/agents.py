@@ -1,0 +1,58 @@
+"""What the agents of many nodes say, asked through the API server with the caller's rights (pods/proxy)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpu_manager.cli.kubectl.login import Login
+from gpu_manager.domain.contract import HTTP_PORT
+from gpu_manager.domain.errors import NodeUnready, printable
+
+if TYPE_CHECKING:
+    from gpu_manager.adapters.kube.reading import ClusterReader
+
+_AT_ONCE = 16  # agents queried in parallel
+T = TypeVar("T")
+
+
+def ask(
+    login: Login, cluster: ClusterReader, nodes: Iterable[str], path: str, parse: Callable[[Any], T]
+) -> tuple[Mapping[str, T], Mapping[str, str]]:
+    """Each node's answer to a GET of ``path``, and why some gave none.
+
+    ``parse`` reads the JSON; a ValueError, KeyError, TypeError or AttributeError of it counts as no answer.
+    """
+    from gpu_manager.adapters.kube.reading import pod_path  # noqa: PLC0415  # as in log_in
+
+    def one(node: str) -> T:
+        place = cluster.agents.get(node)
+        if place is None:
+            raise NodeUnready("no pod of the agent's DaemonSet runs there")
+        asked = pod_path(*place, HTTP_PORT, path)
+        text = login.connection.text(f"ask the agent of {node}", asked, "application/json")
+        try:
+            return parse(json.loads(text))
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise NodeUnready("its agent answered with something else") from error
+
+    found: dict[str, T] = {}
+    silent: dict[str, str] = {}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for node, answer in [(node, pool.submit(one, node)) for node in nodes]:
+            try:
+                found[node] = answer.result()
+            except NodeUnready as error:
+                silent[node] = str(error)
+    return found, silent
+
+
+def tell_silent(silent: Mapping[str, str], what: str) -> None:
+    """Say on stderr of which nodes ``what`` is not known, and why."""
+    for reason in dict.fromkeys(silent.values()):
+        nodes = [node for node, why in silent.items() if why == reason]
+        named = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")
+        print(printable(f"{what} of {named} is not known: {reason}"), file=sys.stderr)

@@ -1,0 +1,224 @@
+"""What the containers of one template were seen to need of a card: a sketch of fixed size.
+
+Core time: their *demand*, which is what one would use without a limit. A program that works for B seconds
+of an interval of W, and is held back for T of it by its limit, leaves the card alone for the rest, W - B -
+T: so without a limit it would work for B of every W - T seconds. Only time in which it works counts: a job
+that runs at night needs its cores then.
+
+Memory: the greatest amount held in each hour of the last day, and on each day of the last week. It is what
+the program *took*, which for a caching allocator is not what it needs; :mod:`gpu_manager.domain.advice.size`
+tells the two apart where it can.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpu_manager.domain.resources import CORES_PER_CARD, MIB
+
+HOUR: Final = 3600.0
+DAY: Final = 24 * HOUR
+HOURS: Final = 25  # a day, wherever in an hour it is now
+DAYS: Final = 8  # a week, wherever in a day it is now
+STRETCH_SECONDS: Final = 10.0  # demand is averaged over so long: who bursts for less only waits a moment
+HALF_LIFE_SECONDS: Final = DAY  # after a day, what was seen weighs half: a program changes with its data
+_REBASE: Final = 64.0  # half-lives after which weights are divided, so that they stay numbers
+_MOST_MIB: Final = (1 << 32) - 1
+_LATEST: Final = 1e11  # seconds since 1970: later times are no times
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a sketch amounts to; bytes, hundredths of a card, seconds.
+
+    Attributes:
+        seconds: how long it was watched.
+        starts: how often it was seen to start.
+        worked: seconds in which it used the card, older ones weighing less.
+        cores: the demand that the given part of that time stayed below; None if it never worked.
+        hours: the greatest amount of memory in each hour of the last day, oldest first; those that were
+        watched. days: the same of each day of the last week.
+        refused: what it would have held with the allocation that was last refused; 0: none in the last day.
+    """
+
+    seconds: float
+    starts: int
+    worked: float
+    cores: int | None
+    hours: tuple[int, ...]
+    days: tuple[int, ...]
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class Maxima:
+    """The greatest of what was seen in each of the last ``count`` windows of ``seconds``: a ring of MiB."""
+
+    seconds: float
+    count: int
+    _ring: array[int] = field(init=False)
+    _window: int = 0
+
+    def __post_init__(self) -> None:
+        self._ring = array("I", bytes(4 * self.count))
+
+    def see(self, size: int, now: float) -> None:
+        """So many bytes are held ``now``."""
+        self._turn(now)
+        place = self._window % self.count
+        self._ring[place] = max(self._ring[place], min(-(-max(size, 0) // MIB), _MOST_MIB))
+
+    def since(self, first: float, now: float) -> tuple[int, ...]:
+        """Bytes in each window since ``first``, oldest first; the last window is still open."""
+        self._turn(now)
+        watched = min(self.count, self._window - int(first // self.seconds) + 1)
+        return tuple(
+            self._ring[(self._window - back) % self.count] * MIB for back in range(watched - 1, -1, -1)
+        )
+
+    def encode(self) -> list[Any]:
+        """As JSON holds it."""
+        return [self._window, self._ring.tolist()]
+
+    def decode(self, row: Any) -> None:
+        """Take what :meth:`encode` gave. Raises ValueError, TypeError or OverflowError for anything else."""
+        window, sizes = row
+        ring = array("I", sizes)
+        if len(ring) != self.count:
+            raise ValueError(f"{len(ring)} windows, not {self.count}")
+        self._window, self._ring = int(window), ring
+
+    def _turn(self, now: float) -> None:
+        """Empty the windows in which nothing was seen."""
+        window = int(now // self.seconds)
+        for passed in range(max(self._window, window - self.count) + 1, window + 1):
+            self._ring[passed % self.count] = 0
+        self._window = max(self._window, window)
+
+
+@dataclass(slots=True)
+class Demand:
+    """The sketch. ``now`` is seconds since 1970; readings come in the order of time."""
+
+    first: float
+    starts: int = 1
+    half_life: float = HALF_LIFE_SECONDS
+    _weights: array[float] = field(default_factory=lambda: array("f", bytes(4 * (CORES_PER_CARD + 1))))
+    _base: float = 0.0  # when a second weighed 1
+    _hours: Maxima = field(default_factory=lambda: Maxima(HOUR, HOURS))
+    _days: Maxima = field(default_factory=lambda: Maxima(DAY, DAYS))
+    _refused: int = 0
+    _refused_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._base = self._base or self.first
+
+    def held(self, size: int, now: float) -> None:
+        """One of the containers holds so many bytes ``now``."""
+        self._hours.see(size, now)
+        self._days.see(size, now)
+
+    def refused(self, size: int, now: float) -> None:
+        """One was refused an allocation: with it, it would have held so many bytes."""
+        self._refused, self._refused_at = size, now
+
+    def worked(self, seconds: float, busy: float, held_back: float, now: float) -> None:
+        """One was at work for ``seconds`` until ``now``: ``busy`` of them on the card, so many held back."""
+        free = seconds - min(held_back, seconds)
+        share = min(1.0, busy / free) if free > busy else 1.0
+        if busy > 0:
+            self._weights[math.ceil(share * CORES_PER_CARD)] += seconds * self._weight(now)
+        if now - self._base > _REBASE * self.half_life:
+            scale = 1 / self._weight(now)
+            self._weights = array("f", (weight * scale for weight in self._weights))
+            self._base = now
+
+    def need(self, now: float, percentile: float) -> Need:
+        """What it amounts to ``now``; ``percentile``: of the time it worked, 0 to 100."""
+        total = sum(self._weights)
+        return Need(
+            seconds=max(0.0, now - self.first),
+            starts=self.starts,
+            worked=total / self._weight(now),
+            cores=self._percentile(total * percentile / 100) if total > 0 else None,
+            hours=self._hours.since(self.first, now),
+            days=self._days.since(self.first, now),
+            refused=self._refused if now - self._refused_at <= DAY else 0,
+        )
+
+    def encode(self) -> list[Any]:
+        """The sketch as JSON holds it."""
+        weights = [[at, round(weight, 3)] for at, weight in enumerate(self._weights) if weight > 0]
+        scalars = [self.first, self.starts, self._base, self._refused, self._refused_at]
+        return [*scalars, weights, self._hours.encode(), self._days.encode()]
+
+    @classmethod
+    def decode(cls, row: Any, half_life: float = HALF_LIFE_SECONDS) -> Demand:
+        """What :meth:`encode` gave. Raises ValueError for anything else."""
+        try:
+            first, starts, base, refused, refused_at, weights, hours, days = row
+            made = cls(_time(first), int(starts), half_life, _base=_time(base))
+            made._refused, made._refused_at = max(0, int(refused)), _time(refused_at)
+            for cores, weight in weights:
+                made._weights[_within(int(cores))] = _weight(weight)
+            made._hours.decode(hours)
+            made._days.decode(days)
+        except (ValueError, TypeError, OverflowError, IndexError) as error:
+            raise ValueError(f"this is no demand of a container: {error}") from error
+        return made
+
+    def _weight(self, now: float) -> float:
+        return float(2 ** ((now - self._base) / self.half_life))
+
+    def _percentile(self, below: float) -> int:
+        reached = 0.0
+        for cores, weight in enumerate(self._weights):
+            reached += weight
+            if weight > 0 and reached >= below:
+                return cores
+        return CORES_PER_CARD
+
+
+def _time(value: Any) -> float:
+    at = float(value)
+    if not 0 <= at < _LATEST:
+        raise ValueError(f"{at} is no time")
+    return at
+
+
+def _within(cores: int) -> int:
+    if not 0 <= cores <= CORES_PER_CARD:
+        raise ValueError(f"{cores} cores are not of one card")
+    return cores
+
+
+def _weight(value: Any) -> float:
+    weight = float(value)
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"{weight} is no weight")
+    return weight
+
+
+def pooled(needs: Sequence[Need]) -> Need:
+    """The need of one template from that of its replicas: the greatest of each, hour by hour; at least
+    one.
+    """
+    cores = [need.cores for need in needs if need.cores is not None]
+    return Need(
+        seconds=max(need.seconds for need in needs),
+        starts=sum(need.starts for need in needs),
+        worked=sum(need.worked for need in needs),
+        cores=max(cores, default=None),
+        hours=_greatest([need.hours for need in needs]),
+        days=_greatest([need.days for need in needs]),
+        refused=max(need.refused for need in needs),
+    )
+
+
+def _greatest(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    length = max(len(row) for row in rows)
+    return tuple(map(max, zip(*((0,) * (length - len(row)) + row for row in rows), strict=True)))

@@ -1,0 +1,202 @@
+"""What the containers of this node need, by workload, and what size is advised for them.
+
+Demand is kept by template: all replicas of a Deployment here are one, and pods that have gone count for it.
+It is stored, so that a day of watching outlives the agent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from gpu_manager.domain.advice.demand import DAY, DAYS, STRETCH_SECONDS, Demand, Need
+from gpu_manager.domain.advice.size import Advice, AdvicePolicy, advise
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resources import Amount
+from gpu_manager.ports import Clock, Pods, Store
+from gpu_manager.services.allocation.books import Key
+from gpu_manager.services.enforcement.usage import Sample, ShareUse
+from gpu_manager.services.metrics import ServiceMetrics
+
+log = structlog.get_logger(__name__)
+
+WALK_SECONDS: Final = 60.0  # between two looks at containers of which nothing has changed
+SAVE_SECONDS: Final = 300.0
+WORKLOADS_MOST: Final = 2000  # the one that was seen longest ago goes first
+_LONGEST_READING: Final = 5.0  # seconds; a longer gap between two samples says nothing of its time
+
+Workload = tuple[str, str, str]  # namespace, kind/name, container
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """The containers of one workload on this node: their pods, what each was given, what they were seen to
+    need.
+    """
+
+    workload: Workload
+    pods: tuple[str, ...]
+    given: Amount
+    unit: int  # bytes of a unit of memory
+    need: Need
+    advice: Advice
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One container's last figures, and the stretch of work that is being added up."""
+
+    use: ShareUse
+    at: float
+    runtime_id: str = ""
+    seconds: float = 0.0
+    busy: float = 0.0
+    held_back: float = 0.0
+
+
+class SizeAdviser:
+    """One thread adds samples; ``told`` may be read from any thread."""
+
+    def __init__(
+        self,
+        pods: Pods,
+        store: Store,
+        clock: Clock,
+        metrics: ServiceMetrics,
+        policy: AdvicePolicy,
+        half_life: float,
+    ) -> None:
+        self._pods = pods
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._policy = policy
+        self._half_life = half_life
+        self._demands: dict[Workload, Demand] = {}
+        self._last: dict[Workload, float] = {}  # seconds since 1970 at which one of its containers was seen
+        self._seen: dict[Key, _Seen] = {}
+        self._local: Mapping[PodUid, Pod] = {}
+        self._walked = self._saved = clock.monotonic()
+        self._shares: tuple[ShareUse, ...] | None = None
+        self.told: tuple[Sized, ...] = ()
+
+    def restore(self) -> None:
+        """Continue from the disk."""
+        try:
+            stored = self._store.load()
+            for namespace, workload, container, last, row in json.loads(stored) if stored else ():
+                place = str(namespace), str(workload), str(container)
+                self._demands[place] = Demand.decode(row, self._half_life)
+                self._last[place] = float(last)
+        except (NodeUnready, ValueError, TypeError) as error:
+            self._demands.clear()
+            log.error("demands_lost", reason=str(error))
+            self._metrics.scrape_errors.labels("demands").inc()
+
+    def add(self, sample: Sample, unit: int) -> None:
+        """Take in a sample of usage; ``unit`` is bytes of a unit of memory."""
+        walk = sample.at - self._walked >= WALK_SECONDS
+        if sample.shares is self._shares and not walk:
+            return
+        self._shares = sample.shares
+        now = self._clock.now()
+        if walk:
+            self._walked = sample.at
+            self._local = {f.pod.uid: f.pod for named in self._pods.local().values() for f in named}
+        for use in sample.shares:
+            self._look(use, sample, now, walk=walk)
+        if walk:
+            self._forget(sample, now)
+            self.told = tuple(self._sized(sample, now, unit))
+            if sample.at - self._saved >= SAVE_SECONDS:
+                self._save(sample.at)
+
+    def _look(self, use: ShareUse, sample: Sample, now: float, *, walk: bool) -> None:
+        before = self._seen.get(use.key)
+        if before is not None and before.use is use and not walk and not before.seconds:
+            before.at = sample.at
+            return
+        place = self._workload(use.key, sample)
+        if place is None or use.memory is None:
+            return
+        demand = self._demands.get(place)
+        if demand is None:
+            demand = self._demands[place] = Demand(now, starts=0, half_life=self._half_life)
+        self._last[place] = now
+        demand.held(use.held or 0, now)
+        seen = self._seen.setdefault(use.key, _Seen(use, sample.at))
+        if walk:
+            runtime_id = self._runtime_id(use.key)
+            demand.starts += bool(runtime_id) and runtime_id != seen.runtime_id
+            seen.runtime_id = runtime_id or seen.runtime_id
+        if (use.refusals or 0) > (seen.use.refusals or 0):
+            demand.refused(use.memory + use.refused_bytes, now)
+        self._work(demand, seen, use, sample.at, now)
+        seen.use, seen.at = use, sample.at
+
+    @staticmethod
+    def _work(demand: Demand, seen: _Seen, use: ShareUse, at: float, now: float) -> None:
+        """Add the time since the last sample to the stretch, and the stretch to the demand once it is
+        long.
+        """
+        seconds = at - seen.at
+        held_back = max(0.0, (use.throttled or 0.0) - (seen.use.throttled or 0.0))
+        busy = (use.core or 0.0) * seconds
+        if 0 < seconds <= _LONGEST_READING and (busy or held_back or seen.busy):
+            seen.seconds += seconds
+            seen.busy += busy
+            seen.held_back += held_back
+        if seen.seconds >= STRETCH_SECONDS:
+            demand.worked(seen.seconds, seen.busy, seen.held_back, now)
+            seen.seconds = seen.busy = seen.held_back = 0.0
+
+    def _workload(self, key: Key, sample: Sample) -> Workload | None:
+        """The workload of a container that holds a share of one card; None for any other."""
+        grant, pod = sample.grants.get(key), self._local.get(key[0])
+        if grant is None or pod is None or len(grant.allocation.shares) != 1 or key in sample.ended:
+            return None
+        return pod.namespace, pod.workload, key[1]
+
+    def _runtime_id(self, key: Key) -> str:
+        container = self._local[key[0]].container(key[1])
+        return container.runtime_id if container else ""
+
+    def _sized(self, sample: Sample, now: float, unit: int) -> Iterator[Sized]:
+        members: dict[Workload, list[Key]] = {}
+        for key in sample.grants:
+            if (place := self._workload(key, sample)) is not None and place in self._demands:
+                members.setdefault(place, []).append(key)
+        for place, keys in members.items():
+            given = max((sample.grants[key].allocation.shares[0].amount for key in keys), key=_size)
+            need = self._demands[place].need(now, self._policy.percentile)
+            names = tuple(sorted(self._local[key[0]].name for key in keys))
+            yield Sized(place, names, given, unit, need, advise(need, given, unit, self._policy))
+
+    def _forget(self, sample: Sample, now: float) -> None:
+        """Drop containers that have gone, workloads unseen for a week, and the oldest beyond the most."""
+        self._seen = {key: seen for key, seen in self._seen.items() if key in sample.grants}
+        oldest = sorted(self._last, key=self._last.__getitem__)
+        surplus = len(oldest) - WORKLOADS_MOST
+        for rank, place in enumerate(oldest):
+            if rank < surplus or now - self._last[place] > DAYS * DAY:
+                del self._demands[place], self._last[place]
+
+    def _save(self, at: float) -> None:
+        self._saved = at
+        rows: list[list[Any]] = [
+            [*place, self._last[place], demand.encode()] for place, demand in self._demands.items()
+        ]
+        try:
+            self._store.save(json.dumps(rows).encode())
+        except NodeUnready as error:
+            log.error("demands_not_saved", reason=str(error))
+            self._metrics.scrape_errors.labels("demands").inc()
+
+
+def _size(amount: Amount) -> tuple[int, int]:
+    return amount.memory, amount.cores

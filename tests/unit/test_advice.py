@@ -1,0 +1,215 @@
+"""What containers need, and what size is advised for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_manager.domain.advice.demand import DAY, DAYS, HOUR, HOURS, Demand, Need, pooled
+from gpu_manager.domain.advice.size import LONG_SECONDS, STARTS, AdvicePolicy, advise, grows
+from gpu_manager.domain.resources import GIB, MIB, Amount
+
+UNIT = 256 * MIB
+GIVEN = Amount(50, 8 * GIB)
+KNOWN = Need(2 * DAY, STARTS, 4 * HOUR, 30, (2 * GIB,) * HOURS, (2 * GIB,) * 3)
+
+
+def test_demand_is_what_a_program_would_use_without_its_limit() -> None:
+    """10 ms on the card, 10 ms at home, again and again: half of the card. At a limit of 25 it waits 20 more."""
+    free, limited = Demand(0.0), Demand(0.0)
+    for second in range(100):
+        free.worked(10, 5.0, 0.0, second)
+        limited.worked(10, 2.5, 5.0, second)
+    assert free.need(100, 95).cores == limited.need(100, 95).cores == 50
+
+
+@given(need=st.floats(0.01, 1), limit=st.integers(1, 100), seconds=st.floats(1, 100))
+def test_demand_is_the_same_at_every_limit(need: float, limit: int, seconds: float) -> None:
+    demand, busy = Demand(0.0), min(need, limit / 100)
+    demand.worked(seconds, busy * seconds, (1 - busy / need) * seconds, 0.0)
+    found = demand.need(0.0, 95).cores
+    assert found is not None
+    assert abs(found - need * 100) <= 1.01
+
+
+@pytest.mark.parametrize("held_back", [10.0, 11.0, 1e9])
+def test_threads_that_wait_at_once_do_not_make_more_than_a_card(held_back: float) -> None:
+    demand = Demand(0.0)
+    demand.worked(10, 2.0, held_back, 0.0)
+    assert demand.need(0.0, 95).cores == 100
+
+
+def test_waiting_alone_is_no_work() -> None:
+    demand = Demand(0.0)
+    demand.worked(10, 0.0, 5.0, 0.0)
+    assert demand.need(0.0, 95).cores is None
+
+
+def test_what_was_seen_longer_ago_weighs_less_and_never_overflows() -> None:
+    demand = Demand(0.0)
+    for hour in range(200):
+        demand.worked(3600, 3600 * 0.8, 0, hour * HOUR)
+    for hour in range(200, 20000):
+        demand.worked(3600, 3600 * 0.2, 0, hour * HOUR)
+    need = demand.need(20000 * HOUR, 95)
+    assert need.cores == 20
+    assert need.worked < 2 * DAY, "after a half-life of a day, all that was seen weighs less than two days"
+
+
+def test_memory_is_the_greatest_of_each_hour_and_day_and_forgets_what_is_older() -> None:
+    demand = Demand(0.0)
+    demand.held(5 * GIB, 0.0)
+    demand.held(GIB, HOUR)
+    demand.held(2 * GIB, 3 * HOUR)
+    need = demand.need(3 * HOUR, 95)
+    assert need.hours == (5 * GIB, GIB, 0, 2 * GIB)
+    assert need.days == (5 * GIB,)
+    later = demand.need(26 * HOUR, 95)
+    assert len(later.hours) == HOURS
+    assert max(later.hours) == 2 * GIB, "the first hours are over a day ago"
+    assert later.days == (5 * GIB, 0)
+    assert max(demand.need(DAYS * DAY, 95).days) == 0
+
+
+def test_a_refusal_counts_for_a_day() -> None:
+    demand = Demand(0.0)
+    demand.refused(9 * GIB, 10.0)
+    assert demand.need(DAY, 95).refused == 9 * GIB
+    assert demand.need(DAY + 11, 95).refused == 0
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(("held", "refused", "worked")), st.integers(0, 80 * GIB), st.floats(0, 2 * DAY)
+    ),
+    max_size=30,
+)
+
+
+@given(events=EVENTS)
+def test_a_sketch_survives_the_disk(events: list[tuple[str, int, float]]) -> None:
+    demand, now = Demand(1e9), 1e9
+    for kind, size, later in events:
+        now += later
+        match kind:
+            case "held":
+                demand.held(size, now)
+            case "refused":
+                demand.refused(size, now)
+            case _:
+                demand.worked(10, (size % 11), (size % 7), now)
+    read = Demand.decode(json.loads(json.dumps(demand.encode())))
+    before, after = demand.need(now, 95), read.need(now, 95)
+    assert replace(after, worked=0, cores=None) == replace(before, worked=0, cores=None)
+    assert after.worked == pytest.approx(before.worked, abs=0.1)
+
+
+GOOD: list[Any] = [0.0, 1, 0.0, 0, 0.0, [[10, 5.0]], [0, [0] * HOURS], [0, [0] * DAYS]]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (0, "soon"), (0, -1.0), (0, float("nan")), (1, None), (2, 1e300), (3, "x"), (4, -5), (5, [[101, 1.0]]),
+        (5, [[-1, 1.0]]), (5, [[1, -1.0]]), (5, [[1, float("inf")]]), (5, [[1]]), (5, 7), (6, [0, [0]]),
+        (6, [0, [-1] * HOURS]), (6, [0, ["x"] * HOURS]), (6, [0]), (7, None), (7, [0, [1 << 40] * DAYS]),
+    ],
+)  # fmt: skip
+def test_a_file_of_anything_else_is_refused_in_words(place: int, value: object) -> None:
+    assert Demand.decode(GOOD).need(0.0, 95).cores == 10
+    row = list(GOOD)
+    row[place] = value
+    with pytest.raises(ValueError, match=r"no demand of a container|is no"):
+        Demand.decode(row)
+
+
+def test_replicas_of_one_template_are_pooled_hour_by_hour() -> None:
+    one = replace(KNOWN, cores=20, hours=(GIB, 3 * GIB), starts=1, refused=0)
+    two = replace(KNOWN, cores=None, hours=(2 * GIB,), starts=2, refused=GIB, seconds=5 * DAY)
+    found = pooled([one, two])
+    assert found.hours == (GIB, 3 * GIB)
+    assert (found.cores, found.starts, found.refused, found.seconds) == (20, 3, GIB, 5 * DAY)
+    assert pooled([two]) == two
+
+
+def memory_of(need: Need, policy: AdvicePolicy | None = None) -> tuple[int | None, str]:
+    figure = advise(need, GIVEN, UNIT, policy).memory
+    return figure.value, figure.reason
+
+
+def test_a_container_that_took_little_for_long_gets_what_it_took() -> None:
+    assert memory_of(KNOWN) == (2 * GIB, "it took at most 2 GiB in 2 days")
+    odd = replace(KNOWN, hours=(GIB + 1,) * HOURS, days=(GIB + 1,) * 3)
+    assert memory_of(odd)[0] == GIB + UNIT, "whole units"
+    assert memory_of(KNOWN, AdvicePolicy(margin=0.5))[0] == 3 * GIB
+
+
+def test_greatest_amounts_that_differ_leave_room_for_as_much_more() -> None:
+    hours = (2 * GIB,) * (HOURS - 2) + (3 * GIB, 2 * GIB)
+    assert memory_of(replace(KNOWN, hours=hours, days=(3 * GIB,)))[0] == 4 * GIB, "by hours at first"
+    days = (3 * GIB, 3 * GIB, 2 * GIB, 3 * GIB)
+    assert memory_of(replace(KNOWN, hours=hours, days=days))[0] == 3 * GIB, "each day came to the same"
+    wide = replace(KNOWN, hours=(GIB,) * (HOURS - 1) + (6 * GIB,), days=(6 * GIB,))
+    assert memory_of(wide) == (
+        None, "it took 6 GiB, and may take more: its greatest amounts differ too much to tell"
+    )  # fmt: skip
+
+
+def test_a_refusal_asks_for_more_than_it_has() -> None:
+    assert memory_of(replace(KNOWN, refused=9 * GIB)) == (
+        9 * GIB, "an allocation that needed 9 GiB in all was refused"
+    )  # fmt: skip
+    small = replace(KNOWN, refused=GIB)  # its account had room: the driver itself had none
+    assert memory_of(small)[0] == 8 * GIB + UNIT
+
+
+def test_a_cache_that_fills_its_limit_is_named_and_not_sized() -> None:
+    value, reason = memory_of(replace(KNOWN, days=(7 * GIB,) * 3))
+    assert value is None
+    assert reason.startswith("it took 7 GiB of its 8 GiB and nothing was refused")
+
+
+def test_a_leak_is_named_and_not_sized() -> None:
+    by_hour = replace(KNOWN, hours=tuple(GIB + n * 100 * MIB for n in range(HOURS)), days=(4 * GIB,))
+    by_day = replace(KNOWN, hours=(4 * GIB,) * HOURS, days=(GIB, 2 * GIB, 3 * GIB, 4 * GIB))
+    for need in (by_hour, by_day):
+        value, reason = memory_of(need)
+        assert value is None
+        assert reason.startswith("it still grows, to 4 GiB" if need is by_day else "it still grows")
+    assert not grows(replace(by_day, days=(GIB, 2 * GIB, 2 * GIB, 4 * GIB)), UNIT)
+    assert not grows(replace(by_hour, hours=by_hour.hours[:5]), UNIT), "too few hours to tell"
+
+
+def test_a_smaller_size_waits_for_a_day_and_three_starts_or_for_a_week() -> None:
+    assert memory_of(replace(KNOWN, seconds=3 * HOUR)) == (
+        None, "it took at most 2 GiB so far, watched for 3 hours: a smaller size is advised after 1 day"
+    )  # fmt: skip
+    assert memory_of(replace(KNOWN, starts=1)) == (
+        None, "it took at most 2 GiB so far, seen for 1 start: a smaller size is advised after 3, or 7 days"
+    )  # fmt: skip
+    assert memory_of(replace(KNOWN, starts=1, seconds=LONG_SECONDS))[0] == 2 * GIB
+    assert memory_of(replace(KNOWN, hours=(0,), days=(0,))) == (None, "it held no memory of the card")
+
+
+def test_cores_are_raised_at_once_and_lowered_with_patience() -> None:
+    def cores(need: Need) -> tuple[int | None, str]:
+        figure = advise(need, GIVEN, UNIT).cores
+        return figure.value, figure.reason
+
+    assert cores(KNOWN) == (30, "while it works it would use up to 30 cores without a limit")
+    assert cores(replace(KNOWN, cores=0))[0] == 1
+    assert cores(replace(KNOWN, cores=80, seconds=HOUR)) == (
+        80, "its limit holds it back: without it, it would use up to 80 cores"
+    )  # fmt: skip
+    early = "it needs 30 cores so far, watched for 59 minutes: a smaller size is advised after 1 day"
+    assert cores(replace(KNOWN, seconds=HOUR - 1)) == (None, early)
+    assert cores(replace(KNOWN, worked=30)) == (None, "it worked for 30 seconds: too little to tell")
+    assert cores(replace(KNOWN, cores=None, worked=0)) == (
+        None,
+        "it worked for 0 seconds: too little to tell",
+    )
