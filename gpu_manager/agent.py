@@ -71,6 +71,7 @@ from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
 from gpu_manager.services.enforcement.injection_check import InjectionCheck
 from gpu_manager.services.enforcement.library_messages import LibraryMessages
+from gpu_manager.services.enforcement.page_settings import apply_page_settings
 from gpu_manager.services.enforcement.page_slots import PageSlots
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
@@ -115,6 +116,7 @@ class Agent:
         known = FileStore(config.state / "cards", what="cards", without="vanished cards are not missed")
         self.known_cards = KnownCards(known)
         tenants = FileControlPages(config.pages, config.policy, label=label)
+        self._pages = tenants
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.state.node.cards, label)
         pods = self._kube.pods
@@ -279,6 +281,7 @@ class Agent:
         self.other_plugins.look()  # before the kubelet hears of any card
         self.health.settle()
         self._recover(stored)
+        apply_page_settings(self.state, self._pages)
         self.health.subscribe(self.known_cards.cards_changed)
         self.health.subscribe(self.inventory.cards_changed)
         self.state.changed = self._books_changed

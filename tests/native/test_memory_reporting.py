@@ -150,6 +150,8 @@ def test_a_full_card_refuses_unless_the_page_allows_memory_that_can_move(tmp_pat
         assert guest("cuMemAllocAsync", OUT, 400 * MIB, 0).result == OUT_OF_MEMORY, "linear memory only"
         assert guest("cuMemFree_v2", at).result == SUCCESS
         assert small.charged() == CONTEXT
+        small.write(replace(small.limits, oversubscribe=False))
+        assert guest("cuMemAlloc_v2", OUT, 500 * MIB).result == OUT_OF_MEMORY, "a running program follows"
 
 
 # ---- NVML

@@ -1,0 +1,56 @@
+"""An agent that starts with other settings brings them to the pages of pods that run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.adapters.control_pages.pages import FileControlPages, PagePolicy
+from gpu_manager.domain.placement.ledger import Allocation, Share
+from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.resources import GIB, Amount
+from gpu_manager.services.allocation.books import Grant
+from gpu_manager.services.allocation.grant import limits_of
+from gpu_manager.services.enforcement.page_settings import apply_page_settings
+from tests.fakes.ports import cards
+from tests.fakes.state import state_of
+from vcuda.page.limits import read_limits
+
+CARD = cards(1)[0].card.uuid
+FRACTION, ABSENT, WHOLE, BROKEN = (letter * 32 for letter in "abcd")
+
+
+def grant(directory: str, cores: int = 10) -> Grant:
+    share = Share(CARD, Amount(cores, GIB if cores < 100 else 16 * GIB))
+    return Grant(Allocation(PodUid(directory), "c", ContainerKind.APP, 0, (share,)), directory)
+
+
+@pytest.mark.parametrize("wanted", [True, False], ids=["on", "off"])
+def test_a_running_pod_follows_the_agents_flag_both_ways(tmp_path: Path, wanted: bool) -> None:
+    before = FileControlPages(tmp_path, PagePolicy(oversubscribe=not wanted))
+    before.open(FRACTION, limits_of(grant(FRACTION)))
+    generation = read_limits((tmp_path / FRACTION / "limits").read_bytes()).generation
+    before.close()
+    state = state_of(cards(1), grant(FRACTION), grant(ABSENT))
+    apply_page_settings(state, FileControlPages(tmp_path, PagePolicy(oversubscribe=wanted)))
+    page = read_limits((tmp_path / FRACTION / "limits").read_bytes())
+    assert (page.oversubscribe, page.generation > generation) == (wanted, True)
+    assert not (tmp_path / ABSENT).exists()
+
+
+def test_a_page_that_cannot_be_written_keeps_no_other_from_its_settings(tmp_path: Path) -> None:
+    (tmp_path / BROKEN / "limits").mkdir(parents=True)
+    first = FileControlPages(tmp_path)
+    first.open(FRACTION, limits_of(grant(FRACTION)))
+    first.close()
+    (tmp_path / WHOLE).mkdir()
+    state = state_of(cards(2), grant(BROKEN), grant(FRACTION))
+    apply_page_settings(state, FileControlPages(tmp_path, PagePolicy(oversubscribe=True)))
+    assert read_limits((tmp_path / FRACTION / "limits").read_bytes()).oversubscribe
+
+
+def test_whole_cards_have_no_page(tmp_path: Path) -> None:
+    (tmp_path / WHOLE).mkdir()
+    apply_page_settings(state_of(cards(1), grant(WHOLE, 100)), FileControlPages(tmp_path))
+    assert list((tmp_path / WHOLE).iterdir()) == []
