@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -27,7 +28,13 @@ _ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # A container's own cgroup, as runtimes name it: <id>, crio-<id>.scope, <slice>:cri-containerd:<id>. What lies
 # below is made by the tenant and never read. CRI-O keeps its monitor in a cgroup beside it.
 _CONTAINER = re.compile(r"(?!crio-conmon-)(?:.*[:-])?(?P<id>[0-9a-f]{64})(?:\.scope)?", re.ASCII)
-_DEEPEST = 8  # kind: kubelet.slice/kubelet-kubepods.slice/…-burstable.slice/…-pod<uid>.slice/<id>.scope
+# A pod's cgroup, wherever it lies: the kubelet's own root may be below any other (--cgroup-root), and the
+# node itself may be a container (kind, k3d) in a cgroup that is named as a container's is.
+_POD = re.compile(
+    r"(?:.*-)?pod[0-9a-f]{8}([-_]?)[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{12}(?:\.slice(?::.*)?)?",
+    re.ASCII,
+)
+_DEEPEST = 16
 _MOST = 1 << 14  # most cgroups read in one search
 
 
@@ -45,9 +52,15 @@ class CgroupMemoryLimit:
         self, cgroups: Path, cards: Callable[[], Sequence[CardState]], driver: DriverLimits | None
     ) -> None:
         """``cgroups``: path of the host's ``/sys/fs/cgroup``; ``driver``: None without real cards."""
-        self._cgroups, self._cards, self._driver = cgroups, cards, driver
+        self._place, self._cards, self._driver = cgroups, cards, driver
         self._lock = threading.Lock()
         self._found: dict[str, Path] = {}
+
+    @property
+    def _cgroups(self) -> Path:
+        """Where cgroup v2 is mounted: beside the v1 controllers in a hybrid hierarchy."""
+        beside = self._place / "unified"
+        return beside if (beside / "cgroup.controllers").exists() else self._place
 
     def hold(self, container_id: str, card: CardUuid, limit: int) -> str | None:
         """Set the limit in bytes, and return what enforces it; None if neither driver nor kernel can.
@@ -93,21 +106,27 @@ class CgroupMemoryLimit:
         return known
 
     def _containers(self) -> Iterator[tuple[str, Path]]:
-        """(id, cgroup) of every container of a pod; nothing below a container is entered."""
-        waiting, seen = [(self._cgroups, 0)], 0
+        """(id, cgroup) of every container of a pod, in whatever cgroup the pods are.
+
+        Nothing below a container is entered. Cgroups named for Kubernetes come first, so that a node full of
+        others is searched in time.
+        """
+        waiting, seen = deque([(self._cgroups, 0, False)]), 0
         while waiting:
-            here, depth = waiting.pop()
+            here, depth, in_pod = waiting.popleft()
             try:
                 names = [entry.name for entry in os.scandir(here) if entry.is_dir(follow_symlinks=False)]
             except OSError:
                 continue  # it ended meanwhile
             for name in names:
                 seen += 1
-                container = _CONTAINER.fullmatch(name)
-                if container is not None:
+                container, pod = _CONTAINER.fullmatch(name), _POD.fullmatch(name) is not None
+                if container is not None and (in_pod or pod):
                     yield container["id"], here / name
-                elif depth < _DEEPEST and seen < _MOST and (depth or "kube" in name):
-                    waiting.append((here / name, depth + 1))
+                elif not in_pod and depth < _DEEPEST and seen < _MOST:
+                    (waiting.appendleft if pod or "kube" in name else waiting.append)(
+                        (here / name, depth + 1, pod)
+                    )
 
     def _region(self, card: CardUuid) -> str | None:
         """The card's region in the kernel's list, by its PCI address (``drm/0000:3b:00.0/vram0 <bytes>``)."""

@@ -28,6 +28,7 @@ CARD = CardUuid("GPU-00000000-0000-4000-8000-000000000000")
 BUS = "0000:3b:00.0"
 ID = "3f2a9c4be1d07f6589ab4c3d2e1f00112233445566778899aabbccddeeff0011"
 OTHER = "a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f90"
+NODE = "d" * 64  # the container that is the node
 POD = "5fd4f087_86c1_4a7b_9d1e_3c2b1a0f9e8d"
 PLACES = {
     "systemd": f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD}.slice/cri-containerd-{ID}.scope",
@@ -38,6 +39,12 @@ PLACES = {
         "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
         f"kubelet-kubepods-burstable-pod{POD}.slice/cri-containerd-{ID}.scope"
     ),
+    "the kubelet's root below another": f"machine.slice/site/tenants/kubepods/pod{POD.replace('_', '-')}/{ID}",
+    "a root without Kubernetes in any name": f"a.slice/a-b.slice/a-b-pod{POD}.slice/cri-containerd-{ID}.scope",
+    "k3d with cgroupfs": f"docker/{NODE}/kubepods/burstable/pod{POD.replace('_', '-')}/{ID}",
+    "k3d with systemd": f"system.slice/docker-{NODE}.scope/kubepods/pod{POD.replace('_', '-')}/{ID}",
+    "k3d in podman": f"machine.slice/libpod-{NODE}.scope/container/kubepods/pod{POD.replace('_', '-')}/{ID}",
+    "a static pod": f"kubepods.slice/kubepods-pod{POD.replace('_', '')}.slice/cri-containerd-{ID}.scope",
 }
 
 
@@ -81,6 +88,27 @@ def test_a_cgroup_that_a_tenant_named_like_another_container_is_not_believed(tmp
     (outer / "kubepods" / ID).mkdir(parents=True)
     with pytest.raises(NodeUnready, match="3f2a9c4be1d07f65"):
         backstop(tmp_path, Driver()).hold(ID, CARD, GIB)
+
+
+def test_in_a_hybrid_hierarchy_the_v2_tree_is_beside_the_v1_controllers(tmp_path: Path) -> None:
+    cgroup, driver = tree(tmp_path / "unified"), Driver()
+    (tmp_path / "memory/kubepods").mkdir(parents=True)
+    assert backstop(tmp_path, driver).hold(ID, CARD, 5 * GIB) == "nvml"
+    assert driver.limits == {cgroup: 5 * GIB}
+
+
+def test_a_container_beside_the_pods_is_not_taken_for_one_of_theirs(tmp_path: Path) -> None:
+    tree(tmp_path, f"docker/{ID}")
+    with pytest.raises(NodeUnready):
+        backstop(tmp_path, Driver()).hold(ID, CARD, GIB)
+
+
+def test_a_pod_is_found_on_a_node_with_thousands_of_other_cgroups(tmp_path: Path) -> None:
+    cgroup, driver = tree(tmp_path), Driver()
+    for n in range(2000):
+        (tmp_path / f"user.slice/user-{n % 50}.slice/session-{n}.scope").mkdir(parents=True)
+    assert backstop(tmp_path, driver).hold(ID, CARD, GIB) == "nvml"
+    assert set(driver.limits) == {cgroup}
 
 
 def test_the_monitor_beside_a_container_is_not_taken_for_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Brings the agent's page settings (``--oversubscribe``, ``--fail-open``, ``--context-mib``) to pods that run."""
+"""Brings the settings of pages (``--oversubscribe``, ``--fail-open``, ``--context-mib``) to running pods."""
 
 from __future__ import annotations
 
