@@ -243,6 +243,8 @@ def _outside(
     namespace, name = settings.quota_map
     places = {
         NODES: ("/api/v1/nodes", ""),
+        # Ended pods are left out of the list alone: the watch shows which pods ended before they were
+        # deleted.
         PODS: ("/api/v1/pods", "status.phase!=Succeeded,status.phase!=Failed"),
         BUDGETS: ("/apis/policy/v1/poddisruptionbudgets", ""),
         QUOTA: (f"/api/v1/namespaces/{namespace}/configmaps", f"metadata.name={name}"),
@@ -259,6 +261,7 @@ def _outside(
             changed=wanted.changed,
             keep=wanted.keep,
             pause=Pause(0.2, 5.0),
+            watch_selector="" if wanted.resource == PODS else None,
         )
 
     return ClusterAccess(_Bindings(pods), pods, _mandate(settings, clock), watch)

@@ -277,7 +277,10 @@ class PodWorker:
     # The end.
 
     def _end(self, end: _End) -> Callable[[], None]:
-        """Apps first, then sidecars, the last one first, all within one grace."""
+        """Apps first, then sidecars, the last one first, all within one grace.
+
+        Since Kubernetes 1.27 a deleted pod gets its final phase before its object goes.
+        """
         ends = time.monotonic() + end.seconds
         then = end.then
         apps = [r for r in self._records if r.kind is not ContainerKind.SIDECAR]
@@ -292,6 +295,9 @@ class PodWorker:
                 self._outside.runtime.remove(record.id)
         if end.phase:
             self._phase, self._verdict = end.phase, (end.reason, end.message)
+        elif self._phase not in ("Succeeded", "Failed"):
+            ended_well = all(r.code == 0 for r in self._records if r.kind is ContainerKind.APP)
+            self._phase = "Succeeded" if ended_well else "Failed"
         return then
 
     def _stop(self, records: Sequence[ContainerRecord], ends: float) -> _End | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from admission.cluster.node_facts import NodeFacts, facts_by_capacity, node_facts, node_fingerprint
 from admission.cluster.node_view import NodeView, build_view
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.cluster.accounting import Used
 from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.untrusted import mapping
 
@@ -22,6 +24,16 @@ _MOST_STATES: Final = (
 def name_of(obj: Mapping[str, Any]) -> str:
     """The object's name."""
     return str(mapping(obj.get("metadata")).get("name") or "")
+
+
+class OnNode(NamedTuple):
+    """Pods of ours that are bound, awaited or nominated on a node, the host CPU of all others, in
+    thousandths, and what pods hold there that were deleted by force.
+    """
+
+    pods: Sequence[PodView]
+    others_cpu: int
+    deleted: tuple[TerminatingShare, ...] = ()
 
 
 class Nodes:
@@ -57,12 +69,12 @@ class Nodes:
         """The names of those whose object is known."""
         return tuple(self._facts)
 
-    def build(self, changed: Mapping[str, tuple[Sequence[PodView], int]]) -> None:
-        """Build these anew: who is bound, awaited or nominated there, and the host CPU of all other pods."""
+    def build(self, changed: Mapping[str, OnNode]) -> None:
+        """Build these anew."""
         self.turn += 1
-        for name, (here, cpu) in changed.items():
+        for name, here in changed.items():
             self._built.pop(name, None)
-            self._build(name, here, cpu)
+            self._build(name, here)
             if name in self._views:
                 self._built[name] = self.turn
 
@@ -85,7 +97,13 @@ class Nodes:
         facts = facts_by_capacity(obj, self._unit, self._intern)
         return build_view(facts, (), (), self._intern, cpu=facts.cpu)
 
-    def _build(self, name: str, here: Sequence[PodView], others_cpu: int) -> None:
+    def report(self, name: str) -> NodeReport | None:
+        """What the node says of itself; None if its object is not known."""
+        facts = self._facts.get(name)
+        return None if facts is None else facts.report
+
+    def _build(self, name: str, on_node: OnNode) -> None:
+        here, others_cpu, deleted = on_node
         before, facts = self._views.pop(name, None), self._facts.get(name)
         if before is not None:
             self._count(before, -1)
@@ -95,6 +113,9 @@ class Nodes:
             # What its cards were says of which model's quota its pods hold.
             report = NodeReport(name, self._unit) if before is None else before.node
             facts = NodeFacts(report, "this node is not known here")
+        if deleted:
+            held = (*facts.report.lingering, *deleted)
+            facts = replace(facts, report=replace(facts.report, lingering=held))
         bound = [o for o in here if o.occupies and o.pod.node == name]
         nominated = [o for o in here if o.waits and o.nominated == name]
         cpu = None if facts.cpu is None else facts.cpu - others_cpu - sum(o.cpu for o in bound)

@@ -13,13 +13,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from admission.cluster.deleted_pods import DeletedPods
 from admission.cluster.node_view import NodeView
-from admission.cluster.nodes import Nodes, name_of
+from admission.cluster.nodes import Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
 from admission.cluster.pod_view import PodView, pod_view, read_pod_view
 from gpu_manager.domain.cluster.accounting import Used
+from gpu_manager.domain.cluster.terminating import terminating_shares
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.pod import MIRROR, Pod, PodUid
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget, read_budget
 
@@ -61,6 +63,7 @@ class ClusterState:
         self._reserved: dict[PodUid, PodView] = {}
         self._expected: dict[PodUid, tuple[float, PodView]] = {}  # until when; the oldest first
         self._others = OtherPods()
+        self._deleted = DeletedPods()
         self._fresh: deque[PodView] = deque(maxlen=_MOST_FRESH)
         self._gone: deque[PodView] = deque(maxlen=_MOST_FRESH)
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
@@ -151,8 +154,11 @@ class ClusterState:
             self._unexpect(uid)
 
     def expire(self, now: float) -> None:
-        """End the expectations whose time is over."""
+        """End the expectations whose time is over, and what deleted pods hold on nodes that say nothing."""
         with self._lock:
+            silent = self._deleted.expire(now)
+            self._dirty |= silent
+            self.lapsed += len(silent)
             for uid, (until, _) in list(self._expected.items()):
                 if until > now:
                     return
@@ -224,7 +230,12 @@ class ClusterState:
         """Everything, now. The same object until something changes."""
         with self._lock:
             if self._dirty:
-                self._nodes.build({name: (self._here(name), self._others.cpu(name)) for name in self._dirty})
+                self._nodes.build(
+                    {
+                        name: OnNode(self._here(name), self._others.cpu(name), self._deleted.on(name))
+                        for name in self._dirty
+                    }
+                )
                 self._dirty.clear()
                 self._snapshot = None
             if self._snapshot is None:
@@ -261,11 +272,15 @@ class ClusterState:
     def _apply_pod(self, obj: Mapping[str, Any], *, gone: bool) -> None:
         uid = _uid(obj)
         if gone:
+            self._deleted_on_its_node(uid, obj)
             self._forget(uid)
             self._dirty |= self._others.drop(uid)
             return
         occupant = read_pod_view(obj)
-        if occupant is None:
+        if occupant is not None and occupant.pod.terminal:
+            self._forget(uid)  # it holds nothing; objects of ended jobs may stay for days
+            self._dirty |= self._others.drop(uid)
+        elif occupant is None:
             self._forget(uid)  # it asks for nothing of ours: then it holds nothing but CPU
             self._dirty |= self._others.take(uid, obj)
         else:
@@ -292,6 +307,20 @@ class ClusterState:
         coming = self._coming(uid)
         if coming is not None:
             self._touch(coming.pod.node, uid)
+
+    def _deleted_on_its_node(self, uid: PodUid, obj: Mapping[str, Any]) -> None:
+        """A pod that the kubelet has ended is shown as ended before it is deleted; any other may still
+        run. The mirror of a static pod says nothing of that pod: another mirror comes.
+        """
+        occupant, last = self._pods.get(uid), read_pod_view(obj)
+        if occupant is None or not occupant.occupies or last is None or last.pod.terminal:
+            return
+        if MIRROR in mapping(mapping(obj.get("metadata")).get("annotations")):
+            return
+        report = self._nodes.report(occupant.pod.node)
+        if report is not None and report.released is not None:
+            view = self.snapshot().nodes[occupant.pod.node]
+            self._deleted.add(uid, report, terminating_shares(view.ledger, [uid]))
 
     def _forget(self, uid: PodUid) -> None:
         occupant = self._pods.pop(uid, None)
@@ -349,8 +378,11 @@ class ClusterState:
             self._drop_node(name_of(obj))
         elif self._nodes.take(obj):
             self._dirty.add(name_of(obj))
+            if (report := self._nodes.report(name_of(obj))) is not None:
+                self._deleted.hear(report)
 
     def _drop_node(self, name: str) -> None:
+        self._deleted.forget(name)
         if self._nodes.drop(name):
             self._dirty.add(name)
 

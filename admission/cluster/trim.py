@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, OUR_PREFIX
+from gpu_manager.domain.pod import MIRROR
 from gpu_manager.domain.untrusted import mapping, mappings
 
 _GROUPS: Final = ("initContainers", "containers")
@@ -77,7 +78,7 @@ def _ended(statuses: object) -> Iterator[Obj]:
 
 
 def _annotations(meta: Obj) -> Obj:
-    return {k: v for k, v in mapping(meta.get("annotations")).items() if OUR_PREFIX in k}
+    return {k: v for k, v in mapping(meta.get("annotations")).items() if OUR_PREFIX in k or k == MIRROR}
 
 
 def _picked(obj: Obj, keys: tuple[str, ...]) -> dict[str, Any]:

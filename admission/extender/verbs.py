@@ -222,7 +222,8 @@ class Extender:
         except RequestInvalid as error:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
         answer: dict[str, Victims] = {}
-        for name, given in args.victims.items():
+        waits = self._fits_soon(occupant, question, snapshot)
+        for name, given in () if waits else args.victims.items():
             view = snapshot.nodes.get(name)
             if not occupant.pod.asks:
                 answer[name] = given
@@ -230,9 +231,18 @@ class Extender:
                 victims = choose(question, occupant.pod, view, given, snapshot.budgets)
                 if victims is not None:
                     answer[name] = victims
-        log.info("preemption", pod=occupant.pod.key, asked=len(args.victims), nodes=len(answer))
+        log.info("preemption", pod=occupant.pod.key, asked=len(args.victims), nodes=len(answer), waits=waits)
         self._count("preempted", "found" if answer else "none")
         return Reply(preemption_answer(answer))
+
+    @staticmethod
+    def _fits_soon(occupant: PodView, question: FeasibilityCheck, snapshot: Snapshot) -> bool:
+        """True if the pod fits on the node it is nominated for once the processes of deleted pods have ended.
+
+        The API forgets a victim without a grace period at once: the scheduler then asks for more victims.
+        """
+        view = snapshot.nodes.get(occupant.nominated)
+        return view is not None and bool(view.gone) and question.without(view, view.gone) is not None
 
     def has_room(self, occupant: PodView, turn: int) -> bool:
         """True if a pod that waits would fit now on a node on which something changed after that turn."""

@@ -213,8 +213,10 @@ class Inventory:
     """The inventory of a node: cards with their state, the links between them, the memory unit in bytes.
 
     ``refused`` lists amounts (cores, memory bytes) that the node refused in the last 30 s, ``lingering`` the
-    shares of pods that the API no longer has. ``serving`` is False while the node's agent starts or leaves or
-    its kubelet is away, and after it has left: the kubelet may refuse a pod that is bound there then.
+    shares of pods that the API no longer has. ``released`` lists the UIDs of pods that were deleted before
+    they ended and that hold nothing any more, for 120 s; None if the agent does not tell. ``serving`` is
+    False while the node's agent starts or leaves or its kubelet is away, and after it has left: the kubelet
+    may refuse a pod that is bound there then.
     """
 
     unit: int
@@ -223,6 +225,7 @@ class Inventory:
     refused: tuple[Amount, ...] = ()
     lingering: tuple[TerminatingShare, ...] = ()
     serving: bool = True
+    released: tuple[str, ...] | None = None
 
 
 def encode_inventory(inventory: Inventory) -> str:
@@ -251,6 +254,7 @@ def encode_inventory(inventory: Inventory) -> str:
             "refused": [{"cores": a.cores, "memory": a.memory} for a in inventory.refused],
             **({"lingering": [_left(one) for one in inventory.lingering]} if inventory.lingering else {}),
             **({} if inventory.serving else {"serving": False}),
+            **({} if inventory.released is None else {"released": list(inventory.released)}),
         },
         separators=(",", ":"),
     )
@@ -278,6 +282,7 @@ def decode_inventory(text: str | None) -> Inventory | None:
                 if any(state.card.uuid == left.card for state in cards)
             ),
             serving=_flag(data.get("serving", True)),
+            released=tuple(map(_text, _list(data["released"]))) if "released" in data else None,
         )
     except (KeyError, TypeError, ValueError):
         return None

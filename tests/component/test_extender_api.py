@@ -131,6 +131,34 @@ def test_the_binding_writes_node_and_annotations_at_once(rig: Rig) -> None:
     assert rig.world.booked("n1") == [(30, 4)]
 
 
+def test_a_wider_watch_shows_a_pod_that_ends_as_ended_and_one_deleted_by_force_as_deleted(rig: Rig) -> None:
+    for name in ("before", "ends", "forced"):
+        rig.api.create(pod(name, on="n1"))
+    ended = {"status": {"phase": "Succeeded"}}
+    rig.api.patch("pods", "before", ended, subresource="status")
+    listed: list[str] = []
+    changes: list[tuple[str, str, bool]] = []
+    running = "status.phase!=Succeeded,status.phase!=Failed"
+    watch = Reflector(
+        rig.connection,
+        PODS,
+        "/api/v1/pods",
+        running,
+        watch_selector="",
+        replaced=lambda objects: listed.extend(o["metadata"]["name"] for o in objects),
+        changed=lambda o, gone: changes.append((o["metadata"]["name"], o["status"]["phase"], gone)),
+        pause=_QUICK,
+    )
+    watch.start()
+    rig.watches.append(watch)
+    assert watch.wait(20)
+    assert listed == ["ends", "forced"]
+    rig.api.patch("pods", "ends", ended, subresource="status")
+    rig.api.delete("pods", "forced", grace=0)
+    rig.until(lambda: ("forced", "Pending", True) in changes)
+    assert [c for c in changes if c[0] == "ends"] == [("ends", "Succeeded", False)]
+
+
 def test_another_pod_of_that_name_a_bound_one_and_a_gated_one_are_refused_and_undone(rig: Rig) -> None:
     renewed, taken, gated = rig.create("renewed"), rig.create("taken"), pod("gated")
     del gated["metadata"]["uid"]

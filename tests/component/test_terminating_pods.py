@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,14 +222,33 @@ def test_the_inventory_names_what_lingers_from_the_deletion_to_the_last_process(
     impatient.processes.living.add(uid(one))
     inventory.publish()
     assert board.inventory.lingering == (), "the API has it: it is charged as itself"
+    assert board.inventory.released == ()
     impatient.delete(one, force=True)
     assert inventory.publish()
     left = TerminatingShare(uid(one), impatient.states[0].card.uuid, Amount(60, 10 * GIB))
     assert board.inventory.lingering == (left,)
+    assert board.inventory.released == ()
     assert not inventory.publish(), "once"
     impatient.processes.living.clear()
     assert inventory.publish()
     assert board.inventory.lingering == ()
+    assert board.inventory.released == (uid(one),)
+
+
+def test_an_agent_that_was_away_tells_of_the_pods_in_its_ledger_that_were_deleted_meanwhile(
+    impatient: NodeRig,
+) -> None:
+    one = pod("one", container(*FULL))
+    assert impatient.admit(one).admitted
+    impatient.processes.living.add(uid(one))
+    impatient.delete(one, force=True)
+    impatient.pods.known.clear()  # an agent that starts remembers nothing but its ledger
+    inventory, board = service(impatient)
+    inventory.publish()
+    assert board.inventory.released == ()
+    impatient.processes.living.clear()
+    inventory.publish()
+    assert board.inventory.released == (uid(one),)
 
 
 def test_a_pod_that_leaves_in_peace_is_never_told_of(impatient: NodeRig) -> None:
@@ -236,6 +256,7 @@ def test_a_pod_that_leaves_in_peace_is_never_told_of(impatient: NodeRig) -> None
     one = pod("one", container(*FULL))
     assert impatient.admit(one).admitted
     inventory.publish()
+    impatient.pods.bind(replace(impatient.parsed(one), phase="Succeeded"))  # as the kubelet shows an end
     impatient.delete(one)
     assert not inventory.publish()
     assert len(board.published) == 1
@@ -291,6 +312,35 @@ def test_the_scheduler_sends_the_next_pod_elsewhere_until_the_last_process_has_e
     bound = world.api.pods["default", "next"]
     assert impatient.admit(bound).admitted
     assert impatient.kubelet.allocatable()[CORE] == 100
+
+
+def test_a_scheduler_that_hears_of_the_deletion_before_the_node_counts_the_pod_until_the_node_has_spoken(
+    impatient: NodeRig,
+) -> None:
+    inventory, board = service(impatient)
+    one = pod("one", container(*FULL))
+    assert impatient.admit(one).admitted
+    impatient.processes.living.add(uid(one))
+    inventory.publish()
+    here = extender.node(NODE)
+    here["metadata"]["annotations"] = dict(board.published[-1][0])
+    world = extender.World([here])
+    runs = {**one, "spec": {**one["spec"], "nodeName": NODE}}
+    world.create(runs, wants := extender.pod("next", 60, 40))
+    impatient.delete(one, force=True)
+    world.delete(runs)
+    assert world.filter(wants)["NodeNames"] == [], "the node has not said anything yet"
+
+    def hear() -> None:
+        inventory.publish()
+        here["metadata"]["annotations"] = dict(board.published[-1][0])
+        world.cluster.apply("nodes", "MODIFIED", here)
+
+    hear()
+    assert world.filter(wants)["NodeNames"] == [], "its processes run"
+    impatient.processes.living.clear()
+    hear()
+    assert world.filter(wants)["NodeNames"] == [NODE]
 
 
 def test_the_agent_tells_of_a_pod_deleted_by_force_from_its_cgroup_until_its_process_has_ended(

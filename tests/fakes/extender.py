@@ -54,6 +54,7 @@ def node(
     labels: Mapping[str, str] | None = None,
     inventory: bool = True,
     serving: bool = True,
+    released: Sequence[str] | None = None,
     lends: bool = False,
     held: Sequence[int] = (),
 ) -> Obj:
@@ -70,7 +71,13 @@ def node(
     )
     text = encode_inventory(
         Inventory(
-            unit, states, Topology.uniform(cards, Link.parse(link)), tuple(refused), tuple(lingering), serving
+            unit,
+            states,
+            Topology.uniform(cards, Link.parse(link)),
+            tuple(refused),
+            tuple(lingering),
+            serving,
+            None if released is None else tuple(released),
         )
     )
     counts = {CORE: str(100 * cards), MEMORY: str(cards * (memory // unit))}

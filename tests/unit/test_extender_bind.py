@@ -111,10 +111,10 @@ def test_a_pod_that_changed_meanwhile_is_refused(world, change):
         world.api.put(pod("a", uid="another"))
     elif change == "bound":
         world.show(bound(obj, "n2", {}))
+    elif change == "deleting":
+        world.show(pod("a", deleting=True))
     else:
-        world.show(
-            pod("a", deleting=change == "deleting", phase="Failed" if change == "ended" else "Pending")
-        )
+        world.create(pod("a", phase="Failed"))
     assert world.bind(obj, "n1")
     assert world.booked("n1") == [(0, 0)]
 

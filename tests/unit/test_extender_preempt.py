@@ -72,6 +72,21 @@ def test_nobody_of_equal_or_higher_priority_is_a_victim():
     assert ask(world, pod("big", 80, 4, priority=5), {"n1": []}) == {}
 
 
+def test_victims_that_the_api_forgot_at_once_are_not_followed_by_more_while_their_processes_end():
+    """A pod without a grace period vanishes as one deleted by force does, and the scheduler asks again."""
+    victim = lying("a", 0, 60)
+    world = World([node("n1", cards=2, released=())], [victim, lying("b", 1, 60)])
+    big = pod("big", 80, 4, priority=5, nominated="n1")
+    world.create(big)
+    world.delete(victim)
+    assert world.filter(big)["NodeNames"] == []
+    assert ask(world, big, {"n1": []}) == {}
+    bigger = pod("bigger", 200, None, priority=5, nominated="n1")
+    assert ask(world, bigger, {"n1": []}) == {}, "a is not there to be evicted, and its card is not free yet"
+    world.cluster.apply("nodes", "MODIFIED", node("n1", cards=2, released=("uid-default-a",)))
+    assert world.filter(big)["NodeNames"] == ["n1"]
+
+
 def test_a_node_that_evicting_cannot_help_is_left_out():
     world = World([node("n1", cards=1), node("n2", cards=4)], [lying("a", 0, 60)])
     assert ask(world, pod("big", 400, None, priority=5), {"n1": [], "n2": [], "unknown": []}) == {}

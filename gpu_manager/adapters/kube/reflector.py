@@ -45,6 +45,10 @@ class Reflector:
     Both are called from that thread; an error of theirs is logged and causes a new list. A list is read in
     pages, and ``keep`` reduces each object before the list is complete (None drops it), so that a large
     cluster costs no more memory than is needed of it.
+
+    ``watch_selector`` is the field selector of the watch where it differs from the list's. A watch shows an
+    object that leaves its selection as deleted, in the state before: only a wider one tells that from a
+    deletion.
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class Reflector:
         changed: Callable[[Obj, bool], None],
         pause: Pause | None = None,
         keep: Callable[[Obj], Obj | None] = _whole,
+        watch_selector: str | None = None,
     ) -> None:
         self._keep = keep
         self._connection = connection
         self._name = name
         self._path = path
-        self._query = {"fieldSelector": selector} if selector else {}
+        self._listed = _selected_by(selector)
+        self._watched = _selected_by(selector if watch_selector is None else watch_selector)
         self._replaced = replaced
         self._changed = changed
         self._pause = pause or Pause()
@@ -135,7 +141,7 @@ class Reflector:
         with self._lock:
             if self._stopped.is_set() or self._again.is_set():
                 return
-        watch = self._connection.watch(what, self._path, {**self._query, "resourceVersion": self._version})
+        watch = self._connection.watch(what, self._path, {**self._watched, "resourceVersion": self._version})
         with self._lock:
             self._watch = watch
             if self._stopped.is_set() or self._again.is_set():
@@ -163,7 +169,7 @@ class Reflector:
         """Read a full list; returns its resourceVersion."""
         began = time.monotonic()
         kept: list[Obj] = []
-        query = {**self._query, "limit": str(PAGE)}
+        query = {**self._listed, "limit": str(PAGE)}
         while True:
             page = self._connection.request(f"list {self._name}", "GET", self._path, query=query)
             items, meta = _contents(page)
@@ -198,6 +204,10 @@ class Reflector:
             log.warning("watch_broken", resource=self._name, reason=error)
         self.error = error
         self._stopped.wait(self._pause.seconds(self._failures))
+
+
+def _selected_by(selector: str) -> Mapping[str, str]:
+    return {"fieldSelector": selector} if selector else {}
 
 
 def _contents(listing: Obj) -> tuple[list[Obj], Obj]:

@@ -23,9 +23,10 @@ class NodeReport:
     """A node with its cards; without an inventory ``cards`` is empty and ``published`` False.
 
     ``unit`` is the bytes of one unit of memory; ``refused`` lists amounts that its agent refused recently;
-    ``lingering`` is held by pods that the API no longer has; ``serving`` is False while its agent starts or
-    stops or its kubelet is away; ``lends``: it offers whole cards as ``nvidia.com/gpu`` too; ``pool`` and
-    ``model`` are its labels.
+    ``lingering`` is held by pods that the API no longer has, ``released`` lists those of them that hold
+    nothing any more, None if the agent does not tell; ``serving`` is False while its agent starts or stops or
+    its kubelet is away; ``lends``: it offers whole cards as ``nvidia.com/gpu`` too; ``pool`` and ``model``
+    are its labels.
     """
 
     name: str
@@ -36,6 +37,7 @@ class NodeReport:
     refused: frozenset[Amount] = frozenset()
     lingering: tuple[contract.TerminatingShare, ...] = ()
     serving: bool = True
+    released: frozenset[str] | None = None
     lends: bool = False
     pool: str = ""
     model: str = ""
@@ -72,6 +74,7 @@ def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
         refused=frozenset(inventory.refused),
         lingering=inventory.lingering,
         serving=inventory.serving,
+        released=None if inventory.released is None else frozenset(inventory.released),
         lends=whole_number(mapping(mapping(obj.get("status")).get("capacity")).get(contract.NVIDIA)) > 0,
     )
 

@@ -61,6 +61,22 @@ class DepartedPods:
         gone = [uid for uid in absent if self._processes.alive(uid) is not False]
         return terminating.terminating_shares(ledger, gone)
 
+    def released(self, lingering: Sequence[TerminatingShare]) -> tuple[str, ...]:
+        """The UIDs of pods that the API deleted of late before they had ended, and that hold nothing any
+        more: all but those ``lingering``.
+
+        Of pods that were deleted while no agent ran, those that are still in the ledger are listed.
+        """
+        held = {one.pod for one in lingering}
+        local, booked = self._pods.local(), self._state.view.ledger.pods
+        known = [f for found in local.values() for f in found]
+        gone = {
+            f.pod.uid for f in known if f.tombstone and f.pod.asks and not (f.pod.terminal or f.pod.static)
+        }
+        gone |= {uid for uid in booked if not is_unidentified(uid)}.difference(f.pod.uid for f in known)
+        unsure = held.union(booked if "" in held else ())  # "": more than an inventory has room for
+        return tuple(sorted(gone - unsure - _living(local)))[: terminating.MOST]
+
     def outwait(self, answer: Identification, offered: Collection[str]) -> str:
         """:meth:`observe`, and wait some seconds while only pods that are going stand in the way: asked with
         all of them, and with those of which the watch alone has yet to show the end.

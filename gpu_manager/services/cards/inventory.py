@@ -90,7 +90,15 @@ class InventoryService:
         if not offering:
             self._period = STARTING_SECONDS
         text = encode_inventory(
-            Inventory(node.unit, cards, node.topology, self._allocator.refused(), lingering, serving)
+            Inventory(
+                node.unit,
+                cards,
+                node.topology,
+                self._allocator.refused(),
+                lingering,
+                serving,
+                self._departed.released(lingering),
+            )
         )
         labels: dict[str, str | None] = {**self._labels, **model_labels(node.cards)}
         if self._published == (text, labels):

@@ -1,0 +1,73 @@
+"""Pods that were deleted by force: they count on their node until it says what became of their processes.
+
+The API forgets such a pod at once, the kubelet ends its processes after that, and the node's inventory comes
+later still. Nothing that they hold is to be promised meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.contract import TerminatingShare
+from gpu_manager.domain.pod import PodUid
+
+SILENCE_SECONDS: Final = 60.0  # an agent that has said nothing of a deleted pod by then is taken for dead
+
+
+class DeletedPods:
+    """By node. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, dict[PodUid, tuple[TerminatingShare, ...]]] = {}
+        self._until: dict[PodUid, tuple[float, str]] = {}  # the end of the silence, and the node
+        self._new: dict[PodUid, str] = {}  # not seen by :meth:`expire` yet
+
+    def add(self, uid: PodUid, report: NodeReport, held: tuple[TerminatingShare, ...]) -> None:
+        """The API has forgotten the pod before it ended on that node.
+
+        Nodes whose agents do not tell of such pods, and pods of which it has told already, are left out.
+        """
+        if held and report.released is not None and uid not in _told(report):
+            self._held.setdefault(report.name, {})[uid] = held
+            self._new[uid] = report.name
+
+    def on(self, node: str) -> tuple[TerminatingShare, ...]:
+        """What they hold on the node."""
+        return tuple(share for held in self._held.get(node, {}).values() for share in held)
+
+    def hear(self, report: NodeReport) -> bool:
+        """The node's inventory is another one. True if it tells of some, which then count as it says."""
+        told = _told(report) & self._held.get(report.name, {}).keys()
+        for uid in told:
+            self._drop(uid, report.name)
+        return bool(told)
+
+    def forget(self, node: str) -> None:
+        """The node is gone."""
+        for uid in list(self._held.get(node, ())):
+            self._drop(uid, node)
+
+    def expire(self, now: float) -> set[str]:
+        """End what has waited for :data:`SILENCE_SECONDS`; returns the nodes on which something changes."""
+        self._until |= {uid: (now + SILENCE_SECONDS, node) for uid, node in self._new.items()}
+        self._new.clear()
+        silent = [(uid, node) for uid, (until, node) in self._until.items() if until <= now]
+        for uid, node in silent:
+            self._drop(uid, node)
+        return {node for _, node in silent}
+
+    def _drop(self, uid: PodUid, node: str) -> None:
+        held = self._held.get(node, {})
+        held.pop(uid, None)
+        if not held:
+            self._held.pop(node, None)
+        self._until.pop(uid, None)
+        self._new.pop(uid, None)
+
+
+def _told(report: NodeReport) -> set[PodUid]:
+    """The deleted pods of which the node has told."""
+    names: Iterable[str] = (*(report.released or ()), *(one.pod for one in report.lingering))
+    return {PodUid(name) for name in names}
