@@ -349,6 +349,8 @@ def test_the_agent_tells_of_a_pod_deleted_by_force_from_its_cgroup_until_its_pro
     proc = tmp_path / "proc"
     (proc / "self/ns").mkdir(parents=True)
     (proc / "self/ns/pid").symlink_to("pid:[4026531836]")  # the host's own namespace
+    (proc / "1").mkdir()
+    (proc / "1/cgroup").write_text("0::/init.scope\n")
     with World(tmp_path, "one", proc=proc) as world:
 
         def told() -> list[str]:
