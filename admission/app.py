@@ -94,11 +94,11 @@ class AdmissionProgram:
         self._draining = draining or threading.Event()
         self._ended = threading.Event()
         metrics.watch_expiry(lambda: pair.not_after if (pair := switch.pair) else None)
-        doors = WebhookParts(
+        webhooks = WebhookParts(
             metrics, version("gpu-manager"), self.ready, self._draining.is_set, checks, routers
         )
         self._listener = HttpsServer(
-            build_app(settings, doors),
+            build_app(settings, webhooks),
             settings.address,
             settings.port,
             switch.context,
@@ -186,13 +186,19 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
     files = _given(settings, switch, metrics)
     connection = connect(kubeconfig=settings.kubeconfig, url=settings.api_url)
     certificates = files or _own(settings, connection, switch, metrics)
-    figures = ClusterMetrics(metrics.registry)
+    cluster_metrics = ClusterMetrics(metrics.registry)
     pods = ClusterPods(connection, clock, component=ADMISSION_NAME, host=settings.leadership.pod)
-    figures.show_writes_dropped(lambda: pods.writes_dropped)
-    scheduling = SchedulingController(settings, _outside(settings, connection, pods, clock), figures, clock)
+    cluster_metrics.show_writes_dropped(lambda: pods.writes_dropped)
+    scheduling = SchedulingController(
+        settings, _cluster_access(settings, connection, pods, clock), cluster_metrics, clock
+    )
     draining = threading.Event()
     _open_extender(
-        settings.extender, scheduling, figures, number, lambda: draining.is_set() or scheduling.elsewhere()
+        settings.extender,
+        scheduling,
+        cluster_metrics,
+        number,
+        lambda: draining.is_set() or scheduling.elsewhere(),
     )
     cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
     knowledge = ExplainSources(cluster, quota, judge, settings.terms, pods.fetch)
@@ -237,7 +243,7 @@ def _own(
     )
 
 
-def _outside(
+def _cluster_access(
     settings: AdmissionSettings, connection: Connection, pods: ClusterPods, clock: Clock
 ) -> ClusterAccess:
     namespace, name = settings.quota_map
@@ -264,16 +270,16 @@ def _outside(
             watch_selector="" if wanted.resource == PODS else None,
         )
 
-    return ClusterAccess(_Bindings(pods), pods, _mandate(settings, clock), watch)
+    return ClusterAccess(_Bindings(pods), pods, _lease_source(settings, clock), watch)
 
 
-def _mandate(settings: AdmissionSettings, clock: Clock) -> LeaseSource:
+def _lease_source(settings: AdmissionSettings, clock: Clock) -> LeaseSource:
     leadership = settings.leadership
     if leadership.mode is LeaderMode.ALONE:
         return SingleReplica()
     # A connection of its own: a renewal must not wait behind anything, nor for long.
-    line = connect(kubeconfig=settings.kubeconfig, url=settings.api_url, timeouts=Timeouts(1.0, 2.0))
-    lease = KubeLease(line, clock, leadership.namespace, leadership.lease)
+    connection = connect(kubeconfig=settings.kubeconfig, url=settings.api_url, timeouts=Timeouts(1.0, 2.0))
+    lease = KubeLease(connection, clock, leadership.namespace, leadership.lease)
     if leadership.mode is LeaderMode.LEASE:
         return HeldLease(lease, clock, leadership.pod, leadership.seconds)
     # kube-scheduler signs its Lease with its hostname: the pod's name, cut as the kubelet cuts it.
@@ -301,20 +307,20 @@ class _Bindings:
 
 
 def _open_extender(
-    door: ExtenderEndpoint,
+    endpoint: ExtenderEndpoint,
     scheduling: SchedulingController,
-    figures: ClusterMetrics,
+    cluster_metrics: ClusterMetrics,
     number: str,
     draining: Callable[[], bool],
 ) -> None:
     """Give the part its listener. Raises NodeUnready: the port is taken, or a file cannot be used."""
     peers, context = Peers(), None
-    if door.certificate is not None and door.key is not None and door.client_ca is not None:
-        guarded = ClientGuard(door.certificate, door.key, door.client_ca, peers.end)
+    if endpoint.certificate is not None and endpoint.key is not None and endpoint.client_ca is not None:
+        guarded = ClientGuard(endpoint.certificate, endpoint.key, endpoint.client_ca, peers.end)
         guarded.check()
         scheduling.checks.append(guarded.look)
         context = guarded.context
-    app = build_extender(door, scheduling.extender, peers, figures, number, draining)
+    app = build_extender(endpoint, scheduling.extender, peers, cluster_metrics, number, draining)
     scheduling.listener = HttpsServer(
-        app, door.address, door.port, context, patience_seconds=InflightBounds().seconds, peers=peers
+        app, endpoint.address, endpoint.port, context, patience_seconds=InflightBounds().seconds, peers=peers
     )

@@ -1,6 +1,6 @@
 """The scheduler's side of the service as one part: watches, books, extender, leader, events; begun and ended.
 
-Everything of the outside comes in as :class:`~admission.ports.ClusterAccess`; nothing here knows an API
+The cluster's API comes in as :class:`~admission.ports.ClusterAccess`; nothing here knows an API
 server.
 """
 
@@ -47,12 +47,12 @@ class SchedulingController:
     """A :class:`admission.app.ProgramPart`. ``listener`` serves :attr:`extender` once it is given."""
 
     def __init__(
-        self, settings: AdmissionSettings, outside: ClusterAccess, figures: ClusterMetrics, clock: Clock
+        self, settings: AdmissionSettings, access: ClusterAccess, metrics: ClusterMetrics, clock: Clock
     ) -> None:
         terms = settings.terms
         self._settings = settings
-        self._outside = outside
-        self._figures = figures
+        self._access = access
+        self._metrics = metrics
         self._clock = clock
         self.cluster = ClusterState(terms.unit, by_capacity=settings.nodes_by_capacity)
         self.judge = FeasibilityJudge()
@@ -70,22 +70,22 @@ class SchedulingController:
                 lambda o: o,
             ),
         }
-        self._watches = {name: outside.watch(wanted) for name, wanted in watches.items()}
+        self._watches = {name: access.watch(wanted) for name, wanted in watches.items()}
         pods = self._watches[PODS]
         self.leader = Leader(
-            outside.mandate,
+            access.lease,
             PodLister(lambda: pods.listed, pods.relist, lambda: self._inherited is not False),
             clock,
             BIND_SECONDS + TRAVEL_SECONDS,
             self._led,
         )
         self._quota = QuotaController(
-            settings.quota_map, self.cluster, outside.writer, figures, self.leader.leads
+            settings.quota_map, self.cluster, access.writer, metrics, self.leader.leads
         )
         self.quota = self._quota.book
         rules = BindRules(self.leader.leads, settings.binds_for, terms.minimum_cores)
-        self.binder = Binder(self.cluster, self.quota, self.judge, outside.api, clock, rules, figures.count)
-        self._teller = PendingEvents(self.cluster.pod, self._explain, outside.writer, clock)
+        self.binder = Binder(self.cluster, self.quota, self.judge, access.api, clock, rules, metrics.count)
+        self._pending_events = PendingEvents(self.cluster.pod, self._explain, access.writer, clock)
         self.extender = Extender(
             self.cluster,
             self.quota,
@@ -94,12 +94,12 @@ class SchedulingController:
             self.binder,
             clock=clock,
             minimum_cores=terms.minimum_cores,
-            count=figures.count,
+            count=metrics.count,
             refused=self._refused,
         )
         self._waker = Requeue(self.cluster.pod, self.extender.has_room, self._wake, clock)
         self._bypasses = Bypasses(terms.unit, terms.minimum_cores, settings.unseen_namespaces, self._bypassed)
-        figures.show(
+        metrics.show(
             ClusterFigures(self.cluster, self.quota, self.leader.leads, self._ages, self._bypasses.counts)
         )
         self._ended = threading.Event()
@@ -108,7 +108,7 @@ class SchedulingController:
         self._threads = [
             threads.every(_TICK_SECONDS, "leader", self.leader.tick, self._ended, at_once=True),
             threads.every(_TICK_SECONDS, "chores", self._chores, self._ended, at_once=True),
-            threads.forever("teller", lambda: self._teller.run(self._ended)),
+            threads.forever("pending-events", lambda: self._pending_events.run(self._ended)),
         ]
         self._spared = clock.monotonic()
 
@@ -116,7 +116,7 @@ class SchedulingController:
 
     def start(self) -> None:
         """Begin; does not wait for the API server."""
-        self._outside.writer.start()
+        self._access.writer.start()
         if self._settings.leadership.mode is LeaderMode.LEASE:
             self._label(None)  # one that was killed while it led has left it on
         for watch in self._watches.values():
@@ -149,7 +149,7 @@ class SchedulingController:
         self.leader.release()
         for watch in self._watches.values():
             watch.close()
-        self._outside.writer.close()
+        self._access.writer.close()
 
     def _chores(self) -> None:
         for check in self.checks:
@@ -162,7 +162,7 @@ class SchedulingController:
             self._spared = now
             spare_pauses()
             if self.leader.leads():
-                self._teller.waiting(occupant.uid for occupant in self.cluster.waiting())
+                self._pending_events.waiting(occupant.uid for occupant in self.cluster.waiting())
         self._quota.complain()
 
     # What the watches bring.
@@ -183,11 +183,11 @@ class SchedulingController:
             self._look(uid)
 
     def _pod(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - same
-        slim = slim_pod(obj)
-        if slim is None:
+        trimmed = slim_pod(obj)
+        if trimmed is None:
             return
-        self.cluster.apply(PODS, "DELETED" if gone else "MODIFIED", slim)
-        uid = PodUid(str(slim["metadata"].get("uid")))
+        self.cluster.apply(PODS, "DELETED" if gone else "MODIFIED", trimmed)
+        uid = PodUid(str(trimmed["metadata"].get("uid")))
         if gone:
             self._bypasses.forget(uid)
         else:
@@ -207,10 +207,10 @@ class SchedulingController:
         if leads:
             self._quota.wake()  # what changed before, and the one before may not have come to
             for finding in self._bypasses.findings():
-                self._outside.writer.event(finding.occupant.pod, EVENT_BYPASSED, finding.text)
+                self._access.writer.event(finding.occupant.pod, EVENT_BYPASSED, finding.text)
 
     def _label(self, value: str | None) -> None:
-        self._outside.writer.label(
+        self._access.writer.label(
             self._settings.namespace, self._settings.leadership.pod, LEADER_LABEL, value
         )
 
@@ -220,17 +220,17 @@ class SchedulingController:
 
     def _wake(self, pod: Pod, value: str) -> None:
         if self.leader.leads():
-            self._outside.writer.annotate(pod, {QUOTA_SEEN: value})
+            self._access.writer.annotate(pod, {QUOTA_SEEN: value})
 
     def _refused(self, uid: PodUid, turn: int) -> None:
         if self.leader.leads():
             self._waker.refused(uid, turn)
-            self._teller.refused(uid)
+            self._pending_events.refused(uid)
 
     def _bypassed(self, finding: BypassFinding) -> None:
-        self._figures.bypassed(finding.reason)
+        self._metrics.bypassed(finding.reason)
         if self.leader.leads():
-            self._outside.writer.event(finding.occupant.pod, EVENT_BYPASSED, finding.text)
+            self._access.writer.event(finding.occupant.pod, EVENT_BYPASSED, finding.text)
 
     def _explain(self, occupant: PodView) -> Explanation:
         return explain(

@@ -65,5 +65,5 @@ class ClusterAccess:
 
     api: BindingApi
     writer: Writer
-    mandate: LeaseSource
+    lease: LeaseSource
     watch: Callable[[WatchRequest], ClusterWatch]

@@ -28,14 +28,14 @@ class QuotaController:
         place: tuple[str, str],
         cluster: ClusterState,
         writer: Writer,
-        figures: ClusterMetrics,
+        metrics: ClusterMetrics,
         leads: Callable[[], bool],
     ) -> None:
         self.book = QuotaBook(place)
         self._place = place
         self._cluster = cluster
         self._writer = writer
-        self._figures = figures
+        self._metrics = metrics
         self._leads = leads
         self._uid = ""
         self._told = ""
@@ -47,7 +47,7 @@ class QuotaController:
         news = self.book.update(obj)
         self._uid = str(((obj or {}).get("metadata") or {}).get("uid") or "")
         if news.complaint and news.complaint != before:
-            self._figures.quota_rejected()
+            self._metrics.quota_rejected()
             log.warning("quota_rejected", reason=news.complaint)
         if news.namespaces:
             log.info("quota_loaded", namespaces=len(news.namespaces))

@@ -137,14 +137,14 @@ class Agent:
             clock=clock,
             metrics=self.metrics,
         )
-        proof = PreStart(self.state, self._kubelet, pods, tenants, clock, self.metrics, evict=config.evict)
-        self._truth = AnnotationWriteback(self.state, pods, clock)
-        self._ceilings = ElasticLimit(self.state, tenants)
+        prestart = PreStart(self.state, self._kubelet, pods, tenants, clock, self.metrics, evict=config.evict)
+        self._writeback = AnnotationWriteback(self.state, pods, clock)
+        self._elastic_limit = ElasticLimit(self.state, tenants)
         self.plugin = DevicePlugin(
             config.device_plugins,
             self.state,
             allocator,
-            proof,
+            prestart,
             self.metrics,
             self._stop,
             lending=config.lending,
@@ -179,8 +179,8 @@ class Agent:
         demands = FileStore(config.state / "demands", what="demands", without="containers are watched anew")
         self.sizes = SizeAdviser(pods, demands, clock, self.metrics, config.advice, config.advice_half_life)
         self.bills = BillMeter(self.state, self.usage, bills, clock, self.metrics, boot_id(config.proc))
-        self.coactivity = TimeSharing(tenants, self.usage.seats, clock, self.metrics)
-        self.watchdog = EvasionDetector(
+        self.time_sharing = TimeSharing(tenants, self.usage.tenants, clock, self.metrics)
+        self.evasion = EvasionDetector(
             self.state,
             lambda: self.usage.last,
             pods,
@@ -189,8 +189,8 @@ class Agent:
             self.metrics,
             evict=config.evict_evaders,
         )
-        self.notes = LibraryMessages(self.state, pods, tenants, clock, self.metrics)
-        self.backstops = DriverMemoryLimits(self.state, pods, self._backstop(), clock, self.metrics)
+        self.library_messages = LibraryMessages(self.state, pods, tenants, clock, self.metrics)
+        self.memory_limits = DriverMemoryLimits(self.state, pods, self._cgroup_limits(), clock, self.metrics)
         self.injection = InjectionCheck(
             self.state,
             pods,
@@ -200,7 +200,7 @@ class Agent:
             driver=not config.simulated,
         )
         self.keeper = InjectionKeeper(self.state, pods, injector, clock, _restart)
-        stranded = PodsWithoutDevices(self.state, pods, self.metrics, evict=config.evict)
+        without_devices = PodsWithoutDevices(self.state, pods, self.metrics, evict=config.evict)
         self.reclaimer = Reclaimer(
             self.state,
             window,
@@ -212,7 +212,7 @@ class Agent:
             processes,
             clock,
             self.metrics,
-            stranded,
+            without_devices,
         )
         registry = self._registry
         registry.register(
@@ -230,7 +230,7 @@ class Agent:
                 sized=lambda: self.sizes.told,
             )
         )
-        registry.register(GuardMetrics(self.state, self.watchdog, self.backstops, self.injection))
+        registry.register(GuardMetrics(self.state, self.evasion, self.memory_limits, self.injection))
         status = Status(
             self.state,
             self.usage,
@@ -294,11 +294,11 @@ class Agent:
             threads.forever("device-plugin", self.plugin.run),
             threads.forever("inventory", lambda: self.inventory.run(self._stop)),
             threads.forever("bills", lambda: self.bills.run(self._stop)),
-            threads.forever("coactivity", lambda: self.coactivity.run(self._stop)),
+            threads.forever("time-sharing", lambda: self.time_sharing.run(self._stop)),
             self._rounds("usage", usage.PERIOD_SECONDS, self._sample, "sampler"),
-            self._rounds("watchdog", evasion_detector.PERIOD_SECONDS, self.watchdog.look),
-            self._rounds("notes", library_messages.PERIOD_SECONDS, self.notes.look),
-            self._rounds("backstop", driver_memory_limit.PERIOD_SECONDS, self.backstops.look),
+            self._rounds("evasion", evasion_detector.PERIOD_SECONDS, self.evasion.look),
+            self._rounds("library-messages", library_messages.PERIOD_SECONDS, self.library_messages.look),
+            self._rounds("memory-limits", driver_memory_limit.PERIOD_SECONDS, self.memory_limits.look),
             self._rounds("injection", injection_check.PERIOD_SECONDS, self.injection.look),
             self._rounds("injection-kept", injection_keeper.PERIOD_SECONDS, self.keeper.look),
             self._rounds("other-plugins", other_plugins.PERIOD_SECONDS, self.other_plugins.look),
@@ -334,7 +334,7 @@ class Agent:
         log.info("stopping")
         self.stop()
 
-    def _backstop(self) -> CgroupMemoryLimit:
+    def _cgroup_limits(self) -> CgroupMemoryLimit:
         cgroups = self._config.host_root / "sys/fs/cgroup"
         return CgroupMemoryLimit(cgroups, lambda: self.state.node.cards, build_driver_limits(self._config))
 
@@ -369,10 +369,10 @@ class Agent:
                 listing = self._kubelet.listing()
             except NodeUnready as error:
                 log.info("kubelet_not_asked", reason=str(error))
-        inherited = read_old_checkpoint(self._config.old_checkpoint) if stored is None else ()
+        predecessor = read_old_checkpoint(self._config.old_checkpoint) if stored is None else ()
         local = self._kube.pods.local()
         # No plugin is better than one that refuses every pod: a node without devices gets no pods.
-        self.state.open(rebuild(stored, entries, listing, local, node, self.metrics, inherited))
+        self.state.open(rebuild(stored, entries, listing, local, node, self.metrics, predecessor))
         self._kube.pods.on_change(self._pod_changed)  # first: a pod that arrives meanwhile is seen twice
         for found in [f for named in self._kube.pods.local().values() for f in named]:
             self._pod_changed(found)
@@ -383,8 +383,8 @@ class Agent:
             self.state.touched.set()
         if not found.tombstone:
             self.state.introduce(found.pod)
-            self._ceilings.follow(found.pod)
-            self._truth.tell(found.pod)
+            self._elastic_limit.follow(found.pod)
+            self._writeback.tell(found.pod)
 
     def _rounds(
         self, name: str, seconds: float, step: Callable[[], object], source: str = ""

@@ -78,14 +78,14 @@ class Leader:
 
     def __init__(
         self,
-        mandate: LeaseSource,
+        lease: LeaseSource,
         pods: PodLister,
         clock: Clock,
         seconds: float,
         changed: Callable[[bool], None] = lambda _leads: None,
     ) -> None:
         """``seconds`` is a Binding's deadline; ``changed`` is told when leading begins and ends."""
-        self._mandate = mandate
+        self._lease = lease
         self._pods = pods
         self._clock = clock
         self._changed = changed
@@ -99,17 +99,17 @@ class Leader:
         now, listed = self._clock.monotonic(), self._pods.listed()
         if self._resigned.is_set() or listed is None:
             return False
-        return self._fence <= listed and now + seconds < self._mandate.until
+        return self._fence <= listed and now + seconds < self._lease.until
 
     def tick(self) -> None:
         """Look at the Lease; call this each second."""
         try:
-            self._mandate.look()
+            self._lease.look()
         except NodeUnready as error:
             log.warning("lease_unreadable", reason=str(error))
         now, listed = self._clock.monotonic(), self._pods.listed()
         fence = self._fence
-        if listed is not None and listed < fence <= now < self._mandate.until and self._asked != fence:
+        if listed is not None and listed < fence <= now < self._lease.until and self._asked != fence:
             self._asked = fence
             self._pods.relist()
         self._say()
@@ -122,7 +122,7 @@ class Leader:
     def release(self) -> None:
         """Let another replica begin at once. Only after :meth:`resign`, and once no Binding is under way."""
         try:
-            self._mandate.release()
+            self._lease.release()
         except NodeUnready as error:
             log.warning("lease_release_failed", reason=str(error))
 
@@ -132,7 +132,7 @@ class Leader:
 
         If no pod waited when this process began, there is nothing that a former one could still bind.
         """
-        return max(self._mandate.fence, self._own_fence) if self._pods.inherited() else self._mandate.fence
+        return max(self._lease.fence, self._own_fence) if self._pods.inherited() else self._lease.fence
 
     def _say(self) -> None:
         leads = self.leads()

@@ -37,16 +37,16 @@ _FORBIDDEN: Final = (
 
 
 def build_extender(
-    door: ExtenderEndpoint,
+    endpoint: ExtenderEndpoint,
     extender: Extender,
     peers: Peers,
-    figures: ClusterMetrics,
+    metrics: ClusterMetrics,
     version: str,
     draining: Callable[[], bool],
 ) -> InflightLimit:
     """The ASGI application on :3456."""
     workers = _Workers()
-    verbs = {route.path: _Verb(route, door, peers, figures, workers) for route in extender.routes()}
+    verbs = {route.path: _Verb(route, endpoint, peers, metrics, workers) for route in extender.routes()}
     paths = [Path(path, verb, methods=["POST"]) for path, verb in verbs.items()]
     # The version as text is the predecessor's way.
     pages = [
@@ -55,7 +55,7 @@ def build_extender(
     ]
     return InflightLimit(
         _Doors(verbs, Router([*paths, *pages])),
-        InflightBounds(body=door.body),
+        InflightBounds(body=endpoint.body),
         lambda _path, _code: None,
         draining,
     )
@@ -95,34 +95,39 @@ class _Verb:
     """One of the scheduler's questions, as an ASGI application behind the gate, which has read the body."""
 
     def __init__(
-        self, route: Route, door: ExtenderEndpoint, peers: Peers, figures: ClusterMetrics, workers: _Workers
+        self,
+        route: Route,
+        endpoint: ExtenderEndpoint,
+        peers: Peers,
+        metrics: ClusterMetrics,
+        workers: _Workers,
     ) -> None:
         self._route = route
-        self._door = door
+        self._endpoint = endpoint
         self._peers = peers
-        self._figures = figures
+        self._metrics = metrics
         self._workers = workers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One call."""
         route, who = self._route, scope.get("client")
         client = (who[0], who[1]) if who else None
-        if route.guarded and not _may_write(client, self._door, self._peers):
-            self._figures.asked(route.verb, int(HTTPStatus.FORBIDDEN), 0.0)
+        if route.guarded and not _may_write(client, self._endpoint, self._peers):
+            self._metrics.asked(route.verb, int(HTTPStatus.FORBIDDEN), 0.0)
             refusal = JSONResponse({"error": _FORBIDDEN}, status_code=int(HTTPStatus.FORBIDDEN))
             await refusal(scope, receive, send)
             return
         body = (await receive()).get("body", b"")
         begun = time.perf_counter()
         reply = await self._workers.run(route.handle, body)
-        self._figures.asked(route.verb, int(reply.status), time.perf_counter() - begun)
+        self._metrics.asked(route.verb, int(reply.status), time.perf_counter() - begun)
         kind = _JSON if reply.status is HTTPStatus.OK else _TEXT
         size = b"content-length", b"%d" % len(reply.body)
         await send({"type": "http.response.start", "status": int(reply.status), "headers": [kind, size]})
         await send({"type": "http.response.body", "body": reply.body})
 
 
-def _may_write(client: tuple[str, int] | None, door: ExtenderEndpoint, peers: Peers) -> bool:
+def _may_write(client: tuple[str, int] | None, endpoint: ExtenderEndpoint, peers: Peers) -> bool:
     if client is None:
         return False
     try:
@@ -130,4 +135,4 @@ def _may_write(client: tuple[str, int] | None, door: ExtenderEndpoint, peers: Pe
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address) in _HERE or bool(peers.names(client) & door.client_names)
+    return (mapped or address) in _HERE or bool(peers.names(client) & endpoint.client_names)

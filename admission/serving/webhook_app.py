@@ -46,20 +46,20 @@ class WebhookParts:
     routers: Sequence[APIRouter] = ()
 
 
-def build_app(settings: AdmissionSettings, doors: WebhookParts) -> InflightLimit:
+def build_app(settings: AdmissionSettings, parts: WebhookParts) -> InflightLimit:
     """The ASGI application on :9443."""
-    api = FastAPI(title=ADMISSION_NAME, version=doors.version, docs_url=None, redoc_url=None)
-    api.include_router(_webhooks(settings.terms, doors))
-    api.include_router(_status(doors))
-    for router in doors.routers:
+    api = FastAPI(title=ADMISSION_NAME, version=parts.version, docs_url=None, redoc_url=None)
+    api.include_router(_webhooks(settings.terms, parts))
+    api.include_router(_status(parts))
+    for router in parts.routers:
         api.include_router(router)
     rooms = {f"/{path.split('/')[1]}" for path in api.openapi()["paths"]}
 
     def answered(path: str, code: int) -> None:
         room = f"/{path.split('/')[1]}" if path.startswith("/") else path
-        doors.metrics.answered(room if room in rooms else "other", code)
+        parts.metrics.answered(room if room in rooms else "other", code)
 
-    return InflightLimit(api, settings.bounds, answered, doors.draining)
+    return InflightLimit(api, settings.bounds, answered, parts.draining)
 
 
 async def _body(request: Request) -> bytes:
@@ -69,17 +69,17 @@ async def _body(request: Request) -> bytes:
 Body = Annotated[bytes, Depends(_body)]
 
 
-def _webhooks(terms: ClusterTerms, doors: WebhookParts) -> APIRouter:
+def _webhooks(terms: ClusterTerms, parts: WebhookParts) -> APIRouter:
     router = APIRouter()
 
     @router.post("/mutate", **_documented("Mend a pod that is being created."))
     def mutate_review(request: Request, body: Body) -> Response:
-        return _judge(request, body, "mutate", lambda review: mutate(review, terms), doors.metrics)
+        return _judge(request, body, "mutate", lambda review: mutate(review, terms), parts.metrics)
 
     @router.post("/validate", **_documented("Judge a pod, or warn about a workload's pod template."))
     def validate_review(request: Request, body: Body) -> Response:
         return _judge(
-            request, body, "validate", lambda review: validate(review, terms, doors.checks), doors.metrics
+            request, body, "validate", lambda review: validate(review, terms, parts.checks), parts.metrics
         )
 
     return router
@@ -152,13 +152,13 @@ def _refusal(status: HTTPStatus, text: str) -> Response:
     return JSONResponse({"error": text}, status_code=int(status))
 
 
-def _status(doors: WebhookParts) -> APIRouter:
+def _status(parts: WebhookParts) -> APIRouter:
     router = APIRouter()
 
     @router.get("/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:
         """Prometheus, or OpenMetrics if asked for."""
-        page, content_type = doors.metrics.page(request.headers.get("accept", ""))
+        page, content_type = parts.metrics.page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type})
 
     @router.get("/healthz", response_class=PlainTextResponse)
@@ -169,11 +169,11 @@ def _status(doors: WebhookParts) -> APIRouter:
     @router.get("/readyz", responses={503: {"description": "Not all of them hold"}})
     def readyz() -> JSONResponse:
         """What must hold before this replica is asked, and whether it does."""
-        return readiness(doors.ready())
+        return readiness(parts.ready())
 
     @router.get("/version")
     def version_() -> dict[str, str]:
         """The version of the program."""
-        return {"version": doors.version}
+        return {"version": parts.version}
 
     return router

@@ -25,13 +25,13 @@ class GuardMetrics(Collector):
     def __init__(
         self,
         state: NodeState,
-        watchdog: EvasionDetector,
-        backstops: DriverMemoryLimits,
+        evasion: EvasionDetector,
+        memory_limits: DriverMemoryLimits,
         injection: InjectionCheck,
     ) -> None:
         self._state = state
-        self._watchdog = watchdog
-        self._backstops = backstops
+        self._evasion = evasion
+        self._memory_limits = memory_limits
         self._injection = injection
 
     def describe(self) -> Iterable[Metric]:
@@ -42,10 +42,10 @@ class GuardMetrics(Collector):
         """Build every family from what was found last."""
         index = {s.card.uuid: s.card.index for s in self._state.node.cards}
         return _families(
-            self._watchdog.evaders,
+            self._evasion.evaders,
             index,
-            self._watchdog.blind,
-            self._backstops.kinds,
+            self._evasion.blind,
+            self._memory_limits.kinds,
             self._injection.found,
         )
 
@@ -78,20 +78,20 @@ def _families(
     yield evading
     blind = GaugeMetricFamily(
         "vcuda_watchdog_blind",
-        "1 where the watchdog lacks what it compares with: the node's processes, the driver's figures",
+        "1 where evasion cannot be judged because these are missing: node's processes, driver's figures",
         labels=("lacks",),
     )
     for lack in _LACKS:
         blind.add_metric((lack,), float(lack in lacking))
     yield blind
-    backstop = GaugeMetricFamily(
+    limited = GaugeMetricFamily(
         "vcuda_memory_backstop",
         "Memory limits of containers that the driver (nvml) or the kernel (dmem) holds too, or nobody",
         labels=("kind",),
     )
     for kind in ("nvml", "dmem", "none"):
-        backstop.add_metric((kind,), kinds.get(kind, 0))
-    yield backstop
+        limited.add_metric((kind,), kinds.get(kind, 0))
+    yield limited
     bare = GaugeMetricFamily(
         "vcuda_container_not_injected",
         "1 while the container runs without the mounts of its grant",

@@ -1,7 +1,7 @@
-"""What the services count: each counter and histogram of the agent, with its name, help and labels.
+"""Counters and histograms of the agent's services: name, help text and labels of each.
 
-The one place of the services that knows ``prometheus_client``. A family that is sampled at each scrape is in
-:mod:`gpu_manager.servers`.
+Only this module of the services imports ``prometheus_client``. Families that are computed at each scrape
+are in :mod:`gpu_manager.servers`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _NOTES = tuple(kind.value for kind in LibraryMessageKind)
 
 
 class ServiceMetrics:
-    """Counters since the start. Thread-safe; label values that are known ahead start at 0.
+    """Counters and histograms since the agent started. Thread-safe.
 
-    A counter ``vcuda_x`` is scraped as ``vcuda_x_total``.
+    Label values that are known in advance start at 0. A counter ``vcuda_x`` is scraped as ``vcuda_x_total``.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        # Else the time of each counter's birth is a series of its own.
+        # Otherwise each counter also has a series with the time of its creation.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped upstream
 
         def counter(name: str, text: str, label: str = "", known: Collection[str] = ()) -> Counter:
@@ -39,54 +39,63 @@ class ServiceMetrics:
             return Histogram(name, text, ("resource",), buckets=BUCKETS, registry=registry)
 
         self.allocations = counter(
-            "allocations", "Answers to Allocate, by result", "result", ("granted", "refused", "unidentified")
+            "allocations",
+            "Answers to Allocate calls, by result",
+            "result",
+            ("granted", "refused", "unidentified"),
         )
         self.unidentified = counter(
             "unidentified",
-            "Preferences asked for a pod that could not be named for certain",
+            "GetPreferredAllocation calls whose pod could not be identified for certain",
             "resource",
             _RESOURCES,
         )
         self.double_offers = counter(
             "double_offers",
-            "Ids on offer that another active pod holds; they are left out",
+            "Device ids that the kubelet offered although another active pod holds them; they are not used",
             "resource",
             _RESOURCES,
         )
         self.preferred_failures = counter(
-            "preferred_failures", "Preferences not given because of a fault of ours", "resource", _RESOURCES
+            "preferred_failures",
+            "GetPreferredAllocation calls left unanswered because of an internal error",
+            "resource",
+            _RESOURCES,
         )
         self.annotation_yielded = counter(
-            "annotation_yielded", "Grants on other cards than the pod's annotation named"
+            "annotation_yielded", "Grants on cards other than those in the pod's annotation"
         )
         self.association_corrected = counter(
-            "association_corrected", "Grants whose container was corrected when it started"
+            "association_corrected", "Grants whose container was corrected when the container started"
         )
         self.association_fetches = counter(
-            "association_fetches", "Pods asked for at the API server because the watch did not show them yet"
+            "association_fetches", "Pods read from the API server because the watch did not show them yet"
         )
         self.association_unconfirmed = counter(
-            "association_unconfirmed", "Pods named without asking the API server, which did not answer"
+            "association_unconfirmed", "Pods identified without the API server, because it did not answer"
         )
         self.proof_mismatches = counter(
-            "proof_mismatches", "Starts put off because the kubelet's checkpoint did not show their ids"
+            "proof_mismatches",
+            "Container starts delayed because the kubelet's checkpoint did not show their device ids",
         )
         self.proof_refusals = counter(
-            "proof_refusals", "Starts refused because the container cannot run with what it was given"
+            "proof_refusals",
+            "Container starts refused because the container cannot run with the cards it was given",
         )
         self.unproven = counter(
-            "unproven", "Starts without proof because the kubelet's checkpoint could not be read"
+            "unproven",
+            "Container starts without verification because the kubelet's checkpoint could not be read",
         )
         self.stranded = counter(
-            "stranded", "Pods found that were admitted before this node offered our resources"
+            "stranded", "Pods without devices: admitted before this node offered the vcuda resources"
         )
-        self.reclaimed = counter("reclaimed", "Allocations given back because their pod has gone")
+        self.reclaimed = counter("reclaimed", "Allocations released because their pod no longer exists")
         self.evaders_named = counter(
             "evaders_named", "Times a container was reported as bypassing its limits", "reason"
         )
         self.library_notes = counter(
             "library_notes",
-            "What libvcuda told the agent from inside containers; the log has the words",
+            "Messages from libvcuda inside containers, by kind; the agent's log has their text",
             "kind",
             _NOTES,
         )
@@ -94,12 +103,14 @@ class ServiceMetrics:
             "registrations", "Registrations with the kubelet", "resource", _RESOURCES
         )
         self.registration_failures = counter(
-            "registration_failures", "Attempts to serve and register that failed"
+            "registration_failures", "Failed attempts to serve the device plugin or to register it"
         )
         self.recovery_disagreements = counter(
-            "recovery_disagreements", "Sources that disagreed when the books were rebuilt", "source"
+            "recovery_disagreements",
+            "Sources that disagreed when the allocations were rebuilt at the start",
+            "source",
         )
-        self.scrape_errors = counter("scrape_errors", "Readings that failed, by source", "source")
+        self.scrape_errors = counter("scrape_errors", "Failed readings, by source", "source")
         self.allocate_seconds = seconds("vcuda_allocate_duration_seconds", "Time to answer Allocate")
         self.preferred_seconds = seconds(
             "vcuda_preferred_duration_seconds", "Time to answer GetPreferredAllocation"

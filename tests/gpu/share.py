@@ -157,7 +157,7 @@ def _host_loop(machine: Machine, containers: Sequence[Container]) -> Iterator[No
                 c.name,
                 machine.card.uuid,
                 at_work=bool(c.pids),
-                truth=sum(busy[p] for p in c.pids if p in busy) / 100 if busy else None,
+                driver_share=sum(busy[p] for p in c.pids if p in busy) / 100 if busy else None,
             )
             for c in containers
         ]

@@ -47,7 +47,7 @@ class Rig:
 
     def agent(self) -> TimeSharing:
         """A new one, that knows nothing of what another wrote."""
-        return TimeSharing(self.pages, self.usage.seats, self.node.clock, self.node.metrics)
+        return TimeSharing(self.pages, self.usage.tenants, self.node.clock, self.node.metrics)
 
     def second(
         self, *, driver: int | None, account: int, process: bool = True, untold: int = 0, movable: int = 0

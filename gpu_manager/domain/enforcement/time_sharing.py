@@ -89,11 +89,11 @@ class SharedCard:
         """Up to when timelines were judged (CLOCK_MONOTONIC): the next period begins here."""
 
     def sample(
-        self, now: float, seen: Mapping[str, CardActivity], truth: Mapping[str, float] | None = None
+        self, now: float, seen: Mapping[str, CardActivity], driver_shares: Mapping[str, float] | None = None
     ) -> None:
         """Record the containers at work since the last sample. ``now`` is CLOCK_MONOTONIC in seconds.
 
-        ``truth`` is the share of the card's time that the driver saw a container use, if known.
+        ``driver_shares`` is the share of the card's time that the driver saw a container use, if known.
         """
         for gone in self._tenants.keys() - seen.keys():
             del self._tenants[gone]
@@ -106,7 +106,7 @@ class SharedCard:
                 tenant.period = None
         for name, one in seen.items():
             tenant = self._tenants.setdefault(name, _Tenant())
-            _earn(tenant, one, (self._sampled_ms - before) * 1e-3, (truth or {}).get(name))
+            _earn(tenant, one, (self._sampled_ms - before) * 1e-3, (driver_shares or {}).get(name))
             tenant.looks.append((before, self._sampled_ms, one.at_work))
             tenant.left_alone = len(present) - one.present == 0
 
@@ -155,18 +155,18 @@ class SharedCard:
         for tenant in self._tenants.values():
             tenant.charged = 0.0
 
-    def gains(self, seconds: float, truth: Mapping[str, float]) -> dict[str, float]:
+    def gains(self, seconds: float, driver_shares: Mapping[str, float]) -> dict[str, float]:
         """Return factors for the charges, so that they divide the card as the driver saw it divided.
 
         Processes do not take exactly equal turns: one with short kernels gets a little more than an n-th.
         Only the ratio between containers is taken from the driver, not the amount. ``seconds`` is the time
         since the last call. With fewer than two known containers nothing is corrected.
         """
-        known = [tenant for name, tenant in self._tenants.items() if name in truth]
+        known = [tenant for name, tenant in self._tenants.items() if name in driver_shares]
         for name, tenant in self._tenants.items():
             keep = max(0.0, 1 - seconds / MEMORY_SECONDS)
             tenant.compared = tenant.compared * keep + tenant.charged
-            tenant.observed = tenant.observed * keep + truth.get(name, 0.0) * seconds
+            tenant.observed = tenant.observed * keep + driver_shares.get(name, 0.0) * seconds
             tenant.charged = 0.0
         charged, observed = sum(t.compared for t in known), sum(t.observed for t in known)
         for tenant in self._tenants.values():
@@ -178,7 +178,7 @@ class SharedCard:
         return {name: tenant.gain for name, tenant in self._tenants.items()}
 
 
-def _earn(tenant: _Tenant, seen: CardActivity, seconds: float, truth: float | None) -> None:
+def _earn(tenant: _Tenant, seen: CardActivity, seconds: float, driver_shares: float | None) -> None:
     """Charged time earns trust: its claims are believed for as long."""
     before, tenant.busy_ns = tenant.busy_ns, seen.busy_ns
     raw = (max(0, seen.busy_ns - before) * 1e-9 if before is not None else 0.0) / tenant.gain
@@ -186,8 +186,8 @@ def _earn(tenant: _Tenant, seen: CardActivity, seconds: float, truth: float | No
     supported = raw * tenant.factor * LAG
     if seen.at_work or tenant.since_first_work:
         tenant.since_first_work += seconds
-    if truth is not None and tenant.since_first_work > UNSEEN_SECONDS:
-        supported = min(supported, (truth * _MARGIN + 0.02) * seconds * tenant.factor)
+    if driver_shares is not None and tenant.since_first_work > UNSEEN_SECONDS:
+        supported = min(supported, (driver_shares * _MARGIN + 0.02) * seconds * tenant.factor)
     tenant.trust = min(TRUST_CAP_SECONDS, tenant.trust + supported)
 
 

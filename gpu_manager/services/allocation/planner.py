@@ -1,4 +1,6 @@
-"""Plans over the books: where a pod goes, and which ids say so. Functions without ports, locks or memory."""
+"""Plans the cards of a pod's containers and the device ids to prefer. Functions over the books, without I/O
+or locks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Assigned = Mapping[str, Sequence[tuple[CardUuid, Amount]]]
 
 @dataclass(frozen=True, slots=True)
 class IdChoice:
-    """What the kubelet lets choose from: ``size`` of the ``free`` ids of a resource, ``must`` among them."""
+    """A GetPreferredAllocation request: choose ``size`` of the ``free`` ids of a resource, all of ``must``
+    included.
+    """
 
     resource: str
     free: Sequence[str]
@@ -38,7 +42,7 @@ class IdChoice:
 
 
 def offer(books: Books) -> KubeletOffer:
-    """What the kubelet is to be told now."""
+    """Return the devices to report in ListAndWatch now."""
     lent = {g.allocation.pod for g in books.grants.values() if g.ids.get(NVIDIA)}
     books.lending &= set(books.ledger.pods)
     ours = (a for a in books.ledger if a.pod not in lent and a.pod not in books.lending)
@@ -46,7 +50,7 @@ def offer(books: Books) -> KubeletOffer:
 
 
 def allocation_of(books: Books, pod: Pod, container: Container) -> Allocation:
-    """What this container has, or is to have; plans the whole pod if there is no plan yet."""
+    """Return the container's allocation, granted or planned; plans the whole pod if it has no plan yet."""
     held = books.ledger.get(pod.uid, container.name)
     if held is not None and (held.granted or all(_open(books, card) for card in held.cards)):
         return held
@@ -60,7 +64,7 @@ def allocation_of(books: Books, pod: Pod, container: Container) -> Allocation:
 
 
 def cards_for(books: Books, pod: Pod, container: Container) -> tuple[CardUuid, ...]:
-    """The cards that this container has, or is to have; none if it has no room anywhere."""
+    """Return the cards granted or planned for this container; empty if no card has room."""
     if books.ledger.get(pod.uid, container.name) is None:
         with contextlib.suppress(RequestInvalid, DoesNotFit):
             plan(books, pod, free_choice=True)
@@ -69,8 +73,14 @@ def cards_for(books: Books, pod: Pod, container: Container) -> tuple[CardUuid, .
 
 
 def plan(books: Books, pod: Pod, *, free_choice: bool) -> None:
-    """Book every container of the pod that is not booked: on the cards whose ids it will be handed, as
-    assigned, else by policy.
+    """Plan every container of the pod that is not booked yet.
+
+    On the cards that an init container passes on, else on those in the extender's annotation, else by the
+    placement policy. With ``free_choice`` an annotation that cannot be followed is ignored.
+
+    Raises:
+        RequestInvalid: the pod's request is illegal.
+        DoesNotFit: the cards have no room.
     """
     request = _open_part(books, pod)
     tied = _tied(books, pod)
@@ -89,7 +99,7 @@ def plan(books: Books, pod: Pod, *, free_choice: bool) -> None:
 
 
 def _plan_free(books: Books, pod: Pod, request: PodRequest, *, free_choice: bool) -> None:
-    """Containers that no granted one binds."""
+    """Plan the containers whose cards no granted container determines."""
     if not request.containers:
         return
     cards, ledger = books.node.cards, books.ledger
@@ -108,7 +118,7 @@ def _plan_free(books: Books, pod: Pod, request: PodRequest, *, free_choice: bool
 
 
 def plan_within(books: Books, pod: Pod, container: Container, cards: Iterable[CardUuid]) -> Allocation | None:
-    """Plan the pod anew on these cards alone; None, and the old plan, if it does not fit there."""
+    """Plan the pod anew on these cards only; returns None and keeps the old plan if it does not fit there."""
     allowed = frozenset(cards)
     before = tuple(books.ledger.of_pod(pod.uid).values())
     books.drop_plan(pod.uid)
@@ -123,8 +133,10 @@ def plan_within(books: Books, pod: Pod, container: Container, cards: Iterable[Ca
 
 
 def held_up(books: Books, pod: Pod, going: Iterable[PodUid], ending: Iterable[PodUid] = ()) -> bool:
-    """True if the pod finds no room here and would if the pods in ``going`` were gone; or not on the
-    cards that the scheduler named, and would if those in ``ending`` were.
+    """True if only ending pods keep the pod from its room.
+
+    Without the pods in ``ending`` it would fit on the cards that the scheduler named, or without those in
+    ``going`` on any cards of the node, and now it does not.
     """
     try:
         request = _open_part(books, pod)
@@ -151,14 +163,16 @@ def _follows(node: NodeCards, request: PodRequest, chosen: Assigned, ledger: Led
 
 
 def _anywhere(request: PodRequest) -> PodRequest:
-    """The request without allow lists: they were asked when its cards were chosen, and may have been
-    rewritten since, while the scheduler extender counts the pod on the cards it chose.
+    """Return the request without its lists of allowed models and cards.
+
+    The extender applied them when it chose the cards and counts the pod there, even if they have been
+    rewritten since.
     """
     return replace(request, models=(), uuids=frozenset())
 
 
 def plan_again(books: Books, pod: Pod) -> None:
-    """Plan what is open of the pod, if there is room."""
+    """Plan the pod's containers that are not booked, if there is room."""
     try:
         plan(books, pod, free_choice=True)
     except (RequestInvalid, DoesNotFit) as error:
@@ -184,8 +198,9 @@ def _book(books: Books, pod: Pod, placement: Mapping[str, tuple[Share, ...]]) ->
 
 
 def _tied(books: Books, pod: Pod) -> Mapping[str, tuple[CardUuid, ...]]:
-    """Container → the cards that it will be handed, where a granted one of its unit decides them: the
-    ids of an ordinary init container go on to the containers after it (:func:`units_of`).
+    """Return container → cards, for containers whose cards a granted container determines.
+
+    The kubelet passes the ids of an ordinary init container on to the containers after it (:func:`units_of`).
     """
     held = {a.container: a.cards for a in books.ledger.of_pod(pod.uid).values() if a.granted}
     tied: dict[str, tuple[CardUuid, ...]] = {}
@@ -197,7 +212,7 @@ def _tied(books: Books, pod: Pod) -> Mapping[str, tuple[CardUuid, ...]]:
 
 
 def assignment(node: NodeCards, pod: Pod) -> Assigned | None:
-    """The extender's choice if it is about this pod and node; only *which card* is taken from it."""
+    """Return the extender's choice of cards from the annotation; None if it is for another pod or node."""
     written = decode_assignment(pod.annotations.get(ALLOCATION))
     if written is None or written.node != node.name or written.pod != pod.api_uid:
         return None
@@ -205,7 +220,7 @@ def assignment(node: NodeCards, pod: Pod) -> Assigned | None:
 
 
 def pick(node: NodeCards, choice: IdChoice, cards: Iterable[CardUuid]) -> tuple[str, ...]:
-    """What must be included, then ids of these cards, then whatever is offered."""
+    """Return the preferred ids: the required ones, then those of these cards, then any that are offered."""
     known, missing = node.ids.card_of[choice.resource], choice.size - len(choice.must)
     rest = set(choice.free).difference(choice.must)
     chosen: list[str] = []
@@ -217,7 +232,9 @@ def pick(node: NodeCards, choice: IdChoice, cards: Iterable[CardUuid]) -> tuple[
 
 
 def best_ids(books: Books, choice: IdChoice) -> tuple[str, ...]:
-    """Ids of as few cards as possible: the fullest card that still offers enough, else the emptiest."""
+    """Return ids of as few cards as possible: of the fullest card with enough ids, else of the emptiest
+    cards.
+    """
     known, offered = books.node.ids.card_of[choice.resource], dict[CardUuid, int]()
     for device in choice.free:
         if device in known:
@@ -230,8 +247,9 @@ def best_ids(books: Books, choice: IdChoice) -> tuple[str, ...]:
 
 
 def clear(books: Books, offered: Sequence[str], answer: Identification) -> tuple[list[str], int]:
-    """The offer without ids that another active pod holds, and how many those were. Others that the books
-    still show are free, and no longer in the books.
+    """Return the offered ids without those that another active pod holds, and the number of ids left out.
+
+    Ids that are booked for pods that are no longer active are free; their bookings are removed.
     """
     name = (answer.candidate.pod.namespace, answer.candidate.pod.name) if answer.candidate else None
     own = {answer.candidate.pod.uid} if answer.candidate else set()
@@ -254,13 +272,13 @@ def clear(books: Books, offered: Sequence[str], answer: Identification) -> tuple
 
 
 def _any_active(books: Books, pods: Iterable[PodUid], active: Collection[tuple[str, str]] | None) -> bool:
-    """True unless it is known that none of these pods is active."""
+    """True if one of these pods is active, or if that is not known."""
     held = (a for uid in pods for a in books.ledger.of_pod(uid).values())
     return active is None or any((a.namespace, a.pod_name) in active for a in held)
 
 
 def _holders(ledger: Ledger, chosen: Assigned) -> list[str]:
-    """Who stands where the assignment points, for the log."""
+    """Return the containers on the assigned cards, for the log."""
     cards = {card for shares in chosen.values() for card, _ in shares}
     return sorted(
         f"{a.namespace}/{a.pod_name} {a.container}{'' if a.granted else ' (planned)'}"

@@ -1,7 +1,8 @@
-"""PreStartContainer: proof from the kubelet's checkpoint of whose ids these are, then the final limits.
+"""PreStartContainer: verifies by the kubelet's checkpoint which container holds device ids, and writes its
+limits.
 
-It may correct names and amounts. A wrong card cannot be repaired, since ids are fixed for the pod's
-life: then the start is refused, said, and the pod evicted where a controller makes a new one.
+A wrong name or amount is corrected here. A wrong card cannot be: device ids are fixed for the pod's life.
+Then the start is refused, an Event says why, and a pod that has a controller is evicted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 class PreStart:
-    """Thread-safe; called from the workers of several pods at once."""
+    """Handles PreStartContainer. Thread-safe: several containers may start at once."""
 
     def __init__(
         self,
@@ -55,14 +56,15 @@ class PreStart:
         self._tenants = tenants
         self._metrics = metrics
         self._evict = evict
-        self._truth = AnnotationWriteback(state, pods, clock)
+        self._writeback = AnnotationWriteback(state, pods, clock)
 
     def prove(self, resource: str, devices: Sequence[str]) -> None:
-        """Confirm the holder of these ids, write its limits, begin its usage anew. ``resource`` is one whose
-        answer carries cards.
+        """Verify which container holds these device ids, write its limits, and reset its usage page.
+
+        ``resource`` is one whose Allocate responses carry the cards.
 
         Raises:
-            NodeUnready: the kubelet's books do not show these ids (yet): it tries again.
+            NodeUnready: the kubelet's checkpoint does not show the ids yet; the kubelet tries again.
             DoesNotFit: the container cannot run with the cards it was given.
         """
         ids = frozenset(devices)
@@ -89,7 +91,7 @@ class PreStart:
         self._start(grants)
 
     def _settle(self, entry: CheckpointEntry, entries: Sequence[CheckpointEntry]) -> Grant:
-        """The grant of this entry; corrected if the books had it under another name."""
+        """Return the grant of a checkpoint entry, corrected if it was booked for another container."""
         memory = next(
             (
                 e.ids
@@ -101,7 +103,7 @@ class PreStart:
         known = self._state.view.grants.get((entry.pod, entry.container))
         nameless = any(map(is_unidentified, self._state.owners(memory)))  # its memory is booked beside it
         if is_predecessor_pod({entry.resource: entry.ids}):
-            return self._inherited(entry, known)
+            return self._of_predecessor(entry, known)
         if known is not None and known.ids.get(entry.resource) == entry.ids and not nameless:
             told = decode_assignment(entry.annotation)
             # Without an answer of ours NVIDIA's own plugin started it; its id is the card.
@@ -122,9 +124,11 @@ class PreStart:
         )
         return grant
 
-    def _inherited(self, entry: CheckpointEntry, known: Grant | None) -> Grant:
-        """A container that the predecessor granted starts again. The kubelet replays the predecessor's
-        answer: a whole card works as before, a fraction's library looks for a manager that is gone.
+    def _of_predecessor(self, entry: CheckpointEntry, known: Grant | None) -> Grant:
+        """Return the grant of a container that the predecessor's agent admitted and that starts again.
+
+        The kubelet replays the predecessor's response: a whole card works as before, but a fraction's library
+        looks for a manager that no longer runs. Raises DoesNotFit then.
         """
         if known is not None and all(share.whole for share in known.allocation.shares):
             return known
@@ -134,8 +138,10 @@ class PreStart:
         raise DoesNotFit(f"container {entry.container!r} cannot start again: {reason}")
 
     def _check_nodes(self, hits: Sequence[CheckpointEntry], grants: Sequence[Grant]) -> None:
-        """The kubelet repeats the answer to an Allocate for the pod's life, across reboots too. The driver
-        numbers its cards anew at each: with one lost, a node that was given may be another card's.
+        """Refuse a start whose device nodes now belong to another card.
+
+        The kubelet replays an Allocate response for the pod's life, also after a reboot, but the driver
+        numbers its cards anew at each boot: after a card is lost, the same device node may be another card.
         """
         node = self._state.node
         for entry, grant in zip(hits, grants, strict=True):
@@ -148,8 +154,10 @@ class PreStart:
                 raise DoesNotFit(f"container {entry.container!r} cannot start: {reason}")
 
     def _check_pages(self, hits: Sequence[CheckpointEntry], grants: Sequence[Grant]) -> None:
-        """An init and an app container that share ids have a page each. Where they were answered for one, as
-        a pod that was taken for its namesake is, no page can hold the limits of both.
+        """Refuse a start if containers with different limits were given the same directory of control pages.
+
+        An init and an app container that share device ids normally have a page each; they got the same
+        one if their pod was taken for another of the same name.
         """
         limits: dict[str, object] = {}
         for entry, grant in zip(hits, grants, strict=True):
@@ -162,7 +170,7 @@ class PreStart:
 
     def _start(self, grants: Sequence[Grant]) -> None:
         fresh = [g for g in grants if not g.proven]
-        # As the books are now: while the proof was looked for, the pod's ceiling may have been changed.
+        # Read again: the pod's elastic limit may have changed during the verification.
         now = self._state.view.grants
         for grant in (now.get(g.key, g) for g in grants):
             limits = limits_of(grant)
@@ -184,7 +192,7 @@ class PreStart:
         if pod is not None:
             text = explain_shares(grant.allocation.shares, self._state.node.cards)
             self._pods.event(pod, EVENT_ALLOCATED, f'container "{grant.allocation.container}": {text}')
-            self._truth.tell(pod)
+            self._writeback.tell(pod)
 
     def _refuse(self, entry: CheckpointEntry, pod: Pod | None, reason: str) -> None:
         self._metrics.proof_refusals.inc()
@@ -203,7 +211,7 @@ class PreStart:
 
 
 def _moved(uuid: CardUuid, entry: CheckpointEntry, node: NodeCards) -> str:
-    """Why the device nodes that the container was given are not this card's; empty if they are."""
+    """Return why the container's device nodes are not this card's; empty if they are."""
     state = node.card(uuid)
     if state is None or state.missing:
         return f"its card {state.card.index if state else uuid} is no longer there"

@@ -1,7 +1,8 @@
-"""Who has left: what ended pods held is given back.
+"""Releases what ended pods held, during GetPreferredAllocation and Allocate.
 
-There is no Deallocate. This is the quick way, taken at every GetPreferredAllocation on the fresh listing
-that it makes anyway; :class:`gpu_manager.services.recovery.reclaimer.Reclaimer` is the thorough one.
+The device plugin API has no Deallocate. This is the quick way, from the kubelet's listing that
+GetPreferredAllocation reads anyway; :class:`gpu_manager.services.recovery.reclaimer.Reclaimer` looks
+periodically and at more sources.
 """
 
 from __future__ import annotations
@@ -23,39 +24,43 @@ from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 
 log = structlog.get_logger(__name__)
 
-PATIENCE_SECONDS = 5.0  # a question waits so long for deleted pods' processes; the kubelet admits nobody else
+PATIENCE_SECONDS = 5.0  # longest wait for deleted pods' processes; the kubelet admits no pod meanwhile
 _LOOK_SECONDS = 0.25
-_MOST_ASKED = 8  # pods that the API is asked about in one call; the rest waits for the next
+_MOST_ASKED = 8  # pods read from the API server in one call; the others follow in the next
 
 
 class DepartedPods:
-    """Thread-safe. Its own lock is around what it remembers of pods, and held over memory alone."""
+    """Finds pods that have ended and releases their allocations. Thread-safe; its lock is never held over
+    I/O.
+    """
 
     def __init__(
         self, state: NodeState, pods: Pods, processes: Processes, patience: float = PATIENCE_SECONDS
     ) -> None:
-        """``patience``: seconds that a question waits for deleted pods' processes to end."""
+        """``patience``: how long a call waits for processes of deleted pods to end, in seconds."""
         self._state = state
         self._pods = pods
         self._processes = processes
         self._looks = int(patience / _LOOK_SECONDS)
         self._pause = threading.Event()  # never set: it only waits
         self._lock = threading.Lock()
-        self._outlasted: frozenset[PodUid] = frozenset()  # pods that were waited for in vain
-        self._seen: set[PodUid] = set()  # pods seen active since the kubelet came up
-        self._returned: set[PodUid] = set()  # pods some of whose ids the kubelet has offered again
+        self._outlasted: frozenset[PodUid] = frozenset()  # pods whose processes did not end within one wait
+        self._seen: set[PodUid] = set()  # pods that the kubelet has listed since it started
+        self._returned: set[PodUid] = set()  # pods of whose device ids the kubelet has offered some again
 
     def restarted(self) -> None:
-        """The kubelet is new: it lists its pods one by one again, so absence means nothing yet."""
+        """The kubelet has restarted: it lists its pods one by one again, so a missing pod proves nothing
+        yet.
+        """
         with self._lock:
             self._seen.clear()
 
     def seen(self, uid: PodUid) -> bool:
-        """True if the pod was listed as active since the kubelet came up."""
+        """True if the kubelet has listed the pod since it started."""
         return uid in self._seen
 
     def lingering(self) -> tuple[TerminatingShare, ...]:
-        """What pods hold that the API no longer has and whose processes run, or may run: none can be seen."""
+        """Return the shares of pods that the API server no longer has but whose processes run, or may run."""
         living, ledger = _living(self._pods.local()), self._state.view.ledger
         absent = [uid for uid in ledger.pods if uid not in living and not is_unidentified(uid)]
         gone = [uid for uid in absent if self._processes.alive(uid) is not False]
@@ -78,11 +83,10 @@ class DepartedPods:
         return tuple(sorted(gone - unsure - _living(local)))[: terminating.MOST]
 
     def outwait(self, answer: Identification, offered: Collection[str]) -> str:
-        """:meth:`observe`, and wait some seconds while only pods that are going stand in the way: asked with
-        all of them, and with those of which the watch alone has yet to show the end.
+        """:meth:`observe`, then wait while only ending pods keep the asking pod from its room.
 
-        Returns who still does at the end, for the refusal; empty if nobody. A pod that has outlasted one
-        wait is not waited for again. No lock is held while it waits.
+        Ends after some seconds, and does not wait twice for the same pod. No lock is held meanwhile. Returns
+        the text of a refusal if processes still run then; empty otherwise.
         """
         going = self.observe(answer, offered)
         for _ in range(self._looks):
@@ -100,13 +104,12 @@ class DepartedPods:
         return self._still_running(going)
 
     def given_again(self, ids: Collection[str]) -> str:
-        """Give back what pods held whose ids the kubelet allocates again without having asked for a
-        preference.
+        """Release the pods whose device ids the kubelet allocates again without GetPreferredAllocation.
 
-        The kubelet has given up these pods, so those that the API has deleted or ended are over once their
-        processes are, for which it waits some seconds. The API itself is asked: the watch may show neither a
-        pod that is new nor the end of an old one. Returns whose processes still run at the end, for the
-        refusal; empty if nobody's. No lock is held while it waits.
+        The kubelet no longer counts these pods. Those that the API server has deleted or that have ended are
+        released once their processes have ended, for which it waits some seconds without a lock. The API
+        server is asked directly, because the watch may be behind. Returns the text of a refusal if processes
+        still run then; empty otherwise.
         """
         view = self._state.view
         known = view.ledger.pods
@@ -133,21 +136,21 @@ class DepartedPods:
         return answer.candidate is not None and self._state.held_up(answer.candidate.pod, going, ending)
 
     def observe(self, answer: Identification, offered: Collection[str]) -> frozenset[PodUid]:
-        """Give back what pods held that have ended, by the kubelet's own account, unless processes live on.
+        """Release pods that have ended according to the kubelet's listing and whose processes have ended.
 
-        A pod has ended if it was active since the kubelet came up and is not any more; or if the API has
-        forgotten it and it was only planned, or the kubelet offers ids of it, or lists them at nobody. If
-        nothing of that is known, as after a start, the API itself is asked: absence from the listing alone
-        proves nothing.
+        A pod has ended if the kubelet has listed it since its start and no longer does. It has also ended if
+        the API server no longer has it and it was only planned, or the kubelet offers its device ids, or
+        lists them for no pod. If none of this is known, as after a start, the API server is asked: a pod
+        that is merely missing from the listing may be running.
 
-        Returns the pods that are going: their processes still run, or the watch has yet to show their end.
+        Returns the ending pods: their processes still run, or the watch does not show their end yet.
         """
         if answer.active is None:
             return frozenset()
         local = self._pods.local()
         living = _living(local)
         taken = {name: f.pod.uid for name, found in local.items() for f in found if f.pod.uid in living}
-        # The API's list has been taken in, by the kubelet too, once both show the pod that is being admitted.
+        # Agent and kubelet have the API server's whole list once both show the pod that is being admitted.
         complete = answer.candidate is not None and answer.candidate.pod.uid in living
         going: set[PodUid] = set()
         view, returned = self._state.view, self._state.owners(offered)
@@ -161,8 +164,9 @@ class DepartedPods:
                 held = next(iter(view.ledger.of_pod(uid).values()))
                 name = held.namespace, held.pod_name
                 namesake = uid not in living and taken.get("/".join(name), uid) != uid
-                # Ids offered again were a pod's that has ended, whatever the watch still shows: the name is a
-                # newer pod's, or a kubelet before 1.34 lists, without ids, who has ended as well.
+                # Device ids are offered again only after their pod has ended, whatever the watch still
+                # shows. Its name may then be a newer pod's; and a kubelet before 1.34 also lists ended
+                # pods, without ids.
                 over = uid in self._returned
                 if name in answer.active and (
                     not (namesake or over) or name in _listed_at(view, uid, answer.held)
@@ -174,7 +178,7 @@ class DepartedPods:
                 ):
                     ended.append(uid)
                 elif uid not in living:
-                    # A stand-in for a pod that nobody could name is no pod that has gone.
+                    # An unidentified grant belongs to a pod that is not known yet, not to one that has ended.
                     if complete and not is_unidentified(uid) and not _listed_at(view, uid, answer.held):
                         ended.append(uid)
                     else:
@@ -185,7 +189,7 @@ class DepartedPods:
         return frozenset(going | self._free(ended))
 
     def _free(self, ended: Collection[PodUid]) -> set[PodUid]:
-        """Give back what these pods held; returns those whose processes still run."""
+        """Release these pods, except those whose processes still run: these are returned."""
         running: set[PodUid] = set()
         for uid in ended:
             alive = self._processes.alive(uid)
@@ -201,8 +205,9 @@ class DepartedPods:
         return running
 
     def _forgotten(self, doubtful: Iterable[tuple[PodUid, Allocation]]) -> list[PodUid]:
-        """Those of which the API says that they are no more. Who is silent once is not asked further: the
-        kubelet admits nobody while we wait.
+        """Return the pods that the API server no longer has, or has as ended.
+
+        Stops at the first call that fails: the kubelet admits no pod meanwhile.
         """
         gone = []
         for uid, held in doubtful:
@@ -217,11 +222,11 @@ class DepartedPods:
 
 
 def _listed_at(view: StateView, uid: PodUid, held: Mapping[str, tuple[str, str]]) -> set[tuple[str, str]]:
-    """The active pods at which the kubelet lists ids of this one; none if only its checkpoint does."""
+    """Return the active pods for which the kubelet lists device ids that are booked for this pod."""
     grants = (view.grants.get(a.key) for a in view.ledger.of_pod(uid).values())
     return {held[device] for g in grants if g for ids in g.ids.values() for device in ids if device in held}
 
 
 def _living(local: Mapping[str, Sequence[KnownPod]]) -> set[PodUid]:
-    """The pods that the API has and that have not ended."""
+    """Return the pods that the API server has and that have not ended."""
     return {f.pod.uid for found in local.values() for f in found if not f.tombstone and not f.pod.terminal}

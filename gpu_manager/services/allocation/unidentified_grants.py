@@ -1,8 +1,8 @@
-"""Grants whose container is not known for certain: the kubelet did not ask for a preference first.
+"""Grants whose container is not known yet, because Allocate came without GetPreferredAllocation.
 
-Under a NUMA policy it does not where exactly as many aligned ids are left as are needed. The ids are then
-tokens, and the choice of cards is ours: such that the container that may be meant can live there. Whose
-grant it is settles the kubelet's next listing (:func:`identify`), or else PreStartContainer.
+Under a NUMA policy the kubelet skips GetPreferredAllocation if exactly as many aligned device ids are left as
+are needed. The ids then say nothing about cards: the agent chooses cards on which the likely container has
+room. The kubelet's next listing (:func:`identify`) or PreStartContainer shows whose grant it is.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ UNIDENTIFIED = "unidentified-"
 
 
 def is_unidentified(uid: PodUid) -> bool:
-    """True for the stand-in of a pod that is not known."""
+    """True for the made-up UID of an unidentified grant."""
     return uid.startswith(UNIDENTIFIED)
 
 
 def holds(books: Books, pod: PodUid, container: str, resource: str) -> frozenset[str]:
-    """As the books say, and what is taken for this container's under a made-up name. Without that it
-    would still seem to lack what it was just given, and the next pod's grant be taken for a part of its.
+    """Return the device ids booked for this container, or those of the unidentified grant that is likely its.
+
+    Without the latter the container would still seem to lack its ids, and the next pod's grant would be
+    taken for a part of it.
     """
     held = books.holds(pod, container, resource)
     taken = books.grants.get(books.meant.get((pod, container), (PodUid(""), "")))
@@ -47,8 +49,9 @@ def holds(books: Books, pod: PodUid, container: str, resource: str) -> frozenset
 
 
 def book(books: Books, resource: str, ids: frozenset[str], likely: ContainerCandidate | None) -> Grant:
-    """Book these ids on cards with room for all that ``likely`` asks for. What that container has booked
-    already is in this grant from now on: nothing is booked twice while it is not known.
+    """Book device ids for an unidentified container, on cards with room for the whole request of ``likely``.
+
+    What is booked for ``likely`` already becomes part of this grant, so that nothing is booked twice.
 
     Raises:
         DoesNotFit: no card has room; nothing has changed.
@@ -80,17 +83,18 @@ def book(books: Books, resource: str, ids: frozenset[str], likely: ContainerCand
 
 
 def owns(books: Books, ids: Iterable[str]) -> bool:
-    """True if grants under a made-up name alone hold any of these ids. Nobody is known to have them, so
-    the kubelet may give them again: an init container handed them on, or its pod was rejected since.
+    """True if only unidentified grants hold any of these device ids.
+
+    The kubelet may hand such ids out again: an init container passed them on, or its pod was rejected.
     """
     return all(map(is_unidentified, books.owners(ids)))
 
 
 def identify(books: Books, candidate: ContainerCandidate, listed: Mapping[str, frozenset[str]]) -> None:
-    """The kubelet lists these ids at the container that it asks about: they are its own.
+    """Assign unidentified grants to the container for which the kubelet lists their device ids.
 
     Raises:
-        DoesNotFit: the card that its core ids were answered with has no room for all that it asks for.
+        DoesNotFit: the card that Allocate answered with has no room for the container's whole request.
     """
     pod, container = candidate.pod, candidate.container
     books.meant.pop(candidate.key, None)
@@ -103,7 +107,7 @@ def identify(books: Books, candidate: ContainerCandidate, listed: Mapping[str, f
         books.meant = {k: v for k, v in books.meant.items() if v != grant.key}
         books.release(*grant.key)
         books.drop_plan(pod.uid)
-        if not any(r in grant.ids for r in CARRIERS):  # the card is open still
+        if not any(r in grant.ids for r in CARRIERS):  # the card is not chosen yet
             allocation = planner.allocation_of(books, pod, container)
         else:
             order = next(n for n, c in enumerate(pod.containers) if c.name == container.name)
@@ -119,13 +123,15 @@ def identify(books: Books, candidate: ContainerCandidate, listed: Mapping[str, f
 
 
 def cards_for(books: Books, candidate: ContainerCandidate) -> tuple[CardUuid, ...]:
-    """The cards that this container has, is thought to have, or is to have; none without room."""
+    """Return the cards that are granted, likely granted, or planned for this container; empty without
+    room.
+    """
     base = _base(books, candidate.key)
     return base.allocation.cards if base else planner.cards_for(books, candidate.pod, candidate.container)
 
 
 def _waiting(books: Books, resource: str) -> list[Grant]:
-    """The last grant that lacks this resource: its container may be the one that is asked for."""
+    """Return the last unidentified grant without this resource: it may be the same container's."""
     found = [g for g in books.grants.values() if is_unidentified(g.allocation.pod)]
     return [g for g in found if resource not in g.ids][-1:]
 
@@ -138,7 +144,7 @@ def _held_by_nobody(books: Books, ids: frozenset[str]) -> list[Grant]:
 
 
 def _base(books: Books, key: Key) -> Grant | None:
-    """What is granted already to who may be meant: under a made-up name, or under its own."""
+    """Return what the container was granted before: by an unidentified grant, or under its own name."""
     grants = books.grants
     return grants.get(books.meant[key]) if books.meant.get(key) in grants else grants.get(key)
 
@@ -156,7 +162,7 @@ def _grant(
     wanted = {r: likely.container.wants(r) if likely else 0 for r in (CORE, MEMORY)}
     wanted |= {r: len(held) for r, held in (base.ids if base else {}).items()} | {resource: len(ids)}
     whole = wanted[CORE] >= CORES_PER_CARD
-    # Memory alone lies where at least one core is left: its container has some.
+    # A memory grant needs a card with at least one free core: its container asks for cores too.
     request = Request(max(1, wanted[CORE]), 0 if whole else wanted[MEMORY] * books.node.unit)
     cards = base.allocation.cards if base and CORE in base.ids else ()
     shares = (
@@ -172,7 +178,7 @@ def _grant(
 
 
 def _lent(books: Books, ids: frozenset[str]) -> Grant:
-    """Whole cards under another vendor's name: its users read the card in the id, no other will do."""
+    """Return the grant of whole cards asked for as ``nvidia.com/gpu``: the ids are the cards' UUIDs."""
     node = books.node
     named = node.ids.cards_of(NVIDIA, ids)
     request = PodRequest(
@@ -189,7 +195,7 @@ def _lent(books: Books, ids: frozenset[str]) -> Grant:
 def _place(
     books: Books, request: Request, named: frozenset[CardUuid], planned: tuple[CardUuid, ...]
 ) -> tuple[Share, ...]:
-    """The cards that the ids name, else those planned for who may be meant, else any with room."""
+    """Place on the cards that the ids name, else on those planned for the likely container, else on any."""
     node = books.node
     asked = PodRequest(PodUid(""), (ContainerRequest("", ContainerKind.APP, 0, request),))
     for allowed in _circles(books, named, planned, request.cards or 1):
@@ -204,7 +210,7 @@ def _place(
 def _circles(
     books: Books, named: frozenset[CardUuid], planned: tuple[CardUuid, ...], count: int
 ) -> Iterator[frozenset[CardUuid]]:
-    if len(named) == count:  # else the ids are tokens
+    if len(named) == count:  # otherwise the ids are not tied to cards
         yield named
     yield frozenset(planned)
     cards = [s.card for s in books.node.cards]

@@ -34,13 +34,13 @@ class DriverMemoryLimits:
         self,
         state: NodeState,
         pods: Pods,
-        backstop: DriverMemoryLimitSetter,
+        setter: DriverMemoryLimitSetter,
         clock: Clock,
         metrics: ServiceMetrics,
     ) -> None:
         self._state = state
         self._pods = pods
-        self._backstop = backstop
+        self._setter = setter
         self._clock = clock
         self._metrics = metrics
         self._held: dict[tuple[str, CardUuid], str | None] = {}
@@ -91,7 +91,7 @@ class DriverMemoryLimits:
     def _hold(self, container_id: str, card: CardUuid, limit: int) -> None:
         place = (container_id, card)
         try:
-            kind = self._backstop.hold(container_id, card, limit)
+            kind = self._setter.hold(container_id, card, limit)
         except NodeUnready as error:
             log.debug("driver_memory_limit_pending", container=container_id[:12], reason=str(error))
             return
@@ -105,6 +105,6 @@ class DriverMemoryLimits:
         if self._held.pop((container_id, card)) is None:
             return
         try:
-            self._backstop.let_go(container_id, card)
+            self._setter.let_go(container_id, card)
         except NodeUnready as error:
             log.warning("driver_memory_limit_not_removed", container=container_id[:12], reason=str(error))

@@ -88,7 +88,7 @@ class EvasionDetector:
         self._evicted: frozenset[PodUid] = frozenset()
         self.evaders: tuple[Evader, ...] = ()
         self.blind: frozenset[str] = frozenset()
-        """What the watchdog lacks: ``host-pid`` (the node's processes), ``cards`` (the driver's figures)."""
+        """What the detector lacks: ``host-pid`` (the node's processes), ``cards`` (the driver's figures)."""
 
     def look(self) -> None:
         """Judge the last sample, if it is new and not empty."""

@@ -59,7 +59,7 @@ class CardTenant:
     name: str
     card: CardUuid
     at_work: bool
-    truth: float | None = None
+    driver_share: float | None = None
     beyond: int = 0
     excess: Excess = NO_EXCESS
 
@@ -70,7 +70,7 @@ class _Watched:
 
     names: tuple[str, ...]
     shared: SharedCard = field(default_factory=SharedCard)
-    truth: Mapping[str, float] = field(default_factory=dict)
+    driver_share: Mapping[str, float] = field(default_factory=dict)
     compared_at: float | None = None
     next_at: float = 0.0
     publish_at: float = 0.0
@@ -92,12 +92,12 @@ class TimeSharing:
     def __init__(
         self,
         pages: ActivityPages,
-        seats: Callable[[], Sequence[CardTenant]],
+        tenants: Callable[[], Sequence[CardTenant]],
         clock: Clock,
         metrics: ServiceMetrics,
     ) -> None:
         self._pages = pages
-        self._seats = seats
+        self._card_tenants = tenants
         self._clock = clock
         self._metrics = metrics
         self._watched: dict[CardUuid, _Watched] = {}
@@ -120,7 +120,7 @@ class TimeSharing:
                 pause = self.step()
             except Exception:  # noqa: BLE001 - a run loop: pages are written by tenants
                 pause = SURVEY_SECONDS
-                self._metrics.scrape_errors.labels("coactivity").inc()
+                self._metrics.scrape_errors.labels("time-sharing").inc()
                 threads.failed("time_sharing_round_failed")
 
     def step(self) -> float:
@@ -155,7 +155,7 @@ class TimeSharing:
         return bool(began)
 
     def _survey(self, now: float) -> None:
-        present = self._seats()
+        present = self._card_tenants()
         self._began = {key: at for key, at in self._began.items() if now - at < BELIEVED_SECONDS}
         self._glance_at = now + GLANCE_SECONDS
         if present is self._calm and not self._began:
@@ -164,28 +164,30 @@ class TimeSharing:
         by_card: dict[CardUuid, list[CardTenant]] = {}
         self._resting.clear()
         for found in present:
-            seat = replace(found, at_work=True) if (found.name, found.card) in self._began else found
-            by_card.setdefault(seat.card, []).append(seat)
-            self._adjust(seat, now)
+            tenant = replace(found, at_work=True) if (found.name, found.card) in self._began else found
+            by_card.setdefault(tenant.card, []).append(tenant)
+            self._adjust(tenant, now)
         kept: dict[CardUuid, _Watched] = {}
-        for card, seats in by_card.items():
-            if not any(seat.at_work for seat in seats):
-                self._part(card, seats)
-                self._resting.extend((seat.name, card) for seat in seats if len(seats) > 1)
+        for card, tenants in by_card.items():
+            if not any(tenant.at_work for tenant in tenants):
+                self._part(card, tenants)
+                self._resting.extend((tenant.name, card) for tenant in tenants if len(tenants) > 1)
                 continue
             watched = kept[card] = self._watched.get(card) or _Watched(())
-            watched.names = tuple(seat.name for seat in seats)
-            watched.truth = {seat.name: seat.truth for seat in seats if seat.truth is not None}
-            if len(seats) < 2:
-                self._part(card, seats)
+            watched.names = tuple(tenant.name for tenant in tenants)
+            watched.driver_share = {
+                tenant.name: tenant.driver_share for tenant in tenants if tenant.driver_share is not None
+            }
+            if len(tenants) < 2:
+                self._part(card, tenants)
             self._compare(card, watched, now)
-            for seat in seats:
-                if seat.at_work:
-                    self._heartbeat(seat.name, now)
+            for tenant in tenants:
+                if tenant.at_work:
+                    self._heartbeat(tenant.name, now)
         self._watched = kept
         if not kept and not self._untold:
             self._calm = present
-        self._forget({(seat.name, card) for card, seats in by_card.items() for seat in seats})
+        self._forget({(tenant.name, card) for card, tenants in by_card.items() for tenant in tenants})
 
     def _forget(self, known: set[tuple[str, CardUuid]]) -> None:
         """Forget all containers but these."""
@@ -196,21 +198,21 @@ class TimeSharing:
         self._adjusted = {key: value for key, value in self._adjusted.items() if key in known}
         self._beat = {name: at for name, at in self._beat.items() if name in names}
 
-    def _adjust(self, seat: CardTenant, now: float) -> None:
+    def _adjust(self, tenant: CardTenant, now: float) -> None:
         """Publish memory beyond the account if it has changed; for a new container, all corrections."""
-        place, figures = (seat.name, seat.card), (seat.beyond, seat.excess)
+        place, figures = (tenant.name, tenant.card), (tenant.beyond, tenant.excess)
         if self._adjusted.get(place) == figures:
             return
-        told = Correction(host_adjust=seat.beyond, excess=seat.excess)
+        told = Correction(host_adjust=tenant.beyond, excess=tenant.excess)
         if place not in self._adjusted:
             told = replace(told, gain=1.0, co_active=1.0)
-        if self._write(seat.name, now, {seat.card: told}):
+        if self._write(tenant.name, now, {tenant.card: told}):
             self._adjusted[place] = figures
 
-    def _part(self, card: CardUuid, seats: Iterable[CardTenant]) -> None:
+    def _part(self, card: CardUuid, tenants: Iterable[CardTenant]) -> None:
         """Reset the factor of a container that shares with no other."""
-        for seat in seats:
-            self._publish(seat.name, card, (1.0, 1.0), self._clock.monotonic())
+        for tenant in tenants:
+            self._publish(tenant.name, card, (1.0, 1.0), self._clock.monotonic())
 
     def _compare(self, card: CardUuid, watched: _Watched, now: float) -> None:
         """Compare charges since the last comparison with the driver's figures, while containers share the
@@ -220,14 +222,14 @@ class TimeSharing:
         if before is None or not watched.contended:
             watched.shared.compare_from_now()
             return
-        for name, gain in watched.shared.gains(now - before, watched.truth).items():
+        for name, gain in watched.shared.gains(now - before, watched.driver_share).items():
             self._publish(name, card, (self._published.get((name, card), _ALONE)[0], gain), now)
 
     def _sample(self, card: CardUuid, watched: _Watched, now: float) -> None:
         found = {name: self._activity(name, card) for name in watched.names}
         seen = {name: _seen(a, int(now * 1e9)) for name, a in found.items() if a is not None}
         present = frozenset(name for name, one in seen.items() if one.present)
-        watched.shared.sample(now, seen, watched.truth)
+        watched.shared.sample(now, seen, watched.driver_share)
         watched.contended = len(present) > 1
         if present != watched.present:  # a container that comes or goes changes the time of all at once
             watched.present = present

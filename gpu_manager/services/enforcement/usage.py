@@ -115,7 +115,7 @@ class UsageSampler:
         self._before: dict[tuple[Key, CardUuid], _Before] = {}
         self._unaccounted: dict[tuple[Key, CardUuid], Unaccounted] = {}
         self.last = Sample(clock.monotonic())
-        self._seats: tuple[Sample, tuple[CardTenant, ...]] = (self.last, ())
+        self._tenants_now: tuple[Sample, tuple[CardTenant, ...]] = (self.last, ())
 
     def sample(self) -> Sample:
         """Take one sample."""
@@ -144,26 +144,26 @@ class UsageSampler:
         self.last = Sample(now, grants, card_uses, told, by_share, self.ended.among(grants))
         return self.last
 
-    def seats(self) -> tuple[CardTenant, ...]:
+    def tenants(self) -> tuple[CardTenant, ...]:
         """Containers with a page by card, and whether they worked in the last second.
 
         The same tuple while nothing of it has changed.
         """
-        sample, (before, seats) = self.last, self._seats
+        sample, (before, tenants) = self.last, self._tenants_now
         idle = not sample.processes and not before.processes
         if not (idle and sample.shares is before.shares and sample.grants is before.grants):
-            seats = self._seats_of(sample)
-        self._seats = sample, seats
-        return seats
+            tenants = self._tenants_of(sample)
+        self._tenants_now = sample, tenants
+        return tenants
 
     @staticmethod
-    def _seats_of(sample: Sample) -> tuple[CardTenant, ...]:
+    def _tenants_of(sample: Sample) -> tuple[CardTenant, ...]:
         return tuple(
             CardTenant(
                 name=sample.grants[use.key].directory,
                 card=use.share.card,
                 at_work=bool(use.core),
-                truth=_driver_share(sample.processes.get((use.key, use.share.card), ())),
+                driver_share=_driver_share(sample.processes.get((use.key, use.share.card), ())),
                 beyond=use.beyond,
                 excess=use.excess,
             )

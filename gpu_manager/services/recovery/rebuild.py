@@ -55,11 +55,11 @@ def rebuild(
     local: Mapping[str, Sequence[KnownPod]],
     node: NodeCards,
     metrics: ServiceMetrics,
-    inherited: Sequence[PredecessorPod] = (),
+    predecessor: Sequence[PredecessorPod] = (),
 ) -> Books:
     """The rebuilt books. Every source may be missing.
 
-    ``inherited`` is what the predecessor left, for containers that the kubelet or the API still shows.
+    ``predecessor`` is what the predecessor left, for containers that the kubelet or the API still shows.
     """
     grants: dict[Key, Grant] = {}
     planned: tuple[Allocation, ...] = ()
@@ -72,18 +72,18 @@ def rebuild(
             log.error("ledger_ignored", reason=str(error))
     pods = {f.pod.uid: f.pod for named in local.values() for f in named}
     held = _by_entry(entries) if entries is not None else _by_listing(listing or {}, local)
-    records = {(record.pod, record.container): record for record in inherited}
+    records = {(record.pod, record.container): record for record in predecessor}
     for key in records:
         pod = pods.get(key[0])
         if key not in held and (entries is None or (pod is not None and not pod.terminal)):
             held[key] = _Held()
     nameless = [g for g in grants.values() if is_unidentified(g.allocation.pod)]
-    for key, truth in held.items():
-        for unnamed in (g for g in nameless if any(truth.ids.get(r) == ids for r, ids in g.ids.items())):
+    for key, shown in held.items():
+        for unnamed in (g for g in nameless if any(shown.ids.get(r) == ids for r, ids in g.ids.items())):
             grants.pop(unnamed.key, None)  # the kubelet's books name its container: not booked twice
-            if truth.annotation is None and any(r in unnamed.ids for r in contract.CARRIERS):
-                truth.annotation = annotation_of(unnamed, node.name)
-        grant = _grant(key, truth, grants.get(key), pods.get(key[0]), node, metrics, records.get(key))
+            if shown.annotation is None and any(r in unnamed.ids for r in contract.CARRIERS):
+                shown.annotation = annotation_of(unnamed, node.name)
+        grant = _grant(key, shown, grants.get(key), pods.get(key[0]), node, metrics, records.get(key))
         if grant is not None:
             grants[key] = grant
     grants = {key: recognised(grant, node) for key, grant in grants.items()}
@@ -122,7 +122,7 @@ def _by_listing(
 
 def _grant(
     key: Key,
-    truth: _Held,
+    shown: _Held,
     stored: Grant | None,
     pod: Pod | None,
     node: NodeCards,
@@ -130,25 +130,25 @@ def _grant(
     record: PredecessorPod | None,
 ) -> Grant | None:
     if stored is not None:
-        if any(stored.ids.get(r) != ids for r, ids in truth.ids.items()):
+        if any(stored.ids.get(r) != ids for r, ids in shown.ids.items()):
             metrics.recovery_disagreements.labels("ids").inc()
             log.warning("device_ids_differ_from_kubelet", pod=key[0], container=key[1])
-            return replace(stored, ids={**stored.ids, **truth.ids})
+            return replace(stored, ids={**stored.ids, **shown.ids})
         return stored
     metrics.recovery_disagreements.labels("missing").inc()
-    told = contract.decode_assignment(truth.annotation)
-    cores, memory = truth.ids.get(contract.CORE, frozenset()), truth.ids.get(contract.MEMORY, frozenset())
+    told = contract.decode_assignment(shown.annotation)
+    cores, memory = shown.ids.get(contract.CORE, frozenset()), shown.ids.get(contract.MEMORY, frozenset())
     if told is not None and told.containers:
         shares = tuple(Share(card, amount) for card, amount in next(iter(told.containers.values())))
         if is_unidentified(PodUid(told.pod)):  # the amounts were guessed; the ids count them
-            shares = counted([s.card for s in shares], truth.ids, node)
+            shares = counted([s.card for s in shares], shown.ids, node)
         directory = told.directory
-    elif record is not None or is_predecessor_pod(truth.ids):
+    elif record is not None or is_predecessor_pod(shown.ids):
         shares, directory = shares_by_record(record, node) if record else (), ""
-        shares = shares or shares_by_annotation(pod, key[1], truth.ids, node)
+        shares = shares or shares_by_annotation(pod, key[1], shown.ids, node)
     else:
-        shares, directory = _from_ids(cores, memory, truth.ids.get(contract.NVIDIA, frozenset()), node), ""
-        said = _annotated(pod, key[1], truth.ids, node)
+        shares, directory = _from_ids(cores, memory, shown.ids.get(contract.NVIDIA, frozenset()), node), ""
+        said = _annotated(pod, key[1], shown.ids, node)
         ours = pod is not None and pod.annotations.get(contract.ASSIGNED) == "true"
         if said and (ours or len(said) != len(shares)):  # under a NUMA policy ids may be tokens
             shares = said
@@ -171,7 +171,7 @@ def _grant(
     log.info("grant_recovered_from_kubelet", pod=key[0], container=key[1], directory=directory)
     # A container that exists was confirmed before by the same checkpoint.
     ceiling = (legal_ceiling_of(pod) if pod else None) or 0
-    return Grant(allocation, directory, ceiling, truth.ids, proven=ran and told is not None)
+    return Grant(allocation, directory, ceiling, shown.ids, proven=ran and told is not None)
 
 
 def _annotated(
