@@ -81,6 +81,7 @@ from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.rebuild import rebuild
 from gpu_manager.services.recovery.reclaimer import Reclaimer
+from gpu_manager.services.recovery.stored_books import load_books
 from gpu_manager.services.size_advice import SizeAdviser
 
 log = structlog.get_logger(__name__)
@@ -274,7 +275,7 @@ class Agent:
         """
         self._kube.start()
         self._kube.pods.wait(SYNC_SECONDS)
-        stored = self._load()
+        stored = load_books(self._store, self._kube.node.event, self.metrics)
         self.health.remember(self.known_cards.load())
         self.health.discover()
         self.health.settle()
@@ -350,14 +351,6 @@ class Agent:
         sample = self.usage.sample()
         self.energy.add(sample)
         self.sizes.add(sample, self.state.node.unit)
-
-    def _load(self) -> bytes | None:
-        try:
-            return self._store.load()
-        except NodeUnready as error:
-            log.error("ledger_ignored", reason=str(error))
-            self.metrics.recovery_disagreements.labels("store").inc()
-            return None
 
     def _recover(self, stored: bytes | None) -> None:
         self.inventory.cards_changed(self.health.states())

@@ -7,7 +7,8 @@ is on disk.
 
 It is written in place, because the kubelet waits for it in every Allocate: that costs one flush of a few
 pages, where a fresh file renamed into place costs two commits of the file system's journal. Only a file that
-is absent or too short is made anew, with room to grow.
+is absent or too short is made anew, with room to grow. A file of another format, as a newer agent leaves it,
+is never written over: it is kept beside under another name.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ class FileStore:
         self._known = False  # whether _newest is; not before the first load or save
         self._newest: tuple[str, int] | None = None  # name and generation
         self.warning: str | None = None
+        self._aside: tuple[str, ...] = ()
 
     def load(self) -> bytes | None:
         """The newest complete state; None if none was ever saved.
@@ -138,6 +140,7 @@ class FileStore:
         with self._lock:
             try:
                 self._prepare()
+                self._aside = self._keep_other_formats()
                 found, wrong = self._look()
             except OSError as error:
                 raise self._unready("read", error) from error
@@ -156,6 +159,55 @@ class FileStore:
                 )
                 log.warning("ledger_torn", directory=str(self._directory), reason=wrong[0], used=found.name)
             return found.state
+
+    def aside(self) -> tuple[str, ...]:
+        """The names of files of another format that the last :meth:`load` kept."""
+        return self._aside
+
+    def set_aside(self, why: str) -> tuple[str, ...]:
+        """Keep both files under names that end in ``why``, and return these; nothing is stored then.
+
+        Raises:
+            NodeUnready: they cannot be renamed.
+        """
+        with self._lock:
+            try:
+                return tuple(filter(None, (self._keep(name, why) for name in self._names)))
+            except OSError as error:
+                raise self._unready("keep", error) from error
+
+    def _keep_other_formats(self) -> tuple[str, ...]:
+        formats = {name: self._format(name) for name in self._names}
+        return tuple(
+            filter(
+                None,
+                (self._keep(name, f"format-{n}") for name, n in formats.items() if n not in (None, FORMAT)),
+            )
+        )
+
+    def _format(self, name: str) -> int | None:
+        """The format that the file says it has; None if it says none."""
+        try:
+            handle = os.open(self._directory / name, os.O_RDONLY | _OPEN)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                return None
+            match = re.match(_VERSION % self._what.encode(), file.read(_HEADER_LIMIT))
+        return int(match[1]) if match else None
+
+    def _keep(self, name: str, why: str) -> str:
+        """The new name; empty if there is no such file."""
+        kept = f"{name}.{why}"
+        try:
+            self._files.rename(self._directory / name, self._directory / kept)
+        except FileNotFoundError:
+            return ""
+        self._files.sync(self._directory)
+        self._known = False
+        log.warning("file_kept_aside", directory=str(self._directory), name=name, kept=kept)
+        return kept
 
     def save(self, state: bytes) -> None:
         """Replace the state; when this returns it survives a power cut.
@@ -261,9 +313,6 @@ def _digest(state: bytes, generation: int) -> str:
 
 
 def _verify(what: str, name: str, data: bytes) -> _Saved | str:
-    version = re.match(_VERSION % what.encode(), data)
-    if version is not None and int(version[1]) != FORMAT:
-        return f"has format {int(version[1])} and this agent reads format {FORMAT}: upgrade the agent"
     match = re.match(_HEADER % what.encode(), data[:_HEADER_LIMIT])
     if match is None:
         return f"is torn (no header in its {len(data)} bytes)"

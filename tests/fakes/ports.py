@@ -55,6 +55,13 @@ class FakeStore:
     def load(self) -> bytes | None:
         return self.state
 
+    def set_aside(self, why: str) -> tuple[str, ...]:
+        self.state = None
+        return (f"ledger.a.{why}",)
+
+    def aside(self) -> tuple[str, ...]:
+        return ()
+
     def save(self, state: bytes) -> None:
         if self.broken:
             raise NodeUnready("no space left on the disk of the ledger")

@@ -205,12 +205,44 @@ def test_both_generations_torn_is_for_the_operator_with_the_cure(directory):
         FileStore(directory).load()
 
 
-def test_a_newer_format_is_named_and_never_taken_for_torn(directory):
-    saved(directory, b"x")
+def of_format(path, number):
+    path.write_bytes(path.read_bytes().replace(b"v%d " % FORMAT, b"v%d " % number))
+    return path.read_bytes()
+
+
+def test_a_file_of_another_format_is_kept_aside_and_never_written_over(directory):
+    store = saved(directory, b"older", b"newer")
     path = newest(directory)
-    path.write_bytes(path.read_bytes().replace(b"v%d " % FORMAT, b"v%d " % (FORMAT + 1)))
-    with pytest.raises(NodeUnready, match=f"format {FORMAT + 1} and this agent reads format {FORMAT}"):
-        FileStore(directory).load()
+    content = of_format(path, FORMAT + 1)
+    store = FileStore(directory)
+    assert store.load() == b"older"
+    assert store.aside() == (f"{path.name}.format-{FORMAT + 1}",)
+    for n in range(4):
+        store.save(b"%d" % n)
+    assert (directory / store.aside()[0]).read_bytes() == content
+    assert FileStore(directory).load() == b"3"
+
+
+def test_where_both_files_are_of_another_format_nothing_is_stored(directory):
+    saved(directory, b"older", b"newer")
+    for name in NAMES:
+        of_format(directory / name, FORMAT + 1)
+    store = FileStore(directory)
+    assert store.load() is None
+    assert len(store.aside()) == 2
+    store.save(b"x")
+    assert FileStore(directory).load() == b"x"
+
+
+def test_what_is_set_aside_is_stored_no_more(directory):
+    store = saved(directory, b"older", b"newer")
+    assert store.set_aside("unread") == tuple(f"{name}.unread" for name in NAMES)
+    assert FileStore(directory).load() is None
+    store.save(b"x")
+    assert FileStore(directory).load() == b"x"
+    assert store.set_aside("again") == tuple(
+        n for n in (f"{name}.again" for name in NAMES) if (directory / n).exists()
+    )
 
 
 @pytest.mark.parametrize(

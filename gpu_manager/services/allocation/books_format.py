@@ -76,9 +76,7 @@ def decode(state: bytes) -> tuple[tuple[Grant, ...], tuple[Allocation, ...]]:
     try:
         data = json.loads(state)
         if data["v"] != FORMAT:
-            raise NodeUnready(
-                f"the ledger on disk has format {data['v']!r}, this program reads {FORMAT}: upgrade it"
-            )
+            raise NodeUnready(f"the ledger on disk has format {data['v']!r}, this agent reads {FORMAT}")
         grants, planned = [], []
         for row in data["allocations"]:
             allocation = _allocation(row)
@@ -91,9 +89,7 @@ def decode(state: bytes) -> tuple[tuple[Grant, ...], tuple[Allocation, ...]]:
                 planned.append(allocation)
         return tuple(grants), tuple(planned)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NodeUnready(
-            f"the ledger on disk is not readable ({error}): the books are rebuilt from the kubelet"
-        ) from error
+        raise NodeUnready(f"the ledger on disk is not readable ({error})") from error
 
 
 def _allocation(row: Mapping[str, Any]) -> Allocation:
