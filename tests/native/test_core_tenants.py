@@ -99,7 +99,7 @@ def test_a_dead_host_leaves_no_container_without_a_limit(shared: World, limit: i
         assert until(lambda: all(shared.usage(tenant).busy_ns > 6e8 for tenant in tenants))
     shares = watch.shares([one.process.pid, other.process.pid], SILENT_NS, 2_000_000_000)
     assert max(shares) < limit + 5, shares
-    assert min(shares) > limit - 8, shares
+    assert min(shares) > 0.75 * limit, shares
     other.kill()
     (alone,) = watch.shares([one.process.pid], 500_000_000, 1_500_000_000)
     assert limit - 5 < alone < limit + 3, "nobody says that the other has gone"

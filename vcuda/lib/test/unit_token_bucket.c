@@ -422,6 +422,13 @@ static void costs_follow_what_is_measured(void) {
         cost_measured(cost, 4 * MS, 4 * MS);
     CHECK(cost_ns(cost) < 4 * MS + 1000, "and later ones move it: %" PRIu64, cost_ns(cost));
     CHECK(cost_find(cost_key(&failures, 100)) == cost && cost_find(cost_key(&failures, 128)) != cost, "powers of two");
+    CHECK(cost_lately_ns(cost) == 0, "nothing was remembered");
+    cost_remember(cost, 2 * MS, SECOND);
+    CHECK(cost_lately_ns(cost) == 2 * MS, "the first counts whole");
+    cost_remember(cost, 8 * MS, SECOND + COST_LATELY_NS / 2);
+    CHECK(cost_lately_ns(cost) == 5 * MS, "then by how long ago the last one was");
+    cost_remember(cost, MS, SECOND + 2 * (uint64_t)COST_LATELY_NS);
+    CHECK(cost_lately_ns(cost) == MS, "what is long ago is forgotten");
     cost_corrected(cost, 8 * MS, 8 * MS, 4 * MS);
     CHECK(cost_ns(cost) > 4 * MS && cost_ns(cost) < 6 * MS, "several at once: %" PRIu64, cost_ns(cost));
     cost_measured(cost, 0, 0);

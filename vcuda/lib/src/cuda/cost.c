@@ -5,6 +5,12 @@
 
 static struct cost table[ENTRIES];
 
+/* Beside the table, because launches do not look at it. `key` is of the cost that it was remembered for. */
+static struct {
+    uint64_t key, at;
+    double ns;
+} lately[ENTRIES];
+
 /* Threads that race for an entry may both reset it; that costs a measurement. */
 static struct cost *claim(struct cost *cost, uint64_t key) {
     __atomic_store_n(&cost->ns, BUCKET_FIRST_GUESS_NS, __ATOMIC_RELAXED);
@@ -45,6 +51,21 @@ void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns) {
     average(&cost->ns, ns, !seen);
     average(&cost->charge_ns, charge_ns, !seen);
     __atomic_store_n(&cost->seen, seen + 1, __ATOMIC_RELAXED);
+}
+
+uint64_t cost_lately_ns(const struct cost *cost) {
+    const size_t at = (size_t)(cost - table);
+    return lately[at].key == __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE) ? (uint64_t)lately[at].ns : 0;
+}
+
+void cost_remember(struct cost *cost, uint64_t ns, uint64_t now) {
+    const size_t at = (size_t)(cost - table);
+    uint64_t key = __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE);
+    uint64_t age = now > lately[at].at ? now - lately[at].at : 0;
+    double weight = lately[at].key != key || age > COST_LATELY_NS ? 1 : (double)age / COST_LATELY_NS;
+    lately[at].key = key;
+    lately[at].at = now;
+    lately[at].ns += weight * ((double)ns - lately[at].ns);
 }
 
 static uint64_t scaled(uint64_t ns, uint64_t used, uint64_t expected) {

@@ -83,12 +83,27 @@ static void tell_host(const struct context_meter *context_meter, int64_t to, int
     timeline_add(&vcuda_usage()->timeline[context_meter->card], end - fresh, end);
 }
 
-/* Was all of its work measured before? */
-static bool is_known(const struct timing_span *span) {
-    bool known = span->kinds > 0;
+/* What it costs a card of its own, by what was measured while the host spoke; 0: not all of its work was. */
+static uint64_t known_ns(const struct timing_span *span) {
+    uint64_t ns = 0, launches = 0;
+    for (uint32_t i = 0; i < span->kinds; i++) {
+        uint64_t each = cost_lately_ns(span->kind[i].cost);
+        if (span->kind[i].count && !each)
+            return 0;
+        ns += each * span->kind[i].count;
+        launches += span->kind[i].count;
+    }
+    return launches == span->launches ? ns : 0;
+}
+
+static void remember(struct timing_span *span, uint64_t own, uint64_t now) {
     for (uint32_t i = 0; i < span->kinds; i++)
-        known &= !span->kind[i].count || cost_seen(span->kind[i].cost);
-    return known;
+        if (span->kinds == 1)
+            cost_remember(span->kind[i].cost, own / span->launches, now);
+        else if (span->kind[i].count && span->facts.expected_ns)
+            cost_remember(
+                span->kind[i].cost,
+                (uint64_t)((double)cost_ns(span->kind[i].cost) * (double)own / (double)span->facts.expected_ns), now);
 }
 
 /* GPU time of the span: how much of its interval was new. What was measured is learnt from. */
@@ -100,19 +115,21 @@ static uint64_t charge(struct timing_span *span, const struct vcuda_limits_view 
     measured = measured && read_events(span, divided, &ran);
     if (!measured)
         ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
-    if (measured && is_known(span))
-        divided =
-            sharers_during(view, context_meter->card, now, (uint64_t)(ran.to - ran.from), span->facts.expected_ns);
+    uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0;
+    if (known)
+        divided = sharers_during(view, context_meter->card, now, took, known);
+    if (measured && !bucket_is_silent(view, now))
+        remember(span, bucket_used(took, divided, 256), now);
     int64_t fresh = busy_intervals_add(&context_meter->busy, ran.from, ran.to);
     uint64_t used = bucket_used((uint64_t)fresh, divided, gain);
     tell_host(context_meter, ran.to, fresh);
     if (ran.to > meter->settled_to)
         meter->settled_to = ran.to;
     if (measured) {
-        uint64_t took = bucket_used((uint64_t)(ran.to - ran.from), divided, gain);
-        teach(span, took, used);
-        stream_meter_corrected(meter, span->facts.expected_ns, took);
-        bucket_note_longest(&vcuda_usage()->card[context_meter->card], took / span->launches);
+        uint64_t own = bucket_used(took, divided, gain);
+        teach(span, own, used);
+        stream_meter_corrected(meter, span->facts.expected_ns, own);
+        bucket_note_longest(&vcuda_usage()->card[context_meter->card], own / span->launches);
     }
     return used;
 }

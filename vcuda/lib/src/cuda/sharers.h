@@ -17,7 +17,7 @@ void sharers_look(const struct vcuda_limits_view *view, int card, uint64_t now);
 /* The divisor x 256, at least 256. */
 uint32_t sharers_now(const struct vcuda_limits_view *view, int card, uint64_t now);
 
-/* The same for work that took `elapsed_ns` and was expected to take `expected_ns` of a card of its own. */
+/* The same for work that took `elapsed_ns` and takes `expected_ns` of a card of its own. */
 uint32_t sharers_during(const struct vcuda_limits_view *view, int card, uint64_t now, uint64_t elapsed_ns,
                         uint64_t expected_ns);
 
