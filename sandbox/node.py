@@ -17,6 +17,7 @@ import structlog
 
 from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready, VcudaError
+from sandbox.agent_pod import is_agent
 from sandbox.api import ApiError, StandInApi
 from sandbox.events import tell
 from sandbox.kubelet import AdmissionResult, StandInKubelet
@@ -104,8 +105,9 @@ class NodeLoop:
             self._settled(result)
 
     def pods(self) -> Sequence[Obj]:
-        """The pods bound to this node."""
-        return self._api.list("pods", fields=f"spec.nodeName={self.name}")
+        """The pods bound to this node, but for the agent's own."""
+        found = self._api.list("pods", fields=f"spec.nodeName={self.name}")
+        return [pod for pod in found if not is_agent(pod)]
 
     # The loop.
 

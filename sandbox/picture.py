@@ -11,6 +11,7 @@ from typing import Any
 
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import format_bytes
+from sandbox.agent_pod import is_agent
 from sandbox.simulated_cluster import Sandbox
 from sandbox.statuses import shown_reason
 
@@ -83,7 +84,7 @@ class Picture:
 
 def look(sandbox: Sandbox) -> Picture:
     """The sandbox as it is now."""
-    objects = sandbox.api.list("pods")
+    objects = [pod for pod in sandbox.api.list("pods") if not is_agent(pod)]
     pods = tuple(_pod(pod) for pod in objects)
     try:
         graph = sandbox.graph()

@@ -29,6 +29,7 @@ from gpu_manager.domain.contract import CORE, MEMORY, MEMORY_SOCKET
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from sandbox import programs
 from sandbox.admission import ADMISSION_TOKEN, AGENT_TOKEN, TOKENS, AdmissionProcess, find_program
+from sandbox.agent_pod import show_agent
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from sandbox.extender import ExtenderClient
 from sandbox.http_client import LoopbackClient
@@ -163,6 +164,7 @@ class Sandbox:
         self.api.kubeconfig(self.directory / "agent.kubeconfig", AGENT_TOKEN)
         self.kubelet.start()
         self.node.start()
+        show_agent(self.api, NODE, self.port, self._agent_pages)
         if self.admission is not None and self._program is not None:
             config = self.api.kubeconfig(self.directory / "admission.kubeconfig", ADMISSION_TOKEN)
             self.admission.start(self.api, self.processes, self._program, self.directory, config)

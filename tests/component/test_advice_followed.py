@@ -32,9 +32,9 @@ def sandbox() -> Iterator[Sandbox]:
 def on_the_sandbox(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("KUBECONFIG", str(sandbox.kubeconfig))
     yield
-    for pod in sandbox.api.list("pods"):
-        sandbox.api.delete("pods", pod["metadata"]["name"], pod["metadata"]["namespace"], grace=0)
-    until(lambda: not sandbox.api.list("pods"))
+    for pod in sandbox.api.list("pods", "default"):
+        sandbox.api.delete("pods", pod["metadata"]["name"], grace=0)
+    until(lambda: not sandbox.api.list("pods", "default"))
 
 
 def manifest(name: str, cores: int, **meta: Any) -> dict[str, Any]:
@@ -66,6 +66,18 @@ def spread(name: str, cores: int, app: str) -> dict[str, Any]:
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": "u", "controller": True}
     meta = {"labels": {"app": app, HASH: app}, "ownerReferences": [owner]}
     return manifest(name, cores, annotations={PLACEMENT: "spread"}, **meta)
+
+
+def test_the_sandboxs_agent_is_asked_through_the_api_server(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(sandbox, manifest("train", 30))
+    assert run(["top"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines()[1].split()[5:8] == ["30", "0", "%"]
+    assert run(["advise"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_defrag_makes_room_when_its_commands_are_typed(

@@ -1,0 +1,53 @@
+"""The agent as a cluster shows it: a pod of its DaemonSet, whose pages are reached through the API server.
+
+The agent itself is a process beside the node's loop, not one of its containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gpu_manager.domain.contract import AGENT_DAEMONSET, HTTP_PORT, NAMESPACE
+from sandbox.api import StandInApi
+from sandbox.http_client import LOOPBACK, LoopbackClient
+
+NAME: Final = f"{AGENT_DAEMONSET}-sandbox"
+
+
+def show_agent(api: StandInApi, node: str, port: int, pages: LoopbackClient) -> None:
+    """Make the pod, and let the API server pass on what is asked of its pages (pods/proxy)."""
+    owner = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "name": AGENT_DAEMONSET,
+        "uid": AGENT_DAEMONSET,
+        "controller": True,
+    }
+    container = {
+        "name": "gpu-manager",
+        "image": "gpu-manager",
+        "ports": [{"name": "metrics", "containerPort": port}],
+    }
+    api.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": NAME, "namespace": NAMESPACE, "ownerReferences": [owner]},
+            "spec": {"nodeName": node, "containers": [container]},
+        }
+    )
+    status = {"phase": "Running", "podIP": LOOPBACK}
+    api.patch("pods", NAME, {"status": status}, NAMESPACE, subresource="status")
+
+    def passed_on(path: str, method: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        accept = headers.get("accept", "*/*")
+        return pages.ask(method, path, body or None, {"Accept": accept})
+
+    api.serve_behind(f"/api/v1/namespaces/{NAMESPACE}/pods/{NAME}:{HTTP_PORT}/proxy", passed_on)
+
+
+def is_agent(pod: Mapping[str, object]) -> bool:
+    """True for that pod: the node's loop starts no container of it."""
+    meta = pod.get("metadata")
+    return isinstance(meta, Mapping) and (meta.get("namespace"), meta.get("name")) == (NAMESPACE, NAME)
