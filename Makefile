@@ -33,7 +33,14 @@ $(TEST) $(CHECK) $(DOCS): $(VENV)/.%: requirements-%.lock $(BUILT)
 # What the product itself needs, and the project built: enough to run it. Locks are complete, so nothing is resolved.
 INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --no-deps --no-compile
 LIBVCUDA := $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/src/*/* vcuda/lib/hook/* vcuda/lib/include/* vcuda/lib/gen/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/client* vcuda/lib/test/standin/*)
-$(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock requirements-sandbox.lock deploy/image/requirements.lock $(LIBVCUDA)
+# An editable installation knows the modules by a list of its own: it is made again when one comes, moves or goes.
+MODULES := build/modules.txt
+.PHONY: always
+$(MODULES): always
+	@mkdir -p $(@D)
+	@find gpu_manager admission vcuda sandbox -name '*.py' | sort > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+$(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock requirements-sandbox.lock deploy/image/requirements.lock $(MODULES) $(LIBVCUDA)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is needed (Debian: apt-get install python3-venv)"; exit 1; }
