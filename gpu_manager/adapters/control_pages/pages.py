@@ -1,9 +1,9 @@
 """Control pages on disk: limits, which the agent writes, and usage, which tenants write.
 
 The only importer of ``vcuda.page``. ``<root>/<name>/limits`` is mounted read-only in the container, ``usage``
-writable, each as a file, so that the tenant never sees the directory. What it can do to ``usage`` (truncate,
-grow, fill with garbage, take its mode away) is put back where that is possible, counted, and named; nothing
-of it can hang or crash us: pages are read with bounds and never mapped.
+writable, each as a file, so that the tenant never sees the directory. A tenant may truncate, grow or
+overwrite ``usage`` or change its mode: that is repaired if possible, counted and reported. It cannot hang or
+crash the agent: pages are read with bounds and never mapped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _Change = Callable[["limits_page.Limits | None"], limits_page.Limits]
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The last image of a usage page that was sound, and what it says."""
+    """The last valid image of a usage page, and its content."""
 
     image: bytes
     usage: usage_page.Usage
@@ -58,7 +58,9 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What was last told of a usage page, and from what: the page, its cards, the slots that live."""
+    """The usage last returned for a page, and its source: the page, its cards, the slots of living
+    processes.
+    """
 
     page: usage_page.Usage
     cards: tuple[CardUuid, ...]
@@ -70,9 +72,10 @@ class _Told:
 class PagePolicy:
     """Settings of the control pages of all containers on a node.
 
-    ``context_reserve`` (bytes) is charged for each context when it is made; what it lacks is counted once the
-    driver shows it. With ``oversubscribe`` linear memory that the card has no room for, though the share has,
-    comes as managed memory. With ``fail_open`` a broken usage page lets programs run unlimited.
+    ``context_reserve`` (bytes) is charged for each CUDA context when it is created; what a context takes
+    beyond that is charged once the driver shows it. With ``oversubscribe``, cuMemAlloc returns managed
+    memory if the card is full but the share is not. With ``fail_open``, programs run unlimited if the usage
+    page is broken.
     """
 
     context_reserve: int = 0
@@ -86,8 +89,8 @@ DEFAULT_POLICY: Final = PagePolicy()
 class FileControlPages:
     """:class:`gpu_manager.ports.ControlPages` in a directory, normally on a tmpfs.
 
-    One lock guards the descriptors kept open and makes us the one writer of ``limits``. A tenant's files are
-    never locked to wait: it could hold such a lock for ever.
+    One lock guards the open descriptors and the writes to ``limits``. No call waits for a lock on a tenant's
+    file: the tenant could hold it for ever.
     """
 
     def __init__(
@@ -108,9 +111,9 @@ class FileControlPages:
         self._notes: dict[str, tuple[LibraryMessage, ...]] = {}
 
     def open(self, name: str, limits: Sequence[Limit]) -> None:
-        """Make the directory and both pages if absent, and write the limits. Idempotent.
+        """Create the directory and both pages if absent, and write the limits. Idempotent.
 
-        A limit that is as it was is not written again, and the host's corrections outlive a change.
+        An unchanged limit is not written again. A change keeps the host's corrections.
         """
         with (
             self._lock,
@@ -122,7 +125,7 @@ class FileControlPages:
             self._cards[name] = tuple(limit.card for limit in limits)
 
     def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
-        """Tell the library that the host is there (CLOCK_MONOTONIC) and what it corrects, in one write."""
+        """Write the agent's heartbeat (CLOCK_MONOTONIC) and its corrections, in one write."""
 
         def corrected(now: limits_page.Limits | None) -> limits_page.Limits:
             if now is None:
@@ -136,9 +139,9 @@ class FileControlPages:
             self._write_limits(here, name, corrected)
 
     def reset(self, name: str) -> None:
-        """Begin a new life of the container: usage back to zero.
+        """Reset the usage page for a restarted container.
 
-        Where a process of it still lives (its byte is locked), only the slots of dead ones are freed.
+        If a process of it still lives (its byte is locked), only the slots of dead processes are freed.
         """
         with (
             self._lock,
@@ -163,11 +166,11 @@ class FileControlPages:
                         files.write(page, offset, bytes(usage_page.SLOT_SIZE))
 
     def usage(self, name: str) -> Sequence[TenantUse]:
-        """Read the usage page with bounds: memory is what living processes hold.
+        """Return what the usage page says; memory is that of living processes.
 
         Raises:
-            Tampered: the container changed it; what can be put back is.
-            NodeUnready: it is gone, or cannot be read.
+            Tampered: the container changed the page illegally; it is repaired if possible.
+            NodeUnready: the page is missing, or cannot be read.
         """
         cards, found, slots = self._observe(name)
         alive = tuple(slot.index for slot in slots)
@@ -193,7 +196,7 @@ class FileControlPages:
         return uses
 
     def activity(self, name: str) -> Sequence[Activity]:
-        """Who is at work now, for the co-activity factor. Raises NodeUnready as :meth:`usage` does."""
+        """Return which tenants have work in flight now, for time sharing. Raises as :meth:`usage`."""
         cards, found, slots = self._observe(name)
         return [
             Activity(
@@ -208,7 +211,9 @@ class FileControlPages:
         ]
 
     def last_busy_ns(self, places: Sequence[tuple[str, CardUuid]]) -> Sequence[int]:
-        """When each last had work in flight on the card (CLOCK_MONOTONIC); 0 of a page that is not open."""
+        """Return when the tenant last had work in flight on the card (CLOCK_MONOTONIC); 0 if its page is
+        not open.
+        """
         with self._lock:
             return [self._last_busy_ns(name, card) for name, card in places]
 
@@ -220,7 +225,7 @@ class FileControlPages:
         return min(int.from_bytes(word, "little"), usage_page.MAX_NS)
 
     def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:
-        """In which milliseconds it had work in flight. Raises NodeUnready as :meth:`usage` does."""
+        """Return in which milliseconds the tenant had work in flight. Raises as :meth:`usage`."""
         with self._lock, _errors(f"{self._root}/{name}"):
             cards, page = self._cards_of(name), self._usage.get(name)
             if page is None or card not in cards:
@@ -230,15 +235,15 @@ class FileControlPages:
         return usage_page.read_timeline(image.ljust(usage_page.TIMELINE_SIZE, b"\0"), begin_ms, end_ms)
 
     def registered(self, name: str) -> frozenset[int]:
-        """The ids, as they see themselves, of the processes that hold a slot. Raises as :meth:`usage` does.
+        """Return the pids, in their own PID namespace, of the processes with a slot. Raises as :meth:`usage`.
 
-        A slot whose byte is free counts as well: programs close descriptors that they do not know.
+        A slot whose byte is not locked counts too: programs may close descriptors that they did not open.
         """
         _, found, _ = self._observe(name)
         return frozenset(slot.pid for slot in found.slots)
 
     def names(self) -> Sequence[str]:
-        """Every directory that exists and has a name of ours."""
+        """Return the name of every directory of pages."""
         with _errors(str(self._root)):
             try:
                 return sorted(entry.name for entry in self._root.iterdir() if files.is_name(entry.name))
@@ -253,27 +258,27 @@ class FileControlPages:
             files.remove(self._root, name)
 
     def tampering(self) -> Mapping[str, int]:
-        """How often each directory's usage page was found changed in a way that the library never does."""
+        """Return, by directory, how often its usage page was found changed illegally."""
         with self._lock:
             return dict(self._tampered)
 
     def attacks(self, name: str) -> tuple[int, str]:
-        """How often this page was found changed so, by whoever read it, and what was found last."""
+        """Return how often this page was found changed illegally, and the last finding."""
         with self._lock:
             return self._tampered.get(name, 0), self._attacks.get(name, "")
 
     def notes(self, name: str) -> Sequence[LibraryMessage]:
-        """What the library told the host, as of the last :meth:`usage`."""
+        """Return the library's messages, as of the last :meth:`usage`."""
         return self._notes.get(name, ())
 
     def close(self) -> None:
-        """Let go of the open pages."""
+        """Close all pages."""
         with self._lock:
             for name in list(self._usage):
                 self._forget(name)
 
     def _observe(self, name: str) -> tuple[tuple[CardUuid, ...], usage_page.Usage, list[usage_page.Slot]]:
-        """Cards, page, and the slots whose process lives (its byte is locked)."""
+        """Return the cards, the usage page, and the slots whose process lives (its byte is locked)."""
         with self._lock, _errors(f"{self._root}/{name}"):
             cards = self._cards_of(name)
             page = self._usage.get(name)
@@ -356,7 +361,7 @@ class FileControlPages:
             os.close(page)
 
     def _usage_page(self, here: int, name: str, *, create: bool = False) -> int:
-        """The usage page's descriptor, kept; a page that is not the one kept is taken afresh."""
+        """Return the usage page's descriptor, which stays open; a replaced page is opened again."""
         page = files.open_page(here, USAGE)
         if page is None:
             if not create:
@@ -380,9 +385,9 @@ class FileControlPages:
         return page
 
     def _read(self, page: int, name: str, cards: int) -> usage_page.Usage:
-        """What the page says; one that is as it was is not parsed again: idle containers are the rule.
+        """Return the page's content; an unchanged page, as of an idle container, is not parsed again.
 
-        Raises PageError for anything but a whole page.
+        Raises PageError for an incomplete page.
         """
         before = self._readings.get(name)
         image = files.read(page, len(before.image) if before else usage_page.USAGE_HEAD_SIZE)
@@ -399,7 +404,7 @@ class FileControlPages:
         return usage
 
     def _cards_of(self, name: str) -> tuple[CardUuid, ...]:
-        """The cards of the limits page, in its order: usage has no names of its own."""
+        """Return the cards of the limits page, in its order; the usage page does not name them."""
         cards = self._cards.get(name)
         if cards is None:
             with files.directory(self._root, name) as here:
@@ -466,7 +471,7 @@ def _corrected(
 
 @contextlib.contextmanager
 def _errors(where: str) -> Iterator[None]:
-    """Foreign errors as ours, naming the pages' directory."""
+    """Translate foreign errors into NodeUnready, with the pages' directory in the text."""
     try:
         yield
     except FileNotFoundError as error:

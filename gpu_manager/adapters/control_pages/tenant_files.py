@@ -1,7 +1,7 @@
-"""How files that a tenant can write are made, opened, measured and locked without trusting any of it.
+"""Creates, opens, reads and locks files that a tenant can write, without trusting their content or type.
 
-Everything goes through directory descriptors and ``O_NOFOLLOW``: a name is hex or nothing, a link is never
-followed, what is not a plain file is not read, and no call here can block. Callers map ``OSError``.
+All access goes through directory descriptors with ``O_NOFOLLOW``: names are hex, links are never followed,
+only regular files are read, and no call blocks. Callers translate ``OSError``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, 
 
 
 def is_name(name: str) -> bool:
-    """True for the only names that directories of pages have: 32 lower-case hex digits."""
+    """True for a legal name of a directory of pages: 32 lower-case hex digits."""
     return _NAME.fullmatch(name) is not None
 
 
 def checked(name: str) -> str:
-    """The name itself. Raises NodeUnready unless :func:`is_name`: it becomes part of a path."""
+    """Return the name. Raises NodeUnready unless :func:`is_name`: it becomes part of a path."""
     if not is_name(name):
         raise NodeUnready(f"{name[:64]!r} is not the name of a directory of control pages (32 hex digits)")
     return name
@@ -42,7 +42,7 @@ def checked(name: str) -> str:
 
 @contextlib.contextmanager
 def directory(root: Path, name: str, *, create: bool = False) -> Iterator[int]:
-    """A descriptor of ``root/name``; with ``create`` both are made (0700), also again after a reboot."""
+    """Return a descriptor of ``root/name``; with ``create`` both directories are created (0700) if absent."""
     if create:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     base = os.open(root, _DIRECTORY)
@@ -68,9 +68,9 @@ def _make(base: int, name: str) -> None:
 
 
 def open_page(here: int, name: str) -> int | None:
-    """A descriptor of a page for reading and writing; None if there is no plain file of that name.
+    """Return a descriptor of a page for reading and writing; None if there is no regular file of that name.
 
-    A file whose mode was taken away (its tenant owns it when it runs as the same user) is given it back.
+    A file whose mode forbids that gets its mode back: a tenant with the same user id may change it.
     """
     try:
         page = os.open(name, _PAGE, dir_fd=here)
@@ -101,9 +101,9 @@ def _open_again(here: int, name: str) -> int:
 def create_page(
     here: int, name: str, content: bytes, size: int, mode: int, label: bytes | None = None
 ) -> int:
-    """Make a page whole under its name at once, and return its descriptor. After ``content`` come zeros.
+    """Create a page atomically and return its descriptor. Zeros follow ``content`` up to the size.
 
-    Space is taken now: a full disk is an error here, not a SIGBUS in the tenant.
+    The space is allocated at once, so that a full disk is an error here and not a SIGBUS in the tenant.
     """
     _clear(here, name)
     draft = f".{name}.{secrets.token_hex(8)}"
@@ -123,14 +123,16 @@ def create_page(
 
 
 def _clear(here: int, name: str) -> None:
-    """A container runtime makes an empty directory where a mount's source is missing; nobody needs it."""
+    """Remove the empty directory that a container runtime creates if the source of a mount is missing."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
             os.rmdir(name, dir_fd=here)
 
 
 def put_back(page: int, status: os.stat_result, size: int, mode: int) -> str:
-    """Give a page of this ``status`` its size and mode back; says what had been changed, or nothing."""
+    """Restore the size and mode of a page with this ``status``. Returns what had changed; empty if
+    nothing.
+    """
     changed = []
     if status.st_size != size:
         os.ftruncate(page, size)
@@ -143,7 +145,7 @@ def put_back(page: int, status: os.stat_result, size: int, mode: int) -> str:
 
 
 def read(page: int, size: int) -> bytes:
-    """The first ``size`` bytes, or fewer if the file ends before."""
+    """Return the first ``size`` bytes; fewer if the file is shorter."""
     parts = []
     offset = 0
     while offset < size and (part := os.pread(page, size - offset, offset)):
@@ -153,7 +155,7 @@ def read(page: int, size: int) -> bytes:
 
 
 def write(page: int, offset: int, data: bytes) -> None:
-    """All of ``data`` at ``offset``."""
+    """Write all of ``data`` at ``offset``."""
     view = memoryview(data)
     while view:
         done = os.pwrite(page, view, offset)
@@ -161,7 +163,7 @@ def write(page: int, offset: int, data: bytes) -> None:
 
 
 def remove(root: Path, name: str) -> None:
-    """Delete ``root/name`` and the files in it; absent is fine. Links are deleted, never followed."""
+    """Delete ``root/name`` and the files in it, if present. Links are deleted, not followed."""
     try:
         with directory(root, name) as here:
             for entry in os.listdir(here):  # noqa: PTH208  # of a descriptor, which no path can name safely
@@ -179,10 +181,9 @@ def remove(root: Path, name: str) -> None:
 
 
 def held(page: int, count: int) -> frozenset[int]:
-    """Which of the first ``count`` bytes another open file description holds a lock on.
+    """Return which of the first ``count`` bytes are locked by another open file description.
 
-    The kernel names any lock in the range, not the lowest (they are listed by who locked first), so what lies
-    on either side of it is asked for again.
+    The kernel names one lock in the range, not always the lowest, so both sides of it are queried again.
     """
     found: set[int] = set()
     unknown = [(0, count)]
@@ -203,7 +204,7 @@ def held(page: int, count: int) -> frozenset[int]:
 
 @contextlib.contextmanager
 def locked(page: int, start: int, length: int) -> Iterator[bool]:
-    """Hold a write lock on these bytes if nobody else holds one of them; says whether. Never waits."""
+    """Hold a write lock on these bytes, unless one is locked already; yields whether. Does not wait."""
     try:
         fcntl.fcntl(page, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
     except OSError as error:

@@ -1,8 +1,9 @@
-"""Reads ``kubelet_internal_checkpoint``: which container the kubelet has given which ids, by pod UID.
+"""Reads ``kubelet_internal_checkpoint``: which device ids the kubelet has given to which container, by pod
+UID.
 
-The file is the kubelet's own affair, unversioned, and holds every plugin's resources. Three layouts
+The file is internal to the kubelet, has no version, and holds the resources of all plugins. Three layouts
 are in use: ids by NUMA node under ``Data`` (since 1.20), a flat list under ``Data``, and the flat list
-without ``Data`` (up to 1.10). What is not ours is never looked into.
+without ``Data`` (up to 1.10). Entries of other resources are not parsed.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _CDI: Final = "cdi.k8s.io/"  # annotations by which a runtime is told of CDI dev
 
 
 def parse_checkpoint(text: bytes, resources: Collection[str]) -> tuple[CheckpointEntry, ...]:
-    """The entries of ``resources``, in the file's order; other resources are passed over unread.
+    """Return the entries of ``resources``, in the file's order.
 
     Raises:
-        ValueError: the text is torn, or an entry of ours has no readable owner or ids. A part of it
-            would read as "this container holds nothing", so there is no partial answer.
+        ValueError: the text is incomplete, or an entry of these resources has no readable owner or ids. There
+            is no partial answer: a missing entry would mean that a container holds nothing.
     """
     try:
         top = json.loads(text)
@@ -84,7 +85,7 @@ def _ids(value: object) -> frozenset[str]:
 
 
 def _response(value: object) -> ContainerAllocateResponse:
-    """The response that the kubelet keeps; an empty one where there is none to read."""
+    """Return the Allocate response that the kubelet stores; an empty one if it cannot be read."""
     if not isinstance(value, str):
         return ContainerAllocateResponse()
     try:
@@ -94,7 +95,9 @@ def _response(value: object) -> ContainerAllocateResponse:
 
 
 def _nodes(response: ContainerAllocateResponse) -> frozenset[int]:
-    """The numbers of the cards' device nodes: in the response, or in the CDI spec that it names."""
+    """Return the minor numbers of the cards' device nodes, from the response or the CDI spec that it
+    names.
+    """
     paths = [device.container_path for device in response.devices]
     if any(key.startswith(_CDI) for key in response.annotations):
         paths += response.annotations.get(CRI_DEVICE, "").split(",")

@@ -31,13 +31,15 @@ log = structlog.get_logger(__name__)
 
 
 def unix_target(path: Path) -> str:
-    """The gRPC name of a unix socket."""
+    """Return the gRPC target of a unix socket."""
     return f"unix://{path.absolute()}"
 
 
 class _Connection:
-    """A channel and who is on it. gRPC crashes the process when a channel is closed under a thread that
-    begins a call on it, so it is closed by the last to leave.
+    """A gRPC channel and the number of calls on it.
+
+    gRPC crashes the process if a channel is closed while another thread starts a call on it, so the last
+    call closes it.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -83,12 +85,12 @@ class KubeletClient:
         self._read: tuple[tuple[int, int, int], tuple[CheckpointEntry, ...] | None] | None = None
 
     def listing(self) -> Mapping[tuple[str, str], Sequence[PodResourcesEntry]]:
-        """PodResources List: (namespace, pod) → its app containers and sidecars, those without ids too.
+        """Call PodResources List: (namespace, pod) → its app containers and sidecars, also those without ids.
 
-        Waits out the kubelet's limiter (one bucket for all callers on the node) for at most 10 s.
+        Retries for at most 10 s while the kubelet's rate limiter, which all callers share, refuses.
 
         Raises:
-            NodeUnready: the kubelet is away, refused for so long, or did not answer.
+            NodeUnready: the kubelet is not running, still refuses, or did not answer.
         """
         ends = time.monotonic() + self._deadline
         while True:
@@ -106,9 +108,10 @@ class KubeletClient:
             self._sleep(random.uniform(*RETRY_SECONDS))  # noqa: S311  # spreads callers, keeps no secret
 
     def checkpoint(self) -> Sequence[CheckpointEntry] | None:
-        """The checkpoint's entries of our resources; None if the file is absent or cannot be read.
+        """Return the checkpoint's entries of the vcuda resources; None if the file is absent or cannot be
+        read.
 
-        The same file (inode, size, change time) is parsed once.
+        An unchanged file (inode, size, change time) is not parsed again.
         """
         try:
             with self._checkpoint.open("rb") as file:
@@ -129,12 +132,12 @@ class KubeletClient:
         return entries
 
     def other_offers(self) -> Mapping[str, Collection[str]]:
-        """PodResources GetAllocatableResources: resource → ids of the devices of other plugins.
+        """Call PodResources GetAllocatableResources: resource → device ids of other plugins.
 
-        The kubelet is asked only while another plugin's socket lies in its directory.
+        Only while there is another plugin's socket in the kubelet's directory; empty otherwise.
 
         Raises:
-            NodeUnready: the kubelet is away, or did not answer.
+            NodeUnready: the kubelet is not running, or did not answer.
         """
         if not self._others_there():
             return {}
@@ -165,7 +168,7 @@ class KubeletClient:
             return False
 
     def close(self) -> None:
-        """Let go of the connection when its calls have ended; the next :meth:`listing` makes a new one."""
+        """Close the connection once its calls have ended; the next :meth:`listing` opens a new one."""
         self._leave(self._enter(), failed=True)
 
     def _parse(self, text: bytes) -> tuple[CheckpointEntry, ...] | None:
@@ -186,8 +189,9 @@ class KubeletClient:
             return self._connection
 
     def _leave(self, connection: _Connection, *, failed: bool) -> None:
-        """A connection that failed once would answer from its back-off, not from the kubelet: nobody enters
-        it again, and the last one to leave closes it.
+        """Leave a connection; the last call closes it if it is no longer in use.
+
+        A connection that failed is not used again: gRPC would answer from its back-off, not from the kubelet.
         """
         with self._lock:
             if failed and self._connection is connection:
@@ -198,7 +202,7 @@ class KubeletClient:
             connection.channel.close()
 
     def _may_retry(self, error: grpc.RpcError, left: float) -> bool:
-        """True if another try may help, else NodeUnready is raised."""
+        """Return True if another try may help. Raises NodeUnready otherwise."""
         code, details = error.code(), error.details() or "no details"
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "rate limit" in details:
             if left > RETRY_SECONDS[1]:

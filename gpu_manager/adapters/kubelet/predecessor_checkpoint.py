@@ -1,8 +1,9 @@
 """Reads ``gpumanager_internal_checkpoint``, the predecessor's books, for an upgrade in place.
 
 JSON: ``PodGPUMapping``, pod UID → container → ``{"Devices": ["/dev/nvidia0"], "Cores": 30, "Memory": 1}``
-(bytes). No version and no checksum, and pods that have ended linger in it: what it says is a hint about
-containers that somebody else shows to be there. It is read when our own books are absent, and never written.
+(bytes). It has no version and no checksum and may contain pods that have ended, so it is only used for
+containers that the kubelet or the API server shows too. It is read if the agent has no ledger yet, and never
+written.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ log = structlog.get_logger(__name__)
 
 
 def read_old_checkpoint(directory: Path) -> tuple[PredecessorPod, ...]:
-    """What the predecessor had given to whom. A record that cannot be read is left out with a warning, as is
-    the whole file; an upgrade does not fail for it.
+    """Return what the predecessor had granted to each container.
+
+    A record, or a file, that cannot be read is skipped with a warning: the upgrade goes on.
     """
     path = directory / FILE_NAME
     try:

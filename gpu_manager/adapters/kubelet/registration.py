@@ -33,15 +33,15 @@ def register(
     timeout: float = REGISTER_SECONDS,
     abandon: threading.Event | None = None,
 ) -> None:
-    """Tell the kubelet of ``directory`` that ``resource`` is served on the socket ``directory/endpoint``.
+    """Register a plugin: ``resource`` is served on the socket ``directory/endpoint``.
 
-    The plugin must already serve there, on threads of its own: the kubelet calls back before it answers.
-    ``options`` should be what GetDevicePluginOptions answers; ``timeout`` is in seconds. Once ``abandon`` is
+    The plugin must already serve there, in other threads: the kubelet calls it before it answers.
+    ``options`` must be those of GetDevicePluginOptions; ``timeout`` is in seconds. Once ``abandon`` is
     set the answer is not waited for: a kubelet that has deleted the plugin's socket dials it for 10 s.
 
     Raises:
-        NodeUnready: the kubelet is away, did not answer in time, or refused (its words are in the text); or
-            the call was abandoned.
+        NodeUnready: the kubelet is not running, did not answer in time, or refused (the text has its
+            reason); or the call was abandoned.
     """
     socket = directory / KUBELET_SOCKET
     request = api_pb2.RegisterRequest(
@@ -79,19 +79,19 @@ _MISSING: Final = (0, 0, 0)  # of an own socket at the start, where there should
 
 
 class SocketChange(Enum):
-    """Why a plugin has to serve and register anew."""
+    """Why a plugin must serve and register again."""
 
     KUBELET = "the kubelet made its socket anew"
     OWN = "our own socket is gone"
 
 
 class SocketWatch:
-    """Calls ``changed`` from a thread of its own whenever a plugin has to serve and register anew.
+    """Calls ``changed``, from a separate thread, whenever a plugin must serve and register again.
 
-    Make it once the own sockets have been made and before registering, so that a kubelet that restarts in
-    between is seen; one that is missing already has been deleted by such a kubelet, and counts as a change. A
-    kubelet that only goes away is no change: there is nobody to register with. ``own`` are file names in
-    ``directory``; ``interval`` is in seconds. After a change the watch goes on from there.
+    Create it after the plugin's sockets and before registering, so that a restart of the kubelet in between
+    is noticed: a plugin's socket that is already missing was deleted by it and counts as a change. A kubelet
+    that stops is no change. ``own`` are file names in ``directory``; ``interval`` is in seconds. The watch
+    continues after a change.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class SocketWatch:
         self._thread = threads.forever("kubelet-watch", self._run)
 
     def start(self) -> None:
-        """Begin to look, every ``interval``."""
+        """Start to poll, every ``interval``."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it; callable from ``changed`` too."""
+        """Stop the thread and wait for it; may be called from ``changed``."""
         self._end.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
@@ -134,12 +134,12 @@ class SocketWatch:
 
 
 def kubelet_socket(directory: Path) -> tuple[int, int, int] | None:
-    """What tells the kubelet's socket from its successor; None while there is none."""
+    """Return the identity of the kubelet's socket, which changes at a restart; None while there is none."""
     return _state(str(directory / KUBELET_SOCKET))
 
 
 def _state(path: str) -> tuple[int, int, int] | None:
-    """What tells a socket file from its successor (an inode number alone is soon re-used); None if absent."""
+    """Return the identity of a socket file; None if absent. Inode numbers alone are reused soon."""
     try:
         stat = os.stat(path)  # noqa: PTH116  # four times a second for ever: half the cost of Path.stat
     except OSError:

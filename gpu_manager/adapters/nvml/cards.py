@@ -1,7 +1,7 @@
 """The node's real cards, through NVML. The only file that imports the driver's binding.
 
-The binding is untyped: handles and structs are ``Any`` inside the ``nvml*`` files and become domain values
-here. One card's failure stays that card's state; only a driver that cannot be asked at all raises.
+The binding is untyped: handles and structs are ``Any`` inside this package and become domain values here. A
+card that fails is reported as unhealthy; only a driver that does not answer at all raises.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log = structlog.get_logger(__name__)
 class NvmlCards:
     """:class:`gpu_manager.ports.Cards` on NVML.
 
-    What :meth:`watch` reports and what :meth:`list` says agree: a card reported out of order stays so in the
-    list until it is reported well again, which :class:`FaultPolicy` times.
+    A card that :meth:`watch` reports as unhealthy stays unhealthy in :meth:`list` until it is reported as
+    healthy again; :class:`FaultPolicy` decides when.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class NvmlCards:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``nvml`` is the binding or a stand-in of it; ``library`` is libnvidia-ml.so.1 as an absolute path,
-        for where the loader's own search does not find it. Nothing is opened before the first question.
+        """``nvml`` is the binding or a fake of it; ``library`` is the absolute path of libnvidia-ml.so.1,
+        needed if the loader does not find it. NVML is opened by the first call.
         """
         self._nvml, self._library, self._sysfs = nvml, library, sysfs
         self._policy = policy or FaultPolicy()
@@ -87,13 +87,16 @@ class NvmlCards:
         return tuple(self._state(slot) for slot in slots)
 
     def topology(self) -> Topology:
-        """How the cards are joined, in the order of :meth:`list`."""
+        """Return the links between the cards, in the order of :meth:`list`."""
         slots = self._current()
         cells = read_links(self._nvml, [s.handle for s in slots], [s.card.pci_bus_id for s in slots])
         return Topology(tuple(tuple(Link.parse(cell) for cell in row) for row in cells))
 
     def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
-        """Figures now. A card that fails is left out, and closed if the failure says that it is broken."""
+        """Return the usage of each card now.
+
+        A card that does not answer is left out; it becomes unhealthy if the error says that it is broken.
+        """
         cards: list[CardUse] = []
         processes: list[ProcessUse] = []
         for slot in self._current():
@@ -109,14 +112,14 @@ class NvmlCards:
         return cards, processes
 
     def watch(self, told: Callable[[CardEvent], None]) -> None:
-        """Report health changes and XIDs to ``told`` from a thread of its own, until :meth:`close`."""
+        """Report health changes and XIDs to ``told``, from a separate thread, until :meth:`close`."""
         with self._lock:
             if self._watch is None:
                 self._watch = EventWatch(self._nvml, self, self._faults, self._policy, told)
                 self._watch.start()
 
     def close(self) -> None:
-        """Stop watching and let go of the driver."""
+        """Stop the watch and close NVML."""
         with self._lock:
             watch, self._watch = self._watch, None
         if watch is not None:
@@ -126,12 +129,14 @@ class NvmlCards:
     # What the watch thread asks of us.
 
     def slots(self) -> tuple[int, tuple[WatchedCard, ...]]:
-        """How often the driver was opened, and the cards as last listed; none while it is closed."""
+        """Return how often NVML was opened, and the cards of the last :meth:`list`; none while NVML is
+        closed.
+        """
         with self._lock:
             return self._openings, self._slots
 
     def recovery_action(self, handle: Any) -> int | None:
-        """NVML_GPU_RECOVERY_ACTION_*, 0 for none; None where the driver is too old to say."""
+        """Return NVML_GPU_RECOVERY_ACTION_*, 0 for none; None if the driver cannot tell (before R565)."""
         field = self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
         values = maybe(self._nvml, self._nvml.nvmlDeviceGetFieldValues, handle, [field])
         if values is None or values[0].nvmlReturn != self._nvml.NVML_SUCCESS:
@@ -159,7 +164,7 @@ class NvmlCards:
             self._openings, self._opened_at = self._openings + 1, self._monotonic()
 
     def _drop(self) -> None:
-        """Let go of NVML; the next question opens it anew (driver reloaded or upgraded, cards re-scanned)."""
+        """Close NVML; the next call opens it again and finds a reloaded driver and new cards."""
         with self._lock:
             if not self._opened:
                 return
@@ -175,7 +180,7 @@ class NvmlCards:
         return self.slots()[1]
 
     def _look(self, index: int) -> WatchedCard | int:
-        """The card at an index, or the error code for which it does not tell its name."""
+        """Return the card at an index, or the NVML error code if its UUID cannot be read."""
         card: Card | None = None
         try:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
@@ -196,7 +201,9 @@ class NvmlCards:
         return slot
 
     def _silent(self, index: int, code: int, named: set[CardUuid]) -> WatchedCard:
-        """A card that does not tell its name is the last one known there, unless that one is elsewhere."""
+        """Return the state of a card whose UUID cannot be read: the card last known at the index, if not
+        elsewhere.
+        """
         card = self._known.get(index)
         if card is None or card.uuid in named:
             card = _nameless(index)
@@ -204,7 +211,7 @@ class NvmlCards:
         return WatchedCard(None, card)
 
     def examine(self, slot: WatchedCard) -> None:
-        """Ask a card how it is, and note it."""
+        """Check the health of a card and record the result."""
         try:
             action = self.recovery_action(slot.handle)
             reason = recovery_text(action) if action else self._memory_condition(slot)
@@ -217,7 +224,9 @@ class NvmlCards:
             self._faults.good(slot.card.uuid)
 
     def _read(self, handle: Any, card: Card) -> Card:
-        """The card's properties. One that shares the host's memory has 0 of its own: it is given whole."""
+        """Return the card's properties. A card that shares the host's memory has 0 bytes: it is only given
+        whole.
+        """
         nvml = self._nvml
         memory = self._usage.memory(handle)
         mig = maybe(nvml, nvml.nvmlDeviceGetMigMode, handle)
@@ -236,10 +245,10 @@ class NvmlCards:
         )
 
     def _numa(self, handle: Any, bus_id: str) -> int | None:
-        """The NUMA node of the CPUs next to the card; None where there is none or nobody can say.
+        """Return the NUMA node of the CPUs next to the card; None if there is none or it cannot be read.
 
-        sysfs first, then the card's memory affinity. Not nvmlDeviceGetNumaNodeId: that is the node which the
-        card's *own* memory forms on Grace machines, where no CPU is.
+        From sysfs, else from the card's memory affinity. nvmlDeviceGetNumaNodeId would be wrong: on Grace
+        machines it is the node of the card's own memory, which has no CPUs.
         """
         try:
             node = int((self._sysfs / "bus/pci/devices" / bus_id / "numa_node").read_text("ascii"))
@@ -253,7 +262,10 @@ class NvmlCards:
         return bits[0] if len(bits) == 1 else None
 
     def _memory_condition(self, slot: WatchedCard) -> str:
-        """Row remapping (Ampere and newer) or page retirement (older)."""
+        """Return why the card's memory makes it unhealthy; empty if it does not.
+
+        NVML tells by row remapping on Ampere and newer, by page retirement on older cards.
+        """
         nvml, handle = self._nvml, slot.handle
         rows = maybe(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
         if rows is not None:
@@ -268,8 +280,9 @@ class NvmlCards:
         return ""
 
     def _blame(self, uuid: CardUuid, code: int, *, always: bool = False) -> None:
-        """Note a failed question. ``always``: without its answer the card cannot be used at all. A driver
-        that is away says nothing of its cards: the listing finds it away.
+        """Mark a card unhealthy after a failed call, if the error code says that the card is broken.
+
+        With ``always`` any error does, except one of the whole driver: :meth:`list` raises then.
         """
         kind = meaning(code).kind
         if kind is NvmlErrorKind.CARD or (always and kind is not NvmlErrorKind.NODE):
@@ -287,15 +300,17 @@ class NvmlCards:
 
 
 def _kept_back(memory: Memory | None, before: Card) -> int:
-    """What the driver reserves: the most that it ever has of this card. Less another time would make ids come
-    and go at the kubelet, and give memory away that the driver takes back.
+    """Return the memory that the driver reserves: the largest amount seen of this card so far.
+
+    With a smaller amount the number of device ids would vary, and memory would be granted that the driver
+    takes back later.
     """
     now = memory.reserved if memory is not None else 0
     return max(now, before.reserved) if memory is not None and memory.total == before.memory else now
 
 
 def _nameless(index: int) -> Card:
-    """A card that never told its UUID: listed, so that it is missed, but with nothing to give away."""
+    """Return a card for an index whose UUID was never read: with a made-up UUID and without memory."""
     made_up = uuids.uuid5(uuids.NAMESPACE_OID, f"card {index} that never answered")
     return Card(index=index, uuid=CardUuid(f"GPU-{made_up}"), model=UNREAD_MODEL, memory=0)
 

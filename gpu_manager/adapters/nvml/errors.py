@@ -15,7 +15,7 @@ from gpu_manager.domain.errors import Bug, NodeUnready, VcudaError
 
 
 class NvmlErrorKind(Enum):
-    """What a failed call says about the card it was asked of."""
+    """What an error code says about the card of the failed call."""
 
     ABSENT = "absent"  # the figure does not exist on this card, driver or permission: leave it out
     CARD = "card"  # this card is out of order
@@ -151,7 +151,7 @@ MEANINGS: Mapping[int, Meaning] = {
 
 
 def meaning(code: int) -> Meaning:
-    """The table's row; for a code newer than the table, a row that says so."""
+    """Return the meaning of a code; a generic one for a code that the table does not have."""
     return MEANINGS.get(
         code,
         Meaning(
@@ -161,13 +161,17 @@ def meaning(code: int) -> Meaning:
 
 
 def sentence(code: int) -> str:
-    """What operators read: ``the card has fallen off the bus (NVML GPU_IS_LOST): reboot the node; …``."""
+    """Return the text for operators: ``the card has fallen off the bus (NVML GPU_IS_LOST): reboot the node;
+    …``.
+    """
     row = meaning(code)
     return f"{row.what} (NVML {row.name}): {row.cure}"
 
 
 def to_domain(code: int, doing: str) -> VcudaError:
-    """The error of ours for a failed call that concerns the whole node. ``doing``: ``count the cards``."""
+    """Return the NodeUnready of a failed call about the whole node. ``doing`` is such as ``count the
+    cards``.
+    """
     row = meaning(code)
     if row.name == "LIBRARY_NOT_FOUND":
         return NodeUnready(f"could not load the NVML library: {row.what}: {row.cure}")

@@ -1,6 +1,7 @@
-"""The driver's limit on a cgroup's memory of a card (R615, CUDA 13.4), which no program can bypass.
+"""The driver's limit of a cgroup's memory on a card (R615, CUDA 13.4 or newer), which no program can bypass.
 
-The driver keeps it by the kernel's dmem controller where there is one, else by itself. MIG cards have none.
+The driver enforces it by the kernel's dmem controller if there is one, else itself. Cards in MIG mode have no
+such limit.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ _NO_LIMIT = 0xFFFFFFFFFFFFFFFF  # NVML_DEVICE_MEMORY_LIMIT_MAX
 
 
 class NvmlMemoryLimits:
-    """Opens NVML for each call, which counts its users: a limit is set once in a container's life."""
+    """Sets these limits. Opens NVML for each call: a limit is set only once in a container's life."""
 
     def __init__(self, nvml: Any = pynvml) -> None:
-        """``nvml`` is the binding or a stand-in of it; it may be older than the function."""
+        """``nvml`` is the binding or a fake of it; an older one lacks the function."""
         self._nvml = nvml
 
     def hold(self, cgroup: Path, card: CardUuid, limit: int | None) -> bool:
-        """Set the hard limit in bytes, or lift it (None); False if binding, driver or card know none.
+        """Set the hard limit in bytes, or remove it (None). False if binding, driver or card do not support
+        it.
 
-        The soft limit stays 0: it would reserve memory in every ancestor, which nobody gives back when the
-        container's cgroup goes.
+        The soft limit stays 0: it would reserve memory in every ancestor cgroup, which is not released when
+        the container's cgroup is removed.
 
         Raises:
-            NodeUnready: the driver cannot be asked, or failed.
+            NodeUnready: the driver does not answer, or the call failed.
         """
         nvml = self._nvml
         call, struct = getattr(nvml, _CALL, None), getattr(nvml, _STRUCT, None)
@@ -55,7 +57,7 @@ class NvmlMemoryLimits:
         return True
 
     def _within(self, handle: Any, limit: int | None) -> int:
-        """No driver takes more than the card has."""
+        """Return the limit, at most the card's memory: the driver refuses more."""
         if limit is None:
             return _NO_LIMIT
         memory = maybe(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, handle)

@@ -14,15 +14,16 @@ _MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS
 
 
 def bus_key(bus_id: str | bytes) -> str:
-    """One spelling for ``00000000:3B:00.0``, ``0000:3b:00.0`` and bytes of either, as sysfs has it."""
+    """Return a PCI address, such as ``00000000:3B:00.0``, as sysfs spells it: ``0000:3b:00.0``."""
     text = (bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id).strip().lower()
     domain, _, rest = text.partition(":")
     return f"{int(domain, 16):04x}:{rest}" if rest and _is_hex(domain) else text
 
 
 def read_links(nvml: Any, handles: Sequence[Any | None], bus_ids: Sequence[str]) -> list[list[str]]:
-    """The matrix, ``X`` on the diagonal. A card without a handle, or that fails, counts as SYS to all:
-    the weakest claim, never a false NVLink.
+    """Return the matrix of links, ``X`` on the diagonal.
+
+    A card that cannot be read counts as SYS to all others, the weakest link.
     """
     size = len(handles)
     cells = [["X" if a == b else "SYS" for b in range(size)] for a in range(size)]
@@ -51,7 +52,7 @@ def _pcie(nvml: Any, a: Any | None, b: Any | None) -> str:
 
 
 def _far_ends(nvml: Any, handle: Any, places: dict[str, int]) -> Counter[int]:
-    """Active links by what is at their other end: a card's position, or :data:`_SWITCH`."""
+    """Return the number of active NVLinks by their far end: a card's position, or :data:`_SWITCH`."""
     ends: Counter[int] = Counter()
     try:
         for link in range(_MAX_LINKS):
@@ -65,7 +66,9 @@ def _far_ends(nvml: Any, handle: Any, places: dict[str, int]) -> Counter[int]:
 
 
 def _far_end(nvml: Any, handle: Any, link: int, places: dict[str, int]) -> int | None:
-    """Drivers before R460 cannot name the kind of the far end: then an end that is no card is a switch."""
+    """Return the far end of an NVLink. Drivers before R460 do not tell its kind: one that is no card is a
+    switch.
+    """
     kind = maybe(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
     if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
         return _SWITCH

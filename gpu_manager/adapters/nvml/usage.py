@@ -1,4 +1,4 @@
-"""Memory and utilisation of a card and of the processes on it. What cannot be read is None, never 0."""
+"""Memory and utilisation of a card and of the processes on it. A value that cannot be read is None, not 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SENSOR_SECONDS = 10.0  # between two readings of the sensors: they move slowly, 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. ``used`` leaves out what the driver reserves, where the driver can tell them apart."""
+    """Memory of a card in bytes. ``used`` excludes what the driver reserves, from R510 on."""
 
     total: int
     reserved: int
@@ -26,16 +26,18 @@ class Memory:
 
 
 class UsageReader:
-    """Reads one card at a time; remembers per card which samples it has seen."""
+    """Reads cards one at a time, and remembers for each which utilisation samples it has seen."""
 
     def __init__(self, nvml: Any, wall: Callable[[], float], monotonic: Callable[[], float]) -> None:
-        """``wall`` is seconds since the epoch: NVML stamps samples with the wall clock, in microseconds."""
+        """``wall`` returns seconds since the epoch: NVML stamps samples by the wall clock, in
+        microseconds.
+        """
         self._nvml, self._wall, self._monotonic = nvml, wall, monotonic
         self._seen: dict[CardUuid, int] = {}
         self._sensed: dict[CardUuid, tuple[float, CardSensors]] = {}
 
     def memory(self, handle: Any) -> Memory | None:
-        """Memory info v2 (R510 and newer: reserved apart), else v1; None where the card has no own memory."""
+        """Return the card's memory; None if it has none of its own. Before R510 ``reserved`` is unknown, 0."""
         nvml = self._nvml
         info = maybe(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
         if info is not None:
@@ -44,7 +46,7 @@ class UsageReader:
         return Memory(int(info.total), 0, int(info.used)) if info is not None else None
 
     def read(self, handle: Any, card: Card) -> tuple[CardUse, Sequence[ProcessUse]]:
-        """The card's figures and its processes'. Of a card in MIG mode memory and sensors alone are read."""
+        """Return the usage of a card and its processes. In MIG mode only memory and sensors are read."""
         memory = self.memory(handle)
         used = memory.used if memory is not None else None
         sensors = self.sensors(handle, card.uuid)
@@ -65,7 +67,7 @@ class UsageReader:
         return use, _processes(card.uuid, running or (), busy)
 
     def sensors(self, handle: Any, uuid: CardUuid) -> CardSensors:
-        """What the sensors say, at most :data:`SENSOR_SECONDS` old."""
+        """Return temperature, power, clocks and energy, at most :data:`SENSOR_SECONDS` old."""
         now = self._monotonic()
         at, known = self._sensed.get(uuid, (float("-inf"), NO_SENSORS))
         if now - at >= SENSOR_SECONDS:
@@ -85,7 +87,7 @@ class UsageReader:
         return None if told is None else int(told) * scale
 
     def _running(self, handle: Any) -> list[Any] | None:
-        """Every process on the card, some twice; None where the driver lists none of any kind."""
+        """Return every process on the card, some twice; None if the driver cannot list processes."""
         nvml, found = self._nvml, None
         for kind in ("Compute", "Graphics", "MPSCompute"):
             for version in (3, 2):  # R510 and newer, R450 and newer
@@ -97,10 +99,10 @@ class UsageReader:
         return found
 
     def _utilisation(self, handle: Any, uuid: CardUuid) -> dict[int, float] | None:
-        """SM percent by pid since the last call; None where the card keeps no such samples.
+        """Return SM percent by pid since the last call; None if the card keeps no such samples.
 
-        A pid may appear several times: samples of one moment are one figure (the largest), those of several
-        moments are averaged. Samples seen before, and impossible ones, are left out: drivers return both.
+        The driver may return several samples of a pid: of those of one moment the largest counts, and the
+        moments are averaged. Old and impossible samples, which drivers return too, are ignored.
         """
         nvml, now = self._nvml, int(self._wall() * 1e6)
         since, latest = self._seen.get(uuid, now - _WINDOW_US), now + _WINDOW_US
@@ -125,7 +127,9 @@ class UsageReader:
 
 
 def _processes(uuid: CardUuid, running: Iterable[Any], busy: dict[int, float] | None) -> list[ProcessUse]:
-    """``running`` as NVML lists them, ``busy`` the SM percent by pid, None where no samples are kept."""
+    """Return the use of each process. ``running`` is NVML's list, ``busy`` SM percent by pid, None if
+    unknown.
+    """
     memory: dict[int, int | None] = {}
     for process in running:
         # A process in several lists (compute and graphics) shows the same bytes in each: not a sum.

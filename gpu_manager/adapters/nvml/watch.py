@@ -1,4 +1,4 @@
-"""The thread that waits for the driver's events and reports cards that fail or recover."""
+"""A thread that waits for NVML events and reports cards that fail or recover."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _STOP_SECONDS = 5.0  # a driver that hangs in the wait must not hang the agent's
 
 @dataclass(frozen=True, slots=True)
 class WatchedCard:
-    """One NVML index: its handle (None while it cannot be had) and what is known of the card there."""
+    """A card at an NVML index. The handle is None while NVML does not give one."""
 
     handle: Any | None
     card: Card
 
 
 class ListedCards(Protocol):
-    """The cards as the watch needs them."""
+    """What the watch needs of the cards."""
 
     def slots(self) -> tuple[int, tuple[WatchedCard, ...]]:
-        """How often the driver was opened (handles die with it), and the cards as last listed."""
+        """Return how often NVML was opened, which invalidates handles, and the cards as last listed."""
 
     def examine(self, slot: WatchedCard) -> None:
-        """Ask a card how it is, and note it."""
+        """Check the health of a card and record the result."""
 
     def recovery_action(self, handle: Any) -> int | None:
-        """What the driver wants done; None where it cannot say."""
+        """Return the driver's recovery action; None if the driver cannot tell."""
 
 
 class EventWatch:
-    """Registers for events of every card, grades them, and looks after cards that are out of order."""
+    """Registers for the events of every card, grades XIDs, and checks unhealthy cards until they recover."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class EventWatch:
         policy: FaultPolicy,
         told: Callable[[CardEvent], None],
     ) -> None:
-        """``told`` is called from the thread that :meth:`start` starts, and from no other."""
+        """``told`` is only called from the thread that :meth:`start` starts."""
         self._nvml, self._cards, self._faults, self._policy = nvml, cards, faults, policy
         self._told = told
         self._news: queue.SimpleQueue[CardEvent] = queue.SimpleQueue()
@@ -64,17 +64,17 @@ class EventWatch:
         self._registered: tuple[Any, ...] | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; returns when the thread is gone or after 5 s."""
+        """Stop the thread; waits for its end, at most 5 s."""
         self._stopping.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)
 
     def tell(self, change: HealthChange) -> None:
-        """Have the thread report a change that somebody else noticed. Never blocks."""
+        """Let the thread report a change that was found elsewhere. Does not block."""
         self._news.put(change)
 
     def _run(self) -> None:
