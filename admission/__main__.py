@@ -132,6 +132,10 @@ def command(
     trusted_user: Annotated[
         list[str] | None, Option(help="Who may write the annotations that say which cards a pod has.")
     ] = None,
+    agent_token_file: Annotated[
+        Path | None,
+        Option(help="File with the bearer token of the agents' pages, which the console asks for usage."),
+    ] = None,
     drain_seconds: Annotated[float, Option(min=0, help="Unready for so long before the end.")] = 5.0,
     kubeconfig: Annotated[Path | None, Option(help="Default: as a pod of the cluster.")] = None,
     api_url: Annotated[
@@ -208,6 +212,7 @@ def command(
             nodes_by_capacity=nodes_by_capacity,
             quota_map=_named(quota_configmap),
             unseen_namespaces=frozenset({NAMESPACE, namespace, *(exclude_namespace or ())}),
+            agent_token=agent_token_file,
             drain_seconds=drain_seconds,
             api_url=api_url,
             kubeconfig=kubeconfig,

@@ -17,6 +17,7 @@ from fastapi import APIRouter
 
 from admission.cluster.snapshot import BUDGETS, NODES, PODS
 from admission.config import AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
+from admission.console.agents_usage import AgentsUsage
 from admission.console.routes import console_routes
 from admission.controller import QUOTA, SchedulingController
 from admission.explain.access import AccessCheck
@@ -37,6 +38,7 @@ from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager import threads
 from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.kube.agents import KubeAgents
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
@@ -202,6 +204,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
     )
     cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
     knowledge = ExplainSources(cluster, quota, judge, settings.terms, pods.fetch)
+    usage = AgentsUsage(KubeAgents(connection, settings.namespace, settings.agent_token), clock)
     gate = CallerGate(AccessCheck(KubeReviews(connection), clock))
     return AdmissionProgram(
         settings,
@@ -210,8 +213,8 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         metrics,
         check_seconds=_VAULT_SECONDS if files is None else _FILE_SECONDS,
         checks=create_time_checks(cluster, quota, judge, clock),
-        routers=(explain_routes(knowledge, gate), console_routes(knowledge, gate, clock)),
-        parts=(scheduling,),
+        routers=(explain_routes(knowledge, gate), console_routes(knowledge, gate, usage.look, clock)),
+        parts=(scheduling, usage),
         draining=draining,
     )
 

@@ -122,6 +122,7 @@ class AdmissionSettings:
     signs for itself. ``probes``: host and port at which the kubelet asks whether the program is alive and
     ready, None for nowhere. ``binds_for``: schedulerNames whose pods are bound here, empty for any;
     ``nodes_by_capacity``: nodes without an inventory are judged by their capacity (the predecessor's agent);
+    ``agent_token``: file with the bearer token of the agents' pages, None if they ask for none;
     ``quota_map`` is namespace and name; pods of ``unseen_namespaces`` never pass the webhooks.
     """
 
@@ -142,6 +143,7 @@ class AdmissionSettings:
     nodes_by_capacity: bool = False
     quota_map: tuple[str, str] = (NAMESPACE, QUOTA_MAP)
     unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})
+    agent_token: Path | None = None
     drain_seconds: float = 5.0
     api_url: str | None = None
     kubeconfig: Path | None = None

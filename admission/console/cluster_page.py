@@ -15,18 +15,21 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
+from admission.console.agents_usage import AgentAnswer
 from admission.explain.explanation import FITS, Explanation
 from admission.extender.feasibility import Unfit
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import node_json
 from gpu_manager.domain.cluster.quota import Quota
+from gpu_manager.domain.cluster.usage_json import NodeUsage, UsedShare
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.ports import Clock
 
 MOST_NODES: Final = 1000  # with their cards, the fullest first; the rest is counted
@@ -36,19 +39,22 @@ MOST_SCOPES: Final = 8  # namespaces whose state is kept at once, all of them to
 _REASONS_SECONDS: Final = 0.5  # for all scopes together
 _NOT_YET: Final = "being worked out"
 _COMPRESSION_LEVEL: Final = 1
+NOT_KNOWN: Final[NodeUsage] = {}
+_NOT_USED: Final = UsedShare(None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class PageSources:
     """``snapshot`` raises NodeUnready before the first lists; ``waiting`` is in no order, of one namespace or
     (None) of all; ``explain`` names pods of all namespaces if its second argument is true; ``quota`` is None
-    while no quota can be read.
+    while no quota can be read; ``usage`` is what the agents said, by node.
     """
 
     snapshot: Callable[[], Snapshot]
     waiting: Callable[[str | None], tuple[PodView, ...]]
     explain: Callable[[PodView, bool], Explanation]
     quota: Callable[[], Quota | None]
+    usage: Callable[[], Mapping[str, AgentAnswer]] = dict
 
 
 class ClusterPage:
@@ -76,6 +82,15 @@ class ClusterPage:
             return scope.answer(since, zipped=zipped)
 
 
+class _Drawn(NamedTuple):
+    """A node's JSON, what it was made of, and the generation in which it was."""
+
+    view: NodeView
+    usage: NodeUsage
+    made: int
+    text: str
+
+
 class _Scope:
     """The state for those who may see the pods of one namespace (empty: of all)."""
 
@@ -86,7 +101,7 @@ class _Scope:
         self._clock = clock
         self._name = secrets.token_hex(4)  # another replica's generations are not ours
         self._number = 0
-        self._drawn: dict[str, tuple[NodeView, int, str]] = {}  # node → its view, generation, JSON
+        self._drawn: dict[str, _Drawn] = {}
         self._gone: dict[str, int] = {}  # node that is shown no more → generation
         self._told: dict[PodUid, tuple[float, Explanation]] = {}  # when it was worked out
         self._rest: dict[str, Any] = {}
@@ -102,6 +117,7 @@ class _Scope:
             self._sources.waiting(mine or None), key=lambda o: (-o.pod.priority, o.pod.began, o.uid)
         )
         self._work_out(waiting[:MOST_WAITING], reasons_seconds)
+        said = self._sources.usage()
         quota = self._sources.quota()
         if quota is not None and mine:
             quota = quota.only(mine)
@@ -113,10 +129,15 @@ class _Scope:
             self._gone.clear()
             self._name = secrets.token_hex(4)
         for name, view in sorted(shown.items()):
-            if name not in self._drawn or self._drawn[name][0] is not view:
-                self._drawn[name] = view, self._number, _compact(graph(view, mine))
+            usage = said[name].usage if name in said else NOT_KNOWN
+            drawn = self._drawn.get(name)
+            if drawn is None or drawn.view is not view or drawn.usage is not usage:
+                self._drawn[name] = _Drawn(view, usage, self._number, _compact(graph(view, mine, usage)))
                 self._gone.pop(name, None)
+        now = self._clock.monotonic()
         self._rest = {
+            "usage_age": round(max((now - said[name].at for name in shown if name in said), default=0.0), 1),
+            "silent": [name for name in sorted(shown) if name not in said],
             "namespace": mine,
             "waiting": [self._row(o) for o in waiting[:MOST_WAITING]],
             "quota": None if quota is None else quota.rows(snapshot.used),
@@ -134,7 +155,7 @@ class _Scope:
         known = name == self._name and number.isascii() and number.isdecimal() and len(number) < 12
         seen = min(int(number), self._number) if known else 0
         if (seen, zipped) not in self._answers:
-            nodes = ",".join(text for _, made, text in self._drawn.values() if made > seen)
+            nodes = ",".join(text for _, _, made, text in self._drawn.values() if made > seen)
             rest = {
                 "generation": f"{self._name}-{self._number}",
                 "full": not seen,
@@ -173,24 +194,27 @@ def _group(explanation: Explanation) -> str:
     return next((word for word in _GROUPS if explanation.counts.get(word)), Unfit.NODE.value)
 
 
-def graph(view: NodeView, namespace: str = "") -> dict[str, Any]:
-    """One node in the shape of the agent's ``/graph``. Usage is the agents': here it is None.
+def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> dict[str, Any]:
+    """One node in the shape of the agent's ``/graph``.
 
-    ``namespace``: the only one whose holders are named, empty for all; others are ``hidden``.
+    ``namespace``: the only one whose holders are named and whose use is told, empty for all; others are
+    ``hidden``. ``usage`` is what the node's agent said.
     """
 
-    def more(holder: Allocation, _: CardUuid) -> Mapping[str, Any]:
+    def more(holder: Allocation, card: CardUuid) -> Mapping[str, Any]:
+        used = usage.get((holder.pod, holder.container, card), _NOT_USED)
         pod = view.bound.get(holder.pod)
         fields = {
             "planned": pod is not None and pod.reserved,
             "ended": pod is not None and holder.container in pod.pod.ended_inits,
             "gone": None if pod is not None else str(holder.pod),
-            "memory_used": None,
-            "core_used": None,
+            "memory_used": used.memory,
+            "core_used": None if used.cores is None else used.cores / CORES_PER_CARD,
         }
         if namespace in ("", holder.namespace):
             return fields
-        return {**fields, "gone": None, "namespace": "", "pod": "", "container": "", "hidden": True}
+        nobody = {"namespace": "", "pod": "", "container": "", "hidden": True}
+        return {**fields, "gone": None, "memory_used": None, "core_used": None, **nobody}
 
     cards = [replace(state, reason=state.reason or view.problem) for state in view.node.cards]
     return node_json(view.name, cards, view.node.topology, view.ledger, more)

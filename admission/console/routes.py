@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
+from admission.console.agents_usage import AgentAnswer
 from admission.console.cluster_page import ClusterPage, PageSources
 from admission.explain.caller_gate import CallerGate, documented, said
 from admission.explain.explain_api import ExplainSources
@@ -22,8 +24,13 @@ _HEADERS: Final = {
 }
 
 
-def console_routes(knowledge: ExplainSources, gate: CallerGate, clock: Clock) -> APIRouter:
-    """The routes."""
+def console_routes(
+    knowledge: ExplainSources,
+    gate: CallerGate,
+    usage: Callable[[], Mapping[str, AgentAnswer]],
+    clock: Clock,
+) -> APIRouter:
+    """The routes. ``usage``: what agents say, by node; asked for whenever somebody looks."""
     router = APIRouter()
     page = ClusterPage(
         PageSources(
@@ -31,6 +38,7 @@ def console_routes(knowledge: ExplainSources, gate: CallerGate, clock: Clock) ->
             knowledge.cluster.waiting,
             lambda occupant, everywhere: knowledge.explain(occupant, everywhere=everywhere),
             lambda: knowledge.quota.current,
+            usage,
         ),
         clock,
     )

@@ -48,8 +48,15 @@ function Console({ view, args, params }) {
   return html`<${Header} view=${view} params=${params} />
     ${source.refused ? html`<${Login} params=${params} />` : null}
     <p id="status" role="status" class=${bad ? "bad" : ""}>${text}</p>
-    ${model.rest ? html`<p class="facts">${t("Figures of {0} s ago.", source.age)}</p>` : null}
+    ${model.rest ? html`<p class="facts">${t("Figures of {0} s ago.", source.age)}${usage(model.rest)}</p>` : null}
     <main id="main" tabindex="-1">${model.rest ? html`<${View} model=${model} source=${source} args=${args} params=${params} />` : null}</main>`;
+}
+
+// How old the agents' figures are in a cluster, and which agents do not answer.
+function usage({ silent, usage_age: oldest }) {
+  if (!silent) return "";
+  const names = silent.length ? ` ${t("No usage from {0} nodes: {1}", silent.length, `${silent.slice(0, 3).join(", ")}${silent.length > 3 ? " …" : ""}`)}` : "";
+  return ` ${t("Usage at most {0} s older.", Math.round(oldest))}${names}`;
 }
 
 function draw() {

@@ -55,7 +55,7 @@ def service() -> Any:
         lambda: {"certificate": True},
         lambda: False,
         create_time_checks(world.cluster, world.quota, world.judge, clock),
-        (explain_routes(knowledge, gate), console_routes(knowledge, gate, clock)),
+        (explain_routes(knowledge, gate), console_routes(knowledge, gate, dict, clock)),
     )
     return build_app(AdmissionSettings(), doors)
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 
+from admission.console.agents_usage import AgentAnswer
 from admission.console.cluster_page import (
     KEPT_SECONDS,
     MOST_NODES,
@@ -13,6 +14,7 @@ from admission.console.cluster_page import (
     graph,
 )
 from admission.explain.explanation import explain
+from gpu_manager.domain.cluster.usage_json import UsedShare
 from tests.fakes.extender import UNIT, World, node, pod
 
 
@@ -30,7 +32,7 @@ class Clock:
         return self.time
 
 
-def page(world, clock):
+def page(world, clock, usage=dict):
     asked = []
 
     def told(occupant, everywhere):
@@ -38,7 +40,9 @@ def page(world, clock):
         snapshot = world.cluster.snapshot()
         return explain(occupant, snapshot, world.quota.current, world.judge, everywhere=everywhere)
 
-    sources = PageSources(world.cluster.snapshot, world.cluster.waiting, told, lambda: world.quota.current)
+    sources = PageSources(
+        world.cluster.snapshot, world.cluster.waiting, told, lambda: world.quota.current, usage
+    )
     return ClusterPage(sources, clock), asked
 
 
@@ -203,3 +207,29 @@ def test_many_namespaces_and_nodes_that_come_and_go_are_not_remembered_without_b
         world.cluster.apply("nodes", "DELETED", node(f"k{i:04}", cards=1))
     clock.time += KEPT_SECONDS
     assert data(shown, "", gone)["full"]
+
+
+def test_usage_is_what_the_agents_say_and_blank_for_agents_that_are_silent_and_other_namespaces():
+    bound = [
+        pod("mine", 30, 4, on="n1"),
+        pod("theirs", 40, 4, on="n1", namespace="other"),
+        pod("b", 9, 4, on="n2"),
+    ]
+    world, clock, said = World([node("n1", cards=1), node("n2", cards=1)], bound), Clock(), {}
+    shown, _ = page(world, clock, lambda: said)
+    view = world.cluster.snapshot().nodes["n1"]
+    first = data(shown)
+    assert first["silent"] == ["n1", "n2"]
+    usage = {(a.pod, a.container, a.cards[0]): UsedShare(12.5, 7) for a in view.ledger}
+    said["n1"] = AgentAnswer(clock.time - 3, usage)
+    clock.time += KEPT_SECONDS
+    found = data(shown, "", first["generation"])
+    assert (found["usage_age"], found["silent"]) == (5.0, ["n2"])
+    assert [n["node"] for n in found["nodes"]] == ["n1"], "n2 did not change"
+    used = {h["pod"]: (h["core_used"], h["memory_used"]) for h in found["nodes"][0]["cards"][0]["holders"]}
+    assert used == {"mine": (0.125, 7), "theirs": (0.125, 7)}
+    scoped = next(n for n in data(shown, "default")["nodes"] if n["node"] == "n1")
+    used = {h["pod"]: (h["core_used"], h["memory_used"]) for h in scoped["cards"][0]["holders"]}
+    assert used == {"mine": (0.125, 7), "": (None, None)}
+    clock.time += KEPT_SECONDS
+    assert data(shown, "", found["generation"])["nodes"] == [], "equal figures are not sent again"

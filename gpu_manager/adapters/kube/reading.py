@@ -105,12 +105,13 @@ def cluster_of(
         pod = pod.with_lent_cards() if pod.node else pod
         if pod.asks:
             pods.append(pod)
-        elif _is_agent(obj) and pod.phase == "Running":
+        elif is_agent(obj) and pod.phase == "Running":
             agents[pod.node] = pod.namespace, pod.name
     return ClusterReader(cluster_books(nodes, pods), tuple(pods), agents)
 
 
-def _is_agent(obj: Mapping[str, Any]) -> bool:
+def is_agent(obj: Mapping[str, Any]) -> bool:
+    """True for a pod of the agent's DaemonSet."""
     meta = obj.get("metadata")
     owners = meta.get("ownerReferences") if isinstance(meta, Mapping) else None
     return isinstance(owners, list) and any(

@@ -13,10 +13,9 @@ from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Lo
 from gpu_manager.cli.output import WideForm, WideOutput, columns, emit, for_program
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.accounting import NodeBooks
+from gpu_manager.domain.cluster.usage_json import NodeUsage, UsedShare, read_usage
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.resources import MIB, format_bytes
-
-_Used = Mapping[tuple[str, str, str], Mapping[str, Any]]  # (pod UID, container, card) → the agent's figures
+from gpu_manager.domain.resources import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class _Row:
     guessed: bool
     allocation: Allocation
     share: Share
-    used: Mapping[str, Any]
+    used: UsedShare
 
 
 class SortBy(Enum):
@@ -59,7 +58,7 @@ def command(
         wanted = [
             one for one in cluster.with_cards if any(_shown(a, login, all_namespaces) for a in one.ledger)
         ]
-        told, silent = agents.ask(login, cluster, [one.name for one in wanted], "/usage", _parsed)
+        told, silent = agents.ask(login, cluster, [one.name for one in wanted], "/usage", read_usage)
         used = {place: figures for one in told.values() for place, figures in one.items()}
         found = (row for one in wanted for row in _rows(one, used))
         rows = [row for row in found if _shown(row.allocation, login, all_namespaces)]
@@ -80,7 +79,7 @@ def _shown(allocation: Allocation, login: Login, everywhere: bool) -> bool:
     return everywhere or allocation.namespace == login.namespace
 
 
-def _rows(books: NodeBooks, used: _Used) -> Iterator[_Row]:
+def _rows(books: NodeBooks, used: NodeUsage) -> Iterator[_Row]:
     cards = {s.card.uuid: s.card for s in books.node.cards}
     gone = books.gone
     named = (a for a in books.ledger if a.pod not in gone and not books.ended(a))
@@ -94,29 +93,14 @@ def _rows(books: NodeBooks, used: _Used) -> Iterator[_Row]:
                 books.guessed(allocation.pod),
                 allocation,
                 share,
-                used.get((allocation.pod, allocation.container, share.card), {}),
+                used.get((allocation.pod, allocation.container, share.card), UsedShare(None, None)),
             )
-
-
-def _parsed(answer: Any) -> _Used:
-    """Read the agent's ``/usage``."""
-    return {
-        (uid, container, str(device["uuid"])): dict(device)
-        for uid, pod in answer["usage"].items()
-        for container, stat in pod["stat"].items()
-        for device in stat["dev"]
-    }
-
-
-def _figure(row: _Row, key: str) -> float | None:
-    value = row.used.get(key)
-    return float(value) if isinstance(value, int | float) else None
 
 
 _ORDERS: Final[Mapping[SortBy, Callable[[_Row], Any]]] = {
     SortBy.NAME: lambda _: 0,  # as they come
-    SortBy.CORES: lambda row: -(_figure(row, "gpu") or 0),
-    SortBy.MEMORY: lambda row: -(_figure(row, "mem") or 0),
+    SortBy.CORES: lambda row: -(row.used.cores or 0),
+    SortBy.MEMORY: lambda row: -(row.used.memory or 0),
 }
 
 
@@ -128,7 +112,7 @@ def _table(rows: list[_Row], *, wide: bool) -> str:
 
 
 def _cells(row: _Row, *, wide: bool) -> list[str]:
-    core, memory = _figure(row, "gpu"), _figure(row, "mem")
+    core, memory = row.used
     cells = [
         row.allocation.namespace,
         row.allocation.pod_name,
@@ -138,13 +122,13 @@ def _cells(row: _Row, *, wide: bool) -> list[str]:
         str(row.share.amount.cores),
         "-" if core is None else f"{core:.0f} %",
         format_bytes(row.share.amount.memory),
-        "-" if memory is None else format_bytes(int(memory * MIB)),
+        "-" if memory is None else format_bytes(memory),
     ]
     return cells + ([row.model, str(row.share.card)] if wide else [])
 
 
 def _json(row: _Row) -> Mapping[str, Any]:
-    core, memory = _figure(row, "gpu"), _figure(row, "mem")
+    core, memory = row.used
     return {
         "namespace": row.allocation.namespace,
         "pod": row.allocation.pod_name,
@@ -157,5 +141,5 @@ def _json(row: _Row) -> Mapping[str, Any]:
         "cores": row.share.amount.cores,
         "coresUsed": core,
         "memory": row.share.amount.memory,
-        "memoryUsed": None if memory is None else int(memory * MIB),
+        "memoryUsed": memory,
     }

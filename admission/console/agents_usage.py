@@ -1,0 +1,131 @@
+"""What containers use, by their nodes' agents: asked while somebody looks at the console, and not else.
+
+Each agent is asked every five seconds, in a cluster of more than a hundred nodes less often, so that no more
+than twenty are asked a second. What an agent does not answer is not known, nor is what it said long ago.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from gpu_manager import threads
+from gpu_manager.domain.cluster.usage_json import NodeUsage, read_usage
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports import Clock
+
+log = structlog.get_logger(__name__)
+
+PERIOD_SECONDS: Final = 5.0  # between two questions to one agent
+MOST_A_SECOND: Final = 20.0  # questions to all agents together
+LOOKED_SECONDS: Final = 10.0  # how long somebody counts as looking after asking
+LISTED_SECONDS: Final = 30.0  # how old the list of agents may be
+OLD_PERIODS: Final = 3  # after so many periods without an answer nothing is known of a node
+_AT_ONCE: Final = 8
+
+
+class Agents(Protocol):
+    """The agents of the cluster."""
+
+    def addresses(self) -> Mapping[str, str]:
+        """Node → URL of its agent. Raises NodeUnready: the API server does not say."""
+
+    def usage(self, url: str) -> bytes:
+        """The agent's ``/usage``. Raises NodeUnready: no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAnswer:
+    """What one agent said, at which monotonic second."""
+
+    at: float
+    usage: NodeUsage
+
+
+class AgentsUsage:
+    """Thread-safe; a part of the program, which asks in a thread of its own."""
+
+    def __init__(self, agents: Agents, clock: Clock) -> None:
+        self._agents = agents
+        self._clock = clock
+        self._ended = threading.Event()
+        self._looked = threading.Event()
+        self._looked_at = float("-inf")
+        self._addresses: Mapping[str, str] = {}
+        self._listed = float("-inf")
+        self._asked: dict[str, float] = {}
+        self._answers: dict[str, AgentAnswer] = {}
+        self._thread = threads.forever("usage", self._run)
+
+    def start(self) -> None:
+        """Begin; nobody is asked before somebody looks."""
+        self._thread.start()
+
+    def ready(self) -> Mapping[str, bool]:
+        """The service is ready without it."""
+        return {}
+
+    def stop(self) -> None:
+        """End."""
+        self._ended.set()
+        self._looked.set()
+        self._thread.join()
+
+    def look(self) -> Mapping[str, AgentAnswer]:
+        """Somebody looks: what is known now, by node."""
+        now = self._clock.monotonic()
+        self._looked_at = now
+        self._looked.set()
+        oldest = now - OLD_PERIODS * self._period
+        return {node: said for node, said in self._answers.copy().items() if said.at > oldest}
+
+    @property
+    def _period(self) -> float:
+        return max(PERIOD_SECONDS, len(self._addresses) / MOST_A_SECOND)
+
+    def _run(self) -> None:
+        with ThreadPoolExecutor(_AT_ONCE, "usage") as pool:
+            while not self._ended.is_set():
+                if self._clock.monotonic() - self._looked_at > LOOKED_SECONDS:
+                    self._looked.clear()
+                    self._answers.clear()
+                    if self._clock.monotonic() - self._looked_at > LOOKED_SECONDS:
+                        self._looked.wait()
+                    continue
+                self.ask_due(lambda jobs: list(pool.map(lambda job: job(), jobs)))
+                self._ended.wait(1.0)
+
+    def ask_due(self, run: Callable[[list[Callable[[], None]]], object]) -> None:
+        """Ask the agents whose turn it is, the longest not asked first; ``run`` does the questions."""
+        now = self._clock.monotonic()
+        if now - self._listed > LISTED_SECONDS:
+            try:
+                self._addresses, self._listed = self._agents.addresses(), now
+            except NodeUnready as error:
+                log.warning("agents_not_listed", reason=str(error))
+        nodes = self._addresses
+        self._asked = {node: at for node, at in self._asked.items() if node in nodes}
+        self._answers = {node: said for node, said in self._answers.items() if node in nodes}
+        due = [node for node in nodes if now - self._asked.get(node, float("-inf")) >= self._period]
+        due.sort(key=lambda node: self._asked.get(node, float("-inf")))
+        due = due[: int(MOST_A_SECOND)]
+        self._asked |= dict.fromkeys(due, now)
+        run([lambda node=node: self._ask(node) for node in due])  # type: ignore[misc]
+
+    def _ask(self, node: str) -> None:
+        try:
+            usage = read_usage(json.loads(self._agents.usage(self._addresses[node])))
+        except (NodeUnready, ValueError, RecursionError) as error:
+            self._answers.pop(node, None)
+            log.debug("agent_silent", node=node, reason=str(error))
+            return
+        before = self._answers.get(node)
+        if before is not None and before.usage == usage:
+            usage = before.usage  # the same object: nothing is drawn anew
+        self._answers[node] = AgentAnswer(self._clock.monotonic(), usage)

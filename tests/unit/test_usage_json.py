@@ -1,0 +1,37 @@
+"""The agent's `/usage` as others read it: figures that are not there are not known, and nonsense is refused."""
+
+import pytest
+
+from gpu_manager.domain.cluster.usage_json import UsedShare, read_usage
+from gpu_manager.domain.errors import NodeUnready
+
+
+def said(**device):
+    return {"usage": {"uid": {"stat": {"main": {"dev": [{"uuid": "GPU-1", **device}]}}}}}
+
+
+@pytest.mark.parametrize(
+    ("device", "used"),
+    [
+        ({"gpu": 12.5, "mem": 512.0}, UsedShare(12.5, 512 << 20)),
+        ({"gpu": 0, "mem": 0}, UsedShare(0.0, 0)),
+        ({}, UsedShare(None, None)),
+        ({"gpu": "much", "mem": -1}, UsedShare(None, None)),
+        ({"gpu": 1e300, "mem": None}, UsedShare(None, None)),
+    ],
+)
+def test_a_share_is_what_the_agent_says_of_it(device, used):
+    assert read_usage(said(**device)) == {("uid", "main", "GPU-1"): used}
+
+
+@pytest.mark.parametrize(
+    "answer", [None, "", [], {}, {"usage": []}, {"usage": {"u": {"stat": {"c": {"dev": [{}]}}}}}]
+)
+def test_an_answer_that_is_something_else_is_refused(answer):
+    with pytest.raises(NodeUnready, match="something else"):
+        read_usage(answer)
+
+
+@pytest.mark.parametrize("pod", [None, [], {}, {"stat": 1}, {"stat": {"c": 1}}, {"stat": {"c": {"dev": 1}}}])
+def test_a_pod_of_another_shape_uses_nothing_that_is_known(pod):
+    assert read_usage({"usage": {"u": pod}}) == {}
