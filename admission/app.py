@@ -19,6 +19,7 @@ from admission.cluster.snapshot import BUDGETS, NODES, PODS
 from admission.config import AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
 from admission.console.agents_usage import AgentsUsage
 from admission.console.routes import console_routes
+from admission.console.what_if import Workload
 from admission.controller import QUOTA, SchedulingController
 from admission.explain.access import AccessCheck
 from admission.explain.caller_gate import CallerGate
@@ -45,6 +46,7 @@ from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.leases import KubeLease
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.reviews import KubeReviews
+from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
@@ -213,10 +215,19 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         metrics,
         check_seconds=_VAULT_SECONDS if files is None else _FILE_SECONDS,
         checks=create_time_checks(cluster, quota, judge, clock),
-        routers=(explain_routes(knowledge, gate), console_routes(knowledge, gate, usage.look, clock)),
+        routers=(
+            explain_routes(knowledge, gate),
+            console_routes(knowledge, gate, usage.look, workloads_of, clock),
+        ),
         parts=(scheduling, usage),
         draining=draining,
     )
+
+
+def workloads_of(body: bytes) -> list[Workload]:
+    """Those of a file that run pods. Raises RequestInvalid."""
+    found = (one for one in read_manifests(body) if one.runs_pods)
+    return [Workload(one.kind, one.namespace, one.name, one.copies, one.pod) for one in found]
 
 
 def _given(settings: AdmissionSettings, switch: Switch, metrics: AdmissionMetrics) -> Certificates | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
 
 from admission.console.agents_usage import AgentAnswer
 from admission.console.cluster_page import ClusterPage, PageSources
+from admission.console.what_if import Workload, judged_workloads
 from admission.explain.caller_gate import CallerGate, documented, said
 from admission.explain.explain_api import ExplainSources
 from gpu_manager import ui
@@ -22,15 +25,23 @@ _HEADERS: Final = {
     "cache-control": "no-store",
     "vary": "accept-encoding",
 }
+_MANIFESTS: Final[dict[str, Any]] = {
+    "requestBody": {"required": True, "content": {"application/yaml": {"schema": {"type": "string"}}}}
+}
 
 
 def console_routes(
     knowledge: ExplainSources,
     gate: CallerGate,
     usage: Callable[[], Mapping[str, AgentAnswer]],
+    read: Callable[[bytes], Sequence[Workload]],
     clock: Clock,
 ) -> APIRouter:
-    """The routes. ``usage``: what agents say, by node; asked for whenever somebody looks."""
+    """The routes.
+
+    ``usage``: what agents say, by node; asked for whenever somebody looks. ``read``: the workloads of a file
+    in YAML or JSON; raises RequestInvalid if it is no manifest.
+    """
     router = APIRouter()
     page = ClusterPage(
         PageSources(
@@ -54,6 +65,20 @@ def console_routes(
             return Response(body, media_type="application/json", headers=headers)
 
         return gate.answered(request, namespace, work)
+
+    @router.post(
+        "/ui/what-if",
+        **documented("Whether the pods of manifests are legal, and where each would go now."),
+        openapi_extra=_MANIFESTS,
+    )
+    async def what_if(request: Request, namespace: str = "") -> Response:
+        body = await request.body()
+
+        def work() -> Response:
+            found = judged_workloads(read(body), namespace, knowledge)
+            return JSONResponse({"workloads": found}, headers=_HEADERS)
+
+        return await run_in_threadpool(lambda: gate.answered(request, namespace, work))
 
     @router.get("/ui", summary="The console.", response_class=Response)
     def console() -> Response:

@@ -146,12 +146,32 @@ def _drafted(body: bytes, terms: ClusterTerms) -> PodView:
             template = template.get(step) if isinstance(template, Mapping) else None
     if not isinstance(template, Mapping):
         raise RequestInvalid("the manifest has no pod template where one belongs")
+    name = meta.get("name") if isinstance(meta, Mapping) else None
+    return drafted(
+        template,
+        terms,
+        namespace if isinstance(namespace, str) else "",
+        name if isinstance(name, str) else "",
+    )
+
+
+def drafted(template: Mapping[str, Any], terms: ClusterTerms, namespace: str, name: str) -> PodView:
+    """The pod of a template as ``/mutate`` would leave it. Raises RequestInvalid: it is none.
+
+    ``namespace`` and ``name`` are those of the workload; the template's own where they are empty or, for the
+    name, where it has one.
+    """
     pod = draft_pod(template, terms, trusted=False).pod
-    name = pod.name or (meta.get("name") if isinstance(meta, Mapping) else None)
-    place = namespace if isinstance(namespace, str) and namespace else pod.namespace
     # Not created yet: whatever it says of a node or of an end is not so.
     return pod_view(
-        replace(pod, namespace=place, name=str(name or "")[:253], node="", phase="", deleting=False)
+        replace(
+            pod,
+            namespace=namespace or pod.namespace,
+            name=(pod.name or name)[:253],
+            node="",
+            phase="",
+            deleting=False,
+        )
     )
 
 

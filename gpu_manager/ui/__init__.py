@@ -23,6 +23,7 @@ SCRIPTS: Final = (
     "places.js",
     "quota.js",
     "find.js",
+    "what_if.js",
     "vendor/preact.mjs",
     "vendor/htm.module.js",
 )

@@ -9,17 +9,18 @@ import { Overview } from "./overview.js";
 import { Quota } from "./quota.js";
 import { Source } from "./source.js";
 import { Waiting } from "./waiting.js";
+import { WhatIf } from "./what_if.js";
 import { language, speak, t } from "./words.js";
 
-const VIEWS = { overview: Overview, waiting: Waiting, quota: Quota, node: Node, card: Card, pod: Pod, find: Find };
-const MENU = [["overview", "Overview"], ["waiting", "Waiting"], ["quota", "Quota"]]; // digits 1, 2, … open them
+const VIEWS = { overview: Overview, waiting: Waiting, quota: Quota, node: Node, card: Card, pod: Pod, find: Find, "what-if": WhatIf };
+const MENU = [["overview", "Overview"], ["waiting", "Waiting"], ["quota", "Quota"], ["what-if", "What if"]]; // digits 1, 2, … open them
 
 const model = new Model();
 const source = new Source(model, draw);
 const root = document.createElement("div");
 document.body.append(root);
 
-const menu = () => MENU.filter(([name]) => name === "overview" || (model.rest && model.rest[name] !== undefined && model.rest.waiting !== null));
+const menu = () => MENU.filter(([name]) => name === "overview" || model.rest?.waiting);
 
 function Header({ view, params }) {
   const one = model.nodes.size === 1 ? model.nodes.keys().next().value : "";

@@ -17,7 +17,7 @@ import pytest
 
 from gpu_manager import ui
 from tests.fakes.browser import NEEDS_A_BROWSER, Page, browsing
-from tests.fakes.web import send, serving
+from tests.fakes.web import given, send, serving
 
 FOLDER = Path(ui.__file__).parent
 GIB = 1 << 30
@@ -95,6 +95,7 @@ class Served:
     def __init__(self) -> None:
         self.data: dict[str, Any] = {"nodes": [], "waiting": None}
         self.said: dict[str, Any] = {"pod": "", "line": "", "change": "", "nodes": [], "quota": []}
+        self.judged: list[dict[str, Any]] = []
         self.token = ""
         self.url = ""
         self.silent = False
@@ -109,10 +110,14 @@ class Served:
             if self.silent:
                 self.ended.wait(60)
                 return
+        if parts.path == "/ui/what-if":
+            assert given(handler) == b"kind: Deployment"
+            send(handler, json.dumps({"workloads": self.judged}).encode(), 200, kind="application/json")
+            return
         body = self.said if parts.path.startswith("/explain/") else self.data
         kind, answer = file or ("application/json", json.dumps(body).encode())
-        given = handler.headers.get("Authorization", "")
-        allowed = file is not None or not self.token or given == f"Bearer {self.token}"
+        shown = handler.headers.get("Authorization", "")
+        allowed = file is not None or not self.token or shown == f"Bearer {self.token}"
         policy = {"Content_Security_Policy": ui.CONTENT_POLICY}
         refusal = b"a bearer token is needed\n"
         send(handler, answer if allowed else refusal, 200 if allowed else 401, kind=kind, **policy)
@@ -324,6 +329,35 @@ def test_search_finds_everything_and_the_keyboard_reaches_every_card_in_one_stop
     page.wait("document.querySelector('main h1').innerText == 'Search: notebook'")
     page.key("Enter")
     page.wait("location.hash == '#/pod/team-a/notebook'")
+
+
+@NEEDS_A_BROWSER
+def test_a_manifest_is_judged_before_it_is_applied(served: Served, page: Page) -> None:
+    served.data = TWO_NODES
+    outcome = {
+        "node": "n1",
+        "outcome": "room",
+        "line": "card 0 has 70 cores free",
+        "victims": ["team-a/notebook"],
+    }
+    said = {"line": "waits: no room", "change": "ask 70 cores", "nodes": [outcome], "quota": []}
+    served.judged = [
+        {"kind": "Deployment", "name": "team-a/web", "copies": 3, "said": said},
+        {"kind": "Pod", "name": "team-b/x", "copies": 1, "error": EVIL},
+    ]
+    page.open(f"{served.url}/ui", SHOWN)
+    page.key("4")
+    page.wait("document.getElementById('manifest')")
+    page.look("document.getElementById('manifest').focus()")
+    page.type("kind: Deployment")
+    page.click(".what-if button")
+    page.wait("document.querySelectorAll('.workload').length == 2")
+    text = page.text()
+    assert "Deployment team-a/web (3 copies)" in text
+    assert "would have room without: team-a/notebook" in text
+    assert "ask 70 cores" in text
+    assert EVIL in text
+    assert page.complaints == []
 
 
 @NEEDS_A_BROWSER

@@ -10,7 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import GenerationMode
 
-from admission.app import WebhookParts, build_app
+from admission.app import WebhookParts, build_app, workloads_of
 from admission.config import AdmissionSettings, ClusterTerms
 from admission.console.routes import console_routes
 from admission.explain.access import AccessCheck, Reviews
@@ -22,7 +22,7 @@ from gpu_manager.domain.pod import Pod, parse_pod
 from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock
 
-PATHS = 12  # of the document: a new one is called by itself, and this number says so
+PATHS = 13  # of the document: a new one is called by itself, and this number says so
 
 
 class Everyone(Reviews):
@@ -55,7 +55,7 @@ def service() -> Any:
         lambda: {"certificate": True},
         lambda: False,
         create_time_checks(world.cluster, world.quota, world.judge, clock),
-        (explain_routes(knowledge, gate), console_routes(knowledge, gate, dict, clock)),
+        (explain_routes(knowledge, gate), console_routes(knowledge, gate, dict, workloads_of, clock)),
     )
     return build_app(AdmissionSettings(), doors)
 
