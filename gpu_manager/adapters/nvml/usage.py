@@ -37,7 +37,7 @@ class UsageReader:
         self._sensed: dict[CardUuid, tuple[float, CardSensors]] = {}
 
     def memory(self, handle: Any) -> Memory | None:
-        """Return the card's memory; None if it has none of its own. Before R510 ``reserved`` is unknown, 0."""
+        """Return the card's memory; None if it has none of its own. ``reserved`` is 0 before R510."""
         nvml = self._nvml
         info = maybe(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
         if info is not None:
