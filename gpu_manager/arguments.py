@@ -102,6 +102,10 @@ class Command:
         if "--help" in words or "-h" in words:
             print(self.help(), end="")  # noqa: T201  # what it is for
             return 0
+        return self._function(**self.values(words))
+
+    def values(self, words: Sequence[str]) -> dict[str, Any]:
+        """The function's arguments by name. Raises RequestInvalid: the command line is wrong."""
         parser = self._parser()
         parsed, rest = parser.parse_known_intermixed_args(list(words))
         if rest and not self._rest:
@@ -117,7 +121,7 @@ class Command:
         values = {p.name: p.fallback(os.environ) for p in absent}
         if self._rest:
             values[self._rest] = rest
-        return self._function(**values, **given)
+        return values | given
 
     def help(self) -> str:
         """What ``--help`` prints."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,33 +23,78 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 
 def command(
     output: Form = Output.TABLE,
-    url: ask.Url = ask.DEFAULT,
+    url: Annotated[str | None, Option(help="The agent's address.")] = None,
     token: ask.Token = "",
-    host_root: Annotated[Path, Option(help="The host's root, as seen from here.")] = Path("/"),
-    driver_root: Annotated[Path, Option(help="Where the driver is installed, on the host.")] = Path("/"),
-    kubelet_dir: Annotated[Path, Option(help="The kubelet's directory, on the host.")] = Path(KUBELET_DIR),
+    host_root: Annotated[Path | None, Option(help="The host's root, as seen from here.")] = None,
+    driver_root: Annotated[Path | None, Option(help="Where the driver is installed, on the host.")] = None,
+    kubelet_dir: Annotated[Path | None, Option(help="The kubelet's directory, on the host.")] = None,
     device_injection: Annotated[
-        str, Option(help="What the agent is told: auto, direct, cdi or nvidia.")
-    ] = "auto",
+        str | None, Option(help="What the agent is told: auto, direct, cdi or nvidia.")
+    ] = None,
 ) -> int:
     """Find what is wrong on this machine: driver, container runtime, kubelet, agent. Each with its cure.
 
-    Changes nothing, and needs neither a GPU nor a cluster: what cannot be looked at is said. `kubectl vcuda
-    doctor` looks at the cluster. Exit code: 0 good (or warnings alone), 1 trouble, 2 bad input.
+    Changes nothing, and needs neither a GPU nor a cluster: what cannot be looked at is said. In the agent's
+    pod it judges by that agent's own settings, unless an option says what to look at. `kubectl vcuda doctor`
+    looks at the cluster. Exit code: 0 good (or warnings alone), 1 trouble, 2 bad input.
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    facts = _gather(url, token, host_root, str(driver_root), str(kubelet_dir), device_injection)
-    return show(examine(facts, NODE_CHECKS), output)
+    told = (url, host_root, driver_root, kubelet_dir, device_injection)
+    view = _of_agent() if told == (None,) * len(told) else None
+    view = view or View(
+        url or ask.DEFAULT,
+        host_root or Path("/"),
+        str(driver_root or "/"),
+        str(kubelet_dir or KUBELET_DIR),
+        known_injection(device_injection or "auto", simulated=False),
+    )
+    return show(examine(_gather(view, token or view.token), NODE_CHECKS), output)
 
 
-def _gather(url: str, token: str, root: Path, driver_root: str, kubelet_dir: str, injection: str) -> Facts:
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is looked at. ``kubelet_dir`` and ``driver_root`` are paths of the host."""
+
+    url: str
+    root: Path
+    driver_root: str
+    kubelet_dir: str
+    injection: str
+    token: str = ""
+
+
+def _of_agent() -> View | None:
+    """As the agent sees the node, if one runs in this container; None else."""
+    from gpu_manager.cli.agent_settings import find_agent_settings  # noqa: PLC0415  # only where it is needed
+
+    settings = find_agent_settings()
+    if settings is None:
+        return None
+    file = settings["metrics_auth"]
+    try:
+        token = file.read_text(encoding="utf-8").strip() if file else ""
+    except (OSError, UnicodeDecodeError):
+        token = ""
+    address = settings["http_address"] or "127.0.0.1"
+    shown = f"[{address}]" if ":" in address else address
+    return View(
+        f"http://{shown}:{settings['http_port']}",
+        settings["host_root"],
+        str(settings["driver_root"]),
+        str(settings["kubelet_dir"]),
+        settings["device_injection"],
+        token,
+    )
+
+
+def _gather(view: View, token: str) -> Facts:
     from gpu_manager.adapters.diagnosis.driver import gather_driver  # noqa: PLC0415  # only where it is needed
     from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet  # noqa: PLC0415  # same
     from gpu_manager.adapters.diagnosis.runtime import gather_runtime  # noqa: PLC0415  # same
     from gpu_manager.adapters.driver_files.host import HostFiles  # noqa: PLC0415  # same
     from gpu_manager.adapters.driver_files.kubelet_config import runtime_socket  # noqa: PLC0415  # same
 
-    known_injection(injection, simulated=False)
+    url, root, kubelet_dir = view.url, view.root, view.kubelet_dir
     if not root.is_dir():
         raise RequestInvalid(f"--host-root is {str(root)!r}: no such directory")
     host = HostFiles(root)
@@ -59,13 +104,13 @@ def _gather(url: str, token: str, root: Path, driver_root: str, kubelet_dir: str
         kubelet = replace(kubelet, agent_problem=silent)
     cards = _cards()
     try:
-        driver = gather_driver(host, driver_root, cards)
+        driver = gather_driver(host, view.driver_root, cards)
     finally:
         cards.close()
     return Facts(
         now=time.time(),
         driver=driver,
-        runtime=gather_runtime(host, runtime_socket(host, kubelet_dir), injection=injection),
+        runtime=gather_runtime(host, runtime_socket(host, kubelet_dir), injection=view.injection),
         kubelet=kubelet,
         agent=agent,
         blind={
