@@ -22,7 +22,7 @@ COMMANDS: Commands = {
     ),
     "migrate": (
         "gpu_manager.cli.kubectl.migrate.command",
-        "Turn manifests of HAMi, Volcano, KAI, gpushare, NVIDIA's plugin and others into ours.",
+        "Translate manifests of HAMi, Volcano, KAI, gpushare, NVIDIA's plugin and others.",
     ),
     "quota": ("gpu_manager.cli.kubectl.quota", "Show what namespaces may hold of cards, and what they hold."),
     "simulate": ("gpu_manager.cli.kubectl.simulate", "Say whether pods would fit, or what if a node goes."),

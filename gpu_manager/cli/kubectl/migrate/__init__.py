@@ -1,4 +1,4 @@
-"""``kubectl vcuda migrate``: manifests of other systems in our words, a diff, and what has no equivalent."""
+"""``kubectl vcuda migrate``: translates manifests of other systems, and reports what has no equivalent."""
 
 from gpu_manager.cli.kubectl.migrate.command import command
 

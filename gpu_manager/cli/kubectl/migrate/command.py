@@ -1,4 +1,4 @@
-"""The command: reads files, shows a diff or the new manifests, and says what was lost."""
+"""The command: reads files, prints a diff or the new manifests, and reports what has no equivalent."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _BAD = (FindingKind.LOST, FindingKind.LEFT, FindingKind.REFUSED)
 
 
 class MigrateOutput(Enum):
-    """What is printed."""
+    """The form of the output."""
 
     DIFF = "diff"
     YAML = "yaml"
 
 
 class From(Enum):
-    """Whose manifests they are."""
+    """The system that the manifests were written for."""
 
     AUTO = "auto"
     GPU_MANAGER = "gpu-manager"
@@ -48,7 +48,7 @@ class From(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """One file before and after, and what there is to tell."""
+    """One file before and after the migration, and the findings about it."""
 
     name: str
     old: str
@@ -63,7 +63,7 @@ def command(
         MigrateOutput,
         Option("--output", "-o", help="A diff with what was found, or the new manifests."),
     ] = MigrateOutput.DIFF,
-    source: Annotated[From, Option("--from", help="Whose manifests they are.")] = From.AUTO,
+    source: Annotated[From, Option("--from", help="System that the manifests were written for.")] = From.AUTO,
     cores: Annotated[
         int, Option(min=1, max=99, help="Cores for a container that asked for memory alone.")
     ] = 10,
@@ -75,13 +75,13 @@ def command(
     ] = 0,
     gpushare_unit: Annotated[str, Option(help="What one aliyun.com/gpu-mem counts: 1Gi or 1Mi.")] = "1Gi",
 ) -> int:
-    """Turn manifests of other systems into ours: of gpu-manager, HAMi, Volcano, KAI, Run:ai, Aliyun gpushare,
-    NVIDIA time-slicing and MPS, and vgpu-manager.
+    """Translate manifests of gpu-manager, HAMi, Volcano, KAI, Run:ai, Aliyun gpushare, NVIDIA time-slicing
+    and MPS, and vgpu-manager.
 
-    Every pod template is translated, whatever kind of workload it is in, and judged by the rules of check;
-    one that breaks a rule is left as it was. A name of these systems that is left anywhere else is named.
-    Lists, several documents, comments and anchors stay as they are, but in a document that had to be written
-    anew (it is named). With -o yaml the new manifests go to standard output and all else to standard error.
+    Every pod template of any kind of workload is translated and checked by the rules of `gpu-manager check`;
+    one that breaks a rule is left unchanged. Names of these systems anywhere else are reported. Comments and
+    anchors are kept, except in a document that has to be rewritten, which is reported. With -o yaml the new
+    manifests go to standard output and everything else to standard error.
     Exit code: 0 all translated, 1 something has no equivalent, is left or was refused, 2 bad input.
     """
     terms = MigrationTerms(
@@ -132,7 +132,7 @@ def _read(path: Path) -> bytes:
 
 
 def migrate(name: str, data: bytes, terms: MigrationTerms, system: System | None = None) -> Migrated:
-    """One file, translated. Raises RequestInvalid where it is no manifest."""
+    """Translate one file. Raises RequestInvalid if it is no Kubernetes manifest."""
     read_objects(data)  # the same refusals as check's
     texts, findings, old = [], [], []
     for document in documents(data):

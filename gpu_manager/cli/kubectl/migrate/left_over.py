@@ -1,4 +1,4 @@
-"""Foreign names that are still in a document once its pods are translated: each is named. Pure."""
+"""Finds names of other systems that are still in a document after its pods were translated. No I/O."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ _AMOUNTS: Final = {name for s in SYSTEMS for name in s.annotations if "/" not in
 
 
 def left_over(document: Any, refused: Container[int] = ()) -> Iterator[MigrationFinding]:
-    """One finding for each object and name. ``refused`` are the maps, by ``id``, of pods left as they were.
+    """Yield a finding for each object and name. ``refused``: the ``id`` of the maps of pods left unchanged.
 
-    A toleration is left alone: nodes with cards may keep NVIDIA's taint, and it asks for nothing.
+    Tolerations are not reported: nodes with cards may keep NVIDIA's taint.
     """
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     unchanged: dict[str, dict[str, None]] = {}
@@ -69,7 +69,7 @@ def left_over(document: Any, refused: Container[int] = ()) -> Iterator[Migration
 
 
 def _walk(tree: Any, where: str, path: str, refused: Container[int]) -> Iterator[tuple[str, str, str, str]]:
-    """(object, path, name, advice) of everything found; without advice in a pod that was refused."""
+    """Yield (object, path, name, advice) of each name; the advice is empty in a pod that was refused."""
     if id(tree) in refused:
         yield from ((where, path, name, "") for where, path, name, _ in _walk(tree, where, path, ()))
     elif isinstance(tree, str):
@@ -100,7 +100,7 @@ def _for(where: str, advice: str) -> str:
 
 
 def _names(text: str) -> Iterator[tuple[str, str]]:
-    """Names in a text, each once; an address that leads to a project's pages is none."""
+    """Yield (name, advice) of each name in a text, once; names in URLs do not count."""
     if _HINT.search(text) is None:
         return
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a system to migrate from is: its names, and what becomes of each. Pure."""
+"""The description of a system to migrate from: its names, and the equivalent of each. No I/O."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, MIB, form
 
 @dataclass(frozen=True, slots=True)
 class MigrationTerms:
-    """What manifests do not say and the migration must know.
+    """Settings of a migration that manifests do not contain.
 
-    ``cores`` are given where the other system shares a card's time with whoever is there, with a ceiling of
-    100; ``card_memory`` is bytes of a card, ``replicas`` the users of a card under time-slicing, and
-    ``gpushare_unit`` bytes that one ``aliyun.com/gpu-mem`` counts.
+    ``cores`` is the share for a container whose system does not limit time, with an elastic limit of 100;
+    ``card_memory`` is the memory of a card in bytes, ``replicas`` the number of users of a card under
+    time-slicing, and ``gpushare_unit`` the bytes of one ``aliyun.com/gpu-mem``.
     """
 
     cores: int = 10
@@ -30,8 +30,10 @@ class MigrationTerms:
 
 @dataclass(frozen=True, slots=True)
 class MigratedShare:
-    """What a container asks for here. ``ceiling`` is percent it may reach on an idle card, None for none;
-    ``units`` is None for whole cards. ``notes`` say what was assumed.
+    """The request of a container after the migration.
+
+    ``units`` of memory is None for whole cards; ``ceiling`` is the elastic limit in percent, None for none;
+    ``notes`` say what was assumed.
     """
 
     cores: Fraction | int
@@ -42,8 +44,9 @@ class MigratedShare:
 
 @dataclass(frozen=True, slots=True)
 class Becomes:
-    """An annotation (or node selector) that turns into one of ours; ``values`` lists those that have an
-    equal, None for any; ``change`` turns the text.
+    """An annotation, or a node selector, with an equivalent annotation ``key``.
+
+    ``values`` maps each value that has an equivalent, None accepts any; ``change`` converts the value.
     """
 
     key: str
@@ -54,14 +57,14 @@ class Becomes:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Something that a user asked for and that has no equal here."""
+    """A setting that has no equivalent here."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Needless:
-    """Something that is not needed here."""
+    """A setting that is not needed here."""
 
     why: str
 
@@ -71,13 +74,15 @@ Fate = Becomes | Lost | Needless
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One system. ``resources`` are its own by exact name; ``state`` are prefixes of annotations and labels
-    that its parts wrote; ``marks`` are prefixes of annotations by which a pod is known to be its; ``paths``
-    are pieces of commands and variables that lead nowhere here. A name in ``variables`` may end in ``*``.
+    """A system to migrate from.
 
-    Some ask elsewhere too: ``variable_amounts`` are variables of a container, ``annotation_amounts`` are
-    annotations of the pod, for the container that ``container_annotation`` names (the first without it);
-    each with what reads its text.
+    ``resources`` are its extended resources; ``state`` are prefixes of annotations and labels that its
+    components write; ``marks`` are prefixes of annotations that identify its pods; ``paths`` are paths in
+    commands and variables that do not exist here. A name in ``variables`` may end in ``*``.
+
+    Amounts outside of resources: ``variable_amounts`` are environment variables of a container,
+    ``annotation_amounts`` annotations of the pod, for the container that ``container_annotation`` names, else
+    the first. Both map a name to the function that reads its value.
     """
 
     name: str
@@ -98,7 +103,7 @@ class System:
     drops_runtime_class: bool = True
 
     def variable(self, name: str) -> Fate | None:
-        """What becomes of a variable; None if it is none of the system's."""
+        """Return the equivalent of an environment variable; None if the system does not know it."""
         found = self.variables.get(name)
         if found is None:
             starts = ((key[:-1], fate) for key, fate in self.variables.items() if key.endswith("*"))
@@ -107,7 +112,7 @@ class System:
 
 
 class FindingKind(Enum):
-    """How grave a finding is; the words are shown."""
+    """The kind of a finding; the values are shown to people."""
 
     CHANGED = "changed"
     KEPT = "kept"
@@ -118,7 +123,7 @@ class FindingKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MigrationFinding:
-    """One thing to tell about one object."""
+    """A message about one object."""
 
     kind: FindingKind
     where: str
@@ -129,14 +134,14 @@ class MigrationFinding:
 
 
 def whole(value: Fraction, name: str) -> int:
-    """A count. Raises RequestInvalid where it is none."""
+    """Return a whole number. Raises RequestInvalid if it is negative or a fraction."""
     if value.denominator != 1 or value < 0:
         raise RequestInvalid(f"{name} is {format_number(value)}: it counts in whole numbers")
     return int(value)
 
 
 def units_of(count_bytes: Fraction | int, terms: MigrationTerms, name: str) -> tuple[int, tuple[str, ...]]:
-    """Bytes in memory units, rounded up; with a note where that added some."""
+    """Return bytes as memory units, rounded up, and a note if that added some."""
     exact = Fraction(count_bytes) / terms.unit
     units = ceil(exact)
     size = terms.unit // MIB
@@ -145,7 +150,7 @@ def units_of(count_bytes: Fraction | int, terms: MigrationTerms, name: str) -> t
 
 
 def fraction(cores: int, units: int, terms: MigrationTerms, notes: tuple[str, ...]) -> MigratedShare:
-    """A part of a card; where ``cores`` is 0 the other system sets no bound to time."""
+    """Return a part of a card. ``cores`` is 0 if the other system does not limit time."""
     if cores:
         return MigratedShare(cores, units, None, notes)
     said = (
@@ -156,7 +161,7 @@ def fraction(cores: int, units: int, terms: MigrationTerms, notes: tuple[str, ..
 
 
 def several(count: int, name: str) -> RequestInvalid:
-    """The refusal of a fraction over several cards."""
+    """Return the error for a fraction of several cards."""
     return RequestInvalid(
         f"{name} is {count}, a part of each of {count} cards: a fraction lies on one card here; ask for "
         f"whole cards (tencent.com/vcuda-core: {count * CORES_PER_CARD}), or for one larger part"
@@ -164,7 +169,7 @@ def several(count: int, name: str) -> RequestInvalid:
 
 
 def card_memory(terms: MigrationTerms, name: str) -> int:
-    """Bytes of a card. Raises RequestInvalid where nobody said it."""
+    """Return the memory of a card in bytes. Raises RequestInvalid if --card-memory is missing."""
     if terms.card_memory is None:
         raise RequestInvalid(
             f"{name} is a part of a card whose size the manifest does not say: give --card-memory"

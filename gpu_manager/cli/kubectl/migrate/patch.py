@@ -1,7 +1,7 @@
-"""Changes a YAML document in place: only what differs is replaced, so comments, anchors and layout stay.
+"""Changes a YAML document in place: only what differs is replaced, so that comments, anchors and layout stay.
 
-Works on the composed nodes, which know where they stand in the text. A value that several places refer to
-is changed where it is written, once for all of them.
+The composed nodes know their positions in the text. A value with an anchor is changed where it is written,
+for all its aliases at once.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Unpatchable(RequestInvalid):
 
 @dataclass(frozen=True, slots=True)
 class PatchedText:
-    """A document's text with what changed, and the comments that went with lines of it.
+    """The changed text of a document, and the comments that were removed with lines of it.
 
-    ``is_meant`` says whether what is read from the text is what was wanted, but where it refers to a value
-    that was changed for another place too.
+    ``is_meant`` says whether the value read from the text is the wanted one, apart from aliases of a value
+    that was changed for another alias.
     """
 
     text: str
@@ -42,7 +42,9 @@ class PatchedText:
 
 
 def patched(text: str, old: Any, new: Any) -> PatchedText:
-    """Change a document. Raises Unpatchable if that cannot be done in place."""
+    """Change the text of a document from ``old`` to ``new``. Raises Unpatchable if that cannot be done in
+    place.
+    """
     patch = _Patch(text if text.endswith("\n") else text + "\n")
     root = yaml.compose(patch.text, Loader=_Loader)
     patch.change(root, old, new)
@@ -52,7 +54,7 @@ def patched(text: str, old: Any, new: Any) -> PatchedText:
 
 
 def flow(value: Any) -> str:
-    """A value on one line."""
+    """Return a value as YAML on one line."""
     return str(
         yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=_WIDE)
     ).strip()

@@ -1,4 +1,4 @@
-"""One pod template from another system's words to ours, and what is lost on the way. Pure."""
+"""Translates one pod template of another system, and reports what has no equivalent. No I/O."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class PodTemplate:
         self._ceilings: list[int | None] = []
 
     def translate(self, system: System | None) -> list[MigrationFinding] | None:
-        """Change it; None if it asks for nothing of the system. Raises RequestInvalid where it cannot be."""
+        """Translate it; None if it does not use the system. Raises RequestInvalid if it cannot be
+        translated.
+        """
         names = {name for c in self._containers for limits in self._amounts(c) for name in limits}
         for mig in sorted(name for name in names if name.startswith(MIG)):
             raise RequestInvalid(f"{mig} asks for a MIG slice: cards in MIG mode are left to NVIDIA's plugin")
@@ -90,7 +92,7 @@ class PodTemplate:
             raise RequestInvalid(f"{system.container_annotation}: there is no container {quoted(wanted)}")
 
     def _of_annotations(self, container: dict[str, Any], system: System) -> dict[str, Fraction]:
-        """What the pod's annotations ask for this container."""
+        """Return what the pod's annotations request for this container."""
         wanted = self._annotations.get(system.container_annotation)
         first = self._list(self._spec, "containers")[0]
         if container is not first if wanted is None else container.get("name") != wanted:
@@ -102,7 +104,7 @@ class PodTemplate:
         }
 
     def _of_variables(self, container: dict[str, Any], system: System) -> dict[str, Fraction]:
-        """What the container's variables ask for."""
+        """Return what the container's environment variables request."""
         found = {}
         for entry in self._list(container, "env"):
             name = str(entry.get("name"))
@@ -315,7 +317,7 @@ class PodTemplate:
 
 
 def _made(holder: dict[str, Any], key: str) -> dict[str, Any]:
-    """The map under the key, new where there was none."""
+    """Return the map under the key, created if absent."""
     found = holder.get(key)
     if not isinstance(found, dict):
         found = holder[key] = {}

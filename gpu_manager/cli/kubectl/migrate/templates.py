@@ -1,8 +1,8 @@
-"""Where pods stand in a manifest: templates as Kubernetes has them, and those of Argo and KServe. Pure.
+"""Finds the pod templates of a manifest: those of Kubernetes, Argo and KServe. No I/O.
 
-A pod template is found by its shape, whatever it stands in, so that workloads of other API groups (a Rollout,
-a PyTorchJob, a RayCluster) need no entry here. Argo's and KServe's have shapes of their own: they are shown
-as pods, and put back.
+A pod template is found by its shape, so that workloads of other API groups (a Rollout, a PyTorchJob, a
+RayCluster) need no entry here. Argo's and KServe's templates have other shapes: they are converted to pods
+and back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FoundTemplate:
     inline_metadata: bool = False
 
     def as_pod(self) -> Tree:
-        """A copy of it as a pod."""
+        """Return a copy of the template as a pod."""
         if not self.containers:
             return deepcopy(self.tree)
         tree = deepcopy(self.tree)
@@ -45,7 +45,7 @@ class FoundTemplate:
         return pod
 
     def put(self, pod: Tree) -> None:
-        """Write a changed copy back."""
+        """Write a changed copy from :meth:`as_pod` back into the manifest."""
         if not self.containers:
             self.tree.clear()
             self.tree.update(pod)
@@ -75,7 +75,7 @@ _ARGO: Final = (("container",), ("script",), ("containerSet", "containers"), ("s
 
 
 def pod_templates(tree: Any, where: str = "object", kind: str = "") -> Iterator[FoundTemplate]:
-    """Every pod and pod template of a document, with the name of the object that it belongs to."""
+    """Yield every pod and pod template of a document, with the name of its object."""
     if isinstance(tree, list):
         for entry in tree:
             yield from pod_templates(entry, where, kind)
@@ -105,13 +105,13 @@ def pod_templates(tree: Any, where: str = "object", kind: str = "") -> Iterator[
 
 
 def object_name(kind: str, meta: Mapping[str, Any]) -> str:
-    """The object's name for people."""
+    """Return an object's name for people: ``Deployment default/web``."""
     name = meta.get("name") or meta.get("generateName") or "(no name)"
     return f"{kind} {meta.get('namespace') or 'default'}/{name}"
 
 
 def _copy(source: Tree, target: Tree, keys: Sequence[str]) -> None:
-    """Make the target's values of these keys the source's; a key that the source lacks goes."""
+    """Copy the values of these keys from source to target; remove keys that the source lacks."""
     for key in keys:
         if key in source:
             target[key] = source[key]
@@ -125,7 +125,7 @@ def _has_containers(spec: Tree) -> bool:
 
 
 def _at(tree: Any, path: tuple[str, ...]) -> list[Tree]:
-    """The container, or the containers, at a path; empty if there is none."""
+    """Return the containers at a path; empty if there is none."""
     for key in path:
         tree = tree.get(key) if isinstance(tree, dict) else None
     if isinstance(tree, list) and all(isinstance(entry, dict) for entry in tree):

@@ -1,7 +1,7 @@
-"""Manifests as text: taken apart into documents, and changed where they changed; comments and anchors stay.
+"""Splits manifests into documents and changes their text; comments and anchors stay.
 
-A changed document is patched in place (:mod:`~gpu_manager.cli.kubectl.migrate.patch`). Where that cannot be
-done, or would not read as what was meant, the document is written anew and its comments are lost.
+A changed document is patched in place (:mod:`~gpu_manager.cli.kubectl.migrate.patch`). If that is
+impossible or does not yield the wanted value, the document is rewritten and its comments are lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document of a file, counted from 1: its text, and what it says."""
+    """One document of a file: its number from 1 on, its text and its value."""
 
     number: int
     text: str
@@ -34,10 +34,10 @@ class Document:
 
 
 def documents(data: bytes) -> list[Document]:
-    """Take a file apart; the texts together are the file.
+    """Split a file into documents; their texts together are the file.
 
     Raises:
-        RequestInvalid: this is no Kubernetes manifest.
+        RequestInvalid: the file is no Kubernetes manifest.
     """
     values = read_documents(data)
     text = data.decode("utf-8-sig")
@@ -56,7 +56,7 @@ def documents(data: bytes) -> list[Document]:
 
 
 def _json_documents(text: str) -> Iterator[Document]:
-    """One or several in a row. Raises ValueError, RecursionError: this is no JSON, or too deep."""
+    """Yield JSON documents. Raises ValueError or RecursionError if the text is no JSON or too deep."""
     decoder = json.JSONDecoder()
     start, number = len(text) - len(text.lstrip()), 1
     while start < len(text):
@@ -67,8 +67,8 @@ def _json_documents(text: str) -> Iterator[Document]:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A document's new text, and what it says. ``anew`` is true if it had to be written as a whole, without
-    its comments; ``comments`` are those that went with lines of it.
+    """A document's new text and value. ``anew`` is true if it was rewritten, which loses its comments;
+    ``comments`` are those that were removed with lines of it.
     """
 
     text: str
@@ -78,10 +78,9 @@ class Rewritten:
 
 
 def rewrite(document: Document, new: Any, *, strict: bool = True) -> Rewritten:
-    """The document with what changed.
+    """Return the document with a new value.
 
-    Where the text refers to one value in several places and only some of them changed, all of them change
-    unless ``strict``.
+    If only some aliases of a value change, all of them do, unless ``strict``: then the document is rewritten.
     """
     if document.is_json:
         return Rewritten(json_text(new), new)
@@ -97,7 +96,7 @@ def rewrite(document: Document, new: Any, *, strict: bool = True) -> Rewritten:
 
 
 def json_text(value: Any) -> str:
-    """JSON as the command writes it: a difference then shows what differs."""
+    """Return JSON in the layout that the command writes, so that a diff shows only changed values."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 

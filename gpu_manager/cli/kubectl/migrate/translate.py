@@ -1,7 +1,7 @@
-"""From one document of another system's manifests to ours: which pods, what becomes of them, what is left.
+"""Translates one document of another system: a tree of maps and lists. No I/O.
 
-Pure. A document is any tree of maps and lists. What comes out was judged by the rules of ``gpu-manager
-check``; a pod that breaks one is left as it was, and named, and so is every foreign name elsewhere.
+Translated pods are checked by the rules of ``gpu-manager check``; a pod that breaks one is left unchanged and
+reported, and so is every name of another system elsewhere in the document.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpu_manager.domain.rules.legal_values import check_pod
 def translate(
     document: Any, terms: MigrationTerms, system: System | None = None
 ) -> tuple[Any, list[MigrationFinding]]:
-    """The document in our words, and what there is to tell; ``system`` None finds out for each pod."""
+    """Return the translated document and the findings. ``system`` None: it is detected for each pod."""
     findings: list[MigrationFinding] = []
     refused = set()
     new = _unshared(document)
@@ -45,7 +45,7 @@ def translate(
 
 
 def _unshared(tree: Any) -> Any:
-    """A copy in which no two places are one object, as YAML's references make them."""
+    """Return a copy without shared objects, which YAML's aliases make."""
     if isinstance(tree, dict):
         return {key: _unshared(value) for key, value in tree.items()}
     return [_unshared(entry) for entry in tree] if isinstance(tree, list) else tree
@@ -58,7 +58,7 @@ def _judge(pod: dict[str, Any], terms: MigrationTerms) -> None:
 
 
 def _quotas(document: Any) -> Iterator[MigrationFinding]:
-    """The predecessor's quotas, which stay as they are."""
+    """Yield a finding for each quota ConfigMap of the predecessor, which is used unchanged."""
     objects = document.get("items") if isinstance(document, dict) else None
     for entry in objects if isinstance(objects, list) else [document]:
         if not isinstance(entry, dict) or not isinstance(entry.get("metadata"), dict):

@@ -1,4 +1,4 @@
-"""The systems, one table each: what their names become here, are not needed for, or have no equal in.
+"""The systems to migrate from: for each of their names its equivalent, or why there is none.
 
 Names and meanings are those of the projects' documentation and source as of mid 2026.
 """

@@ -1,4 +1,4 @@
-"""Aliyun gpushare: memory of a card, on trust."""
+"""Aliyun gpushare: requests memory of a card; the limit is not enforced there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HAMi, and Volcano, whose shares of cards are HAMi's under names of its own."""
+"""HAMi, and Volcano vGPU, which has the same resources under other names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, MIB
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What a system calls a number of shares, and of each its memory (MiB), memory (percent) and time."""
+    """Resource names: the number of shares, and the memory (MiB), memory (percent) and cores of each."""
 
     count: str
     memory: str
@@ -28,7 +28,7 @@ class _Names:
         return tuple(filter(None, (self.count, self.memory, self.percent, self.cores, self.priority)))
 
     def share(self, asked: words.Asked, terms: model.MigrationTerms) -> model.MigratedShare | None:
-        """What it becomes."""
+        """Return the equivalent of a container's request; None if it asks for no card."""
         count = model.whole(
             asked.get(self.count, Fraction(1)), self.count
         )  # its webhook writes 1 beside the others

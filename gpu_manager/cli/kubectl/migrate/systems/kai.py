@@ -1,4 +1,4 @@
-"""KAI and Run:ai: a pod's annotation asks for a part of a card, for one of its containers."""
+"""KAI and Run:ai: an annotation of the pod requests a part of a card for one of its containers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _TIME, _CONTAINER = "gpu-sm-percentage", "gpu-fraction-container-name"
 
 
 def _kai(asked: Asked, terms: model.MigrationTerms) -> model.MigratedShare | None:
-    """A fraction is a part of a card's memory; KAI itself bounds neither memory nor time."""
+    """Return the equivalent request. A fraction is of a card's memory; KAI enforces neither memory nor
+    time.
+    """
     part, memory = asked.get(_FRACTION), asked.get(_MEMORY)
     count = model.whole(asked.get(_CARDS, Fraction(1)), _CARDS)
     if part is not None and not 0 < part <= 1:

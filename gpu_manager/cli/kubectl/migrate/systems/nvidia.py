@@ -1,4 +1,4 @@
-"""NVIDIA's plugin: whole cards, turns on a shared card, or parts of one under MPS."""
+"""NVIDIA's device plugin: whole cards, replicas under time-slicing, or parts of a card under MPS."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _nvidia(asked: Asked, terms: model.MigrationTerms) -> model.MigratedShare | 
 
 
 def _mps(asked: Asked, terms: model.MigrationTerms, count: int, name: str) -> model.MigratedShare:
-    """What a client of MPS may use: threads in percent of a card, and memory."""
+    """Return the equivalent of an MPS client's limits: percent of a card's threads, and memory."""
     percent, pinned = asked.get(_MPS_PERCENT), asked.get(_MPS_MEMORY)
     if percent is not None and not 0 < percent <= CORES_PER_CARD:
         raise RequestInvalid(f"{_MPS_PERCENT} is {format_number(percent)}: it goes from 1 to 100")
@@ -75,7 +75,7 @@ def _mps(asked: Asked, terms: model.MigrationTerms, count: int, name: str) -> mo
 
 
 def _pinned(text: str) -> Fraction:
-    """Bytes from ``0=2G`` or ``0=2G,1=2G``, as MPS reads it."""
+    """Return bytes from ``0=2G`` or ``0=2G,1=2G``, the syntax of MPS."""
     sizes = set()
     for part in text.split(","):
         found = re.fullmatch(r"\s*[^=\s]+\s*=\s*([0-9]{1,9})([GMK])B?\s*", part, re.IGNORECASE)

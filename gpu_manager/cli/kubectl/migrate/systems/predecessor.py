@@ -1,4 +1,4 @@
-"""The predecessor's names, which are ours too, and what never worked in its manifests."""
+"""The predecessor: its names are kept; settings that never had an effect are removed."""
 
 from __future__ import annotations
 

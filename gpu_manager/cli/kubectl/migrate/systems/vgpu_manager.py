@@ -1,4 +1,4 @@
-"""vgpu-manager, by the names of its default domain."""
+"""vgpu-manager, with its default domain nvidia.com."""
 
 from __future__ import annotations
 

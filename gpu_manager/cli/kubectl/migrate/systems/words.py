@@ -1,4 +1,4 @@
-"""What several tables say."""
+"""Texts and readers that several systems share."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ OTHER_LIBRARY: Final = (
 
 
 def models(text: str) -> str:
-    """A list separated by commas, without blanks and empty entries."""
+    """Return a comma-separated list without blanks and empty entries."""
     return ",".join(part.strip() for part in text.split(",") if part.strip())
 
 
 def number(text: str) -> Fraction:
-    """A number that people wrote as text. Raises RequestInvalid where it is none, or negative."""
+    """Return a number written as text. Raises RequestInvalid if it is none, or negative."""
     value = parse_quantity(text.strip())
     if value < 0:
         raise RequestInvalid(f"{quoted(text)} is negative")
