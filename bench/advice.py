@@ -7,6 +7,8 @@ what the limit lets through.
 
 Real: the memory of a production image-generation service (``genai-2026``), 80 GiB cards. One half of each
 series is seen, the other half judges. Its windows are scaled so that what is seen counts as a day.
+
+Running: one program on the stand-in driver, of which the page says how long it was held back.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ SERIES, SECONDS, WATCHED = 200, 300, 9 * DAY
 GENAI: Final = Path(__file__).resolve().parents[2] / "shared/data/genai-2026/gpu_memory_used_bytes.csv.gz"
 CARD: Final = 80 * GIB  # of the service
 LONG: Final = 300  # samples; shorter series say nothing of a day
+LIVE_SECONDS: Final = 20
 FACTORS: Final = (1.25, 1.5, 2.0)  # the usual rule: the peak times a factor
 
 
@@ -269,6 +272,40 @@ def cost() -> list[Row]:
     ]
 
 
-def rows(*, full: bool) -> list[Row]:  # noqa: ARG001 - as every group has it
-    """All of them."""
-    return [*made_up(1), *real(), *cost()]
+def live() -> Row:
+    """The row of a running program: bursts of kernels and pauses, without a limit and at half of what it needs."""
+    need = _used(99)[0]
+    limit = max(1, round(need / 2))
+    used, demand = _used(limit)
+    return Row(
+        "advice_core_live_error_points",
+        round(abs(demand - need), 2),
+        "points",
+        "≤ 5",
+        note="30 kernels of 1.3 ms, then 40 ms at home, on the stand-in driver: "
+        f"it used {need:.1f} without a limit "
+        f"and {used:.1f} at {limit}; one run of {LIVE_SECONDS} s each",
+    )
+
+
+def _used(limit: int) -> tuple[float, float]:
+    """What the program used of the card at this limit, in percent, and its demand by its page."""
+    from tests.native.core_world import one_machine, until, world  # noqa: PLC0415 - builds the library
+
+    with world(state=one_machine()) as made:
+        tenant = made.tenant(limit)
+        with made.host(tenant):
+            made.start(tenant, "bursts", 1333, LIVE_SECONDS + 30).wait_running()
+            until(lambda: made.usage(tenant).busy_ns > 2e8)
+            before, began = made.usage(tenant), time.monotonic()
+            time.sleep(LIVE_SECONDS)
+            after, seconds = made.usage(tenant), time.monotonic() - began
+    busy, held_back = (after.busy_ns - before.busy_ns) / 1e9, (after.throttle_ns - before.throttle_ns) / 1e9
+    demand = Demand(first=0.0)
+    demand.worked(seconds, busy, held_back, 0.0)
+    return 100 * busy / seconds, float(demand.need(0.0, 95).cores or 0)
+
+
+def rows(*, full: bool) -> list[Row]:
+    """All of them; the running program at full size alone."""
+    return [*made_up(1), *real(), *cost(), *([live()] if full else [])]
