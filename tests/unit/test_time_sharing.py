@@ -29,6 +29,7 @@ from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeClock
 
 CARD = CardUuid("GPU-1")
+OTHER = CardUuid("GPU-2")
 STEP = 0.025
 
 
@@ -322,11 +323,14 @@ def test_containers_that_begin_together_are_told_within_half_a_second() -> None:
     assert [pages.factors(name)[-1] for name in "ah"] == [2.0, 2.0]
 
 
-def test_among_a_hundred_idle_containers_each_is_seen_to_begin() -> None:
+@pytest.mark.parametrize(
+    "beside", [(), (CardTenant("busy", OTHER, at_work=True),)], ids=["calm", "beside work"]
+)
+def test_among_a_hundred_idle_containers_each_is_seen_to_begin(beside: Sequence[CardTenant]) -> None:
     """They are looked at in turns, however often the loop surveys meanwhile."""
     pages = Pages()
     names = [f"t{i}" for i in range(100)]
-    service = loop(pages, [CardTenant(name, CARD, at_work=False) for name in names])
+    service = loop(pages, [*beside, *(CardTenant(name, CARD, at_work=False) for name in names)])
     spend(service, pages, 10)
     pages.working = dict.fromkeys(names[80:82], 1)
     spend(service, pages, (len(names) / GLANCES + 4) * GLANCE_SECONDS)

@@ -162,7 +162,7 @@ class TimeSharing:
             return
         self._calm, self._untold = None, False
         by_card: dict[CardUuid, list[CardTenant]] = {}
-        self._resting.clear()
+        resting: set[tuple[str, CardUuid]] = set()
         for found in present:
             tenant = replace(found, at_work=True) if (found.name, found.card) in self._began else found
             by_card.setdefault(tenant.card, []).append(tenant)
@@ -171,7 +171,7 @@ class TimeSharing:
         for card, tenants in by_card.items():
             if not any(tenant.at_work for tenant in tenants):
                 self._part(card, tenants)
-                self._resting.extend((tenant.name, card) for tenant in tenants if len(tenants) > 1)
+                resting.update((tenant.name, card) for tenant in tenants if len(tenants) > 1)
                 continue
             watched = kept[card] = self._watched.get(card) or _Watched(())
             watched.names = tuple(tenant.name for tenant in tenants)
@@ -185,9 +185,15 @@ class TimeSharing:
                 if tenant.at_work:
                     self._heartbeat(tenant.name, now)
         self._watched = kept
+        self._rest(resting)
         if not kept and not self._untold:
             self._calm = present
         self._forget({(tenant.name, card) for card, tenants in by_card.items() for tenant in tenants})
+
+    def _rest(self, places: set[tuple[str, CardUuid]]) -> None:
+        """Glance at these from now on; whose turn it is stays as it was, newcomers come last."""
+        stay = [place for place in self._resting if place in places]
+        self._resting = deque(stay + sorted(places.difference(stay)))
 
     def _forget(self, known: set[tuple[str, CardUuid]]) -> None:
         """Forget all containers but these."""
