@@ -273,7 +273,7 @@ def cost() -> list[Row]:
 
 
 def live() -> Row:
-    """The row of a running program: bursts of kernels and pauses, without a limit and at half of what it needs."""
+    """The row of a running program: bursts of kernels and pauses, free, and at half of what it needs."""
     need = _used(99)[0]
     limit = max(1, round(need / 2))
     used, demand = _used(limit)
