@@ -339,3 +339,47 @@ if __name__ == "__main__":
             example.with_suffix(".out").write_text(result.new)
         else:
             example.with_suffix(".out").unlink(missing_ok=True)
+
+
+TAINTED = """kind: Pod
+apiVersion: v1
+metadata: {name: a}
+spec:
+  containers:
+  - name: c
+    resources: {limits: {nvidia.com/gpu: 1}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "then"),
+    [
+        ("  tolerations: []  # kept\n", "  tolerations: [{key: nvidia.com/gpu, operator: Exists}]  # kept\n"),
+        (
+            "  tolerations:  # kept\n  - {key: mine, operator: Exists}  # kept too\n",
+            (
+                "  tolerations:  # kept\n  - {key: mine, operator: Exists}  # kept too\n"
+                "  - {key: nvidia.com/gpu, operator: Exists}\n"
+            ),
+        ),
+        (
+            "  tolerations: [{key: mine, operator: Exists}]\n",
+            "  tolerations: [{key: mine, operator: Exists}, {key: nvidia.com/gpu, operator: Exists}]\n",
+        ),
+        ("  tolerations: [{operator: Exists}]\n", "  tolerations: [{operator: Exists}]\n"),
+        (
+            "  tolerations: [{key: nvidia.com/gpu, effect: NoSchedule}]\n",
+            "  tolerations: [{key: nvidia.com/gpu, effect: NoSchedule}]\n",
+        ),
+    ],
+)
+def test_the_taint_of_nodes_with_cards_is_tolerated_once_and_comments_stay(there: str, then: str) -> None:
+    done = migrate("a.yaml", (TAINTED + there).encode(), MigrationTerms())
+    assert done.new.endswith(then)
+    told = [f.text for f in done.findings if "tolerates the taint" in f.text]
+    assert len(told) == (there != then)
+
+
+def test_a_pod_that_never_asked_by_that_name_gets_no_toleration() -> None:
+    text = TAINTED.replace("nvidia.com/gpu: 1", "tencent.com/vcuda-core: 100")
+    assert "tolerations" not in migrate("a.yaml", text.encode(), MigrationTerms()).new

@@ -163,6 +163,9 @@ class _Patch:
             for entry, before, after in zip(node.value, old, new, strict=True):
                 self.change(entry, before, after)
             return
+        if list(new[: len(old)]) == list(old):
+            self._append(node, new[len(old) :])
+            return
         gone, rest = [], list(new)
         for index, entry in enumerate(old):
             if rest and rest[0] == entry:
@@ -185,6 +188,26 @@ class _Patch:
                 dash = self.text.rfind("-", 0, self._begin(entry, at))
                 self._cut_lines(dash, end)
             at = end
+
+    def _append(self, node: Any, added: Sequence[Any]) -> None:
+        """New entries behind those that are there."""
+        if node.flow_style or not node.value:
+            places, at = [], node.start_mark.index
+            for entry in node.value:
+                start, at = self._begin(entry, at), self._end(entry, at)
+                places.append((start, at))
+            self._edit_flow(node, places, [], [flow(one) for one in added])
+            return
+        at = node.start_mark.index
+        for entry in node.value:
+            start, at = self._begin(entry, at), self._end(entry, at)
+        dash = self.text.rfind("-", 0, start)
+        indent = self.text[self._line(dash) : dash]
+        if indent.strip():
+            raise Unpatchable  # "- - one": lists in a list
+        lines = (f"{indent}- {flow(one)}\n" for one in added)
+        after = self._next_line(at)
+        self._replace(after, after, "".join(lines))
 
     # Edits of the text.
 
@@ -245,8 +268,13 @@ class _Patch:
     def _replace(self, start: int, end: int, new: str) -> None:
         if start == end and not new:
             return
-        if self.pieces.setdefault((start, end), new) != new:
+        before = self.pieces.setdefault((start, end), new)
+        if before == new:
+            return
+        if start != end:
             raise Unpatchable
+        if new not in before:  # what is added to an inner value comes before what is added to the outer one
+            self.pieces[start, end] = before + new
 
     # Where values stand.
 

@@ -35,6 +35,7 @@ class PodTemplate:
         self._findings: list[MigrationFinding] = []
         self._containers = [c for group in _GROUPS for c in self._list(self._spec, group)]
         self._ceilings: list[int | None] = []
+        self._shared = False  # a container asks for a share now
 
     def translate(self, system: System | None) -> list[MigrationFinding] | None:
         """Translate it; None if it does not use the system. Raises RequestInvalid if it cannot be
@@ -52,6 +53,8 @@ class PodTemplate:
         self._wishes(found)
         self._remove_state(found)
         self._scheduling(found)
+        if NVIDIA in names and NVIDIA in found.resources and self._shared:
+            self._tolerate()
         self._ceiling()
         if self._spec.get("resourceClaims"):
             self._tell(
@@ -174,6 +177,7 @@ class PodTemplate:
             if not amounts and group == "requests":
                 del resources[group]
         if ours:
+            self._shared = True
             _made(resources, "limits").update(ours)
 
     def _shown(self, share: MigratedShare | None) -> str:
@@ -275,6 +279,19 @@ class PodTemplate:
                 FindingKind.CHANGED,
                 "runtimeClassName nvidia removed: our webhook writes one where nodes need it",
             )
+
+    def _tolerate(self) -> None:
+        """Tolerate the taint of nodes with cards: where the API server did that for the old name by itself
+        (ExtendedResourceToleration), it does not for ours.
+        """
+        there = self._spec.get("tolerations") or []
+        if not isinstance(there, list):
+            return
+        keys = [one.get("key") for one in there if isinstance(one, dict)]
+        if NVIDIA in keys or any(key in (None, "") for key in keys):  # without a key every taint is tolerated
+            return
+        self._spec["tolerations"] = [*there, {"key": NVIDIA, "operator": "Exists"}]
+        self._tell(FindingKind.CHANGED, f"tolerates the taint {NVIDIA}, as it did by asking for that name")
 
     def _ceiling(self) -> None:
         wanted = [ceiling for ceiling in self._ceilings if ceiling is not None]

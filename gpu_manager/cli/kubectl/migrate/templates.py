@@ -64,7 +64,7 @@ class FoundTemplate:
 
 
 _META: Final = ("annotations", "labels")
-_SPEC_KEYS: Final = ("nodeSelector", "schedulerName", "runtimeClassName", "initContainers")
+_SPEC_KEYS: Final = ("nodeSelector", "schedulerName", "runtimeClassName", "initContainers", "tolerations")
 _NOT_SPEC: Final = ("metadata", "containers", *_META)
 # What KServe calls the parts of a service, and the containers in them that it names by what they serve.
 _PARTS: Final = ("predictor", "transformer", "explainer")
