@@ -456,6 +456,7 @@ def build_injector(
         driver_root=str(config.driver_root),
         stand_in=config.stand_in,
         extra_devices=config.extra_devices,
+        simulated=config.simulated and strategy is Strategy.CDI,
     )
 
 

@@ -279,3 +279,13 @@ def test_a_directory_of_specs_that_the_node_removed_is_noticed_while_it_is_mount
 
 def test_no_container_is_stranded_by_a_power_cut(tmp_path, objects):
     assert [cut for cut in CUTS if stranded_after(tmp_path / cut.name, objects, cut)] == []
+
+
+def test_simulated_cards_come_by_cdi_too_without_driver_and_device_nodes(place):
+    agent = place.agent(Strategy.CDI, simulated=True)
+    given = agent.inject(A, FRACTION, None, "{}")
+    assert given.cdi == (f"tencent.com/vcuda=a-{A}",)
+    assert given.env["VCUDA_STANDIN_CARDS"] == "1"
+    edits = json.loads(spec(place))["devices"][0]["containerEdits"]
+    assert edits["deviceNodes"] == []
+    assert {m["containerPath"] for m in edits["mounts"]} >= {"/etc/vcuda/limits", "/etc/vcuda/usage"}

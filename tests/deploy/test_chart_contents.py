@@ -433,6 +433,14 @@ def test_cdi_specs_are_shown_to_the_agents_that_write_them() -> None:
         assert ("/var/run/cdi" in text_of(name)) is there
 
 
+def test_simulated_cards_come_by_cdi_where_that_is_asked_for() -> None:
+    done = helm("template", "x", str(CHART), *SETS["simulated"], "--set=cards.injection=cdi")
+    assert done.returncode == 0, done.stderr
+    assert "- --device-injection=cdi\n" in done.stdout
+    assert "- --stand-in=" in done.stdout
+    assert "mountPath: /var/run/cdi" in done.stdout
+
+
 # Monitoring.
 
 

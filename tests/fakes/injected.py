@@ -42,7 +42,7 @@ class Place:
         for gone in (self.cdi, self.pages):
             shutil.rmtree(gone, ignore_errors=True)
 
-    def agent(self, strategy=Strategy.SIMULATED, cdi_dir=None):
+    def agent(self, strategy=Strategy.SIMULATED, cdi_dir=None, simulated=False):
         return DriverFiles(
             strategy,
             cards=lambda: CARDS,
@@ -51,6 +51,7 @@ class Place:
             libraries=self.package,
             host=HostFiles(self.base / "node"),
             cdi_dir=cdi_dir or self.cdi,
+            simulated=simulated,
         )
 
     def library(self, injection):

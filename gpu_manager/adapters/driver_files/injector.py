@@ -51,8 +51,9 @@ class DriverFiles:
 
     ``cards`` answers from memory with the node's cards; ``state``, ``pages`` and ``cdi_dir`` have the same
     path on the node and in the agent, everything else is looked up through ``host``. ``libraries`` holds
-    libvcuda.so and libvcuda-ml.so as the package ships them. With ``simulated``, ``stand_in`` holds the
-    stand-in driver's libraries; None leaves containers without a driver, as a laptop without a compiler is.
+    libvcuda.so and libvcuda-ml.so as the package ships them. With ``simulated``, which the strategy of that
+    name implies, there are no device nodes, and ``stand_in`` holds the stand-in driver's libraries; None
+    leaves containers without a driver, as a laptop without a compiler is.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class DriverFiles:
         cdi_dir: Path = Path("/var/run/cdi"),
         extra_devices: Sequence[str] = (),
         label: bytes | None = None,
+        simulated: bool = False,
     ) -> None:
         self.strategy = strategy
         self._cards = cards
@@ -77,7 +79,7 @@ class DriverFiles:
         self._driver_root = "/" + driver_root.strip("/")
         self._extra = tuple(extra_devices)
         self._lock = threading.Lock()
-        self._simulated = strategy is Strategy.SIMULATED
+        self._simulated = strategy is Strategy.SIMULATED or simulated
         self._finder = self._make_finder(state / "driver", stand_in)
         self._delivery = (
             None if self._simulated and libraries is None else Delivery(libraries, state / "lib", label)
