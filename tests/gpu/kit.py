@@ -24,7 +24,7 @@ ROOT = HERE.parents[1]
 TARGET = ROOT / "build" / "gpu-kit"
 MOST_MIB = 40
 # Others' packages that are used where they happen to be there: without them the same code runs.
-_OPTIONAL = ("rich", "better_exceptions", "colorama", "greenlet", "zope", "twisted")
+_OPTIONAL = ("yaml._yaml", "rich", "better_exceptions", "colorama", "greenlet", "zope", "twisted")
 _LOADED = """
 import importlib, json, pathlib, sys
 sys.path[:0] = [".", sys.argv[2]]
