@@ -40,83 +40,72 @@ OLD_FLAGS: Final = {
 def command(
     old_words: Annotated[list[str], Rest],
     webhook_address: Annotated[
-        str, Option(help="Address of the webhooks; every one of the pod, IPv4 and IPv6, if not given.")
+        str, Option(help="Address that serves the webhooks; default: all, IPv4 and IPv6.")
     ] = "",
-    webhook_port: Annotated[int, Option(help="Port of the webhooks; 0 for a free one.")] = 9443,
+    webhook_port: Annotated[int, Option(help="Port that serves the webhooks; 0 for a free one.")] = 9443,
     tls_cert_file: Annotated[
-        Path | None, Option(help="Serving certificate, watched; without it the service signs itself.")
+        Path | None, Option(help="Path of the webhooks' TLS certificate, watched; default: self-signed.")
     ] = None,
-    tls_private_key_file: Annotated[Path | None, Option(help="Its key.")] = None,
+    tls_private_key_file: Annotated[Path | None, Option(help="Path of the webhooks' private key.")] = None,
     probe_address: Annotated[
-        str, Option(help="Address of the kubelet's probes over HTTP, HOST:PORT; port 0 for a free one.")
+        str, Option(help="Address of the kubelet's HTTP probes, HOST:PORT; port 0 for a free one.")
     ] = PROBES,
-    namespace: Annotated[str, Option(envvar="POD_NAMESPACE", help="Our own namespace.")] = NAMESPACE,
-    service: Annotated[str, Option(help="The Service that API servers call.")] = ADMISSION_NAME,
-    cert_secret: Annotated[str, Option(help="Secret for our own certificates.")] = ADMISSION_SECRET,
+    namespace: Annotated[str, Option(envvar="POD_NAMESPACE", help="The service's namespace.")] = NAMESPACE,
+    service: Annotated[str, Option(help="Service that API servers call.")] = ADMISSION_NAME,
+    cert_secret: Annotated[str, Option(help="Secret of self-signed certificates.")] = ADMISSION_SECRET,
     webhook_configuration: Annotated[
-        list[str] | None, Option(help="Webhook configurations to put our authority into.")
+        list[str] | None, Option(help="Webhook configurations whose caBundle the service sets.")
     ] = None,
-    cert_days: Annotated[int, Option(min=1, max=825, help="Life of our own certificates.")] = 90,
+    cert_days: Annotated[int, Option(min=1, max=825, help="Days of a self-signed certificate.")] = 90,
     cert_settle_seconds: Annotated[
-        float, Option(min=0, help="How long a new authority is known before it is used.")
+        float, Option(min=0, help="Seconds between publishing a new certificate authority and using it.")
     ] = 60.0,
     extender_address: Annotated[
-        str,
-        Option("--extender-address", "--address", help="Where schedulers ask, HOST:PORT; port 0: any."),
+        str, Option("--extender-address", "--address", help="Address for schedulers, HOST:PORT; port 0: any.")
     ] = EXTENDER,
     extender_tls_cert_file: Annotated[
-        Path | None, Option(help="Serve schedulers over TLS with this certificate, watched.")
+        Path | None, Option(help="Path of the TLS certificate for schedulers, watched; default: HTTP.")
     ] = None,
-    extender_tls_private_key_file: Annotated[Path | None, Option(help="Its key.")] = None,
+    extender_tls_private_key_file: Annotated[
+        Path | None, Option(help="The extender's TLS private key.")
+    ] = None,
     extender_client_ca_file: Annotated[
-        Path | None, Option(help="Whose client certificates may bind and preempt; watched.")
+        Path | None, Option(help="CA of the clients that may bind and preempt, watched.")
     ] = None,
     extender_client_name: Annotated[
-        list[str] | None,
-        Option(help=f"Common names that may, signed by it; {SCHEDULER_USER} if none is given."),
+        list[str] | None, Option(help=f"Common names of clients that may; default: {SCHEDULER_USER}.")
     ] = None,
     leader_mode: Annotated[
         LeaderMode,
         Option(
-            help="scheduler: who holds the Lease of the kube-scheduler in this pod binds; lease: who holds"
-            " our own, and labels its pod; alone: there is one replica."
+            help="Which replica binds. scheduler: that of the leading kube-scheduler in its pod; lease: the"
+            " holder of a Lease of this service, which labels its pod; alone: the only one."
         ),
     ] = LeaderMode.SCHEDULER,
-    lease_name: Annotated[str, Option(help="That Lease, in either mode.")] = ADMISSION_NAME,
-    lease_namespace: Annotated[str, Option(help="Its namespace; our own if empty.")] = "",
+    lease_name: Annotated[str, Option(help="Name of the Lease, in either mode.")] = ADMISSION_NAME,
+    lease_namespace: Annotated[str, Option(help="Namespace of the Lease; default: --namespace.")] = "",
     lease_seconds: Annotated[
-        float, Option(min=10, max=60, help="Life of our own Lease without a renewal.")
+        float, Option(min=10, max=60, help="Seconds that a Lease of this service lasts without renewal.")
     ] = 12.0,
-    pod_name: Annotated[str, Option(envvar="POD_NAME", help="This pod; the hostname if empty.")] = "",
-    quota_configmap: Annotated[str, Option(help="The quota, NAMESPACE/NAME.")] = QUOTA,
+    pod_name: Annotated[str, Option(envvar="POD_NAME", help="Name of this pod; default: the hostname.")] = "",
+    quota_configmap: Annotated[str, Option(help="ConfigMap of the quotas, NAMESPACE/NAME.")] = QUOTA,
     exclude_namespace: Annotated[
         list[str] | None,
-        Option(help="Namespaces that the webhooks do not see; our own and kube-system always."),
+        Option(help="Namespaces that the webhooks skip; the service's and kube-system always."),
     ] = None,
     memory_unit: Annotated[
-        str, Option(envvar="VCUDA_MEMORY_UNIT", help="What one vcuda-memory stands for.")
+        str, Option(envvar="VCUDA_MEMORY_UNIT", help="Memory of one unit of vcuda-memory, such as 256Mi.")
     ] = str(DEFAULT_UNIT),
     minimum_cores: Annotated[
-        int,
-        Option(
-            envvar="VCUDA_MINIMUM_CORES",
-            min=1,
-            max=100,
-            help="The smallest part of a card that the cluster gives.",
-        ),
+        int, Option(envvar="VCUDA_MINIMUM_CORES", min=1, max=100, help="Smallest vcuda-core of a container.")
     ] = 1,
     default_memory: Annotated[
         int,
-        Option(
-            envvar="VCUDA_DEFAULT_MEMORY",
-            min=0,
-            help="Units for a part of a card without memory; 0 refuses it.",
-        ),
+        Option(envvar="VCUDA_DEFAULT_MEMORY", min=0, help="Units for fractions without memory; 0: refused."),
     ] = 0,
     scheduler_name: Annotated[str, Option(help="schedulerName for pods that ask for cards.")] = "",
     bind_scheduler: Annotated[
-        list[str] | None,
-        Option(help="schedulerNames whose pods are bound here; --scheduler-name, else any."),
+        list[str] | None, Option(help="schedulerNames whose pods are bound here; --scheduler-name, else any.")
     ] = None,
     nodes_by_capacity: Annotated[  # noqa: FBT002  # the way to a flag
         bool,
@@ -125,31 +114,35 @@ def command(
             help="Judge nodes without an inventory, such as the predecessor's, by their capacity.",
         ),
     ] = False,
-    runtime_class: Annotated[str, Option(help="runtimeClassName for pods that name none.")] = "",
+    runtime_class: Annotated[
+        str, Option(help="runtimeClassName to set in pods without one; default: unchanged.")
+    ] = "",
     deny_node_name: Annotated[  # noqa: FBT002  # the way to a flag
-        bool, Option("--deny-node-name", help="Refuse spec.nodeName instead of warning.")
+        bool, Option("--deny-node-name", help="Refuse pods with spec.nodeName instead of warning.")
     ] = False,
     trusted_user: Annotated[
-        list[str] | None, Option(help="Who may write the annotations that say which cards a pod has.")
+        list[str] | None, Option(help="Users that may write the annotations with a pod's cards.")
     ] = None,
     agent_token_file: Annotated[
         Path | None,
         Option(help="File with the bearer token of the agents' pages, which the console asks for usage."),
     ] = None,
-    drain_seconds: Annotated[float, Option(min=0, help="Unready for so long before the end.")] = 5.0,
-    kubeconfig: Annotated[Path | None, Option(help="Default: as a pod of the cluster.")] = None,
+    drain_seconds: Annotated[
+        float, Option(min=0, help="Seconds to be unready before the program ends.")
+    ] = 5.0,
+    kubeconfig: Annotated[Path | None, Option(help="Path of a kubeconfig; default: the pod's own.")] = None,
     api_url: Annotated[
-        str | None, Option("--api-url", "--master", help="API server by address, for the sandbox.")
+        str | None, Option("--api-url", "--master", help="Address of an API server without credentials.")
     ] = None,
     print_policies: Annotated[  # noqa: FBT002  # same
         bool,
-        Option("--print-policies", help="Print the rules as ValidatingAdmissionPolicies, and end."),
+        Option("--print-policies", help="Print the rules as ValidatingAdmissionPolicies, and exit."),
     ] = False,
     log_level: Annotated[
-        str, Option(envvar="LOG_LEVEL", help="debug, info, warning, error, or 0..8.")
+        str, Option(envvar="LOG_LEVEL", help="Log level: debug, info, warning, error, or 0..8.")
     ] = "info",
 ) -> None:
-    """Admission of fractional cards: webhooks that mend, judge and explain."""
+    """Run the admission service: webhooks, quota, scheduler extender, explanations."""
     configure_log(log_level)
     pass_over_old_flags(old_words, OLD_FLAGS, ADMISSION_NAME)
     _all_or_none({"--tls-cert-file": tls_cert_file, "--tls-private-key-file": tls_private_key_file})

@@ -44,89 +44,84 @@ OLD_FLAGS = {
 def command(
     old_words: Annotated[list[str], Rest],
     node_name: Annotated[
-        str, Option("--node-name", "--hostname-override", envvar="NODE_NAME", help="This node's name.")
+        str,
+        Option(
+            "--node-name",
+            "--hostname-override",
+            envvar="NODE_NAME",
+            help="Name of this node; default: the hostname.",
+        ),
     ] = "",
-    kubeconfig: Annotated[Path | None, Option(help="Default: as a pod of the cluster.")] = None,
-    api_url: Annotated[str | None, Option(help="API server by address, for the sandbox.")] = None,
+    kubeconfig: Annotated[Path | None, Option(help="Path of a kubeconfig; default: the pod's own.")] = None,
+    api_url: Annotated[str | None, Option(help="Address of an API server without credentials.")] = None,
     kubelet_pods_url: Annotated[
-        str | None,
-        Option(help="https://<node>:10250, to ask the kubelet for its pods (needs nodes/pods)."),
+        str | None, Option(help="https://<node>:10250, to ask the kubelet for its pods (needs nodes/pods).")
     ] = None,
-    kubelet_dir: Annotated[Path, Option(help="The kubelet's directory.")] = Path(KUBELET_DIR),
-    state_dir: Annotated[Path, Option(help="The books and the libraries; must outlive a reboot.")] = Path(
-        STATE_DIR
-    ),
-    pages_dir: Annotated[Path, Option(help="The control pages; a tmpfs.")] = Path(PAGES_DIR),
+    kubelet_dir: Annotated[Path, Option(help="Directory of the kubelet.")] = Path(KUBELET_DIR),
+    state_dir: Annotated[
+        Path, Option(help="The agent's records and libraries; must survive a reboot.")
+    ] = Path(STATE_DIR),
+    pages_dir: Annotated[Path, Option(help="Directory of the control pages, a tmpfs.")] = Path(PAGES_DIR),
     checkpoint_path: Annotated[
-        Path, Option(help="The predecessor's checkpoint, read while there are no books of ours.")
+        Path, Option(help="Directory of the predecessor's checkpoint, read at the first start.")
     ] = Path(OLD_CHECKPOINT_DIR),
     http_address: Annotated[
-        str, Option(help="Address that serves metrics; every one of the node, IPv4 and IPv6, if not given.")
+        str, Option(help="Address that serves metrics and status; default: all, IPv4 and IPv6.")
     ] = "",
     http_port: Annotated[
-        int, Option(min=0, max=65535, help="Port of metrics; 0 for a free one.")
+        int, Option(min=0, max=65535, help="Port that serves metrics and status; 0 for a free one.")
     ] = HTTP_PORT,
     metrics_auth: Annotated[
-        Path | None, Option(help="File with a bearer token that metrics and status ask for.")
+        Path | None, Option(help="File with a bearer token that metrics and status require.")
     ] = None,
     cards: Annotated[
         str,
-        Option(help="nvml, or simulated:<profile>, simulated:<file>.yaml, simulated:<topo -m text>.txt"),
+        Option(
+            help="nvml, or simulated:PROFILE, simulated:FILE.yaml, simulated:FILE.txt (nvidia-smi topo -m)."
+        ),
     ] = "nvml",
     control: Annotated[Path | None, Option(help="Control file of simulated cards.")] = None,
     nvml_library: Annotated[
-        Path | None, Option(help="libnvidia-ml.so.1, where the loader does not find it.")
+        Path | None, Option(help="Path of libnvidia-ml.so.1, if the loader does not find it.")
     ] = None,
-    program_xids: Annotated[
-        str, Option(help="XIDs that never close a card, comma-separated: programs cause them here.")
-    ] = "",
-    card_xids: Annotated[
-        str, Option(help="XIDs that always close the card, comma-separated, whatever the table says.")
-    ] = "",
+    program_xids: Annotated[str, Option(help="XIDs that never make a card unhealthy, comma-separated.")] = "",
+    card_xids: Annotated[str, Option(help="XIDs that always make a card unhealthy, comma-separated.")] = "",
     quiet_seconds: Annotated[
-        float, Option(min=0, help="How long a closed card must be well before it opens again.")
+        float, Option(min=0, help="Seconds without faults before an unhealthy card is healthy again.")
     ] = QUIET_SECONDS,
-    memory_unit: Annotated[str, Option(help="What one vcuda-memory stands for.")] = str(DEFAULT_UNIT),
+    memory_unit: Annotated[str, Option(help="Memory of one vcuda-memory.")] = str(DEFAULT_UNIT),
     context_mib: Annotated[
         int,
         Option(
             min=0,
             max=16384,
-            help="MiB charged to a fraction for each CUDA context as it is made; what this lacks counts once "
-            "the driver shows it, some 3 s later.",
+            help="MiB charged to a fraction for each CUDA context; what a context takes beyond that is "
+            "charged once the driver shows it, about 3 s later.",
         ),
     ] = 0,
     oversubscribe: Annotated[
-        bool,
-        Option(help="On a card that is full though a share is not, let cuMemAlloc give managed memory."),
+        bool, Option(help="Let cuMemAlloc return managed memory if the card is full but the share is not.")
     ] = False,
     fail_open: Annotated[
         bool,
         Option(
-            help="Let programs run unlimited if their usage page is broken, which a tenant can do; else CUDA "
-            "is refused to them."
+            help="Let programs run unlimited if their usage page is broken, which a tenant can do; else "
+            "CUDA is refused to them."
         ),
     ] = False,
     nvidia_resource: Annotated[
-        bool,
-        Option(help="Offer whole cards as nvidia.com/gpu too. NVIDIA's own plugin must not run here."),
+        bool, Option(help="Offer whole cards as nvidia.com/gpu too. NVIDIA's plugin must not run here.")
     ] = False,
     device_injection: Annotated[str, Option(help="auto, direct, cdi, nvidia or simulated.")] = "auto",
-    host_root: Annotated[Path, Option(help="The host's root as the agent sees it.")] = Path("/"),
-    driver_root: Annotated[Path, Option(help="Where the driver is installed, on the host.")] = Path("/"),
-    libraries: Annotated[
-        Path | None, Option(help="libvcuda, if not the one installed with the agent.")
-    ] = None,
-    stand_in: Annotated[Path | None, Option(help="Stand-in driver libraries, for simulated cards.")] = None,
+    host_root: Annotated[Path, Option(help="Where the host's root is mounted in the agent.")] = Path("/"),
+    driver_root: Annotated[Path, Option(help="Where the driver is installed on the host.")] = Path("/"),
+    libraries: Annotated[Path | None, Option(help="Directory of libvcuda; default: the package's.")] = None,
+    stand_in: Annotated[Path | None, Option(help="The stand-in driver of simulated cards.")] = None,
     extra_config: Annotated[Path | None, Option(help="The predecessor's extra-config.json.")] = None,
-    evict: Annotated[bool, Option(help="Evict a controlled pod whose card is wrong.")] = True,
-    evict_evaders: Annotated[
-        bool, Option(help="Evict pods that bypass their limits, if they have a controller.")
-    ] = False,
-    reclaim_seconds: Annotated[
-        float, Option(min=0.1, help="How often what dead pods held is looked for.")
-    ] = 30.0,
-    legacy_metrics: Annotated[bool, Option(help="The predecessor's metrics beside ours.")] = True,
+    evict: Annotated[bool, Option(help="Evict a controlled pod that got a wrong card.")] = True,
+    evict_evaders: Annotated[bool, Option(help="Evict controlled pods that bypass their limits.")] = False,
+    reclaim_seconds: Annotated[float, Option(min=0.1, help="Seconds between searches for dead pods.")] = 30.0,
+    legacy_metrics: Annotated[bool, Option(help="Serve the predecessor's four metrics too.")] = True,
     advice_percentile: Annotated[
         float,
         Option(min=50, max=100, help="Advised cores are enough for this part of the time a program works."),
@@ -137,9 +132,9 @@ def command(
     advice_half_life: Annotated[
         float, Option(min=1, max=720, help="Hours after which the demand that was seen weighs half.")
     ] = 24.0,
-    node_labels: Annotated[str, Option(help="Labels for the node: k=v,k=v.")] = "",
+    node_labels: Annotated[str, Option(help="Labels to set on the node: KEY=VALUE,KEY=VALUE.")] = "",
     log_level: Annotated[
-        str, Option(envvar="LOG_LEVEL", help="debug, info, warning, error, or 0..8.")
+        str, Option(envvar="LOG_LEVEL", help="Log level: debug, info, warning, error, or 0..8.")
     ] = "info",
 ) -> None:
     """Run the node's agent until SIGTERM."""
