@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,17 +53,13 @@ from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.billing import BillMeter
-from gpu_manager.services.cards import other_plugins
 from gpu_manager.services.cards.health import VANISHED, Health
 from gpu_manager.services.cards.inventory import InventoryService
 from gpu_manager.services.cards.known_cards import KnownCards
 from gpu_manager.services.cards.other_plugins import OtherPlugins
 from gpu_manager.services.energy import EnergyMeter
 from gpu_manager.services.enforcement import (
-    driver_memory_limit,
-    evasion_detector,
     injection_check,
-    library_messages,
     usage,
 )
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
@@ -164,7 +160,7 @@ class Agent:
             self.plugin.offering,
         )
         self.other_plugins = OtherPlugins(
-            self._kubelet.other_offers, self.health, self._kube.node.event, clock
+            self._kubelet.other_offers, self.health, self._kube.node.event, clock, self._kubelet.rest
         )
         self.usage = UsageSampler(
             self.state,
@@ -296,14 +292,22 @@ class Agent:
             threads.forever("inventory", lambda: self.inventory.run(self._stop)),
             threads.forever("bills", lambda: self.bills.run(self._stop)),
             threads.forever("time-sharing", lambda: self.time_sharing.run(self._stop)),
-            self._rounds("usage", usage.PERIOD_SECONDS, self._sample, "sampler"),
-            self._rounds("evasion", evasion_detector.PERIOD_SECONDS, self.evasion.look),
-            self._rounds("library-messages", library_messages.PERIOD_SECONDS, self.library_messages.look),
-            self._rounds("memory-limits", driver_memory_limit.PERIOD_SECONDS, self.memory_limits.look),
-            self._rounds("injection", injection_check.PERIOD_SECONDS, self.injection.look),
-            self._rounds("injection-kept", injection_keeper.PERIOD_SECONDS, self.keeper.look),
-            self._rounds("other-plugins", other_plugins.PERIOD_SECONDS, self.other_plugins.look),
-            self._rounds("reclaim", self._config.reclaim_seconds, self.reclaimer.round),
+            self._rounds(
+                "usage",
+                usage.PERIOD_SECONDS,
+                {
+                    "sampler": self._sample,
+                    "evasion": self.evasion.look,
+                    "library-messages": self.library_messages.look,
+                    "memory-limits": self.memory_limits.look,
+                },
+            ),
+            self._rounds("injection", injection_check.PERIOD_SECONDS, {"injection": self.injection.look}),
+            self._rounds(
+                "injection-kept", injection_keeper.PERIOD_SECONDS, {"injection-kept": self.keeper.look}
+            ),
+            self._rounds("other-plugins", 0.0, {"other-plugins": self.other_plugins.round}),
+            self._rounds("reclaim", self._config.reclaim_seconds, {"reclaim": self.reclaimer.round}),
         ]
         for thread in self._threads:
             thread.start()
@@ -313,6 +317,8 @@ class Agent:
         self._stop.set()
         self.state.touched.set()
         self.inventory.wake()
+        self.plugin.wake()
+        self._kubelet.wake()
         for thread in self._threads:
             thread.join(10)
         self.http.stop()
@@ -380,12 +386,18 @@ class Agent:
             self._writeback.tell(found.pod)
 
     def _rounds(
-        self, name: str, seconds: float, step: Callable[[], object], source: str = ""
+        self, name: str, seconds: float, steps: Mapping[str, Callable[[], object]]
     ) -> threading.Thread:
-        def lost() -> None:
-            self.metrics.scrape_errors.labels(source or name).inc()
+        """A thread that takes these steps in a row, again and again; the error of one, counted by its name,
+        does not keep the next from its turn.
+        """
 
-        return threads.every(seconds, name, step, self._stop, lost)
+        def once() -> None:
+            for source, step in steps.items():
+                if not threads.ran(step):
+                    self.metrics.scrape_errors.labels(source).inc()
+
+        return threads.every(seconds, name, once, self._stop)
 
 
 def _restart() -> None:

@@ -348,6 +348,12 @@ class PageEvidence(Protocol):
     def attacks(self, name: str) -> tuple[int, str]:
         """Return how often illegal changes of the page were found, and the last one as text."""
 
+    def tampering(self) -> Mapping[str, int]:
+        """Return how often illegal changes were found, by directory; those without are left out."""
+
+    def noted(self) -> Collection[str]:
+        """Return the directories whose pages hold messages, as of the last :meth:`ControlPages.usage`."""
+
     def notes(self, name: str) -> Sequence[LibraryMessage]:
         """Return the library's messages, oldest first, as of the last :meth:`ControlPages.usage`."""
 

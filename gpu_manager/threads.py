@@ -41,7 +41,7 @@ def forever(
 
     def run() -> None:
         pause = threading.Event()  # never set: it only waits
-        while not _runs(loop):
+        while not ran(loop):
             pause.wait(again_seconds)
 
     return threading.Thread(target=run, name=name, daemon=True)
@@ -49,7 +49,7 @@ def forever(
 
 def once(name: str, job: Callable[[], object]) -> threading.Thread:
     """A thread, to be started, that does one job; an unexpected error ends it, logged and counted."""
-    return threading.Thread(target=lambda: _runs(job), name=name, daemon=True)
+    return threading.Thread(target=lambda: ran(job), name=name, daemon=True)
 
 
 def every(
@@ -57,26 +57,24 @@ def every(
     name: str,
     step: Callable[[], object],
     stop: threading.Event,
-    lost: Callable[[], object] = lambda: None,
     *,
     at_once: bool = False,
 ) -> threading.Thread:
     """A thread, to be started, that takes a ``step`` every so many seconds until stopped; the first
-    ``at_once``, or after them. An unexpected error costs one round; ``lost`` is called for it.
+    ``at_once``, or after them. An unexpected error costs one round.
     """
 
     def loop() -> None:
         pause = 0.0 if at_once else seconds
         while not stop.wait(pause):
             pause = seconds
-            if not _runs(step):
-                lost()
+            ran(step)
 
     return forever(name, loop)
 
 
-def _runs(job: Callable[[], object]) -> bool:
-    """False after an unexpected error."""
+def ran(job: Callable[[], object]) -> bool:
+    """Do it; False after an unexpected error, which is logged and counted."""
     try:
         job()
     except Exception:  # noqa: BLE001 - that is what this file is for

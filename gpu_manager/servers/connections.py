@@ -8,6 +8,7 @@ health, come before pages: a flood of scrapes costs the others one page's time.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import selectors
 import socket
@@ -83,6 +84,8 @@ class ConnectionLoop:
         self._all_accepted = True
         self._last_page = 0.0
         self._stopping = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._wake, selectors.EVENT_READ, lambda: None)
         self._thread = threads.forever("http", self._run)
 
     def start(self) -> None:
@@ -96,16 +99,19 @@ class ConnectionLoop:
         """Close every connection and the listening socket."""
         if self._thread.is_alive():
             self._stopping = True
+            os.eventfd_write(self._wake, 1)
             self._thread.join()
         for connection in tuple(self._open):
             self._close(connection)
         self._selector.close()
+        os.close(self._wake)
         self._listening.close()
 
     def _run(self) -> None:
         while not self._stopping:
             self._all_accepted = True
-            for key, _ in self._selector.select(0 if self._waiting else _TICK_SECONDS):
+            tick = _TICK_SECONDS if self._open else None
+            for key, _ in self._selector.select(0 if self._waiting else tick):
                 key.data()
             now = time.monotonic()
             self._close_late(now)

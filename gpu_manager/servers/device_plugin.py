@@ -7,6 +7,7 @@ alone: the own old server is closed before registering again, or its end would d
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +46,7 @@ SOCKETS: Final = {CORE: CORE_SOCKET, MEMORY: MEMORY_SOCKET}
 LENDING: Final = {**SOCKETS, NVIDIA: NVIDIA_SOCKET}  # where whole cards go by NVIDIA's name too
 _WORKERS: Final = 16  # each open ListAndWatch stream occupies one for its life
 _BACK_OFF: Final = (1.0, 30.0)
-_CUT_SECONDS: Final = 0.5  # within which a cut stream, or the order to stop, is seen
+_CUT_SECONDS: Final = 0.5  # from a cut stream to the new socket of a kubelet that restarts
 _REST_POLL_SECONDS: Final = 0.1  # for a new kubelet, between attempts
 RESTARTED: Final = "kubelet restarted"
 OWN_GONE: Final = "own socket gone"
@@ -90,12 +91,14 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
         allocator: Allocator,
         proof: PreStart,
         metrics: ServiceMetrics,
+        woken: threading.Event,
         *,
         lending: bool = False,
         lost: Callable[[], object] = lambda: None,
     ) -> None:
-        """``lost`` is called when the kubelet no longer listens to us."""
+        """``woken`` is set when a stream ends that we did not end."""
         self.resource = resource
+        self._woken = woken
         self._lending = lending
         self._lost = lost
         self.offered = False  # the kubelet has been sent the devices
@@ -140,7 +143,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
             offer = self._offer()
             if offer == looked:  # thousands of ids rest
                 with self._news:
-                    self._news.wait_for(lambda: self._stopped or self._told, timeout=1.0)
+                    self._news.wait_for(lambda: self._stopped or self._told)
                     self._told = False
                 continue
             looked = offer
@@ -208,6 +211,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
         if not self._stopped:
             self.cut.set()
             self._lost()
+            self._woken.set()
         self.announce()
 
 
@@ -263,7 +267,12 @@ class DevicePlugin:
         self._back_off = back_off
         self._lost = lost
         self._servers: tuple[ResourceServer, ...] = ()
+        self._woken = threading.Event()
         self.registered = threading.Event()
+
+    def wake(self) -> None:
+        """Wake ``run``, so that it sees the request to stop."""
+        self._woken.set()
 
     def offering(self) -> bool:
         """True if the kubelet has every resource's devices: a pod that comes now finds them."""
@@ -299,7 +308,9 @@ class DevicePlugin:
             if quick or time.monotonic() - started > longest:
                 pause = first
             if not quick:
-                pause = first if self._rest(pause, before) else min(pause * 2, longest)
+                # Two agents that lose their sockets to each other must not come back at the same moment.
+                spread = pause * random.uniform(0.5, 1.0)  # noqa: S311
+                pause = first if self._rest(spread, before) else min(pause * 2, longest)
 
     def _rest(self, seconds: float, before: object) -> bool:
         """Wait for the next attempt; True at once when the kubelet makes its socket anew.
@@ -333,6 +344,7 @@ class DevicePlugin:
             def note(change: SocketChange) -> None:
                 reasons.append(change)
                 changed.set()
+                self._woken.set()
 
             watch = SocketWatch(self._directory, tuple(self.sockets.values()), note)
             undo.callback(watch.stop)
@@ -349,11 +361,13 @@ class DevicePlugin:
             self.registered.set()
             log.info("registered", resources=list(self.sockets))
             while not self._stop.is_set():
-                if changed.wait(_CUT_SECONDS):
+                self._woken.wait()
+                self._woken.clear()
+                if changed.is_set():
                     return RESTARTED if SocketChange.KUBELET in reasons else OWN_GONE
                 if any(server.cut.is_set() for server in self._servers):
                     # A restarting kubelet cuts the streams a moment before its new socket is seen.
-                    return RESTARTED if changed.wait(0.5) else "stream cut"
+                    return RESTARTED if changed.wait(_CUT_SECONDS) else "stream cut"
             return "stopped"
 
     def _register(self, server: ResourceServer, changed: threading.Event) -> None:
@@ -377,6 +391,7 @@ class DevicePlugin:
             self._allocator,
             self._proof,
             self._metrics,
+            self._woken,
             lending=NVIDIA in self.sockets,
             lost=self._lost,
         )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.enforcement.usage import Sample
 
 TOLD_SECONDS = 300.0  # a container's row stays for so long after its end, so that the last joules are scraped
@@ -36,17 +37,14 @@ class EnergyMeter:
         self._joules: dict[tuple[CardUuid, Holder], float] = defaultdict(float)
         self._seen: dict[Holder, float] = {}
         self._at: float | None = None
+        self._named: tuple[Mapping[Key, Grant], frozenset[Key], Mapping[Key, Holder]] = ({}, frozenset(), {})
         self.told: Mapping[tuple[CardUuid, Holder], float] = {}
 
     def add(self, sample: Sample) -> None:
         """Take in a sample of usage, and the counters of its cards where they have moved."""
         seconds = 0.0 if self._at is None else max(0.0, sample.at - self._at)
         self._at = sample.at
-        names = {
-            key: (g.allocation.namespace, g.allocation.pod_name, g.allocation.container)
-            for key, g in sample.grants.items()
-            if g.allocation.pod_name and key not in sample.ended
-        }
+        names = self._names(sample)
         self._seen |= dict.fromkeys(names.values(), sample.at)
         for use in sample.shares:
             interval = self._intervals.get(use.share.card)
@@ -56,6 +54,18 @@ class EnergyMeter:
         if any(moved):
             self._forget(sample.at)
             self.told = dict(self._joules)
+
+    def _names(self, sample: Sample) -> Mapping[Key, Holder]:
+        """Who runs, by container; made anew only from other grants: the sampler changes none in place."""
+        grants, ended, names = self._named
+        if grants is not sample.grants or ended is not sample.ended:
+            names = {
+                key: (g.allocation.namespace, g.allocation.pod_name, g.allocation.container)
+                for key, g in sample.grants.items()
+                if g.allocation.pod_name and key not in sample.ended
+            }
+            self._named = sample.grants, sample.ended, names
+        return names
 
     def _read(self, uuid: CardUuid, joules: float | None, now: float) -> bool:
         """True if the card's counter has moved since the last reading; what it moved by is shared then."""

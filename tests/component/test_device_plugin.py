@@ -177,6 +177,7 @@ def test_case_08_after_an_overlapping_old_instance_ends_the_resource_comes_back(
         young.kubelet = old.kubelet
         young.start_agent()
         old.stop.set()
+        old.plugin.wake()
         try:
             young.until(lambda: young.kubelet.registrations[CORE] >= 3, 10)
             young.until(lambda: young.kubelet.allocatable().get(CORE) == 800, 10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +64,12 @@ class Slots:
         return frozenset(self.holders)
 
     def attacks(self, name: str) -> tuple[int, str]:
+        raise NotImplementedError
+
+    def tampering(self) -> Mapping[str, int]:
+        raise NotImplementedError
+
+    def noted(self) -> Collection[str]:
         raise NotImplementedError
 
     def notes(self, name: str) -> Sequence[LibraryMessage]:

@@ -214,6 +214,7 @@ class NodeRig:
 
     def stop_agent(self) -> None:
         self.stop.set()
+        self.plugin.wake()
         if self._thread is not None:
             self._thread.join(10)
         self.client.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -42,6 +42,7 @@ class FakeWitness:
     holders: dict[str, frozenset[int]] = field(default_factory=dict)
     changed: dict[str, tuple[int, str]] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
+    looks: int = 0
 
     def registered(self, name: str) -> frozenset[int]:
         if name in self.gone:
@@ -49,7 +50,14 @@ class FakeWitness:
         return self.holders.get(name, frozenset())
 
     def attacks(self, name: str) -> tuple[int, str]:
+        self.looks += 1
         return self.changed.get(name, (0, ""))
+
+    def tampering(self) -> Mapping[str, int]:
+        return {name: count for name, (count, _) in self.changed.items()}
+
+    def noted(self) -> Collection[str]:
+        return ()
 
     def notes(self, name: str) -> tuple[LibraryMessage, ...]:
         return ()
@@ -335,3 +343,18 @@ def test_a_pod_that_the_watch_has_not_shown_yet_is_told_of_when_it_has(rig: Rig)
     rig.pods.bind(made)
     rig.see(("bad", on(FIRST, 1018)))
     assert len(rig.events()) == 1
+
+
+def test_an_idle_node_is_looked_at_again_only_after_a_change(rig: Rig) -> None:
+    rig.run(pod("quiet"), grant("quiet"), registered=[])
+    rig.see()
+    rig.sample = replace(rig.sample, at=rig.sample.at + 1.0)
+    rig.watchdog.look()
+    rig.witness.looks = 0
+    rig.sample = replace(rig.sample, at=rig.sample.at + 1.0)
+    rig.watchdog.look()
+    assert rig.witness.looks == 0
+    rig.witness.changed["dir-quiet"] = (1, "its mode was 0600")  # found by another reader than the sampler
+    rig.sample = replace(rig.sample, at=rig.sample.at + 1.0)
+    rig.watchdog.look()
+    assert rig.named() == {("quiet", EvasionReason.TAMPERED)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,12 @@ class Pages:
 
     def attacks(self, name: str) -> tuple[int, str]:
         return 0, ""
+
+    def tampering(self) -> Mapping[str, int]:
+        return {}
+
+    def noted(self) -> Collection[str]:
+        return self.held
 
     def notes(self, name: str) -> tuple[LibraryMessage, ...]:
         return self.held.get(name, ())

@@ -13,7 +13,7 @@ from gpu_manager.domain.other_plugins import offered_elsewhere
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
 from gpu_manager.services.cards.health import Health
-from gpu_manager.services.cards.other_plugins import REOPEN_SECONDS, OtherPlugins
+from gpu_manager.services.cards.other_plugins import PERIOD_SECONDS, REOPEN_SECONDS, OtherPlugins
 
 FIRST = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")
 SECOND = CardUuid("GPU-1cd4f087-0000-7a43-b711-4771313afc51")
@@ -64,16 +64,22 @@ class Node:
     def __init__(self) -> None:
         self.offers: Mapping[str, Collection[str]] | None = {}
         self.events: list[tuple[str, str]] = []
+        self.rests: list[tuple[float, bool]] = []
         self.seconds = 100.0
         self.health = Health(self, self, self)  # type: ignore[arg-type]  # the parts of its ports it uses here
         self.health.discover()
         self.health.settle()
-        self.plugins = OtherPlugins(self.ask, self.health, lambda *said: self.events.append(said), self)
+        self.plugins = OtherPlugins(
+            self.ask, self.health, lambda *said: self.events.append(said), self, self.rest
+        )
 
     def ask(self) -> Mapping[str, Collection[str]]:
         if self.offers is None:
             raise NodeUnready("the kubelet does not answer")
         return self.offers
+
+    def rest(self, seconds: float, calm: bool) -> None:  # as it is called
+        self.rests.append((seconds, calm))
 
     def open(self, seconds: float = 0.0) -> list[int]:
         """The cards that are open once so many seconds have passed and the kubelet was asked again."""
@@ -130,3 +136,14 @@ def test_a_kubelet_that_does_not_answer_changes_nothing() -> None:
     assert node.open(10 * REOPEN_SECONDS) == [1]
     node.offers = {}
     assert node.open(1) == [0, 1]
+
+
+def test_the_kubelet_is_asked_again_soon_only_while_there_is_something_to_see() -> None:
+    node = Node()
+    for offers in ({}, {"nvidia.com/gpu": {FIRST}}, {}, None):
+        node.offers = offers
+        node.plugins.round()
+    node.offers, node.seconds = {}, node.seconds + REOPEN_SECONDS + 1
+    node.plugins.round()
+    assert [calm for _, calm in node.rests] == [True, False, False, False, True]
+    assert {seconds for seconds, _ in node.rests} == {PERIOD_SECONDS}

@@ -18,7 +18,7 @@ PACKAGES = ("gpu_manager", "admission", "sandbox", "vcuda")
 # What a pool runs answers to somebody: gRPC and ASGI turn an error into a reply, others ask for the result.
 POOLS = {
     "gpu_manager/servers/device_plugin.py",
-    "gpu_manager/cli/kubectl/top.py",
+    "gpu_manager/cli/kubectl/agents.py",
     "admission/serving/extender_app.py",
     "sandbox/kubelet/serving.py",
     "sandbox/scheduler.py",
@@ -88,7 +88,8 @@ def test_a_loop_goes_on_after_an_error_and_ends_when_it_returns() -> None:
 
 
 def test_a_step_that_fails_costs_its_round_alone() -> None:
-    stop, failed, steps = threading.Event(), [], iter([ValueError("first"), None])
+    stop, steps = threading.Event(), iter([ValueError("first"), None])
+    before = threads.failures().get("step", 0)
 
     def step() -> None:
         error = next(steps, None)
@@ -96,11 +97,11 @@ def test_a_step_that_fails_costs_its_round_alone() -> None:
             raise error
         stop.set()
 
-    thread = threads.every(0.0, "step", step, stop, lambda: failed.append(1))
+    thread = threads.every(0.0, "step", step, stop)
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
-    assert failed == [1]
+    assert threads.failures()["step"] - before == 1
 
 
 @pytest.mark.parametrize("error", [None, KeyError("x")])

@@ -14,7 +14,8 @@ from vcuda.page.layout import ABI_MAJOR, ABI_MINOR, MAX_CARDS, PageError
 
 MAX_SLOTS: Final = 1024
 USAGE_SIZE: Final = 320 * 1024
-USAGE_HEAD_SIZE: Final = 4096 + MAX_CARDS * 512
+_CARDS_OFFSET: Final = 4096
+USAGE_HEAD_SIZE: Final = _CARDS_OFFSET + MAX_CARDS * 512
 """Bytes before the first slot: header and card lines."""
 SLOT_SIZE: Final = 256
 MAX_NOTES: Final = 24
@@ -150,6 +151,11 @@ def usage_extent(head: bytes) -> int:
     return USAGE_HEAD_SIZE + _usage_header(head)[1] * SLOT_SIZE
 
 
+def card_offset(card: int) -> int:
+    """Return where the line of a card begins; after the last one in use, where the used head ends."""
+    return _CARDS_OFFSET + card * _CARD_USAGE.size
+
+
 def _usage_header(image: bytes) -> tuple[bytes, int]:
     """(build id, slot_high clamped)."""
     if len(image) < _USAGE_HEADER.size:
@@ -166,7 +172,7 @@ def _usage_header(image: bytes) -> tuple[bytes, int]:
 
 def _read_card(image: bytes, index: int) -> CardUsage:
     (charged, peak, refusals, refused, returned, credit, refill, busy, throttle, launches, cut, starved, last,
-     longest, window, start) = _CARD_USAGE.unpack_from(image, 4096 + index * _CARD_USAGE.size)  # fmt: skip
+     longest, window, start) = _CARD_USAGE.unpack_from(image, card_offset(index))  # fmt: skip
     return CardUsage(
         charged=charged & MAX_BYTES,
         peak=min(peak, MAX_BYTES),
@@ -276,7 +282,7 @@ def read_usage(image: bytes, cards: int) -> Usage:
 
 def last_busy_offset(card: int) -> int:
     """Return where the usage page has the card's ``last_busy_ns``, eight bytes."""
-    return 4096 + card * _CARD_USAGE.size + _LAST_BUSY_OFFSET
+    return _CARDS_OFFSET + card * _CARD_USAGE.size + _LAST_BUSY_OFFSET
 
 
 def read_timeline(image: bytes, begin: int, end: int) -> dict[int, float]:

@@ -1,6 +1,6 @@
 """Control pages on disk: limits, which the agent writes, and usage, which tenants write.
 
-The only importer of ``vcuda.page``. ``<root>/<name>/limits`` is mounted read-only in the container, ``usage``
+``<root>/<name>/limits`` is mounted read-only in the container, ``usage``
 writable, each as a file, so that the tenant never sees the directory. A tenant may truncate, grow or
 overwrite ``usage`` or change its mode: that is repaired if possible, counted and reported. It cannot hang or
 crash the agent: pages are read with bounds and never mapped.
@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,9 +21,9 @@ from typing import Final
 import structlog
 
 from gpu_manager.adapters.control_pages import tenant_files as files
+from gpu_manager.adapters.control_pages.values import corrected_card, limits_in, messages_in
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.enforcement.driver_overhead import Excess
-from gpu_manager.domain.enforcement.library_messages import LibraryMessage, LibraryMessageKind
+from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.ports import Activity, Correction, Limit, TenantUse
 from vcuda.page import limits as limits_page
@@ -36,13 +37,9 @@ USAGE: Final = "usage"
 # The owner may write, or an agent without CAP_DAC_OVERRIDE could not; the container's mount is read-only.
 LIMITS_MODE: Final = 0o644
 USAGE_MODE: Final = 0o666  # a container may run as any user
+_USAGE_FILE: Final = stat.S_IFREG | USAGE_MODE
 _NS: Final = 1e-9
 _KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
-
-_KINDS: Final[Mapping[int, LibraryMessageKind]] = {
-    code: LibraryMessageKind[code.name] for code in usage_page.NoteCode
-}
-"""A later library may note what this agent has no words for: that is passed over."""
 
 _Change = Callable[["limits_page.Limits | None"], limits_page.Limits]
 """From what a limits page says now (None: nothing readable) to what it shall say."""
@@ -50,22 +47,47 @@ _Change = Callable[["limits_page.Limits | None"], limits_page.Limits]
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The last valid image of a usage page, and its content."""
+    """The last valid image of a usage page (the used part of its head, its slots), and its content."""
 
-    image: bytes
+    head: bytes
+    slots: bytes
     usage: usage_page.Usage
+
+    def is_of(self, page: int) -> bool:
+        """True if the page still has this image: of the 12 KiB before its slots, a third is read."""
+        return (
+            os.pread(page, len(self.head), 0) == self.head
+            and os.pread(page, len(self.slots), usage_page.USAGE_HEAD_SIZE) == self.slots
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """The usage last returned for a page, and its source: the page, its cards, the slots of living
-    processes.
+    """The usage last returned for a page, and its source: descriptor, image, the slots in use and those of
+    them whose process lived.
     """
 
-    page: usage_page.Usage
-    cards: tuple[CardUuid, ...]
+    page: int
+    reading: _Reading
+    slots: tuple[int, ...]
     alive: tuple[int, ...]
     uses: tuple[TenantUse, ...]
+
+    def holds(self) -> bool:
+        """True if the page is as it was. Idle containers are the rule: five system calls for each."""
+        page, reading = self.page, self.reading
+        try:
+            status = os.fstat(page)
+            return (
+                status.st_size == usage_page.USAGE_SIZE
+                and status.st_mode == _USAGE_FILE
+                and status.st_nlink > 0
+                and os.pread(page, len(reading.head), 0) == reading.head
+                and os.pread(page, len(reading.slots), usage_page.USAGE_HEAD_SIZE) == reading.slots
+                and self.alive == tuple([slot for slot in self.slots if files.is_held(page, slot)])
+            )
+        except OSError:
+            return False  # whoever looks closer says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +145,7 @@ class FileControlPages:
             self._write_limits(here, name, lambda now: self._limits(now, name, limits))
             self._usage_page(here, name, create=True)
             self._cards[name] = tuple(limit.card for limit in limits)
+            self._told.pop(name, None)
 
     def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
         """Write the agent's heartbeat (CLOCK_MONOTONIC) and its corrections, in one write."""
@@ -132,7 +155,7 @@ class FileControlPages:
                 raise NodeUnready(
                     f"the limits page of {self._root}/{name} is unreadable: start its container again"
                 )
-            cards = tuple(_corrected(card, corrections) for card in now.cards)
+            cards = tuple(corrected_card(card, corrections) for card in now.cards)
             return replace(now, cards=cards, heartbeat_ns=heartbeat_ns)
 
         with self._lock, _errors(f"{self._root}/{name}"), files.directory(self._root, name) as here:
@@ -172,11 +195,11 @@ class FileControlPages:
             Tampered: the container changed the page illegally; it is repaired if possible.
             NodeUnready: the page is missing, or cannot be read.
         """
+        with self._lock:
+            told = self._told.get(name)
+            if told is not None and told.holds():
+                return told.uses
         cards, found, slots = self._observe(name)
-        alive = tuple(slot.index for slot in slots)
-        told = self._told.get(name)
-        if told is not None and (told.page is found and told.cards is cards and told.alive == alive):
-            return told.uses
         uses = tuple(
             TenantUse(
                 card=card,
@@ -191,8 +214,17 @@ class FileControlPages:
             )
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         )
-        self._told[name] = _Told(found, cards, alive, uses)
-        self._notes[name] = tuple(_note(note, cards) for note in found.notes if note.code in _KINDS)
+        with self._lock:
+            page, reading = self._usage.get(name), self._readings.get(name)
+            self._told.pop(name, None)
+            if page is not None and reading is not None and reading.usage is found:
+                live, alive = (tuple(slot.index for slot in some) for some in (found.slots, slots))
+                self._told[name] = _Told(page, reading, live, alive, uses)
+        notes = messages_in(found.notes, cards)
+        if notes:
+            self._notes[name] = notes
+        else:
+            self._notes.pop(name, None)
         return uses
 
     def activity(self, name: str) -> Sequence[Activity]:
@@ -267,6 +299,10 @@ class FileControlPages:
         with self._lock:
             return self._tampered.get(name, 0), self._attacks.get(name, "")
 
+    def noted(self) -> Collection[str]:
+        """Directories with messages, as of the last :meth:`usage` of each."""
+        return tuple(self._notes)
+
     def notes(self, name: str) -> Sequence[LibraryMessage]:
         """Return the library's messages, as of the last :meth:`usage`."""
         return self._notes.get(name, ())
@@ -294,8 +330,8 @@ class FileControlPages:
                 found = self._read(page, name, len(cards))
             except PageError as error:
                 raise self._tampering(name, str(error)) from error
-            alive = files.held(page, found.slot_high) if found.slots else frozenset[int]()
-        return cards, found, [slot for slot in found.slots if slot.index in alive]
+            alive = [slot for slot in found.slots if files.is_held(page, slot.index)]
+        return cards, found, alive
 
     def _forget(self, name: str) -> None:
         page = self._usage.pop(name, None)
@@ -352,7 +388,7 @@ class FileControlPages:
             if changed:
                 log.warning("limits_page_restored", directory=f"{self._root}/{name}", change=changed)
             image = files.read(page, limits_page.LIMITS_SIZE)
-            now = _readable(image)
+            now = limits_in(image)
             wanted = change(now)
             if now is None or replace(wanted, generation=now.generation) != now:
                 write = limits_page.rewrite_limits(image, wanted)
@@ -377,6 +413,7 @@ class FileControlPages:
                 self._label,
             )
         old = self._usage.pop(name, None)
+        self._told.pop(name, None)
         if old is not None:
             os.close(old)
         self._usage[name] = page
@@ -390,17 +427,18 @@ class FileControlPages:
         Raises PageError for an incomplete page.
         """
         before = self._readings.get(name)
-        image = files.read(page, len(before.image) if before else usage_page.USAGE_HEAD_SIZE)
-        if before is not None and image == before.image and cards == len(before.usage.cards):
+        if before is not None and cards == len(before.usage.cards) and before.is_of(page):
             return before.usage
+        image = files.read(page, usage_page.USAGE_HEAD_SIZE)
         if len(image) < usage_page.USAGE_HEAD_SIZE:
             raise PageError(f"the usage page shrank to {len(image)} bytes while {name} was read")
         extent = usage_page.usage_extent(image)
-        image = files.read(page, extent) if extent > len(image) else image[:extent]
+        image = files.read(page, extent)
         usage = usage_page.read_usage(image, cards)
         self._readings.pop(name, None)
         if extent <= _KEPT_BYTES:
-            self._readings[name] = _Reading(image, usage)
+            head, slots = image[: usage_page.card_offset(cards)], image[usage_page.USAGE_HEAD_SIZE :]
+            self._readings[name] = _Reading(head, slots, usage)
         return usage
 
     def _cards_of(self, name: str) -> tuple[CardUuid, ...]:
@@ -428,45 +466,6 @@ class FileControlPages:
             f"the usage page of {self._root}/{name} was tampered with: {what} "
             f"(found {self._tampered[name]} times); look at what runs in its container"
         )
-
-
-def _note(note: usage_page.Note, cards: Sequence[CardUuid]) -> LibraryMessage:
-    return LibraryMessage(
-        number=note.number,
-        at=note.when_ns * _NS,
-        kind=_KINDS[note.code],
-        pid=note.pid,
-        card=None if note.card is None else cards[note.card],
-        asked=note.bytes,
-        used=note.used,
-        limit=note.limit,
-        text=note.text,
-    )
-
-
-def _readable(image: bytes) -> limits_page.Limits | None:
-    try:
-        return limits_page.read_limits(image)
-    except PageError:
-        return None
-
-
-def _corrected(
-    card: limits_page.CardLimits, corrections: Mapping[CardUuid, Correction]
-) -> limits_page.CardLimits:
-    told = corrections.get(CardUuid(uuid_text(card.uuid)))
-    if told is None:
-        return card
-    excess = told.excess or Excess(card.host_excess, card.host_looked_ns, card.host_counted)
-    return replace(
-        card,
-        gain=card.gain if told.gain is None else told.gain,
-        co_active=card.co_active if told.co_active is None else told.co_active,
-        host_adjust=card.host_adjust if told.host_adjust is None else told.host_adjust,
-        host_excess=excess.bytes,
-        host_looked_ns=excess.looked_ns,
-        host_counted=min(excess.counted, usage_page.MAX_BYTES),
-    )
 
 
 @contextlib.contextmanager

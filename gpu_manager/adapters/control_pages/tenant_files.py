@@ -26,6 +26,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: were the name a FIFO, opening it would wait for ever.
 _PAGE: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+_UNLOCKED: Final = struct.pack("h", fcntl.F_UNLCK)
 
 
 def is_name(name: str) -> bool:
@@ -180,26 +181,10 @@ def remove(root: Path, name: str) -> None:
         (root / name).unlink(missing_ok=True)
 
 
-def held(page: int, count: int) -> frozenset[int]:
-    """Return which of the first ``count`` bytes are locked by another open file description.
-
-    The kernel names one lock in the range, not always the lowest, so both sides of it are queried again.
-    """
-    found: set[int] = set()
-    unknown = [(0, count)]
-    while unknown:
-        start, end = unknown.pop()
-        if start >= end:
-            continue
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
-        kind, _, first, length, _ = _FLOCK.unpack(fcntl.fcntl(page, fcntl.F_OFD_GETLK, asked))
-        if kind == fcntl.F_UNLCK:
-            continue
-        last = min(end, first + length) if length else end  # no length: to the end of the file
-        first = max(start, first)
-        found.update(range(first, last))
-        unknown += [(start, first), (last, end)]
-    return frozenset(found)
+def is_held(page: int, offset: int) -> bool:
+    """True if another open file description holds a lock on this byte."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
+    return not fcntl.fcntl(page, fcntl.F_OFD_GETLK, asked).startswith(_UNLOCKED)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ class Records:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._known: dict[str, InjectionRecord] = {}  # what the disk was seen to hold
 
     def put(self, name: str, record: InjectionRecord) -> None:
         """Write or replace a record, whole. Raises NodeUnready if the disk refuses."""
@@ -54,6 +55,7 @@ class Records:
             draft = path.with_name(f".{_FILE}.{secrets.token_hex(4)}")
             draft.write_text(text)
             draft.rename(path)
+            self._known[name] = record
         except OSError as error:
             raise NodeUnready(
                 f"{path} cannot be written: {error.strerror or error}; "
@@ -81,13 +83,21 @@ class Records:
             return frozenset()
 
     def libraries(self, names: Collection[str]) -> frozenset[str] | None:
-        """The libraries these allocations were given; None if one of them cannot be told."""
-        found = [self.get(name) for name in names]
-        if any(record is None for record in found):
-            return None
-        return frozenset(record.library for record in found if record and record.library)
+        """The libraries these allocations were given; None if one of them cannot be told.
+
+        Each record is read once: nobody else writes them.
+        """
+        for name in names:
+            if name not in self._known:
+                record = self.get(name)
+                if record is None:
+                    return None
+                self._known[name] = record
+        found = [self._known[name].library for name in names]
+        return frozenset(library for library in found if library)
 
     def remove(self, name: str) -> None:
         """Forget an allocation; absent is fine."""
+        self._known.pop(name, None)
         with contextlib.suppress(OSError):
             shutil.rmtree(self._root / name)

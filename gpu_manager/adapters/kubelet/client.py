@@ -14,6 +14,7 @@ import grpc
 import structlog
 
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES, parse_checkpoint
+from gpu_manager.adapters.kubelet.directory import LOOK_SECONDS, DirectoryWatch
 from gpu_manager.domain.contract import CORE, CORE_SOCKET, KUBELET_SOCKET, MEMORY, MEMORY_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
@@ -78,6 +79,7 @@ class KubeletClient:
         self._socket = pod_resources / KUBELET_SOCKET
         self._resources = frozenset(resources)
         self._own_sockets = frozenset(resources.values())
+        self._plugins = DirectoryWatch(device_plugins)
         self._deadline = deadline
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -158,6 +160,18 @@ class KubeletClient:
             if part.resource_name not in self._resources:
                 offers.setdefault(part.resource_name, set()).update(part.device_ids)
         return offers
+
+    def rest(self, seconds: float, calm: bool) -> None:  # noqa: FBT001  # called by place
+        """Wait so long; where it is ``calm`` and no other plugin's socket is there, until one may have
+        come.
+        """
+        watched = self._plugins.arm()
+        long = calm and watched and not self._others_there()
+        self._plugins.wait(LOOK_SECONDS if long else seconds)
+
+    def wake(self) -> None:
+        """End :meth:`rest`."""
+        self._plugins.wake()
 
     def _others_there(self) -> bool:
         ours = {KUBELET_SOCKET, *self._own_sockets}

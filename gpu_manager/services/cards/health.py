@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 Listener = Callable[[tuple[CardState, ...]], None]
 
-_TICK_SECONDS = 0.5  # cordons and ends of probations are noticed within this time
+_TICK_SECONDS = 1.0  # cordons and ends of probations are noticed within this time
 _STOP_SECONDS = 5.0  # a driver that hangs must not delay the agent's end further
 VANISHED = "vanished: the driver no longer lists the card; reboot the node, or check its seat and power"
 

@@ -53,6 +53,7 @@ class InventoryService:
         self._inventory = inventory
         self._announce = announce
         self._labels = dict(labels)
+        self._inventory_told: Inventory | None = None
         self._published: tuple[str, Mapping[str, str | None]] | None = None
         self._news = threading.Event()
         self._period = PERIOD_SECONDS
@@ -89,22 +90,23 @@ class InventoryService:
         self._period = LINGERING_SECONDS if lingering else PERIOD_SECONDS
         if not offering:
             self._period = STARTING_SECONDS
-        text = encode_inventory(
-            Inventory(
-                node.unit,
-                cards,
-                node.topology,
-                self._allocator.refused(),
-                lingering,
-                serving,
-                self._departed.released(lingering),
-            )
+        inventory = Inventory(
+            node.unit,
+            cards,
+            node.topology,
+            self._allocator.refused(),
+            lingering,
+            serving,
+            self._departed.released(lingering),
         )
+        if inventory == self._inventory_told:
+            return False  # labels follow from the cards
+        text = encode_inventory(inventory)
         labels: dict[str, str | None] = {**self._labels, **model_labels(node.cards)}
         if self._published == (text, labels):
             return False
         self._inventory.publish({INVENTORY: text}, labels)
-        self._published = (text, labels)
+        self._published, self._inventory_told = (text, labels), inventory
         return True
 
     def forget_vanished(self) -> None:

@@ -35,14 +35,17 @@ class OtherPlugins:
         health: Health,
         event: Callable[[str, str], None],
         clock: Clock,
+        rest: Callable[[float, bool], object],
     ) -> None:
         """``ask``: resource → device ids of other plugins, as the kubelet has them; raises NodeUnready.
+        ``rest`` waits so many seconds or, if true and no other plugin is there, until one may have come.
         ``event`` records a reason and a message about the node.
         """
         self._ask = ask
         self._health = health
         self._event = event
         self._clock = clock
+        self._rest = rest
         self._seen: dict[CardUuid, tuple[str, float]] = {}  # resource, and when it was last offered
         self._unasked = ""
 
@@ -61,6 +64,13 @@ class OtherPlugins:
             f"{len(self.offers)} cards are offered by another device plugin as {', '.join(resources)}, and "
             "not by this agent while that lasts: remove that plugin from this node, or this agent"
         )
+
+    def round(self) -> None:
+        """Look, and wait until there may be something else to see."""
+        try:
+            self.look()
+        finally:
+            self._rest(PERIOD_SECONDS, not self._seen and not self._unasked)
 
     def look(self) -> None:
         """Ask the kubelet, and have the cards closed and opened accordingly."""

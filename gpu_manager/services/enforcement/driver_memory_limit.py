@@ -6,6 +6,7 @@ library, and must never affect one within its share. It ends with the container.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +23,6 @@ from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
-PERIOD_SECONDS = 1.0
 RETRY_SECONDS = 60.0  # until the next try where no kind worked: a driver may be upgraded meanwhile
 NONE = "none"
 
@@ -46,19 +46,24 @@ class DriverMemoryLimits:
         self._held: dict[tuple[str, CardUuid], str | None] = {}
         self._retry: dict[tuple[str, CardUuid], float] = {}
         self._last: tuple[object, object, Mapping[tuple[str, CardUuid], int]] | None = None
+        self._looked: object = None
+        self._next = 0.0  # when something is to be tried again, if nothing changes
         self.kinds: Mapping[str, int] = {}
         """How many limits each holder keeps; ``none`` counts those that nobody does."""
 
     def look(self) -> None:
         """Limit containers that have appeared, and forget those that have ended."""
-        wanted = self._wanted()
+        wanted, now = self._wanted(), self._clock.monotonic()
+        if wanted is self._looked and now < self._next:
+            return
         for place in [place for place in self._held if place not in wanted]:
             self._let_go(*place)
         self._retry = {place: at for place, at in self._retry.items() if place in wanted}
-        now = self._clock.monotonic()
         for place, limit in wanted.items():
             if self._held.get(place) is None and now >= self._retry.get(place, now):
                 self._hold(*place, limit)
+        unheld = (self._retry.get(place, now) for place in wanted if self._held.get(place) is None)
+        self._looked, self._next = wanted, min(unheld, default=math.inf)
         self.kinds = Counter(kind or NONE for kind in (self._held.get(place) for place in wanted))
 
     def _wanted(self) -> Mapping[tuple[str, CardUuid], int]:

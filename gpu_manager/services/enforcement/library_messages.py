@@ -27,7 +27,6 @@ from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
-PERIOD_SECONDS = 1.0
 WINDOW_SECONDS = 60.0
 MOST_LINES = 6
 """Lines in the log about one container in a window; of the rest the number."""
@@ -64,8 +63,11 @@ class LibraryMessages:
 
     def look(self) -> None:
         """Forward the new messages of every container's page."""
+        noted = frozenset(self._witness.noted())
+        if not noted and not self._heard:
+            return
         now = self._clock.monotonic()
-        grants = [g for g in self._state.view.grants.values() if g.directory]
+        grants = [g for g in self._state.view.grants.values() if g.directory in noted | self._heard.keys()]
         self._heard = {g.directory: self._heard[g.directory] for g in grants if g.directory in self._heard}
         for grant in grants:
             notes = self._witness.notes(grant.directory)

@@ -16,7 +16,17 @@ from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess, Un
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.ports import Cards, CardUse, Clock, ControlPages, Pods, Processes, ProcessUse, TenantUse
+from gpu_manager.ports import (
+    Cards,
+    CardUse,
+    Clock,
+    ControlPages,
+    KnownPod,
+    Pods,
+    Processes,
+    ProcessUse,
+    TenantUse,
+)
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.ended_containers import EndedContainers
@@ -78,6 +88,16 @@ class Sample:
 
 
 @dataclass(slots=True)
+class _Resting:
+    """A container that did nothing: its grant, what was last read of its page and when, and its result."""
+
+    grant: Grant
+    read: Sequence[TenantUse]
+    at: float
+    shown: tuple[ShareUse, ...]
+
+
+@dataclass(slots=True)
 class _Before:
     """The last reading of one page, from which busy time becomes a ratio, and its result."""
 
@@ -113,6 +133,8 @@ class UsageSampler:
         self._metrics = metrics
         self.ended = EndedContainers(pods, processes, clock)
         self._before: dict[tuple[Key, CardUuid], _Before] = {}
+        self._resting: dict[Key, _Resting] = {}
+        self._known: tuple[Mapping[str, Sequence[KnownPod]], dict[tuple[PodUid, str], Key]] = ({}, {})
         self._unaccounted: dict[tuple[Key, CardUuid], Unaccounted] = {}
         self.last = Sample(clock.monotonic())
         self._tenants_now: tuple[Sample, tuple[CardTenant, ...]] = (self.last, ())
@@ -123,24 +145,19 @@ class UsageSampler:
         grants = self._state.view.grants
         card_uses, processes = self._card_figures()
         containers = self._containers()
-        started = frozenset(containers.values())
         by_share = self._by_share(containers, processes) if processes else {}
-        shares = [
-            use
-            for grant in grants.values()
-            for use in (
-                self._fraction(grant, now, by_share)
-                if _paged(grant)
-                else self._whole(grant, by_share, card_uses, started)
-            )
-        ]
-        looked_ns = int(now * 1e9)
-        shares = [self._weighed(use, by_share, card_uses, looked_ns) for use in shares]
+        seen = {key for key, _ in by_share}
+        shares: list[ShareUse] = []
+        for key, grant in grants.items():
+            if key in self._resting or _paged(grant):
+                shares += self._fraction(grant, now, by_share, card_uses, watched=key in seen)
+            else:
+                shares += self._whole(grant, by_share, card_uses, containers.values())
         told, before = tuple(shares), self.last.shares
         if len(told) == len(before) and all(map(is_, told, before)):
             told = before
-        self._before = {k: v for k, v in self._before.items() if k[0] in grants}
-        self._unaccounted = {k: v for k, v in self._unaccounted.items() if k[0] in grants}
+        if grants is not self.last.grants:
+            self._forget(grants)
         self.last = Sample(now, grants, card_uses, told, by_share, self.ended.among(grants))
         return self.last
 
@@ -181,18 +198,58 @@ class UsageSampler:
         return {use.uuid: use for use in cards}, list(processes)
 
     def _fraction(
-        self, grant: Grant, now: float, by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]]
+        self,
+        grant: Grant,
+        now: float,
+        by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]],
+        cards: Mapping[CardUuid, CardUse],
+        *,
+        watched: bool,
     ) -> Iterable[ShareUse]:
+        """Usage of a container with a page; ``watched``: the driver has processes of it."""
         try:
-            read = {use.card: use for use in self._tenants.usage(grant.directory)}
+            read = self._tenants.usage(grant.directory)
         except NodeUnready as error:
             self._metrics.scrape_errors.labels("pages").inc()
             state = "tampered" if isinstance(error, Tampered) else "unknown"
             return [ShareUse(grant.key, s, state, reason=str(error)) for s in grant.allocation.shares]
-        return [
-            self._share(grant, share, read.get(share.card), now, by_share.get((grant.key, share.card), []))
+        resting = self._resting.get(grant.key)
+        if resting is not None:
+            if resting.read is read and resting.grant is grant and not watched:
+                resting.at = now
+                return resting.shown
+            self._wake(resting)
+        by_card = {use.card: use for use in read}
+        shown = tuple(
+            self._weighed(
+                self._share(
+                    grant, share, by_card.get(share.card), now, by_share.get((grant.key, share.card), [])
+                ),
+                by_share,
+                cards,
+                int(now * 1e9),
+            )
             for share in grant.allocation.shares
-        ]
+        )
+        if not watched and all(
+            use.core == 0.0 and (use.key, use.share.card) not in self._unaccounted for use in shown
+        ):
+            self._resting[grant.key] = _Resting(grant, read, now, shown)
+        return shown
+
+    def _wake(self, resting: _Resting) -> None:
+        """Continue from the page's last reading."""
+        del self._resting[resting.grant.key]
+        for share in resting.grant.allocation.shares:
+            before = self._before.get((resting.grant.key, share.card))
+            if before is not None:
+                before.at = resting.at
+
+    def _forget(self, grants: Collection[Key]) -> None:
+        """Forget all containers but these."""
+        self._before = {k: v for k, v in self._before.items() if k[0] in grants}
+        self._unaccounted = {k: v for k, v in self._unaccounted.items() if k[0] in grants}
+        self._resting = {k: v for k, v in self._resting.items() if k in grants}
 
     def _weighed(
         self,
@@ -294,14 +351,23 @@ class UsageSampler:
             )
 
     def _containers(self) -> dict[tuple[PodUid, str], Key]:
-        """(pod UID, runtime's container id) → container, of those that exist."""
-        return {
-            (PodUid(f.pod.uid), c.runtime_id): (PodUid(f.pod.uid), c.name)
-            for found in self._pods.local().values()
-            for f in found
-            for c in f.pod.containers
-            if c.runtime_id
-        }
+        """(pod UID, runtime's container id) → container, of those that exist.
+
+        Made anew only from other pods: the mapping of pods is never changed in place.
+        """
+        local = self._pods.local()
+        if self._known[0] is not local:
+            self._known = (
+                local,
+                {
+                    (PodUid(f.pod.uid), c.runtime_id): (PodUid(f.pod.uid), c.name)
+                    for found in local.values()
+                    for f in found
+                    for c in f.pod.containers
+                    if c.runtime_id
+                },
+            )
+        return self._known[1]
 
     def _by_share(
         self, containers: Mapping[tuple[PodUid, str], Key], processes: Iterable[ProcessUse]

@@ -1,0 +1,71 @@
+"""What the sampler makes of pages and of the driver's processes, second by second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.ports import CardUse, ProcessUse, TenantUse
+from gpu_manager.services.enforcement.usage import ShareUse, UsageSampler
+from tests.fakes.direct import DirectRig
+from tests.fakes.node import container, pod
+from tests.fakes.ports import FakeCards, FakeClock
+
+
+class Seconds:
+    """A container with 30 cores of a card, and what each second's sample says of it."""
+
+    def __init__(self, node: DirectRig) -> None:
+        self.node, self.cards = node, FakeCards(node.states)
+        self.usage = UsageSampler(
+            node.state, self.cards, node.pods, node.tenants, node.processes, node.clock, node.metrics
+        )
+        made = pod("part", container("c", 30, 20))
+        assert node.admit(made).admitted
+        (index,) = node.cards_of(made, "c")
+        self.card = node.states[index].card.uuid
+        (self.name,) = node.tenants.limits
+        uid = made["metadata"]["uid"]
+        assert node.kubelet.start_container(uid, "c", container_id="c" * 64)
+        node.pods.bind(parse_pod(node.kubelet.pod(uid)))
+        node.processes.containers = {42: (PodUid(uid), "c" * 64)}
+
+    def busy(self, seconds: float) -> None:
+        """Its page says that it has used the card for so long in all."""
+        self.node.tenants.uses = {self.name: (TenantUse(self.card, 0, seconds, 0.0, 0, 1),)}
+
+    def sample(self) -> ShareUse:
+        assert isinstance(self.node.clock, FakeClock)
+        self.node.clock.pass_(1.0)
+        (use,) = self.usage.sample().shares
+        return use
+
+
+@pytest.fixture
+def seconds(tmp_path: Path) -> Iterator[Seconds]:
+    with DirectRig(tmp_path, clock=FakeClock()) as node:
+        yield Seconds(node)
+
+
+def test_work_after_a_rest_is_of_its_own_second(seconds: Seconds) -> None:
+    seconds.busy(10.0)
+    idle = [seconds.sample() for _ in range(5)]
+    assert {use.core for use in idle} == {0.0}
+    assert idle[-1] is idle[-2], "nothing is made anew of a page that rests"
+    seconds.busy(10.5)
+    assert seconds.sample().core == pytest.approx(0.5)
+    assert seconds.sample().core == 0.0
+
+
+def test_a_rest_ends_with_a_process_that_the_driver_sees(seconds: Seconds) -> None:
+    seconds.busy(10.0)
+    for _ in range(3):
+        seconds.sample()
+    seconds.cards.uses = [CardUse(seconds.card)]
+    seconds.cards.processes = [ProcessUse(seconds.card, 42, 1 << 20, 10.0)]
+    assert seconds.sample().pids == (42,)
+    seconds.cards.processes = []
+    assert [seconds.sample().pids for _ in range(2)] == [(), ()]
