@@ -179,8 +179,8 @@ def test_case_08_after_an_overlapping_old_instance_ends_the_resource_comes_back(
         old.stop.set()
         old.plugin.wake()
         try:
-            young.until(lambda: young.kubelet.registrations[CORE] >= 3, 10)
-            young.until(lambda: young.kubelet.allocatable().get(CORE) == 800, 10)
+            young.until(lambda: young.kubelet.registrations[CORE] >= 3, 60)
+            young.until(lambda: young.kubelet.allocatable().get(CORE) == 800, 60)
         finally:
             young.stop_agent()
 

@@ -200,7 +200,7 @@ class NodeRig:
         self._thread.start()
 
     def await_registered(self) -> None:
-        assert self.plugin.registered.wait(10), "the plugin did not register"
+        assert self.plugin.registered.wait(60), "the plugin did not register"
         lent = self.state.offer.lent
         wanted = 100 * sum(s.healthy and s.card.uuid not in lent for s in self.states)
         self.until(
