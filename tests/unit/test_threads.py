@@ -19,6 +19,7 @@ PACKAGES = ("gpu_manager", "admission", "sandbox", "vcuda")
 POOLS = {
     "gpu_manager/servers/device_plugin.py",
     "gpu_manager/cli/kubectl/agents.py",
+    "admission/console/agents_usage.py",
     "admission/serving/extender_app.py",
     "sandbox/kubelet/serving.py",
     "sandbox/scheduler.py",
