@@ -16,7 +16,7 @@ from tests.gpu.plan import Case, Settings
 AGREE = "= 1"
 
 
-SUBJECTS = ("memory", "pools", "graphs", "exports", "contexts", "time", "processes")
+SUBJECTS = ("memory", "pools", "graphs", "exports", "contexts", "time", "kernels", "processes")
 """Each a C program, whose table names its questions."""
 
 
