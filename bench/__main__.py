@@ -26,6 +26,7 @@ GROUPS = (
     "nodes",
     "cli",
     "migrate",
+    "console",
     "admission",
     "placement",
     "hooks",

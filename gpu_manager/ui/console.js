@@ -1,7 +1,7 @@
 // The console: reads the address, draws the view it names, and draws again when figures or the address change.
 // Everything that is shown was written by others, so nothing of it ever becomes markup: the templates make text.
 import { render } from "./preact.mjs";
-import { address, html, link } from "./parts.js";
+import { Component, address, html, link } from "./parts.js";
 import { Find, matches } from "./find.js";
 import { Card, Node, Pod } from "./places.js";
 import { Model } from "./model.js";
@@ -43,14 +43,25 @@ function Login({ params }) {
     <p>${t("Who may get pods in a namespace sees that one; who may get them in all, everything. A token is kept in this tab only:")} <code>kubectl create token ACCOUNT</code></p></form>`;
 }
 
+// A view is drawn again when figures, address or language change, not with every tick of the clock above it.
+class Drawn extends Component {
+  shouldComponentUpdate(next) {
+    return next.stamp !== this.props.stamp;
+  }
+
+  render({ View, ...rest }) {
+    return html`<${View} ...${rest} />`;
+  }
+}
+
 function Console({ view, args, params }) {
   const View = VIEWS[view] || Overview;
   const [text, bad] = source.status;
   return html`<${Header} view=${view} params=${params} />
-    ${source.refused ? html`<${Login} params=${params} />` : null}
+    <main id="main" tabindex="-1">${source.refused ? html`<${Login} params=${params} />` : null}
     <p id="status" role="status" class=${bad ? "bad" : ""}>${text}</p>
-    ${model.rest ? html`<p class="facts">${t("Figures of {0} s ago.", source.age)}${usage(model.rest)}</p>` : null}
-    <main id="main" tabindex="-1">${model.rest ? html`<${View} model=${model} source=${source} args=${args} params=${params} />` : null}</main>`;
+    ${model.rest ? html`<p class="facts">${t("Figures of {0} s ago.", source.age)}${usage(model.rest)}</p>
+      <div class="view"><${Drawn} View=${View} stamp=${`${source.at} ${location.hash} ${language()}`} model=${model} source=${source} args=${args} params=${params} /></div>` : null}</main>`;
 }
 
 // How old the agents' figures are in a cluster, and which agents do not answer.

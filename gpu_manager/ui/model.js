@@ -33,7 +33,8 @@ export class Model {
   }
 
   get sorted() {
-    return [...this.nodes.values()].sort((a, b) => (a.node < b.node ? -1 : 1));
+    if (this.names?.length !== this.nodes.size || !this.names.every((name) => this.nodes.has(name))) this.names = [...this.nodes.keys()].sort();
+    return this.names.map((name) => this.nodes.get(name));
   }
 
   // Every holder with its node and card, by pod; worked out once an answer, where a view asks for it.
@@ -126,27 +127,58 @@ export function totals(node) {
       measured: measured.reduce((total, holder) => total + holder.cores, 0),
       used: measured.reduce((total, holder) => total + 100 * holder.core_used, 0),
       pods: new Set(holders.map((holder) => `${holder.namespace}/${holder.pod}`)).size,
+      troubles: troubles_of(node),
+      idle: idle_pods(node),
     };
     sums.set(node, found);
   }
   return found;
 }
 
-// Who needs a person first: [kind, address, values of its sentence, reason], the worst first.
-export function troubles(model) {
-  const found = [[], [], [], [], []];
-  for (const node of model.sorted) {
-    const stopped = node.cards.filter((card) => closed(card) === "closed");
-    if (stopped.length) found[1].push(["node", ["node", node.node], [node.node], stopped[0].reason || ""]);
-    for (const card of node.cards) {
-      const where = ["card", card.uuid];
-      const name = [card.index, node.node];
-      if (!card.healthy) found[0].push(["unhealthy", where, name, card.reason || ""]);
-      else if (card.cordoned && !card.holders.length) found[4].push(["emptied", where, name, ""]);
-      if (card.holders.some((holder) => typeof holder.gone === "string")) found[2].push(["gone", where, name, ""]);
-    }
+// What of a node needs a person, by rank: [kind, address, values of its sentence, reason].
+function troubles_of(node) {
+  const found = [[], [], [], []];
+  const stopped = node.cards.find((card) => closed(card) === "closed");
+  if (stopped) found[1].push(["node", ["node", node.node], [node.node], stopped.reason || ""]);
+  for (const card of node.cards) {
+    const where = ["card", card.uuid];
+    const name = [card.index, node.node];
+    if (!card.healthy) found[0].push(["unhealthy", where, name, card.reason || ""]);
+    else if (card.cordoned && !card.holders.length) found[3].push(["emptied", where, name, ""]);
+    if (card.holders.some((holder) => typeof holder.gone === "string")) found[2].push(["gone", where, name, ""]);
   }
-  for (const row of model.rest.waiting || [])
-    if (row.group === "never" || row.group === "node") found[3].push(["never", ["pod", ...row.pod.split("/")], [row.pod], row.change || row.why]);
-  return found.flat();
+  return found;
+}
+
+// Who needs a person first, the worst first.
+export function troubles(model) {
+  const found = model.sorted.map((node) => totals(node).troubles);
+  const ranked = (rank) => found.flatMap((one) => one[rank]);
+  const never = (model.rest.waiting || []).filter((row) => row.group === "never" || row.group === "node")
+    .map((row) => ["never", ["pod", ...row.pod.split("/")], [row.pod], row.change || row.why]);
+  return [...ranked(0), ...ranked(1), ...ranked(2), ...never, ...ranked(3)];
+}
+
+// The pods of a node whose booked cores are used least: [pod, cores idle, cores booked] where use is known.
+function idle_pods(node) {
+  const found = new Map();
+  for (const card of node.cards)
+    for (const holder of running(card)) {
+      if (holder.core_used === null || holder.hidden || typeof holder.gone === "string") continue;
+      const key = `${holder.namespace}/${holder.pod}`;
+      const [, idle, booked] = found.get(key) || [key, 0, 0];
+      found.set(key, [key, idle + holder.cores - 100 * holder.core_used, booked + holder.cores]);
+    }
+  return [...found.values()].filter(([, idle]) => idle >= 1).sort((a, b) => b[1] - a[1]).slice(0, 5);
+}
+
+// The five pods of the cluster with most cores booked and idle.
+export function wasters(model) {
+  let found = [];
+  for (const node of model.nodes.values())
+    for (const one of totals(node).idle) {
+      if (found.length === 5 && one[1] <= found[4][1]) break; // the rest of this node's are smaller still
+      found = [...found, one].sort((a, b) => b[1] - a[1]).slice(0, 5);
+    }
+  return found;
 }

@@ -1,6 +1,6 @@
 // Nodes × cards as a heat map, totals, what needs a person first, which node to drain, who wastes most.
 import { Component, Pairs, gib, html, link, percent } from "./parts.js";
-import { figures, totals, troubles } from "./model.js";
+import { figures, totals, troubles, wasters } from "./model.js";
 import { t } from "./words.js";
 
 const MEASURES = {
@@ -134,14 +134,8 @@ function Drain({ nodes }) {
 }
 
 function Waste({ model }) {
-  const rows = [];
-  for (const [pod, parts] of model.pods) {
-    const measured = parts.filter(({ holder }) => holder.core_used !== null && !holder.ended);
-    const idle = measured.reduce((total, { holder }) => total + holder.cores - 100 * holder.core_used, 0);
-    if (idle >= 1) rows.push([pod, Math.round(idle), measured.reduce((total, { holder }) => total + holder.cores, 0)]);
-  }
-  rows.sort((a, b) => b[1] - a[1]);
+  const rows = wasters(model);
   if (!rows.length) return null;
-  return html`<section aria-labelledby="waste-title"><h2 id="waste-title">${t("Most cores booked and idle now")}</h2><ol>${rows.slice(0, 5).map(([pod, idle, booked]) => html`<li key=${pod}>
-    <a href=${link(["pod", ...pod.split("/")])}>${pod}</a> <span>${t("{0} of {1} cores idle", idle, booked)}</span></li>`)}</ol></section>`;
+  return html`<section aria-labelledby="waste-title"><h2 id="waste-title">${t("Most cores booked and idle now")}</h2><ol>${rows.map(([pod, idle, booked]) => html`<li key=${pod}>
+    <a href=${link(["pod", ...pod.split("/")])}>${pod}</a> <span>${t("{0} of {1} cores idle", Math.round(idle), booked)}</span></li>`)}</ol></section>`;
 }

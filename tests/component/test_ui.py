@@ -17,76 +17,12 @@ import pytest
 
 from gpu_manager import ui
 from tests.fakes.browser import NEEDS_A_BROWSER, Page, browsing
+from tests.fakes.console import GIB, card, cluster, holder, node, row
 from tests.fakes.web import given, send, serving
 
 FOLDER = Path(ui.__file__).parent
-GIB = 1 << 30
 EVIL = "<img src=x onerror=document.title='broken'>"
 SHOWN = "document.querySelector('main h1')"
-
-
-def holder(pod: str, cores: int, **more: Any) -> dict[str, Any]:
-    return {
-        "namespace": "team-a",
-        "pod": pod,
-        "container": "main",
-        "cores": cores,
-        "memory": 5 * GIB,
-        "planned": False,
-        "ended": False,
-        "core_used": None,
-        "memory_used": None,
-        **more,
-    }
-
-
-def card(index: int, *holders: dict[str, Any], uuid: str = "", **more: Any) -> dict[str, Any]:
-    return {
-        "index": index,
-        "uuid": uuid or f"GPU-{index}",
-        "model": "A100",
-        "healthy": True,
-        "cordoned": False,
-        "mig": False,
-        "reason": "",
-        "open": True,
-        "cores_free": 100 - sum(h["cores"] for h in holders),
-        "memory": 40 * GIB,
-        "memory_free": 40 * GIB - sum(h["memory"] for h in holders),
-        "holders": list(holders),
-        **more,
-    }
-
-
-def row(pod: str, **more: Any) -> dict[str, Any]:
-    return {
-        "pod": pod,
-        "created": "2026-01-01T00:00:00Z",
-        "priority": 0,
-        "asks": "80 cores, 5 GiB",
-        "why": "waits: of 2 nodes, 2 have no room now",
-        "change": "ask 50 cores",
-        "group": "room",
-        **more,
-    }
-
-
-def cluster(*nodes: dict[str, Any], waiting: Any = (), quota: Any = (), **more: Any) -> dict[str, Any]:
-    return {
-        "nodes": list(nodes),
-        "generation": "x-1",
-        "full": True,
-        "gone": [],
-        "namespace": "",
-        "waiting": list(waiting),
-        "quota": list(quota),
-        "left_out": {"nodes": 0, "waiting": 0},
-        **more,
-    }
-
-
-def node(name: str, *cards: dict[str, Any]) -> dict[str, Any]:
-    return {"node": name, "unit": 1 << 28, "links": [], "cards": list(cards)}
 
 
 class Served:
@@ -391,6 +327,8 @@ def test_every_sentence_has_a_chinese_one() -> None:
 def test_the_console_is_small_asks_nobody_else_and_brings_no_inline_code() -> None:
     files = texts()
     assert set(files) == set(ui.PATHS)
+    loaded = {f"/{path}" for path in re.findall(r'(?:href|src)="(ui/[^"]+)"', files["/ui"])}
+    assert loaded == set(ui.PATHS) - {"/ui"}, "all at once, not one after the other"
     assert sum(len(gzip.compress(text.encode())) for text in files.values()) <= 150 * 1024
     ours = "".join(text for path, text in files.items() if not path.endswith(("preact.mjs", "htm.module.js")))
     assert not re.search(

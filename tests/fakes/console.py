@@ -1,0 +1,160 @@
+"""The console's files with data of any size behind them, as the admission service serves it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpu_manager import ui
+from tests.fakes.web import given, send, serving
+
+GIB = 1 << 30
+GROUPS = ("room", "room", "quota", "never", "fits", "node", "refused", "")
+SHARES = ((), (30,), (100,), (50, 25), (20, 20, 20))
+Obj = dict[str, Any]
+
+
+def holder(pod: str, cores: int, **more: Any) -> Obj:
+    """A container named ``main`` with 5 GiB, whose use is not known."""
+    fixed = {"namespace": "team-a", "pod": pod, "container": "main", "cores": cores, "memory": 5 * GIB}
+    return {**fixed, "planned": False, "ended": False, "core_used": None, "memory_used": None, **more}
+
+
+def card(index: int, *holders: Obj, uuid: str = "", **more: Any) -> Obj:
+    """An A100 of 40 GiB."""
+    return {
+        "index": index,
+        "uuid": uuid or f"GPU-{index}",
+        "model": "A100",
+        "healthy": True,
+        "cordoned": False,
+        "mig": False,
+        "reason": "",
+        "open": True,
+        "cores_free": 100 - sum(h["cores"] for h in holders),
+        "memory": 40 * GIB,
+        "memory_free": 40 * GIB - sum(h["memory"] for h in holders),
+        "holders": list(holders),
+        **more,
+    }
+
+
+def node(name: str, *cards: Obj) -> Obj:
+    """A node whose cards are joined by nothing better than the bus."""
+    links = [["SYS"] * len(cards)] * len(cards)
+    return {"node": name, "unit": 1 << 28, "links": links, "cards": list(cards)}
+
+
+def row(pod: str, **more: Any) -> Obj:
+    """A pod that waits."""
+    why = {"why": "waits: of 2 nodes, 2 have no room now", "change": "ask 50 cores", "group": "room"}
+    return {
+        "pod": pod,
+        "created": "2026-01-01T00:00:00Z",
+        "priority": 0,
+        "asks": "80 cores, 5 GiB",
+        **why,
+        **more,
+    }
+
+
+def cluster(*nodes: Obj, waiting: Any = (), quota: Any = (), **more: Any) -> Obj:
+    """A whole answer of ``/ui/data``."""
+    return {
+        "nodes": list(nodes),
+        "generation": "x-1",
+        "full": True,
+        "gone": [],
+        "namespace": "",
+        "usage_age": 1.0,
+        "silent": [],
+        "waiting": list(waiting),
+        "quota": list(quota),
+        "left_out": {"nodes": 0, "waiting": 0},
+        **more,
+    }
+
+
+def nodes(count: int, cards: int, pods: int, seed: int = 1) -> list[Obj]:
+    """So many nodes with about so many pods: one card in 37 is sick, one in 41 cordoned."""
+    dice = random.Random(seed)
+    each = pods / (count * cards)
+    found = []
+    for at in range(count):
+        made = []
+        for index in range(cards):
+            number = at * cards + index
+            state: Obj = {"uuid": f"GPU-{number:05d}"}
+            if number % 37 == 5:
+                state |= {"healthy": False, "open": False, "reason": "XID 79: the card is lost"}
+            elif number % 41 == 7:
+                state |= {"cordoned": True, "open": False}
+            several = int(each) + (dice.random() < each % 1)
+            size = 100 // max(1, several) // 10 * 10
+            held = [
+                holder(
+                    f"job-{number}-{i}",
+                    size,
+                    core_used=size / 100 * dice.random(),
+                    memory_used=dice.randrange(5 * GIB),
+                )
+                for i in range(several)
+            ]
+            made.append(card(index, *held, **state))
+        found.append(node(f"gpu-node-{at:04d}", *made))
+    return found
+
+
+def waiting(count: int) -> list[Obj]:
+    """Pods that wait, of every group."""
+    return [row(f"team-b/job-{i}", group=GROUPS[i % len(GROUPS)], priority=i % 3 * 100) for i in range(count)]
+
+
+QUOTA = [
+    {"namespace": "team-a", "model": "*", "cores": 800, "cores_used": 830, "memory": None, "memory_used": 0},
+    {
+        "namespace": "team-b",
+        "model": "A100",
+        "cores": 400,
+        "cores_used": 0,
+        "memory": GIB,
+        "memory_used": GIB,
+    },
+]
+SAID = {
+    "pod": "team-b/job-0",
+    "line": "waits: of 8 nodes, 8 have no room now",
+    "change": "ask 50 cores",
+    "quota": ["4 cards of A100, 4 used or being bound"],
+    "nodes": [
+        {"node": "gpu-node-0001", "outcome": "room", "line": "card 1 has 20 cores free", "victims": ["a/b"]}
+    ],
+}
+
+
+@contextmanager
+def console(whole: Obj, change: Obj | None = None) -> Iterator[str]:
+    """Serves the console; yields its URL. ``/ui/data`` gives the whole and, to who has it, the change."""
+    bodies = [json.dumps(whole if answer is None else answer).encode() for answer in (whole, change)]
+    judged = {"workloads": [{"kind": "Pod", "name": "team-b/x", "copies": 1, "said": SAID}]}
+
+    def respond(handler: BaseHTTPRequestHandler) -> None:
+        path = urlsplit(handler.path).path
+        if (file := ui.asset(path)) is not None:
+            send(handler, file[1], 200, kind=file[0], Content_Security_Policy=ui.CONTENT_POLICY)
+            return
+        if path == "/ui/data":
+            body = bodies["since=" in handler.path]
+        else:
+            if handler.command == "POST":
+                given(handler)
+            body = json.dumps(judged if path == "/ui/what-if" else SAID).encode()
+        send(handler, body, 200, kind="application/json")
+
+    with serving(respond) as url:
+        yield url
