@@ -10,7 +10,7 @@ from bench.rows import Row
 from tests.fakes.browser import CHROMIUM, browsing
 from tests.fakes.console import QUOTA, Obj, cluster, console, nodes, waiting
 
-# Milliseconds from the text of an answer to the end of the frame that shows it, and from the opening to there.
+# Milliseconds from the text of an answer to the end of the frame that shows it, and from the opening.
 WATCH = """
 window.drawn = [];
 Response.prototype.json = async function () {
