@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from gpu_manager.adapters.control_pages.pages import FileControlPages, PagePolicy
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import GIB, Amount
+from gpu_manager.ports import Limit
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.enforcement.page_settings import apply_page_settings
@@ -39,15 +42,39 @@ def test_a_running_pod_follows_the_agents_flag_both_ways(tmp_path: Path, wanted:
     assert not (tmp_path / ABSENT).exists()
 
 
+class Stuck(FileControlPages):
+    """Cannot write one page, or not even list them."""
+
+    listed = True
+
+    def names(self) -> Sequence[str]:
+        if not self.listed:
+            raise NodeUnready("the disk reports an error")
+        return super().names()
+
+    def open(self, name: str, limits: Sequence[Limit]) -> None:
+        if name == BROKEN:
+            raise NodeUnready("the disk reports an error")
+        super().open(name, limits)
+
+
 def test_a_page_that_cannot_be_written_keeps_no_other_from_its_settings(tmp_path: Path) -> None:
-    (tmp_path / BROKEN / "limits").mkdir(parents=True)
     first = FileControlPages(tmp_path)
-    first.open(FRACTION, limits_of(grant(FRACTION)))
+    for name in (BROKEN, FRACTION):
+        first.open(name, limits_of(grant(name)))
     first.close()
-    (tmp_path / WHOLE).mkdir()
     state = state_of(cards(2), grant(BROKEN), grant(FRACTION))
-    apply_page_settings(state, FileControlPages(tmp_path, PagePolicy(oversubscribe=True)))
-    assert read_limits((tmp_path / FRACTION / "limits").read_bytes()).oversubscribe
+    stuck = Stuck(tmp_path, PagePolicy(oversubscribe=True))
+    apply_page_settings(state, stuck)
+    shown = {name: read_limits((tmp_path / name / "limits").read_bytes()) for name in (BROKEN, FRACTION)}
+    assert {name: page.oversubscribe for name, page in shown.items()} == {BROKEN: False, FRACTION: True}
+
+
+def test_pages_that_cannot_be_listed_keep_no_agent_from_starting(tmp_path: Path) -> None:
+    stuck = Stuck(tmp_path)
+    stuck.listed = False
+    apply_page_settings(state_of(cards(1), grant(FRACTION)), stuck)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_whole_cards_have_no_page(tmp_path: Path) -> None:

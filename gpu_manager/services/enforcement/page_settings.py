@@ -18,7 +18,11 @@ def apply_page_settings(state: NodeState, pages: ControlPages) -> None:
     Pages that are not there are left to the start of their container. A page that cannot be written is
     logged, and keeps the settings that it has.
     """
-    there = frozenset(pages.names())
+    try:
+        there = frozenset(pages.names())
+    except NodeUnready as error:
+        log.warning("page_settings_not_applied", reason=str(error))
+        return
     for grant in state.view.grants.values():
         limits = limits_of(grant)
         if not limits or grant.directory not in there:
