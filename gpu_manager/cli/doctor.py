@@ -41,7 +41,7 @@ def command(
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     told = (url, host_root, driver_root, kubelet_dir, device_injection)
     view = _of_agent() if told == (None,) * len(told) else None
-    view = view or View(
+    view = view or _NodeView(
         url or ask.DEFAULT,
         host_root or Path("/"),
         str(driver_root or "/"),
@@ -52,8 +52,8 @@ def command(
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What is looked at. ``kubelet_dir`` and ``driver_root`` are paths of the host."""
+class _NodeView:
+    """Where the doctor looks at the node. ``kubelet_dir`` and ``driver_root`` are paths of the host."""
 
     url: str
     root: Path
@@ -63,7 +63,7 @@ class View:
     token: str = ""
 
 
-def _of_agent() -> View | None:
+def _of_agent() -> _NodeView | None:
     """As the agent sees the node, if one runs in this container; None else."""
     from gpu_manager.cli.agent_settings import find_agent_settings  # noqa: PLC0415  # only where it is needed
 
@@ -77,7 +77,7 @@ def _of_agent() -> View | None:
         token = ""
     address = settings["http_address"] or "127.0.0.1"
     shown = f"[{address}]" if ":" in address else address
-    return View(
+    return _NodeView(
         f"http://{shown}:{settings['http_port']}",
         settings["host_root"],
         str(settings["driver_root"]),
@@ -87,7 +87,7 @@ def _of_agent() -> View | None:
     )
 
 
-def _gather(view: View, token: str) -> Facts:
+def _gather(view: _NodeView, token: str) -> Facts:
     from gpu_manager.adapters.diagnosis.driver import gather_driver  # noqa: PLC0415  # only where it is needed
     from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet  # noqa: PLC0415  # same
     from gpu_manager.adapters.diagnosis.runtime import gather_runtime  # noqa: PLC0415  # same

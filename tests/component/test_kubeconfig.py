@@ -15,7 +15,7 @@ import yaml
 
 from gpu_manager.adapters.kube.connection import connect_person
 from gpu_manager.adapters.kube.credentials import Plugin, PluginCommand, TokenFile
-from gpu_manager.adapters.kube.kubeconfig import KubeconfigError, access_of, access_of_pod
+from gpu_manager.adapters.kube.kubeconfig import access_of, access_of_pod
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from tests.fakes.certificates import self_signed
 from tests.fakes.web import send, serving
@@ -142,7 +142,7 @@ def test_a_pod_finds_its_cluster_and_reads_its_token_as_it_is_renewed(
     certificate.rename(tmp_path / "ca.crt")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    with pytest.raises(KubeconfigError, match="token"):
+    with pytest.raises(RequestInvalid, match="token"):
         access_of_pod(tmp_path)
     (tmp_path / "token").write_text("first")
     found = access_of_pod(tmp_path)

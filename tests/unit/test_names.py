@@ -1,4 +1,6 @@
-"""Names said once: public classes across all packages, strings of the contract in its one module, log events."""
+"""Names said once: public classes across all packages, strings of the contract in its one module, log events;
+and one tree of errors.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +40,31 @@ def test_a_public_class_name_exists_once() -> None:
             ):
                 found[node.name].append(f"{place}:{node.lineno}")
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+# Exceptions outside the tree of gpu_manager.domain.errors, and why no person ever reads one.
+OUTSIDE_THE_TREE = {
+    "VcudaError": "the root",
+    "PageError": "vcuda.page stands below gpu_manager; the adapter translates it",
+    "Silent": "the admission service did not answer: the command judges by itself",
+    "Unseen": "a check of the doctor cannot be made from here",
+    "Answer": "an HTTP answer",
+    "_Refused": "an HTTP answer",
+    "_KeptConnectionError": "urllib3 tries again on it",
+}
+
+
+def test_every_error_that_people_read_is_of_the_one_tree() -> None:
+    foreign = re.compile(r"^(?:Base)?Exception$|^[A-Z]\w*Error$")
+    found = {
+        node.name
+        for place, tree in sources()
+        if not place.startswith("sandbox/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and any(foreign.match(ast.unparse(b)) and ast.unparse(b) != "VcudaError" for b in node.bases)
+    }
+    assert found == OUTSIDE_THE_TREE.keys()
 
 
 # Words that are contract and plain words at once: spelled elsewhere they mean something else.

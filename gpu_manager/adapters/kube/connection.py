@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_manager.adapters.http import FOREIGN, HttpAnswer, HttpClient, HttpLimits, NoAnswer, reason
-from gpu_manager.adapters.kube.kubeconfig import (
-    ApiAccess,
-    KubeconfigError,
-    access_by_url,
-    access_of,
-    access_of_pod,
-)
+from gpu_manager.adapters.kube.kubeconfig import ApiAccess, access_by_url, access_of, access_of_pod
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -285,7 +279,7 @@ def connect(
         if url is not None:
             return Connection(access_by_url(url, token), timeouts)
         return Connection(access_of(str(kubeconfig)) if kubeconfig else access_of_pod(), timeouts)
-    except (KubeconfigError, RequestInvalid) as error:
+    except RequestInvalid as error:
         place = f"the kubeconfig {kubeconfig}" if kubeconfig else "the service account of this pod"
         raise NodeUnready(
             f"cannot find the API server by {url or place}: {error}. Run in a pod with a service account, "
@@ -306,7 +300,7 @@ def connect_person(kubeconfig: str, context: str = "") -> tuple[Connection, str]
         access = access_of(kubeconfig, context)
         timeouts = Timeouts(connect=5.0, answer=30.0)
         return Connection(access, timeouts, _CURES_OF_A_PERSON), access.namespace
-    except (KubeconfigError, RequestInvalid) as error:
+    except RequestInvalid as error:
         raise RequestInvalid(
             f"cannot use the kubeconfig {kubeconfig}: {error}; name another with --kubeconfig"
         ) from error

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from gpu_manager.adapters.http import proxy_of
 from gpu_manager.adapters.kube.credentials import Credentials, Fixed, Plugin, PluginCommand, TokenFile
-from gpu_manager.domain.errors import printable
+from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -31,10 +31,6 @@ _EXEC_CLUSTER: Final = (
     "certificate-authority-data",
     "proxy-url",
 )
-
-
-class KubeconfigError(Exception):
-    """A kubeconfig cannot be used; the text says why in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +52,17 @@ def access_by_url(url: str, token: str | None) -> ApiAccess:
 
 
 def access_of_pod(directory: Path = SERVICE_ACCOUNT) -> ApiAccess:
-    """The cluster that this pod runs in, with its service account. Raises KubeconfigError."""
+    """The cluster that this pod runs in, with its service account. Raises RequestInvalid."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:
-        raise KubeconfigError("KUBERNETES_SERVICE_HOST and _PORT are not set")
+        raise RequestInvalid("KUBERNETES_SERVICE_HOST and _PORT are not set")
     try:
         tls = ssl.create_default_context(cafile=str(directory / "ca.crt"))
         credentials = TokenFile(directory / "token")
         if not (directory / "token").read_text().strip():
-            raise KubeconfigError(f"{directory / 'token'} is empty")
+            raise RequestInvalid(f"{directory / 'token'} is empty")
     except (OSError, UnicodeDecodeError) as error:
-        raise KubeconfigError(f"{directory}: {error}") from error
+        raise RequestInvalid(f"{directory}: {error}") from error
     shown = f"[{host}]" if ":" in host else host
     return ApiAccess(f"https://{shown}:{port}", tls, credentials=credentials)
 
@@ -75,24 +71,24 @@ def access_of(paths: str, context: str = "") -> ApiAccess:
     """A context of the files ``paths`` (as in ``$KUBECONFIG``), the current one if none is named.
 
     Raises:
-        KubeconfigError: a file cannot be read, names nothing that can be used, or has no such context.
+        RequestInvalid: a file cannot be read, names nothing that can be used, or has no such context.
     """
     merged = _Merged.of([Path(part) for part in paths.split(os.pathsep) if part])
     name = context or merged.current
     if not name:
-        raise KubeconfigError("no context is current: choose one with kubectl config use-context")
+        raise RequestInvalid("no context is current: choose one with kubectl config use-context")
     chosen = merged.contexts.get(name)
     if chosen is None:
         has = ", ".join(merged.contexts) or "none"
-        raise KubeconfigError(f"there is no context {printable(name)!r}; it has {has}")
+        raise RequestInvalid(f"there is no context {printable(name)!r}; it has {has}")
     _, spoken = chosen
     cluster_name, user_name = text(spoken.get("cluster")), text(spoken.get("user"))
     cluster = merged.clusters.get(cluster_name)
     if cluster is None:
-        raise KubeconfigError(f"the context {printable(name)} names no cluster that is there")
+        raise RequestInvalid(f"the context {printable(name)} names no cluster that is there")
     user = merged.users.get(user_name)
     if user is None and user_name:
-        raise KubeconfigError(f"the context {printable(name)} names no user that is there")
+        raise RequestInvalid(f"the context {printable(name)} names no user that is there")
     return _access(cluster, user or (Path(), {}), text(spoken.get("namespace")) or "default")
 
 
@@ -130,11 +126,11 @@ def _loaded(path: Path) -> Mapping[str, Any]:
         with path.open("rb") as file:
             config = yaml.load(file.read(_LARGEST), Loader=loader)  # noqa: S506  # safe ones, both
     except (OSError, ValueError) as error:
-        raise KubeconfigError(getattr(error, "strerror", None) or "it cannot be read") from error
+        raise RequestInvalid(getattr(error, "strerror", None) or "it cannot be read") from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise KubeconfigError("it is not YAML") from error
+        raise RequestInvalid("it is not YAML") from error
     if not isinstance(config, Mapping):
-        raise KubeconfigError("it is not a kubeconfig")
+        raise RequestInvalid("it is not a kubeconfig")
     return config
 
 
@@ -142,7 +138,7 @@ def _access(cluster: Entry, user: Entry, namespace: str) -> ApiAccess:
     place, spoken = cluster
     url = text(spoken.get("server"))
     if not url:
-        raise KubeconfigError("the cluster has no server")
+        raise RequestInvalid("the cluster has no server")
     if not url.startswith(("http://", "https://")):
         url = f"https://{url}"
     credentials, certificate, key = _credentials(user, spoken)
@@ -180,14 +176,14 @@ def _credentials(user: Entry, cluster: Mapping[str, Any]) -> tuple[Credentials, 
         both = f"{name}:{text(spoken.get('password'))}".encode()
         return Fixed(f"Basic {base64.b64encode(both).decode()}"), certificate, key
     if "auth-provider" in spoken:
-        raise KubeconfigError("auth-provider is no longer supported, as in kubectl since 1.26: use exec")
+        raise RequestInvalid("auth-provider is no longer supported, as in kubectl since 1.26: use exec")
     return Fixed(), certificate, key
 
 
 def _plugin(place: Path, spoken: Mapping[str, Any], cluster: Mapping[str, Any]) -> PluginCommand:
     command = text(spoken.get("command"))
     if not command:
-        raise KubeconfigError("the credential plugin (exec) has no command")
+        raise RequestInvalid("the credential plugin (exec) has no command")
     if os.sep in command:
         command = str(place / command)
     arguments = spoken.get("args")
@@ -205,7 +201,7 @@ def _plugin(place: Path, spoken: Mapping[str, Any], cluster: Mapping[str, Any]) 
 def _impersonation(user: Mapping[str, Any]) -> Mapping[str, str]:
     name, groups = text(user.get("as")), user.get("as-groups")
     if groups or user.get("as-user-extra"):
-        raise KubeconfigError("as-groups and as-user-extra are not supported: log in as that user")
+        raise RequestInvalid("as-groups and as-user-extra are not supported: log in as that user")
     headers = {"Impersonate-User": name, "Impersonate-Uid": text(user.get("as-uid"))}
     return {key: value for key, value in headers.items() if value}
 
@@ -218,7 +214,7 @@ def _content(place: Path, spoken: Mapping[str, Any], key: str) -> str:
             return base64.b64decode(data, validate=True).decode()
         return (place / file).read_text() if file else ""
     except (OSError, ValueError, binascii.Error) as error:
-        raise KubeconfigError(f"{key} cannot be read: {error}") from error
+        raise RequestInvalid(f"{key} cannot be read: {error}") from error
 
 
 def _tls(authority: str, certificate: str, key: str, *, checks: bool) -> ssl.SSLContext:
@@ -236,11 +232,11 @@ def _tls(authority: str, certificate: str, key: str, *, checks: bool) -> ssl.SSL
                 context.load_cert_chain(both.name)
     except (ssl.SSLError, OSError, ValueError) as error:
         what = "client certificate and key" if certificate else "certificate-authority"
-        raise KubeconfigError(f"{what} cannot be used: {error}") from error
+        raise RequestInvalid(f"{what} cannot be used: {error}") from error
     return context
 
 
 def _proxy(url: str) -> str:
     if url and urlsplit(url).scheme not in ("http", "https"):
-        raise KubeconfigError(f"the proxy {printable(url)} is none for HTTP: others are not supported")
+        raise RequestInvalid(f"the proxy {printable(url)} is none for HTTP: others are not supported")
     return url
