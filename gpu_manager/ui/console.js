@@ -59,16 +59,16 @@ function Console({ view, args, params }) {
   const [text, bad] = source.status;
   return html`<${Header} view=${view} params=${params} />
     <main id="main" tabindex="-1">${source.refused ? html`<${Login} params=${params} />` : null}
-    <p id="status" role="status" class=${bad ? "bad" : ""}>${text}</p>
-    ${model.rest ? html`<p class="facts">${t("Figures of {0} s ago.", source.age)}${usage(model.rest)}</p>
-      <div class="view"><${Drawn} View=${View} stamp=${`${source.at} ${location.hash} ${language()}`} model=${model} source=${source} args=${args} params=${params} /></div>` : null}</main>`;
+    <div class="live"><p id="status" role="status" class=${bad ? "bad" : ""}>${text}</p>
+    ${model.rest ? html`<p class="facts">${t("Figures of {0} s ago.", source.age)}${usage(model.rest)}</p>` : null}</div>
+    ${model.rest ? html`<div class="view"><${Drawn} View=${View} stamp=${`${source.at} ${location.hash} ${language()}`} model=${model} source=${source} args=${args} params=${params} /></div>` : null}</main>`;
 }
 
 // How old the agents' figures are in a cluster, and which agents do not answer.
 function usage({ silent, usage_age: oldest }) {
   if (!silent) return "";
-  const names = silent.length ? ` ${t("No usage from {0} nodes: {1}", silent.length, `${silent.slice(0, 3).join(", ")}${silent.length > 3 ? " …" : ""}`)}` : "";
-  return ` ${t("Usage at most {0} s older.", Math.round(oldest))}${names}`;
+  const names = `${silent.slice(0, 3).join(", ")}${silent.length > 3 ? ` ${t("and {0} more", silent.length - 3)}` : ""}`;
+  return `${silent.length < model.nodes.size ? ` ${t("Usage at most {0} s older.", Math.round(oldest))}` : ""}${silent.length ? ` ${t("No usage from {0}.", names)}` : ""}`;
 }
 
 function draw() {

@@ -12,7 +12,7 @@ const ZH = {
   "the server answered {0}": "服务器返回 {0}",
   "Figures of {0} s ago.": "{0} 秒前的数据。",
   "Usage at most {0} s older.": "使用量数据最多再早 {0} 秒。",
-  "No usage from {0} nodes: {1}": "{0} 个节点没有使用量数据：{1}",
+  "No usage from {0}.": "没有使用量数据：{0}。",
   "Skip to the content": "跳到正文",
   "Views": "视图",
   "Overview": "总览",

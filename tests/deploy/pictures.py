@@ -2,7 +2,7 @@
 
 The sandbox of :mod:`tests.deploy.test_dashboards` runs under a load that changes: pods come, compute, fill their
 memory, are refused and go. Prometheus scrapes it, the dashboards are drawn from their own queries, and headless
-Chromium takes a picture of the agent's console. No test: a person looks at the result.
+Chromium takes a picture of the agent's console and of the cluster's. No test: a person looks at the result.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from deploy.grafana.preview import pictures
 from sandbox import commands
-from sandbox.simulated_cluster import Sandbox, SandboxSettings
+from sandbox.api import ADMIN_TOKEN
+from sandbox.simulated_cluster import NODE, Sandbox, SandboxSettings
 from tests.deploy.test_dashboards import (
     RULES,
     ask,
@@ -21,13 +23,13 @@ from tests.deploy.test_dashboards import (
     job,
     load,
     prepare,
-    served,
     state_metrics,
 )
 from tests.fakes.admission import Process
 from tests.fakes.browser import CHROMIUM, browsing
 from tests.fakes.prometheus import Prometheus
 from tests.fakes.sandbox import short_directory
+from tests.fakes.web import send, serving
 
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 
@@ -37,7 +39,7 @@ def main(seconds: float) -> None:
     with (
         short_directory() as directory,
         Sandbox(SandboxSettings(directory / "s", admission=False)) as sandbox,
-        served(lambda: state_metrics(sandbox)) as states,
+        serving(lambda h: send(h, state_metrics(sandbox).encode(), kind="text/plain")) as states,
     ):
         prepare(sandbox)
         with Process(f"--kubeconfig={sandbox.kubeconfig}", "--leader-mode=alone") as admission:
@@ -46,12 +48,12 @@ def main(seconds: float) -> None:
             jobs = [
                 job("gpu-manager", sandbox.port, "/metric", honor_labels=True),
                 job("gpu-quota-admission", webhook, "/metrics", **tls),
-                job("kube-state-metrics", states, "/metrics", honor_labels=True),
+                job("kube-state-metrics", urlsplit(states).port or 0, "/metrics", honor_labels=True),
             ]
             quick = RULES.replace("interval: 1m", "interval: 1s")
             with Prometheus(directory / "prometheus", jobs, quick) as prometheus:
                 live(sandbox, webhook, extender, seconds)
-                page(sandbox.port, directory)
+                page(sandbox.port, webhook, directory)
                 chosen = {"pod": {"namespace": "nlp|vision", "pod": "embed|full"}}
                 pictures(prometheus.url, ASSETS, seconds, chosen)
 
@@ -83,14 +85,20 @@ def live(sandbox: Sandbox, webhook: int, extender: int, seconds: float) -> None:
     wait()
 
 
-def page(port: int, directory: Path) -> None:
-    """The agent's console as a browser draws it."""
+def page(port: int, webhook: int, directory: Path) -> None:
+    """The agent's console and the cluster's, as a browser draws them."""
     if CHROMIUM is None:
         raise SystemExit("no chromium (Debian: apt-get install chromium)")
     with browsing(directory / "profile") as console:
-        console.show_as(width=1180, height=960, dark=False)
-        console.open(f"http://127.0.0.1:{port}/ui", "document.querySelector('.heat')")
+        console.show_as(width=1180, height=760, dark=False)
+        console.open(f"http://127.0.0.1:{port}/ui#/node/{NODE}", "document.querySelector('.card .bar')")
         console.picture(ASSETS / "ui.png")
+        console.open(f"https://127.0.0.1:{webhook}/ui", "document.querySelector('form.login')")
+        console.look("document.querySelector('[name=token]').focus()")
+        console.type(ADMIN_TOKEN)
+        console.key("Enter")
+        console.wait("document.querySelector('.heat .cell')")
+        console.picture(ASSETS / "console.png")
 
 
 if __name__ == "__main__":
