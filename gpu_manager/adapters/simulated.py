@@ -7,6 +7,7 @@ another program replaces atomically; what the file says of a card overrides the 
 from __future__ import annotations
 
 import threading
+import time
 import uuid as uuids
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,10 +20,11 @@ from gpu_manager import threads
 from gpu_manager.adapters import profiles
 from gpu_manager.adapters.profiles import CardKind, Profile
 from gpu_manager.adapters.simulated_control import CardOrder, DriverOrder, Load, parse_control
+from gpu_manager.adapters.simulated_sensors import SimulatedSensors
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
-from gpu_manager.ports import CardEvent, CardUse, HealthChange, ProcessUse, XidError
+from gpu_manager.ports import NO_SENSORS, CardEvent, CardUse, HealthChange, ProcessUse, XidError
 
 log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.2
@@ -31,7 +33,14 @@ _POLL_SECONDS = 0.2
 class SimulatedCards:
     """:class:`gpu_manager.ports.Cards` of a profile. UUIDs depend on profile, index and node name alone."""
 
-    def __init__(self, profile: Profile, *, node: str = "node", control: Path | None = None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        node: str = "node",
+        control: Path | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``control`` is watched from the start; it need not exist."""
         self._profile, self._node, self._control = profile, node, control
         self._cards = {c.uuid: c for c in (self._card(i, k) for i, k in enumerate(profile.cards))}
@@ -39,6 +48,12 @@ class SimulatedCards:
             (a, b): profile.topology.links[self._cards[a].index][self._cards[b].index]
             for a in self._cards
             for b in self._cards
+        }
+        self._monotonic = monotonic
+        self._sensors = {
+            card.uuid: SimulatedSensors(kind.watts, monotonic())
+            for card, kind in zip(self._cards.values(), profile.cards, strict=True)
+            if kind.watts is not None
         }
         self._turn = threading.Condition()
         self._ordered: dict[CardUuid, CardOrder] = {}
@@ -54,9 +69,16 @@ class SimulatedCards:
             self._refresh()
 
     @classmethod
-    def named(cls, name: str, *, node: str = "node", control: Path | None = None) -> SimulatedCards:
+    def named(
+        cls,
+        name: str,
+        *,
+        node: str = "node",
+        control: Path | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> SimulatedCards:
         """A shipped profile by name, or one by the path of its file. Raises RequestInvalid."""
-        return cls(profiles.load(name), node=node, control=control)
+        return cls(profiles.load(name), node=node, control=control, monotonic=monotonic)
 
     @classmethod
     def from_topology(
@@ -104,7 +126,9 @@ class SimulatedCards:
                     continue
                 memory = sum(load.memory or 0 for load in order.load)
                 busy = min(100.0, sum(load.utilisation or 0.0 for load in order.load))
-                cards.append(CardUse(card.uuid, memory, busy))
+                sensors = self._sensors.get(card.uuid)
+                seen = sensors.read(self._monotonic(), busy) if sensors else NO_SENSORS
+                cards.append(CardUse(card.uuid, memory, busy, sensors=seen))
                 processes += (ProcessUse(card.uuid, x.pid, x.memory, x.utilisation) for x in order.load)
             return cards, processes
 

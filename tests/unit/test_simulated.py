@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,15 @@ from gpu_manager.adapters.simulated_control import read_control, write_control
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.ids import prefixes
-from gpu_manager.ports import CardUse, ProcessUse
+from gpu_manager.ports import CardSensors, CardUse, ProcessUse
 
 TOPOLOGIES = Path(__file__).parents[2].parent / "shared/data/topologies"
 ONE = "cards:\n- {model: T4, memory: 15Gi}\ntopology: |2\n       GPU0\n  GPU0  X\n"
+
+
+def figures(uses: Sequence[CardUse]) -> list[tuple[CardUuid, int | None, float | None]]:
+    """Memory and load of each card, without its sensors."""
+    return [(use.uuid, use.memory_used, use.utilisation) for use in uses]
 
 
 @pytest.mark.parametrize("name", profiles.names())
@@ -146,8 +152,8 @@ def test_load_is_summed_a_card_and_listed_a_process():
     cards.set_load(uuid, 8, memory=6, utilisation=70)
     cards.set_load(uuid, 7, memory=4, utilisation=50)
     uses, processes = cards.usage()
-    assert uses[1] == CardUse(uuid, 10, 100.0)
-    assert uses[0] == CardUse(uses[0].uuid, 0, 0.0)
+    assert figures(uses)[1] == (uuid, 10, 100.0)
+    assert figures(uses)[0] == (uses[0].uuid, 0, 0.0)
     assert set(processes) == {ProcessUse(uuid, 7, 4, 50), ProcessUse(uuid, 8, 6, 70)}
     cards.set_load(uuid, 7)
     assert [p.pid for p in cards.usage()[1]] == [8]
@@ -230,7 +236,7 @@ def test_another_program_orders_through_the_control_file(tmp_path):
         (3, False, "lost"),
     ]
     uses, processes = cards.usage()
-    assert uses == [CardUse(states[0].card.uuid, 5 << 30, 30.0), CardUse(states[1].card.uuid, 0, 0.0)]
+    assert figures(uses) == [(states[0].card.uuid, 5 << 30, 30.0), (states[1].card.uuid, 0, 0.0)]
     assert [p.pid for p in processes] == [7]
     orders = read_control(control)
     del orders["2"]
@@ -276,3 +282,27 @@ def test_a_malformed_control_file_changes_nothing(tmp_path, text):
 def test_a_control_file_that_cannot_be_written_is_said():
     with pytest.raises(NodeUnready, match="cannot write the control file /nonexistent/x"):
         write_control(Path("/nonexistent/x"), {})
+
+
+def test_sensors_follow_the_load_and_are_read_every_ten_seconds() -> None:
+    now = [100.0]
+    cards = SimulatedCards.named("t4x4", monotonic=lambda: now[0])
+    uuid = cards.list()[0].card.uuid
+
+    def after(seconds: float) -> CardSensors:
+        now[0] += seconds
+        return next(use.sensors for use in cards.usage()[0] if use.uuid == uuid)
+
+    assert after(0) == CardSensors(temperature=30.0, power=10.0, energy=0.0)
+    cards.set_load(uuid, 7, 1 << 30, 50.0)
+    assert after(5).power == 10.0, "the last reading is five seconds old"
+    assert after(5) == CardSensors(temperature=52.5, power=40.0, energy=5 * 10 + 5 * 40)
+    cards.set_load(uuid, 7)
+    assert after(10).energy == 250 + 10 * 40
+
+
+@pytest.mark.parametrize("watts", ["7", "[70, 10]", "[1]", "[-1, 5]", "[ten, 20]"])
+def test_a_profile_with_odd_watts_is_refused(watts: str) -> None:
+    text = f"cards: [{{model: Tesla T4, memory: 15360Mi, watts: {watts}}}]\ntopology: |2\n      GPU0\n    GPU0 X\n"
+    with pytest.raises(RequestInvalid, match=r"cards\[0\].watts|cards: 0.watts|watts"):
+        profiles.parse(text, "odd", "odd.yaml")

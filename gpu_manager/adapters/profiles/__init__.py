@@ -10,6 +10,7 @@
       reserved: 449Mi              # what the driver keeps; 0 unless given
       numa: 0                      # else the matrix's NUMA Affinity
       mig: false
+      watts: [10, 70]              # idle and at full load; without them the card has no sensors
     topology: |2                   # a matrix of `nvidia-smi topo -m`, one GPU a card, indented by 2
 """
 
@@ -27,19 +28,21 @@ from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.topology import MAX_CARDS, Affinity, Topology, parse_topology
 
 _LARGEST = 1 << 20  # bytes of a profile: far above any real one
+_MOST_WATTS = 10_000
 DEFAULT_MODEL = "NVIDIA-A100-SXM4-80GB"
 DEFAULT_MEMORY = 80 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class CardKind:
-    """One card of a profile. Bytes."""
+    """One card of a profile. Bytes; watts when idle and at full load."""
 
     model: str
     memory: int
     reserved: int = 0
     numa: int | None = None
     mig: bool = False
+    watts: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ def _cards(value: object, source: str, places: tuple[Affinity, ...]) -> tuple[Ca
     cards: list[CardKind] = []
     for number, group in enumerate(value):
         key = f"cards[{number}]"
-        known = {"count", "model", "memory", "reserved", "numa", "mig"}
+        known = {"count", "model", "memory", "reserved", "numa", "mig", "watts"}
         fields = _mapping(group, source, key, known)
         count = _whole(fields.get("count", 1), source, f"{key}.count", 1, MAX_CARDS)
         memory = _bytes(fields.get("memory"), source, f"{key}.memory")
@@ -147,8 +150,19 @@ def _cards(value: object, source: str, places: tuple[Affinity, ...]) -> tuple[Ca
         for _ in range(count):
             place = places[len(cards)].node if len(cards) < len(places) else None
             node = place if numa is None else _whole(numa, source, f"{key}.numa", 0, 1023)
-            cards.append(CardKind(model, memory, reserved, node, mig))
+            cards.append(
+                CardKind(model, memory, reserved, node, mig, _watts(fields.get("watts"), source, key))
+            )
     return tuple(cards)
+
+
+def _watts(value: object, source: str, key: str) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    match value:
+        case [int() | float() as idle, int() | float() as full] if 0 <= idle <= full <= _MOST_WATTS:
+            return float(idle), float(full)
+    raise RequestInvalid(f"{source}: {key}.watts: {value!r} is not the power when idle and at full load")
 
 
 def _mapping(value: object, source: str, key: str, known: set[str]) -> dict[str, Any]:
