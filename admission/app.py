@@ -205,7 +205,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         lambda: draining.is_set() or scheduling.elsewhere(),
     )
     cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
-    knowledge = ExplainSources(cluster, quota, judge, settings.terms, pods.fetch)
+    knowledge = ExplainSources(cluster, quota, judge, scheduling.policy, settings.terms, pods.fetch)
     usage = AgentsUsage(KubeAgents(connection, settings.namespace, settings.agent_token), clock)
     gate = CallerGate(AccessCheck(KubeReviews(connection), clock))
     return AdmissionProgram(

@@ -24,7 +24,7 @@ from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.verbs import Extender
 from admission.quota.quota_book import QuotaBook
 from admission.serving.gc_tuning import spare_pauses
-from bench import admission_program, books, defrag
+from bench import admission_program, books, defrag, simulated_pods
 from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile
 from gpu_manager.adapters.clock import SystemClock
@@ -164,7 +164,7 @@ class Scheduler:
         return self.bind(pod, self.best(self.question(pod, fitting))) if fitting else ""
 
 
-PARTS = ("filter", "pair", "books", "containers", "defrag", "program")
+PARTS = ("filter", "pair", "books", "containers", "defrag", "simulate", "program")
 
 
 def rows(*, full: bool, only: str = "") -> Iterator[Row]:
@@ -183,6 +183,8 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
         yield _worst_legal_pod(full=full)
     if "defrag" in parts:
         yield from defrag.rows()
+    if "simulate" in parts:
+        yield from simulated_pods.rows()
     if "program" in parts:
         yield from admission_program.rows(full=full)
 

@@ -33,6 +33,13 @@ class DeletedPods:
             self._held.setdefault(report.name, {})[uid] = held
             self._new[uid] = report.name
 
+    def copy(self) -> DeletedPods:
+        """The same, changed apart from these."""
+        other = DeletedPods()
+        other._held = {node: held.copy() for node, held in self._held.items()}
+        other._until, other._new = self._until.copy(), self._new.copy()
+        return other
+
     def on(self, node: str) -> tuple[TerminatingShare, ...]:
         """What they hold on the node."""
         return tuple(share for held in self._held.get(node, {}).values() for share in held)

@@ -51,6 +51,18 @@ class Nodes:
         self._states: dict[Hashable, int] = {}
         self._next_state = 0
 
+    def copy(self) -> Nodes:
+        """The same, changed apart from these. New states get the same numbers in both: what is remembered by
+        the state of a node must not be shared.
+        """
+        other = Nodes(self._unit)
+        other.turn, other._next_state, other._read = self.turn, self._next_state, self._read
+        other._facts, other._said = self._facts.copy(), self._said.copy()
+        other._views, other._built = self._views.copy(), self._built.copy()
+        other._used = {namespace: models.copy() for namespace, models in self._used.items()}
+        other._states = self._states.copy()
+        return other
+
     def take(self, obj: Mapping[str, Any]) -> bool:
         """The node's object as it is now; False if nothing changed that matters here, as with a heartbeat."""
         name, said = name_of(obj), node_fingerprint(obj)

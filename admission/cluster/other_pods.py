@@ -47,6 +47,12 @@ class OtherPods:
             del self._used[node]
         return {node}
 
+    def copy(self) -> OtherPods:
+        """The same, changed apart from these."""
+        other = OtherPods()
+        other._pods, other._used = self._pods.copy(), self._used.copy()
+        return other
+
     def keep(self, uids: Collection[PodUid]) -> set[str]:
         """Whoever is not among them is gone."""
         gone = [uid for uid in self._pods if uid not in uids]

@@ -83,6 +83,25 @@ class ClusterState:
         """True once a full list of nodes and one of pods have been taken in."""
         return {NODES, PODS} <= self._synced
 
+    def copy(self) -> ClusterState:
+        """The same books, changed apart from these: for a question of what would be if."""
+        with self._lock:
+            self.snapshot()  # then no node waits to be built
+            other = ClusterState(self.unit)
+            other._nodes, other._others = self._nodes.copy(), self._others.copy()
+            other._pods, other._names = self._pods.copy(), self._names.copy()
+            other._reserved, other._expected = self._reserved.copy(), self._expected.copy()
+            other._deleted, other._budgets = self._deleted.copy(), self._budgets.copy()
+            other._fresh, other._gone = self._fresh.copy(), self._gone.copy()
+            other._at = {node: uids.copy() for node, uids in self._at.items()}
+            other._synced = self._synced.copy()
+            return other
+
+    def arrive(self, pod: PodView) -> None:
+        """Take in a new pod, as if the watch had shown it."""
+        with self._lock:
+            self._take(pod)
+
     # What the watch shows.
 
     def apply(self, kind: str, event: str, obj: Mapping[str, Any]) -> None:

@@ -21,8 +21,10 @@ from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.config import ClusterTerms
 from admission.explain.caller_gate import Answer, CallerGate, documented, said
 from admission.explain.explanation import Explanation, explain
+from admission.explain.simulation import simulate
 from admission.explain.views import as_json, as_text, quota_text
 from admission.extender.feasibility import FeasibilityJudge
+from admission.extender.fragmentation_score import LeastFragmentation
 from admission.quota.quota_book import QuotaBook
 from admission.webhook.admit import TEMPLATES
 from admission.webhook.draft import draft_pod
@@ -39,6 +41,7 @@ class ExplainSources:
     cluster: ClusterState
     quota: QuotaBook
     judge: FeasibilityJudge
+    policy: LeastFragmentation
     terms: ClusterTerms
     fetch: Callable[[str, str], Pod | None]
 
@@ -103,6 +106,16 @@ def explain_routes(knowledge: ExplainSources, gate: CallerGate) -> APIRouter:
             )
 
         return await run_in_threadpool(work)
+
+    @router.post(
+        "/simulate",
+        **documented(
+            "Where pods would go if they came now, one after the other; kubectl vcuda simulate asks it."
+        ),
+    )
+    async def simulate_pods(request: Request) -> Response:
+        body = await request.body()
+        return await run_in_threadpool(gate.answered, request, "", lambda: _simulated(body, knowledge))
 
     @router.get("/quota", **documented("Quotas and what is used of them; ?namespace= for one."))
     def quota(request: Request, namespace: str = "") -> Response:
@@ -173,6 +186,11 @@ def drafted(template: Mapping[str, Any], terms: ClusterTerms, namespace: str, na
             deleting=False,
         )
     )
+
+
+def _simulated(body: bytes, knowledge: ExplainSources) -> Response:
+    knowledge.snapshot()
+    return JSONResponse(simulate(body, knowledge.policy, knowledge.quota, knowledge.terms))
 
 
 def _explained(request: Request, explanation: Explanation) -> Response:

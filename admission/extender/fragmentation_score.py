@@ -70,6 +70,24 @@ class LeastFragmentation:
         self._refreshing = False
         self._recent: dict[object, list[_Key]] = {}  # by kind of request, the latest last
 
+    def copy(self) -> LeastFragmentation:
+        """The same policy over a copy of the cluster's books; it refreshes at once, in no thread of its
+        own.
+        """
+        with self._lock:  # so that every arrival is counted once
+            other = LeastFragmentation(self._cluster.copy(), aside=lambda job: job())
+            other._arrivals = self._arrivals.copy()
+            epoch = self._epoch
+        if epoch is not None:
+            other._epoch = _Epoch(Scorer(epoch.scorer.mix, epoch.scorer.stock), other._rooms)
+            other._epoch.known = epoch.known.copy()
+        return other
+
+    @property
+    def cluster(self) -> ClusterState:
+        """The books that it looks at."""
+        return self._cluster
+
     @property
     def scorer(self) -> Scorer:
         """The one that is asked now."""

@@ -139,6 +139,27 @@ def test_kubectl_vcuda_explain_asks_the_service_through_the_api_server(
     assert "judged by the admission service" in printed.err
 
 
+def test_kubectl_vcuda_simulate_asks_the_service_too_and_marks_nodes_as_estimates_without_it(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands.apply(sandbox.api, [manifest("big", 700)])
+    until(lambda: state(sandbox, "big") == "Running")
+    coming = tmp_path / "coming.json"
+    items = [manifest("new", 60, 20), manifest("late", 50, 20)]
+    coming.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    monkeypatch.setenv("KUBECONFIG", str(sandbox.kubeconfig))
+    assert kubectl(["simulate", str(coming)]) == 1
+    printed = capsys.readouterr()
+    assert "1 of 2 pods fit; cores booked then: 95.0% of 8 cards" in printed.out
+    assert "default/late: waits: of 1 node" in printed.out
+    assert "judged by the admission service" in printed.err
+    assert "ESTIMATE" not in printed.out
+    assert kubectl(["simulate", str(coming), "--admission", "-"]) == 1
+    printed = capsys.readouterr()
+    assert "NODE (ESTIMATE)" in printed.out
+    assert "the nodes are estimates (the service was not asked)" in printed.err
+
+
 def test_the_page_is_open_and_what_it_draws_is_for_who_may_read_pods(sandbox: Sandbox) -> None:
     service = calls(sandbox)
     for path in ui.PATHS:

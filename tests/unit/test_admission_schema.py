@@ -16,13 +16,14 @@ from admission.console.routes import console_routes
 from admission.explain.access import AccessCheck, Reviews
 from admission.explain.caller_gate import CallerGate
 from admission.explain.explain_api import ExplainSources, explain_routes
+from admission.extender.fragmentation_score import LeastFragmentation
 from admission.serving.metrics import AdmissionMetrics
 from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.domain.pod import Pod, parse_pod
 from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock
 
-PATHS = 13  # of the document: a new one is called by itself, and this number says so
+PATHS = 14  # of the document: a new one is called by itself, and this number says so
 
 
 class Everyone(Reviews):
@@ -47,7 +48,9 @@ def service() -> Any:
         return parse_pod(pod(name[:63] or "x", namespace=namespace[:63] or "x")) if len(name) % 2 else None
 
     clock = FakeClock()
-    knowledge = ExplainSources(world.cluster, world.quota, world.judge, ClusterTerms(), fetch)
+    knowledge = ExplainSources(
+        world.cluster, world.quota, world.judge, LeastFragmentation(world.cluster), ClusterTerms(), fetch
+    )
     gate = CallerGate(AccessCheck(Everyone(), clock))
     doors = WebhookParts(
         AdmissionMetrics("1"),

@@ -61,7 +61,7 @@ def command(
 
 
 def _drafted(manifest: str, view: cluster_view.ClusterView) -> SimPod:
-    pods = requested_pods.requested([manifest], view)
+    pods = [one.pod for one in requested_pods.requested([manifest], view)]
     if len(pods) != 1:
         raise RequestInvalid(f"{printable(manifest)}: {len(pods)} pods that ask for cards; give one")
     return pods[0]

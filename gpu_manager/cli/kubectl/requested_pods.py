@@ -6,7 +6,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gpu_manager.adapters.manifests import Manifest
 from gpu_manager.cli.files import load_manifests, shown
@@ -22,9 +22,16 @@ from gpu_manager.domain.whatif.simulation import SimNode, SimPod
 _MOST_PODS: Final = 100_000
 
 
-def requested(files: Sequence[str], view: ClusterView) -> list[SimPod]:
+class RequestedPod(NamedTuple):
+    """A pod to come, and the core/v1 Pod of the manifest that would create it."""
+
+    pod: SimPod
+    manifest: Mapping[str, Any]
+
+
+def requested(files: Sequence[str], view: ClusterView) -> list[RequestedPod]:
     """The pods that manifests would create, one for each replica. Raises RequestInvalid."""
-    found: list[SimPod] = []
+    found: list[RequestedPod] = []
     for name in files:
         for manifest in load_manifests(name):
             try:
@@ -35,7 +42,7 @@ def requested(files: Sequence[str], view: ClusterView) -> list[SimPod]:
     return found
 
 
-def _made(manifest: Manifest, view: ClusterView, most: int) -> Iterator[SimPod]:
+def _made(manifest: Manifest, view: ClusterView, most: int) -> Iterator[RequestedPod]:
     """The pods of one object that ask for cards."""
     if manifest.pod is None:
         return
@@ -44,13 +51,15 @@ def _made(manifest: Manifest, view: ClusterView, most: int) -> Iterator[SimPod]:
     if not draft.asks:
         return
     pod = requested_pod(_ranked(draft, mapping(manifest.pod.get("spec")), view), view.unit, details)
+    meta = mapping(manifest.pod.get("metadata"))
+    made = {**manifest.pod, "metadata": {**meta, "namespace": draft.namespace, "name": draft.name}}
     if manifest.kind == "DaemonSet":
-        yield from _one_each(pod, view)
+        yield from (RequestedPod(one, made) for one in _one_each(pod, view))
         return
     if manifest.copies > most:
         raise RequestInvalid(f"more than {_MOST_PODS} pods in all")
     for copy in range(manifest.copies):
-        yield _copy(pod, f"{pod.name}-{copy}" if manifest.copies > 1 else pod.name)
+        yield RequestedPod(_copy(pod, f"{pod.name}-{copy}" if manifest.copies > 1 else pod.name), made)
 
 
 def _copy(pod: SimPod, name: str) -> SimPod:

@@ -5,18 +5,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Option
 from gpu_manager.cli.files import Filenames, Files, chosen_files
-from gpu_manager.cli.kubectl import cluster_view, requested_pods
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig
+from gpu_manager.cli.kubectl import cluster_view, requested_pods, service
+from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.whatif.simulation import Forecast, drain, nodes_needed, simulate
+from gpu_manager.domain.whatif.host_resources import HostResources
+from gpu_manager.domain.whatif.simulation import (
+    MOST_ASKED,
+    Forecast,
+    PodPlacement,
+    drain,
+    nodes_needed,
+    simulate,
+    why_not,
+)
 
 _SHOWN = 40  # pods shown
+_SERVICE_CAVEAT = (
+    "Judged by cards, quotas, host CPU and memory, cordons, taints, node selectors and node affinities. "
+    "Volumes, and how pods spread or attract one another are not seen."
+)
 
 
 def command(
@@ -27,6 +41,7 @@ def command(
     ] = "",
     drain_node: Annotated[str, Option("--drain", metavar="NODE", help="What if this node goes.")] = "",
     source: cluster_view.Source = "",
+    admission: service.Admission = service.USUAL,
     output: Form = Output.TABLE,
     kubeconfig: Kubeconfig = "",
     context: Context = "",
@@ -35,6 +50,8 @@ def command(
 
     FILEs: would these pods fit now, one after the other? Workloads count with their replicas.
     With --like: how many more nodes of that kind would they take? --drain: where would that node's pods go?
+    The admission service chooses the nodes of FILEs, as it does for real pods. Where it cannot be asked, with
+    --from, --like and --drain, the nodes are estimates: pods are packed here, and the output says so.
     Exit code: 0 all fit, 1 some do not, 2 bad input.
     """
     files = chosen_files(files, filenames) if files or filenames else []
@@ -45,25 +62,98 @@ def command(
     view = cluster_view.read_view(source, kubeconfig, context)
     if drain_node:
         view.node(drain_node)
-        forecast = drain(view.nodes, drain_node)
+        found = _alone(drain(view.nodes, drain_node), "the service is not asked about --drain")
     else:
         pods = requested_pods.requested(files, view)
         if not pods:
             raise RequestInvalid("no pod in these manifests asks for a part of a card")
-        forecast = (
-            nodes_needed(view.nodes, pods, requested_pods.kind_of_node(like, view))
-            if like
-            else simulate(view.nodes, pods)
-        )
+        if like:
+            kind = requested_pods.kind_of_node(like, view)
+            needed = nodes_needed(view.nodes, [one.pod for one in pods], kind)
+            found = _alone(needed, "the service is not asked about --like")
+        else:
+            found = _forecast(view, pods, "-" if source else admission, kubeconfig, context)
     blocked = _blocked(view, drain_node) if drain_node else []
     if for_program(output):
-        emit({**_document(forecast), "budgets": [asdict(one) for one in blocked]}, output)
+        emit({**_document(found), "budgets": [asdict(one) for one in blocked]}, output)
     else:
-        _show(forecast, like, blocked)
+        _show(found, like, blocked)
         if view.waiting:
             print(f"Pods that wait already and are not counted: {view.waiting}.", file=sys.stderr)
-        print(cluster_view.CAVEAT, file=sys.stderr)
-    return 1 if forecast.refused else 0
+        print(f"judged by {printable(found.by)}", file=sys.stderr)
+        print(found.caveat, file=sys.stderr)
+    return 1 if found.forecast.refused else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A forecast, the cores that are free on open cards then, who judged, and whether nodes are estimates."""
+
+    forecast: Forecast
+    free_cores: int
+    by: str
+    estimate: bool
+
+    @property
+    def caveat(self) -> str:
+        """What was not considered."""
+        return cluster_view.CAVEAT if self.estimate else _SERVICE_CAVEAT
+
+
+def _alone(forecast: Forecast, why: str) -> _Found:
+    free = sum(node.free.cores for node in forecast.nodes)
+    return _Found(forecast, free, f"this program; the nodes are estimates ({why})", estimate=True)
+
+
+def _forecast(
+    view: cluster_view.ClusterView,
+    pods: Sequence[requested_pods.RequestedPod],
+    admission: str,
+    kubeconfig: str,
+    context: str,
+) -> _Found:
+    """The service's answer; where it cannot be asked, that of this program."""
+
+    def here(why: str) -> _Found:
+        return _alone(simulate(view.nodes, [one.pod for one in pods]), why)
+
+    if admission == "-":
+        return here("the service was not asked")
+    if len(pods) > MOST_ASKED:
+        return here(f"the service is not asked about more than {MOST_ASKED} pods")
+    try:
+        question, nowhere = _question(view, pods)
+        with log_in(kubeconfig, context) as login:
+            answer = service.ask(login, admission, "/simulate", question)
+    except service.Silent as why:
+        return here(str(why))
+    placements = (PodPlacement(s["pod"], s["node"], tuple(s["cards"])) for s in answer["placements"])
+    refused = {r["pod"]: nowhere.get(r["pod"], r["reason"]) for r in answer["refused"]}
+    forecast = Forecast(tuple(placements), refused, view.nodes)
+    return _Found(forecast, answer["free_cores"], f"the admission service ({admission})", estimate=False)
+
+
+def _question(
+    view: cluster_view.ClusterView, pods: Sequence[requested_pods.RequestedPod]
+) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """What the service is asked, and why pods that no node admits fit nowhere."""
+    nowhere: dict[str, str] = {}
+    groups: list[Mapping[str, Any]] = []
+    for _, alike in groupby(pods, lambda one: (one.pod.shape, one.manifest)):
+        several = list(alike)
+        first = several[0].pod
+        nodes = [node.name for node in view.nodes if not node.constraints.bars(first.constraints)]
+        if not nodes:
+            nowhere |= dict.fromkeys((one.pod.name for one in several), why_not(view.nodes, first))
+        names = [one.pod.name.partition("/")[2] for one in several]
+        groups.append(
+            {"manifest": several[0].manifest, "names": names, "nodes": nodes, "host": _parts(first.host)}
+        )
+    return {"pods": groups, "free": {node.name: _parts(node.host) for node in view.nodes}}, nowhere
+
+
+def _parts(host: HostResources) -> list[int]:
+    return [host.cpu, host.memory, host.pods]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +171,17 @@ def _blocked(view: cluster_view.ClusterView, node: str) -> list[_Blocked]:
     return [one for one in counted if one.pods > one.allowed]
 
 
-def _show(forecast: Forecast, like: str, blocked: Sequence[_Blocked]) -> None:
+def _show(found: _Found, like: str, blocked: Sequence[_Blocked]) -> None:
+    forecast = found.forecast
     if forecast.placements:
         rows = [(s.pod, s.node, _cards(s.cards)) for s in forecast.placements[:_SHOWN]]
-        print(columns(("POD", "NODE", "CARDS"), rows))
+        print(columns(("POD", "NODE (ESTIMATE)" if found.estimate else "NODE", "CARDS"), rows))
         if len(forecast.placements) > _SHOWN:
             print(f"and {len(forecast.placements) - _SHOWN} more; -o json shows all")
     for line in (*_together(forecast.ended), *_together(forecast.refused)):
         print(printable(line))
     total = len(forecast.placements) + len(forecast.refused)
-    print(f"{len(forecast.placements)} of {total} pods fit; cores booked then: {_booked(forecast)}")
+    print(f"{len(forecast.placements)} of {total} pods fit; cores booked then: {_booked(found)}")
     if like:
         print(printable(_needed(forecast, like)))
     for one in blocked:
@@ -124,17 +215,21 @@ def _cards(indices: tuple[int, ...]) -> str:
     return ", ".join(map(str, indices))
 
 
-def _booked(forecast: Forecast) -> str:
-    there = sum(CORES_PER_CARD for node in forecast.nodes for s in node.cards if s.open)
-    free = sum(node.free.cores for node in forecast.nodes)
-    return f"{(there - free) / there:.1%} of {there // CORES_PER_CARD} cards" if there else "no card"
+def _booked(found: _Found) -> str:
+    there = sum(CORES_PER_CARD for node in found.forecast.nodes for s in node.cards if s.open)
+    return (
+        f"{(there - found.free_cores) / there:.1%} of {there // CORES_PER_CARD} cards" if there else "no card"
+    )
 
 
-def _document(forecast: Forecast) -> Mapping[str, Any]:
+def _document(found: _Found) -> Mapping[str, Any]:
+    forecast = found.forecast
     return {
         "placements": [{"pod": s.pod, "node": s.node, "cards": list(s.cards)} for s in forecast.placements],
         "refused": [{"pod": pod, "reason": why} for pod, why in forecast.refused.items()],
         "ended": [{"pod": pod, "reason": why} for pod, why in forecast.ended.items()],
         "added": forecast.added,
-        "caveat": cluster_view.CAVEAT,
+        "estimate": found.estimate,
+        "answeredBy": found.by,
+        "caveat": found.caveat,
     }

@@ -112,6 +112,13 @@ class Arrivals:
     def __len__(self) -> int:
         return self._total
 
+    def copy(self) -> Arrivals:
+        """Return the same counts, which are continued apart from these."""
+        other = Arrivals()
+        other._counts, other._number = self._counts.copy(), self._number
+        other._total, other._gone, other._last = self._total, self._gone, self._last
+        return other
+
     def add(self, shape: RequestShape) -> None:
         """Count one arrival of the shape."""
         self._counts[shape] = self._counts.get(shape, 0) + 1

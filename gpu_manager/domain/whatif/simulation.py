@@ -25,6 +25,7 @@ from gpu_manager.domain.topology import Topology
 from gpu_manager.domain.whatif.host_resources import ANY, ONE_POD, HostResources
 from gpu_manager.domain.whatif.scheduling_constraints import ANYWHERE, NodeConstraints, PodConstraints
 
+MOST_ASKED: Final = 1000  # pods in one question to the admission service, which takes milliseconds for each
 _NOBODY: Final = PodUid(
     "(what if)"
 )  # a UID that is in no books, so that nothing counts as held by the pod itself

@@ -1,0 +1,63 @@
+"""Where pods would go if they came now: the extender's own decisions, on a copy of its books."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from admission.cluster.pod_view import PodView
+from admission.cluster.snapshot import Snapshot
+from admission.extender.feasibility import FeasibilityJudge
+from admission.extender.fragmentation_score import LeastFragmentation
+from admission.extender.ranking import BEST, MOST_PRICED, scores
+from gpu_manager.domain.cluster.quota import Quota
+from gpu_manager.domain.rules.pod_request import judged_request
+
+
+class SimulatedPlace(NamedTuple):
+    """A node, and the indices of the pod's cards there."""
+
+    node: str
+    cards: tuple[int, ...]
+
+
+class ExtenderSimulation:
+    """Pods come one after the other, and each stays. Not thread-safe; the live books are only copied.
+
+    The mix of requests that the policy has seen is copied with them, and grows with each pod that comes.
+    """
+
+    def __init__(self, policy: LeastFragmentation, quota: Quota | None, minimum_cores: int) -> None:
+        self._policy = policy.copy()
+        self._cluster = self._policy.cluster
+        self._judge = FeasibilityJudge()  # one that is shared would mix up the states of two sets of books
+        self._quota = quota
+        self._minimum_cores = minimum_cores
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The cluster with all pods that have come so far."""
+        return self._cluster.snapshot()
+
+    def place(self, pod: PodView, nodes: Iterable[str]) -> SimulatedPlace | None:
+        """The place that the extender gives the pod on one of these nodes; None if none has room.
+
+        Raises RequestInvalid: its request is illegal.
+        """
+        request = judged_request(pod.pod, self._cluster.unit, self._minimum_cores)
+        self._cluster.arrive(pod)
+        snapshot = self._cluster.snapshot()
+        quota = self._quota.of(pod.pod.namespace) if self._quota else None
+        check = self._judge.ask(pod, request, snapshot, quota)
+        names = sorted(snapshot.nodes.keys() & set(nodes))
+        verdicts = check.over([snapshot.nodes[name] for name in names])
+        candidates = check.candidates(verdicts, MOST_PRICED)
+        costs = self._policy.costs(request, list(candidates.values()))
+        priced = {kind: cost for kind, cost in zip(candidates, costs, strict=True) if cost is not None}
+        if not priced:
+            return None
+        chosen = scores(names, verdicts.kinds, priced).index(BEST)
+        view, fit = snapshot.nodes[names[chosen]], candidates[verdicts.kinds[chosen]][1]
+        self._cluster.reserve(pod.pod, view.name, check.placement(view, fit))
+        taken = {at for at, _ in fit.taken}
+        return SimulatedPlace(view.name, tuple(view.node.cards[at].card.index for at in sorted(taken)))
