@@ -298,7 +298,8 @@ class Cluster:
             check=False,
         )
         if done.returncode:
-            raise RuntimeError(f"{name} {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
+            said = "\n".join(filter(None, (done.stderr.strip(), done.stdout.strip())))
+            raise RuntimeError(f"{name} {' '.join(arguments)}: exit code {done.returncode}: {said}")
         return done.stdout
 
     def wait(self, holds: Callable[[], Any], seconds: float, otherwise: str) -> Any:

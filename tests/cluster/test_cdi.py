@@ -99,8 +99,8 @@ def by_cdi(cluster: Cluster) -> Iterator[None]:
 def is_granted(cluster: Cluster, pods: Pods, name: str) -> str:
     """The pod's directory of control pages, once the container is seen to run with them."""
     auditor.settled(cluster)
-    assert pods.execute(name, "test", "-s", LIMITS_PATH) == ""
-    assert "libvcuda.so" in pods.execute(name, "ls", LIBRARY_DIR)
+    pods.execute(name, "sh", "-c", f"test -s {LIMITS_PATH}")
+    assert "libvcuda.so" in pods.execute(name, "sh", "-c", f"echo {LIBRARY_DIR}/*")
     lines = pods.execute(name, "cat", "/proc/self/mountinfo").splitlines()
     (root,) = (line.split()[3] for line in lines if line.split()[4] == LIMITS_PATH)
     return str(root).split("/")[-2]
@@ -133,7 +133,7 @@ def test_the_agents_own_allocation_comes_by_its_spec_and_nothing_else(
     directory = is_granted(cluster, pods, "own")
     assert directory in specs.names()
     pods.delete("own")
-    cluster.wait(lambda: directory not in specs.names(), 120, "the spec outlives its pod")
+    cluster.wait(lambda: directory not in specs.names(), 300, "the spec outlives its pod")
 
 
 @pytest.mark.case(39)
@@ -182,10 +182,11 @@ def test_where_the_runtime_reads_no_specs_the_bare_container_is_named(cluster: C
         )
         series = 'vcuda_container_not_injected{container="c",namespace="default",pod="bare"} 1.0'
         assert series in product.ask(cluster, "/metric")
-        assert "not-injected" in cluster.kubectl(
-            *("-n", product.NAMESPACE, "exec", "ds/gpu-manager-daemonset", "--"),
-            *("sh", "-c", "gpu-manager doctor || true"),
-        )
+        with pytest.raises(RuntimeError, match="not-injected"):  # it found something: exit code 1
+            cluster.kubectl(
+                *("-n", product.NAMESPACE, "exec", "ds/gpu-manager-daemonset", "-c", "gpu-manager"),
+                *("--", "gpu-manager", "doctor"),
+            )
     finally:
         config.write_text(text, "utf-8")
         cluster.restart("containerd")

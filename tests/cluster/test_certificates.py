@@ -16,6 +16,7 @@ from tests.cluster.pods import PATH, Pods, container, pod
 SECRET: Final = "/api/v1/namespaces/kube-system/secrets/gpu-quota-admission-certs"
 SERVICE: Final = "gpu-quota-admission.kube-system.svc"
 DAY: Final = 86_400
+SINCE: Final = 5  # reviews since the new certificate is there: those that it has to serve
 
 
 class Reviews(Beside):
@@ -56,7 +57,8 @@ def test_a_deleted_certificate_is_made_anew_and_no_review_fails(cluster: Cluster
     with Reviews(cluster) as reviews:
         cluster.api.delete(SECRET)
         cluster.wait(lambda: secret(cluster).get("tls.crt", before) != before, 60, "no new certificate")
-    assert reviews.count > 0
+        seen = reviews.count
+        cluster.wait(lambda: reviews.count >= seen + SINCE, 60, "reviews do not go on")
     assert reviews.refused == []
     restart(cluster)
     judge(cluster)
