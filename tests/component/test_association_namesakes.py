@@ -222,6 +222,27 @@ def test_who_has_left_is_asked_of_a_silent_source_once() -> None:
     assert len(state.view.ledger) == 0
 
 
+def test_all_pods_that_occupy_the_scheduler_s_card_are_asked_for_before_another_card_is_taken() -> None:
+    """More than one call asks for otherwise; the pods on another card come first in the books."""
+    states, pods, processes = cards(2), FakePods(), FakeProcesses()
+    held = [
+        Allocation(PodUid(f"u{n}"), "c", ContainerKind.APP, 0, (share,), "default", f"p{n}")
+        for n in range(20)
+        if (share := Share(states[n // 10].card.uuid, Amount(10, GIB)))
+    ]
+    state = state_of(states, *(Grant(a, a.pod_name) for a in held))
+    one = parse_pod(pod("one", container("c", 80, 20), on={"c": [(states[1], 80, 5 * GIB)]}))
+    answer = Identification(ContainerCandidate(one, one.containers[0]), frozenset(), frozenset())
+    pods.there["default/p11"] = parse_pod(pod("p11", container("c", 10, 4), uid="u11"))
+    processes.living.add(PodUid("u12"))
+    assert DepartedPods(state, pods, processes).observe(answer, ()) == {"u12"}, "its processes run"
+    assert state.view.ledger.pods == ("u8", "u9", "u11", "u12")
+    assert pods.fetches == 18, "those in the way, and eight others"
+    pods.away = True
+    DepartedPods(state, pods, processes).observe(answer, ())
+    assert pods.fetches == 19, "a silent source is asked once"
+
+
 def test_pods_that_were_passed_over_are_forgotten_with_the_pods_that_the_source_knows() -> None:
     pods = FakePods()
     old = parse_pod(pod("old", container("c", 30, 20)) | {"status": {"phase": "Running", "startTime": "t"}})

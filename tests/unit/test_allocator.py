@@ -69,6 +69,35 @@ def test_a_choice_that_cannot_be_followed_is_counted_once_for_a_container(rig: D
     assert rig.admit(late).admitted
     assert rig.cards_of(late, "c") == (0,)
     assert counts(rig.metrics.annotation_yielded) == {"": 1}
+    assert rig.pods.fetches == 3, "each pod itself, once a question: the kubelet lists ids of the holder"
+
+
+@pytest.mark.parametrize("end", ["deleted", "failed"])
+def test_a_planned_pod_that_has_ended_keeps_no_pod_from_its_card_though_the_watch_still_shows_it(
+    rig: DirectRig, end: str
+) -> None:
+    """The kubelet refused it before it asked for any device; the scheduler's watch has shown that."""
+    gone = pod("gone", container("c", 100, 0), on={"c": [(rig.states[3], 100, 16 * GIB)]})
+    rig.pods.bind(rig.parsed(gone))
+    rig.state.introduce(rig.parsed(gone))
+    assert rig.cards_of(gone, "c") == (3,)
+    if end == "deleted":
+        rig.pods.forget("default/gone", watched=False)
+    else:
+        rig.pods.bind(rig.parsed({**gone, "status": {"phase": "Failed"}}), watched=False)
+    late = pod("late", container("c", 30, 20), on={"c": [(rig.states[3], 30, 5 * GIB)]})
+    assert rig.admit(late, watched=False).admitted
+    assert rig.cards_of(late, "c") == (3,)
+    assert counts(rig.metrics.annotation_yielded) == {}
+
+
+def test_a_planned_pod_that_is_still_to_be_admitted_keeps_its_card(rig: DirectRig) -> None:
+    waiting = pod("waiting", container("c", 100, 0), on={"c": [(rig.states[3], 100, 16 * GIB)]})
+    rig.pods.bind(rig.parsed(waiting))
+    rig.state.introduce(rig.parsed(waiting))
+    late = pod("late", container("c", 30, 20), on={"c": [(rig.states[3], 30, 5 * GIB)]})
+    assert rig.admit(late).admitted
+    assert (rig.cards_of(waiting, "c"), rig.cards_of(late, "c")) == ((3,), (0,))
 
 
 def test_an_allocate_that_comes_again_is_answered_again(rig: DirectRig) -> None:

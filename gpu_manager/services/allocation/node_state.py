@@ -102,6 +102,13 @@ class NodeState:
         with self._lock:
             return planner.held_up(self._books, pod, going, ending)
 
+    def in_the_way(self, pod: Pod) -> Mapping[PodUid, Allocation]:
+        """The pods that occupy the cards that the scheduler named (:func:`planner.in_the_way`). Under the
+        lock.
+        """
+        with self._lock:
+            return planner.in_the_way(self._books, pod)
+
     # --- Changes of memory alone, under the lock; the next save writes them -------------------
 
     def refit(self, cards: Sequence[CardState], topology: Topology) -> None:

@@ -154,6 +154,23 @@ def held_up(books: Books, pod: Pod, going: Iterable[PodUid], ending: Iterable[Po
     return find(request, cards, topology, _without(now, going)) is not None
 
 
+def in_the_way(books: Books, pod: Pod) -> Mapping[PodUid, Allocation]:
+    """Return the other pods on the cards that the scheduler named, with one allocation of each.
+
+    Empty if the pod has room on these cards, or would have none there without the others either.
+    """
+    try:
+        request = _open_part(books, pod)
+    except RequestInvalid:
+        return {}
+    node, now = books.node, books.ledger
+    chosen = assignment(node, pod)
+    if chosen is None or not request.containers or _follows(node, request, chosen, now):
+        return {}
+    others = {a.pod: a for a in _on_cards(now, chosen) if a.pod != pod.uid}
+    return others if _follows(node, request, chosen, _without(now, others)) else {}
+
+
 def _follows(node: NodeCards, request: PodRequest, chosen: Assigned, ledger: Ledger) -> bool:
     try:
         follow(_anywhere(request), chosen, node.cards, ledger)
@@ -279,12 +296,16 @@ def _any_active(books: Books, pods: Iterable[PodUid], active: Collection[tuple[s
 
 def _holders(ledger: Ledger, chosen: Assigned) -> list[str]:
     """Return the containers on the assigned cards, for the log."""
-    cards = {card for shares in chosen.values() for card, _ in shares}
     return sorted(
         f"{a.namespace}/{a.pod_name} {a.container}{'' if a.granted else ' (planned)'}"
-        for card in cards
-        for a in ledger.holders(card)
+        for a in _on_cards(ledger, chosen)
     )
+
+
+def _on_cards(ledger: Ledger, chosen: Assigned) -> list[Allocation]:
+    """Return what is booked on the assigned cards."""
+    cards = {card for shares in chosen.values() for card, _ in shares}
+    return [a for card in cards for a in ledger.holders(card)]
 
 
 def _open(books: Books, uuid: CardUuid) -> bool:

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 PATIENCE_SECONDS = 5.0  # longest wait for deleted pods' processes; the kubelet admits no pod meanwhile
 _LOOK_SECONDS = 0.25
-_MOST_ASKED = 8  # pods read from the API server in one call; the others follow in the next
+_MOST_ASKED = 8  # pods that are read in one call though they are in nobody's way; others follow in the next
 
 
 class DepartedPods:
@@ -141,7 +141,8 @@ class DepartedPods:
         A pod has ended if the kubelet has listed it since its start and no longer does. It has also ended if
         the API server no longer has it and it was only planned, or the kubelet offers its device ids, or
         lists them for no pod. If none of this is known, as after a start, the API server is asked: a pod
-        that is merely missing from the listing may be running.
+        that is merely missing from the listing may be running. It is also asked, first, about the pods that
+        occupy the cards that the scheduler named: the scheduler may know of an end before the watch shows it.
 
         Returns the ending pods: their processes still run, or the watch does not show their end yet.
         """
@@ -185,8 +186,24 @@ class DepartedPods:
                         doubtful.append((uid, held))
                 elif uid in self._returned:
                     going.add(uid)
-        ended += self._forgotten(doubtful[:_MOST_ASKED])
-        return frozenset(going | self._free(ended))
+        running = self._free(ended)
+        asked = self._unproven(answer, running) | dict(doubtful[:_MOST_ASKED])
+        gone = self._forgotten(asked.items())
+        return frozenset(going.difference(gone) | running | self._free(gone))
+
+    def _unproven(self, answer: Identification, running: Collection[PodUid]) -> dict[PodUid, Allocation]:
+        """Return the pods that keep the asking pod from the cards that the scheduler named and that may have
+        ended: the kubelet lists none of their device ids, and they are not known to be ``running``.
+        """
+        if answer.candidate is None:
+            return {}
+        found, view = self._state.in_the_way(answer.candidate.pod), self._state.view
+        return {
+            uid: held
+            for uid, held in found.items()
+            if uid not in running
+            and (held.namespace, held.pod_name) not in _listed_at(view, uid, answer.held)
+        }
 
     def _free(self, ended: Collection[PodUid]) -> set[PodUid]:
         """Release these pods, except those whose processes still run: these are returned."""
