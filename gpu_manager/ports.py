@@ -336,7 +336,13 @@ class Processes(Protocol):
         """Return (pod UID, container id) from the process's cgroup; None if it is in no pod or gone."""
 
     def alive(self, pod: PodUid) -> bool | None:
-        """True while a process of the pod is alive; None if that is unknown (no hostPID)."""
+        """True while a process of the pod is alive; None if that is unknown (no hostPID).
+
+        The answer may be a second old, unless :meth:`look_again` was called.
+        """
+
+    def look_again(self, pods: Collection[PodUid]) -> None:
+        """Let :meth:`alive` return True for none of these pods by an earlier look at the processes."""
 
 
 class PageEvidence(Protocol):

@@ -96,6 +96,12 @@ class CgroupProcesses:
             _, pods, complete = self._scanned
         return True if pod in pods else False if complete else None
 
+    def look_again(self, pods: Collection[PodUid]) -> None:
+        """See :meth:`gpu_manager.ports.Processes.look_again`."""
+        with self._lock:
+            if self._scanned is not None and not self._scanned[1].isdisjoint(pods):
+                self._scanned = None
+
     def mounts(
         self, containers: Collection[tuple[PodUid, str]]
     ) -> Mapping[tuple[PodUid, str], Sequence[Sequence[MountPoint]]]:

@@ -245,9 +245,10 @@ class FakeInjector:
 
 @dataclass
 class FakeProcesses:
-    """Nobody lives unless the test says so; ``blind`` cannot see."""
+    """Nobody lives unless the test says so; ``blind`` cannot see. ``ended`` are shown until the next look."""
 
     living: set[PodUid] = field(default_factory=set)
+    ended: set[PodUid] = field(default_factory=set)
     blind: bool = False
     containers: dict[int, tuple[PodUid, str]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -258,4 +259,8 @@ class FakeProcesses:
 
     def alive(self, pod: PodUid) -> bool | None:
         self.asked.append(pod)
-        return None if self.blind else pod in self.living
+        return None if self.blind else pod in self.living or pod in self.ended
+
+    def look_again(self, pods: Collection[PodUid]) -> None:
+        if not self.ended.isdisjoint(pods):
+            self.ended.clear()

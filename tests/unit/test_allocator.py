@@ -91,6 +91,16 @@ def test_a_planned_pod_that_has_ended_keeps_no_pod_from_its_card_though_the_watc
     assert counts(rig.metrics.annotation_yielded) == {}
 
 
+def test_processes_that_ended_since_the_last_look_keep_no_pod_from_its_card(rig: DirectRig) -> None:
+    old = pod("old", container("c", 100, 0), on={"c": [(rig.states[3], 100, 16 * GIB)]})
+    assert rig.admit(old).admitted
+    rig.delete(old)
+    rig.processes.ended.add(uid(old))
+    new = pod("new", container("c", 30, 20), on={"c": [(rig.states[3], 30, 5 * GIB)]})
+    assert rig.admit(new).admitted
+    assert rig.cards_of(new, "c") == (3,)
+
+
 def test_a_planned_pod_that_is_still_to_be_admitted_keeps_its_card(rig: DirectRig) -> None:
     waiting = pod("waiting", container("c", 100, 0), on={"c": [(rig.states[3], 100, 16 * GIB)]})
     rig.pods.bind(rig.parsed(waiting))

@@ -144,6 +144,17 @@ def test_one_scan_serves_every_question_for_a_while(tmp_path):
     assert processes.alive(POD) is False
 
 
+def test_an_earlier_scan_that_showed_a_pod_alive_does_not_serve_once_it_is_to_be_looked_at_again(tmp_path):
+    tree = host(tmp_path, p5=f"0::/kubepods/pod{POD}/{CONTAINER}\n")
+    processes = CgroupProcesses(tree, monotonic=lambda: 0.0)
+    assert processes.alive(POD) is True
+    (tree / "5/cgroup").unlink()
+    processes.look_again({OTHER})
+    assert processes.alive(POD) is True, "of the other the scan showed nothing: it still serves"
+    processes.look_again({OTHER, POD})
+    assert processes.alive(POD) is False
+
+
 def test_a_deleted_cgroup_still_names_its_pod():
     assert parse_cgroup(f"0::/kubepods/pod{POD}/{CONTAINER} (deleted)\n") == (POD, CONTAINER)
 

@@ -195,9 +195,10 @@ class DepartedPods:
         """Return the pods that keep the asking pod from the cards that the scheduler named and that may have
         ended: the kubelet lists none of their device ids, and they are not known to be ``running``.
         """
-        if answer.candidate is None:
+        found = self._state.in_the_way(answer.candidate.pod) if answer.candidate is not None else {}
+        if not found:
             return {}
-        found, view = self._state.in_the_way(answer.candidate.pod), self._state.view
+        view = self._state.view
         return {
             uid: held
             for uid, held in found.items()
@@ -207,6 +208,7 @@ class DepartedPods:
 
     def _free(self, ended: Collection[PodUid]) -> set[PodUid]:
         """Release these pods, except those whose processes still run: these are returned."""
+        self._processes.look_again(ended)  # their processes may have ended since the last look
         running: set[PodUid] = set()
         for uid in ended:
             alive = self._processes.alive(uid)
