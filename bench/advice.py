@@ -162,7 +162,8 @@ def made_up(seed: int) -> list[Row]:
         ),
         Row(
             "advice_core_error_points", round(error, 2), "points", "≤ 5",
-            note="the worst of the same; an eighth of them throttled at half of their need",
+            note="the worst of the same: arithmetic, no program ran; "
+            "an eighth of them throttled at half of their need",
         ),
     ]  # fmt: skip
 

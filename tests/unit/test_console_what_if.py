@@ -6,6 +6,7 @@ from admission.app import workloads_of
 from admission.config import ClusterTerms
 from admission.console.what_if import MOST_WORKLOADS, judged_workloads
 from admission.explain.explain_api import ExplainSources
+from admission.extender.fragmentation_score import LeastFragmentation
 from gpu_manager.domain.errors import RequestInvalid
 from tests.fakes.extender import World, node, pod
 
@@ -31,7 +32,10 @@ metadata: {name: web}
 def judged(text, namespace=""):
     held = [pod("a", 60, 4, on="n1"), pod("b", 20, 4, on="n1", namespace="other")]
     world = World([node("n1", cards=1)], held)
-    knowledge = ExplainSources(world.cluster, world.quota, world.judge, ClusterTerms(), lambda *_: None)
+    policy = LeastFragmentation(world.cluster)
+    knowledge = ExplainSources(
+        world.cluster, world.quota, world.judge, policy, ClusterTerms(), lambda *_: None
+    )
     return judged_workloads(workloads_of(text.encode()), namespace, knowledge)
 
 
