@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_manager.domain.contract import INVENTORY, decode_inventory
 from tests.cluster import auditor, layout, product
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import Pods, container, pod
@@ -85,14 +86,36 @@ def test_pods_bound_while_the_kubelet_is_down_all_run(cluster: Cluster, pods: Po
     """Re-admission in one batch, in an order that nobody knows."""
     pods.run(pod("kept", container("c", 30, 10)))
     cluster.kill("kubelet")
-    names = pods.create(*(pod(f"batch-{i}", container("c", 10 + 10 * (i % 4), 4)) for i in range(12)))
-    cluster.wait(
-        lambda: all("nodeName" in pods.get(n)["spec"] for n in names), 20, "the scheduler does not bind"
-    )
-    cluster.start("kubelet")
+    try:
+        made = (container("c", 10 + 10 * (i % 4), 4) for i in range(12))
+        names = pods.create(*(pod(f"batch-{i}", one, nodeName=layout.NODE) for i, one in enumerate(made)))
+    finally:
+        cluster.start("kubelet")
     for name in names:
         pods.wait_running(name)
     auditor.settled(cluster)
+
+
+def test_a_scheduler_waits_for_the_kubelet_to_have_our_devices_again(cluster: Cluster, pods: Pods) -> None:
+    """Else what it binds to a node that was ready a moment ago is refused for good."""
+    cluster.kill("kubelet")
+    try:
+        cluster.wait(lambda: not serving(cluster), 20, "the inventory does not say that the kubelet is away")
+        names = pods.create(*(pod(f"late-{i}", container("c", 100)) for i in range(4)))
+        assert not any("nodeName" in pods.get(name)["spec"] for name in names)
+    finally:
+        cluster.start("kubelet")
+    for name in names:
+        pods.wait_running(name)
+    auditor.settled(cluster)
+
+
+def serving(cluster: Cluster) -> bool:
+    """What the node's inventory says of its agent."""
+    node = cluster.api.get(f"/api/v1/nodes/{layout.NODE}")
+    inventory = decode_inventory(node["metadata"]["annotations"][INVENTORY])
+    assert inventory is not None
+    return inventory.serving
 
 
 @pytest.mark.case(46)
