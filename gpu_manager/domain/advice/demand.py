@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB
@@ -175,12 +177,7 @@ class Demand:
         return float(2 ** ((now - self._base) / self.half_life))
 
     def _percentile(self, below: float) -> int:
-        reached = 0.0
-        for cores, weight in enumerate(self._weights):
-            reached += weight
-            if weight > 0 and reached >= below:
-                return cores
-        return CORES_PER_CARD
+        return min(bisect_left(list(accumulate(self._weights)), below), CORES_PER_CARD)
 
 
 def _time(value: Any) -> float:
