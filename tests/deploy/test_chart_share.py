@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.agent_pod import is_agent
 from sandbox.simulated_cluster import Sandbox, SandboxSettings
 from tests.deploy.chart import the
 from tests.fakes.sandbox import short_directory, until
@@ -83,7 +84,7 @@ def test_the_share_is_granted_and_the_driver_shows_it_and_another_size_is_a_fail
         phase, said = ended(sandbox, pod())
         assert (phase, said.count("ok  "), "FAIL" in said) == ("Succeeded", 3, False), said
         assert "256 MiB of GPU-" in said
-        until(lambda: not sandbox.api.list("pods"))
+        until(lambda: all(map(is_agent, sandbox.api.list("pods"))))
         phase, said = ended(sandbox, pod(share=str(1 << 30)))
         assert phase == "Failed"
         assert "FAIL its memory is the share: 256 MiB" in said
