@@ -38,8 +38,8 @@ MODULES := build/modules.txt
 .PHONY: always
 $(MODULES): always
 	@mkdir -p $(@D)
-	@find gpu_manager admission vcuda sandbox -name '*.py' | sort > $@.new
-	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	@new=$$(mktemp $@.XXXXXX); find gpu_manager admission vcuda sandbox -name '*.py' | sort > $$new; \
+	if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
 $(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock requirements-sandbox.lock deploy/image/requirements.lock $(MODULES) $(LIBVCUDA)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }

@@ -45,9 +45,3 @@ def show_agent(api: StandInApi, node: str, port: int, pages: LoopbackClient) -> 
         return pages.ask(method, path, body or None, {"Accept": accept})
 
     api.serve_behind(f"/api/v1/namespaces/{NAMESPACE}/pods/{NAME}:{HTTP_PORT}/proxy", passed_on)
-
-
-def is_agent(pod: Mapping[str, object]) -> bool:
-    """True for that pod: the node's loop starts no container of it."""
-    meta = pod.get("metadata")
-    return isinstance(meta, Mapping) and (meta.get("namespace"), meta.get("name")) == (NAMESPACE, NAME)

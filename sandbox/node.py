@@ -16,8 +16,8 @@ from typing import Any, Final
 import structlog
 
 from gpu_manager import threads
+from gpu_manager.adapters.kube.reading import is_agent
 from gpu_manager.domain.errors import NodeUnready, VcudaError
-from sandbox.agent_pod import is_agent
 from sandbox.api import ApiError, StandInApi
 from sandbox.events import tell
 from sandbox.kubelet import AdmissionResult, StandInKubelet

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_manager.adapters.kube.reading import is_agent
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import format_bytes
-from sandbox.agent_pod import is_agent
 from sandbox.simulated_cluster import Sandbox
 from sandbox.statuses import shown_reason
 

@@ -18,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from gpu_manager import threads
+from gpu_manager.domain.advice.sized import Sized
 from gpu_manager.domain.billing import Bills
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
@@ -32,7 +33,6 @@ from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.cards.health import CardXids
 from gpu_manager.services.energy import Holder
 from gpu_manager.services.enforcement.usage import UsageSampler
-from gpu_manager.services.size_advice import Sized
 
 _RESOURCES = (CORE, MEMORY)
 # Name, help, label.

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gpu_manager.domain.advice.sized import Sized
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import PodUid
@@ -23,7 +24,6 @@ from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.cards.health import CardXids
 from gpu_manager.services.energy import Holder
 from gpu_manager.services.enforcement.usage import Sample, ShareUse, unread
-from gpu_manager.services.size_advice import Sized
 
 T = TypeVar("T")
 

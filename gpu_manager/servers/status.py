@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
 from gpu_manager import ui
+from gpu_manager.domain.advice.sized import Sized, sized_json
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.placement.ledger import Allocation
@@ -23,7 +23,6 @@ from gpu_manager.domain.resources import CORES_PER_CARD, MIB
 from gpu_manager.scrape import scrape
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.usage import UsageSampler
-from gpu_manager.services.size_advice import Sized
 
 Answer = tuple[HTTPStatus, str, bytes]
 _JSON: Final = "application/json"
@@ -135,22 +134,6 @@ class Status:
 
         view = self._state.view
         return node_json(view.node.name, view.node.cards, view.node.topology, view.ledger, more)
-
-
-def sized_json(one: Sized) -> dict[str, Any]:
-    """One workload's containers on this node: what they were given, what they need, and the advice."""
-    namespace, workload, container = one.workload
-    figures = {"cores": one.advice.cores, "memory": one.advice.memory}
-    return {
-        "namespace": namespace,
-        "workload": workload,
-        "container": container,
-        "pods": list(one.pods),
-        "unit": one.unit,
-        "given": asdict(one.given),
-        "need": asdict(one.need),
-        "advised": {name: {"value": f.value, "reason": f.reason} for name, f in figures.items()},
-    }
 
 
 def _json(status: HTTPStatus, value: object) -> Answer:

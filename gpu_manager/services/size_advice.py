@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import structlog
 
-from gpu_manager.domain.advice.demand import DAY, DAYS, STRETCH_SECONDS, Demand, Need
-from gpu_manager.domain.advice.size import Advice, AdvicePolicy, advise
+from gpu_manager.domain.advice.demand import DAY, DAYS, STRETCH_SECONDS, Demand
+from gpu_manager.domain.advice.size import AdvicePolicy, advise
+from gpu_manager.domain.advice.sized import Sized, Workload, largest
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.domain.resources import Amount
 from gpu_manager.ports import Clock, Pods, Store
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.enforcement.usage import Sample, ShareUse
@@ -30,22 +30,6 @@ SAVE_SECONDS: Final = 300.0
 WORKLOADS_MOST: Final = 2000  # the one that was seen longest ago goes first
 _LONGEST_READING: Final = 5.0  # seconds; a longer gap between two samples says nothing of its time
 
-Workload = tuple[str, str, str]  # namespace, kind/name, container
-
-
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """The containers of one workload on this node: their pods, what each was given, what they were seen to
-    need.
-    """
-
-    workload: Workload
-    pods: tuple[str, ...]
-    given: Amount
-    unit: int  # bytes of a unit of memory
-    need: Need
-    advice: Advice
-
 
 @dataclass(slots=True)
 class _Seen:
@@ -53,7 +37,6 @@ class _Seen:
 
     use: ShareUse
     at: float
-    runtime_id: str = ""
     seconds: float = 0.0
     busy: float = 0.0
     held_back: float = 0.0
@@ -78,6 +61,7 @@ class SizeAdviser:
         self._policy = policy
         self._half_life = half_life
         self._demands: dict[Workload, Demand] = {}
+        self._started: dict[Workload, set[str]] = {}  # runtime ids of containers whose start is counted
         self._last: dict[Workload, float] = {}  # seconds since 1970 at which one of its containers was seen
         self._seen: dict[Key, _Seen] = {}
         self._local: Mapping[PodUid, Pod] = {}
@@ -89,12 +73,14 @@ class SizeAdviser:
         """Continue from the disk."""
         try:
             stored = self._store.load()
-            for namespace, workload, container, last, row in json.loads(stored) if stored else ():
+            for namespace, workload, container, last, started, row in json.loads(stored) if stored else ():
                 place = str(namespace), str(workload), str(container)
+                self._started[place] = {str(one) for one in started}
                 self._demands[place] = Demand.decode(row, self._half_life)
                 self._last[place] = float(last)
         except (NodeUnready, ValueError, TypeError) as error:
-            self._demands.clear()
+            for kept in (self._demands, self._last, self._started):
+                kept.clear()
             log.error("demands_lost", reason=str(error))
             self._metrics.scrape_errors.labels("demands").inc()
 
@@ -131,9 +117,7 @@ class SizeAdviser:
         demand.held(use.held or 0, now)
         seen = self._seen.setdefault(use.key, _Seen(use, sample.at))
         if walk:
-            runtime_id = self._runtime_id(use.key)
-            demand.starts += bool(runtime_id) and runtime_id != seen.runtime_id
-            seen.runtime_id = runtime_id or seen.runtime_id
+            self._count_start(place, demand, use.key)
         if (use.refusals or 0) > (seen.use.refusals or 0):
             demand.refused(use.memory + use.refused_bytes, now)
         self._work(demand, seen, use, sample.at, now)
@@ -162,9 +146,12 @@ class SizeAdviser:
             return None
         return pod.namespace, pod.workload, key[1]
 
-    def _runtime_id(self, key: Key) -> str:
-        container = self._local[key[0]].container(key[1])
-        return container.runtime_id if container else ""
+    def _count_start(self, place: Workload, demand: Demand, key: Key) -> None:
+        """Count the container's start, once: an agent that starts meets containers that it knew before."""
+        container, known = self._local[key[0]].container(key[1]), self._started.setdefault(place, set())
+        if container is not None and container.runtime_id and container.runtime_id not in known:
+            known.add(container.runtime_id)
+            demand.starts += 1
 
     def _sized(self, sample: Sample, now: float, unit: int) -> Iterator[Sized]:
         members: dict[Workload, list[Key]] = {}
@@ -172,7 +159,7 @@ class SizeAdviser:
             if (place := self._workload(key, sample)) is not None and place in self._demands:
                 members.setdefault(place, []).append(key)
         for place, keys in members.items():
-            given = max((sample.grants[key].allocation.shares[0].amount for key in keys), key=_size)
+            given = largest(sample.grants[key].allocation.shares[0].amount for key in keys)
             need = self._demands[place].need(now, self._policy.percentile)
             names = tuple(sorted(self._local[key[0]].name for key in keys))
             yield Sized(place, names, given, unit, need, advise(need, given, unit, self._policy))
@@ -180,23 +167,23 @@ class SizeAdviser:
     def _forget(self, sample: Sample, now: float) -> None:
         """Drop containers that have gone, workloads unseen for a week, and the oldest beyond the most."""
         self._seen = {key: seen for key, seen in self._seen.items() if key in sample.grants}
+        if there := {c.runtime_id for pod in self._local.values() for c in pod.containers}:
+            self._started = {place: known & there for place, known in self._started.items()}
         oldest = sorted(self._last, key=self._last.__getitem__)
         surplus = len(oldest) - WORKLOADS_MOST
         for rank, place in enumerate(oldest):
             if rank < surplus or now - self._last[place] > DAYS * DAY:
                 del self._demands[place], self._last[place]
+                self._started.pop(place, None)
 
     def _save(self, at: float) -> None:
         self._saved = at
         rows: list[list[Any]] = [
-            [*place, self._last[place], demand.encode()] for place, demand in self._demands.items()
+            [*place, self._last[place], sorted(self._started.get(place, ())), demand.encode()]
+            for place, demand in self._demands.items()
         ]
         try:
             self._store.save(json.dumps(rows).encode())
         except NodeUnready as error:
             log.error("demands_not_saved", reason=str(error))
             self._metrics.scrape_errors.labels("demands").inc()
-
-
-def _size(amount: Amount) -> tuple[int, int]:
-    return amount.memory, amount.cores

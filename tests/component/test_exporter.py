@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 
 from gpu_manager.domain.advice.demand import DAY, HOUR, Need
 from gpu_manager.domain.advice.size import Advice, Figure
+from gpu_manager.domain.advice.sized import Sized
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
@@ -30,8 +30,8 @@ from gpu_manager.services.billing import SAVE_SECONDS, BillMeter
 from gpu_manager.services.enforcement.page_slots import PageSlots
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
-from gpu_manager.services.size_advice import Sized
 from tests.fakes.node import NODE, NodeRig, container, pod
+from tests.fakes.page_evidence import Slots
 from tests.fakes.ports import FakeCards, FakeClock, FakeStore
 from tests.fakes.state import put
 
@@ -51,35 +51,6 @@ COUNTING = ("services", "servers")
 
 def counters(metrics: ServiceMetrics) -> dict[str, Counter]:
     return {name: found for name, found in vars(metrics).items() if isinstance(found, Counter)}
-
-
-class Slots:
-    """Who holds a slot in which page, by the number inside the container: here it is the host's."""
-
-    def __init__(self) -> None:
-        self.holders: set[int] = set()
-        self.sees = True
-
-    def registered(self, name: str) -> frozenset[int]:
-        return frozenset(self.holders)
-
-    def attacks(self, name: str) -> tuple[int, str]:
-        raise NotImplementedError
-
-    def tampering(self) -> Mapping[str, int]:
-        raise NotImplementedError
-
-    def noted(self) -> Collection[str]:
-        raise NotImplementedError
-
-    def notes(self, name: str) -> Sequence[LibraryMessage]:
-        raise NotImplementedError
-
-    def host_pid(self) -> bool:
-        return self.sees
-
-    def inner_pid(self, pid: int) -> int | None:
-        return pid
 
 
 class Board:

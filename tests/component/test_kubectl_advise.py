@@ -11,9 +11,8 @@ import pytest
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.advice.demand import DAY, HOUR, Need
 from gpu_manager.domain.advice.size import advise
+from gpu_manager.domain.advice.sized import Sized, sized_json
 from gpu_manager.domain.resources import GIB, MIB, Amount
-from gpu_manager.servers.status import sized_json
-from gpu_manager.services.size_advice import Sized
 from sandbox.api import StandInApi
 from tests.fakes.kubectl import a_node, an_agent, said
 
@@ -21,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("kubectl_login")
 
 GIVEN, UNIT = Amount(50, 8 * GIB), 256 * MIB
 NEED = Need(2 * DAY, 3, 4 * HOUR, 30, (2 * GIB,) * 25, (2 * GIB,) * 3)
+ENDLESS = {"containers": [{"need": {"seconds": 1, "starts": float("inf")}}]}
 WEB = ("default", "Deployment/web", "c")
 
 
@@ -72,7 +72,7 @@ def test_one_pod_or_workload_can_be_asked_for_and_a_wrong_name_is_said(
 
 
 @pytest.mark.parametrize(
-    "answer", [{}, {"containers": [{}]}, {"containers": 7}, {"containers": [{"pods": None}]}, []]
+    "answer", [{}, {"containers": [{}]}, {"containers": 7}, {"containers": [{"pods": None}]}, [], ENDLESS]
 )
 def test_an_agent_that_answers_with_something_else_is_named(
     api: StandInApi, capsys: pytest.CaptureFixture[str], answer: Any

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.agent_pod import is_agent
+from gpu_manager.adapters.kube.reading import is_agent
 from sandbox.simulated_cluster import Sandbox, SandboxSettings
 from tests.deploy.chart import the
 from tests.fakes.sandbox import short_directory, until

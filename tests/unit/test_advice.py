@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.advice.demand import DAY, DAYS, HOUR, HOURS, Demand, Need, pooled
 from gpu_manager.domain.advice.size import LONG_SECONDS, STARTS, AdvicePolicy, advise, grows
+from gpu_manager.domain.advice.sized import Sized, pool, read_sized, sized_json
 from gpu_manager.domain.resources import GIB, MIB, Amount
 
 UNIT = 256 * MIB
@@ -59,6 +60,20 @@ def test_what_was_seen_longer_ago_weighs_less_and_never_overflows() -> None:
     need = demand.need(20000 * HOUR, 95)
     assert need.cores == 20
     assert need.worked < 2 * DAY, "after a half-life of a day, all that was seen weighs less than two days"
+
+
+@pytest.mark.parametrize("jump", [60 * 365 * DAY, -60 * 365 * DAY, 200 * DAY])
+def test_a_clock_that_jumps_by_decades_costs_no_more_than_what_was_seen(jump: float) -> None:
+    """As on a node that boots without a battery: 1970 at first, then the time."""
+    began = 60 * 365 * DAY
+    demand = Demand(began)
+    demand.worked(10, 8.0, 0.0, began)
+    demand.held(GIB, began)
+    demand.held(GIB, began + jump)
+    assert demand.need(began + jump, 95).worked >= 0
+    demand.worked(10, 2.0, 0.0, began + jump)
+    assert demand.need(began + jump, 50).cores in (20, 80)
+    assert Demand.decode(json.loads(json.dumps(demand.encode()))).need(began + jump, 50).worked > 0
 
 
 def test_memory_is_the_greatest_of_each_hour_and_day_and_forgets_what_is_older() -> None:
@@ -135,6 +150,23 @@ def test_replicas_of_one_template_are_pooled_hour_by_hour() -> None:
     assert found.hours == (GIB, 3 * GIB)
     assert (found.cores, found.starts, found.refused, found.seconds) == (20, 3, GIB, 5 * DAY)
     assert pooled([two]) == two
+
+
+def test_workloads_of_all_nodes_are_pooled_and_survive_the_wire() -> None:
+    web, lone = ("team", "Deployment/web", "c"), ("team", "Pod/one", "c")
+    larger = replace(KNOWN, hours=(3 * GIB,) * HOURS, days=(3 * GIB,) * 3, cores=None)
+    rolled_out = Amount(40, 9 * GIB)  # one replica has the new template already
+    made = [
+        Sized(web, ("web-2",), GIVEN, UNIT, KNOWN, advise(KNOWN, GIVEN, UNIT)),
+        Sized(lone, ("one",), GIVEN, UNIT, KNOWN, advise(KNOWN, GIVEN, UNIT)),
+        Sized(web, ("web-1",), rolled_out, UNIT, larger, advise(larger, rolled_out, UNIT)),
+    ]
+    read = [read_sized(json.loads(json.dumps(sized_json(one)))) for one in made]
+    assert read == made
+    first, second = pool(read, AdvicePolicy())
+    assert (first.workload, first.pods, first.given) == (web, ("web-1", "web-2"), rolled_out)
+    assert (first.advice.memory.value, first.advice.cores.value) == (3 * GIB, 30)
+    assert second == made[1]
 
 
 def memory_of(need: Need, policy: AdvicePolicy | None = None) -> tuple[int | None, str]:

@@ -123,7 +123,13 @@ def test_what_was_seen_outlives_the_agent_and_a_damaged_file_is_said() -> None:
     node.pass_(2 * WALK_SECONDS)
     [one] = node.adviser.told
     assert max(one.need.hours) == 5 * GIB
-    for damaged in (b"[1]", b"{", b'[["team", "Pod/p", "c", "x", []]]', b'[["team", "Pod/p", "c", 1, [1]]]'):
+    assert one.need.starts == 1, "the agent started again, the container did not"
+    for damaged in (
+        b"[1]",
+        b"{",
+        b'[["team", "Pod/p", "c", "x", [], []]]',
+        b'[["team", "Pod/p", "c", 1, [], [1]]]',
+    ):
         lost = Node(FakeStore(damaged))
         assert lost.metrics.scrape_errors.labels("demands")._value.get() == 1
         lost.run("p")

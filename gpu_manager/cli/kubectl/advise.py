@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Namespace, log_in
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
-from gpu_manager.domain.advice.demand import Need, pooled
-from gpu_manager.domain.advice.size import Advice, AdvicePolicy, Figure, advise
+from gpu_manager.domain.advice.size import AdvicePolicy
+from gpu_manager.domain.advice.sized import Sized, pool, read_sized, sized_json
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.resources import Amount, format_bytes
-
-Workload = tuple[str, str, str]  # namespace, kind/name, container
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What one node's agent says of the containers of one workload."""
-
-    workload: Workload
-    pods: tuple[str, ...]
-    given: Amount
-    unit: int
-    need: Need
-
-
-@dataclass(frozen=True, slots=True)
-class Advised:
-    """The advice for one container of a workload, from all nodes."""
-
-    workload: Workload
-    pods: tuple[str, ...]
-    given: Amount
-    need: Need
-    advice: Advice
+from gpu_manager.domain.resources import format_bytes
 
 
 def command(
@@ -74,55 +49,19 @@ def command(
             f"{quoted(name)} in {where}: no pod or workload of that name holds a part of one card"
         )
     if for_program(output):
-        emit({"containers": [_json(row) for row in rows], "silent": dict(silent)}, output)
+        emit({"containers": [sized_json(row) for row in rows], "silent": dict(silent)}, output)
         return 0
     print(_table(rows) if rows else f"no container in {where} holds a part of one card")
     agents.tell_silent(silent, "advice")
     return 0
 
 
-def pool(found: Iterable[Seen], policy: AdvicePolicy) -> Sequence[Advised]:
-    """The advice for each workload from all its replicas: one template has one size."""
-    members: dict[Workload, list[Seen]] = {}
-    for one in found:
-        members.setdefault(one.workload, []).append(one)
-    advised = []
-    for workload, replicas in sorted(members.items()):
-        need = pooled([one.need for one in replicas])
-        given = max((one.given for one in replicas), key=lambda amount: (amount.memory, amount.cores))
-        names = tuple(sorted(pod for one in replicas for pod in one.pods))
-        advice = advise(need, given, max(one.unit for one in replicas), policy)
-        advised.append(Advised(workload, names, given, need, advice))
-    return advised
-
-
-def _parsed(answer: Any) -> list[Seen]:
+def _parsed(answer: Any) -> list[Sized]:
     """Read an agent's ``/advice``."""
-    return [
-        Seen(
-            (str(one["namespace"]), str(one["workload"]), str(one["container"])),
-            tuple(str(pod) for pod in one["pods"]),
-            Amount(int(one["given"]["cores"]), int(one["given"]["memory"])),
-            max(1, int(one["unit"])),
-            _need(one["need"]),
-        )
-        for one in answer["containers"]
-    ]
+    return [read_sized(one) for one in answer["containers"]]
 
 
-def _need(row: Mapping[str, Any]) -> Need:
-    return Need(
-        seconds=float(row["seconds"]),
-        starts=int(row["starts"]),
-        worked=float(row["worked"]),
-        cores=None if row["cores"] is None else int(row["cores"]),
-        hours=tuple(int(size) for size in row["hours"]),
-        days=tuple(int(size) for size in row["days"]),
-        refused=int(row["refused"]),
-    )
-
-
-def _table(rows: Sequence[Advised]) -> str:
+def _table(rows: Sequence[Sized]) -> str:
     titles = ["NAMESPACE", "WORKLOAD", "CONTAINER", "PODS", "CORES", "ADVISED", "MEMORY", "ADVISED"]
     lines = [columns(titles, [_cells(row) for row in rows])]
     for row in rows:
@@ -132,7 +71,7 @@ def _table(rows: Sequence[Advised]) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: Advised) -> list[str]:
+def _cells(row: Sized) -> list[str]:
     cores, memory = row.advice.cores.value, row.advice.memory.value
     return [
         *row.workload,
@@ -142,19 +81,3 @@ def _cells(row: Advised) -> list[str]:
         format_bytes(row.given.memory),
         "-" if memory is None else format_bytes(memory),
     ]
-
-
-def _json(row: Advised) -> Mapping[str, Any]:
-    def figure(one: Figure) -> Mapping[str, Any]:
-        return {"value": one.value, "reason": one.reason}
-
-    return {
-        "namespace": row.workload[0],
-        "workload": row.workload[1],
-        "container": row.workload[2],
-        "pods": list(row.pods),
-        "cores": row.given.cores,
-        "memory": row.given.memory,
-        "need": asdict(row.need),
-        "advised": {"cores": figure(row.advice.cores), "memory": figure(row.advice.memory)},
-    }

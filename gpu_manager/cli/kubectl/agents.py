@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpu_manager.adapters.kube.reading import ClusterReader
 
 _AT_ONCE = 16  # agents queried in parallel
+_MALFORMED = (ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError)
 T = TypeVar("T")
 
 
@@ -24,7 +25,7 @@ def ask(
 ) -> tuple[Mapping[str, T], Mapping[str, str]]:
     """Each node's answer to a GET of ``path``, and why some gave none.
 
-    ``parse`` reads the JSON; a ValueError, KeyError, TypeError or AttributeError of it counts as no answer.
+    ``parse`` reads the JSON; where it raises what malformed data raises, that counts as no answer.
     """
     from gpu_manager.adapters.kube.reading import pod_path  # noqa: PLC0415  # as in log_in
 
@@ -36,7 +37,7 @@ def ask(
         text = login.connection.text(f"ask the agent of {node}", asked, "application/json")
         try:
             return parse(json.loads(text))
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        except _MALFORMED as error:
             raise NodeUnready("its agent answered with something else") from error
 
     found: dict[str, T] = {}

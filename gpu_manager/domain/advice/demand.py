@@ -29,6 +29,7 @@ DAYS: Final = 8  # a week, wherever in a day it is now
 STRETCH_SECONDS: Final = 10.0  # demand is averaged over so long: who bursts for less only waits a moment
 HALF_LIFE_SECONDS: Final = DAY  # after a day, what was seen weighs half: a program changes with its data
 _REBASE: Final = 64.0  # half-lives after which weights are divided, so that they stay numbers
+_AGES: Final = 1000.0  # half-lives; what is older weighs nothing: the clock may jump by decades
 _MOST_MIB: Final = (1 << 32) - 1
 _LATEST: Final = 1e11  # seconds since 1970: later times are no times
 
@@ -42,8 +43,8 @@ class Need:
         starts: how often it was seen to start.
         worked: seconds in which it used the card, older ones weighing less.
         cores: the demand that the given part of that time stayed below; None if it never worked.
-        hours: the greatest amount of memory in each hour of the last day, oldest first; those that were
-        watched. days: the same of each day of the last week.
+        hours: the greatest amount of memory in each hour of the last day that was watched, oldest first.
+        days: the same of each day of the last week.
         refused: what it would have held with the allocation that was last refused; 0: none in the last day.
     """
 
@@ -132,15 +133,13 @@ class Demand:
         """One was at work for ``seconds`` until ``now``: ``busy`` of them on the card, so many held back."""
         free = seconds - min(held_back, seconds)
         share = min(1.0, busy / free) if free > busy else 1.0
+        self._rebase(now)
         if busy > 0:
             self._weights[math.ceil(share * CORES_PER_CARD)] += seconds * self._weight(now)
-        if now - self._base > _REBASE * self.half_life:
-            scale = 1 / self._weight(now)
-            self._weights = array("f", (weight * scale for weight in self._weights))
-            self._base = now
 
     def need(self, now: float, percentile: float) -> Need:
         """What it amounts to ``now``; ``percentile``: of the time it worked, 0 to 100."""
+        self._rebase(now)
         total = sum(self._weights)
         return Need(
             seconds=max(0.0, now - self.first),
@@ -174,7 +173,15 @@ class Demand:
         return made
 
     def _weight(self, now: float) -> float:
-        return float(2 ** ((now - self._base) / self.half_life))
+        """At least 1: a clock that goes back makes nothing older."""
+        return float(2 ** (max(0.0, now - self._base) / self.half_life))
+
+    def _rebase(self, now: float) -> None:
+        age = (now - self._base) / self.half_life
+        if age > _REBASE:
+            scale = 2 ** -min(age, _AGES)
+            self._weights = array("f", (weight * scale for weight in self._weights))
+            self._base = now
 
     def _percentile(self, below: float) -> int:
         return min(bisect_left(list(accumulate(self._weights)), below), CORES_PER_CARD)
@@ -201,9 +208,7 @@ def _weight(value: Any) -> float:
 
 
 def pooled(needs: Sequence[Need]) -> Need:
-    """The need of one template from that of its replicas: the greatest of each, hour by hour; at least
-    one.
-    """
+    """The need of a template from that of its replicas, one at least: the greatest of each, hour by hour."""
     cores = [need.cores for need in needs if need.cores is not None]
     return Need(
         seconds=max(need.seconds for need in needs),

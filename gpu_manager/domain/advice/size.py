@@ -13,15 +13,11 @@ from typing import Final
 from gpu_manager.domain.advice.demand import DAY, HOUR, Need
 from gpu_manager.domain.resources import Amount, format_bytes
 
-WATCHED_SECONDS: Final = (
-    DAY  # before anything is advised to shrink: most programs differ by the hour of the day
-)
+WATCHED_SECONDS: Final = DAY  # before a smaller size is advised: programs differ by the hour of the day
 STARTS: Final = 3  # of the container or its replicas: the data of one run are not those of all
 LONG_SECONDS: Final = 7 * DAY  # whoever runs for so long need not start again to be known
 WORKED_SECONDS: Final = 600.0  # of work before cores are judged
-FULL: Final = (
-    0.85  # of the limit: programs that size themselves by the memory they see take nine tenths of it
-)
+FULL: Final = 0.85  # of the limit: programs that size themselves by what they see take nine tenths of it
 _CALM_HOURS: Final = 6  # without a new greatest amount: what still grows within the day has grown since then
 _RISING_DAYS: Final = 3
 
@@ -56,9 +52,7 @@ class Advice:
 
 
 def advise(need: Need, given: Amount, unit: int, policy: AdvicePolicy | None = None) -> Advice:
-    """The size for a container that was ``given`` a share of one card; ``unit`` is bytes of a unit of
-    memory.
-    """
+    """The size for a container that was ``given`` a part of one card; ``unit``: bytes of a unit of memory."""
     return Advice(_cores(need, given.cores), _memory(need, given.memory, unit, policy or AdvicePolicy()))
 
 

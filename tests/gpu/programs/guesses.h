@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MIB = 1 << 20, DEVICE = 1, PINNED = 1, BY_DESCRIPTOR = 1, GLOBAL = 0, RELAXED = 2, AUTO_FREE = 1 };
 enum { POOL_THRESHOLD = 4, POOL_RESERVED = 5, POOL_USED = 7, GRAPH_RESERVED = 2, HEAP_LIMIT = 2 };
@@ -55,6 +56,22 @@ static inline void answer(const char *what, long long value) {
 static inline void synchronise(void) {
     FIND(cuStreamSynchronize, 2000, (void *));
     answer("synchronise", cuStreamSynchronize(stream));
+}
+
+/* This program again, as a process that is to be killed; it says by `ready` when. */
+static inline pid_t run_victim(int *ready) {
+    int ends[2];
+    must(pipe(ends), "pipe");
+    pid_t victim = fork();
+    if (victim == 0) {
+        char number[16];
+        snprintf(number, sizeof number, "%d", ends[1]);
+        execl("/proc/self/exe", "guesses", "victim", number, (char *)NULL);
+        _exit(1);
+    }
+    close(ends[1]);
+    *ready = ends[0];
+    return victim;
 }
 
 static inline pointer allocate(size_t bytes) {

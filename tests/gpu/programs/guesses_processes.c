@@ -9,18 +9,10 @@
 /* Ends before its child, which was forked with all of the driver's descriptors and touches none. */
 static void killed_with_a_child(void) {
     enum { SETTLE_MS = 500 };
-    int ready[2];
+    int ready;
     pid_t child = 0;
-    must(pipe(ready), "pipe");
-    pid_t victim = fork();
-    if (victim == 0) {
-        char number[16];
-        snprintf(number, sizeof number, "%d", ready[1]);
-        execl("/proc/self/exe", "guesses", "victim", number, (char *)NULL);
-        _exit(1);
-    }
-    close(ready[1]);
-    if (read(ready[0], &child, sizeof child) != sizeof child)
+    pid_t victim = run_victim(&ready);
+    if (read(ready, &child, sizeof child) != sizeof child)
         must(1, "the victim");
     kill(victim, SIGKILL);
     waitpid(victim, NULL, 0);

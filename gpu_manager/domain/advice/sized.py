@@ -1,0 +1,83 @@
+"""The containers of a workload with the size advised for them, and their form in the agent's ``/advice``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpu_manager.domain.advice.demand import Need, pooled
+from gpu_manager.domain.advice.size import Advice, AdvicePolicy, advise
+from gpu_manager.domain.resources import Amount
+
+Workload = tuple[str, str, str]  # namespace, kind/name, container
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """The pods of a workload, what their container was given and seen to need, and the advice.
+
+    ``unit`` is bytes of a unit of memory.
+    """
+
+    workload: Workload
+    pods: tuple[str, ...]
+    given: Amount
+    unit: int
+    need: Need
+    advice: Advice
+
+
+def largest(given: Iterable[Amount]) -> Amount:
+    """What counts as given where replicas differ, as while a template is rolled out."""
+    return max(given, key=lambda amount: (amount.memory, amount.cores))
+
+
+def pool(found: Iterable[Sized], policy: AdvicePolicy) -> Sequence[Sized]:
+    """Return one for each workload, from those of all nodes: one template has one size."""
+    members: dict[Workload, list[Sized]] = {}
+    for one in found:
+        members.setdefault(one.workload, []).append(one)
+    return [_together(workload, ones, policy) for workload, ones in sorted(members.items())]
+
+
+def _together(workload: Workload, ones: Sequence[Sized], policy: AdvicePolicy) -> Sized:
+    need, given = pooled([one.need for one in ones]), largest(one.given for one in ones)
+    names, unit = sorted(pod for one in ones for pod in one.pods), max(one.unit for one in ones)
+    return Sized(workload, tuple(names), given, unit, need, advise(need, given, unit, policy))
+
+
+def sized_json(one: Sized) -> dict[str, Any]:
+    """Return the form for programs."""
+    namespace, workload, container = one.workload
+    return {
+        "namespace": namespace,
+        "workload": workload,
+        "container": container,
+        "pods": list(one.pods),
+        "unit": one.unit,
+        "given": asdict(one.given),
+        "need": asdict(one.need),
+        "advised": asdict(one.advice),
+    }
+
+
+def read_sized(row: Mapping[str, Any]) -> Sized:
+    """Read what :func:`sized_json` gave; the advice is made anew.
+
+    Raises:
+        KeyError, TypeError, ValueError, OverflowError: it is something else.
+    """
+    need = Need(
+        seconds=float(row["need"]["seconds"]),
+        starts=int(row["need"]["starts"]),
+        worked=float(row["need"]["worked"]),
+        cores=None if row["need"]["cores"] is None else int(row["need"]["cores"]),
+        hours=tuple(int(size) for size in row["need"]["hours"]),
+        days=tuple(int(size) for size in row["need"]["days"]),
+        refused=int(row["need"]["refused"]),
+    )
+    given, unit = Amount(int(row["given"]["cores"]), int(row["given"]["memory"])), max(1, int(row["unit"]))
+    workload = str(row["namespace"]), str(row["workload"]), str(row["container"])
+    pods = tuple(str(pod) for pod in row["pods"])
+    return Sized(workload, pods, given, unit, need, advise(need, given, unit))
