@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gpu_manager.adapters.kubelet import SocketWatch
 from gpu_manager.adapters.kubelet.directory import DirectoryWatch
 
 LONG = 30.0
@@ -57,6 +60,39 @@ def test_a_directory_in_the_place_of_another_is_watched(watch: DirectoryWatch, t
     assert watch.arm()
     (place / "new").touch()
     assert ends_at_once(watch)
+
+
+def instances() -> int:
+    """Return the inotify instances of this process."""
+    found = 0
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of this listing, or of a thread that ended
+            found += one.readlink().name.endswith("inotify")
+    return found
+
+
+def test_an_instance_is_held_only_while_a_directory_is_watched(tmp_path: Path) -> None:
+    before = instances()
+    watch = DirectoryWatch(tmp_path)
+    assert instances() == before
+    assert watch.arm()
+    assert instances() == before + 1
+    watch.close()
+    assert instances() == before
+    assert watch.arm(), "it can be had again"
+    assert instances() == before + 1
+    del watch
+    assert instances() == before
+
+
+def test_a_stopped_watch_of_sockets_gives_its_instance_back(tmp_path: Path) -> None:
+    before = instances()
+    looked = threading.Event()
+    watch = SocketWatch(tmp_path, ["own.sock"], lambda change: looked.set())
+    watch.start()
+    assert looked.wait(LONG)
+    watch.stop()
+    assert instances() == before
 
 
 def test_a_wait_can_be_ended(watch: DirectoryWatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -34,19 +35,22 @@ class DirectoryWatch:
     def __init__(self, directory: Path) -> None:
         self._directory = os.fsencode(directory)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # A node's inotify instances are few, and others may hold them all.
-        self._inotify: int = _LIBC.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        weakref.finalize(self, os.close, self._wake)
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
-        if self._inotify >= 0:
-            self._poll.register(self._inotify, select.POLLIN)
+        self._inotify = -1
+        self._give_back: weakref.finalize[[int], DirectoryWatch] | None = None
 
     def arm(self) -> bool:
         """Watch the directory that has the name now. What changes from here on ends :meth:`wait`; False if
-        that cannot be had.
+        that cannot be had: a user has few inotify instances, and others may hold them all.
         """
         if self._inotify < 0:
-            return False
+            self._inotify = _LIBC.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+            if self._inotify < 0:
+                return False
+            self._give_back = weakref.finalize(self, os.close, self._inotify)
+            self._poll.register(self._inotify, select.POLLIN)
         return int(_LIBC.inotify_add_watch(self._inotify, self._directory, _MASK)) >= 0
 
     def wait(self, seconds: float) -> None:
@@ -59,7 +63,8 @@ class DirectoryWatch:
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Give the descriptors back; nobody waits any more."""
-        os.close(self._wake)
-        if self._inotify >= 0:
-            os.close(self._inotify)
+        """Give the inotify instance back, by the thread that waits; the next :meth:`arm` takes another."""
+        if self._give_back is not None:
+            self._poll.unregister(self._inotify)
+            self._give_back()
+            self._inotify, self._give_back = -1, None

@@ -128,6 +128,7 @@ class SocketWatch:
             watched = self._directory.arm()
             self._look()
             self._directory.wait(LOOK_SECONDS if watched else self._interval)
+        self._directory.close()
 
     def _look(self) -> None:
         now = stamp_of(self._kubelet)
