@@ -172,6 +172,11 @@ cluster-double-offers: cluster-build tools image ## a second device plugin besid
 release-trial: cluster-build tools ## the newest of build/release tried as a user would, on a cluster made anew (root)
 	$(BIN)/python -m tests.cluster release $$(ls -td $(CURDIR)/build/release/*/ | head -1)
 
+FOREIGN := $(if $(filter aarch64,$(shell uname -m)),x86_64,aarch64)
+foreign-image: $(STAMP) ## the image for the other architecture, built and run under an emulator (root; qemu-user-static)
+	$(BIN)/python deploy/image/build.py --machine $(FOREIGN) --output build/image/gpu-manager-$(FOREIGN).tar
+	$(BIN)/python -m tests.cluster foreign build/image/gpu-manager-$(FOREIGN).tar
+
 cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster, cluster-starts, cluster-rollouts and cluster-double-offers into bench/results
 	$(BIN)/python -m tests.cluster record
 
@@ -198,4 +203,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts cluster-double-offers release-trial cluster-record cluster-down
+.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts cluster-double-offers release-trial foreign-image cluster-record cluster-down

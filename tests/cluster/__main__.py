@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak MINUTES|starts|rollouts [COUNT]|double-offers [COUNT]|release DIRECTORY|record``
+``python -m tests.cluster build|up|down|status|soak MINUTES|starts|rollouts [COUNT]|double-offers [COUNT]|release DIRECTORY|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -10,7 +10,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.cluster import build, double_offers, product, record, release_trial, rollouts, soak, starts
+from tests.cluster import (
+    build,
+    double_offers,
+    foreign_image,
+    product,
+    record,
+    release_trial,
+    rollouts,
+    soak,
+    starts,
+)
 from tests.cluster.cluster import Cluster, NotRunningError
 from tests.cluster.parts import ROOT, MissingError
 
@@ -54,6 +64,8 @@ def main() -> int:
             return 1 if found.double else 0
         elif words[:1] == ["release"] and len(words) == 2:
             return release_trial.main(Path(words[1]))
+        elif words[:1] == ["foreign"] and len(words) == 2:
+            return foreign_image.main(Path(words[1]))
         elif words == ["record"]:
             print(f"{record.RESULTS.relative_to(ROOT)}: {', '.join(record.commit()) or 'nothing was run'}")
         else:

@@ -10,7 +10,8 @@ NOT_RUN: Final = """\
 ## Not run
 
 - `kubectl-vcuda` is one Python file without compiled parts; it was run on Linux, not on macOS.
-- The image and the wheel for arm64 were built by a cross compiler on another machine and were not run.
+- The image and the wheel for arm64 were built by a cross compiler on another machine. Their programs were
+  run under an emulator (`make foreign-image`), never on an arm64 machine or beside a card.
 """
 
 
