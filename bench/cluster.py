@@ -13,7 +13,7 @@ from typing import Any, Final
 from bench.rows import Row
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "cluster.json"
-ENOUGH: Final = 1000  # starts of a soak that counts as full
+ENOUGH: Final = 1500  # starts of a soak that counts as full
 ENOUGH_ROLLOUTS: Final = 10
 ENOUGH_ORDERS: Final = 100
 
@@ -27,8 +27,11 @@ def rows(*, full: bool) -> Iterator[Row]:
 def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:
     """A row for each promise; what was never run has no figure."""
     yield _starts(results.get("starts"))
-    for key in ("wrong", "unexpected_admission_errors", "leaks"):
-        yield _soak(f"soak_{key}", key, results.get("soak"))
+    soak = results.get("soak")
+    yield _soak("soak_wrong", "wrong", soak)
+    yield _soak("soak_leaks", "leaks", soak)
+    yield _soak("node_refusals", "unexpected_admission_errors", soak)
+    yield _other_cards(soak)
     yield _rollouts(results.get("rollouts"))
     yield _double_offers(results.get("double_offers"))
     yield from _suite(results.get("e2e"))
@@ -56,6 +59,15 @@ def _soak(name: str, key: str, found: Mapping[str, Any] | None) -> Row:
         note += f", {found['forced']} deleted by force; books compared {found['looks']} times, {gap}"
     full = found["starts"] >= ENOUGH
     return Row(name, found[key], "count", "= 0", full=full, note=f"{note}; {_on(found)}")
+
+
+def _other_cards(soak: Mapping[str, Any] | None) -> Row:
+    name, unit, bar = "other_card_percent", "%", "≤ 2"
+    if soak is None or "elsewhere" not in soak:
+        return Row(name, None, unit, bar, note="not counted in the last run: make soak-cluster")
+    note = f"{soak['elsewhere']} of {soak['granted']} containers are on other cards than the extender chose"
+    full = soak["starts"] >= ENOUGH
+    return Row(name, round(100 * soak["elsewhere"] / soak["granted"], 2), unit, bar, full=full, note=note)
 
 
 def _rollouts(found: Mapping[str, Any] | None) -> Row:

@@ -88,6 +88,11 @@ def metrics(cluster: Cluster) -> Holdings:
     return {key: (round(one[_CORES] * 100), int(one[_MEMORY])) for key, one in found.items()}
 
 
+def total(cluster: Cluster, name: str) -> float:
+    """The sum of a metric's series by ``/metric``."""
+    return sum(value for found, _, value in _samples(cluster) if found == name)
+
+
 _CORES: Final = "vcuda_container_core_limit_ratio"
 _MEMORY: Final = "vcuda_container_memory_limit_bytes"
 # View → how to read it, and whether it shows what an init container holds that has ended.

@@ -10,7 +10,7 @@ from bench.cluster import rows_of
 from bench.rows import Row
 
 VERSIONS = {"kubernetes": "v1.36.3"}
-SOAK = {"seconds": 900.0, "starts": 1000, "wrong": 0, "unexpected_admission_errors": 0, "leaks": 0}
+SOAK = {"seconds": 900.0, "starts": 1500, "wrong": 0, "unexpected_admission_errors": 0, "leaks": 0}
 STARTS = {"added_ms": 80, "plain_ms": 900, "shared_ms": 980, "pairs": 30}
 TESTS = {"test_a.py::one": "passed", "test_a.py::two": "failed"}
 SUITE = {"seconds": 600.0, "passed": 1, "failed": 1, "skipped": 0, "tests": TESTS}
@@ -32,8 +32,8 @@ def test_a_run_with_a_failed_test_does_not_hold_and_names_it() -> None:
     assert "test_a.py::two" in row.note
 
 
-@pytest.mark.parametrize(("starts", "full"), [(999, False), (1000, True)])
-def test_a_soak_counts_as_full_from_a_thousand_starts(starts: int, full: bool) -> None:
+@pytest.mark.parametrize(("starts", "full"), [(1499, False), (1500, True)])
+def test_a_soak_counts_as_full_from_1500_starts(starts: int, full: bool) -> None:
     row = rows(soak={**SOAK, "starts": starts})["soak_wrong"]
     assert (row.full, row.holds) == (full, True)
 
@@ -70,6 +70,12 @@ def test_a_leak_is_a_row_of_its_own() -> None:
     found = rows(soak={**SOAK, "leaks": 2})
     assert found["soak_leaks"].holds is False
     assert found["soak_wrong"].holds is True
+
+
+def test_containers_on_other_cards_than_the_extender_chose_are_told_in_percent() -> None:
+    row = rows(soak={**SOAK, "elsewhere": 60, "granted": 2000})["other_card_percent"]
+    assert (row.figure, row.full, row.holds) == (3.0, True, False)
+    assert rows(soak=SOAK)["other_card_percent"].figure is None
 
 
 def test_a_pods_start_stands_beside_the_same_pods_without_a_share() -> None:
