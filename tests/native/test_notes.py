@@ -7,13 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.native.conftest import Guest, usage_of
-from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, Container
+from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, Container, Program, program
 from tests.native.fake_driver import install, python
+from tests.native.tools import run, tool
 from vcuda.page.limits import LIMITS_SIZE
-from vcuda.page.usage import MAX_NOTES, NoteCode
+from vcuda.page.usage import MAX_NOTES, FrameworkCode, NoteCode
 
 Start = Callable[..., Guest]
 LIMIT = 256 * MIB
+LOADED = [
+    ("site-packages/torch/lib/libtorch_cuda.so", FrameworkCode.PYTORCH),
+    ("site-packages/vllm/_C.abi3.so", FrameworkCode.VLLM),
+    ("site-packages/sgl_kernel/common_ops.so", FrameworkCode.SGLANG),
+    ("site-packages/jaxlib/xla_extension.so", FrameworkCode.JAX),
+    ("site-packages/tensorflow/libtensorflow_framework.so.2", FrameworkCode.TENSORFLOW),
+    ("capi/libonnxruntime_providers_cuda.so", FrameworkCode.ONNXRUNTIME),
+    ("lib/libnvinfer.so.10", FrameworkCode.TENSORRT),
+    ("lib/libggml-cuda.so", FrameworkCode.GGML),
+    ("site-packages/cupy/_core/core.so", FrameworkCode.CUPY),
+]
 NOT_READY = 802
 
 
@@ -24,6 +36,27 @@ def test_a_refused_allocation_is_noted_with_what_was_asked_and_what_was_there(co
     (note,) = container.usage.notes
     assert (note.code, note.pid, note.card) == (NoteCode.MEMORY_REFUSED, guest.process.pid, 0)
     assert (note.bytes, note.used, note.limit) == (200 * MIB, CONTEXT, 256 * MIB)
+    assert (note.pooled, note.framework) == (0, 0)
+
+
+def test_a_refusal_says_what_the_pools_of_the_process_hold(container: Container) -> None:
+    guest = container.program().start()
+    assert guest("cuMemAllocAsync", OUT, 100 * MIB, 0).result == 0
+    assert guest("cuMemAlloc_v2", OUT, 200 * MIB).result == OUT_OF_MEMORY
+    (note,) = container.usage.notes
+    assert (note.bytes, note.used, note.pooled) == (200 * MIB, CONTEXT + 100 * MIB, 100 * MIB)
+
+
+def test_a_refusal_says_what_framework_the_process_has_loaded(tmp_path: Path) -> None:
+    with Container(tmp_path, LIMIT) as container:
+        for path, framework in LOADED:
+            library = tmp_path / path
+            library.parent.mkdir(parents=True, exist_ok=True)
+            run(tool("cc"), "-shared", "-x", "c", "/dev/null", "-o", library)
+            guest = Program(program("prog_call"), container.env() | {"LD_PRELOAD": str(library)}).start()
+            assert guest("cuMemAlloc_v2", OUT, 200 * MIB).result == OUT_OF_MEMORY
+            guest.end()
+            assert container.usage.notes[-1].framework == framework
 
 
 def test_a_program_that_asks_for_too_much_in_a_loop_notes_it_once_a_second(container: Container) -> None:

@@ -24,6 +24,7 @@ from vcuda.page.usage import (
     USAGE_MAGIC,
     USAGE_SIZE,
     CardUsage,
+    FrameworkCode,
     Note,
     NoteCode,
     Slot,
@@ -112,7 +113,7 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
             "last_busy_ns longest_ns window_busy_ns window_start_ns"),
         ),
         ("usage", usage._NOTES_WRITTEN, usage._NOTES_WRITTEN_OFFSET, "notes"),
-        ("note", usage._NOTE, 0, "number when_ns code pid card reserved0 bytes used limit text"),
+        ("note", usage._NOTE, 0, "number when_ns code pid card framework bytes used limit text pooled"),
         ("slot", usage._SLOT, 0, "state pid pid_namespace start_time nonce heartbeat_ns movable untold inflight charged"),
     ],
 )  # fmt: skip
@@ -129,7 +130,7 @@ def test_every_member_of_the_header_is_known_to_python() -> None:
     slot_names = {field.name for field in dataclasses.fields(Slot)} - {"index"}
     assert set(fields_of("slot")) - {"state", "reserved"} == slot_names
     note_names = {field.name for field in dataclasses.fields(Note)}
-    assert set(fields_of("note")) - {"reserved0", "reserved"} == note_names
+    assert set(fields_of("note")) == note_names
 
 
 def test_sizes_agree(facts: dict[str, int]) -> None:
@@ -160,6 +161,8 @@ def test_constants_agree(facts: dict[str, int]) -> None:
     assert facts["VCUDA_NOTES"] == MAX_NOTES
     assert all(facts[f"VCUDA_NOTE_{code.name}"] == code for code in NoteCode)
     assert sum(name.startswith("VCUDA_NOTE_") for name in facts) == len(NoteCode)
+    assert all(facts[f"VCUDA_FRAMEWORK_{code.name}"] == code for code in FrameworkCode)
+    assert facts["VCUDA_FRAMEWORKS"] == len(FrameworkCode)
     assert facts["VCUDA_CHARGED_MASK"] == MAX_BYTES
     assert facts["VCUDA_SLOT_LIVE"] == usage._SLOT_LIVE
     flags = (limits._FAIL_OPEN, limits._ELASTIC, limits._OVERSUBSCRIBE)

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.contract import CORE, EVENT_LIBRARY_MESSAGE, MEMORY
-from gpu_manager.domain.enforcement.library_messages import LibraryMessage, LibraryMessageKind
+from gpu_manager.domain.enforcement.library_messages import Framework, LibraryMessage, LibraryMessageKind
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
@@ -102,8 +102,12 @@ def test_a_note_is_told_once_in_the_log_as_a_metric_and_to_the_pods_owner(rig: R
     (line,) = rig.look()
     assert line == {
         "event": "library_message", "log_level": "info", "pod": "team/a", "container": "train",
-        "kind": "memory-refused", "note": "process 17 was refused 6 GiB of card 0: 4 GiB of 5 GiB are used",
+        "kind": "memory-refused", "note": line["note"],
     }  # fmt: skip
+    assert line["note"].startswith(
+        "process 17 was refused 6 GiB of card 0: the container holds 4 GiB of its 5 GiB; "
+    )
+    assert "tencent.com/vcuda-memory: 40 (10 GiB)" in line["note"]
     assert rig.pods.events == [("team/a", EVENT_LIBRARY_MESSAGE, f'container "train": {line["note"]}')]
     assert counts(rig.metrics.library_notes) == {"memory-refused": 1}
     assert rig.look() == []
@@ -197,12 +201,14 @@ def test_notes_are_those_of_the_page_as_it_was_last_read(tenants: FileControlPag
         file.seek(usage_page._NOTES_WRITTEN_OFFSET)
         file.write(struct.pack("<Q", 2))
         file.seek(usage_page._NOTES_OFFSET)
-        file.write(usage_page._NOTE.pack(1, 2_000_000_000, 1, 17, 0, 0, 3, 2, 1, b"x"))
-        file.write(usage_page._NOTE.pack(2, 2_000_000_000, 99, 17, 0, 0, 3, 2, 1, b"of a later library"))
+        file.write(usage_page._NOTE.pack(1, 2_000_000_000, 1, 17, 0, 3, 3, 2, 1, b"x", 1))
+        file.write(usage_page._NOTE.pack(2, 2_000_000_000, 99, 17, 0, 0, 3, 2, 1, b"of a later library", 0))
     assert tenants.notes(NAME) == ()
     tenants.usage(NAME)
     assert tenants.notes(NAME) == (
-        LibraryMessage(1, 2.0, LibraryMessageKind.MEMORY_REFUSED, 17, CARD, 3, 2, 1, "x"),
+        LibraryMessage(
+            1, 2.0, LibraryMessageKind.MEMORY_REFUSED, 17, CARD, 3, 2, 1, "x", 1, Framework.PYTORCH
+        ),
     )
     tenants.remove(NAME)
     assert tenants.notes(NAME) == ()

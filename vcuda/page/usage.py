@@ -33,7 +33,7 @@ _COUNTERS: Final = struct.Struct("<QQ112xQQQQQ64s")
 _COUNTERS_OFFSET: Final = 128
 _NOTES_WRITTEN: Final = struct.Struct("<Q")
 _NOTES_WRITTEN_OFFSET: Final = 384
-_NOTE: Final = struct.Struct("<QQIIIIQQQ64s8x")
+_NOTE: Final = struct.Struct("<QQIIIIQQQ64sQ")
 _NOTES_OFFSET: Final = 512
 _NOTE_TEXT: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_ .:-")
 _CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQ88xQQQQ96x")
@@ -52,6 +52,20 @@ class NoteCode(IntEnum):
     UNKNOWN_FUNCTION = 3
     ROUTED_BY_NAME = 4
     LIMITS_LOST = 5
+
+
+class FrameworkCode(IntEnum):
+    """What the process that wrote a note has loaded; a newer library may know others."""
+
+    VLLM = 1
+    SGLANG = 2
+    PYTORCH = 3
+    JAX = 4
+    TENSORFLOW = 5
+    ONNXRUNTIME = 6
+    TENSORRT = 7
+    GGML = 8
+    CUPY = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +114,9 @@ class Slot:
 class Note:
     """A message of a process to the host. ``code`` may be unknown to :class:`NoteCode`; ``card`` may be None.
 
-    ``bytes``, ``used`` and ``limit`` are bytes. ``text`` is untrusted and reduced to at most 63 letters,
-    digits and ``_ .:-``.
+    ``framework`` is a :class:`FrameworkCode`, 0 or unknown. ``bytes``, ``used``, ``limit`` and ``pooled``
+    (what memory pools have reserved of ``used``) are bytes. ``text`` is untrusted and reduced to at most 63
+    letters, digits and ``_ .:-``.
     """
 
     number: int
@@ -109,10 +124,12 @@ class Note:
     code: int
     pid: int
     card: int | None
+    framework: int
     bytes: int
     used: int
     limit: int
     text: str
+    pooled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +239,7 @@ def _read_slots(image: bytes, count: int, cards: int) -> tuple[Slot, ...]:
 
 
 def _read_note(image: bytes, place: int, cards: int) -> Note:
-    number, when, code, pid, card, _, asked, used, limit, text = _NOTE.unpack_from(
+    number, when, code, pid, card, framework, asked, used, limit, text, pooled = _NOTE.unpack_from(
         image, _NOTES_OFFSET + place * _NOTE.size
     )
     word = text.split(b"\0", 1)[0][:63].decode("ascii", "replace")
@@ -232,10 +249,12 @@ def _read_note(image: bytes, place: int, cards: int) -> Note:
         code=code,
         pid=pid,
         card=card if card < cards else None,
+        framework=framework,
         bytes=min(asked, MAX_NS),
         used=min(used, MAX_BYTES),
         limit=min(limit, MAX_BYTES),
         text="".join(c for c in word if c in _NOTE_TEXT),
+        pooled=min(pooled, MAX_BYTES),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import Excess
-from gpu_manager.domain.enforcement.library_messages import LibraryMessage, LibraryMessageKind
+from gpu_manager.domain.enforcement.library_messages import Framework, LibraryMessage, LibraryMessageKind
 from gpu_manager.ports import Correction
 from vcuda.page import limits as limits_page
 from vcuda.page import usage as usage_page
@@ -18,6 +18,9 @@ _NS: Final = 1e-9
 
 _KINDS: Final[Mapping[int, LibraryMessageKind]] = {
     code: LibraryMessageKind[code.name] for code in usage_page.NoteCode
+}
+_FRAMEWORKS: Final[Mapping[int, Framework]] = {
+    code: Framework[code.name] for code in usage_page.FrameworkCode
 }
 
 
@@ -37,6 +40,8 @@ def _message(note: usage_page.Note, cards: Sequence[CardUuid]) -> LibraryMessage
         used=note.used,
         limit=note.limit,
         text=note.text,
+        pooled=min(note.pooled, note.used),
+        framework=_FRAMEWORKS.get(note.framework),
     )
 
 

@@ -11,7 +11,8 @@ from enum import Enum
 from typing import Final
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.resources import format_bytes
+from gpu_manager.domain.contract import MEMORY
+from gpu_manager.domain.resources import LARGEST_COUNT, format_bytes
 
 
 class LibraryMessageKind(Enum):
@@ -24,6 +25,32 @@ class LibraryMessageKind(Enum):
     LIMITS_LOST = "limits-lost"
 
 
+class Framework(Enum):
+    """A framework that libvcuda knows by its loaded files; the value is its name."""
+
+    VLLM = "vLLM"
+    SGLANG = "SGLang"
+    PYTORCH = "PyTorch"
+    JAX = "JAX"
+    TENSORFLOW = "TensorFlow"
+    ONNXRUNTIME = "ONNX Runtime"
+    TENSORRT = "TensorRT"
+    GGML = "llama.cpp"
+    CUPY = "CuPy"
+
+
+_HELP: Final = {
+    Framework.VLLM: "a lower --gpu-memory-utilization, --max-model-len or --max-num-seqs",
+    Framework.SGLANG: "a lower --mem-fraction-static or --max-running-requests",
+    Framework.PYTORCH: "a smaller batch, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    Framework.JAX: "a smaller batch, or a lower XLA_PYTHON_CLIENT_MEM_FRACTION",
+    Framework.TENSORFLOW: "a smaller batch, or TF_FORCE_GPU_ALLOW_GROWTH=true",
+    Framework.ONNXRUNTIME: "a smaller batch, or gpu_mem_limit and arena_extend_strategy=kSameAsRequested "
+    "of its CUDA provider",
+    Framework.TENSORRT: "a smaller batch, or a smaller workspace (setMemoryPoolLimit)",
+    Framework.GGML: "a lower --n-gpu-layers or --ctx-size",
+    Framework.CUPY: "smaller arrays, or free_all_blocks() of its memory pool",
+}
 FOR_THE_POD: Final = frozenset({LibraryMessageKind.MEMORY_REFUSED, LibraryMessageKind.CUDA_REFUSED})
 """Kinds that the pod's owner can fix; the others are for the operator."""
 TROUBLE: Final = frozenset(LibraryMessageKind) - {LibraryMessageKind.MEMORY_REFUSED}
@@ -32,7 +59,10 @@ TROUBLE: Final = frozenset(LibraryMessageKind) - {LibraryMessageKind.MEMORY_REFU
 
 @dataclass(frozen=True, slots=True)
 class LibraryMessage:
-    """A library message: ``at`` in monotonic seconds, ``pid`` inside the container; sizes in bytes."""
+    """A library message: ``at`` in monotonic seconds, ``pid`` inside the container; sizes in bytes.
+
+    ``pooled`` is what memory pools of the process have reserved of ``used``, which is the whole container's.
+    """
 
     number: int
     at: float
@@ -43,17 +73,36 @@ class LibraryMessage:
     used: int = 0
     limit: int = 0
     text: str = ""
+    pooled: int = 0
+    framework: Framework | None = None
 
 
-def sentence(note: LibraryMessage, card: str) -> str:
-    """Format the message as a sentence; ``card`` is the card's name for the reader."""
-    who = f"process {note.pid}"
+def _refused(note: LibraryMessage, who: str, card: str, capacity: int, unit: int) -> str:
+    """Return what was asked, held and reserved by pools, and what would help."""
+    asked = format_bytes(note.asked) if note.asked < LARGEST_COUNT else "a graph of unknown size"
+    pools = f", {format_bytes(note.pooled)} of it reserved by its memory pools" if note.pooled else ""
+    helps = _HELP[note.framework] if note.framework else "a smaller batch or model"
+    units = -(-(note.used + note.asked) // unit)
+    if units * unit <= capacity:
+        helps = f"{MEMORY}: {units} ({format_bytes(units * unit)}), {helps}"
+    else:
+        helps += f"; {card} has {format_bytes(capacity)} in all" if capacity else ""
+    return (
+        f"{who} was refused {asked} of {card}: the container holds "
+        f"{format_bytes(note.used)} of its {format_bytes(note.limit)}{pools}; what would help: {helps}"
+    )
+
+
+def sentence(note: LibraryMessage, card: str, capacity: int, unit: int) -> str:
+    """Format the message as a sentence.
+
+    ``card`` is the card's name for the reader, ``capacity`` the most of its memory that a container can
+    have and ``unit`` what one of ``tencent.com/vcuda-memory`` is, in bytes.
+    """
+    who = f"process {note.pid}" + (f" ({note.framework.value})" if note.framework else "")
     match note.kind:
         case LibraryMessageKind.MEMORY_REFUSED:
-            return (
-                f"{who} was refused {format_bytes(note.asked)} of {card}: "
-                f"{format_bytes(note.used)} of {format_bytes(note.limit)} are used"
-            )
+            return _refused(note, who, card, capacity, unit)
         case LibraryMessageKind.CUDA_REFUSED:
             return f"{who} was refused CUDA: {note.text}"
         case LibraryMessageKind.UNKNOWN_FUNCTION:

@@ -32,7 +32,7 @@ MOST_LINES = 6
 """Lines in the log about one container in a window; of the rest the number."""
 OLD_SECONDS = 60.0
 """What was noted longer than this before the first look was told by the agent that ran then."""
-EVENT_SECONDS = 600.0
+EVENT_SECONDS = 60.0
 """Between two Events on a container for the same kind of note."""
 
 
@@ -96,7 +96,7 @@ class LibraryMessages:
 
     def _tell(self, grant: Grant, heard: _Heard, note: LibraryMessage, now: float) -> None:
         self._metrics.library_notes.labels(note.kind.value).inc()
-        text = sentence(note, self._name(note))
+        text = self._sentence(note)
         if heard.lines < MOST_LINES:
             heard.lines += 1
             tell = log.warning if note.kind in TROUBLE else log.info
@@ -111,8 +111,11 @@ class LibraryMessages:
             heard.events[note.kind] = now
             self._pods.event(pod, EVENT_LIBRARY_MESSAGE, f'container "{grant.key[1]}": {text}', warning=True)
 
-    def _name(self, note: LibraryMessage) -> str:
-        return "a card" if note.card is None else f"card {self._state.node.index(note.card)}"
+    def _sentence(self, note: LibraryMessage) -> str:
+        node = self._state.node
+        state = node.card(note.card) if note.card else None
+        name = f"card {node.index(note.card)}" if note.card else "a card"
+        return sentence(note, name, state.card.capacity(node.unit).memory if state else 0, node.unit)
 
 
 def _fields(grant: Grant) -> dict[str, str]:

@@ -27,7 +27,7 @@
 #endif
 
 #define VCUDA_ABI_MAJOR 1
-#define VCUDA_ABI_MINOR 3
+#define VCUDA_ABI_MINOR 4
 #define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
 #define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
 #define VCUDA_MAX_CARDS 16
@@ -149,18 +149,30 @@ struct vcuda_slot {
 #define VCUDA_NOTE_LIMITS_LOST 5u      /* both copies turned invalid; the last limits read stay in force */
 #define VCUDA_NO_CARD UINT32_MAX
 
+/* What the process has loaded, the first in this order. Since minor 4. */
+#define VCUDA_FRAMEWORK_VLLM 1u
+#define VCUDA_FRAMEWORK_SGLANG 2u
+#define VCUDA_FRAMEWORK_PYTORCH 3u
+#define VCUDA_FRAMEWORK_JAX 4u
+#define VCUDA_FRAMEWORK_TENSORFLOW 5u
+#define VCUDA_FRAMEWORK_ONNXRUNTIME 6u
+#define VCUDA_FRAMEWORK_TENSORRT 7u
+#define VCUDA_FRAMEWORK_GGML 8u
+#define VCUDA_FRAMEWORK_CUPY 9u
+#define VCUDA_FRAMEWORKS 9u
+
 struct vcuda_note {
-    uint64_t number;  /* 1, 2, ... since the page was made; 0 while it is being written */
-    uint64_t when_ns; /* CLOCK_MONOTONIC */
-    uint32_t code;    /* VCUDA_NOTE_* */
-    uint32_t pid;     /* in the process's own PID namespace */
-    uint32_t card;    /* among limits.card, or VCUDA_NO_CARD */
-    uint32_t reserved0;
+    uint64_t number;    /* 1, 2, ... since the page was made; 0 while it is being written */
+    uint64_t when_ns;   /* CLOCK_MONOTONIC */
+    uint32_t code;      /* VCUDA_NOTE_* */
+    uint32_t pid;       /* in the process's own PID namespace */
+    uint32_t card;      /* among limits.card, or VCUDA_NO_CARD */
+    uint32_t framework; /* VCUDA_FRAMEWORK_*; 0: none of them, or a library before minor 4 */
     uint64_t bytes;
     uint64_t used;
     uint64_t limit;
-    char text[64]; /* NUL-terminated when written */
-    uint64_t reserved[1];
+    char text[64];   /* NUL-terminated when written */
+    uint64_t pooled; /* of `used`, what memory pools and graphs of this process have reserved. Since minor 4 */
 };
 
 /* When the container had work in flight on a card, millisecond by millisecond: what the host needs to know with whom a

@@ -12,7 +12,6 @@
 
 #include <errno.h>
 
-#include "note.h"
 #include "page.h"
 #include "paths.h"
 #include "slots.h"
@@ -160,11 +159,6 @@ bool vcuda_charge(int card, uint64_t bytes, uint64_t limit) {
         return true;
     __atomic_fetch_add(&usage->card[card].refusals, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&usage->card[card].refused_bytes, bytes, __ATOMIC_RELAXED);
-    note_send(usage, &(struct vcuda_note){.code = VCUDA_NOTE_MEMORY_REFUSED,
-                                          .card = (uint32_t)card,
-                                          .bytes = bytes,
-                                          .used = vcuda_charged(card),
-                                          .limit = limit});
     return false;
 }
 

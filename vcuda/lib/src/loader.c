@@ -148,3 +148,23 @@ struct extent loader_extent(const void *inside) {
     dl_iterate_phdr(search_place, &search);
     return search.found;
 }
+
+struct word_search {
+    const char *const *words;
+    unsigned found;
+};
+
+static int search_words(struct dl_phdr_info *info, size_t size, void *argument) {
+    struct word_search *search = argument;
+    (void)size;
+    for (unsigned i = 0; i < search->found; i++)
+        if (strstr(info->dlpi_name, search->words[i]))
+            search->found = i;
+    return search->found == 0;
+}
+
+unsigned loader_first_loaded(const char *const *words, unsigned count) {
+    struct word_search search = {words, count};
+    dl_iterate_phdr(search_words, &search);
+    return search.found;
+}

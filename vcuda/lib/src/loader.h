@@ -16,4 +16,7 @@ struct extent {
 };
 struct extent loader_extent(const void *inside);
 
+/* Which of these words is in the path of a loaded object: the lowest index; `count` if none is. */
+unsigned loader_first_loaded(const char *const *words, unsigned count);
+
 #endif

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "loader.h"
 #include "page.h"
 #include "paths.h"
 
@@ -16,12 +17,29 @@ union record {
     uint64_t word[WORDS]; /* the number is the first */
 };
 
+/* Looked for until found: programs load their framework before CUDA, and some parts of it later. */
+static uint32_t framework(void) {
+    static const char *const marks[VCUDA_FRAMEWORKS] = {
+        "/vllm/_C",       "/sgl_kernel/",    "/libtorch_cuda.so",
+        "/jaxlib/",       "/libtensorflow_", "/libonnxruntime_providers_cuda",
+        "/libnvinfer.so", "/libggml-cuda",   "/cupy/",
+    };
+    static uint32_t known;
+    uint32_t found = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (!found) {
+        found = (loader_first_loaded(marks, VCUDA_FRAMEWORKS) + 1) % (VCUDA_FRAMEWORKS + 1);
+        __atomic_store_n(&known, found, __ATOMIC_RELAXED);
+    }
+    return found;
+}
+
 void note_put(struct vcuda_usage *usage, const struct vcuda_note *note) {
     union record record = {.note = *note};
     uint64_t number = __atomic_add_fetch(&usage->notes, 1, __ATOMIC_RELAXED);
     uint64_t *place = (uint64_t *)&usage->note[(number - 1) % VCUDA_NOTES];
     record.note.when_ns = vcuda_now_ns();
     record.note.pid = (uint32_t)getpid();
+    record.note.framework = framework();
     record.note.text[sizeof record.note.text - 1] = '\0';
     __atomic_store_n(place, 0, __ATOMIC_RELAXED);
     for (size_t i = 1; i < WORDS; i++)

@@ -4,7 +4,7 @@
 
 #include "vcuda_page.h"
 
-/* Put a note into the ring; its number, time and process are filled in. Any thread; never waits. */
+/* Put a note into the ring; its number, time, process and framework are filled in. Any thread; never waits. */
 void note_put(struct vcuda_usage *usage, const struct vcuda_note *note);
 
 /* Send the host a note, at most one a second of each code and process: the page's counters tell what is left out.

@@ -353,3 +353,13 @@ void graph_pools_trim(int card) {
         settle(pool);
     }
 }
+
+uint64_t graph_pools_charged(int card) {
+    uint64_t sum = 0;
+    for (struct graph_pool *pool = next_open(NULL); pool; pool = next_open(pool)) {
+        spin_lock(&pool->busy);
+        sum += pool->card == card ? pool->charged : 0;
+        spin_unlock(&pool->busy);
+    }
+    return sum;
+}

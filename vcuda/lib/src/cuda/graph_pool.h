@@ -66,6 +66,9 @@ void graph_pools_settle(void);
 /* Contexts of this card ended, and perhaps all that its pools had. */
 void graph_pools_context_ended(int card);
 
+/* Bytes that the card's pools are charged for. */
+uint64_t graph_pools_charged(int card);
+
 /* Have the driver give back what the card's pools keep without using it. */
 void graph_pools_trim(int card);
 

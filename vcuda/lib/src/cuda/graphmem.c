@@ -147,7 +147,7 @@ static struct graph_step step_of(const struct graph_pool *pool, const struct gra
 static bool reserved(struct graph_pool *pool, int card, struct graph_launch *launch, bool last) {
     uint64_t missing;
     while (!graph_pool_enter(pool, launch->stream, &launch->step, &missing)) {
-        if ((!last && !account_makes_room(card, missing)) || account_reserve(card, missing) != CUDA_SUCCESS)
+        if ((!last && !account_makes_room(card, missing)) || pool_account_charge(card, missing) != CUDA_SUCCESS)
             return false;
         graph_pool_add(pool, missing);
     }
@@ -166,7 +166,7 @@ static void wait_for_graphs(struct graph_pool *pool) {
 
 static CUresult enter(struct graph_launch *launch, int card) {
     if (launch->step.peak == UINT64_MAX)
-        return account_reserve(card, UINT64_MAX);
+        return pool_account_charge(card, UINT64_MAX);
     if (reserved(launch->pool, card, launch, false))
         return CUDA_SUCCESS;
     pool_account_relieve(card);

@@ -18,6 +18,7 @@
 #include "cuda/graph_pool.h"
 #include "interposer.h"
 #include "lock.h"
+#include "note.h"
 
 enum state { FREE, STREAM_ORDERED, CLOSED };
 
@@ -344,8 +345,30 @@ void pool_account_relieve(int card) {
     graph_pools_trim(card);
 }
 
+static void tell_refusal(int card, uint64_t bytes) {
+    const struct vcuda_card_limits *limits = account_limits(card);
+    uint64_t pooled = graph_pools_charged(card);
+    for (const struct pool_account *account = first(); account; account = account->next)
+        if (account->card == card && state_of(account) != FREE)
+            pooled += seen(&account->charged);
+    if (limits)
+        note_send(vcuda_usage(), &(struct vcuda_note){.code = VCUDA_NOTE_MEMORY_REFUSED,
+                                                      .card = (uint32_t)card,
+                                                      .bytes = bytes,
+                                                      .used = account_used(card, limits),
+                                                      .limit = limits->memory_limit,
+                                                      .pooled = pooled});
+}
+
+CUresult pool_account_charge(int card, uint64_t bytes) {
+    CUresult result = account_reserve(card, bytes);
+    if (result != CUDA_SUCCESS)
+        tell_refusal(card, bytes);
+    return result;
+}
+
 CUresult pool_account_reserve(int card, uint64_t bytes) {
     if (!account_makes_room(card, bytes))
         pool_account_relieve(card);
-    return account_reserve(card, bytes);
+    return pool_account_charge(card, bytes);
 }

@@ -64,7 +64,10 @@ void pool_account_trim(struct pool_account *account);
 /* The same for every pool of this process on the card, those of graphs included. */
 void pool_account_relieve(int card);
 
-/* Reserve memory of the card: what pools of this process keep without using it is given back before it is refused. */
+/* Reserve memory of the card, and tell the host of a refusal. */
+CUresult pool_account_charge(int card, uint64_t bytes);
+
+/* The same: what pools of this process keep without using it is given back before it is refused. */
 CUresult pool_account_reserve(int card, uint64_t bytes);
 
 #endif
