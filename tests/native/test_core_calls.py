@@ -328,6 +328,40 @@ def test_each_card_has_its_own_limit_whatever_its_number() -> None:
         assert min(first, second) > 200_000_000
 
 
+def test_a_handle_that_comes_again_on_another_card_is_charged_there() -> None:
+    with world(cards=2) as two:
+        tenant = two.tenant(90, cards=(uuid_of(0), uuid_of(1)))
+        code = HEAD + textwrap.dedent("""
+        contexts, kernels, handles = [], [], (set(), set())
+        for index in (0, 1):
+            contexts.append(c_void_p(driver.out(c_void_p, "cuDevicePrimaryCtxRetain", index)))
+            driver.cuCtxSetCurrent(contexts[index])
+            kernels.append(driver.kernel("spin_40us"))
+        stays = driver.stream()
+        def launches_of_its_own(index):
+            driver.cuCtxSetCurrent(contexts[index])
+            stream = driver.stream()
+            handles[index].add(stream.value)
+            driver.launch(kernels[index], stream)
+            driver.cuStreamDestroy(stream)
+        for turn in range(150):
+            launches_of_its_own(turn % 3 % 2)
+            driver.cuCtxSetCurrent(contexts[1])
+            driver.launch(kernels[1], stays)
+        for context in contexts:
+            driver.cuCtxSetCurrent(context)
+            driver.cuCtxSynchronize()
+        settled()
+        print(bool(handles[0] & handles[1]))
+        """)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**two.environment(tenant), "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, check=False, timeout=60, cwd=ROOT,
+        )  # fmt: skip
+        assert done.stdout.splitlines() == ["True"], done.stderr
+        assert [two.usage(tenant, card).launches for card in (0, 1)] == [100, 200]
+
+
 def test_a_hundred_threads_come_and_go(one: World, run: Run) -> None:
     tenant = one.tenant(80)
     out = run(

@@ -46,10 +46,10 @@ uint64_t context_set_primary(CUdevice device, uint64_t id);
 /* Does the device's primary context exist now? The driver is asked. */
 bool context_primary_is_active(CUdevice device);
 
-/* How often contexts went or streams ended: what a thread remembers of either holds while this stays. */
+/* How often contexts went: what a thread remembers of one holds while this stays. */
 uint64_t context_changes(void);
 
-/* Contexts are going or gone, or a stream is: what threads remember of theirs is to be asked again. */
+/* Contexts are going or gone: what threads remember of theirs is to be asked again. */
 void context_forget(void);
 
 /* Give back everything charged for a context that is gone, and for itself. */

@@ -78,7 +78,7 @@ static CUresult account_of(CUmemoryPool pool, CUstream stream, struct pool_accou
     if (!account_open(&refused))
         return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
     uint64_t now = context_changes() + __atomic_load_n(&pool_changes, __ATOMIC_SEQ_CST) +
-                   __atomic_load_n(&meter_epoch, __ATOMIC_SEQ_CST);
+                   __atomic_load_n(&streams_ended, __ATOMIC_SEQ_CST);
     if (last.account && last.pool == pool && last.stream == stream && last.changes == now) {
         *account = last.account;
         return CUDA_SUCCESS;

@@ -219,13 +219,16 @@ static void close_quiet(struct stream_meter *meter, int i, uint64_t now) {
         meter->quiet[i].since = now;
         return;
     }
-    if (now - meter->quiet[i].since < QUIET_NS || __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) ||
-        !__atomic_compare_exchange_n(&meter->open[i], &span, NULL, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+    if (now - meter->quiet[i].since < QUIET_NS || __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST))
         return;
-    if (meter->others_may_record && !meter->context_meter->lost)
-        timing_span_close(span);
-    else
-        timing_span_drop(span);
+    __atomic_store_n(&meter_closing, meter, __ATOMIC_SEQ_CST);
+    if (__atomic_compare_exchange_n(&meter->open[i], &span, NULL, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+        if (meter->others_may_record && !meter->context_meter->lost)
+            timing_span_close(span);
+        else
+            timing_span_drop(span);
+    }
+    __atomic_store_n(&meter_closing, NULL, __ATOMIC_RELEASE);
 }
 
 static void close_all_quiet(struct context_meter *context_meter, uint64_t now) {

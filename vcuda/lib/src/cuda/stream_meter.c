@@ -16,6 +16,8 @@
 #define STREAM_METERS_MAPPED 128 /* at a time */
 
 uint64_t meter_epoch;
+uint64_t streams_ended;
+struct stream_meter *meter_closing;
 struct context_meter *context_meters;
 struct stream_meter *stream_meters[STREAM_METER_LISTS];
 
@@ -209,16 +211,38 @@ static bool identify(struct identity *identity, CUstream stream, bool per_thread
     return true;
 }
 
-/* The meter of a handle, if nothing has ended since it was asked for its context: no call of the driver. */
+static bool was_seen(const struct stream_meter *meter, CUstream stream, uint64_t epoch) {
+    return __atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) == (uint64_t)(uintptr_t)stream &&
+           __atomic_load_n(&meter->seen_epoch, __ATOMIC_ACQUIRE) == epoch;
+}
+
+/* The meter of a handle, if no context has ended since it was asked for its context: no call of the driver. */
 static struct stream_meter *seen(CUstream stream) {
     uint64_t epoch = __atomic_load_n(&meter_epoch, __ATOMIC_SEQ_CST);
     struct stream_meter *meter = NULL;
     if (is_handle(stream))
         meter = __atomic_load_n(bucket_of((uint64_t)(uintptr_t)stream), __ATOMIC_ACQUIRE);
-    while (meter && (__atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) != (uint64_t)(uintptr_t)stream ||
-                     __atomic_load_n(&meter->seen_epoch, __ATOMIC_ACQUIRE) != epoch || use_of(meter) != METER_LIVES))
+    while (meter && (!was_seen(meter, stream, epoch) || use_of(meter) != METER_LIVES))
         meter = meter->next;
     return meter;
+}
+
+/* The same of an ended stream, for a new one of its handle and context. While no context ends, a context is told by its
+ * handle. */
+static struct stream_meter *seen_before(CUstream stream, uint64_t epoch) {
+    CUcontext context = NULL;
+    if (!is_handle(stream))
+        return NULL;
+    struct stream_meter *meter = __atomic_load_n(bucket_of((uint64_t)(uintptr_t)stream), __ATOMIC_ACQUIRE);
+    while (meter && !was_seen(meter, stream, epoch))
+        meter = meter->next;
+    if (!meter || real.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || context != meter->context_meter->context ||
+        use_of(meter) != METER_ENDED || !use_again(meter, METER_LIVES))
+        return NULL;
+    if (was_seen(meter, stream, epoch))
+        return meter;
+    __atomic_store_n(&meter->use, METER_ENDED, __ATOMIC_RELEASE); /* it had become another's, which ended too */
+    return NULL;
 }
 
 /* The meter if there is one: what has launched nothing has none. */
@@ -256,6 +280,8 @@ struct stream_meter *stream_meter_of(CUstream stream, bool per_thread) {
     if (meter)
         return meter;
     uint64_t epoch = __atomic_load_n(&meter_epoch, __ATOMIC_SEQ_CST);
+    if ((meter = seen_before(stream, epoch)))
+        return meter;
     if (identify(&identity, stream, per_thread) && (meter = identified(&identity)))
         __atomic_store_n(&meter->seen_epoch, epoch, __ATOMIC_RELEASE);
     return meter;
@@ -281,7 +307,7 @@ static void flush(struct stream_meter *meter, bool record) {
 
 static bool has_open(const struct stream_meter *meter) {
     for (int i = 0; i < TIMING_SPANS_OPEN; i++)
-        if (__atomic_load_n(&meter->open[i], __ATOMIC_RELAXED))
+        if (__atomic_load_n(&meter->open[i], __ATOMIC_ACQUIRE))
             return true;
     return false;
 }
@@ -322,16 +348,14 @@ void stream_meter_flush_context(void) {
     errno = saved;
 }
 
+/* Its handle is the driver's to destroy from here on: nobody else records on it. */
 void stream_meter_ends(CUstream stream) {
     int saved = errno;
     struct stream_meter *meter = is_handle(stream) ? flushed(stream, false) : NULL;
-    if (meter) {
-        bool locked = meter_lock(true); /* nobody else records on the stream from here on */
-        if (__atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) == (uint64_t)(uintptr_t)stream)
-            __atomic_store_n(&meter->use, METER_ENDED, __ATOMIC_RELEASE);
-        if (locked)
-            meter_unlock();
-    }
-    __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
+    if (meter && __atomic_load_n(&meter_closing, __ATOMIC_SEQ_CST) == meter && meter_lock(true))
+        meter_unlock();
+    if (meter && __atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) == (uint64_t)(uintptr_t)stream)
+        __atomic_store_n(&meter->use, METER_ENDED, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&streams_ended, 1, __ATOMIC_SEQ_CST);
     errno = saved;
 }

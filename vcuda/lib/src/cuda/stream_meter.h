@@ -4,8 +4,11 @@
 
 #include "cuda/timing_span.h"
 
-/* Raised whenever a stream or context ends: what threads remember of streams is to be asked again. */
+/* Raised whenever a context ends: what threads remember of streams is to be asked again. */
 extern uint64_t meter_epoch;
+
+/* Raised whenever a stream ends: its handle may become one of another context. */
+extern uint64_t streams_ended;
 
 /* The meter of a stream for the calling thread, made if need be; NULL if its card is none of the pages'. */
 struct stream_meter *stream_meter_of(CUstream stream, bool per_thread);
@@ -24,6 +27,10 @@ void stream_meter_ends(CUstream stream);
 #define STREAM_METER_LISTS 256
 extern struct context_meter *context_meters;
 extern struct stream_meter *stream_meters[];
+
+/* The stream whose span the one that settles is about to close, under its lock; else NULL. Written before the span is
+ * taken: who finds the stream without open spans finds this too. */
+extern struct stream_meter *meter_closing;
 
 /* The lock of whoever settles, adds to the lists above, or may be ending a context: false if it is taken, for a second
  * where the caller is patient. */

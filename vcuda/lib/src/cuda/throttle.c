@@ -106,14 +106,24 @@ static struct stream_meter *__attribute__((noinline)) find_slowly(CUstream strea
     return meter;
 }
 
+/* Is a meter that the thread remembers for a handle still that handle's? Streams end without a word to each thread. */
+static bool is_still_of(const struct stream_meter *meter, CUstream handle) {
+    return __atomic_load_n(&meter->use, __ATOMIC_ACQUIRE) == METER_LIVES &&
+           __atomic_load_n(&meter->key[0], __ATOMIC_RELAXED) == (uint64_t)(uintptr_t)handle;
+}
+
 /* The null streams are the current context's; a handle says all by itself. */
 static struct stream_meter *find(CUstream stream, bool per_thread) {
     CUcontext context = NULL;
-    if ((uintptr_t)stream <= 2 && real.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
+    bool is_handle = (uintptr_t)stream > 2;
+    if (!is_handle && real.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
         return NULL;
-    if (thread_state.stream == stream && thread_state.context == context && thread_state.per_thread == per_thread &&
-        thread_state.meter && thread_state.epoch == __atomic_load_n(&meter_epoch, __ATOMIC_RELAXED))
-        return thread_state.meter;
+    struct stream_meter *meter = thread_state.meter;
+    if (meter && thread_state.stream == stream && thread_state.context == context &&
+        thread_state.per_thread == per_thread &&
+        thread_state.epoch == __atomic_load_n(&meter_epoch, __ATOMIC_RELAXED) &&
+        (!is_handle || is_still_of(meter, stream)))
+        return meter;
     return find_slowly(stream, per_thread, context);
 }
 
