@@ -1,10 +1,11 @@
 """What ``kubectl vcuda cost`` bills, from a real Prometheus, against what the pods held.
 
-200 pods of every kind of phases in five namespaces on one node of eight cards, a third of them there for 5
-to 20 seconds, in 40 minutes of modelled time; Prometheus looks every 30 seconds. The pods go through the
-kubelet stand-in and the agent's own books, sampler, meter and exporter. Three times the agent is replaced and
-away for 20 seconds. What was scraped is handed to Prometheus as blocks. The oracle is the list of pods: from
-when to when each was there, and the peak over its phases, worked out by hand for each kind.
+The use that is shown is judged in :mod:`bench.usage_error`. 200 pods of every kind of phases in five
+namespaces on one node of eight cards, a third of them there for 5 to 20 seconds, in 40 minutes of modelled
+time; Prometheus looks every 30 seconds. The pods go through the kubelet stand-in and the agent's own books,
+sampler, meter and exporter. Three times the agent is replaced and away for 20 seconds. What was scraped is
+handed to Prometheus as blocks. The oracle is the list of pods: from when to when each was there, and the
+peak over its phases, worked out by hand for each kind.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
+from bench import usage_error
 from bench.rows import Row
 from gpu_manager.adapters import prometheus
 from gpu_manager.cli.kubectl.billed_time import Range
@@ -35,6 +37,7 @@ from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeClock, FakeStore
 from tests.fakes.prometheus import Prometheus
 
+PARTS: Final = ("hours", "usage")
 PODS, NAMESPACES, SECONDS, SCRAPE = 200, 5, 2400, 30
 RESTARTS, AWAY = 3, 20
 _SHORT, _LONG = (5, 20), (60, 300)
@@ -197,8 +200,16 @@ def _errors(due: Mapping[str, float], billed: Mapping[str, float]) -> float:
     return max(100 * abs(billed.get(who, 0.0) - hours) / hours for who, hours in due.items())
 
 
-def rows(*, full: bool) -> Iterator[Row]:  # noqa: ARG001 - as every group has it
-    """The row; ``full`` makes no difference."""
+def rows(*, full: bool, only: str = "") -> Iterator[Row]:  # noqa: ARG001 - as every group has it
+    """The rows, of one part or both; ``full`` makes no difference."""
+    if only != "hours":
+        yield from usage_error.rows()
+    if only != "usage":
+        yield from _hours()
+
+
+def _hours() -> Iterator[Row]:
+    """What ``cost`` bills."""
     if not (shutil.which("prometheus") and shutil.which("promtool")):
         why = "Prometheus is not installed (Debian's package prometheus)"
         yield Row("bill_error_percent", None, "percent", "≤ 0.5", note=why)

@@ -29,7 +29,7 @@ def test_a_part_is_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_that_is_not_there_is_refused_with_those_that_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts = {"limits": "memory, evader, alone, split, waiting, change", "bills": "its parts"}
+    parts = {"limits": "memory, evader, alone, split, waiting, change", "bills": "hours, usage"}
     for group, named in parts.items():
         monkeypatch.setattr("sys.argv", ["bench", "--only", group, "--part", "everything"])
         with pytest.raises(SystemExit, match="2"):

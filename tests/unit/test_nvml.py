@@ -176,14 +176,25 @@ def test_repeated_samples_of_one_process_are_not_added_up():
         (9, at - 5_000_000, 90),
         (0, at, 5),
     ]
-    cards = cards_of(FakeNvml(gpu))
-    _, processes = cards.usage()
-    assert [(p.pid, p.utilisation) for p in processes] == [(7, 50.0)]
-    _, processes = cards.usage()  # the driver returns the same samples again: they were seen
-    assert [(p.pid, p.utilisation) for p in processes] == [(7, 0.0)]
+    time = [NOW]
+    cards = NvmlCards(FakeNvml(gpu), sysfs=Path("/nonexistent"), wall=lambda: time[0])
+
+    def seen() -> list[tuple[int, float | None]]:
+        return [(p.pid, p.utilisation) for p in cards.usage()[1]]
+
+    assert seen() == [(7, 50.0)]
+    assert seen() == [(7, 50.0)], "the same samples again: the next one is not due yet"
     gpu.samples.append((7, at + 20, 10))
-    _, processes = cards.usage()
-    assert [(p.pid, p.utilisation) for p in processes] == [(7, 10.0)]
+    assert seen() == [(7, 10.0)]
+    time[0] += 1.1
+    assert seen() == [(7, 0.0)], "no sample for a second: it did nothing"
+    gpu.samples, gpu.compute = [(7, at + 1_100_000, 80)], {7: GIB}
+    assert seen() == [(7, 80.0)]
+    gpu.compute = {}
+    assert seen() == [], "it has ended"
+    gpu.compute = {7: GIB}
+    time[0] -= 3600
+    assert seen() == [(7, 0.0)], "a sample of an hour ahead is no sample"
 
 
 def test_a_clock_that_was_set_back_hides_no_work():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ class UsageReader:
         """
         self._nvml, self._wall, self._monotonic = nvml, wall, monotonic
         self._seen: dict[CardUuid, int] = {}
+        self._told: dict[CardUuid, dict[int, tuple[int, float]]] = {}  # pid → its last sample and percent
         self._sensed: dict[CardUuid, tuple[float, CardSensors]] = {}
 
     def memory(self, handle: Any) -> Memory | None:
@@ -55,7 +56,8 @@ class UsageReader:
                 card.uuid, used, lists_processes=False, samples_processes=False, sensors=sensors
             ), ()
         rates = maybe(self._nvml, self._nvml.nvmlDeviceGetUtilizationRates, handle)
-        running, busy = self._running(handle), self._utilisation(handle, card.uuid)
+        running = self._running(handle)
+        busy = self._utilisation(handle, card.uuid, {process.pid for process in running or ()})
         use = CardUse(
             card.uuid,
             used,
@@ -98,8 +100,22 @@ class UsageReader:
                     break
         return found
 
-    def _utilisation(self, handle: Any, uuid: CardUuid) -> dict[int, float] | None:
-        """Return SM percent by pid since the last call; None if the card keeps no such samples.
+    def _utilisation(self, handle: Any, uuid: CardUuid, running: Collection[int]) -> dict[int, float] | None:
+        """Return SM percent by pid; None if the card keeps no such samples.
+
+        A driver may take a sample only once a second: until the next one is due, the last one of a running
+        process counts.
+        """
+        fresh = self._fresh(handle, uuid)
+        if fresh is None:
+            return None
+        now, told = int(self._wall() * 1e6), self._told.get(uuid, {})
+        held = {p: last for p, last in told.items() if p in running and abs(now - last[0]) < _WINDOW_US}
+        self._told[uuid] = held | fresh
+        return {pid: percent for pid, (_, percent) in self._told[uuid].items()}
+
+    def _fresh(self, handle: Any, uuid: CardUuid) -> dict[int, tuple[int, float]] | None:
+        """Return each pid's last sample (microseconds) and SM percent since the last call, as above.
 
         The driver may return several samples of a pid: of those of one moment the largest counts, and the
         moments are averaged. Old and impossible samples, which drivers return too, are ignored.
@@ -123,7 +139,7 @@ class UsageReader:
                 at = moments[sample.pid]
                 at[sample.timeStamp] = max(at.get(sample.timeStamp, 0), sample.smUtil)
         self._seen[uuid] = max((stamp for at in moments.values() for stamp in at), default=since)
-        return {pid: sum(at.values()) / len(at) for pid, at in moments.items()}
+        return {pid: (max(at), sum(at.values()) / len(at)) for pid, at in moments.items()}
 
 
 def _processes(uuid: CardUuid, running: Iterable[Any], busy: dict[int, float] | None) -> list[ProcessUse]:
