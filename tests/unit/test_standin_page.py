@@ -26,6 +26,11 @@ def test_each_behaviour_has_a_source_and_a_test_that_exists() -> None:
         assert f"def {named[2]}(" in (ROOT / "tests/native" / named[1]).read_text(), behaviour
 
 
+def test_each_guess_has_a_question_for_a_real_card() -> None:
+    unasked = [behaviour for behaviour, source, _ in rows() if "guess" in source and "kit: `" not in source]
+    assert unasked == []
+
+
 def test_each_question_of_the_kit_that_the_page_names_exists() -> None:
     named = {question for _, source, _ in rows() for question in re.findall(r"kit: `(\w+)`", source)}
     assert named

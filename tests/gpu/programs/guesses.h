@@ -10,7 +10,16 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MIB = 1 << 20, DEVICE = 1, PINNED = 1, BY_DESCRIPTOR = 1, GLOBAL = 0, RELAXED = 2, AUTO_FREE = 1 };
+enum {
+    MIB = 1 << 20,
+    DEVICE = 1,
+    PINNED = 1,
+    BY_DESCRIPTOR = 1,
+    BY_FABRIC = 8,
+    GLOBAL = 0,
+    RELAXED = 2,
+    AUTO_FREE = 1
+};
 enum { POOL_THRESHOLD = 4, POOL_RESERVED = 5, POOL_USED = 7, GRAPH_RESERVED = 2, HEAP_LIMIT = 2 };
 
 struct location {
@@ -58,20 +67,26 @@ static inline void synchronise(void) {
     answer("synchronise", cuStreamSynchronize(stream));
 }
 
-/* This program again, as a process that is to be killed; it says by `ready` when. */
-static inline pid_t run_victim(int *ready) {
+/* Why this question cannot be put to this card or on this machine: then nothing is compared. */
+static inline void not_asked(const char *why) {
+    printf("not_asked %s\n", why);
+}
+
+/* This program again in a role, as another process; it says by `ready` when it has begun. Whoever starts it kills it.
+ */
+static inline pid_t run_other(const char *role, int *ready) {
     int ends[2];
     must(pipe(ends), "pipe");
-    pid_t victim = fork();
-    if (victim == 0) {
+    pid_t other = fork();
+    if (other == 0) {
         char number[16];
         snprintf(number, sizeof number, "%d", ends[1]);
-        execl("/proc/self/exe", "guesses", "victim", number, (char *)NULL);
+        execl("/proc/self/exe", "guesses", role, number, (char *)NULL);
         _exit(1);
     }
     close(ends[1]);
     *ready = ends[0];
-    return victim;
+    return other;
 }
 
 static inline pointer allocate(size_t bytes) {

@@ -65,10 +65,34 @@ static void bound_to_multicast(void) {
     taken("nothing");
 }
 
+/* Between machines, or processes: does the handle hold anything, and open what something else holds? */
+static void fabric_handle(void) {
+    FIND(cuMemCreate, 10020, (unsigned long long *, size_t, const void *, unsigned long long));
+    FIND(cuMemExportToShareableHandle, 10020, (void *, unsigned long long, int, unsigned long long));
+    FIND(cuMemImportFromShareableHandle, 10020, (unsigned long long *, void *, int));
+    FIND(cuMemRelease, 10020, (unsigned long long));
+    struct memory_properties properties = {.type = PINNED, .handle_types = BY_FABRIC, .location = {DEVICE, device}};
+    unsigned long long made, imported;
+    unsigned char handle[64];
+    if (cuMemCreate(&made, 64 * MIB, &properties, 0)) {
+        not_asked("the card makes no memory with fabric handles here (that needs NVSwitch and an IMEX channel)");
+        return;
+    }
+    must(cuMemExportToShareableHandle(handle, made, BY_FABRIC, 0), "cuMemExportToShareableHandle");
+    int while_held = cuMemImportFromShareableHandle(&imported, handle, BY_FABRIC);
+    answer("import_while_held", while_held);
+    if (!while_held)
+        must(cuMemRelease(imported), "cuMemRelease of the import");
+    must(cuMemRelease(made), "cuMemRelease");
+    taken("with_the_handle_alone");
+    answer("opens_what_nothing_holds", cuMemImportFromShareableHandle(&imported, handle, BY_FABRIC) == 0);
+}
+
 static const struct question questions[] = {
     {"exported", exported},
     {"exported_copies", exported_copies},
     {"bound_to_multicast", bound_to_multicast},
+    {"fabric_handle", fabric_handle},
 };
 
 int main(int argc, char **argv) {

@@ -92,7 +92,7 @@ static void queue_of_the_killed(void) {
     int ready;
     char byte;
     load();
-    pid_t victim = run_victim(&ready);
+    pid_t victim = run_other("victim", &ready);
     must(read(ready, &byte, 1) != 1, "the victim");
     kill(victim, SIGKILL);
     waitpid(victim, NULL, 0);
@@ -102,15 +102,85 @@ static void queue_of_the_killed(void) {
     answer("waits_for_what_the_killed_had_queued", seconds() - begin > QUEUED * QUEUED_MS / 2000.0);
 }
 
+/* ---- turns of processes: one that always has work, and one that has a context and none */
+
+enum { TURNS_KERNELS = 120, TURNS_KERNEL_US = 500, TURNS_LAUNCHED_IN_US = 200000 };
+static void always_work(int ready) {
+    load();
+    spin(stream, TURNS_KERNEL_US, sms);
+    if (write(ready, "", 1) == 1)
+        for (;;)
+            spin(stream, TURNS_KERNEL_US, sms); /* it waits while the queue of launches is full */
+}
+static void do_nothing(int ready) {
+    load();
+    spin(stream, TURNS_KERNEL_US, sms);
+    synchronise();
+    if (write(ready, "", 1) == 1)
+        for (;;)
+            pause();
+}
+static int ascending(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+/* Milliseconds that our kernels take in a row, behind one that gives the host time to launch them all; and in `between`
+ * the median of what comes between two of them. */
+static double in_a_row(float *between) {
+    FIND(cuEventCreate, 2000, (void **, unsigned));
+    FIND(cuEventRecord, 2000, (void *, void *));
+    FIND(cuEventElapsedTime, 2000, (float *, void *, void *));
+    void *event[TURNS_KERNELS + 1];
+    float step, pauses[TURNS_KERNELS], all;
+    int count = 0;
+    spin(stream, TURNS_LAUNCHED_IN_US, sms);
+    for (int at = 0; at <= TURNS_KERNELS; at++) {
+        must(cuEventCreate(&event[at], 0), "cuEventCreate");
+        if (at)
+            spin(stream, TURNS_KERNEL_US, sms);
+        must(cuEventRecord(event[at], stream), "cuEventRecord");
+    }
+    synchronise();
+    for (int at = 0; at < TURNS_KERNELS; at++) {
+        must(cuEventElapsedTime(&step, event[at], event[at + 1]), "cuEventElapsedTime");
+        if (step * 1000 > 1.5 * TURNS_KERNEL_US)
+            pauses[count++] = step - TURNS_KERNEL_US / 1000.0f;
+    }
+    qsort(pauses, (size_t)count, sizeof *pauses, ascending);
+    *between = count ? pauses[count / 2] : 0;
+    must(cuEventElapsedTime(&all, event[0], event[TURNS_KERNELS]), "cuEventElapsedTime");
+    return all;
+}
+static double beside(const char *role, float *between) {
+    int ready;
+    char byte;
+    pid_t other = run_other(role, &ready);
+    must(read(ready, &byte, 1) != 1, role);
+    double took = in_a_row(between);
+    kill(other, SIGKILL);
+    waitpid(other, NULL, 0);
+    return took;
+}
+static void turns(void) {
+    float between;
+    load();
+    double alone = in_a_row(&between);
+    answer("beside_one_without_work_takes_as", (long long)(beside("idle", &between) / alone + 0.5));
+    answer("beside_one_that_always_has_work_takes_as", (long long)(beside("busy", &between) / alone + 0.5));
+    answer("turn_of_the_other_ms", (long long)(between + 0.5f));
+}
+
 static const struct question questions[] = {
     {"two_streams", two_streams},
     {"queue_of_the_killed", queue_of_the_killed},
+    {"turns", turns},
 };
 
 int main(int argc, char **argv) {
-    if (argc == 3 && strcmp(argv[1], "victim") == 0) {
+    if (argc == 3) {
+        int ready = atoi(argv[2]);
         prepare();
-        queue_and_wait(atoi(argv[2]));
+        (!strcmp(argv[1], "busy") ? always_work : !strcmp(argv[1], "idle") ? do_nothing : queue_and_wait)(ready);
         return 1;
     }
     return ask(questions, sizeof questions / sizeof *questions, argc, argv);
