@@ -127,6 +127,12 @@ def command(
         Path | None,
         Option(help="File with the bearer token of the agents' pages, which the console asks for usage."),
     ] = None,
+    prometheus_url: Annotated[
+        str, Option(help="URL of the Prometheus that scrapes the agents: hours and days for the console.")
+    ] = "",
+    prometheus_token_file: Annotated[
+        Path | None, Option(help="File with a bearer token for that Prometheus.")
+    ] = None,
     drain_seconds: Annotated[
         float, Option(min=0, help="Seconds to be unready before the program ends.")
     ] = 5.0,
@@ -206,6 +212,8 @@ def command(
             quota_map=_named(quota_configmap),
             unseen_namespaces=frozenset({NAMESPACE, namespace, *(exclude_namespace or ())}),
             agent_token=agent_token_file,
+            prometheus=prometheus_url,
+            prometheus_token=prometheus_token_file,
             drain_seconds=drain_seconds,
             api_url=api_url,
             kubeconfig=kubeconfig,

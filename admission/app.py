@@ -18,6 +18,7 @@ from fastapi import APIRouter
 from admission.cluster.snapshot import BUDGETS, NODES, PODS
 from admission.config import AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
 from admission.console.agents_usage import AgentsUsage
+from admission.console.history import ConsoleHistory, RangeQuery
 from admission.console.routes import console_routes
 from admission.console.what_if import Workload
 from admission.controller import QUOTA, SchedulingController
@@ -47,6 +48,7 @@ from gpu_manager.adapters.kube.leases import KubeLease
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.adapters.manifests import read_manifests
+from gpu_manager.adapters.prometheus import PrometheusRanges
 from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
@@ -207,6 +209,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
     cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
     knowledge = ExplainSources(cluster, quota, judge, scheduling.policy, settings.terms, pods.fetch)
     usage = AgentsUsage(KubeAgents(connection, settings.namespace, settings.agent_token), clock)
+    history = ConsoleHistory(usage, lambda node: _cards_of(node, knowledge), clock, _prometheus(settings))
     gate = CallerGate(AccessCheck(KubeReviews(connection), clock))
     return AdmissionProgram(
         settings,
@@ -217,7 +220,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         checks=create_time_checks(cluster, quota, judge, clock),
         routers=(
             explain_routes(knowledge, gate),
-            console_routes(knowledge, gate, usage.look, workloads_of, clock),
+            console_routes(knowledge, gate, usage.look, history, workloads_of, clock),
         ),
         parts=(scheduling, usage),
         draining=draining,
@@ -228,6 +231,18 @@ def workloads_of(body: bytes) -> list[Workload]:
     """Those of a file that run pods. Raises RequestInvalid."""
     found = (one for one in read_manifests(body) if one.runs_pods)
     return [Workload(one.kind, one.namespace, one.name, one.copies, one.pod) for one in found]
+
+
+def _cards_of(node: str, knowledge: ExplainSources) -> Sequence[str]:
+    view = knowledge.snapshot().nodes.get(node)
+    return [state.card.uuid for state in view.node.cards] if view else []
+
+
+def _prometheus(settings: AdmissionSettings) -> RangeQuery | None:
+    """The way to Prometheus; None if none is configured. Raises RequestInvalid: its URL is malformed."""
+    if not settings.prometheus:
+        return None
+    return PrometheusRanges(settings.prometheus, settings.prometheus_token).ask
 
 
 def _given(settings: AdmissionSettings, switch: Switch, metrics: AdmissionMetrics) -> Certificates | None:

@@ -123,6 +123,8 @@ class AdmissionSettings:
     ready, None for nowhere. ``binds_for``: schedulerNames whose pods are bound here, empty for any;
     ``nodes_by_capacity``: nodes without an inventory are judged by their capacity (the predecessor's agent);
     ``agent_token``: file with the bearer token of the agents' pages, None if they ask for none;
+    ``prometheus``: URL from which the console has hours and days, empty for none, ``prometheus_token`` the
+    file with a token for it;
     ``quota_map`` is namespace and name; pods of ``unseen_namespaces`` never pass the webhooks.
     """
 
@@ -144,6 +146,8 @@ class AdmissionSettings:
     quota_map: tuple[str, str] = (NAMESPACE, QUOTA_MAP)
     unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})
     agent_token: Path | None = None
+    prometheus: str = ""
+    prometheus_token: Path | None = None
     drain_seconds: float = 5.0
     api_url: str | None = None
     kubeconfig: Path | None = None

@@ -11,11 +11,18 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
 from gpu_manager import threads
+from gpu_manager.domain.cluster.usage_history import (
+    HistoryQuery,
+    Subject,
+    UsageHistory,
+    history_json,
+    reach,
+)
 from gpu_manager.domain.cluster.usage_json import NodeUsage, read_usage
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports import Clock
@@ -61,6 +68,8 @@ class AgentsUsage:
         self._listed = float("-inf")
         self._asked: dict[str, float] = {}
         self._answers: dict[str, AgentAnswer] = {}
+        self._lock = threading.Lock()  # of the history, which several threads write
+        self._history = UsageHistory()
         self._thread = threads.forever("usage", self._run)
 
     def start(self) -> None:
@@ -84,6 +93,15 @@ class AgentsUsage:
         self._looked.set()
         oldest = now - OLD_PERIODS * self._period
         return {node: said for node, said in self._answers.copy().items() if said.at > oldest}
+
+    def history(self, query: HistoryQuery) -> Any:
+        """JSON of the last minutes, as ``/ui/history`` answers; blank while nobody looked."""
+        step = self._period * (2 if query.subject is Subject.CLUSTER else 1)
+        now, epoch = self._clock.monotonic(), self._clock.now()
+        with self._lock:
+            series = self._history.read(query, now, step)
+            left_out = self._history.left_out
+        return history_json(series, epoch - reach(step), step, "agents", left_out)
 
     @property
     def _period(self) -> float:
@@ -112,6 +130,8 @@ class AgentsUsage:
         nodes = self._addresses
         self._asked = {node: at for node, at in self._asked.items() if node in nodes}
         self._answers = {node: said for node, said in self._answers.items() if node in nodes}
+        with self._lock:
+            self._history.forget(now)
         due = [node for node in nodes if now - self._asked.get(node, float("-inf")) >= self._period]
         due.sort(key=lambda node: self._asked.get(node, float("-inf")))
         due = due[: int(MOST_A_SECOND)]
@@ -128,4 +148,7 @@ class AgentsUsage:
         before = self._answers.get(node)
         if before is not None and before.usage == usage:
             usage = before.usage  # the same object: nothing is drawn anew
-        self._answers[node] = AgentAnswer(self._clock.monotonic(), usage)
+        now = self._clock.monotonic()
+        self._answers[node] = AgentAnswer(now, usage)
+        with self._lock:
+            self._history.record(node, now, usage)

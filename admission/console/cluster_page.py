@@ -13,7 +13,7 @@ import json
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -47,7 +47,7 @@ _NOT_USED: Final = UsedShare(None, None)
 class PageSources:
     """``snapshot`` raises NodeUnready before the first lists; ``waiting`` is in no order, of one namespace or
     (None) of all; ``explain`` names pods of all namespaces if its second argument is true; ``quota`` is None
-    while no quota can be read; ``usage`` is what the agents said, by node.
+    while no quota can be read; ``usage`` is what the agents said, by node; ``ranges`` of time have a history.
     """
 
     snapshot: Callable[[], Snapshot]
@@ -55,6 +55,7 @@ class PageSources:
     explain: Callable[[PodView, bool], Explanation]
     quota: Callable[[], Quota | None]
     usage: Callable[[], Mapping[str, AgentAnswer]] = dict
+    ranges: Sequence[str] = ()
 
 
 class ClusterPage:
@@ -139,6 +140,7 @@ class _Scope:
             "usage_age": round(max((now - said[name].at for name in shown if name in said), default=0.0), 1),
             "silent": [name for name in sorted(shown) if name not in said],
             "namespace": mine,
+            "ranges": list(self._sources.ranges),
             "waiting": [self._row(o) for o in waiting[:MOST_WAITING]],
             "quota": None if quota is None else quota.rows(snapshot.used),
             "left_out": {

@@ -12,10 +12,12 @@ from starlette.concurrency import run_in_threadpool
 
 from admission.console.agents_usage import AgentAnswer
 from admission.console.cluster_page import ClusterPage, PageSources
+from admission.console.history import ConsoleHistory
 from admission.console.what_if import Workload, judged_workloads
 from admission.explain.caller_gate import CallerGate, documented, said
 from admission.explain.explain_api import ExplainSources
 from gpu_manager import ui
+from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery
 from gpu_manager.ports import Clock
 from gpu_manager.scrape import accepts_gzip
 
@@ -34,13 +36,14 @@ def console_routes(
     knowledge: ExplainSources,
     gate: CallerGate,
     usage: Callable[[], Mapping[str, AgentAnswer]],
+    history: ConsoleHistory,
     read: Callable[[bytes], Sequence[Workload]],
     clock: Clock,
 ) -> APIRouter:
     """The routes.
 
-    ``usage``: what agents say, by node; asked for whenever somebody looks. ``read``: the workloads of a file
-    in YAML or JSON; raises RequestInvalid if it is no manifest.
+    ``usage``: what agents say, by node; asked for whenever somebody looks. ``history``: what they said
+    before. ``read``: the workloads of a file in YAML or JSON; raises RequestInvalid if it is no manifest.
     """
     router = APIRouter()
     page = ClusterPage(
@@ -50,6 +53,7 @@ def console_routes(
             lambda occupant, everywhere: knowledge.explain(occupant, everywhere=everywhere),
             lambda: knowledge.quota.current,
             usage,
+            history.ranges,
         ),
         clock,
     )
@@ -65,6 +69,23 @@ def console_routes(
             return Response(body, media_type="application/json", headers=headers)
 
         return gate.answered(request, namespace, work)
+
+    @router.get(
+        "/ui/history",
+        **documented("Use over time of the cluster, or of the node, card or pod that ?name= names."),
+    )
+    def past(
+        request: Request,
+        subject: str = "cluster",
+        name: str = "",
+        namespace: str = "",
+        span: str = MINUTES,
+    ) -> Response:
+        def work() -> Response:
+            query = HistoryQuery.parse(subject, name, namespace)
+            return JSONResponse(history.answer(query, span), headers=_HEADERS)
+
+        return gate.answered(request, namespace, work, heavy=False)
 
     @router.post(
         "/ui/what-if",

@@ -39,12 +39,19 @@ class CallerGate:
         self._inside = threading.BoundedSemaphore(_MOST_INSIDE)
         self._at_work = threading.BoundedSemaphore(_MOST_AT_WORK)
 
-    def answered(self, request: Request, namespace: str, work: Callable[[], Response]) -> Response:
-        """``work()``, if the caller may get pods in the namespace (empty: in all), and not too many ask."""
+    def answered(
+        self, request: Request, namespace: str, work: Callable[[], Response], *, heavy: bool = True
+    ) -> Response:
+        """``work()``, if the caller may get pods in the namespace (empty: in all), and not too many ask.
+
+        ``heavy`` work costs a core; what only waits for another program is not, and takes no turn from it.
+        """
         if not self._inside.acquire(blocking=False):
             return said(HTTPStatus.SERVICE_UNAVAILABLE, "too many questions at once: try again")
         try:
             _check(self._access.may(_credentials(request), namespace), namespace)
+            if not heavy:
+                return work()
             if not self._at_work.acquire(timeout=_WAIT_SECONDS):
                 return said(HTTPStatus.SERVICE_UNAVAILABLE, "too many explanations at once: try again")
             try:

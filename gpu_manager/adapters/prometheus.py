@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -13,9 +14,11 @@ from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer, proxy_of
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
 
 PATH: Final = "/api/v1/query"
+RANGE_PATH: Final = "/api/v1/query_range"
 _LARGEST_BYTES: Final = 64 << 20
 _CONNECT_SECONDS: Final = 10.0
 _SECONDS: Final = 120.0  # a month of a large cluster
+_RANGE_LIMITS: Final = HttpLimits(connect=1.0, answer=3.0, largest=16 << 20)
 
 # A transport: parameters of the query → JSON of the answer. Raises NodeUnready.
 Way = Callable[[Mapping[str, str]], Mapping[str, Any]]
@@ -78,6 +81,58 @@ def by_address(url: str, token: str = "") -> Way:
         return _object(answer.body, base)
 
     return ask
+
+
+class PrometheusRanges:
+    """Ranges of a Prometheus at a URL, for somebody who waits before a page. ``token``: file with its token.
+
+    Raises:
+        RequestInvalid: the URL is malformed.
+    """
+
+    def __init__(self, url: str, token: Path | None = None) -> None:
+        self._base = url.rstrip("/")
+        self._token = token
+        try:
+            self._client = HttpClient(self._base, limits=_RANGE_LIMITS, proxy=proxy_of(self._base))
+        except RequestInvalid as error:
+            raise RequestInvalid(f"--prometheus-url is {error}") from error
+
+    def ask(
+        self, text: str, start: float, end: float, step: int
+    ) -> list[tuple[Mapping[str, str], Mapping[int, float]]]:
+        """Labels and values of each series of a query; a value's key is its number from ``start`` on.
+
+        Raises:
+            NodeUnready: no answer, or a malformed one.
+        """
+        headers = {"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded"}
+        if self._token is not None:
+            try:
+                headers["Authorization"] = f"Bearer {self._token.read_text().strip()}"
+            except OSError as error:
+                raise NodeUnready(f"cannot read {self._token}: {error.strerror}") from error
+        body = urlencode({"query": text, "start": start, "end": end, "step": step}).encode()
+        try:
+            answer = self._client.ask("POST", RANGE_PATH, body=body, headers=headers)
+        except NoAnswer as error:
+            raise NodeUnready(f"Prometheus does not answer: {error}") from error
+        if answer.status != 200:
+            raise NodeUnready(f"Prometheus refused: {_reason(answer.body)} ({answer.status})")
+        try:
+            return [
+                (
+                    {str(k): str(v) for k, v in one["metric"].items()},
+                    {
+                        round((float(at) - start) / step): number
+                        for at, value in one["values"]
+                        if math.isfinite(number := float(value))
+                    },
+                )
+                for one in _object(answer.body, self._base)["data"]["result"]
+            ]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise NodeUnready("the answer is not Prometheus': does --prometheus-url lead to it?") from error
 
 
 def _object(text: bytes, where: str) -> Mapping[str, Any]:

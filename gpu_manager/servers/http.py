@@ -83,10 +83,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # http.server's name
         try:
-            asked = urlsplit(self.path).path
+            address = urlsplit(self.path)
         except ValueError:  # a whole URL whose host is none
             self._send(HTTPStatus.BAD_REQUEST, TEXT, b"this is not the address of a page\n")
             return
+        asked = address.path
         if asked == "/ui/":  # its links are relative, so that it works behind a proxy's prefix
             self._send(HTTPStatus.PERMANENT_REDIRECT, TEXT, b"", {"Location": "../ui"})
             return
@@ -95,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._token is not None and not open_to_all and not self._authorised(self._token):
             self._send(HTTPStatus.UNAUTHORIZED, TEXT, b"a bearer token is needed\n")
             return
-        status, content_type, body = self._status.answer(path, self.headers.get("Accept", ""))
+        status, content_type, body = self._status.answer(path, self.headers.get("Accept", ""), address.query)
         more = {"Vary": "Accept, Accept-Encoding"}
         if len(body) >= _COMPRESSED_FROM and accepts_gzip(self.headers.get("Accept-Encoding", "")):
             body = gzip.compress(body, _COMPRESSION_LEVEL)

@@ -7,10 +7,12 @@ The paths and the shape of ``/usage`` are the predecessor's. Every answer comes 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry
 
@@ -18,6 +20,9 @@ from gpu_manager import ui
 from gpu_manager.domain.advice.sized import Sized, sized_json
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import node_json, node_text
+from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery, UsageHistory, history_json, reach
+from gpu_manager.domain.cluster.usage_json import read_usage
+from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB
 from gpu_manager.scrape import scrape
@@ -27,6 +32,10 @@ from gpu_manager.services.enforcement.usage import UsageSampler
 Answer = tuple[HTTPStatus, str, bytes]
 _JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
+_PATHS: Final = (
+    b"paths: /ui /ui/data /ui/history /metric /metrics /usage /advice /graph /version /healthz /readyz\n"
+)
+_HISTORY_SECONDS: Final = 5.0  # between two figures of the console's history
 
 
 class Status:
@@ -50,9 +59,12 @@ class Status:
         self._ready = ready
         self._why = why
         self._sized = sized
+        self._lock = threading.Lock()  # of the history
+        self._history = UsageHistory()
+        self._kept_at = float("-inf")
 
-    def answer(self, path: str, accept: str) -> Answer:
-        """Status, content type and body for one GET; ``accept`` is the header's value."""
+    def answer(self, path: str, accept: str, query: str = "") -> Answer:
+        """Status, content type and body for one GET; ``accept`` is that header, ``query`` the URL's."""
         if path in ("/metric", "/metrics"):
             page, content_type = scrape(self._registry, accept)
             return HTTPStatus.OK, content_type, page
@@ -68,8 +80,9 @@ class Status:
                 else (HTTPStatus.OK, TEXT, node_text(graph).encode())
             )
         if path == "/ui/data":
-            age = max(0.0, time.monotonic() - self._usage.last.at)
-            return _json(HTTPStatus.OK, {"nodes": [self.graph()], "waiting": None, "age": round(age, 1)})
+            return _json(HTTPStatus.OK, self._data())
+        if path == "/ui/history":
+            return self._past(query)
         if (file := ui.asset(path)) is not None:
             return HTTPStatus.OK, *file
         if path == "/version":
@@ -78,11 +91,29 @@ class Status:
             return HTTPStatus.OK, TEXT, b"ok\n"
         if path == "/readyz":
             return self._readiness()
-        return (
-            HTTPStatus.NOT_FOUND,
-            TEXT,
-            b"paths: /ui /ui/data /metric /metrics /usage /advice /graph /version /healthz /readyz\n",
-        )
+        return HTTPStatus.NOT_FOUND, TEXT, _PATHS
+
+    def _data(self) -> dict[str, Any]:
+        """What the console shows; its history goes on while somebody looks."""
+        now, last = time.monotonic(), self._usage.last
+        with self._lock:
+            if now - self._kept_at >= _HISTORY_SECONDS:
+                self._kept_at = now
+                self._history.record(self._state.node.name, now, read_usage(self.usage()))
+        age = round(max(0.0, now - last.at), 1)
+        return {"nodes": [self.graph()], "waiting": None, "age": age, "ranges": [MINUTES]}
+
+    def _past(self, query: str) -> Answer:
+        asked = parse_qs(query)
+        try:
+            wanted = HistoryQuery.parse(*(asked.get(key, [""])[0] for key in ("subject", "name")))
+        except RequestInvalid as error:
+            return HTTPStatus.BAD_REQUEST, TEXT, f"{error}\n".encode()
+        with self._lock:
+            series = self._history.read(wanted, time.monotonic(), _HISTORY_SECONDS)
+            left_out = self._history.left_out
+        start = time.time() - reach(_HISTORY_SECONDS)
+        return _json(HTTPStatus.OK, history_json(series, start, _HISTORY_SECONDS, "agents", left_out))
 
     def _readiness(self) -> Answer:
         checks: dict[str, Any] = dict(self._ready())
@@ -115,6 +146,8 @@ class Status:
                 device["gpu"] = use.core * 100
             if use.held is not None:
                 device["mem"] = use.held / MIB
+            if use.throttled is not None:
+                device["throttled"] = use.throttled
             pods[use.key[0]]["stat"][use.key[1]]["dev"].append(device | {"pids": list(use.pids)})
         return {"usage": pods}
 

@@ -19,6 +19,7 @@ SCRIPTS: Final = (
     "words.js",
     "parts.js",
     "overview.js",
+    "history.js",
     "waiting.js",
     "places.js",
     "quota.js",

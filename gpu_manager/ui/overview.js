@@ -1,5 +1,6 @@
 // Nodes × cards as a heat map, totals, what needs a person first, which node to drain, who wastes most.
 import { Component, Pairs, gib, html, link, percent } from "./parts.js";
+import { History } from "./history.js";
 import { figures, totals, troubles, wasters } from "./model.js";
 import { t } from "./words.js";
 
@@ -15,7 +16,7 @@ const ORDERS = { name: "Name", fullest: "Fullest first", emptiest: "Emptiest fir
 const MARKS = { unhealthy: "✕", cordoned: "‖", mig: "M", closed: "–" };
 const SHOWN = 6;
 
-export function Overview({ model, params }) {
+export function Overview({ model, params, source }) {
   const by = MEASURES[params.get("by")] ? params.get("by") : "booked";
   const order = ORDERS[params.get("order")] ? params.get("order") : "name";
   const nodes = model.sorted;
@@ -31,7 +32,8 @@ export function Overview({ model, params }) {
         ${nodes.map((node, at) => html`<${HeatRow} key=${node.node} node=${node} by=${by} first=${at === 0} words=${t("Cards")} />`)}</ul>`
         : html`<p class="none">${t("No node publishes cards.")}</p>`}
     </section>
-    <div class="lists"><${Drain} nodes=${nodes} /><${Waste} model=${model} /></div>`;
+    <div class="lists"><${Drain} nodes=${nodes} /><${Waste} model=${model} /></div>
+    <${History} ...${{ model, source, params }} subject="cluster" names=${() => [null, t("Total")]} />`;
 }
 
 const load = (node) => totals(node).booked / Math.max(1, totals(node).cards);

@@ -7,7 +7,7 @@ export { Component };
 export const html = htm.bind(h);
 export const GIB = 2 ** 30;
 
-// The address is the state: #/view/argument/…?name=value. `namespace` goes along with every link.
+// The address is the state: #/view/argument/…?name=value. `namespace` and `range` go along with every link.
 export function address() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [view, ...args] = path.split("/").map(unescaped);
@@ -24,8 +24,8 @@ function unescaped(text) {
 
 export function link(path, params = {}) {
   const query = new URLSearchParams(params);
-  const namespace = address().params.get("namespace");
-  if (namespace) query.set("namespace", namespace);
+  const now = address().params;
+  for (const name of ["namespace", "range"]) if (now.get(name)) query.set(name, now.get(name));
   const text = query.toString();
   return `#/${path.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
 }
@@ -47,15 +47,20 @@ export function age(created, now = Date.now()) {
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a7fc7", "#7f7f7f"];
 
 export function colours(holders) {
+  const found = lineColours(holders.map(named));
+  return new Map(holders.map((holder, at) => [holder, found[at]]));
+}
+
+export function lineColours(names) {
   const taken = new Set();
-  return new Map(holders.map((holder) => {
+  return names.map((name) => {
     let hash = 2166136261;
-    for (const letter of named(holder)) hash = Math.imul(hash ^ letter.codePointAt(0), 16777619);
+    for (const letter of name) hash = Math.imul(hash ^ letter.codePointAt(0), 16777619);
     let at = (hash >>> 0) % COLOURS.length;
     while (taken.has(at) && taken.size < COLOURS.length) at = (at + 1) % COLOURS.length;
     taken.add(at);
-    return [holder, COLOURS[at]];
-  }));
+    return COLOURS[at];
+  });
 }
 
 export function named(holder) {

@@ -1,10 +1,11 @@
 // One node, one card, one pod.
 import { Bar, Component, Pairs, PodLink, Table, colours, cores, gib, html, link, named, percent, state_of } from "./parts.js";
 import { figures, running, totals } from "./model.js";
+import { History } from "./history.js";
 import { WORDS } from "./overview.js";
 import { t } from "./words.js";
 
-export function Node({ model, args }) {
+export function Node({ model, args, source, params }) {
   const node = model.nodes.get(args[0]);
   if (!node) return html`<${Missing} what=${t("Node {0}", args[0])} />`;
   const sum = totals(node);
@@ -20,7 +21,14 @@ export function Node({ model, args }) {
     ]} />
     <p class="legend"><span><b class="key used"></b> ${t("used now")}</span><span><b class="key booked"></b> ${t("booked")}</span><span><b class="key free"></b> ${t("free")}</span></p>
     <div class="cards">${node.cards.map((card) => html`<${CardBox} key=${card.uuid} card=${card} words=${t("Cards")} />`)}</div>
+    <${History} ...${{ model, source, params }} subject="node" name=${node.node} most=${1} names=${(one) => cardName(node.cards, one.uuid)} />
     <${Links} node=${node} />`;
+}
+
+// Address and name of one of these cards; a card that is not among them any more has its UUID alone.
+function cardName(cards, uuid) {
+  const card = cards.find((one) => one.uuid === uuid);
+  return card ? [["card", uuid], t("Card {0}", card.index)] : [null, uuid];
 }
 
 // How the node's cards are joined, in the words of nvidia-smi topo -m.
@@ -70,7 +78,7 @@ function Bars({ card }) {
     <${Bar} thin parts=${holders.map((holder) => part(holder, card.memory ? holder.memory / card.memory : 0, holder.memory_used === null || !holder.memory ? null : holder.memory_used / holder.memory))} />`;
 }
 
-export function Card({ model, args }) {
+export function Card({ model, args, source, params }) {
   const found = model.card(args[0]);
   if (!found) return html`<${Missing} what=${t("Card {0}", args[0])} />`;
   const { node, card } = found;
@@ -89,7 +97,9 @@ export function Card({ model, args }) {
     <h2>${t("Who holds it")}</h2>
     ${card.holders.length ? html`<${Table} label=${t("Who holds it")} titles=${[t("Pod"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("State")]}
       rows=${card.holders.map((holder, at) => ({ key: at + named(holder), cells: [html`<${PodLink} holder=${holder} />`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), state_of(holder) || t("running")] }))} />`
-      : html`<p class="none">${t("idle")}</p>`}`;
+      : html`<p class="none">${t("idle")}</p>`}
+    <${History} ...${{ model, source, params }} subject="card" name=${card.uuid} most=${1}
+      names=${(one) => [["pod", one.namespace, one.pod], `${one.namespace}/${one.pod} ${one.container}`]} />`;
 }
 
 export class Pod extends Component {
@@ -124,7 +134,7 @@ export class Pod extends Component {
     return (this.props.model.rest.waiting || []).find((row) => row.pod === this.props.args.join("/"));
   }
 
-  render({ model, args }, { said, trouble }) {
+  render({ model, args, source, params }, { said, trouble }) {
     const key = args.slice(0, 2).join("/");
     const parts = model.pods.get(key) || [];
     if (!parts.length && !this.row && !said && !model.rest.waiting) return html`<${Missing} what=${t("Pod {0}", key)} />`;
@@ -134,6 +144,8 @@ export class Pod extends Component {
       ${parts.length ? html`<${Table} label=${t("What it holds")} titles=${[t("Container"), t("Node"), t("Card"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("State")]}
         rows=${parts.map(({ node, card, holder }) => ({ key: `${holder.container} ${card.uuid}`, cells: [holder.container, html`<a href=${link(["node", node.node])}>${node.node}</a>`,
           html`<a href=${link(["card", card.uuid])}>${card.index}</a>`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), state_of(holder) || t("running")] }))} />` : null}
+      <${History} ...${{ model, source, params }} subject="pod" name=${key} most=${Math.max(0, ...parts.map(({ holder }) => holder.cores / 100))}
+        names=${(one) => [...cardName(parts.map(({ card }) => card), one.uuid)].map((part, at) => (at ? `${one.container}, ${part}` : part))} />
       <${Outcomes} said=${said} />`;
   }
 }

@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from gpu_manager.adapters.prometheus import query
+from gpu_manager.adapters.prometheus import PrometheusRanges, query
 from gpu_manager.cli.kubectl.main import run
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from tests.fakes.web import given, send, serving
 
 CORES, BYTES = "core_seconds", "memory_byte_seconds"
@@ -211,3 +211,52 @@ def test_what_is_no_number_is_no_point() -> None:
     assert [point.value for point in found] == [3.0]
     with pytest.raises(NodeUnready):
         query(lambda _: {"data": {"result": [{"metric": {}, "value": [0, "three"]}]}}, "x", 0.0)
+
+
+@pytest.fixture
+def ranges() -> Iterator[Standin]:
+    standin = Standin()
+
+    def respond(handler: BaseHTTPRequestHandler) -> None:
+        standin.paths.append(urlsplit(handler.path).path)
+        standin.asked.append(f"{handler.headers.get('Authorization')} {given(handler).decode()}")
+        send(handler, standin.body, standin.status)
+
+    with serving(respond) as standin.url:
+        yield standin
+
+
+def test_a_range_has_its_values_by_number_and_the_token_is_read_anew(ranges: Standin, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    asking = PrometheusRanges(f"{ranges.url}/", token)
+    with pytest.raises(NodeUnready, match="cannot read"):
+        asking.ask("up", 1000.0, 1120.0, 60)
+    token.write_text("sesame\n")
+    values = [[1000, "1"], [1060.4, "NaN"], [1120, "0.5"]]
+    ranges.body = json.dumps({"data": {"result": [{"metric": {"a": "b"}, "values": values}]}}).encode()
+    assert asking.ask("up", 1000.0, 1120.0, 60) == [({"a": "b"}, {0: 1.0, 2: 0.5})]
+    assert ranges.asked == ["Bearer sesame query=up&start=1000.0&end=1120.0&step=60"]
+    assert ranges.paths == ["/api/v1/query_range"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (200, b"<html>", "is that Prometheus"),
+        (200, b'{"data": {"result": [{"metric": 1}]}}', "--prometheus-url"),
+        (200, b'{"data": {"result": [{"metric": {}, "values": [[1e999, "x"]]}]}}', "--prometheus-url"),
+        (422, b'{"error": "too many points"}', "too many points"),
+        (502, b"", "502"),
+    ],
+)
+def test_a_range_that_cannot_be_had_says_why(ranges: Standin, status: int, body: bytes, words: str) -> None:
+    ranges.status, ranges.body = status, body
+    with pytest.raises(NodeUnready, match=words):
+        PrometheusRanges(ranges.url).ask("up", 0.0, 60.0, 60)
+
+
+def test_a_prometheus_that_is_away_or_has_no_address_is_named() -> None:
+    with pytest.raises(NodeUnready, match="does not answer"):
+        PrometheusRanges("http://127.0.0.1:9").ask("up", 0.0, 60.0, 60)
+    with pytest.raises(RequestInvalid, match="--prometheus-url"):
+        PrometheusRanges("prometheus")

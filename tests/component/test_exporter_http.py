@@ -94,6 +94,17 @@ def served(pages: Served) -> Iterator[Served]:
     pages.status.usage = before  # type: ignore[method-assign]
 
 
+def test_the_console_of_a_node_remembers_what_it_showed(served: Served, rig: NodeRig) -> None:
+    node = rig.state.node.name
+    assert json.loads(served.ask("/ui/data")[2])["ranges"] == ["10m"]
+    code, kind, body = served.ask(f"/ui/history?subject=node&name={node}")
+    assert (code, kind) == (200, "application/json")
+    assert json.loads(body)["source"] == "agents"
+    code, _, body = served.ask("/ui/history?subject=planet")
+    assert code == 400
+    assert body == 'there is no history of a "planet": ask for cluster, node, card, pod\n'
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_answers_get_and_head_alike(served: Served, path: str) -> None:
     code, kind, body = served.ask(path)

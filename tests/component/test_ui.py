@@ -17,7 +17,7 @@ import pytest
 
 from gpu_manager import ui
 from tests.fakes.browser import NEEDS_A_BROWSER, Page, browsing
-from tests.fakes.console import GIB, card, cluster, holder, node, row
+from tests.fakes.console import GIB, card, cluster, holder, node, past, row
 from tests.fakes.web import given, send, serving
 
 FOLDER = Path(ui.__file__).parent
@@ -32,6 +32,8 @@ class Served:
         self.data: dict[str, Any] = {"nodes": [], "waiting": None}
         self.said: dict[str, Any] = {"pod": "", "line": "", "change": "", "nodes": [], "quota": []}
         self.judged: list[dict[str, Any]] = []
+        self.past: dict[str, Any] = past()
+        self.remembered: list[dict[str, list[str]]] = []  # the parameters of every question for history
         self.token = ""
         self.url = ""
         self.silent = False
@@ -49,6 +51,10 @@ class Served:
         if parts.path == "/ui/what-if":
             assert given(handler) == b"kind: Deployment"
             send(handler, json.dumps({"workloads": self.judged}).encode(), 200, kind="application/json")
+            return
+        if parts.path == "/ui/history":
+            self.remembered.append(parse_qs(parts.query))
+            send(handler, json.dumps(self.past).encode(), 200, kind="application/json")
             return
         body = self.said if parts.path.startswith("/explain/") else self.data
         kind, answer = file or ("application/json", json.dumps(body).encode())
@@ -246,6 +252,42 @@ def test_without_the_right_to_see_the_console_asks_for_a_token_and_a_namespace(
     assert page.look("location.hash") == "#/overview?namespace=team-a"
     assert page.look("document.querySelector('nav a:nth-child(2)').hash") == "#/waiting?namespace=team-a"
     assert page.look("document.querySelector('form.login')") is None
+
+
+@NEEDS_A_BROWSER
+def test_a_card_shows_who_used_it_when_and_a_gap_where_nothing_answered(served: Served, page: Page) -> None:
+    served.data = {**TWO_NODES, "namespace": "team-a"}
+    served.past = past("notebook", EVIL, left_out=2)
+    page.open(f"{served.url}/ui#/card/GPU-0?namespace=team-a", "document.querySelector('.lines li')")
+    assert served.remembered[0] == {
+        "subject": ["card"],
+        "name": ["GPU-0"],
+        "span": ["10m"],
+        "namespace": ["team-a"],
+    }
+    text = page.text()
+    assert "team-a/notebook main" in text
+    assert EVIL in text
+    assert "and 2 more" in text
+    assert "Waiting for their share" in text
+    lines = page.look("[...document.querySelectorAll('.plot path')].map((e) => e.getAttribute('d'))")
+    assert [line.count("M") for line in lines] == [2] * 6, "two lines in each chart, each broken once"
+    served.past = past("hourly")
+    page.click(".history .switch a:nth-of-type(2)")
+    page.wait("document.querySelector('.lines a')?.innerText == 'team-a/hourly main'")
+    assert served.remembered[-1]["span"] == ["1h"]
+    page.click(".lines a")
+    page.wait("location.hash == '#/pod/team-a/hourly?namespace=team-a&range=1h'")
+    assert page.complaints == []
+
+
+@NEEDS_A_BROWSER
+def test_without_figures_the_history_says_why(served: Served, page: Page) -> None:
+    served.data = TWO_NODES
+    page.open(f"{served.url}/ui", "document.querySelector('.history .none')")
+    assert "Nothing yet: figures are kept while somebody looks." in page.text()
+    page.click(".history .switch a:nth-of-type(2)")
+    page.wait("document.body.innerText.includes('Prometheus has no figures of that time.')")
 
 
 @NEEDS_A_BROWSER

@@ -25,7 +25,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "unprivileged": (
         "--set=agent.runtimeClassName=nvidia,agent.metricsTokenSecret=metrics,agent.seLinuxOptions.type=spc_t",
         "--set=image.digest=sha256:" + "0" * 64 + ",image.pullSecrets[0].name=pull",
-        "--set=admission.runtimeClass=nvidia,agent.nodeLabels.gaia\\.tencent\\.com/gpu-pool=training",
+        "--set=admission.runtimeClass=nvidia,admission.prometheus.url=http://prometheus.monitoring:9090,admission.prometheus.tokenSecret=reader,agent.nodeLabels.gaia\\.tencent\\.com/gpu-pool=training",
         '--set-json=agent.hostPaths=["/usr","/dev","/etc/containerd"]',
         "--set=cards.nvidiaResource=true,cards.oversubscribe=true,cards.programXids={31,43},cards.cardXids={13}",
     ),

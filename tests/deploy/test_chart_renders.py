@@ -74,6 +74,7 @@ def test_whatever_is_named_is_there(name: str) -> None:
         ("Secret", "gpu-quota-admission-extender"),
         ("Secret", "gpu-quota-admission-certs"),
         ("Secret", "metrics"),
+        ("Secret", "reader"),
         ("Secret", "ours"),
         ("Group", "gpu-users"),
     }

@@ -11,7 +11,7 @@ import re
 import ssl
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,13 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from admission.console.agents_usage import AgentsUsage
+from admission.console.history import ConsoleHistory
 from deploy.grafana import dashboards
+from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.prometheus import PrometheusRanges
 from gpu_manager.cli.kubectl.main import run
+from gpu_manager.domain.cluster.usage_history import HistoryQuery
 from sandbox import commands
 from sandbox.simulated_cluster import NODE, Sandbox, SandboxSettings
 from tests.fakes.admission import Process
@@ -29,6 +34,7 @@ from tests.fakes.prometheus import Prometheus, needs_prometheus
 from tests.fakes.reviews import container, pod, review
 from tests.fakes.sandbox import short_directory, until
 from tests.fakes.web import send, serving
+from tests.unit.test_agents_usage import Agents
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "deploy" / "helm" / "gpu-manager" / "files"
@@ -327,6 +333,34 @@ def test_the_bill_comes_from_this_prometheus(seen: Seen, by: str, capsys: pytest
         assert line["core_hours_used"] + line["core_hours_wasted"] >= line["core_hours"] * 0.5
         assert 0 < line["gib_hours"] < 1
         assert line.get("team", "red") in ("red", "blue")
+
+
+@needs_prometheus
+def test_the_consoles_hours_come_from_this_prometheus_by_namespace(seen: Seen) -> None:
+    cards = seen.sandbox.graph()["cards"]
+    holders = {(held["namespace"], held["pod"]): card["uuid"] for card in cards for held in card["holders"]}
+    clock = SystemClock()
+    ask = PrometheusRanges(seen.prometheus.url).ask
+    history = ConsoleHistory(AgentsUsage(Agents(), clock), lambda _: list(holders.values()), clock, ask)
+
+    def shown(subject: str, name: str, namespace: str = "") -> list[Mapping[str, str]]:
+        """The labels of every series with a figure of cores and of memory."""
+        found = history.answer(HistoryQuery.parse(subject, name, namespace), "1h")["series"]
+        figures = {"cores", "memory", "waited"}
+        assert all(any(v is not None for v in one["cores"] + one["memory"]) for one in found)
+        return [{key: value for key, value in one.items() if key not in figures} for one in found]
+
+    assert shown("cluster", "") == shown("cluster", "", "vision") == [{}]
+    assert {"uuid": holders["nlp", "full"]} in shown("node", NODE)
+    assert {one["uuid"] for one in shown("node", NODE, "vision")} <= {
+        uuid for (namespace, _), uuid in holders.items() if namespace == "vision"
+    }
+    assert shown("cluster", "", "nobody") == shown("node", NODE, "nobody") == []
+    full = {"namespace": "nlp", "pod": "full", "container": "main"}
+    assert full in shown("card", holders["nlp", "full"], "nlp")
+    assert full not in shown("card", holders["nlp", "full"], "vision")
+    assert shown("pod", "nlp/full", "nlp") == [{"container": "main", "uuid": holders["nlp", "full"]}]
+    assert shown("pod", 'nlp/x"} or vcuda_container_core_usage_ratio{a="') == []
 
 
 @needs_prometheus

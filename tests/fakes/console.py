@@ -71,6 +71,7 @@ def cluster(*nodes: Obj, waiting: Any = (), quota: Any = (), **more: Any) -> Obj
         "full": True,
         "gone": [],
         "namespace": "",
+        "ranges": ["10m", "1h"],
         "usage_age": 1.0,
         "silent": [],
         "waiting": list(waiting),
@@ -137,6 +138,25 @@ SAID = {
 }
 
 
+def past(*names: str, **more: Any) -> Obj:
+    """An answer of ``/ui/history`` with a line for each pod's container; nothing answered at its third moment."""
+    series = [
+        {
+            "namespace": "team-a",
+            "pod": name,
+            "container": "main",
+            "uuid": "GPU-00000",
+            "node": "n1",
+            "cores": [0.2, 0.3, None, 0.1 * at, 0.5],
+            "memory": [GIB, GIB, None, 2 * GIB, 2 * GIB],
+            "waited": [None, 0.0, None, 0.4, 0.1],
+        }
+        for at, name in enumerate(names)
+    ]
+    start = {"start": 1_790_000_000.0, "step": 5.0, "source": "agents", "left_out": 0}
+    return {**start, "series": series, **more}
+
+
 @contextmanager
 def console(whole: Obj, change: Obj | None = None) -> Iterator[str]:
     """Serves the console; yields its URL. ``/ui/data`` gives the whole and, to who has it, the change."""
@@ -153,7 +173,8 @@ def console(whole: Obj, change: Obj | None = None) -> Iterator[str]:
         else:
             if handler.command == "POST":
                 given(handler)
-            body = json.dumps(judged if path == "/ui/what-if" else SAID).encode()
+            others = {"/ui/what-if": judged, "/ui/history": past("job-0", "job-1")}
+            body = json.dumps(others.get(path, SAID)).encode()
         send(handler, body, 200, kind="application/json")
 
     with serving(respond) as url:

@@ -112,7 +112,7 @@ def _table(rows: list[_Row], *, wide: bool) -> str:
 
 
 def _cells(row: _Row, *, wide: bool) -> list[str]:
-    core, memory = row.used
+    core, memory = row.used.cores, row.used.memory
     cells = [
         row.allocation.namespace,
         row.allocation.pod_name,
@@ -128,7 +128,7 @@ def _cells(row: _Row, *, wide: bool) -> list[str]:
 
 
 def _json(row: _Row) -> Mapping[str, Any]:
-    core, memory = row.used
+    core, memory = row.used.cores, row.used.memory
     return {
         "namespace": row.allocation.namespace,
         "pod": row.allocation.pod_name,

@@ -7,14 +7,21 @@ from typing import Any, NamedTuple
 
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import MIB
-from gpu_manager.domain.untrusted import mapping, mappings
+from gpu_manager.domain.untrusted import mapping, mappings, text
 
 
 class UsedShare(NamedTuple):
-    """``cores`` in hundredths of the card, ``memory`` in bytes; None where the agent does not know it."""
+    """``cores`` in hundredths of the card, ``memory`` in bytes; None where the agent does not know it.
+
+    ``waited``: seconds that its processes have waited for their share; ``namespace`` and ``pod`` are the
+    agent's words.
+    """
 
     cores: float | None
     memory: int | None
+    waited: float | None = None
+    namespace: str = ""
+    pod: str = ""
 
 
 NodeUsage = Mapping[tuple[str, str, str], UsedShare]
@@ -31,7 +38,11 @@ def read_usage(answer: Any) -> NodeUsage:
         pods = answer["usage"]
         return {
             (uid, container, str(device["uuid"])): UsedShare(
-                _figure(device, "gpu"), None if (mib := _figure(device, "mem")) is None else int(mib * MIB)
+                _figure(device, "gpu"),
+                None if (mib := _figure(device, "mem")) is None else int(mib * MIB),
+                _figure(device, "throttled"),
+                text(mapping(pod).get("project")),
+                text(mapping(pod).get("pod")),
             )
             for uid, pod in pods.items()
             for container, stat in mapping(mapping(pod).get("stat")).items()

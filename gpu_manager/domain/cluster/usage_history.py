@@ -1,0 +1,265 @@
+"""What containers used in the last minutes, as far as agents were asked. Not thread-safe.
+
+Each node has a ring of the latest answers, and each container's share of a card three columns of numbers
+in it: some 1.5 KiB, whatever it does. A moment in which nothing answered is blank in every column.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+from typing import Any, Final
+
+from gpu_manager.domain.cluster.usage_json import NodeUsage, UsedShare
+from gpu_manager.domain.errors import RequestInvalid, quoted
+
+SECONDS: Final = 600.0  # how far back it reaches
+MINUTES: Final = "10m"  # the same as the name of a range
+MOST_SHARES: Final = 12_000  # of all nodes; those that come later are counted as left out
+MOST_SERIES: Final = 12  # of one answer, the most used first
+_ANSWERS: Final = 120  # of one node
+_LONGEST_NAME: Final = 512
+_BLANK: Final = math.nan
+_NOTHING: Final = array("f", [_BLANK] * _ANSWERS)
+Column = Sequence[float | None]
+
+
+class Subject(Enum):
+    """What a history is about."""
+
+    CLUSTER = "cluster"  # one series: all containers together
+    NODE = "node"  # a series for each of its cards
+    CARD = "card"  # a series for each container that held some of it
+    POD = "pod"  # a series for each of its containers and their cards
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryQuery:
+    """Whose history is wanted. ``name``: of the node, UUID of the card, ``namespace/name`` of the pod.
+
+    ``namespace``: the only one whose containers count, empty for all.
+    """
+
+    subject: Subject
+    name: str = ""
+    namespace: str = ""
+
+    @classmethod
+    def parse(cls, subject: str, name: str, namespace: str = "") -> HistoryQuery:
+        """Check the parameters of a request. Raises RequestInvalid."""
+        try:
+            found = Subject(subject)
+        except ValueError as error:
+            known = ", ".join(one.value for one in Subject)
+            raise RequestInvalid(f"there is no history of a {quoted(subject)}: ask for {known}") from error
+        if len(name) > _LONGEST_NAME or (not name and found is not Subject.CLUSTER):
+            raise RequestInvalid(f"the history of a {subject} needs its name")
+        if found is Subject.POD and namespace not in ("", name.partition("/")[0]):
+            raise RequestInvalid(f"pod {quoted(name)} is not of namespace {quoted(namespace)}")
+        return cls(found, name, namespace)
+
+    def covers(self, node: str, namespace: str, pod: str, card: str) -> bool:
+        """Whether a container's share of a card belongs to it."""
+        if self.namespace not in ("", namespace):
+            return False
+        mine = {
+            Subject.CLUSTER: self.name,
+            Subject.NODE: node,
+            Subject.CARD: card,
+            Subject.POD: f"{namespace}/{pod}",
+        }
+        return mine[self.subject] == self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Figures over time of what ``labels`` name; None where they are not known.
+
+    ``cores``: ratio of one card; ``memory``: bytes; ``waited``: seconds in a second that processes waited for
+    their share.
+    """
+
+    labels: Mapping[str, str]
+    cores: Column
+    memory: Column
+    waited: Column
+
+    @property
+    def weight(self) -> float:
+        """What it used in all, to find the greatest."""
+        return sum(value for value in self.cores if value is not None)
+
+
+@dataclass(slots=True)
+class _Share:
+    namespace: str
+    pod: str
+    seen: int  # number of the node's answer that had it last
+    before: tuple[float, float | None]  # when, and seconds waited until then
+    cores: array[float] = field(default_factory=lambda: _NOTHING[:])
+    memory: array[float] = field(default_factory=lambda: _NOTHING[:])
+    waited: array[float] = field(default_factory=lambda: _NOTHING[:])
+
+
+@dataclass(slots=True)
+class _Node:
+    answers: int = 0
+    times: array[float] = field(default_factory=lambda: array("d", [-math.inf] * _ANSWERS))
+    shares: dict[tuple[str, str, str], _Share] = field(default_factory=dict)
+
+
+class UsageHistory:
+    """The last :data:`SECONDS` of every node that was asked."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {}
+        self._shares = 0
+        self.left_out = 0  # shares of the latest answers for which there was no room
+
+    def record(self, node: str, at: float, usage: NodeUsage) -> None:
+        """Take in one answer, ``at`` this monotonic second, later than the node's last."""
+        kept = self._nodes.setdefault(node, _Node())
+        slot = kept.answers % _ANSWERS
+        kept.times[slot] = at
+        for share in kept.shares.values():
+            share.cores[slot] = share.memory[slot] = share.waited[slot] = _BLANK
+        self.left_out = 0
+        for key, used in usage.items():
+            if key not in kept.shares:
+                if self._shares >= MOST_SHARES:
+                    self.left_out += 1
+                    continue
+                self._shares += 1
+                kept.shares[key] = _Share(used.namespace, used.pod, 0, (at, None))
+            _write(kept.shares[key], slot, at, used)
+            kept.shares[key].seen = kept.answers
+        kept.answers += 1
+        for key in [k for k, share in kept.shares.items() if kept.answers - share.seen >= _ANSWERS]:
+            del kept.shares[key]
+            self._shares -= 1
+
+    def forget(self, now: float) -> None:
+        """Drop nodes that have not answered within :data:`SECONDS`."""
+        for node, kept in [*self._nodes.items()]:
+            if max(kept.times) < now - SECONDS:
+                self._shares -= len(kept.shares)
+                del self._nodes[node]
+
+    def read(self, query: HistoryQuery, ends: float, step: float) -> list[Series]:
+        """Figures at ``ends`` (a monotonic second) and every ``step`` seconds before, oldest first.
+
+        A figure is the newest of one and a half steps. What is summed is blank where a node that answered
+        before and after did not answer.
+        """
+        count = int(SECONDS / step)
+        moments = [ends - reach(step) + at * step for at in range(count)]
+        groups: dict[tuple[str, ...], list[Series]] = {}
+        silent: set[int] = set()
+        for node, kept in self._nodes.items():
+            if query.subject is Subject.NODE and node != query.name:
+                continue
+            slots = _slots(kept.times, moments, 1.5 * step)
+            answered = [at for at, slot in enumerate(slots) if slot is not None]
+            if query.subject is Subject.CLUSTER:
+                silent.update(at for before, after in pairwise(answered) for at in range(before + 1, after))
+            for (_, container, card), share in kept.shares.items():
+                if query.covers(node, share.namespace, share.pod, card):
+                    one = _series(node, container, card, share, slots)
+                    groups.setdefault(_group(query.subject, one.labels), []).append(one)
+        summed = [_summed(query.subject, group, silent) for group in groups.values()]
+        return [one for one in summed if any(v is not None for v in (*one.cores, *one.memory))]
+
+
+def reach(step: float) -> float:
+    """Seconds from the first figure of a reading to its last."""
+    return (int(SECONDS / step) - 1) * step
+
+
+def largest(series: Sequence[Series]) -> list[Series]:
+    """At most :data:`MOST_SERIES` of them, the most used first."""
+    return sorted(series, key=lambda one: (-one.weight, sorted(one.labels.items())))[:MOST_SERIES]
+
+
+def history_json(series: Sequence[Series], start: float, step: float, source: str, left_out: int = 0) -> Any:
+    """What ``/ui/history`` answers. ``start``: seconds since the epoch of the first figure."""
+    shown = largest(series)
+    return {
+        "start": round(start, 3),
+        "step": step,
+        "source": source,
+        "left_out": left_out + len(series) - len(shown),
+        "series": [
+            {
+                **one.labels,
+                "cores": [None if v is None else round(v, 4) for v in one.cores],
+                "memory": [None if v is None else round(v) for v in one.memory],
+                "waited": [None if v is None else round(v, 4) for v in one.waited],
+            }
+            for one in shown
+        ],
+    }
+
+
+def _write(share: _Share, slot: int, at: float, used: UsedShare) -> None:
+    if used.cores is not None:
+        share.cores[slot] = used.cores / 100
+    if used.memory is not None:
+        share.memory[slot] = used.memory
+    then, waited = share.before
+    if used.waited is not None and waited is not None and used.waited >= waited and at > then:
+        share.waited[slot] = (used.waited - waited) / (at - then)
+    share.before = at, used.waited
+
+
+def _slots(times: Sequence[float], moments: Iterable[float], age: float) -> list[int | None]:
+    """For each moment the slot of the newest answer until then that is younger than ``age``."""
+    order = sorted(range(len(times)), key=times.__getitem__)
+    found: list[int | None] = []
+    at = -1
+    for moment in moments:
+        while at + 1 < len(order) and times[order[at + 1]] <= moment:
+            at += 1
+        found.append(order[at] if at >= 0 and times[order[at]] > moment - age else None)
+    return found
+
+
+def _series(node: str, container: str, card: str, share: _Share, slots: Sequence[int | None]) -> Series:
+    def column(numbers: array[float]) -> Column:
+        values = (_BLANK if slot is None else numbers[slot] for slot in slots)
+        return [None if math.isnan(value) else value for value in values]
+
+    labels = {
+        "node": node,
+        "namespace": share.namespace,
+        "pod": share.pod,
+        "container": container,
+        "uuid": card,
+    }
+    return Series(labels, column(share.cores), column(share.memory), column(share.waited))
+
+
+_LABELS: Final[Mapping[Subject, Sequence[str]]] = {
+    Subject.CLUSTER: (),
+    Subject.NODE: ("uuid",),
+    Subject.CARD: ("namespace", "pod", "container"),
+    Subject.POD: ("container", "uuid"),
+}
+
+
+def _group(subject: Subject, labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(labels[name] for name in _LABELS[subject])
+
+
+def _summed(subject: Subject, group: Sequence[Series], silent: set[int]) -> Series:
+    labels = {name: group[0].labels[name] for name in _LABELS[subject]}
+
+    def total(column: Callable[[Series], Column]) -> Column:
+        rows: Iterator[tuple[float | None, ...]] = zip(*map(column, group), strict=True)
+        known = ([value for value in row if value is not None] for row in rows)
+        return [sum(values) if values and at not in silent else None for at, values in enumerate(known)]
+
+    return Series(labels, total(lambda o: o.cores), total(lambda o: o.memory), total(lambda o: o.waited))
