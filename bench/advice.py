@@ -301,7 +301,8 @@ def _used(limit: int) -> tuple[float, float]:
             before, began = made.usage(tenant), time.monotonic()
             time.sleep(LIVE_SECONDS)
             after, seconds = made.usage(tenant), time.monotonic() - began
-    busy, held_back = (after.busy_ns - before.busy_ns) / 1e9, (after.throttle_ns - before.throttle_ns) / 1e9
+    busy = (after.busy_ns - before.busy_ns) / 1e9
+    held_back = (after.held_idle_ns - before.held_idle_ns) / 1e9
     demand = Demand(first=0.0)
     demand.worked(seconds, busy, held_back, 0.0)
     return 100 * busy / seconds, float(demand.need(0.0, 95).cores or 0)

@@ -226,6 +226,7 @@ class TenantUse:
     movable: int = 0
     untold: int = 0
     refused_bytes: int = 0  # size of the allocation that was refused last
+    held_idle_seconds: float = 0.0  # of throttled_seconds, time with nothing of it in flight
 
 
 class ControlPages(Protocol):

@@ -129,7 +129,7 @@ class SizeAdviser:
         long.
         """
         seconds = at - seen.at
-        held_back = max(0.0, (use.throttled or 0.0) - (seen.use.throttled or 0.0))
+        held_back = max(0.0, use.held_idle - seen.use.held_idle)
         busy = (use.core or 0.0) * seconds
         if 0 < seconds <= _LONGEST_READING and (busy or held_back or seen.busy):
             seen.seconds += seconds

@@ -200,6 +200,16 @@ def test_usage_is_read_by_an_agent_that_did_not_make_the_page(tenants, root):
     restarted.close()
 
 
+def test_time_held_back_with_nothing_on_the_card_is_every_wait_where_the_library_does_not_tell(tenants, root):
+    tenants.open(NAME, [LIMIT])
+    put(usage_file(root), 4096 + 264, struct.pack("<QQQQQ", 9_000_000_000, 0, 0, 0, 4_000_000_000))
+    [use] = tenants.usage(NAME)
+    assert (use.throttled_seconds, use.held_idle_seconds) == (9.0, 4.0)
+    put(usage_file(root), 10, struct.pack("<H", 3))
+    [use] = FileControlPages(root).usage(NAME)
+    assert (use.throttled_seconds, use.held_idle_seconds) == (9.0, 9.0)
+
+
 def test_reset_begins_at_zero(tenants, root):
     tenants.open(NAME, [LIMIT])
     os.close(register(usage_file(root), 2, charged=GIB))

@@ -81,12 +81,12 @@ def test_demand_is_added_up_over_ten_seconds_of_work_and_idling_is_none() -> Non
     node = Node()
     node.run("p")
     node.pass_(2 * WALK_SECONDS)
-    throttled = 0.0
+    held_idle = 0.0
     for _ in range(60):
-        throttled += 0.5
-        node.use("p", core=0.25, throttled=throttled)
+        held_idle += 0.5
+        node.use("p", core=0.25, held_idle=held_idle)
         node.pass_(1)
-    node.use("p", core=0.0, throttled=throttled)
+    node.use("p", core=0.0, held_idle=held_idle)
     node.pass_(2 * WALK_SECONDS)
     [one] = node.adviser.told
     assert one.need.cores == 50

@@ -36,7 +36,7 @@ _NOTES_WRITTEN_OFFSET: Final = 384
 _NOTE: Final = struct.Struct("<QQIIIIQQQ64sQ")
 _NOTES_OFFSET: Final = 512
 _NOTE_TEXT: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_ .:-")
-_CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQ88xQQQQ96x")
+_CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQQQ72xQQQQ96x")
 _SLOT: Final = struct.Struct("<IIQQQQQQ8x16I16Q")
 _LAST_BUSY_OFFSET: Final = 384
 _TIMELINE: Final = struct.Struct(f"<{TIMELINE_CELLS}I")
@@ -70,7 +70,10 @@ class FrameworkCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CardUsage:
-    """The usage of one card by all of the tenant's processes, by their own account."""
+    """The usage of one card by all of the tenant's processes, by their own account.
+
+    ``held_idle_ns`` is the part of ``throttle_ns`` in which nothing of it was in flight; 0 before minor 4.
+    """
 
     charged: int
     peak: int
@@ -84,6 +87,8 @@ class CardUsage:
     launches: int
     debt_cut_ns: int
     starved: int
+    held_idle_ns: int
+    idle_from_ns: int
     last_busy_ns: int
     longest_ns: int
     window_busy_ns: int
@@ -134,11 +139,13 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The usage page, clamped. ``unknown_name`` is untrusted text reduced to ``[A-Za-z0-9_]``.
+    """The usage page, clamped. ``minor`` is its version's, as it was made.
 
-    ``notes`` are the newest ones in the page, oldest first.
+    ``unknown_name`` is untrusted text reduced to ``[A-Za-z0-9_]``; ``notes`` are the newest ones in the page,
+    oldest first.
     """
 
+    minor: int
     build_id: bytes
     slot_high: int
     generation_seen: int
@@ -165,7 +172,7 @@ def usage_extent(head: bytes) -> int:
 
     Never more than the full size, whatever the tenant wrote. Raises PageError if this is no usage page.
     """
-    return USAGE_HEAD_SIZE + _usage_header(head)[1] * SLOT_SIZE
+    return USAGE_HEAD_SIZE + _usage_header(head)[2] * SLOT_SIZE
 
 
 def card_offset(card: int) -> int:
@@ -173,23 +180,23 @@ def card_offset(card: int) -> int:
     return _CARDS_OFFSET + card * _CARD_USAGE.size
 
 
-def _usage_header(image: bytes) -> tuple[bytes, int]:
-    """(build id, slot_high clamped)."""
+def _usage_header(image: bytes) -> tuple[int, bytes, int]:
+    """(minor version, build id, slot_high clamped)."""
     if len(image) < _USAGE_HEADER.size:
         raise PageError(f"a usage page has {USAGE_SIZE} bytes, not {len(image)}")
-    magic, major, _, size, build_id, slot_high, _ = _USAGE_HEADER.unpack_from(image)
+    magic, major, minor, size, build_id, slot_high, _ = _USAGE_HEADER.unpack_from(image)
     if magic != USAGE_MAGIC:
         raise PageError("the usage page has no magic")
     if major != ABI_MAJOR:
         raise PageError(f"the usage page's ABI is {major}, ours {ABI_MAJOR}")
     if size != USAGE_SIZE:
         raise PageError(f"the usage page says that it has {size} bytes, not {USAGE_SIZE}")
-    return build_id, min(slot_high, MAX_SLOTS)
+    return minor, build_id, min(slot_high, MAX_SLOTS)
 
 
 def _read_card(image: bytes, index: int) -> CardUsage:
-    (charged, peak, refusals, refused, returned, credit, refill, busy, throttle, launches, cut, starved, last,
-     longest, window, start) = _CARD_USAGE.unpack_from(image, card_offset(index))  # fmt: skip
+    (charged, peak, refusals, refused, returned, credit, refill, busy, throttle, launches, cut, starved, idle,
+     since, last, longest, window, start) = _CARD_USAGE.unpack_from(image, card_offset(index))  # fmt: skip
     return CardUsage(
         charged=charged & MAX_BYTES,
         peak=min(peak, MAX_BYTES),
@@ -203,6 +210,8 @@ def _read_card(image: bytes, index: int) -> CardUsage:
         launches=min(launches, MAX_NS),
         debt_cut_ns=min(cut, MAX_NS),
         starved=min(starved, MAX_NS),
+        held_idle_ns=min(idle, MAX_NS),
+        idle_from_ns=min(since, MAX_NS),
         last_busy_ns=min(last, MAX_NS),
         longest_ns=min(longest, MAX_NS),
         window_busy_ns=min(window, MAX_NS),
@@ -275,7 +284,7 @@ def read_usage(image: bytes, cards: int) -> Usage:
     """
     if not 0 <= cards <= MAX_CARDS:
         raise PageError(f"a usage page has {MAX_CARDS} cards at most, not {cards}")
-    build_id, slot_high = _usage_header(image)
+    minor, build_id, slot_high = _usage_header(image)
     if len(image) < USAGE_HEAD_SIZE + slot_high * SLOT_SIZE:
         raise PageError(f"the usage page ends after {len(image)} bytes, within its slots")
     seen, invalid, unknown, by_name, exhausted, reaped, repairs, name = _COUNTERS.unpack_from(
@@ -283,6 +292,7 @@ def read_usage(image: bytes, cards: int) -> Usage:
     )
     text = name.split(b"\0", 1)[0].decode("ascii", "replace")
     return Usage(
+        minor=minor,
         build_id=build_id,
         slot_high=slot_high,
         generation_seen=seen,

@@ -39,6 +39,7 @@ LIMITS_MODE: Final = 0o644
 USAGE_MODE: Final = 0o666  # a container may run as any user
 _USAGE_FILE: Final = stat.S_IFREG | USAGE_MODE
 _NS: Final = 1e-9
+_TELLS_IDLE: Final = 4  # minor version of a page whose library tells what it held back with nothing in flight
 _KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
 
 _Change = Callable[["limits_page.Limits | None"], limits_page.Limits]
@@ -206,6 +207,8 @@ class FileControlPages:
                 memory=min(sum(slot.charged[i] for slot in slots), usage_page.MAX_BYTES),
                 busy_seconds=line.busy_ns * _NS,
                 throttled_seconds=line.throttle_ns * _NS,
+                held_idle_seconds=(line.held_idle_ns if found.minor >= _TELLS_IDLE else line.throttle_ns)
+                * _NS,
                 refusals=line.refusals,
                 refused_bytes=line.refused_bytes,
                 processes=len(slots),

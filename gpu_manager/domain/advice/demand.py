@@ -1,9 +1,9 @@
 """What the containers of one template were seen to need of a card: a sketch of fixed size.
 
 Core time: their *demand*, which is what one would use without a limit. A program that works for B seconds
-of an interval of W, and is held back for T of it by its limit, leaves the card alone for the rest, W - B -
-T: so without a limit it would work for B of every W - T seconds. Only time in which it works counts: a job
-that runs at night needs its cores then.
+of an interval of W, and is held back by its limit for T of it while nothing of it runs, leaves the card
+alone for the rest, W - B - T: so without a limit it would work for B of every W - T seconds. Only time in
+which it works counts: a job that runs at night needs its cores then.
 
 Memory: the greatest amount held in each hour of the last day, and on each day of the last week. It is what
 the program *took*, which for a caching allocator is not what it needs; :mod:`gpu_manager.domain.advice.size`
@@ -130,7 +130,9 @@ class Demand:
         self._refused, self._refused_at = size, now
 
     def worked(self, seconds: float, busy: float, held_back: float, now: float) -> None:
-        """One was at work for ``seconds`` until ``now``: ``busy`` of them on the card, so many held back."""
+        """One was at work for ``seconds`` until ``now``: ``busy`` of them on the card, and ``held_back`` with
+        nothing on it because of its limit.
+        """
         free = seconds - min(held_back, seconds)
         share = min(1.0, busy / free) if free > busy else 1.0
         self._rebase(now)

@@ -46,6 +46,7 @@ class ShareUse:
 
     ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code),
     ``excess`` what it does not count of it.
+    ``held_idle`` is the part of ``throttled`` in which nothing of the container was in flight on the card.
     ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
     ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read); ``reason`` says why.
     """
@@ -62,6 +63,7 @@ class ShareUse:
     reason: str = ""
     beyond: int = 0
     excess: Excess = NO_EXCESS
+    held_idle: float = 0.0
 
     @property
     def held(self) -> int | None:
@@ -311,6 +313,7 @@ class UsageSampler:
             use.refusals,
             use.refused_bytes,
             pids,
+            held_idle=use.held_idle_seconds,
         )
         self._before[place] = _Before(now, use, shown)
         return shown

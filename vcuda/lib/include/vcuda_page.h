@@ -111,8 +111,11 @@ struct vcuda_card_usage {
     _Alignas(VCUDA_LINE) uint64_t busy_ns; /* GPU time used, ever */
     uint64_t throttle_ns;                  /* time launches were held back, ever */
     uint64_t launches;
-    uint64_t debt_cut_ns; /* use forgiven by the bound on debt */
-    uint64_t starved;     /* launches let through by the deadlock guard */
+    uint64_t debt_cut_ns;  /* use forgiven by the bound on debt */
+    uint64_t starved;      /* launches let through by the deadlock guard */
+    uint64_t held_idle_ns; /* of throttle_ns, time with nothing of the container in flight, each moment once. Since
+                            * minor 4 */
+    uint64_t idle_from_ns; /* CLOCK_MONOTONIC: what lies before is not idle, or is counted. Since minor 4 */
 
     _Alignas(VCUDA_LINE) uint64_t last_busy_ns; /* CLOCK_MONOTONIC when work was last in flight */
     uint64_t longest_ns;                        /* longest settled piece of work */

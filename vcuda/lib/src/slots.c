@@ -241,3 +241,11 @@ bool slots_alive(const struct vcuda_slot *slot, int fd, unsigned index) {
     bool locked = fcntl(fd, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
     return locked || is_running(slot, own_namespace());
 }
+
+unsigned slots_busy(const struct vcuda_usage *usage, int card) {
+    unsigned high = slots_high(usage), count = 0;
+    for (unsigned i = 0; i < high; i++)
+        count += __atomic_load_n(&usage->slot[i].state, __ATOMIC_RELAXED) == VCUDA_SLOT_LIVE &&
+                 __atomic_load_n(&usage->slot[i].inflight[card], __ATOMIC_RELAXED) != 0;
+    return count;
+}

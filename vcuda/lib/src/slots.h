@@ -38,4 +38,7 @@ bool slots_alive(const struct vcuda_slot *slot, int fd, unsigned index);
 /* How many slots may hold anything; never more than there are. */
 unsigned slots_high(const struct vcuda_usage *usage);
 
+/* How many of the container's processes have work in flight on this card, or work that is not settled yet. */
+unsigned slots_busy(const struct vcuda_usage *usage, int card);
+
 #endif

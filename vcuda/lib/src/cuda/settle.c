@@ -7,6 +7,7 @@
 #include "attachment.h"
 #include "cuda/context_registry.h"
 #include "cuda/gpu_time.h"
+#include "cuda/held_idle.h"
 #include "cuda/settle.h"
 #include "cuda/sharers.h"
 #include "cuda/stream_meter.h"
@@ -81,6 +82,7 @@ static void teach(struct timing_span *span, uint64_t own, uint64_t charged) {
 static void tell_host(const struct context_meter *context_meter, int64_t to, int64_t fresh) {
     int64_t end = to - context_meter->clock.offset_ns;
     timeline_add(&vcuda_usage()->timeline[context_meter->card], end - fresh, end);
+    held_idle_ran(&vcuda_usage()->card[context_meter->card], end > 0 ? (uint64_t)end : 0);
 }
 
 /* What it costs a card of its own, by what was measured while the host spoke; 0: not all of its work was. */

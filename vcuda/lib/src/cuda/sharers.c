@@ -19,10 +19,7 @@ static struct {
 /* The harmonic mean over the last looks, since time is divided. */
 static void look_at_own(int card) {
     struct vcuda_usage *usage = vcuda_usage();
-    unsigned high = usage ? slots_high(usage) : 0, count = 0;
-    for (unsigned i = 0; i < high; i++)
-        count += __atomic_load_n(&usage->slot[i].state, __ATOMIC_RELAXED) == VCUDA_SLOT_LIVE &&
-                 __atomic_load_n(&usage->slot[i].inflight[card], __ATOMIC_RELAXED) != 0;
+    unsigned count = usage ? slots_busy(usage, card) : 0;
     double inverse = count > 1 ? 1.0 / count : 1.0, old = own_sharers[card] > 0 ? 1 / own_sharers[card] : 1.0;
     own_sharers[card] = 1 / (old + (inverse - old) / OWN_WEIGHT);
 }

@@ -1,6 +1,7 @@
 #include "attachment.h"
 #include "cuda/admission.h"
 #include "cuda/context_registry.h"
+#include "cuda/held_idle.h"
 #include "cuda/meter_thread.h"
 #include "cuda/settle.h"
 #include "cuda/span_plan.h"
@@ -183,6 +184,8 @@ static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, 
     rest(wait, left);
     measuring_is_free(&thread_state.budget);
     wait->throttled_ns += room ? 0 : wait->now - before;
+    if (!room)
+        held_idle_waited(vcuda_usage(), meter->card, wait->since, wait->now);
     return false;
 }
 
