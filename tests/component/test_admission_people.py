@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import urllib.parse
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 from gpu_manager.domain.contract import ALLOCATION, QUOTA_SEEN, TOKEN_HEADER
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.admission import NODES, TENANT, Service, cluster, create, known
+from tests.fakes.browser import NEEDS_A_BROWSER, browsing
 from tests.fakes.sandbox import until
+from tests.fakes.web import send, serving
 
 _KEYS = st.sampled_from(
     ["kind", "metadata", "spec", "template", "containers", "name", "namespace", "resources", "limits", "Pod",
@@ -152,6 +156,36 @@ def test_people_hear_about_namespaces_in_which_they_may_get_pods(api: StandInApi
         lambda: service.filter(api.get("pods", "p", "team-a") or {}, NODES) and api.list("events", "team-a")
     )
     assert told[0]["reason"] == "GPUNotPlaced"
+
+
+@NEEDS_A_BROWSER
+def test_behind_a_proxy_that_logs_people_in_each_sees_what_that_person_may(
+    api: StandInApi, serve: Serve, tmp_path: Path
+) -> None:
+    """The proxy serves the console below a path, and puts the person's token into Authorization."""
+    service = serve()
+    for team in ("team-a", "team-b"):
+        create(api, "late", core=200, memory=None, namespace=team)
+    until(lambda: service.get("/explain/team-b/late")[0] == 200)
+
+    def proxy(handler: BaseHTTPRequestHandler) -> None:
+        path = handler.path.removeprefix("/gpu")
+        kind = "text/javascript" if path.endswith("js") else ""
+        kind = kind or {"/ui": "text/html", "/ui/console.css": "text/css"}.get(path, "application/json")
+        status, text = service.get(path, TENANT)
+        send(handler, text.encode(), status, kind=kind)
+
+    with serving(proxy) as url, browsing(tmp_path) as page:
+        page.open(f"{url}/gpu/ui#/waiting?namespace=team-a", "document.querySelector('main table')")
+        assert "team-a/late" in page.text()
+        assert "team-b" not in page.text()
+        assert page.look("document.querySelector('form.login')") is None
+        page.click("nav a")
+        page.wait("document.querySelector('.heat .cell')")
+        assert page.complaints == []
+        page.open("about:blank", "true")
+        page.open(f"{url}/gpu/ui", "document.querySelector('form.login')")
+        assert "this needs the right to get pods in all namespaces" in page.text()
 
 
 def test_a_manifest_is_explained_before_it_is_created(api: StandInApi, serve: Serve) -> None:

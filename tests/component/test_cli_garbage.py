@@ -146,6 +146,7 @@ CLUSTER = {
     "cordon": ["GPU-x"],
     "defrag": ["p"],
     "simulate": ["--drain", "n1"],
+    "ui": ["--no-browser"],
     "uncordon": ["GPU-x"],
 }
 

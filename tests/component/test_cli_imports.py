@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "explain": (["{pod}", "--admission", "-"], ASKS),
     "cost": ([], ASKS),
     "doctor": ([], ASKS),
+    "ui": (["--no-browser"], ASKS),
 }
 
 

@@ -137,6 +137,19 @@ class Connection:
         answer = self._ask(what, "GET", path, headers={"Accept": accept, **(headers or {})})
         return answer.body.decode(errors="replace")
 
+    def page(
+        self, what: str, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> HttpAnswer:
+        """The answer of a page behind the API server's proxy, whatever its status. Raises Unreachable."""
+        try:
+            return self._client.ask(method, path, body=body, headers=self._headers(headers))
+        except NoAnswer as error:
+            raise self._unreachable(what, error) from error
+
+    def renew(self) -> bool:
+        """Say that the login was refused; true if there is a new one to try."""
+        return self._access.credentials.refused()
+
     @property
     def token(self) -> str:
         """The caller's bearer token; empty where it authenticates otherwise. Raises NodeUnready."""

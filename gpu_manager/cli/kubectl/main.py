@@ -27,6 +27,7 @@ COMMANDS: Commands = {
     "quota": ("gpu_manager.cli.kubectl.quota", "Show what namespaces may hold of cards, and what they hold."),
     "simulate": ("gpu_manager.cli.kubectl.simulate", "Say whether pods would fit, or what if a node goes."),
     "top": ("gpu_manager.cli.kubectl.top", "Show what each container was given, and what it uses of it."),
+    "ui": ("gpu_manager.cli.kubectl.ui", "Open the cluster's console in the browser."),
     "uncordon": ("gpu_manager.cli.kubectl.cordon:uncordon", "Open cards that were closed."),
     "version": ("gpu_manager.cli.version", "Print the version."),
 }

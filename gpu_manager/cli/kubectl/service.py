@@ -43,14 +43,10 @@ def ask(
         Silent: no answer. RequestInvalid: it refuses the manifest, or ``admission`` is malformed.
     """
     from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
-    from gpu_manager.adapters.kube.reading import service_path  # noqa: PLC0415  # same
 
     if admission == "-":
         raise Silent("--admission is -")
-    namespace, slash, name = admission.partition("/")
-    if not slash:
-        raise RequestInvalid(f"--admission is {quoted(admission)}: write NAMESPACE/NAME, such as {USUAL}")
-    where = service_path(object_name(namespace, "--admission"), object_name(name, "--admission"), _PORT, path)
+    where = root(admission) + path
     token = login.connection.token
     if not token:
         raise Silent("your login is a certificate, and the service asks for a token")
@@ -61,7 +57,7 @@ def ask(
             f"ask {admission}", method, where, query=query, body=manifest, headers=headers
         )
     except Refused as error:
-        raise Silent(_reason(error.code, admission)) from error
+        raise Silent(reason(error.code, admission)) from error
     except NodeUnready as error:
         raise Silent(str(error)) from error
 
@@ -74,7 +70,18 @@ _REASONS = {
 }
 
 
-def _reason(code: int, admission: str) -> str:
+def root(admission: str) -> str:
+    """Path of the service through the API server. Raises RequestInvalid: it is not NAMESPACE/NAME."""
+    from gpu_manager.adapters.kube.reading import service_path  # noqa: PLC0415  # as in log_in
+
+    namespace, slash, name = admission.partition("/")
+    if not slash:
+        raise RequestInvalid(f"--admission is {quoted(admission)}: write NAMESPACE/NAME, such as {USUAL}")
+    return service_path(object_name(namespace, "--admission"), object_name(name, "--admission"), _PORT, "")
+
+
+def reason(code: int, admission: str) -> str:
+    """Why the service gave this status in place of an answer."""
     return f"{admission}: {_REASONS.get(code, f'it answered {code}')}"
 
 
