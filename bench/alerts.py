@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 import urllib.request
@@ -41,6 +42,7 @@ INTERVAL: Final = "500ms"
 MOST_SECONDS: Final = 60.0  # for one alert to fire, and for it to resolve
 _LOOK_SECONDS: Final = 0.25
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"  # in which all processes of a node are seen
 _LEASE: Final = "gpu-quota-admission"
 Metadata = Mapping[str, str]
 
@@ -74,13 +76,29 @@ class Fault:
     again: Callable[[], object] = lambda: None
 
 
+class _ProcWorld(World):
+    """A world whose agent sees processes that the test describes in place of the machine's."""
+
+    @property
+    def proc(self) -> Path:
+        """The agent's /proc."""
+        return self.root / "proc"
+
+    def command(self, arguments: Mapping[str, str]) -> list[str]:
+        """This module's own command, which starts the agent with another /proc."""
+        (self.proc / "self/ns").mkdir(parents=True, exist_ok=True)
+        if not (self.proc / "self/ns/pid").is_symlink():
+            (self.proc / "self/ns/pid").symlink_to(_INITIAL_PID_NAMESPACE)
+        return [sys.executable, "-m", "bench.alerts", json.dumps({**arguments, "--proc": str(self.proc)})]
+
+
 class FaultyNode:
     """A node whose cards, driver, agent and tenants go wrong on request."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         directory.mkdir()
         self._control = directory / "cards.yaml"
-        self.world = stack.enter_context(World(control=self._control, pages=directory / "pages"))
+        self.world = stack.enter_context(_ProcWorld(control=self._control, pages=directory / "pages"))
         stack.callback(self.world.kill)  # it would wait for the pods that it was never asked about
         self._cards: dict[str, dict[str, Any]] = {}
         self._names = itertools.count()
@@ -113,16 +131,27 @@ class FaultyNode:
         handle = register(page, 0, charged=4 * self.world.unit)
         return lambda: os.close(handle)
 
+    def start_bare(self) -> Callable[[], object]:
+        """A container starts with nothing mounted; what is returned deletes its pod."""
+        result, _ = self.run("bare")
+        status = self.world.kubelet.pod(result.uid)["status"]
+        self.world.api.patch("pods", "bare", {"status": status}, subresource="status")
+        container_id = status["containerStatuses"][0]["containerID"].rpartition("://")[2]
+        process = self.world.proc / "4242"
+        process.mkdir()
+        (process / "mountinfo").write_text("800 700 0:800 / / rw - overlay overlay rw\n")
+        (process / "cgroup").write_text(f"0::/kubepods/pod{result.uid}/{container_id}\n")
+        return lambda: self._delete("bare", result.uid)
+
+    def _delete(self, name: str, uid: str) -> None:
+        self.world.api.delete("pods", name, grace=0)
+        self.world.kubelet.delete(uid)
+
     def scribble(self) -> Callable[[], object]:
         """A tenant writes over its page's head; what is returned deletes its pod."""
         result, page = self.run("scribbler")
         put(page, 0, b"\xff" * 8)
-
-        def delete() -> None:
-            self.world.api.delete("pods", "scribbler", grace=0)
-            self.world.kubelet.delete(result.uid)
-
-        return delete
+        return lambda: self._delete("scribbler", result.uid)
 
     def leak(self) -> Callable[[], object]:
         """The kubelet admits a pod that is bound nowhere; what is returned binds and starts it."""
@@ -317,9 +346,15 @@ def _tenants(node: FaultyNode) -> list[Fault]:
             one()
 
     def provoke_all() -> None:
-        cures.extend((node.fill_memory(), node.scribble(), node.leak()))
+        cures.extend((node.fill_memory(), node.scribble(), node.leak(), node.start_bare()))
 
-    alerts = ("VcudaMemoryNearLimit", "VcudaEvader", "VcudaIdsLeaked", "VcudaAllocationFailures")
+    alerts = (
+        "VcudaMemoryNearLimit",
+        "VcudaEvader",
+        "VcudaIdsLeaked",
+        "VcudaAllocationFailures",
+        "VcudaContainerNotInjected",
+    )
     return [
         Fault(alerts, provoke_all, cure, again=node.refuse),
         Fault(("VcudaPodsBypassing",), lambda: None, node.remove_pods),  # none of those was placed
@@ -329,7 +364,7 @@ def _tenants(node: FaultyNode) -> list[Fault]:
 def _driver(node: FaultyNode) -> list[Fault]:
     return [
         Fault(("VcudaAgentDown",), node.world.kill, node.restart_alone),
-        Fault(("VcudaPluginNotRegistered", "VcudaWatchdogBlind"), lambda: None, node.join),
+        Fault(("VcudaPluginNotRegistered", "VcudaEvasionDetectionBlind"), lambda: None, node.join),
         Fault(("VcudaSamplesStale",), lambda: node.driver(hangs=True), node.driver),
     ]
 
@@ -382,3 +417,34 @@ def rows(*, full: bool) -> Iterator[Row]:  # noqa: ARG001 - as every group has i
         note=f"of {len(there)}, each fired after its fault and resolved after the cure; times in the rules "
         f"are divided by {FACTOR}; the slowest to resolve, {slowest}, in {told.resolved[slowest]:.0f} s",
     )
+
+
+def _agent(given: Mapping[str, str]) -> None:
+    """The agent with these arguments of ``gpu-manager run``, and ``--proc``."""
+    from gpu_manager.agent import main  # noqa: PLC0415  # the agent's process alone needs it
+    from gpu_manager.cli.run import configure_log  # noqa: PLC0415  # as above
+    from gpu_manager.config import Config  # noqa: PLC0415  # as above
+
+    configure_log(given["--log-level"])
+    kubelet = Path(given["--kubelet-dir"])
+    main(
+        Config(
+            node=given["--node-name"],
+            api_url=given["--api-url"],
+            device_plugins=kubelet / "device-plugins",
+            pod_resources=kubelet / "pod-resources",
+            state=Path(given["--state-dir"]),
+            pages=Path(given["--pages-dir"]),
+            http_address=given["--http-address"],
+            http_port=int(given["--http-port"]),
+            cards=given["--cards"],
+            control=Path(given["--control"]),
+            injection=given["--device-injection"],
+            reclaim_seconds=float(given["--reclaim-seconds"]),
+            proc=Path(given["--proc"]),
+        )
+    )
+
+
+if __name__ == "__main__":
+    _agent(json.loads(sys.argv[1]))

@@ -113,7 +113,7 @@ class World:
         }
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(
-                [sys.executable, "-m", "gpu_manager", "run", *itertools.chain(*arguments.items())],
+                self.command(arguments),
                 stdout=log,
                 stderr=log,
             )
@@ -121,6 +121,10 @@ class World:
             self.await_devices()
         if self.starts == 1:
             self.port = self._find_port()
+
+    def command(self, arguments: Mapping[str, str]) -> list[str]:
+        """The agent's command line."""
+        return [sys.executable, "-m", "gpu_manager", "run", *itertools.chain(*arguments.items())]
 
     def await_devices(self) -> None:
         """Until both resources are allocatable."""

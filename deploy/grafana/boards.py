@@ -247,7 +247,7 @@ NODE_BOARD = (
                 "Allocate: {{result}}": rise(
                     'vcuda_allocations_total{node=~"$node", result!="granted"}', "result"
                 ),
-                "start refused": rise(f"vcuda_proof_refusals_total{NODE}"),
+                "start refused": rise(f"vcuda_container_starts_refused_total{NODE}"),
                 f"memory limit: {WHO}": rise(f"vcuda_container_memory_refusals_total{NODE}"),
             },
             "In the last 5 minutes.",
@@ -267,10 +267,10 @@ NODE_BOARD = (
             "The agent",
             {
                 "age of usage, s": f"vcuda_sample_age_seconds{NODE}",
-                "evasion detection lacks {{lacks}}": f"vcuda_watchdog_blind{NODE}",
+                "evasion detection lacks {{lacks}}": f"vcuda_evasion_detection_blind{NODE}",
                 "evaders": f"vcuda_evaders{NODE}",
-                "ids off their card: {{resource}}": f"vcuda_ids_off_card{NODE}",
-                "allocations without a pod": f"vcuda_unnamed_allocations{NODE}",
+                "ids off their card: {{resource}}": f"vcuda_allocations_id_card_mismatch{NODE}",
+                "allocations without a pod": f"vcuda_unidentified_allocations{NODE}",
             },
         ),
         Panel(
@@ -281,7 +281,7 @@ NODE_BOARD = (
         ),
         Panel(
             "Memory limits enforced outside the library",
-            {"{{kind}}": f"sum by (kind) (vcuda_memory_backstop{NODE})"},
+            {"{{kind}}": f"sum by (kind) (vcuda_driver_memory_limits{NODE})"},
         ),
     ),
 )

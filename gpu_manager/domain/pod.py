@@ -291,7 +291,7 @@ def _container(
         visible_devices=_visible_devices(entry.get("env")),
         graphics=_wants_graphics(entry.get("env")),
         privileged=security.get("privileged") not in (None, False),
-        running=bool(now.get("running")),
+        running=now.get("running") is not None,
         over=kind is ContainerKind.INIT and _succeeded(now.get("terminated"), f"{where}: terminated"),
         runtime_id=_text(state.get("containerID"), f"{where}: containerID").rpartition("://")[2],
     )

@@ -173,7 +173,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
                     self.resource, one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size
                 )
             except Exception:
-                self._metrics.preferred_failures.labels(self.resource).inc()
+                self._metrics.preferred_allocation_failures.labels(self.resource).inc()
                 log.exception("preferred_allocation_failed", resource=self.resource)
             answers.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=ids))
         self._metrics.preferred_seconds.labels(self.resource).observe(time.monotonic() - started)

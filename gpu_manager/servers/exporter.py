@@ -134,7 +134,7 @@ def _other_plugins(view: View, offers: Mapping[CardUuid, str]) -> Metric:
 
 def _writes_dropped(count: int) -> Metric:
     text = "Events and annotations given up because too many waited for the API server"
-    return CounterMetricFamily("vcuda_writes_dropped", text, value=count)
+    return CounterMetricFamily("vcuda_api_writes_dropped", text, value=count)
 
 
 def _node(view: View, version: str, age: float) -> Iterator[Metric]:
@@ -150,12 +150,12 @@ def _node(view: View, version: str, age: float) -> Iterator[Metric]:
     yield part
     yield GaugeMetricFamily("vcuda_sample_age_seconds", "Age of the usage in this scrape", value=age)
     yield GaugeMetricFamily(
-        "vcuda_unnamed_allocations",
+        "vcuda_unidentified_allocations",
         "Allocations whose pod's name is not known; they have no series of their own",
         value=sum(not g.allocation.pod_name for g in view.grants.values()),
     )
     off = GaugeMetricFamily(
-        "vcuda_ids_off_card",
+        "vcuda_allocations_id_card_mismatch",
         "Allocations whose device ids are of other cards than the share, by resource",
         labels=("resource",),
     )

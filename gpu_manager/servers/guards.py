@@ -77,7 +77,7 @@ def _families(
         evading.add_metric(labels, 1)
     yield evading
     blind = GaugeMetricFamily(
-        "vcuda_watchdog_blind",
+        "vcuda_evasion_detection_blind",
         "1 where evasion cannot be judged because these are missing: node's processes, driver's figures",
         labels=("lacks",),
     )
@@ -85,7 +85,7 @@ def _families(
         blind.add_metric((lack,), float(lack in lacking))
     yield blind
     limited = GaugeMetricFamily(
-        "vcuda_memory_backstop",
+        "vcuda_driver_memory_limits",
         "Memory limits of containers that the driver (nvml) or the kernel (dmem) holds too, or nobody",
         labels=("kind",),
     )

@@ -2,7 +2,7 @@
 
 Absent is not zero: what is not known is left out. No two series have the same labels, whatever pods are
 called: of containers of one name (a namesake not yet gone) the last granted is shown, and one whose pod's
-name is not known yet is counted in ``vcuda_unnamed_allocations`` instead.
+name is not known yet is counted in ``vcuda_unidentified_allocations`` instead.
 """
 
 from __future__ import annotations

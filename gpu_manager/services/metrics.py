@@ -44,8 +44,8 @@ class ServiceMetrics:
             "result",
             ("granted", "refused", "unidentified"),
         )
-        self.unidentified = counter(
-            "unidentified",
+        self.preferred_allocation_unidentified = counter(
+            "preferred_allocation_unidentified",
             "GetPreferredAllocation calls whose pod could not be identified for certain",
             "resource",
             _RESOURCES,
@@ -56,14 +56,14 @@ class ServiceMetrics:
             "resource",
             _RESOURCES,
         )
-        self.preferred_failures = counter(
-            "preferred_failures",
+        self.preferred_allocation_failures = counter(
+            "preferred_allocation_failures",
             "GetPreferredAllocation calls left unanswered because of an internal error",
             "resource",
             _RESOURCES,
         )
-        self.annotation_yielded = counter(
-            "annotation_yielded", "Grants on cards other than those in the pod's annotation"
+        self.annotation_overridden = counter(
+            "annotation_overridden", "Grants on cards other than those in the pod's annotation"
         )
         self.association_corrected = counter(
             "association_corrected", "Grants whose container was corrected when the container started"
@@ -74,27 +74,30 @@ class ServiceMetrics:
         self.association_unconfirmed = counter(
             "association_unconfirmed", "Pods identified without the API server, because it did not answer"
         )
-        self.proof_mismatches = counter(
-            "proof_mismatches",
+        self.container_starts_delayed = counter(
+            "container_starts_delayed",
             "Container starts delayed because the kubelet's checkpoint did not show their device ids",
         )
-        self.proof_refusals = counter(
-            "proof_refusals",
+        self.container_starts_refused = counter(
+            "container_starts_refused",
             "Container starts refused because the container cannot run with the cards it was given",
         )
-        self.unproven = counter(
-            "unproven",
+        self.container_starts_unverified = counter(
+            "container_starts_unverified",
             "Container starts without verification because the kubelet's checkpoint could not be read",
         )
-        self.stranded = counter(
-            "stranded", "Pods without devices: admitted before this node offered the vcuda resources"
+        self.pods_without_devices = counter(
+            "pods_without_devices",
+            "Pods without devices: admitted before this node offered the vcuda resources",
         )
-        self.reclaimed = counter("reclaimed", "Allocations released because their pod no longer exists")
+        self.allocations_reclaimed = counter(
+            "allocations_reclaimed", "Allocations released because their pod no longer exists"
+        )
         self.evaders_named = counter(
             "evaders_named", "Times a container was reported as bypassing its limits", "reason"
         )
-        self.library_notes = counter(
-            "library_notes",
+        self.library_messages = counter(
+            "library_messages",
             "Messages from libvcuda inside containers, by kind; the agent's log has their text",
             "kind",
             _NOTES,
@@ -113,5 +116,5 @@ class ServiceMetrics:
         self.scrape_errors = counter("scrape_errors", "Failed readings, by source", "source")
         self.allocate_seconds = seconds("vcuda_allocate_duration_seconds", "Time to answer Allocate")
         self.preferred_seconds = seconds(
-            "vcuda_preferred_duration_seconds", "Time to answer GetPreferredAllocation"
+            "vcuda_preferred_allocation_duration_seconds", "Time to answer GetPreferredAllocation"
         )

@@ -81,7 +81,7 @@ class Soak:
                     _say(result.line())
         finally:
             self._pods.clear()
-        result.elsewhere = round(views.total(self._cluster, "vcuda_annotation_yielded_total"))
+        result.elsewhere = round(views.total(self._cluster, "vcuda_annotation_overridden_total"))
         self._leaks()
         result.footprint = self._footprint.as_json()
         return result

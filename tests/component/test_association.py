@@ -58,7 +58,7 @@ def test_case_25_the_annotation_is_followed_and_yields_when_it_does_not_fit(rig:
     second = pod("second", container("c", 30, 4), on={"c": [(rig.states[2], 30, GIB)]})
     assert rig.admit(second).admitted
     assert rig.cards_of(second, "c") != (2,)
-    assert counts(rig.metrics.annotation_yielded) == {"": 1}
+    assert counts(rig.metrics.annotation_overridden) == {"": 1}
 
 
 @pytest.mark.parametrize("order", [core_first, memory_first])
@@ -205,7 +205,7 @@ def test_case_38_a_kubelet_that_does_not_list_its_pods_costs_the_name_and_not_th
             assert rig.cards_of(one, "c") == (card,)
             (limit,) = rig.limits(result, "c")
             assert (limit.card, limit.cores, limit.memory) == (rig.states[card].card.uuid, 30, 5 * GIB)
-        assert counts(rig.metrics.unidentified) == {CORE: 3, MEMORY: 3}
+        assert counts(rig.metrics.preferred_allocation_unidentified) == {CORE: 3, MEMORY: 3}
         booked = [a.shares[0].amount for a in rig.state.view.ledger]
         assert [(a.cores, a.memory) for a in booked] == [(30, 5 * GIB)] * 3
 
@@ -350,7 +350,7 @@ def test_a_tombstone_of_another_shape_does_not_stand_beside_its_running_namesake
     other = pod("other", container("a", 30, 4))
     assert rig.admit(other).admitted
     assert rig.cards_of(other, "a") != ()
-    assert counts(rig.metrics.unidentified) == {}
+    assert counts(rig.metrics.preferred_allocation_unidentified) == {}
 
 
 def test_an_unidentified_grant_gets_its_name_and_amounts_at_the_start(rig: NodeRig) -> None:
@@ -369,7 +369,7 @@ def test_an_unidentified_grant_gets_its_name_and_amounts_at_the_start(rig: NodeR
     rig.client.listing = doubled  # type: ignore[method-assign]  # the kubelet cannot be made to list a ghost
     result = rig.kubelet.admit(double)
     assert result.admitted, result.message
-    assert counts(rig.metrics.unidentified) != {}
+    assert counts(rig.metrics.preferred_allocation_unidentified) != {}
     rig.start(double)
     (limit,) = rig.limits(result, "c")
     assert (limit.cores, limit.memory) == (30, 5 * GIB)

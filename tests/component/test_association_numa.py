@@ -187,7 +187,7 @@ def test_aligned_ids_that_nobody_holds_do_not_hide_the_pod(tmp_path: Path, order
             s for s in rig.kubelet.steps if s.name == "GetPreferredAllocation" and s.resource == CORE
         ][1:]
         assert len(asked.must_include) == 20, "the aligned ids"
-        assert counts(rig.metrics.unidentified) == {}
+        assert counts(rig.metrics.preferred_allocation_unidentified) == {}
         assert rig.cards_of(one, "c") == (1,), "named before it starts"
         rig.start(one)
         assert rig.limits(result, "c")[0].card == rig.states[1].card.uuid

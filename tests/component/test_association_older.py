@@ -74,7 +74,7 @@ def test_a_pod_rejected_before_it_had_anything_is_told_from_its_heir_by_asking(r
     """The watch shows both Pending, the kubelet's own list or the API server knows better."""
     ghost, heir = rejected(rig), pod("heir", container("c", 30, 8))
     assert rig.admit(heir, watched=False).admitted
-    assert counts(rig.metrics.unidentified) == {}
+    assert counts(rig.metrics.preferred_allocation_unidentified) == {}
     assert rig.cards_of(heir, "c") != ()
     assert rig.cards_of(ghost, "c") == ()
 
@@ -84,7 +84,7 @@ def test_a_rejected_pod_does_not_get_the_grant_of_one_that_cannot_be_seen(rig: N
     heir = pod("heir", container("c", 30, 8))
     result = rig.kubelet.admit(heir)  # deleted by force before the watch showed it
     assert result.admitted, result.message
-    assert counts(rig.metrics.unidentified) == {CORE: 1, MEMORY: 1}
+    assert counts(rig.metrics.preferred_allocation_unidentified) == {CORE: 1, MEMORY: 1}
     rig.start(heir)
     (limit,) = rig.limits(result, "c")
     assert (limit.cores, limit.memory) == (30, 2 * GIB)

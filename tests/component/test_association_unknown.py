@@ -43,7 +43,7 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_cannot_be_read(
         new = pod("new", container("c", 30, 20))
         result = rig.admit(new, watched=False)
         assert result.admitted, result.message
-        assert counts(rig.metrics.unidentified) == {CORE: 1, MEMORY: 1}
+        assert counts(rig.metrics.preferred_allocation_unidentified) == {CORE: 1, MEMORY: 1}
         holders = {uid for uid, _ in rig.state.view.grants}
         assert PodUid(old["metadata"]["uid"]) not in holders
         rig.start(new)
@@ -60,7 +60,7 @@ def test_a_pod_under_first_admission_is_named_although_another_cannot_be_read(tm
         rig.pods.known[f"default/{new['metadata']['name']}"] = [KnownPod(rig.parsed(new))]
         assert rig.kubelet.admit(new).admitted
         assert rig.cards_of(new, "c") == (5,)
-        assert counts(rig.metrics.unidentified) == {}
+        assert counts(rig.metrics.preferred_allocation_unidentified) == {}
 
 
 @pytest.mark.parametrize("asked_before", [False, True])
@@ -101,6 +101,6 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_a_namesake_that_the_watc
         second = pod("again", container("c", 30, 20), on={"c": [(rig.states[5], 30, 5 * GIB)]})
         result = rig.admit(second, watched=False)
         assert result.admitted, result.message
-        assert counts(rig.metrics.unidentified) == {}
+        assert counts(rig.metrics.preferred_allocation_unidentified) == {}
         assert rig.cards_of(second, "c") == (5,)
         assert rig.cards_of(old, "c") == ()

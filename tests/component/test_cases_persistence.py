@@ -131,7 +131,7 @@ def test_case_46_without_a_new_pod_two_rounds_free_it_and_never_within_60_s(stil
     assert still.reclaimer.round() == (), "once is not proof"
     (freed,) = still.reclaimer.round()
     assert freed.pod == uid(gone)
-    assert counts(still.metrics.reclaimed) == {"": 1}
+    assert counts(still.metrics.allocations_reclaimed) == {"": 1}
 
 
 def test_case_47_the_ids_of_a_succeeded_pod_are_free(rig: NodeRig) -> None:
@@ -420,7 +420,7 @@ def test_pods_admitted_before_the_resource_existed_are_named_once_and_evicted_wh
         assert "delete the pod" in named["default/bare"]
         assert rig.pods.evicted == ([PodUid(uid(owned))] if evict else [])
         assert ("evicted" in named["default/owned"]) is evict
-        assert counts(rig.metrics.stranded) == {"": 2}
+        assert counts(rig.metrics.pods_without_devices) == {"": 2}
     finally:
         rig.stop_agent()
         rig.kubelet.stop()

@@ -293,7 +293,7 @@ def test_case_23_an_internal_fault_gives_an_empty_answer(rig: NodeRig) -> None:
             )
         )
     assert [list(r.deviceIDs) for r in answer.container_responses] == [[]]
-    assert counts(rig.metrics.preferred_failures) == {CORE: 1}
+    assert counts(rig.metrics.preferred_allocation_failures) == {CORE: 1}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

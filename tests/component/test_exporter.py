@@ -205,7 +205,7 @@ def test_the_names_of_the_contract_are_all_there(board: Board) -> None:
         "vcuda_node_fragmentation_ratio",
         "vcuda_allocations_total",
         "vcuda_allocate_duration_seconds_count",
-        "vcuda_ids_off_card",
+        "vcuda_allocations_id_card_mismatch",
         "vcuda_scrape_errors_total",
         "vcuda_sample_age_seconds",
         "vcuda_build_info",
@@ -399,7 +399,7 @@ def test_namesakes_and_the_unnamed_do_not_make_a_series_twice(board: Board) -> N
     put(board.rig.state, *several)
     board.usage.sample()
     assert board.of("vcuda_container_core_limit_ratio") == [0.2], "the last granted is shown"
-    assert board.of("vcuda_unnamed_allocations") == [2]
+    assert board.of("vcuda_unidentified_allocations") == [2]
     assert board.of("vcuda_card_cores_booked_ratio", card="0") == [0.5], "all of them are booked"
 
 
@@ -418,20 +418,20 @@ def test_a_container_on_vanished_cards_keeps_its_limits(board: Board) -> None:
 
 def test_ids_off_their_card_are_counted_while_they_are(board: Board) -> None:
     one = board.admit("part", 30, 20)
-    assert board.of("vcuda_ids_off_card") == [0, 0]
+    assert board.of("vcuda_allocations_id_card_mismatch") == [0, 0]
     key = (PodUid(one["metadata"]["uid"]), "c")  # type: ignore[index]  # a pod object
     other = board.rig.state.node.ids.of_card[CORE][board.rig.states[7].card.uuid][:30]
 
     held = board.rig.state.view.grants[key]
     put(board.rig.state, replace(held, ids={**held.ids, CORE: frozenset(other)}))
-    assert board.of("vcuda_ids_off_card", resource=CORE) == [1]
-    assert board.of("vcuda_ids_off_card", resource=MEMORY) == [0]
+    assert board.of("vcuda_allocations_id_card_mismatch", resource=CORE) == [1]
+    assert board.of("vcuda_allocations_id_card_mismatch", resource=MEMORY) == [0]
 
 
 def test_counters_with_known_labels_start_at_zero(board: Board) -> None:
     assert board.of("vcuda_allocations_total") == [0, 0, 0]
     assert board.of("vcuda_registrations_total", resource=CORE) == [1]
-    assert board.of("vcuda_reclaimed_total") == [0]
+    assert board.of("vcuda_allocations_reclaimed_total") == [0]
     assert board.of("vcuda_scrape_errors_total") == []
 
 
@@ -441,9 +441,9 @@ def test_the_cards_events_are_counted(board: Board) -> None:
 
 
 def test_what_the_api_server_was_never_told_is_counted(board: Board) -> None:
-    assert board.of("vcuda_writes_dropped_total") == [0]
+    assert board.of("vcuda_api_writes_dropped_total") == [0]
     board.dropped = 7
-    assert board.of("vcuda_writes_dropped_total") == [7]
+    assert board.of("vcuda_api_writes_dropped_total") == [7]
 
 
 def test_without_legacy_metrics_the_predecessors_are_gone(board: Board) -> None:

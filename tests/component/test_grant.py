@@ -105,7 +105,7 @@ def test_nobody_lists_while_a_grant_waits_for_a_slow_disk_nor_right_after(
         assert rig.reclaimer.active() is None
         store.done.set()
         assert coming.result(20).admitted
-        assert counts(rig.metrics.unidentified).get(CORE, 0) == (not known)
+        assert counts(rig.metrics.preferred_allocation_unidentified).get(CORE, 0) == (not known)
         assert rig.reclaimer.active() is None
         clock.pass_(QUIET_SECONDS)
         assert rig.reclaimer.active() == frozenset({("default", "one")})

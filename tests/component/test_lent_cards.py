@@ -99,7 +99,7 @@ def test_a_pod_of_each_kind_runs_and_the_kubelet_counts_each_card_once(rig: Node
     awaits(rig, core=200, gpu=3)  # the idle one and the two in use; those of the pod stay healthy
     rig.until(lambda: offered(rig)[MEMORY] == 2 * 64)  # a list of its own, that may come last
     exclusive(rig)
-    assert counts(rig.metrics.unidentified) == {}
+    assert counts(rig.metrics.preferred_allocation_unidentified) == {}
     third = nvidia("third", 1)
     run(rig, third)
     assert not rig.admit(nvidia("fourth", 1)).admitted

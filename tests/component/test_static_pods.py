@@ -80,7 +80,7 @@ def test_a_mirror_belongs_to_its_node() -> None:
 def test_a_static_pod_is_identified_granted_proven_and_named(rig: NodeRig) -> None:
     one = running(rig)
     assert granted(rig) == {(DIGEST, "c"): f"default/web-{NODE}"}
-    assert counts(rig.metrics.unidentified) == {}
+    assert counts(rig.metrics.preferred_allocation_unidentified) == {}
     assert counts(rig.metrics.association_corrected) == {}
     written = decode_assignment(rig.pods.annotations[PodUid(DIGEST)][ALLOCATION])
     assert written is not None

@@ -59,7 +59,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             'vcuda_allocations_total{result="granted"}': "0+1x30",
         },
     ),
-    "VcudaIdsLeaked": ({"vcuda_unnamed_allocations": "1x30"}, {"vcuda_unnamed_allocations": "1x10 0x20"}),
+    "VcudaIdsLeaked": (
+        {"vcuda_unidentified_allocations": "1x30"},
+        {"vcuda_unidentified_allocations": "1x10 0x20"},
+    ),
     "VcudaMemoryNearLimit": (
         {
             f"vcuda_container_memory_used_bytes{{{C}}}": "96x30",
@@ -70,10 +73,14 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             f"vcuda_container_memory_limit_bytes{{{C}}}": "100x30",
         },
     ),
+    "VcudaContainerNotInjected": (
+        {f"vcuda_container_not_injected{{{P}}}": "1x30"},
+        {f"vcuda_container_not_injected{{{P}}}": "0x30"},
+    ),
     "VcudaEvader": ({"vcuda_evaders": "1x30"}, {"vcuda_evaders": "0x30"}),
-    "VcudaWatchdogBlind": (
-        {'vcuda_watchdog_blind{lacks="host-pid"}': "1x30"},
-        {'vcuda_watchdog_blind{lacks="host-pid"}': "0x30"},
+    "VcudaEvasionDetectionBlind": (
+        {'vcuda_evasion_detection_blind{lacks="host-pid"}': "1x30"},
+        {'vcuda_evasion_detection_blind{lacks="host-pid"}': "0x30"},
     ),
     "VcudaSamplesStale": ({"vcuda_sample_age_seconds": "31x30"}, {"vcuda_sample_age_seconds": "1x30"}),
     "VcudaAdmissionDown": ({"up": "1x30"}, {'vcuda_admission_build_info{version="1"}': "1x30"}),

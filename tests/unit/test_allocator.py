@@ -68,7 +68,7 @@ def test_a_choice_that_cannot_be_followed_is_counted_once_for_a_container(rig: D
     late = pod("late", container("c", 30, 20), on={"c": [(rig.states[3], 30, 5 * GIB)]})
     assert rig.admit(late).admitted
     assert rig.cards_of(late, "c") == (0,)
-    assert counts(rig.metrics.annotation_yielded) == {"": 1}
+    assert counts(rig.metrics.annotation_overridden) == {"": 1}
     assert rig.pods.fetches == 3, "each pod itself, once a question: the kubelet lists ids of the holder"
 
 
@@ -88,7 +88,7 @@ def test_a_planned_pod_that_has_ended_keeps_no_pod_from_its_card_though_the_watc
     late = pod("late", container("c", 30, 20), on={"c": [(rig.states[3], 30, 5 * GIB)]})
     assert rig.admit(late, watched=False).admitted
     assert rig.cards_of(late, "c") == (3,)
-    assert counts(rig.metrics.annotation_yielded) == {}
+    assert counts(rig.metrics.annotation_overridden) == {}
 
 
 def test_processes_that_ended_since_the_last_look_keep_no_pod_from_its_card(rig: DirectRig) -> None:
@@ -220,7 +220,7 @@ def test_a_start_is_put_off_until_the_checkpoint_shows_whose_it_is(rig: DirectRi
     text = rig.kubelet.checkpoint_path.read_bytes()
     rig.kubelet.checkpoint_path.write_bytes(b"{}")
     rig.start(one)
-    assert counts(rig.metrics.unproven) == {"": 1}
+    assert counts(rig.metrics.container_starts_unverified) == {"": 1}
     rig.kubelet.checkpoint_path.write_bytes(text)
     with pytest.raises(NodeUnready, match="in no entry of the kubelet's checkpoint"):
         rig.plugin._endpoints[CORE].pre_start(["nobody's"])

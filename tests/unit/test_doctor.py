@@ -177,7 +177,7 @@ FOUND = [
     ("evading", agent(evading=("default/a c: memory",)), "default/a c: memory"),
     ("not-injected", agent(not_injected=("default/a c",)), "default/a c runs without the mounts"),
     ("library-trouble", agent(notes={"cuda-refused": 3}), "refused CUDA, 3 times"),
-    ("watchdog-blind", agent(blind=("host-pid",)), "without hostPID"),
+    ("evasion-detection-blind", agent(blind=("host-pid",)), "without hostPID"),
     ("card-closed", agent(closed=("card 0 (GPU-a) is cordoned",)), "is cordoned"),
     ("sample-old", agent(sample_age_seconds=61.0), "61 s ago"),
     ("no-gpu-node", node(inventory=None, core=None), "of 1 node none publishes"),

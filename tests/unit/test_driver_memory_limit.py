@@ -71,7 +71,7 @@ def tree(root: Path, place: str = PLACES["systemd"], *, dmem: bool = False, regi
     return cgroup
 
 
-def backstop(root: Path, driver: Driver | None = None, *, bus: str = BUS) -> CgroupMemoryLimit:
+def driver_limit(root: Path, driver: Driver | None = None, *, bus: str = BUS) -> CgroupMemoryLimit:
     states = (CardState(Card(0, CARD, "Tesla-T4", 16 * GIB, pci_bus_id=bus)),)
     return CgroupMemoryLimit(root, lambda: states, driver)
 
@@ -79,7 +79,7 @@ def backstop(root: Path, driver: Driver | None = None, *, bus: str = BUS) -> Cgr
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_the_container_s_own_cgroup_is_found_under_every_runtime(tmp_path: Path, place: str) -> None:
     cgroup, driver = tree(tmp_path, place), Driver()
-    assert backstop(tmp_path, driver).hold(ID, CARD, 5 * GIB) == "nvml"
+    assert driver_limit(tmp_path, driver).hold(ID, CARD, 5 * GIB) == "nvml"
     assert driver.limits == {cgroup: 5 * GIB}
 
 
@@ -87,46 +87,46 @@ def test_a_cgroup_that_a_tenant_named_like_another_container_is_not_believed(tmp
     outer = tree(tmp_path, PLACES["systemd"].replace(ID, OTHER))
     (outer / "kubepods" / ID).mkdir(parents=True)
     with pytest.raises(NodeUnready, match="3f2a9c4be1d07f65"):
-        backstop(tmp_path, Driver()).hold(ID, CARD, GIB)
+        driver_limit(tmp_path, Driver()).hold(ID, CARD, GIB)
 
 
 def test_in_a_hybrid_hierarchy_the_v2_tree_is_beside_the_v1_controllers(tmp_path: Path) -> None:
     cgroup, driver = tree(tmp_path / "unified"), Driver()
     (tmp_path / "memory/kubepods").mkdir(parents=True)
-    assert backstop(tmp_path, driver).hold(ID, CARD, 5 * GIB) == "nvml"
+    assert driver_limit(tmp_path, driver).hold(ID, CARD, 5 * GIB) == "nvml"
     assert driver.limits == {cgroup: 5 * GIB}
 
 
 def test_a_container_beside_the_pods_is_not_taken_for_one_of_theirs(tmp_path: Path) -> None:
     tree(tmp_path, f"docker/{ID}")
     with pytest.raises(NodeUnready):
-        backstop(tmp_path, Driver()).hold(ID, CARD, GIB)
+        driver_limit(tmp_path, Driver()).hold(ID, CARD, GIB)
 
 
 def test_a_pod_is_found_on_a_node_with_thousands_of_other_cgroups(tmp_path: Path) -> None:
     cgroup, driver = tree(tmp_path), Driver()
     for n in range(2000):
         (tmp_path / f"user.slice/user-{n % 50}.slice/session-{n}.scope").mkdir(parents=True)
-    assert backstop(tmp_path, driver).hold(ID, CARD, GIB) == "nvml"
+    assert driver_limit(tmp_path, driver).hold(ID, CARD, GIB) == "nvml"
     assert set(driver.limits) == {cgroup}
 
 
 def test_the_monitor_beside_a_container_is_not_taken_for_it(tmp_path: Path) -> None:
     tree(tmp_path, PLACES["cri-o"].replace(f"crio-{ID}", f"crio-conmon-{ID}"))
     with pytest.raises(NodeUnready):
-        backstop(tmp_path, Driver()).hold(ID, CARD, GIB)
+        driver_limit(tmp_path, Driver()).hold(ID, CARD, GIB)
 
 
 @pytest.mark.parametrize("name", ["", "../../etc", ID[:-1], ID.upper(), ID + "\n"])
 def test_what_is_no_container_id_is_looked_for_nowhere(tmp_path: Path, name: str) -> None:
     tree(tmp_path)
     with pytest.raises(NodeUnready, match="64 hex digits"):
-        backstop(tmp_path, Driver()).hold(name, CARD, GIB)
+        driver_limit(tmp_path, Driver()).hold(name, CARD, GIB)
 
 
 def test_the_kernel_holds_it_where_the_driver_cannot(tmp_path: Path) -> None:
     cgroup = tree(tmp_path, dmem=True)
-    held = backstop(tmp_path, Driver(able=False))
+    held = driver_limit(tmp_path, Driver(able=False))
     assert held.hold(ID, CARD, 5 * GIB) == "dmem"
     assert (cgroup / "dmem.max").read_text() == f"drm/{BUS}/vram0 {5 * GIB}\n"
     held.let_go(ID, CARD)
@@ -140,15 +140,17 @@ def test_the_kernel_holds_it_where_the_driver_cannot(tmp_path: Path) -> None:
 )
 def test_the_region_of_another_card_is_never_limited(tmp_path: Path, regions: str) -> None:
     cgroup = tree(tmp_path, dmem=True, regions=regions)
-    assert backstop(tmp_path).hold(ID, CARD, GIB) is None
+    assert driver_limit(tmp_path).hold(ID, CARD, GIB) is None
     assert (cgroup / "dmem.max").read_text() == ""
 
 
 def test_nobody_holds_it_where_neither_can(tmp_path: Path) -> None:
     tree(tmp_path)
-    assert backstop(tmp_path, Driver(able=False)).hold(ID, CARD, GIB) is None
-    assert backstop(tmp_path).hold(ID, CARD, GIB) is None
-    assert backstop(tmp_path / "absent", Driver()).hold(ID, CARD, GIB) is None, "cgroup v1 or not ours to see"
+    assert driver_limit(tmp_path, Driver(able=False)).hold(ID, CARD, GIB) is None
+    assert driver_limit(tmp_path).hold(ID, CARD, GIB) is None
+    assert driver_limit(tmp_path / "absent", Driver()).hold(ID, CARD, GIB) is None, (
+        "cgroup v1 or not ours to see"
+    )
 
 
 def test_a_kernel_that_refuses_is_told_with_what_it_refused(tmp_path: Path) -> None:
@@ -156,12 +158,12 @@ def test_a_kernel_that_refuses_is_told_with_what_it_refused(tmp_path: Path) -> N
     (cgroup / "dmem.max").unlink()
     (cgroup / "dmem.max").mkdir()
     with pytest.raises(NodeUnready, match=f"did not take {GIB} for drm/{BUS}/vram0"):
-        backstop(tmp_path).hold(ID, CARD, GIB)
+        driver_limit(tmp_path).hold(ID, CARD, GIB)
 
 
 def test_a_container_that_is_gone_needs_no_lifting(tmp_path: Path) -> None:
     cgroup, driver = tree(tmp_path), Driver()
-    held = backstop(tmp_path, driver)
+    held = driver_limit(tmp_path, driver)
     held.let_go(ID, CARD)
     held.hold(ID, CARD, GIB)
     cgroup.rmdir()

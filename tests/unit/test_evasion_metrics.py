@@ -24,11 +24,13 @@ class Board:
     """The collector over what the services say."""
 
     def __init__(self) -> None:
-        self.watchdog: Any = SimpleNamespace(evaders=(), blind=frozenset())
-        self.backstops: Any = SimpleNamespace(kinds={})
+        self.detector: Any = SimpleNamespace(evaders=(), blind=frozenset())
+        self.driver_limits: Any = SimpleNamespace(kinds={})
         self.registry = CollectorRegistry()
         self.injection: Any = SimpleNamespace(found=())
-        self.registry.register(GuardMetrics(state_of(STATES), self.watchdog, self.backstops, self.injection))
+        self.registry.register(
+            GuardMetrics(state_of(STATES), self.detector, self.driver_limits, self.injection)
+        )
 
     def scrape(self) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
         text = generate_latest(self.registry).decode()
@@ -46,40 +48,40 @@ def evader(reason: EvasionReason, card: CardUuid = SECOND) -> Evader:
 def test_every_series_that_does_not_name_a_container_is_there_from_the_first_scrape_on() -> None:
     found = Board().scrape()
     assert found["vcuda_evaders"] == {(): 0}
-    assert found["vcuda_watchdog_blind"] == {(("lacks", "host-pid"),): 0, (("lacks", "cards"),): 0}
-    assert found["vcuda_memory_backstop"] == {(("kind", k),): 0 for k in ("nvml", "dmem", "none")}
+    assert found["vcuda_evasion_detection_blind"] == {(("lacks", "host-pid"),): 0, (("lacks", "cards"),): 0}
+    assert found["vcuda_driver_memory_limits"] == {(("kind", k),): 0 for k in ("nvml", "dmem", "none")}
     assert "vcuda_container_evading" not in found
 
 
 def test_a_container_counts_once_and_each_of_its_reasons_is_a_series() -> None:
     board = Board()
-    board.watchdog.evaders = (evader(EvasionReason.UNREGISTERED), evader(EvasionReason.MEMORY))
+    board.detector.evaders = (evader(EvasionReason.UNREGISTERED), evader(EvasionReason.MEMORY))
     found = board.scrape()
     assert found["vcuda_evaders"] == {(): 1}
     labels = {"namespace": "team", "pod": "bad", "container": "c", "uuid": SECOND, "card": "1"}
     assert found["vcuda_container_evading"] == {
         tuple(sorted({**labels, "reason": reason}.items())): 1 for reason in ("no-slot", "memory")
     }
-    board.watchdog.evaders = ()
+    board.detector.evaders = ()
     assert "vcuda_container_evading" not in board.scrape(), "cleared: no series is left"
 
 
 def test_a_card_that_has_gone_is_shown_by_its_uuid_alone() -> None:
     board = Board()
     gone = CardUuid("GPU-99999999-0000-0000-0000-000000000000")
-    board.watchdog.evaders = (evader(EvasionReason.FOREIGN_CARD, gone),)
+    board.detector.evaders = (evader(EvasionReason.FOREIGN_CARD, gone),)
     ((labels, _),) = board.scrape()["vcuda_container_evading"].items()
     assert dict(labels)["uuid"] == gone
     assert dict(labels)["card"] == ""
 
 
-def test_what_the_watchdog_lacks_and_who_holds_memory_are_said() -> None:
+def test_what_evasion_detection_lacks_and_who_holds_memory_are_said() -> None:
     board = Board()
-    board.watchdog.blind = frozenset({"host-pid"})
-    board.backstops.kinds = {"nvml": 3, "none": 1}
+    board.detector.blind = frozenset({"host-pid"})
+    board.driver_limits.kinds = {"nvml": 3, "none": 1}
     found = board.scrape()
-    assert found["vcuda_watchdog_blind"][("lacks", "host-pid"),] == 1
-    assert found["vcuda_memory_backstop"] == {
+    assert found["vcuda_evasion_detection_blind"][("lacks", "host-pid"),] == 1
+    assert found["vcuda_driver_memory_limits"] == {
         (("kind", "nvml"),): 3,
         (("kind", "dmem"),): 0,
         (("kind", "none"),): 1,

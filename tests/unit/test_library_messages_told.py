@@ -109,7 +109,7 @@ def test_a_note_is_told_once_in_the_log_as_a_metric_and_to_the_pods_owner(rig: R
     )
     assert "tencent.com/vcuda-memory: 40 (10 GiB)" in line["note"]
     assert rig.pods.events == [("team/a", EVENT_LIBRARY_MESSAGE, f'container "train": {line["note"]}')]
-    assert counts(rig.metrics.library_notes) == {"memory-refused": 1}
+    assert counts(rig.metrics.library_messages) == {"memory-refused": 1}
     assert rig.look() == []
     assert len(rig.pods.events) == 1
 
@@ -137,7 +137,7 @@ def test_a_tenant_that_floods_its_page_fills_neither_the_log_nor_the_events(rig:
     assert len(told) <= MOST_LINES * (windows + 1)
     assert len(left) <= windows
     assert len(rig.pods.events) <= 600 / EVENT_SECONDS + 1
-    assert counts(rig.metrics.library_notes) == {"memory-refused": 600 * 24}
+    assert counts(rig.metrics.library_messages) == {"memory-refused": 600 * 24}
 
 
 def test_numbers_that_jump_are_the_tenants_own_loss(rig: Rig) -> None:
@@ -157,7 +157,7 @@ def test_a_container_that_starts_again_and_fails_again_is_told_of_again(rig: Rig
         assert len(rig.look()) == 1
         assert rig.look() == []
         rig.clock.pass_(20.0)
-    assert counts(rig.metrics.library_notes) == {"cuda-refused": 3}
+    assert counts(rig.metrics.library_messages) == {"cuda-refused": 3}
 
 
 def test_an_agent_that_starts_again_tells_what_was_noted_meanwhile_and_no_old_tales(rig: Rig) -> None:
@@ -165,7 +165,7 @@ def test_an_agent_that_starts_again_tells_what_was_noted_meanwhile_and_no_old_ta
     rig.note(2, ago=3.0)
     rig.anew()
     rig.look()
-    assert counts(rig.metrics.library_notes) == {"memory-refused": 1}
+    assert counts(rig.metrics.library_messages) == {"memory-refused": 1}
 
 
 def test_a_container_that_is_gone_is_forgotten(rig: Rig) -> None:

@@ -55,6 +55,13 @@ FULL: dict[str, Any] = {
 }
 
 
+def test_a_container_whose_start_has_no_time_runs_too() -> None:
+    status = {"containerStatuses": [{"name": "train", "state": {"running": {}}}]}
+    train = parse_pod(FULL | {"status": status}).container("train")
+    assert train is not None
+    assert train.running
+
+
 def test_a_whole_pod_is_read_in_the_kubelets_order() -> None:
     pod = parse_pod(FULL)
     assert [(c.name, c.kind) for c in pod.containers] == [

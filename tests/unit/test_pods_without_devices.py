@@ -43,7 +43,7 @@ def test_it_is_named_at_the_second_look_and_never_again() -> None:
     assert f'container "c" was admitted before this node offered {CORE}' in text
     assert "; delete the pod, so that" in text
     assert len(look()) == 1
-    assert counts(look.metrics.stranded) == {"": 1}
+    assert counts(look.metrics.pods_without_devices) == {"": 1}
     assert look.pods.evicted == []
 
 

@@ -35,8 +35,12 @@ def gather_agent(url: str, read: Read) -> AgentFacts:
         facts.closed,
         enforced=dict(named),
         evading=tuple(f"{who}: {how}" for who, how in _named(samples, "vcuda_container_evading", "reason")),
-        blind=tuple(labels["lacks"] for labels, value in samples.get("vcuda_watchdog_blind", ()) if value),
-        notes={labels["kind"]: int(count) for labels, count in samples.get("vcuda_library_notes_total", ())},
+        blind=tuple(
+            labels["lacks"] for labels, value in samples.get("vcuda_evasion_detection_blind", ()) if value
+        ),
+        notes={
+            labels["kind"]: int(count) for labels, count in samples.get("vcuda_library_messages_total", ())
+        },
         not_injected=tuple(who for who, _ in _named(samples, "vcuda_container_not_injected", "container")),
         sample_age_seconds=next((value for _, value in samples.get("vcuda_sample_age_seconds", ())), None),
     )

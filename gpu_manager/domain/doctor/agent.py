@@ -48,7 +48,7 @@ def _not_injected(agent: AgentFacts, _: float) -> Iterator[str]:
         yield f"{container} runs without the mounts of its grant: it has no card, or no limit"
 
 
-def _watchdog_blind(agent: AgentFacts, _: float) -> Iterator[str]:
+def _evasion_detection_blind(agent: AgentFacts, _: float) -> Iterator[str]:
     if agent.blind is None:
         raise Unseen("the agent's metrics cannot be read")
     lacks = {"host-pid": "the agent runs without hostPID", "cards": "the driver gives the agent no figures"}
@@ -127,12 +127,12 @@ AGENT: Final = (
         judge=_not_injected,
     ),
     DoctorCheck(
-        id="watchdog-blind",
+        id="evasion-detection-blind",
         group="agent",
         severity=Severity.WARNING,
         what="Degraded mode: limits are enforced, but programs that bypass them are not detected.",
         cure="Run the agent with `hostPID: true` (the chart's default).",
-        judge=_watchdog_blind,
+        judge=_evasion_detection_blind,
     ),
     DoctorCheck(
         id="library-trouble",
@@ -141,7 +141,7 @@ AGENT: Final = (
         what="libvcuda reported something unexpected in a container.",
         cure=(
             "The agent's log has each as `library_message`, with pod, process and reason; a pod that was "
-            "refused CUDA has an Event `VcudaNote` too."
+            "refused CUDA has an Event `VcudaLibraryMessage` too."
         ),
         judge=_library_notes,
     ),

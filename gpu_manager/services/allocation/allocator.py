@@ -85,7 +85,7 @@ class Allocator:
             answer = self._association.identify(PreferenceCall(resource, size, frozenset(must)), hints)
             still = self._departed.outwait(answer, set(offered).difference(must))
         if answer.candidate is None:
-            self._metrics.unidentified.labels(resource).inc()
+            self._metrics.preferred_allocation_unidentified.labels(resource).inc()
             log.warning("pod_not_identified", resource=resource, size=size, reason=answer.reason)
         choice = IdChoice(resource, offered, must, size)
         return self._state.decide(choice, answer, self._pods.local(), still)

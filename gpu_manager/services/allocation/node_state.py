@@ -226,7 +226,7 @@ class NodeState:
             if decision.certain:
                 self._partner = booked.grant.key
             if booked.yielded:
-                self._metrics.annotation_yielded.inc()
+                self._metrics.annotation_overridden.inc()
 
     def open(self, books: Books) -> None:
         """Start from rebuilt books, which belong to this object from now on. Turn, lock, disk.

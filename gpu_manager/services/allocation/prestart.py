@@ -76,12 +76,12 @@ class PreStart:
                     "the kubelet's checkpoint cannot be read and the books do not know these ids: "
                     "the start is tried again"
                 )
-            self._metrics.unproven.inc()
+            self._metrics.container_starts_unverified.inc()
             self._start(grants)
             return
         hits = [e for e in entries if e.resource == resource and e.ids == ids]
         if not hits:
-            self._metrics.proof_mismatches.inc()
+            self._metrics.container_starts_delayed.inc()
             raise NodeUnready(
                 "these ids are in no entry of the kubelet's checkpoint: the start is tried again"
             )
@@ -195,7 +195,7 @@ class PreStart:
             self._writeback.tell(pod)
 
     def _refuse(self, entry: CheckpointEntry, pod: Pod | None, reason: str) -> None:
-        self._metrics.proof_refusals.inc()
+        self._metrics.container_starts_refused.inc()
         log.error(
             "container_start_refused",
             pod=pod.key if pod else entry.pod,

@@ -95,7 +95,7 @@ class LibraryMessages:
                 self._tell(grant, heard, note, now)
 
     def _tell(self, grant: Grant, heard: _Heard, note: LibraryMessage, now: float) -> None:
-        self._metrics.library_notes.labels(note.kind.value).inc()
+        self._metrics.library_messages.labels(note.kind.value).inc()
         text = self._sentence(note)
         if heard.lines < MOST_LINES:
             heard.lines += 1

@@ -68,7 +68,7 @@ class PodsWithoutDevices:
             f'container "{container}" was admitted before this node offered {resource}: it holds no card and '
             f"cannot be started again; {cure}, so that a new one is admitted in its place"
         )
-        self._metrics.stranded.inc()
+        self._metrics.pods_without_devices.inc()
         log.warning("stranded", pod=pod.key, container=container, resource=resource, evicted=evicted)
         self._pods.event(pod, EVENT_WITHOUT_DEVICES, text, warning=True)
         if evicted:

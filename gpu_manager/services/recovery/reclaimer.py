@@ -74,7 +74,7 @@ class Reclaimer:
         due = [key for key, rounds in self._absent.items() if rounds >= ROUNDS]
         released = self._state.release([key for key in due if self._processes.alive(key[0]) is not True])
         for allocation in released:
-            self._metrics.reclaimed.inc()
+            self._metrics.allocations_reclaimed.inc()
             log.info("reclaimed", pod=allocation.pod_key, container=allocation.container)
         self._sweep()
         return released
