@@ -1,6 +1,7 @@
 /* Capture: while a stream is captured nothing runs, so nothing is charged, held back or measured there; and ends of
  * streams. How many captures there are is kept too high rather than too low: then it only costs a question a launch. */
 #include "cuda/graph_pool.h"
+#include "cuda/context_meter.h"
 #include "cuda/stream_meter.h"
 #include "interposer.h"
 

@@ -1,111 +1,29 @@
-#include "cuda/context_registry.h"
 #include "cuda/stream_meter.h"
+#include "cuda/context_meter.h"
 #include "fork.h"
 #include "interposer.h"
-#include "lock.h"
-#include "page.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #define STREAM_LEGACY ((CUstream)1)
 #define STREAM_PER_THREAD ((CUstream)2)
-#define PATIENCE_NS 1000000000u
 #define STREAM_METERS_MAPPED 128 /* at a time */
 
 uint64_t meter_epoch;
 uint64_t streams_ended;
 struct stream_meter *meter_closing;
-struct context_meter *context_meters;
 struct stream_meter *stream_meters[STREAM_METER_LISTS];
 
-static bool meters_busy; /* the lock */
 static __thread char thread_token __attribute__((tls_model("initial-exec")));
-
-bool meter_lock(bool patient) {
-    uint64_t since = 0;
-    for (unsigned tries = 1; !spin_try(&meters_busy); tries++) {
-        if (!patient)
-            return false;
-        if (tries % 64)
-            continue;
-        uint64_t now = vcuda_now_ns();
-        since = since ? since : now;
-        if (now - since > PATIENCE_NS)
-            return false;
-        sched_yield();
-    }
-    return true;
-}
-
-void meter_unlock(void) {
-    spin_unlock(&meters_busy);
-}
 
 /* In the child of a fork nothing of the parent's can be used. */
 static void forget_in_child(void) {
-    meters_busy = false;
+    context_meters_forget();
     meter_captures = 0;
     meter_epoch++;
-    context_meters = NULL;
     memset(stream_meters, 0, sizeof stream_meters);
     memset(meter_ahead_ns, 0, VCUDA_MAX_CARDS * sizeof *meter_ahead_ns);
-}
-
-static void *map(size_t size) {
-    void *found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return found == MAP_FAILED ? NULL : found;
-}
-
-static struct context_meter *find_context_meter(uint64_t owner) {
-    struct context_meter *context_meter = __atomic_load_n(&context_meters, __ATOMIC_ACQUIRE);
-    while (context_meter && __atomic_load_n(&context_meter->owner, __ATOMIC_ACQUIRE) != owner)
-        context_meter = context_meter->next;
-    return context_meter;
-}
-
-static void fill_context_meter(struct context_meter *context_meter, const struct current_context *where,
-                               CUcontext context) {
-    context_meter->context = context;
-    context_meter->card = where->card;
-    context_meter->lost = false;
-    context_meter->clock = (struct card_clock){0};
-    context_meter->waiting_end = &context_meter->waiting;
-    context_meter->free_head = 0;
-    for (unsigned i = 0; i < TIMING_SPANS; i++) {
-        context_meter->span[i] = (struct timing_span){.context_meter = context_meter};
-        timing_span_free(&context_meter->span[i]);
-    }
-}
-
-static void publish_context_meter(struct context_meter *context_meter, uint64_t owner) {
-    __atomic_store_n(&context_meter->owner, owner, __ATOMIC_RELEASE);
-    struct context_meter *head = __atomic_load_n(&context_meters, __ATOMIC_RELAXED);
-    do
-        context_meter->next = head;
-    while (
-        !__atomic_compare_exchange_n(&context_meters, &head, context_meter, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
-}
-
-static struct context_meter *context_meter_of(const struct current_context *where, CUcontext context) {
-    struct context_meter *context_meter = find_context_meter(where->owner);
-    if (context_meter || !meter_lock(true))
-        return context_meter;
-    fork_forgets(forget_in_child);
-    context_meter = find_context_meter(where->owner);
-    struct context_meter *reused = context_meter ? NULL : find_context_meter(0);
-    if (reused) {
-        fill_context_meter(reused, where, context);
-        __atomic_store_n(&reused->owner, where->owner, __ATOMIC_RELEASE);
-        context_meter = reused;
-    } else if (!context_meter && (context_meter = map(sizeof *context_meter))) {
-        fill_context_meter(context_meter, where, context);
-        publish_context_meter(context_meter, where->owner);
-    }
-    meter_unlock();
-    return context_meter;
 }
 
 static CUstream named(CUstream stream, bool per_thread) {
@@ -138,7 +56,7 @@ static bool use_again(struct stream_meter *meter, enum meter_use use) {
 static struct stream_meter *new_stream_meter(void) {
     static struct stream_meter *next, *end;
     if (next == end) {
-        if (!(next = map(STREAM_METERS_MAPPED * sizeof *next)))
+        if (!(next = meter_map(STREAM_METERS_MAPPED * sizeof *next)))
             return end = NULL;
         end = next + STREAM_METERS_MAPPED;
     }
@@ -265,6 +183,7 @@ static struct stream_meter *identified(const struct identity *identity) {
     struct stream_meter *meter = living(identity);
     if (meter)
         return meter;
+    fork_forgets(forget_in_child);
     struct context_meter *context_meter = context_meter_of(&identity->where, context_of(identity->stream));
     if (!context_meter || !meter_lock(true))
         return NULL;

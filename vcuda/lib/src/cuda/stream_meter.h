@@ -1,4 +1,4 @@
-/* The contexts and streams of this process that are measured. */
+/* The streams of this process that are measured. */
 #ifndef VCUDA_STREAM_METER_H
 #define VCUDA_STREAM_METER_H
 
@@ -25,16 +25,10 @@ void stream_meter_ends(CUstream stream);
 
 /* All of them, for who settles. */
 #define STREAM_METER_LISTS 256
-extern struct context_meter *context_meters;
 extern struct stream_meter *stream_meters[];
 
-/* The stream whose span the one that settles is about to close, under its lock; else NULL. Written before the span is
- * taken: who finds the stream without open spans finds this too. */
+/* The stream whose span the one that settles is about to close, under the lock of context_meter.h; else NULL. Written
+ * before the span is taken: who finds the stream without open spans finds this too. */
 extern struct stream_meter *meter_closing;
-
-/* The lock of whoever settles, adds to the lists above, or may be ending a context: false if it is taken, for a second
- * where the caller is patient. */
-bool meter_lock(bool patient);
-void meter_unlock(void);
 
 #endif

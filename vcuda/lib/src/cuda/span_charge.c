@@ -1,0 +1,110 @@
+#include "cuda/span_charge.h"
+#include "attachment.h"
+#include "cuda/gpu_time.h"
+#include "cuda/held_idle.h"
+#include "cuda/sharers.h"
+#include "cuda/timeline.h"
+#include "interposer.h"
+#include "token_bucket.h"
+
+#define REFERENCE_MOST_NS 4000000000 /* a float of milliseconds is then exact to half a microsecond */
+
+static int64_t time_of(struct context_meter *context_meter, CUevent event, bool *failed) {
+    float ms = 0;
+    *failed |= real.cuEventElapsedTime(&ms, context_meter->reference, event) != CUDA_SUCCESS;
+    return context_meter->reference_ns + (int64_t)((double)ms * 1e6);
+}
+
+/* The span's start becomes what times are relative to; the span gets a new event when it is next used. */
+static void refer_to(struct timing_span *span, int64_t at) {
+    CUevent old = span->context_meter->reference;
+    span->context_meter->reference = span->start;
+    span->context_meter->reference_ns = at;
+    span->start = old;
+    if (!old) { /* make both anew */
+        span->start = span->end;
+        span->end = NULL;
+    }
+}
+
+/* When the span's work ran, by its events; false if they cannot be read. */
+static bool read_events(struct timing_span *span, uint32_t stretch_q8, struct gpu_interval *interval) {
+    struct context_meter *context_meter = span->context_meter;
+    bool failed = false, first = !context_meter->reference;
+    float ms = 0;
+    int64_t from = first ? (int64_t)span->facts.launched_at : time_of(context_meter, span->start, &failed);
+    failed |= real.cuEventElapsedTime(&ms, span->start, span->end) != CUDA_SUCCESS;
+    if (failed)
+        return false;
+    *interval = gpu_time_measured(&span->facts, from, (int64_t)((double)ms * 1e6), stretch_q8, &context_meter->clock);
+    if (first || from - context_meter->reference_ns > REFERENCE_MOST_NS)
+        refer_to(span, from);
+    return true;
+}
+
+static void teach(struct timing_span *span, uint64_t own, uint64_t charged) {
+    if (span->kinds == 1)
+        cost_measured(span->kind[0].cost, own / span->launches, charged / span->launches);
+    else
+        for (uint32_t i = 0; i < span->kinds; i++)
+            if (span->kind[i].count)
+                cost_corrected(span->kind[i].cost, own, charged, span->facts.expected_ns);
+}
+
+/* What was new of an interval that ended at `to` of the card's time. Work is settled in about the order in which it
+ * ran, so the new part is the last one. */
+static void tell_host(const struct context_meter *context_meter, int64_t to, int64_t fresh) {
+    int64_t end = to - context_meter->clock.offset_ns;
+    timeline_add(&vcuda_usage()->timeline[context_meter->card], end - fresh, end);
+    held_idle_ran(&vcuda_usage()->card[context_meter->card], end > 0 ? (uint64_t)end : 0);
+}
+
+/* What it costs a card of its own, by what was measured while the host spoke; 0: not all of its work was. */
+static uint64_t known_ns(const struct timing_span *span) {
+    uint64_t ns = 0, launches = 0;
+    for (uint32_t i = 0; i < span->kinds; i++) {
+        uint64_t each = cost_lately_ns(span->kind[i].cost);
+        if (span->kind[i].count && !each)
+            return 0;
+        ns += each * span->kind[i].count;
+        launches += span->kind[i].count;
+    }
+    return launches == span->launches ? ns : 0;
+}
+
+static void remember(struct timing_span *span, uint64_t own, uint64_t now) {
+    for (uint32_t i = 0; i < span->kinds; i++)
+        if (span->kinds == 1)
+            cost_remember(span->kind[i].cost, own / span->launches, now);
+        else if (span->kind[i].count && span->facts.expected_ns)
+            cost_remember(
+                span->kind[i].cost,
+                (uint64_t)((double)cost_ns(span->kind[i].cost) * (double)own / (double)span->facts.expected_ns), now);
+}
+
+uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *view, bool measured, uint64_t now) {
+    struct context_meter *context_meter = span->context_meter;
+    struct stream_meter *meter = span->meter;
+    uint32_t divided = sharers_now(view, context_meter->card, now), gain = view->card[context_meter->card].gain_q8;
+    struct gpu_interval ran;
+    measured = measured && read_events(span, divided, &ran);
+    if (!measured)
+        ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
+    uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0;
+    if (known)
+        divided = sharers_during(view, context_meter->card, now, took, known);
+    if (measured && !bucket_is_silent(view, now))
+        remember(span, bucket_used(took, divided, 256), now);
+    int64_t fresh = busy_intervals_add(&context_meter->busy, ran.from, ran.to);
+    uint64_t used = bucket_used((uint64_t)fresh, divided, gain);
+    tell_host(context_meter, ran.to, fresh);
+    if (ran.to > meter->settled_to)
+        meter->settled_to = ran.to;
+    if (measured) {
+        uint64_t own = bucket_used(took, divided, gain);
+        teach(span, own, used);
+        stream_meter_corrected(meter, span->facts.expected_ns, own);
+        bucket_note_longest(&vcuda_usage()->card[context_meter->card], own / span->launches);
+    }
+    return used;
+}

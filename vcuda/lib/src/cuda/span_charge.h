@@ -1,0 +1,12 @@
+/* What a finished span cost: its events, or what was expected of it, against what others had of the card meanwhile. */
+#ifndef VCUDA_SPAN_CHARGE_H
+#define VCUDA_SPAN_CHARGE_H
+
+#include "cuda/timing_span.h"
+#include "page.h"
+
+/* GPU time of the span, ns: how much of its interval was new. What was `measured` is learnt from, and the host is told
+ * when it ran. Only the one that settles calls this. */
+uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *view, bool measured, uint64_t now);
+
+#endif
