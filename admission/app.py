@@ -220,7 +220,9 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         checks=create_time_checks(cluster, quota, judge, clock),
         routers=(
             explain_routes(knowledge, gate),
-            console_routes(knowledge, gate, usage.look, history, workloads_of, clock),
+            console_routes(
+                knowledge, gate, usage.look, history, workloads_of, scheduling.stale_seconds, clock
+            ),
         ),
         parts=(scheduling, usage),
         draining=draining,

@@ -242,6 +242,14 @@ class SchedulingController:
             self._settings.terms.minimum_cores,
         )
 
+    def stale_seconds(self) -> float:
+        """Return for how long the oldest of the watches that are down has told nothing; 0 while all are
+        up.
+        """
+        now = self._clock.monotonic()
+        down = (now - w.heard for w in self._watches.values() if w.error and w.heard is not None)
+        return max(down, default=0.0)
+
     def _ages(self) -> Mapping[str, float]:
         now = time.monotonic()
         return {name: now - w.heard for name, w in self._watches.items() if w.heard is not None}

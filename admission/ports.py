@@ -19,6 +19,7 @@ class ClusterWatch(Protocol):
 
     listed: float | None
     heard: float | None
+    error: str | None
 
     def start(self) -> None:
         """Begin."""

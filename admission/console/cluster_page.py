@@ -47,7 +47,8 @@ _NOT_USED: Final = UsedShare(None, None)
 class PageSources:
     """``snapshot`` raises NodeUnready before the first lists; ``waiting`` is in no order, of one namespace or
     (None) of all; ``explain`` names pods of all namespaces if its second argument is true; ``quota`` is None
-    while no quota can be read; ``usage`` is what the agents said, by node; ``ranges`` of time have a history.
+    while no quota can be read; ``usage`` is what the agents said, by node; ``ranges`` of time have a history;
+    ``stale_seconds``: for how long the API server has told nothing, 0 while it is watched.
     """
 
     snapshot: Callable[[], Snapshot]
@@ -56,6 +57,7 @@ class PageSources:
     quota: Callable[[], Quota | None]
     usage: Callable[[], Mapping[str, AgentAnswer]] = dict
     ranges: Sequence[str] = ()
+    stale_seconds: Callable[[], float] = float
 
 
 class ClusterPage:
@@ -137,6 +139,7 @@ class _Scope:
                 self._gone.pop(name, None)
         now = self._clock.monotonic()
         self._rest = {
+            "age": round(self._sources.stale_seconds(), 1),
             "usage_age": round(max((now - said[name].at for name in shown if name in said), default=0.0), 1),
             "silent": [name for name in sorted(shown) if name not in said],
             "namespace": mine,

@@ -38,12 +38,14 @@ def console_routes(
     usage: Callable[[], Mapping[str, AgentAnswer]],
     history: ConsoleHistory,
     read: Callable[[bytes], Sequence[Workload]],
+    stale_seconds: Callable[[], float],
     clock: Clock,
 ) -> APIRouter:
     """The routes.
 
     ``usage``: what agents say, by node; asked for whenever somebody looks. ``history``: what they said
     before. ``read``: the workloads of a file in YAML or JSON; raises RequestInvalid if it is no manifest.
+    ``stale_seconds``: for how long the API server has told nothing of what is shown.
     """
     router = APIRouter()
     page = ClusterPage(
@@ -54,6 +56,7 @@ def console_routes(
             lambda: knowledge.quota.current,
             usage,
             history.ranges,
+            stale_seconds,
         ),
         clock,
     )

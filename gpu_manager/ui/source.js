@@ -79,6 +79,7 @@ export class Source {
     if (!this.model.rest) return this.trouble ? [t("Nothing to show: {0}", this.trouble), true] : [t("Loading …"), false];
     if (this.trouble) return [t("Not live, these figures are out of date: {0}", this.trouble), true];
     if (this.paused) return [t("Paused."), false];
+    if (this.age > OLD && this.model.rest.silent) return [t("Not live: the API server does not answer the admission service."), true];
     if (this.age > OLD) return [t("Not live: the agent answers, but does not sample."), true];
     return [t("Live, refreshed every 2 seconds."), false];
   }

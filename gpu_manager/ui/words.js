@@ -6,6 +6,7 @@ const ZH = {
   "Nothing to show: {0}": "没有可显示的内容：{0}",
   "Not live, these figures are out of date: {0}": "非实时，以下数据已过期：{0}",
   "Not live: the agent answers, but does not sample.": "非实时：代理有应答，但没有采样。",
+  "Not live: the API server does not answer the admission service.": "非实时：API server 没有应答准入服务。",
   "Live, refreshed every 2 seconds.": "实时，每 2 秒刷新。",
   "Paused.": "已暂停。",
   "no answer within {0} seconds": "{0} 秒内没有应答",

@@ -191,6 +191,19 @@ def test_a_server_that_accepts_and_says_nothing_is_not_called_live(served: Serve
 
 
 @NEEDS_A_BROWSER
+@pytest.mark.parametrize(("age", "said"), [(0.0, "Live, refreshed"), (41.0, "Not live: the API server")])
+def test_a_cluster_that_the_api_server_tells_nothing_of_is_not_called_live(
+    served: Served, page: Page, age: float, said: str
+) -> None:
+    served.data = cluster(node("n1", card(0)), age=age)
+    page.open(f"{served.url}/ui", SHOWN)
+    assert said in page.text()
+    shown = re.search(r"Figures of (\d+) s ago", page.text())
+    assert shown
+    assert int(shown[1]) >= int(age)
+
+
+@NEEDS_A_BROWSER
 @pytest.mark.parametrize(("age", "said"), [(0.4, "Live, refreshed"), (41.0, "Not live: the agent answers")])
 def test_the_age_of_the_figures_is_shown_and_old_ones_are_not_called_live(
     served: Served, page: Page, age: float, said: str

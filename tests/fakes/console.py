@@ -72,6 +72,7 @@ def cluster(*nodes: Obj, waiting: Any = (), quota: Any = (), **more: Any) -> Obj
         "gone": [],
         "namespace": "",
         "ranges": ["10m", "1h"],
+        "age": 0.0,
         "usage_age": 1.0,
         "silent": [],
         "waiting": list(waiting),

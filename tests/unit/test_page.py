@@ -32,7 +32,7 @@ class Clock:
         return self.time
 
 
-def page(world, clock, usage=dict):
+def page(world, clock, usage=dict, stale=float):
     asked = []
 
     def told(occupant, everywhere):
@@ -41,13 +41,21 @@ def page(world, clock, usage=dict):
         return explain(occupant, snapshot, world.quota.current, world.judge, everywhere=everywhere)
 
     sources = PageSources(
-        world.cluster.snapshot, world.cluster.waiting, told, lambda: world.quota.current, usage
+        world.cluster.snapshot, world.cluster.waiting, told, lambda: world.quota.current, usage, (), stale
     )
     return ClusterPage(sources, clock), asked
 
 
 def data(shown, *asked):
     return json.loads(shown.data(*asked))
+
+
+def test_the_figures_are_as_old_as_the_last_word_of_an_api_server_that_is_silent():
+    world, silent = World([node("n1", cards=2)], []), [0.0]
+    shown, _ = page(world, Clock(cost=3.0), stale=lambda: silent[0])
+    assert data(shown)["age"] == 0.0
+    silent[0] = 41.26
+    assert data(shown)["age"] == 41.3
 
 
 def test_every_card_is_shown_with_its_holders_and_every_pod_with_what_it_waits_for():

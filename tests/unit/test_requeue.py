@@ -29,13 +29,15 @@ class Watch:
     """Has listed everything just now, and shows nothing more."""
 
     def __init__(self, clock):
-        self.clock = clock
+        self.clock, self.error, self.last = clock, None, None
 
     @property
     def listed(self):
         return self.clock.monotonic()
 
-    heard = listed
+    @property
+    def heard(self):
+        return self.clock.monotonic() if self.last is None else self.last
 
     def start(self):
         pass
@@ -268,3 +270,12 @@ def test_who_was_placed_or_is_gone_is_left_alone_and_each_time_the_value_is_new(
     (first, value), (second, other) = touched
     assert first == second == "a"
     assert value != other
+
+
+def test_what_the_api_server_has_not_told_for_a_while_is_stale_and_a_quiet_watch_is_not():
+    with running([node("n1", cards=1)], [], chores=False) as (one, clock, _, _):
+        assert one.stale_seconds() == 0.0
+        down = one._watches[NODES]
+        down.error, down.last = "the API server does not answer", clock.monotonic()
+        clock.pass_(41)
+        assert one.stale_seconds() == 41.0
