@@ -10,10 +10,10 @@ static double own_sharers[VCUDA_MAX_CARDS];
 
 /* What the host said over the last seconds, for when it falls silent. */
 static struct {
-    double inverse;   /* of the harmonic mean of its factors */
-    uint64_t at;      /* when it was heard last */
-    uint32_t most_q8; /* the greatest factor, ... */
-    uint64_t most_at; /* ... and when it was heard */
+    double inverse;      /* of the harmonic mean of its factors */
+    uint64_t at;         /* when it was heard last */
+    uint32_t most_q8[2]; /* the greatest factor since `since`, and over as long before */
+    uint64_t since;
 } told[VCUDA_MAX_CARDS];
 
 /* The harmonic mean over the last looks, since time is divided. */
@@ -34,10 +34,20 @@ void sharers_look(const struct vcuda_limits_view *view, int card, uint64_t now) 
         weight = 1;
     told[card].inverse += weight * (256.0 / q8 - told[card].inverse);
     told[card].at = now;
-    if (q8 >= told[card].most_q8 || (double)(now - told[card].most_at) > LATELY_NS) {
-        told[card].most_q8 = q8;
-        told[card].most_at = now;
+    uint64_t passed = now - told[card].since;
+    if ((double)passed >= LATELY_NS) {
+        told[card].most_q8[1] = (double)passed < 2 * LATELY_NS ? told[card].most_q8[0] : 0;
+        told[card].most_q8[0] = 0;
+        told[card].since = now;
     }
+    if (q8 > told[card].most_q8[0])
+        told[card].most_q8[0] = q8;
+}
+
+/* The greatest factor of the last seconds that the host spoke. */
+static uint32_t most_told(int card) {
+    const uint32_t *most = told[card].most_q8;
+    return most[0] > most[1] ? most[0] : most[1];
 }
 
 /* Does nothing but what the host said some seconds ago tell of others? Its factor was of a tenth of a second. */
@@ -57,5 +67,5 @@ uint32_t sharers_during(const struct vcuda_limits_view *view, int card, uint64_t
                         uint64_t expected_ns) {
     if (!is_left_to_itself(view, card, now))
         return sharers_now(view, card, now);
-    return bucket_stretch(elapsed_ns, expected_ns, told[card].most_q8);
+    return bucket_stretch(elapsed_ns, expected_ns, most_told(card));
 }
