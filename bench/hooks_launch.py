@@ -6,8 +6,9 @@ import math
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench.rows import Row
@@ -16,6 +17,7 @@ from vcuda.page.limits import CardLimits, Limits, build_limits
 from vcuda.page.usage import build_usage
 
 EIGHT = 8
+TURNS = 5
 PACED = 6
 """So many times fewer launches where they are paced."""
 
@@ -52,28 +54,51 @@ def timed(
     return max(median for median, _ in results), max(high for _, high in results)
 
 
+def _least(**runs: Callable[[], tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Least median and least 99th percentile of each of these runs, made in turns.
+
+    A machine drifts by more than the library adds: what is compared ran side by side.
+    """
+    found = dict.fromkeys(runs, (math.inf, math.inf))
+    for _ in range(TURNS):
+        for name, run in runs.items():
+            median, high = run()
+            found[name] = min(found[name][0], median), min(found[name][1], high)
+    return found
+
+
 def rows(*, full: bool) -> Iterable[Row]:
     """Without a limit, with one, and eight processes of one container at once."""
-    launches = 20_000_000 if full else 3_000_000
-    interposer = built_interposer() / "sandbox/libcuda.so.1"
+    launches = (20_000_000 if full else 3_000_000) // TURNS
+    driver, interposer = _driver(), built_interposer() / "sandbox/libcuda.so.1"
+    how = f"the least of {TURNS} turns with the bare driver"
     with container(None) as env:
-        bare, _ = timed(_driver(), env, launches, "stream")
-        unlimited, _ = timed(interposer, env, launches, "stream")
-    yield Row("launch_unlimited_ns", round(unlimited - bare, 2), "ns", "≤ 5", bare, full,
-              "cuLaunchKernel, median of rounds of 100")  # fmt: skip
+        one = partial(timed, env=env, launches=launches, stream="stream")
+        found = _least(bare=partial(one, driver), ours=partial(one, interposer))
+    bare, ours = found["bare"][0], found["ours"][0]
+    yield Row("launch_unlimited_ns", round(ours - bare, 2), "ns", "≤ 5", bare, full,
+              f"cuLaunchKernel, median of rounds of 100; {how}")  # fmt: skip
     with container(50.0) as env:
-        bare_paced, _ = timed(_driver(), env, launches // PACED, "stream", "paced")
-        limited, _ = timed(interposer, env, launches // PACED, "stream", "paced")
-        null, _ = timed(interposer, env, launches // PACED, "null", "paced")
-        at_once, _ = timed(interposer, env, launches, "stream")
-    yield Row("launch_limited_ns", round(limited - bare_paced, 2), "ns", "≤ 30", bare_paced, full,
-              f"credit at hand, events free, 2 us a launch; {null - bare_paced:.1f} ns on the null stream, "
-              f"{at_once - bare:.1f} ns at full speed")  # fmt: skip
+        fast = partial(timed, env=env, launches=launches, stream="stream")
+        paced = partial(timed, env=env, launches=launches // PACED, stream="stream", how="paced")
+        found = _least(
+            bare=partial(paced, driver),
+            ours=partial(paced, interposer),
+            null=partial(paced, interposer, stream="null"),
+            fast_bare=partial(fast, driver),
+            fast=partial(fast, interposer),
+        )
+    bare, ours, null = (found[name][0] for name in ("bare", "ours", "null"))
+    yield Row("launch_limited_ns", round(ours - bare, 2), "ns", "≤ 30", bare, full,
+              f"credit at hand, events free, 2 us a launch; {null - bare:.1f} ns on the null stream, "
+              f"{found['fast'][0] - found['fast_bare'][0]:.1f} ns at full speed; {how}")  # fmt: skip
     with container(50.0) as env:
-        _, bare_high = timed(_driver(), env, launches // EIGHT, "stream", "own", EIGHT)
-        _, high = timed(interposer, env, launches // EIGHT, "stream", "own", EIGHT)
-    yield Row("launch_8proc_p99_ns", round(high - bare_high, 1), "ns", "≤ 150", bare_high, full,
-              f"worst of 8 processes of one container on {os.cpu_count()} cores, rounds of 100")  # fmt: skip
+        eight = partial(timed, env=env, launches=launches // EIGHT, stream="stream", how="own", count=EIGHT)
+        found = _least(bare=partial(eight, driver), ours=partial(eight, interposer))
+    bare, ours = found["bare"][1], found["ours"][1]
+    yield Row("launch_8proc_p99_ns", round(ours - bare, 1), "ns", "≤ 150", bare, full,
+              f"worst of 8 processes of one container on {os.cpu_count()} cores, "
+              f"rounds of 100; {how}")  # fmt: skip
 
 
 FEW, MANY, OWN = 4, 600, 0
