@@ -104,7 +104,8 @@ settled()
     assert out == ["{0} True"]
     usage = one.usage(tenant)
     assert usage.launches == 40
-    assert 70_000_000 < usage.busy_ns < 110_000_000
+    assert usage.busy_ns > 70_000_000
+    assert usage.busy_ns - usage.longest_ns < 110_000_000, "but for one in which the machine stood still"
 
 
 SETS = {
