@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from gpu_manager.domain.cluster.accounting import Used
 from gpu_manager.domain.cluster.terminating import terminating_shares
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import MIRROR, Pod, PodUid
-from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.untrusted import mapping, timestamp
 from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget, read_budget
 
 NODES: Final = "nodes"
@@ -69,6 +70,7 @@ class ClusterState:
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
         self._budgets: dict[tuple[str, str], DisruptionBudget] = {}
         self._dirty: set[str] = set()
+        self._since = math.inf
         self._synced: set[str] = set()
         self._snapshot: Snapshot | None = None
         self.lapsed = 0  # expectations that ended though nobody was bound: nothing the watch would tell
@@ -94,7 +96,7 @@ class ClusterState:
             other._deleted, other._budgets = self._deleted.copy(), self._budgets.copy()
             other._fresh, other._gone = self._fresh.copy(), self._gone.copy()
             other._at = {node: uids.copy() for node, uids in self._at.items()}
-            other._synced = self._synced.copy()
+            other._since, other._synced = self._since, self._synced.copy()
             return other
 
     def arrive(self, pod: PodView) -> None:
@@ -224,6 +226,11 @@ class ClusterState:
         with self._lock:
             uid = self._names.get(f"{namespace}/{name}")
             return None if uid is None else self._pods.get(uid)
+
+    @property
+    def since(self) -> float:
+        """When the oldest node was created, in seconds since 1970; infinite if none says."""
+        return self._since
 
     def fresh(self) -> list[PodView]:
         """The pods that came up since this was last asked, each once: for the one who counts them."""
@@ -397,6 +404,8 @@ class ClusterState:
             self._drop_node(name_of(obj))
         elif self._nodes.take(obj):
             self._dirty.add(name_of(obj))
+            created = timestamp(mapping(obj.get("metadata")).get("creationTimestamp"))
+            self._since = self._since if created is None else min(self._since, created)
             if (report := self._nodes.report(name_of(obj))) is not None:
                 self._deleted.hear(report)
 

@@ -55,7 +55,12 @@ def slim_node(obj: Obj) -> Obj:
     meta = mapping(obj.get("metadata"))
     labels = {k: v for k, v in mapping(meta.get("labels")).items() if OUR_PREFIX in k}
     return {
-        "metadata": {"name": meta.get("name"), "labels": labels, "annotations": _annotations(meta)},
+        "metadata": {
+            "name": meta.get("name"),
+            "creationTimestamp": meta.get("creationTimestamp"),
+            "labels": labels,
+            "annotations": _annotations(meta),
+        },
         "status": _picked(mapping(obj.get("status")), _NODE_STATUS),
     }
 

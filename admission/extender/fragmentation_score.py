@@ -2,13 +2,15 @@
 
 :mod:`gpu_manager.domain.score` says what a placement costs; here the cluster's nodes and pods are put in its
 words, and what it said is kept until the mix of requests has moved. Then a new scorer is made ready beside
-the old one, in a thread of its own, so that no scheduler waits for it.
+the old one, in a thread of its own. It comes into force after a fixed number of questions, not when the
+thread happens to be ready, so that the same pods and questions always get the same answers.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 
 from admission.cluster.node_view import NodeView
@@ -25,11 +27,13 @@ from gpu_manager.domain.placement.trial_placement import units_of
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 from gpu_manager.domain.score.multi_gpu_slots import Loss
-from gpu_manager.domain.score.request_mix import Arrivals, RequestShape, Stock
+from gpu_manager.domain.score.request_mix import Arrivals, Mix, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer, in_all
+from gpu_manager.domain.untrusted import timestamp
 
 _MOST = 1 << 16  # costs remembered
 _WARMED = 32  # kinds of request whose costs a new scorer knows from the start
+_LEAD = 0.07  # questions to the old scorer, a counted arrival, while the new one is made
 _CARD = CardUuid("")
 
 _Key = tuple[Fit, int | None, int]  # where it would lie, free CPU there, CPU asked
@@ -50,6 +54,40 @@ class _Epoch:
             self.known[key] = (cost, -move.joined, *content), move, loss
 
 
+class _NextEpoch:
+    """The epoch of a newer mix, for these nodes. ``known`` and ``recent``: what the old one said, and of that
+    what was asked of late; ``at``: the question from which on it is in force.
+    """
+
+    def __init__(
+        self,
+        mix: Mix,
+        nodes: Iterable[NodeView],
+        known: Mapping[_Key, tuple[Cost, NodeChange, Loss]],
+        recent: Sequence[Sequence[_Key]],
+        at: int,
+    ) -> None:
+        self._mix, self._nodes, self._known, self._recent, self.at = mix, nodes, known, recent, at
+        self.epoch: _Epoch | None = None
+        self._lock = threading.Lock()
+
+    def make(self, rooms: NodeRooms) -> None:
+        """Make the epoch once: whoever comes second waits for it."""
+        with self._lock:
+            if self.epoch is None:
+                stock = stock_of(self._nodes)
+                moves = {
+                    key: self._known[key][1] for keys in self._recent for key in keys if key in self._known
+                }
+                epoch = _Epoch(Scorer(self._mix, stock), rooms)
+                epoch.add({k: m for k, m in moves.items() if all(room.model in stock for room in m.before)})
+                self.epoch = epoch
+
+    def copy(self) -> _NextEpoch:
+        """The same, to be made apart."""
+        return _NextEpoch(self._mix, self._nodes, self._known, self._recent, self.at)
+
+
 class LeastFragmentation:
     """See the module. Thread-safe.
 
@@ -67,7 +105,8 @@ class LeastFragmentation:
         self._lock = threading.Lock()
         self._arrivals = Arrivals()
         self._epoch: _Epoch | None = None
-        self._refreshing = False
+        self._next: _NextEpoch | None = None
+        self._asked = 0  # questions so far
         self._recent: dict[object, list[_Key]] = {}  # by kind of request, the latest last
 
     def copy(self) -> LeastFragmentation:
@@ -77,7 +116,10 @@ class LeastFragmentation:
         with self._lock:  # so that every arrival is counted once
             other = LeastFragmentation(self._cluster.copy(), aside=lambda job: job())
             other._arrivals = self._arrivals.copy()
-            epoch = self._epoch
+            epoch, coming = self._epoch, self._next
+            other._asked = self._asked
+        if coming is not None:
+            other._next = coming.copy()
         if epoch is not None:
             other._epoch = _Epoch(Scorer(epoch.scorer.mix, epoch.scorer.stock), other._rooms)
             other._epoch.known = epoch.known.copy()
@@ -99,13 +141,13 @@ class LeastFragmentation:
             return self._plain.costs(request, candidates)
         own = self._cluster.pod(request.uid)
         cpu = own.cpu if own else 0
-        epoch = self._current()
+        epoch = self._current(questions=1)
         keys: list[_Key] = [(fit, view.cpu, cpu) for view, fit in candidates]
         found = list(map(epoch.known.get, keys))
         if None in found:
             epoch = self._work_out(epoch, request.uid, cpu, keys, candidates)
             found = [each or epoch.known.get(key) for each, key in zip(found, keys, strict=True)]
-        self._remember(request, keys)
+        self._remember(request, [key for key, each in zip(keys, found, strict=True) if each])
         prices = self._prices(epoch)
         costs = [each and (in_all(each[0], each[2], prices) if each[2] else each[0]) for each in found]
         if request.placement is PlacementPolicy.TOPOLOGY:
@@ -135,45 +177,49 @@ class LeastFragmentation:
         with self._lock:
             return epoch.tally.prices(self._cluster)
 
-    def _current(self) -> _Epoch:
-        """The scorer to ask: the old one while a new one is being made."""
+    def _current(self, questions: int = 0) -> _Epoch:
+        """Return the epoch in force, and begin to make the next one once it is due."""
         with self._lock:
-            for occupant in self._cluster.fresh():
-                for shape in shapes_of(occupant, self._cluster.unit):
-                    self._arrivals.add(shape)
-            for occupant in self._cluster.gone():
-                self._arrivals.leave(len(shapes_of(occupant, self._cluster.unit)))
-            epoch = self._epoch
+            self._count()
+            self._asked += questions
+            epoch, coming, begins = self._epoch, self._next, False
             if epoch is not None and len(epoch.known) > _MOST:
                 epoch.known = {}
-            refresh = epoch is not None and self._arrivals.due and not self._refreshing
-            self._refreshing |= refresh
-        if refresh:
-            self._aside(self._refresh)
+            if epoch is not None and coming is None and self._arrivals.due:
+                coming, begins = self._prepare(epoch), True
+                self._next = coming
+        if coming is not None and begins:
+            self._aside(partial(coming.make, self._rooms))
+        elif coming is not None and self._asked >= coming.at:
+            threads.ran(partial(coming.make, self._rooms))  # one that cannot be made leaves the old in force
+            with self._lock:
+                if self._next is coming:
+                    self._epoch, self._next = coming.epoch or self._epoch, None
         return self._epoch or self._start()
+
+    def _count(self) -> None:
+        fresh, begins = self._cluster.fresh(), not len(self._arrivals)
+        for occupant in fresh:
+            for shape in shapes_of(occupant, self._cluster.unit):
+                self._arrivals.add(shape)
+        if begins:  # this program has just started: others may have come and left before
+            created = (timestamp(occupant.pod.created) for occupant in fresh if occupant.occupies)
+            self._arrivals.began([at for at in created if at is not None], self._cluster.since)
+        for occupant in self._cluster.gone():
+            self._arrivals.leave(len(shapes_of(occupant, self._cluster.unit)))
+
+    def _prepare(self, epoch: _Epoch) -> _NextEpoch:
+        """The next epoch, of what is known at this moment: what comes meanwhile does not change it."""
+        nodes, recent = self._cluster.snapshot().nodes.values(), list(self._recent.values())
+        at = self._asked + max(1, round(_LEAD * len(self._arrivals)))
+        return _NextEpoch(self._arrivals.mix(), nodes, epoch.known, recent, at)
 
     def _start(self) -> _Epoch:
         """A scorer for the cluster as it is now, at once."""
         stock = stock_of(self._cluster.snapshot().nodes.values())
         with self._lock:
-            self._epoch = _Epoch(Scorer(self._arrivals.mix(), stock), self._rooms)
+            self._epoch, self._next = _Epoch(Scorer(self._arrivals.mix(), stock), self._rooms), None
             return self._epoch
-
-    def _refresh(self) -> None:
-        """The same beside the old one, with the costs of what was asked of late worked out."""
-        stock = stock_of(self._cluster.snapshot().nodes.values())
-        with self._lock:
-            old, mix = self._epoch, self._arrivals.mix()
-            keys = [key for keys in self._recent.values() for key in keys]
-            known = old.known if old else {}
-        try:
-            epoch = _Epoch(Scorer(mix, stock), self._rooms)
-            moves = {key: known[key][1] for key in keys if key in known}
-            epoch.add({k: m for k, m in moves.items() if all(room.model in stock for room in m.before)})
-            with self._lock:
-                self._epoch = epoch
-        finally:
-            self._refreshing = False
 
     def _remember(self, request: PodRequest, keys: list[_Key]) -> None:
         kind = tuple(c.request for c in request.containers), request.models, request.placement

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.placement import topology, wire
-from bench.placement.replay import replay
+from bench.placement import departures, fractions, topology, wire
+from bench.placement.ours import Ours
+from bench.placement.replay import replay, stock_of
 from bench.placement.study import KIN, ROOT, SEEDS, Job, Result, Study, load, pending, valid
 from bench.placement.trace import Node, Pod, Trace, arrivals, permuted, read
 from bench.rows import Row, percentile
@@ -30,12 +31,15 @@ _BARS: Final = {
     "openb_default_130": "≥ 96.02",
     "openb_permuted_spread": "≤ 0.05",
     "openb_wire_100": "≤ 0.1",
+    "fractions_nodes_ratio": "≤ 1.1",
+    "fractions_nodes_spread": "= 0",
     "kin_share_130": "≥ 1.3",
     "kin_cpu_130": "≥ 1.3",
     "kin_multi_130": "≥ 0.1",
     "kin_spec_100": "≥ 2",
     "frag_default_80": "≤ 5.5",
     "frag_default_100": "≤ 4.2",
+    "restart_rejected_points": "≤ 0.1",
     "decision_p50_ms": "≤ 1",
     "decision_p99_ms": "≤ 5",
     "topology_single": "≥ 1",
@@ -45,6 +49,9 @@ _BARS: Final = {
 _UNITS: Final = {
     "openb_permuted_spread": "points",
     "openb_wire_100": "points",
+    "fractions_nodes_ratio": "ratio",
+    "fractions_nodes_spread": "nodes",
+    "restart_rejected_points": "points",
     "decision_p50_ms": "ms",
     "decision_p99_ms": "ms",
     "topology_single": "ratio",
@@ -65,7 +72,9 @@ def data(folder: str) -> Path | None:
 _STARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "default": ("openb_default_", "openb_permuted_", "frag_"),
     "wire": ("openb_wire_",),
+    "fractions": ("fractions_",),
     "kin": ("kin_",),
+    "restart": ("restart_",),
     "decisions": ("decision_",),
     "links": ("topology_",),
     "sets": ("best_set_",),
@@ -79,12 +88,14 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
     parts = [part for part in PARTS if only in ("", part)]
     openb, links = data("openb"), data("topologies")
     trace = None
-    if openb and not {"links", "sets"}.issuperset(parts):
+    if openb and not {"links", "sets", "fractions"}.issuperset(parts):
         trace = read(openb / "openb_node_list_gpu_node.csv", openb / "openb_pod_list_default.csv")
     figures = None if trace is None else _Figures(Study(trace), full=full)
     for part in parts:
         if part == "sets":
             yield _largest(row)
+        elif part == "fractions":
+            yield from _fractions(row)
         elif part == "links" and links:
             yield from _links(row, links)
         elif part == "links":
@@ -242,10 +253,39 @@ def _decisions(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
         yield row(f"decision_p{percent}_ms", figure, note)
 
 
+def _restart(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
+    """The extender starts anew halfway: what is rejected after that, beside a run in which it goes on."""
+    seeds = SEEDS if row.full else SEEDS[:1]
+    added: dict[str, list[float]] = {"estimated": [], "forgotten": []}
+    for seed in seeds:
+        nodes, coming = departures.stream(trace, seed, departures.LOADS[0])
+        without = departures.run(nodes, coming, Ours(stock_of(nodes))).rejected
+        for name, found in added.items():
+            ours = Ours(stock_of(nodes))
+
+            def halfway(running: Sequence[departures.Coming], name: str = name, ours: Ours = ours) -> None:
+                created = [each.at for each in running] if name == "estimated" else []
+                ours.restart([each.pod.shape for each in running], created)
+
+            found.append(departures.run(nodes, coming, ours, halfway).rejected - without)
+    note = (
+        f"of the GPU demand that came after a restart of the extender, what gave up, minus the same without a"
+        f" restart; load {departures.LOADS[0]:g}, {_said(seeds)}, worst {max(added['estimated']):.2f};"
+        " baseline: who left before the restart is forgotten"
+    )
+    yield row(
+        "restart_rejected_points",
+        statistics.mean(added["estimated"]),
+        note,
+        round(statistics.mean(added["forgotten"]), 2),
+    )
+
+
 _OPENB: Final[Mapping[str, Callable[[_Rows, _Figures, Trace], Iterator[Row]]]] = {
     "default": _default_trace,
     "wire": _wire,
     "kin": _kin_traces,
+    "restart": _restart,
     "decisions": _decisions,
 }
 
@@ -275,6 +315,27 @@ def _links(row: _Rows, folder: Path) -> Iterator[Row]:
     )
     yield row("topology_single", min(got["ours"]), note, round(mean["greedy pair"], 3))
     yield _sequences(row, machines)
+
+
+def _fractions(row: _Rows) -> Iterator[Row]:
+    repeats = 20 if row.full else 3
+    ratios: list[float] = []
+    spread, said = 0, list[str]()
+    for name, sizes in fractions.SIZES.items():
+        coming = fractions.pods(sizes)
+        bound = fractions.volume_bound(coming)
+        used = [fractions.nodes_used(coming, repeat) for repeat in range(repeats)]
+        ratios += [each / bound for each in used]
+        spread = max(spread, max(used) - min(used))
+        said.append(f"{name}: {max(used)} for a bound of {bound}")
+    note = (
+        f"nodes in use over the fewest that have the cores; {fractions.PODS} fractions,"
+        f" {fractions.NODES} idle nodes of {fractions.CARDS} cards, through filter and prioritize;"
+        f" {'; '.join(said)};"
+        f" {repeats} repeats with other names, lots and timing"
+    )
+    yield row("fractions_nodes_ratio", max(ratios), f"most {note}")
+    yield row("fractions_nodes_spread", spread, f"most minus least {note}")
 
 
 def _largest(row: _Rows) -> Row:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 from bench.placement.policies import Policy, fits
 from bench.placement.replay import World
@@ -80,14 +80,35 @@ class _Cards:
         self._world.leave(pod, at, tuple(sorted((cores, 0) for cores in self._free[at])))
 
 
+class Outcome(NamedTuple):
+    """Percent, over the later half of the arrivals: of the cluster's GPUs that wait, averaged over time; of
+    the GPUs asked for, those of pods that gave up.
+    """
+
+    waiting: float
+    rejected: float
+
+
 def waiting_demand(nodes: Sequence[Node], coming: Sequence[Coming], policy: Policy) -> float:
     """Percent of the cluster's GPUs that wait, averaged over the time of the later half of the arrivals."""
+    return run(nodes, coming, policy).waiting
+
+
+def run(
+    nodes: Sequence[Node],
+    coming: Sequence[Coming],
+    policy: Policy,
+    halfway: Callable[[Sequence[Coming]], None] = lambda _running: None,
+) -> Outcome:
+    """One run. ``halfway`` gets the pods that run when the measured half begins."""
     world = World(nodes, policy)
     cards = _Cards(world, len(nodes))
     waiting: list[Coming] = []
     leaving: list[tuple[float, int, Coming, int, list[int]]] = []
     number, demand, area = count(), 0, 0.0
-    begin = last = coming[len(coming) // 2].at
+    later = coming[len(coming) // 2 :]
+    begin = last = later[0].at
+    gave_up = 0
 
     def advance(now: float) -> None:
         nonlocal area, last
@@ -104,14 +125,16 @@ def waiting_demand(nodes: Sequence[Node], coming: Sequence[Coming], policy: Poli
         return True
 
     def depart() -> None:
-        nonlocal demand, waiting
+        nonlocal demand, waiting, gave_up
         now, _, gone, at, taken = heapq.heappop(leaving)
         advance(now)
         cards.leave(gone.pod, at, taken)
         still: list[Coming] = []
         for each in waiting:  # only this node has changed, so only what fits here can start
-            if now - each.at > PATIENCE or (fits(each.pod.shape, world.room(at)) and start(each, now)):
+            patient = now - each.at <= PATIENCE
+            if not patient or (fits(each.pod.shape, world.room(at)) and start(each, now)):
                 demand -= each.pod.cores
+                gave_up += 0 if patient or each.at < begin else each.pod.cores
             else:
                 still.append(each)
         waiting = still
@@ -120,8 +143,14 @@ def waiting_demand(nodes: Sequence[Node], coming: Sequence[Coming], policy: Poli
         while leaving and leaving[0][0] <= each.at:
             depart()
         advance(each.at)
+        if each is later[0]:
+            halfway([running for _, _, running, _, _ in leaving])
         world.arrived(each.pod.shape)
         if not start(each, each.at):
             waiting.append(each)
             demand += each.pod.cores
-    return 100 * area / (last - begin) / (CORES_PER_CARD * sum(node.cards for node in nodes))
+    asked = sum(each.pod.cores for each in later)
+    return Outcome(
+        100 * area / (last - begin) / (CORES_PER_CARD * sum(node.cards for node in nodes)),
+        100 * gave_up / asked if asked else 0.0,
+    )

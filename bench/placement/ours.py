@@ -57,6 +57,15 @@ class Ours:
         self.refresh_seconds += time.perf_counter() - began
         return True
 
+    def restart(self, shapes: Sequence[RequestShape], created: Sequence[float]) -> None:
+        """Forget all that was counted, as an extender that starts anew beside pods created at these times, in
+        seconds from when the nodes were.
+        """
+        self.arrivals = Arrivals()
+        for shape in shapes:
+            self.arrivals.add(shape)
+        self.arrivals.began(created, 0.0)
+
     def left(self) -> None:
         self.arrivals.leave()
 

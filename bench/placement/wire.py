@@ -79,7 +79,12 @@ class _Host:
 class Wire:
     """A cluster, the extender over it, and a stand-in for kube-scheduler."""
 
-    def __init__(self, nodes: Sequence[Node], seed: int, *, spread: bool = False) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], seed: int, *, spread: bool = False, beside: bool = False
+    ) -> None:
+        """``spread``: pods without a card go where kube-scheduler's default scoring sends them. ``beside``: a
+        new mix is made in a thread, as deployed.
+        """
         self._chance = random.Random(f"ties {seed}")
         self._spread = spread
         self._cluster = ClusterState(DEFAULT_UNIT)
@@ -88,8 +93,8 @@ class Wire:
         quota.update(None)
         rules = BindRules(leads=lambda _seconds: True)
         binder = Binder(self._cluster, quota, judge, self._api, clock, rules)
-        # The new mix is made inline: a thread would make the run depend on the machine's speed.
-        ranking = self._ranking = LeastFragmentation(self._cluster, aside=lambda job: job())
+        aside = None if beside else lambda job: job()
+        ranking = self._ranking = LeastFragmentation(self._cluster, aside)
         self._extender = Extender(self._cluster, quota, judge, ranking, binder, clock=clock)
         self._hosts = {node.name: _Host(node.name, node.cpu, node.cpu, node.memory) for node in nodes}
         self._cluster.replace(NODES, [_object(node) for node in nodes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,3 +20,11 @@ def mappings(value: object) -> list[Mapping[str, Any]]:
 def text(value: object) -> str:
     """Return the value if it is a string, else an empty one."""
     return value if isinstance(value, str) else ""
+
+
+def timestamp(value: object) -> float | None:
+    """Return an RFC 3339 time in seconds since 1970; None for anything else."""
+    try:
+        return dt.datetime.fromisoformat(text(value)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from admission.cluster.snapshot import NODES, PODS
 from admission.extender.fragmentation_score import LeastFragmentation, shapes_of, stock_of
 from admission.extender.multi_gpu_count import MultiGpuCount
@@ -116,19 +118,52 @@ def test_only_nodes_that_changed_are_worked_out_again():
     assert len(world.policy._epoch.known) == known + 1
 
 
-def test_a_new_mix_is_made_beside_the_old_one_which_answers_meanwhile():
+def test_a_new_mix_is_made_beside_the_old_one_which_answers_so_many_questions_more():
     jobs = []
     world = world_of([node("n1"), node("n2")], aside=jobs.append)
+    world.create(obj := pod("p0", 30, 8), *[pod(f"p{i}", 30, 8) for i in range(1, 100)])
+    best(world, obj)
+    before = world.policy.scorer
+    world.create(*[pod(f"more{i}", 30, 8) for i in range(20)])
+    best(world, obj)
+    assert len(jobs) == 1
+    jobs.pop()()
+    asked = 0
+    while world.policy.scorer is before:
+        asked += 1
+        best(world, obj)
+    assert asked == 8, "7 % of 120 arrivals"
+    assert jobs == []
+    assert world.policy.scorer.mix.total == before.mix.total + 20
+
+
+def test_a_mix_that_its_thread_has_not_begun_is_made_when_it_is_to_answer():
+    world = world_of([node("n1"), node("n2")], aside=lambda job: None)
     for i in range(5):
         world.create(obj := pod(f"p{i}", 30, 8))
         best(world, obj)
-    assert len(jobs) == 1  # one at a time
-    before = world.policy.scorer
-    jobs.pop()()
-    assert world.policy.scorer is not before
-    assert world.policy.scorer.mix.total > before.mix.total
-    world.create(obj := pod("later", 30, 8))
-    best(world, obj)
+    assert world.policy.scorer.mix.total >= 3
+
+
+def nodes_chosen(late):
+    """The answers for the same pods, with each new mix made ``late`` pods after it was due."""
+    chance, jobs, chosen = random.Random(8), [], []
+    world = world_of([node(f"n{i}", cards=4) for i in range(8)], aside=jobs.append)
+    for i in range(60):
+        world.create(obj := pod(f"p{i}", chance.choice([10, 20, 35, 50, 70]), chance.choice([4, 8])))
+        fitting = world.filter(obj)["NodeNames"]
+        if len(fitting) > 1:
+            chosen.append(best(world, obj, fitting))
+            world.bind(obj, chosen[-1])
+        if jobs and i % (late + 1) == late:
+            jobs.pop()()
+    return chosen
+
+
+def test_when_the_thread_is_ready_changes_no_answer():
+    at_first = nodes_chosen(late=0)
+    assert len(at_first) > 40
+    assert nodes_chosen(late=2) == nodes_chosen(late=1000) == at_first
 
 
 def test_a_model_that_came_up_since_is_scored_at_once():
@@ -206,6 +241,27 @@ def test_the_places_left_are_counted_up_and_down_as_if_counted_anew():
         kept = epoch.tally.prices(world.cluster)
         assert kept == MultiGpuCount(epoch.scorer.places, NodeRooms()).prices(world.cluster)
     assert len(kept) == 2
+
+
+@pytest.mark.parametrize(
+    ("node_created", "pods_created", "least", "most"),
+    [
+        ("2026-01-01T00:00:00Z", "2026-01-01T09:{:02}:00Z", 0.85, 0.95),  # a stream that stays for an hour
+        ("2026-01-01T09:00:00Z", "2026-01-01T09:{:02}:00Z", 0, 0.05),  # the cluster is no older than its pods
+        ("", "2026-01-01T09:{:02}:00Z", 0, 0.05),
+        ("0001-01-01T00:00:00", "2026-01-01T09:{:02}:00Z{{", 0, 0),
+    ],
+)
+def test_an_extender_that_starts_anew_tells_by_their_ages_how_many_pods_have_left(
+    node_created, pods_created, least, most
+):
+    there = node("n1", cards=8)
+    there["metadata"]["creationTimestamp"] = node_created
+    pods = [pod(f"p{i}", 10, 1, on="n1", created=pods_created.format(i)) for i in range(60)]
+    world = world_of([there], pods)
+    world.create(obj := pod("a", 10, 1))
+    world.filter(obj)
+    assert least <= world.policy.scorer.mix.turnover <= most
 
 
 def test_pods_that_left_their_node_or_ended_there_count_as_gone_once():

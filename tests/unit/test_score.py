@@ -229,7 +229,9 @@ def test_a_node_holds_as_many_of_a_request_for_several_cards_as_fit_one_after_th
             if copies > len(room.free):
                 break  # asks for no host CPU and no card of this size is left
         held.append(copies)
-    assert MultiGpuSlots(mix_of(counts)).of((room,)) == tuple(held)
+    slots = MultiGpuSlots(mix_of(counts), cards=100)
+    idle = [len(room.free) if all(card == (100, room.memory) for card in room.free) else 0]
+    assert slots.of((room,)) == (*held, *idle[: len(slots) - len(held)])
 
 
 @settings(max_examples=60, deadline=None)
@@ -265,6 +267,29 @@ def test_the_last_places_are_dear_and_plenty_of_them_cheap():
     assert many == pytest.approx(cost[0] + scorer.places.prices(free, [400])[0], abs=0.01)
     broken = empty.less(small, (100, UNITS))
     assert scorer.places.lost((broken,), (broken.less(small, (100, UNITS)),)) == ()
+
+
+def test_fractions_alone_fill_a_node_in_use_before_an_idle_one_and_less_so_as_idle_nodes_get_few():
+    small = RequestShape(30, 1, 1000)
+    idle = FreeShape("A", UNITS, 64_000, ((100, UNITS),) * 8)
+    used = idle.less(RequestShape(45, 1, 1000), (100, UNITS))
+    slots = MultiGpuSlots(mix_of({small: 100}), cards=80)
+    breaks = slots.lost((idle,), (idle.less(small, (100, UNITS)),))
+    assert slots.lost((used,), (used.less(small, used.free[0]),)) == ()
+    ((_, cards),) = breaks
+    many, few = (cards * slots.prices(each, [each])[0] for each in (80, 8))
+    assert (many, few) == (pytest.approx(8), pytest.approx(0.8))
+
+
+def test_once_whole_cards_are_asked_for_the_mix_alone_says_what_an_idle_node_is_worth():
+    small, whole = RequestShape(50, 1), RequestShape(100)
+    prices_by_part = [
+        MultiGpuSlots(mix_of({small: 1000, whole: n}), cards=80).prices(80, [80] if n < 20 else [])
+        for n in (0, 10, 30)
+    ]
+    (alone,), (few,), none = prices_by_part
+    assert alone > few > 0
+    assert none == []
 
 
 def test_the_mix_is_drawn_anew_with_each_early_arrival_and_then_every_so_often():
@@ -307,6 +332,37 @@ def test_departures_count_against_arrivals_in_the_mix() -> None:
     alive = arrivals.mix().turnover
     arrivals.leave(5)
     assert arrivals.mix().turnover > alive
+
+
+def turnover_of(created, since=0.0):
+    arrivals = Arrivals()
+    for _ in created:
+        arrivals.add(RequestShape(50, 20))
+    arrivals.began(created, since)
+    return arrivals.mix().turnover
+
+
+def test_who_left_before_the_count_began_is_told_by_the_ages_of_those_that_stayed():
+    steady = [float(at) for at in range(200)]
+    assert turnover_of(steady) == pytest.approx(0, abs=0.02), "an even row of ages: nobody left"
+    hour = [7 * 3600 + 18.0 * at for at in range(200)]
+    assert turnover_of(hour) == pytest.approx(7 / 8, abs=0.01), (
+        "a steady stream that stays for an hour of eight"
+    )
+    assert turnover_of([1e6] * 200) == pytest.approx(0.95, abs=0.01)
+    assert turnover_of([0.0] * 200 + [1e6] * 5) == 0, "most have been there from the beginning"
+    assert turnover_of([5.0] * 20, since=5.0) == turnover_of([5.0], since=7.0) == turnover_of([]) == 0
+
+
+def test_what_is_counted_overtakes_the_estimate():
+    arrivals = Arrivals()
+    for _ in range(100):
+        arrivals.add(RequestShape(50, 20))
+    arrivals.began([1e6] * 100, 0.0)
+    estimated = arrivals.copy().mix().turnover
+    for _ in range(REMEMBERED * 2):
+        arrivals.add(RequestShape(50, 20))
+    assert arrivals.mix().turnover < estimated / 10
 
 
 def test_where_pods_leave_again_a_request_goes_to_the_card_that_is_fuller_after_it():

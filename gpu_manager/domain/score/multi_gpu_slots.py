@@ -5,6 +5,10 @@ the cluster may be half empty when the last slot goes. So a slot has a price: th
 the probability that the slot will be missed, which is that as many such requests arrive as there are slots
 left before all free cards are requested. With plenty of slots that is 0; a small price by the request's part
 of the demand then keeps slots together.
+
+Where hardly anybody has asked for whole cards yet, the mix says nothing about idle nodes. Each then has a
+price of its own, so that fractions alone fill the nodes in use before they break an idle one. It falls with
+the idle nodes' part of the cluster: the more open cards to choose from, the better the last ones are filled.
 """
 
 from __future__ import annotations
@@ -21,18 +25,25 @@ MISSED: Final = 1.0  # times the request's cores and the probability that its sl
 STAY: Final = (
     3  # times what is free is asked for besides, before room taken is free again, where all pods leave
 )
+IDLE: Final = 1.0  # cores for each card of an idle node that is broken, where all nodes are idle
+WHOLE: Final = 0.05  # whole cards' part of the demand from which on the mix prices idle nodes
 _COUNTED: Final = 30  # requests expected; above, the normal curve is near enough
 _SIGMAS: Final = 8  # beyond so many the chance is 0 or 1
 
 Rooms = tuple[FreeShape, ...]  # a node: its cards by model, in the order of the models' names
-Loss = tuple[tuple[int, int], ...]  # (place among the shapes, how many places less)
+Loss = tuple[tuple[int, int], ...]  # (place among the counts, how many less)
 
 
 class MultiGpuSlots:
-    """The slots and prices of a mix's requests for several cards. Results per node are cached."""
+    """The slots and prices of a mix's requests for several cards. Results per node are cached.
 
-    def __init__(self, mix: Mix, weights: tuple[float, float] = (ALWAYS, MISSED)) -> None:
-        """``weights``: of the constant price of a slot, and of its price by the probability to be missed."""
+    While idle nodes have a price of their own, the last count of a node is its cards if all are idle.
+    """
+
+    def __init__(self, mix: Mix, cards: int, weights: tuple[float, float] = (ALWAYS, MISSED)) -> None:
+        """``cards``: in the cluster. ``weights``: of the constant price of a slot, and of its price by the
+        probability to be missed.
+        """
         always, missed = weights
         several = [(shape, n) for shape, n in mix.counts if shape.cards > 1]
         asking = sum(n for shape, n in mix.counts if shape.cores)
@@ -44,38 +55,46 @@ class MultiGpuSlots:
         rivals = [sum(n * o.cards for o, n in several if o.cards >= s.cards) / s.cards for s, _ in several]
         self._rate = [(1 + STAY * mix.turnover) * each / asked for each in rivals]
         self._missed = [s.cores * missed * n / each for (s, n), each in zip(several, rivals, strict=True)]
+        whole = sum(shape.cores * n for shape, n in mix.counts if shape.cards)
+        unknown = max(0.0, 1 - whole / asked / WHOLE) if asked else 0.0
+        self._idle, self._cards = IDLE * unknown, max(1, cards)
         self._known: dict[Rooms, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
-        return len(self._shapes)
+        return len(self._shapes) + bool(self._idle)
 
     def of(self, node: Rooms) -> tuple[int, ...]:
-        """Return for each shape how many requests of it alone the node can hold."""
+        """Return for each shape how many requests of it alone the node can hold, then its count if idle."""
         known = self._known.get(node)
         if known is None:
             held = [0] * len(self._shapes)
+            free = 0
             for room in node:
                 idle = room.free.count((CORES_PER_CARD, room.memory))
+                free += idle
                 for at, shape in enumerate(self._shapes if idle > 1 else ()):
                     fit = idle // shape.cards
                     if fit and shape.cpu and room.cpu is not None:
                         fit = min(fit, max(0, room.cpu) // shape.cpu)
                     if fit and shape.allows(room.model):
                         held[at] += fit
+            if self._idle:
+                held.append(free if free == sum(len(room.free) for room in node) else 0)
             known = self._known[node] = tuple(held)
         return known
 
     def lost(self, before: Rooms, after: Rooms) -> Loss:
         """Return the slots that a change of the node removes."""
-        if not self._shapes:
+        if not len(self):
             return ()
         pairs = enumerate(zip(self.of(before), self.of(after), strict=True))
         return tuple((at, old - new) for at, (old, new) in pairs if old > new)
 
     def prices(self, free: int, places: Sequence[int]) -> list[float]:
-        """Return the cost of one slot less, in cores, by shape. ``free`` and ``places`` are the cluster's."""
-        parts = zip(self._rate, self._missed, self._always, places, strict=True)
-        return [missed * _more_than(free * rate, left) + always for rate, missed, always, left in parts]
+        """Return the cost of one less, in cores, by count. ``free`` and ``places`` are the cluster's."""
+        parts = zip(self._rate, self._missed, self._always, places, strict=False)
+        costs = [missed * _more_than(free * rate, left) + always for rate, missed, always, left in parts]
+        return [*costs, self._idle * places[-1] / self._cards] if self._idle else costs
 
 
 def _more_than(expected: float, places: int) -> float:

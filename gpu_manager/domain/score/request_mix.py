@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -10,6 +11,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import matches_model
 
 GROWTH: Final = 1.15  # the mix is refreshed once this many times as many pods have arrived
+MOST_LEFT: Final = 0.95  # of the arrivals before the count began; an estimate says no more
 REMEMBERED: Final = 1 << 15  # arrivals after which every count is halved, so that old requests fade
 
 
@@ -106,6 +108,7 @@ class Arrivals:
         self._counts: dict[RequestShape, int] = {}
         self._total = 0
         self._gone = 0
+        self._before = 0  # came and left before the count began, as estimated
         self._last = 0
         self._number = 0
 
@@ -117,6 +120,7 @@ class Arrivals:
         other = Arrivals()
         other._counts, other._number = self._counts.copy(), self._number
         other._total, other._gone, other._last = self._total, self._gone, self._last
+        other._before = self._before
         return other
 
     def add(self, shape: RequestShape) -> None:
@@ -125,12 +129,27 @@ class Arrivals:
         self._total += 1
         if self._total >= REMEMBERED:
             self._counts = {kept: n // 2 for kept, n in self._counts.items() if n > 1}
-            self._gone //= 2
+            self._gone, self._before = self._gone // 2, self._before // 2
             self._total = self._last = sum(self._counts.values())
 
     def leave(self, shapes: int = 1) -> None:
         """Count departures."""
         self._gone += shapes
+
+    def began(self, created: Sequence[float], since: float) -> None:
+        """Estimate how many left before the count began, from when each pod that is there was created.
+
+        ``created``: seconds, in any order. ``since``: when the oldest node was created; pods could come from
+        then on. At a steady rate of arrivals the younger half came in the time since the middle one. Had
+        nobody left, the older half took as long; the rest of the time is the part of them that has left.
+        """
+        if not created:
+            return
+        newest, first = max(created), min(since, *created)
+        if newest > first:
+            left = max(0.0, 1 - 2 * (newest - statistics.median(created)) / (newest - first))
+            left = min(MOST_LEFT, left)
+            self._before = round(len(created) * left / (1 - left))
 
     @property
     def due(self) -> bool:
@@ -141,5 +160,6 @@ class Arrivals:
         """Return the mix of all arrivals so far."""
         self._last = self._total
         self._number += 1
-        turnover = min(1.0, self._gone / self._total) if self._total else 0.0
+        came = self._total + self._before
+        turnover = min(1.0, (self._gone + self._before) / came) if came else 0.0
         return Mix(tuple(sorted(self._counts.items())), self._total, self._number - 1, turnover)

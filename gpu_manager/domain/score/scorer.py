@@ -64,7 +64,7 @@ class Scorer:
         self.mix = mix
         self.stock = dict(stock)
         self.waste = Fragmentation(mix, stock, parts)
-        self.places = MultiGpuSlots(mix, places)
+        self.places = MultiGpuSlots(mix, sum(each.cards for each in stock.values()), places)
         self._prices = {model: price * each for model, each in prices(mix, stock).items()}
         self._cpu_left = cpu_left
         self._pack = PACK * mix.turnover / CORES_PER_CARD
