@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 
 CONTAINER = '{namespace=~"$namespace", pod=~"$pod"}'
 NODE = '{node=~"$node"}'
+ONE = '{node=~"$node", card=~"$card"}'
+OF_MODEL = "on (node, uuid) group_left (model) vcuda_card_info"
+IDLE = "clamp_min(vcuda_container_core_limit_ratio - vcuda_container_core_usage_ratio, 0)"
+ENERGY = "vcuda_container_energy_joules_total"
+POD_COLUMNS = {"namespace": "Namespace", "pod": "Pod"}
 WHO = "{{namespace}}/{{pod}} {{container}}"
 CARD = "{{node}} card {{card}}"
 EXPIRY = "vcuda_admission_certificate_expiry_timestamp_seconds"
@@ -46,6 +51,11 @@ def hours(metric: str) -> str:
     """Core-hours of a pod over the dashboard's range."""
     mean = f"avg_over_time(vcuda_container_core_{metric}_ratio{CONTAINER}[$__range])"
     return f"100 * sum by (namespace, pod) ({mean}) * $__range_s / 3600"
+
+
+def throttled(by: str) -> str:
+    """Seconds per second that processes wait for their share."""
+    return f"sum by ({by}) (rate(vcuda_container_throttled_seconds_total[5m]))"
 
 
 def stat(
@@ -101,17 +111,64 @@ CLUSTER = (
             most=1.0,
         ),
         Panel(
-            "Cores booked, by namespace", {"{{namespace}}": "namespace:vcuda_booked_cores:sum"}, stack=True
+            "By model",
+            {
+                "cards": "count by (model) (vcuda_card_info)",
+                "booked, %": f"100 * avg by (model) (vcuda_card_cores_booked_ratio * {OF_MODEL})",
+                "used, %": f"100 * sum by (model) (vcuda_container_core_usage_ratio * {OF_MODEL})"
+                " / count by (model) (vcuda_card_info)",
+            },
+            kind="table",
+            width=8,
+            columns={"model": "Model"},
+        ),
+        Panel(
+            "Most cards booked and idle",
+            {"cards": f"topk(10, sum by (namespace, pod) ({IDLE}))"},
+            "Whole cards' worth of cores that a pod has booked and does not use now: the ten largest.",
+            kind="table",
+            width=8,
+            columns=POD_COLUMNS,
+        ),
+        Panel(
+            "Most throttled",
+            {"s/s": f"topk(10, {throttled('namespace, pod')})"},
+            "Seconds per second that a pod's processes wait for their share: the ten largest.",
+            kind="table",
+            width=8,
+            columns=POD_COLUMNS,
+        ),
+        Panel(
+            "Power, by node",
+            {"{{node}}": "sum by (node) (vcuda_card_power_watts)"},
+            "Empty where the driver does not tell its cards' power.",
+            unit="watt",
+            stack=True,
+        ),
+        Panel(
+            "Energy, by namespace",
+            {
+                "{{namespace}}": f'sum by (namespace) (increase({ENERGY}{{pod!=""}}[1h])) / 3600',
+                "nobody": f'sum(increase({ENERGY}{{pod=""}}[1h])) / 3600',
+            },
+            "In the hour before, by who used the cards. Empty where the driver does not tell their energy.",
+            unit="watth",
+            stack=True,
+        ),
+        Panel(
+            "Cores booked, by namespace",
+            {"{{namespace}}": "100 * sum by (namespace) (vcuda_pod_core_booked_ratio)"},
+            stack=True,
         ),
         Panel(
             "Waste, by namespace",
-            {"{{namespace}}": "namespace:vcuda_wasted_cores:sum"},
+            {"{{namespace}}": f"100 * sum by (namespace) ({IDLE})"},
             "Cores booked and not used, summed over containers.",
             stack=True,
         ),
         Panel(
             "Memory booked, by namespace",
-            {"{{namespace}}": "namespace:vcuda_booked_memory_bytes:sum"},
+            {"{{namespace}}": "sum by (namespace) (vcuda_pod_memory_booked_bytes)"},
             unit="bytes",
             stack=True,
         ),
@@ -286,6 +343,73 @@ NODE_BOARD = (
     ),
 )
 
+CARD_BOARD = (
+    "Cards: card",
+    (("node", "vcuda_card_info"), ("card", 'vcuda_card_info{node=~"$node"}')),
+    (
+        gauge("Cores booked", {CARD: f"vcuda_card_cores_booked_ratio{ONE}"}),
+        Panel(
+            "Health",
+            {
+                "healthy": f"vcuda_card_healthy{ONE}",
+                "cordoned": f"vcuda_card_cordoned{ONE}",
+                "XID errors": f"sum by (node, card, uuid) (vcuda_card_xid_errors_total{ONE})",
+            },
+            kind="table",
+            columns={"node": "Node", "card": "Card", "uuid": "UUID"},
+        ),
+        Panel(
+            "Who held it",
+            {WHO: f"vcuda_container_core_limit_ratio{ONE}"},
+            "Share of the card's time that each container had.",
+            unit="percentunit",
+            stack=True,
+        ),
+        Panel(
+            "Use, by container",
+            {WHO: f"vcuda_container_core_usage_ratio{ONE}"},
+            unit="percentunit",
+            stack=True,
+        ),
+        Panel(
+            "Memory, by container",
+            {WHO: f"vcuda_container_memory_used_bytes{ONE}"},
+            unit="bytes",
+            stack=True,
+        ),
+        Panel(
+            "Throttled",
+            {WHO: f"rate(vcuda_container_throttled_seconds_total{ONE}[5m])"},
+            "Seconds per second that its processes waited for their share, summed over them.",
+            unit="s",
+        ),
+        Panel(
+            "Power",
+            {CARD: f"vcuda_card_power_watts{ONE}"},
+            "Empty where the driver does not tell it.",
+            unit="watt",
+        ),
+        Panel(
+            "Temperature",
+            {CARD: f"vcuda_card_temperature_celsius{ONE}"},
+            "Empty where the driver does not tell it.",
+            unit="celsius",
+        ),
+        Panel(
+            "Power, by container",
+            {WHO: f'rate({ENERGY}{{node=~"$node", card=~"$card", pod!=""}}[5m])'},
+            "The card's power by the time that each used of it.",
+            unit="watt",
+            stack=True,
+        ),
+        Panel(
+            "Memory refused",
+            {WHO: rise(f"vcuda_container_memory_refusals_total{ONE}")},
+            "Allocations in the last 5 minutes that the limit refused.",
+        ),
+    ),
+)
+
 POD = (
     "Cards: pod",
     (
@@ -353,4 +477,4 @@ POD = (
     ),
 )
 
-BOARDS = {"cluster": CLUSTER, "node": NODE_BOARD, "pod": POD}
+BOARDS = {"cluster": CLUSTER, "node": NODE_BOARD, "card": CARD_BOARD, "pod": POD}

@@ -1,4 +1,4 @@
-"""Writes the Grafana dashboards of the chart: cluster, node, pod.
+"""Writes the Grafana dashboards of the chart: cluster, node, card, pod, each a click from the one before.
 
 ``python -m deploy.grafana.dashboards`` writes ``deploy/helm/gpu-manager/files/dashboards``; a test keeps the
 two equal, and asks a real Prometheus every query.
@@ -16,9 +16,18 @@ from deploy.grafana.boards import BOARDS, Panel
 FILES = Path(__file__).parents[1] / "helm" / "gpu-manager" / "files" / "dashboards"
 SOURCE = {"type": "prometheus", "uid": "$datasource"}
 WIDTH = 24
+FULL = 0.9  # of a card: there is hardly room from here on
+# Board → labels of a series that choose what it shows, in the order in which they are looked for.
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "pod": ("namespace", "pod"),
+    "card": ("node", "card"),
+    "node": ("node",),
+}
 
 
-def dashboard(title: str, variables: Sequence[tuple[str, str]], panels: Sequence[Panel]) -> dict[str, Any]:
+def dashboard(
+    name: str, title: str, variables: Sequence[tuple[str, str]], panels: Sequence[Panel]
+) -> dict[str, Any]:
     """A dashboard as Grafana reads it; panels flow from left to right and top to bottom."""
     placed, x, y, row = [], 0, 0, 0
     for number, panel in enumerate(panels, 1):
@@ -27,6 +36,7 @@ def dashboard(title: str, variables: Sequence[tuple[str, str]], panels: Sequence
         placed.append(_panel(number, panel, {"x": x, "y": y, "w": panel.width, "h": panel.height}))
         x, row = x + panel.width, max(row, panel.height)
     return {
+        "uid": uid(name),
         "title": title,
         "tags": ["vcuda"],
         "schemaVersion": 39,
@@ -39,6 +49,28 @@ def dashboard(title: str, variables: Sequence[tuple[str, str]], panels: Sequence
         ],
         "panels": placed,
     }
+
+
+def uid(name: str) -> str:
+    """The same in every cluster, so that an address can be kept and sent."""
+    return f"vcuda-{name}"
+
+
+def link(name: str, values: Mapping[str, str]) -> dict[str, Any]:
+    """To another board, over the same time, showing what ``values`` (variable → value) choose."""
+    chosen = "".join(f"&var-{variable}={value}" for variable, value in values.items())
+    url = f"/d/{uid(name)}?${{__url_time_range}}&var-datasource=${{datasource}}{chosen}"
+    return {"title": f"Show the {name}", "url": url}
+
+
+def _links(panel: Panel) -> list[dict[str, Any]]:
+    """From a series to all boards that its legends' labels can choose."""
+    legends = "".join(panel.queries)
+    return [
+        link(name, {label: f"${{__field.labels.{label}}}" for label in labels})
+        for name, labels in TARGETS.items()
+        if all(f"{{{{{label}}}}}" in legends for label in labels)
+    ]
 
 
 def _source() -> dict[str, Any]:
@@ -90,7 +122,10 @@ def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any
 
 
 def _defaults(panel: Panel) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    # A card that is full is neither good nor bad: green is for what may be counted on.
+    steps: list[dict[str, Any]] = [{"color": "blue" if panel.alarm is None else "green", "value": None}]
+    if panel.kind == "bargauge":
+        steps.append({"color": "orange", "value": FULL})
     if panel.alarm is not None:
         steps.append({"color": "red", "value": panel.alarm})
     defaults: dict[str, Any] = {
@@ -98,6 +133,8 @@ def _defaults(panel: Panel) -> dict[str, Any]:
         "min": 0,
         "thresholds": {"mode": "absolute", "steps": steps},
     }
+    if panel.kind != "table" and (links := _links(panel)):
+        defaults["links"] = links
     if panel.most is not None:
         defaults["max"] = panel.most
     if panel.kind == "timeseries":
@@ -141,8 +178,8 @@ def _table(panel: Panel) -> list[dict[str, Any]]:
 
 
 def _overrides(panel: Panel) -> list[dict[str, Any]]:
-    """Bytes are shown as such in a table that has other figures too."""
-    return [
+    """Bytes are shown as such in a table that has other figures too, and names of things lead to them."""
+    bytes_of = [
         {
             "matcher": {"id": "byName", "options": legend},
             "properties": [{"id": "unit", "value": "bytes"}],
@@ -150,11 +187,25 @@ def _overrides(panel: Panel) -> list[dict[str, Any]]:
         for legend in panel.queries
         if panel.kind == "table" and "memory" in legend
     ]
+    return bytes_of + [
+        {
+            "matcher": {"id": "byName", "options": panel.columns[labels[-1]]},
+            "properties": [{"id": "links", "value": [link(name, _fields(panel, labels))]}],
+        }
+        for name, labels in TARGETS.items()
+        if panel.kind == "table" and set(labels) <= set(panel.columns)
+    ]
+
+
+def _fields(panel: Panel, labels: Sequence[str]) -> dict[str, str]:
+    return {label: f'${{__data.fields["{panel.columns[label]}"]}}' for label in labels}
 
 
 def texts() -> dict[str, str]:
     """The files by name."""
-    return {f"{name}.json": json.dumps(dashboard(*board), indent=1) + "\n" for name, board in BOARDS.items()}
+    return {
+        f"{name}.json": json.dumps(dashboard(name, *board), indent=1) + "\n" for name, board in BOARDS.items()
+    }
 
 
 if __name__ == "__main__":

@@ -41,7 +41,14 @@ FILES = ROOT / "deploy" / "helm" / "gpu-manager" / "files"
 RULES = (FILES / "rules.yaml").read_text()
 BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((FILES / "dashboards").glob("*.json"))}
 SELECTOR = re.compile(r"\b(?:[a-z_]+:)?(?:vcuda_|kube_)[a-z0-9_:]+(?:\{[^}]*\})?|\bup\{[^}]*\}")
-VARIABLES = {"$node": ".*", "$namespace": "vision|nlp", "$pod": ".*", "$__range_s": "60", "$__range": "60s"}
+VARIABLES = {
+    "$node": ".*",
+    "$card": ".*",
+    "$namespace": "vision|nlp",
+    "$pod": ".*",
+    "$__range_s": "60",
+    "$__range": "60s",
+}
 
 
 # What the files are.
@@ -57,7 +64,7 @@ def test_the_dashboard_in_the_chart_is_what_the_generator_writes(name: str) -> N
 @pytest.mark.parametrize("name", sorted(BOARDS))
 def test_a_dashboard_names_no_data_source_of_its_own_and_its_panels_do_not_overlap(name: str) -> None:
     board = BOARDS[name]
-    assert set(re.findall(r'"uid": "([^"]*)"', json.dumps(board))) == {"$datasource"}
+    assert set(re.findall(r'"uid": "([^"]*)"', json.dumps(board))) == {"$datasource", f"vcuda-{name}"}
     assert board["templating"]["list"][0]["name"] == "datasource"
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
@@ -67,6 +74,45 @@ def test_a_dashboard_names_no_data_source_of_its_own_and_its_panels_do_not_overl
         assert not cells & taken, panel["title"]
         taken |= cells
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def links(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Title of each panel that leads on, and where."""
+    for panel in board["panels"]:
+        config = panel["fieldConfig"]
+        properties = [p for override in config["overrides"] for p in override["properties"]]
+        found = [link for p in properties if p["id"] == "links" for link in p["value"]]
+        for link in found + config["defaults"].get("links", []):
+            yield panel["title"], link["url"]
+
+
+def test_every_link_leads_to_a_dashboard_of_the_chart_and_sets_variables_that_it_has() -> None:
+    by_uid = {board["uid"]: board for board in BOARDS.values()}
+    led: dict[str, set[str]] = {}
+    for name, board in BOARDS.items():
+        for title, url in links(board):
+            match = re.match(r"/d/([a-z-]+)\?", url)
+            assert match, (title, url)
+            target = by_uid[match[1]]
+            variables = {variable["name"] for variable in target["templating"]["list"]}
+            assert set(re.findall(r"&var-(\w+)=", url)) <= variables, (title, url)
+            led.setdefault(name, set()).add(match[1].removeprefix("vcuda-"))
+    assert led == {
+        "cluster": {"node", "card", "pod"},
+        "node": {"node", "card", "pod"},
+        "card": {"node", "card", "pod"},
+        "pod": {"node", "card", "pod"},
+    }
+
+
+def test_no_panel_needs_the_recording_rules_and_a_full_card_is_not_green() -> None:
+    for board in BOARDS.values():
+        for panel in board["panels"]:
+            for target in panel["targets"]:
+                assert not re.search(r"\b[a-z_]+:vcuda_", target["expr"]), (panel["title"], target["expr"])
+            if panel["type"] == "bargauge":
+                steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+                assert "green" not in {step["color"] for step in steps}, panel["title"]
 
 
 # What they show.
@@ -264,7 +310,7 @@ def test_every_variable_of_a_dashboard_has_values(seen: Seen) -> None:
         for variable in board["templating"]["list"][1:]:
             match = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
             assert match, variable
-            metric = match[1].replace("$namespace", "vision|nlp")
+            metric = match[1].replace("$namespace", "vision|nlp").replace("$node", ".*")
             assert seen.prometheus.get(f"label/{match[2]}/values", **{"match[]": metric}), variable["query"]
 
 
